@@ -1,0 +1,85 @@
+# The commands of everyday work; `make` alone lists them.
+#
+#   PYTHON=python3.12   the interpreter that .venv is made with (3.11 to 3.13; the first found otherwise)
+#   T="-k lanczos -x"   more arguments for pytest
+#   WORKERS=4           how many processes share the tests; each computes with one thread
+
+.DEFAULT_GOAL := help
+PYTHON ?=
+T ?=
+WORKERS ?= 2
+
+BIN := .venv/bin
+READY := .venv/.ready
+PEERS := .venv/.peers
+DOCS := .venv/.docs
+PIP := $(BIN)/python -m pip --quiet --quiet --disable-pip-version-check --no-input
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+FITS := import sys; assert (3, 11) <= sys.version_info < (3, 14); import ensurepip, venv
+
+.PHONY: help setup peers report test test-slow check bench docs clean clean-all
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+setup: $(READY) ## the package with the extras hf, lens, umap and dev, in .venv
+	@:
+
+peers: $(PEERS) ## other curvature libraries into .venv, to compare with
+	@:
+
+report: $(READY) ## look at the bundled model: one HTML page
+	@$(BIN)/curvescope report
+
+test: $(READY) ## all tests but the slow ones
+	@$(PYTEST) $(T)
+
+test-slow: $(PEERS) ## the slow tests, and those that compare with other libraries
+	@$(PYTEST) -m "slow or cross_library" $(T) || { status=$$?; [ $$status -eq 5 ] || exit $$status; }
+
+check: $(READY) ## style, format, types, direction of imports
+	@failed=0; \
+	for tool in "ruff check ." "ruff format --check ." "pyright" "lint-imports --no-logo"; do \
+	  PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(BIN)/$$tool || failed=1; \
+	done; \
+	exit $$failed
+
+bench: $(READY) ## every script in benchmarks/
+	@scripts=$$(find benchmarks -maxdepth 1 -name '[!_]*.py' 2>/dev/null | sort); \
+	[ -n "$$scripts" ] || echo "no benchmarks yet: a script in benchmarks/ is run by this command"; \
+	for script in $$scripts; do echo "== $$script"; $(BIN)/python "$$script" || exit 1; done
+
+docs: $(DOCS) ## the documentation, in site/
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@echo "site/index.html"
+
+clean: ## remove caches and build outputs; .venv, runs/ and reports stay
+	@rm -rf build dist site .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	@find . -name .venv -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
+
+clean-all: clean ## remove .venv too
+	@rm -rf .venv
+
+$(READY): requirements.lock pyproject.toml
+	@echo "setting up .venv (once)"
+	@$(BIN)/python -c '$(FITS)' 2>/dev/null || { \
+	  for python in $(or $(PYTHON),python3.11 python3.12 python3.13 python3 python); do \
+	    if $$python -c '$(FITS)' 2>/dev/null; then exec $$python -m venv --clear .venv; fi; \
+	  done; \
+	  echo "curvescope needs Python 3.11, 3.12 or 3.13 with its venv module and found none:" \
+	    "install one, or name it with PYTHON=..." >&2; \
+	  exit 1; \
+	}
+	@$(PIP) install -r requirements.lock
+	@$(PIP) install --no-deps --no-build-isolation -e .
+	@touch $@
+
+$(PEERS): $(READY) requirements-peers.lock
+	@echo "installing the libraries to compare with (once)"
+	@$(PIP) install --no-deps -r requirements-peers.lock
+	@touch $@
+
+$(DOCS): $(READY)
+	@echo "installing what builds the documentation (once)"
+	@$(PIP) install --no-build-isolation -c requirements.lock -e '.[docs]'
+	@touch $@

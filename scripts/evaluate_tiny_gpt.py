@@ -1,0 +1,41 @@
+"""State the loss of `tiny-gpt` and its checkpoints on both corpora, next to uniform and unigram losses.
+
+    python scripts/evaluate_tiny_gpt.py
+
+On `python-stdlib` only the files held out in training are read; they differ between Python versions.
+"""
+
+import sys
+
+import torch
+
+import curvescope as cs
+from curvescope.data.baselines import uniform_loss, unigram_loss
+from curvescope.data.corpora import corpus_text, stdlib_files
+from curvescope.data.text import windows
+from curvescope.models.names import REVISIONS
+
+
+def main() -> None:
+    tokenizer = cs.load("tiny-gpt").tokenizer
+    files = stdlib_files()
+    seen = [path for i, path in enumerate(files) if i % 20]
+    train = [token for path in seen[::10] for token in tokenizer.encode(path.read_text(encoding="utf-8"))]
+    texts = {
+        "sample": corpus_text("sample"),
+        f"python-stdlib {sys.version_info.major}.{sys.version_info.minor}, held out": "\n".join(
+            path.read_text(encoding="utf-8") for path in files[::20]
+        )[:400_000],
+    }
+    print(f"{'corpus':<32}{'uniform':>9}{'unigram':>9}" + "".join(f"{r:>9}" for r in REVISIONS))
+    for name, text in texts.items():
+        ids = tokenizer.encode(text)
+        numbers = [uniform_loss(tokenizer.vocab_size), unigram_loss(train, ids, tokenizer.vocab_size)]
+        pairs = windows(torch.tensor(ids), tokens=(len(ids) - 1) // 128 * 128, seq_len=128)
+        batches = cs.Batches.from_tensors(*pairs, batch_size=64)
+        numbers += [cs.Problem(cs.load("tiny-gpt", revision=r), batches).value() for r in REVISIONS]
+        print(f"{name:<32}" + "".join(f"{x:9.3f}" for x in numbers))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,129 @@
+"""curvescope: a microscope for the curvature and geometry of Transformers.
+
+Names are imported when first used, so that `import curvescope` is quick and needs no torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "load": "models.load",
+    "Model": "models.model",
+    "Transformer": "models.transformer",
+    "TransformerConfig": "models.transformer",
+    "MLP": "models.mlp",
+    "MLPConfig": "models.mlp",
+    "save": "models.zoo",
+    "Batch": "data.batches",
+    "Batches": "data.batches",
+    "text": "data.text",
+    "task": "data.tasks",
+    "CrossEntropy": "losses",
+    "SquaredError": "losses",
+    "CustomLoss": "losses",
+    "Loss": "losses",
+    "Problem": "problem",
+    "Hessian": "operators",
+    "GGN": "operators",
+    "Functional": "operators",
+    "EmpiricalFisher": "operators",
+    "MonteCarloFisher": "operators",
+    "Jacobian": "operators",
+    "LinearOperator": "core.operator",
+    "eigsh": "algorithms",
+    "spectral_density": "algorithms",
+    "block_density": "algorithms",
+    "block_map": "algorithms",
+    "trace": "algorithms",
+    "block_traces": "algorithms",
+    "diagonal": "algorithms",
+    "frobenius_norm": "algorithms",
+    "spectral_norm": "algorithms",
+    "solve": "algorithms",
+    "CurvescopeError": "core.errors",
+    "UsageError": "core.errors",
+}
+_ROOMS = ("algorithms", "closed_form", "core", "data", "losses", "models", "operators", "studies", "viz")
+
+__all__ = [
+    "GGN",
+    "MLP",
+    "Batch",
+    "Batches",
+    "CrossEntropy",
+    "CurvescopeError",
+    "CustomLoss",
+    "EmpiricalFisher",
+    "Functional",
+    "Hessian",
+    "Jacobian",
+    "LinearOperator",
+    "Loss",
+    "MLPConfig",
+    "Model",
+    "MonteCarloFisher",
+    "Problem",
+    "SquaredError",
+    "Transformer",
+    "TransformerConfig",
+    "UsageError",
+    "__version__",
+    "block_density",
+    "block_map",
+    "block_traces",
+    "diagonal",
+    "eigsh",
+    "frobenius_norm",
+    "load",
+    "save",
+    "solve",
+    "spectral_density",
+    "spectral_norm",
+    "task",
+    "text",
+    "trace",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        return getattr(import_module(f"curvescope.{_HOME[name]}"), name)
+    if name in _ROOMS:
+        return import_module(f"curvescope.{name}")
+    raise AttributeError(f"module 'curvescope' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, *_ROOMS])
+
+
+if TYPE_CHECKING:
+    from curvescope.algorithms import (
+        block_density,
+        block_map,
+        block_traces,
+        diagonal,
+        eigsh,
+        frobenius_norm,
+        solve,
+        spectral_density,
+        spectral_norm,
+        trace,
+    )
+    from curvescope.core.errors import CurvescopeError, UsageError
+    from curvescope.core.operator import LinearOperator
+    from curvescope.data.batches import Batch, Batches
+    from curvescope.data.tasks import task
+    from curvescope.data.text import text
+    from curvescope.losses import CrossEntropy, CustomLoss, Loss, SquaredError
+    from curvescope.models.load import load
+    from curvescope.models.mlp import MLP, MLPConfig
+    from curvescope.models.model import Model
+    from curvescope.models.transformer import Transformer, TransformerConfig
+    from curvescope.models.zoo import save
+    from curvescope.operators import GGN, EmpiricalFisher, Functional, Hessian, Jacobian, MonteCarloFisher
+    from curvescope.problem import Problem

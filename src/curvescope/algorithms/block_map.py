@@ -1,0 +1,84 @@
+"""The map of blocks: the Frobenius norm of every block A_bc, diagonal or not, with error bars."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from curvescope.algorithms.checks import check_count, check_slices, check_square
+from curvescope.algorithms.columns import mean_and_stderr, summing_dtype, to_numpy
+from curvescope.core.operator import LinearOperator
+from curvescope.core.progress import track
+from curvescope.core.result import Result
+from curvescope.core.seeds import probes
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+
+
+@dataclass(frozen=True)
+class BlockMap(Result):
+    """‖A_bc‖_F for all pairs of blocks."""
+
+    names: list[str]  # B blocks
+    sizes: np.ndarray  # (B,) entries of each block
+    frobenius: np.ndarray  # (B, B) square root of the unbiased estimate of ‖A_bc‖²
+    stderr: np.ndarray  # (B, B) of frobenius, to first order; nan with a single probe
+    squared: np.ndarray  # (B, B)
+    num_products: int
+    seed: int
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per pair of blocks."""
+        import pandas as pd
+
+        rows, columns = np.indices(self.frobenius.shape)
+        return pd.DataFrame(
+            {
+                "row": np.array(self.names, dtype=object)[rows.ravel()],
+                "column": np.array(self.names, dtype=object)[columns.ravel()],
+                "frobenius": self.frobenius.ravel(),
+                "stderr": self.stderr.ravel(),
+            }
+        )
+
+    def plot(self, ax: Axes | None = None) -> Axes:
+        """Root mean square entry of every block, as a heat map on a logarithmic scale."""
+        from curvescope.viz import blocks
+
+        entries = np.sqrt(np.outer(self.sizes, self.sizes))
+        return blocks.heat_map(ax, self.names, self.frobenius / entries, label="root mean square entry")
+
+
+def block_map(
+    op: LinearOperator, slices: Mapping[str, slice] | None = None, *, num_probes: int = 4, seed: int = 0
+) -> BlockMap:
+    """Norms of all blocks from probes that live on one block each.
+
+    For v on block c with independent signs, E‖(A v)_b‖² = ‖A_bc‖²: one product gives a whole column of
+    the map, and B · num_probes of them all of it. (A probe on all blocks at once would mix a row's blocks.)
+
+    Args:
+        slices: where each block lies; by default the blocks of `op.space`.
+    """
+    check_square(op, "block_map")
+    check_count("num_probes", num_probes, at_least=1)
+    found = check_slices(op, slices)
+    samples = np.empty((num_probes, len(found), len(found)))
+    for c, columns in enumerate(track(list(found.values()), "block map")):
+        size = columns.stop - columns.start
+        V = torch.zeros(op.shape[1], num_probes, dtype=op.dtype, device=op.device)
+        V[columns] = probes(size, num_probes, seed=seed, dtype=op.dtype, device=op.device)
+        AV = op @ V
+        norms = [AV[rows].square().sum(dim=0, dtype=summing_dtype(AV.device)) for rows in found.values()]
+        samples[:, :, c] = to_numpy(torch.stack(norms, dim=1))
+    squared, error = mean_and_stderr(samples)
+    frobenius = np.sqrt(squared)
+    stderr = np.divide(error, 2 * frobenius, out=np.zeros_like(error), where=frobenius > 0)
+    sizes = np.array([rows.stop - rows.start for rows in found.values()])
+    return BlockMap(list(found), sizes, frobenius, stderr, squared, num_probes * len(found), seed)

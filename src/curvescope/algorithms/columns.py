@@ -1,0 +1,80 @@
+"""Random columns and products with many columns, a bounded number at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from curvescope.core.operator import LinearOperator
+from curvescope.core.progress import track
+from curvescope.core.seeds import Probe, probes
+
+MAX_COLUMNS = 64
+MAX_COLUMN_BYTES = 2**30  # of one batch of columns, unless a single column is larger
+
+
+def columns_at_once(op: LinearOperator) -> int:
+    """How many columns one product gets: at most 64, and at most 1 GiB of them."""
+    column = max(op.shape) * torch.finfo(op.dtype).bits // 8
+    return max(1, min(MAX_COLUMNS, MAX_COLUMN_BYTES // column))
+
+
+def probe_batches(
+    op: LinearOperator, num_probes: int, *, seed: int, kind: Probe = "rademacher", first: int = 0, what: str
+) -> Iterator[Tensor]:
+    """Probes `first, …` of the operator's size, in batches (n, c) on its device.
+
+    Column j depends on (seed, j) alone, so the batches do not change a result.
+    """
+    width, n = columns_at_once(op), op.shape[1]
+    for start in track(range(0, num_probes, width), what):
+        count = min(width, num_probes - start)
+        yield probes(n, count, seed=seed, first=first + start, kind=kind, dtype=op.dtype, device=op.device)
+
+
+def apply(op: LinearOperator, V: Tensor) -> Tensor:
+    """A V for columns V (n, k), a bounded number of columns at a time."""
+    width = columns_at_once(op)
+    pieces = [op @ V[:, start : start + width] for start in range(0, V.shape[1], width)]
+    return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=1)
+
+
+def summing_dtype(device: torch.device) -> torch.dtype:
+    """float64, except on devices that do not have it."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+def column_dots(V: Tensor, W: Tensor) -> Tensor:
+    """vⱼ · wⱼ for each column, summed in float64, (k,) on the columns' device."""
+    return (V * W).sum(dim=0, dtype=summing_dtype(V.device))
+
+
+def norms(x: Tensor, *, dim: int | None = None) -> Tensor:
+    """Euclidean norms along `dim`, or of all of x, summed in float64; in x's dtype.
+
+    A float32 sum of squares on a CPU is wrong by 2e-4 for vectors of half a million entries that differ in
+    size, and a Lanczos basis normalised with it is not orthonormal.
+    """
+    return torch.linalg.vector_norm(x, dim=dim, dtype=summing_dtype(x.device)).to(x.dtype)
+
+
+def to_numpy(tensor: Tensor) -> np.ndarray:
+    """A float64 array on the CPU."""
+    return tensor.detach().cpu().double().numpy()
+
+
+def mean_and_stderr(samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mean over the first axis and its standard error; one sample has an unknown error, nan."""
+    count = samples.shape[0]
+    mean = samples.mean(axis=0)
+    if count == 1:
+        return mean, np.full_like(mean, np.nan)
+    return mean, samples.std(axis=0, ddof=1) / np.sqrt(count)
+
+
+def gather_samples(pieces: Sequence[Tensor]) -> np.ndarray:
+    """Samples of all batches one after the other, moved to the CPU once."""
+    return to_numpy(torch.cat(list(pieces)))

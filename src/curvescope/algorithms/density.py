@@ -1,0 +1,200 @@
+"""Spectral densities by stochastic Lanczos quadrature."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from curvescope.algorithms.checks import check_count, check_number, check_slices, check_symmetric
+from curvescope.algorithms.columns import mean_and_stderr
+from curvescope.algorithms.quadrature import Measure, exact_measures, lanczos_measures
+from curvescope.core.errors import ShapeError
+from curvescope.core.operator import LinearOperator
+from curvescope.core.result import Result
+from curvescope.viz import spectrum
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+
+GRID_POINTS = 1024
+MARGIN = 5.0  # widths beyond the outermost nodes that the grid covers
+
+
+@dataclass(frozen=True)
+class SpectralDensity(Result):
+    """Density of the eigenvalues of a symmetric operator, broadened by a Gaussian.
+
+    Each probe gives a probability measure Σ wᵢ δ(λ − θᵢ) whose expectation is the distribution of the
+    eigenvalues; errors are standard errors over probes (nan for one probe, zero when `exact`).
+    """
+
+    grid: np.ndarray  # (G,)
+    density: np.ndarray  # (G,) mean over probes; integrates to one
+    stderr: np.ndarray  # (G,)
+    width: float  # standard deviation of the Gaussian
+    nodes: np.ndarray  # (probes, steps) Ritz values; (1, n) eigenvalues when exact
+    weights: np.ndarray  # like nodes; each row sums to one
+    moments: np.ndarray  # (4,) tr(Aᵖ) / n for p = 1, …, 4
+    moments_stderr: np.ndarray  # (4,)
+    extremes: np.ndarray  # (2,) smallest and largest Ritz value: inside the spectrum, up to rounding
+    size: int  # n
+    exact: bool  # nodes are all the eigenvalues
+    num_products: int
+    seed: int
+
+    def cdf(self, x: np.ndarray | float) -> np.ndarray:
+        """Share of the eigenvalues up to x, from the nodes and weights, without broadening."""
+        order = np.argsort(self.nodes, axis=None)
+        shares = np.concatenate([[0.0], np.cumsum(self.weights.ravel()[order])]) / len(self.nodes)
+        return shares[np.searchsorted(self.nodes.ravel()[order], x, side="right")]
+
+    def wasserstein(self, eigenvalues: np.ndarray) -> float:
+        """Distance ∫ |F(x) − G(x)| dx between this distribution F and that of given eigenvalues, G."""
+        from scipy.stats import wasserstein_distance
+
+        return float(
+            wasserstein_distance(self.nodes.ravel(), np.asarray(eigenvalues), u_weights=self.weights.ravel())
+        )
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per point of the grid."""
+        import pandas as pd
+
+        return pd.DataFrame({"eigenvalue": self.grid, "density": self.density, "stderr": self.stderr})
+
+    def plot(self, ax: Axes | None = None, *, log_y: bool = True, label: str | None = None) -> Axes:
+        """Density against eigenvalue with a band of two standard errors; ticks at the Ritz values."""
+        nodes = self.nodes[self.weights > 0]
+        return spectrum.density(
+            ax, self.grid, self.density, self.stderr, nodes=nodes, log_y=log_y, label=label
+        )
+
+
+def spectral_density(
+    op: LinearOperator,
+    *,
+    num_probes: int = 8,
+    num_steps: int = 60,
+    grid: int | np.ndarray | None = None,
+    width: float | None = None,
+    seed: int = 0,
+    reorthogonalize: bool = True,
+    max_gib: float = 8.0,
+) -> SpectralDensity:
+    """Density of the eigenvalues, from `num_probes` Lanczos runs of `num_steps` steps in lock step.
+
+    An operator with no more rows than `num_steps` is written out instead, and the density is exact.
+
+    Args:
+        num_steps: at least 3, so that the first four moments of each probe are exact.
+        grid: points, or how many, evenly over the range of the nodes with five widths on either side;
+            1024 by default.
+        width: standard deviation of the Gaussian; by default the range of the nodes over `num_steps`,
+            about the distance of neighbouring nodes.
+        reorthogonalize: keep each probe's basis of num_steps + 1 vectors and orthogonalise against all of
+            it; without, three vectors suffice and eigenvalues found early get several nodes.
+        max_gib: memory for bases; probes that do not fit run one group after the other.
+    """
+    check_symmetric(op, "spectral_density")
+    options = {"num_probes": num_probes, "num_steps": num_steps, "grid": grid, "width": width, "seed": seed}
+    whole = {"": slice(0, op.shape[0])}
+    return block_density(op, whole, **options, reorthogonalize=reorthogonalize, max_gib=max_gib)[""]
+
+
+def block_density(
+    op: LinearOperator,
+    slices: Mapping[str, slice] | None = None,
+    *,
+    num_probes: int = 8,
+    num_steps: int = 60,
+    grid: int | np.ndarray | None = None,
+    width: float | None = None,
+    seed: int = 0,
+    reorthogonalize: bool = True,
+    max_gib: float = 8.0,
+) -> dict[str, SpectralDensity]:
+    """`spectral_density` of diagonal blocks of `op`, all blocks in lock step.
+
+    Each column of a product lies in one block, so one product with many columns serves many blocks. The
+    results are those of `spectral_density` of each block alone, with the same probes.
+
+    Args:
+        slices: rows of each block by name; by default the blocks of `op.space`.
+    """
+    check_symmetric(op, "block_density")
+    check_count("num_probes", num_probes, at_least=1)
+    check_count("num_steps", num_steps, at_least=3)
+    check_number("max_gib", max_gib, above=0.0)
+    _check_grid(grid, width)
+    blocks = check_slices(op, slices)
+    small = {name: rows for name, rows in blocks.items() if rows.stop - rows.start <= num_steps}
+    large = {name: rows for name, rows in blocks.items() if name not in small}
+    options = {"num_probes": num_probes, "num_steps": num_steps, "seed": seed}
+    measures = exact_measures(op, small) if small else {}
+    if large:
+        measures |= lanczos_measures(op, large, **options, reorthogonalize=reorthogonalize, max_gib=max_gib)
+    return {
+        name: _density(measures[name], rows.stop - rows.start, num_steps, grid, width, seed)
+        for name, rows in blocks.items()
+    }
+
+
+def _check_grid(grid: int | np.ndarray | None, width: float | None) -> None:
+    if isinstance(grid, np.ndarray):
+        if grid.ndim != 1 or grid.size == 0 or not np.isfinite(grid).all():
+            raise ShapeError(f"expected a grid of finite points (G,), got an array of shape {grid.shape}")
+    elif grid is not None:
+        check_count("grid", grid, at_least=2)
+    if width is not None:
+        check_number("width", width, above=0.0)
+
+
+def _density(
+    measure: Measure, size: int, num_steps: int, grid: int | np.ndarray | None, width: float | None, seed: int
+) -> SpectralDensity:
+    """The measures on a grid, with their moments and errors."""
+    low, high = float(measure.nodes.min()), float(measure.nodes.max())
+    sigma = _default_width(low, high, num_steps) if width is None else float(width)
+    if isinstance(grid, np.ndarray):
+        points = grid
+    else:
+        points = np.linspace(low - MARGIN * sigma, high + MARGIN * sigma, grid or GRID_POINTS)
+    samples = np.stack(
+        [_broadened(points, *row, sigma) for row in zip(measure.nodes, measure.weights, strict=True)]
+    )
+    powers = np.stack([(measure.weights * measure.nodes**p).sum(axis=1) for p in range(1, 5)], axis=1)
+    density, stderr = mean_and_stderr(samples)
+    moments, moments_stderr = mean_and_stderr(powers)
+    if measure.exact:
+        stderr, moments_stderr = np.zeros_like(density), np.zeros_like(moments)
+    return SpectralDensity(
+        grid=points,
+        density=density,
+        stderr=stderr,
+        width=sigma,
+        nodes=measure.nodes,
+        weights=measure.weights,
+        moments=moments,
+        moments_stderr=moments_stderr,
+        extremes=np.array([low, high]),
+        size=size,
+        exact=measure.exact,
+        num_products=measure.num_products,
+        seed=seed,
+    )
+
+
+def _default_width(low: float, high: float, num_steps: int) -> float:
+    """The range over the number of steps; a thousandth of the eigenvalue where they are all the same."""
+    largest = max(abs(low), abs(high))
+    return (high - low) / num_steps if high - low > 1e-6 * largest else 1e-3 * (largest or 1.0)
+
+
+def _broadened(grid: np.ndarray, nodes: np.ndarray, weights: np.ndarray, width: float) -> np.ndarray:
+    """Σ wᵢ N(x; θᵢ, width²) at the points of the grid."""
+    z = (grid[:, None] - nodes) / width
+    return np.exp(-0.5 * z**2) @ weights / (width * np.sqrt(2 * np.pi))

@@ -1,0 +1,156 @@
+"""Conjugate gradients and minimal residuals on several right-hand sides in lock step.
+
+Each column has its own scalars; one that is done stays as it is while the others go on. Whether any is left
+is read back once for each product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from curvescope.algorithms.columns import norms
+from curvescope.core.progress import track
+
+FLAT = 10.0  # roundings: curvature below this many, relative to the largest seen, is none
+
+NULL = 3.0  # square roots of a rounding: below, ‖A r‖ / (‖A‖ ‖r‖) may be all that rounding allows
+CHECKED = 50  # steps of MINRES between two looks at the true residual
+DRIFT = 3.0  # how far it may be above what the recurrence says
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Why an iteration ended before its target; empty if it reached it or its products were used up."""
+
+    reason: str = ""
+
+
+def _dots(V: Tensor, W: Tensor) -> Tensor:
+    return (V * W).sum(dim=0)
+
+
+def _quotient(a: Tensor, b: Tensor, where: Tensor) -> Tensor:
+    """a / b where allowed, else zero."""
+    return torch.where(where, a / torch.where(where, b, 1), 0)
+
+
+def conjugate_gradients(
+    product: Callable[[Tensor], Tensor], B: Tensor, target: Tensor, limit: int
+) -> tuple[Tensor, Stop, int]:
+    """Conjugate gradients from zero until ‖r‖ ≤ target (k,): x, why it stopped, products used.
+
+    A direction p with pᵀ A p not above rounding ends its column.
+    """
+    eps = torch.finfo(B.dtype).eps
+    X, R, P = torch.zeros_like(B), B.clone(), B.clone()
+    rho = _dots(R, R)
+    steepest = torch.zeros_like(rho)
+    flat = torch.zeros_like(rho, dtype=torch.bool)
+    used = 0
+    for _ in track(range(limit), "conjugate gradients"):
+        active = (rho.sqrt() > target) & ~flat
+        if not bool(active.any()):
+            break
+        AP, length = product(P), _dots(P, P)
+        used += 1
+        curvature = _quotient(_dots(P, AP), length, length > 0)
+        steepest = torch.maximum(steepest, curvature.abs())
+        flat |= active & ~(curvature > FLAT * eps * steepest)
+        active = active & ~flat
+        step = _quotient(rho, curvature * length, active)
+        X, R = X + step * P, R - step * AP
+        new_rho = torch.where(active, _dots(R, R), rho)
+        P = torch.where(active, R + _quotient(new_rho, rho, active) * P, P)
+        rho = new_rho
+    reason = "met a direction of zero or negative curvature: the system is not positive definite, use minres"
+    return X, Stop(reason if bool(flat.any()) else ""), used
+
+
+def minimal_residuals(
+    product: Callable[[Tensor], Tensor], B: Tensor, target: Tensor, limit: int
+) -> tuple[Tensor, Stop, int]:
+    """MINRES (Paige and Saunders 1975) from zero until ‖r‖ ≤ target (k,): x, why it stopped, products used.
+
+    A column whose residual cannot be reduced ends at its least-squares solution. Rounding lets x drift away
+    from what the recurrence says of it, so the true residual is measured now and then; the iteration ends
+    where they disagree, with the better of the last two x measured.
+    """
+    state, used = _Minres(B), 0
+    checked, checked_rest = state.X, state.tau
+    for step in track(range(limit), "minimal residuals"):
+        active = (state.tau.abs() > target) & ~state.stuck
+        if not bool(active.any()) or used >= limit:
+            break
+        state.advance(product(state.V), active)
+        used += 1
+        if step % CHECKED == CHECKED - 1 and used < limit:
+            rest = norms(B - product(state.X), dim=0)
+            used += 1
+            drifted = ~(rest <= DRIFT * torch.maximum(state.tau.abs(), target))
+            if bool(drifted.any()):
+                state.X = torch.where(rest < checked_rest, state.X, checked)
+                break
+            checked, checked_rest = state.X, rest
+    reason = (
+        "up to rounding, the rest of b is not in the range of the operator: x is a least-squares solution"
+    )
+    return state.X, Stop(reason if bool(state.stuck.any()) else ""), used
+
+
+class _Minres:
+    """State of the MINRES recurrence for columns (n, k).
+
+    Lanczos gives a tridiagonal T; plane rotations make it upper triangular, with three entries ε, δ, γ in
+    each column. |τ| is the norm of the residual r. For b outside the range, A r goes to zero and then, by
+    rounding, grows again and x with it: the column is stuck, and goes back to the x with the least ‖A r‖.
+    """
+
+    def __init__(self, B: Tensor):
+        self.X, self.tau = torch.zeros_like(B), norms(B, dim=0)
+        self.V, self.V_before = _quotient(B, self.tau, self.tau > 0), torch.zeros_like(B)
+        self.W, self.W_before = torch.zeros_like(B), torch.zeros_like(B)  # search directions
+        zero, one = torch.zeros_like(self.tau), torch.ones_like(self.tau)
+        self.beta, self.scale, self.stuck = zero, zero, torch.zeros_like(zero, dtype=torch.bool)
+        self.cos, self.sin, self.cos_before, self.sin_before = one, zero, one, zero
+        self.best_X, self.best_slope, self.best_tau = self.X, one * torch.inf, self.tau
+
+    def advance(self, AV: Tensor, active: Tensor) -> None:
+        """Take one step in the active columns, given A V."""
+        rounding = FLAT * torch.finfo(AV.dtype).eps
+        alpha = _dots(self.V, AV)
+        AV = AV - alpha * self.V - self.beta * self.V_before
+        beta = norms(AV, dim=0)
+        self.scale = torch.maximum(self.scale, alpha.abs() + self.beta + beta)
+        # the last two rotations, applied to the new column of T
+        epsilon, middle = self.sin_before * self.beta, self.cos_before * self.beta
+        delta, corner = self.cos * middle + self.sin * alpha, self.cos * alpha - self.sin * middle
+        # ‖A r‖ / ‖r‖ of the residual before this step is the norm of (corner, cos β)
+        active = active & ~self._judge(torch.hypot(corner, self.cos * beta), active)
+        gamma = torch.hypot(corner, beta)
+        direction = _quotient(self.V - epsilon * self.W_before - delta * self.W, gamma, active)
+        self.W_before, self.W = self.W, direction
+        self.cos_before, self.sin_before = self.cos, self.sin
+        self.cos, self.sin = _quotient(corner, gamma, active), _quotient(beta, gamma, active)
+        self.X = self.X + torch.where(active, self.cos * self.tau, 0) * direction
+        self.tau = torch.where(active, -self.sin * self.tau, self.tau)
+        self.V_before, self.V = self.V, _quotient(AV, beta, beta > rounding * self.scale)
+        self.beta = beta
+
+    def _judge(self, slope: Tensor, active: Tensor) -> Tensor:
+        """Columns (k,) that are stuck, given ‖A r‖ / ‖r‖ of their present residuals."""
+        eps = torch.finfo(slope.dtype).eps
+        better = active & (slope * self.tau.abs() < self.best_slope * self.best_tau.abs())
+        self.best_X = torch.where(better, self.X, self.best_X)
+        self.best_slope = torch.where(better, slope, self.best_slope)
+        self.best_tau = torch.where(better, self.tau, self.best_tau)
+        null = slope <= FLAT * eps * self.scale
+        small = self.best_slope <= NULL * eps**0.5 * self.scale
+        grown = (slope > 100 * self.best_slope) & (self.tau.abs() > 0.9 * self.best_tau.abs())
+        stuck = active & (null | (small & grown))
+        self.X = torch.where(stuck, self.best_X, self.X)
+        self.stuck = self.stuck | stuck
+        return stuck

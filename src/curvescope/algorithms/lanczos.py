@@ -1,0 +1,181 @@
+"""Extreme eigenpairs of a symmetric operator."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, get_args
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from curvescope.algorithms.checks import (
+    GIB,
+    check_choice,
+    check_count,
+    check_symmetric,
+    relative_tolerance,
+)
+from curvescope.algorithms.columns import apply, norms, to_numpy
+from curvescope.algorithms.krylov import Tridiagonals, lanczos
+from curvescope.algorithms.restart import Search, Which, choose, gram, rotate
+from curvescope.core.errors import CurvescopeError, ShapeError, UsageError
+from curvescope.core.operator import LinearOperator, check_vector
+from curvescope.core.result import Result
+from curvescope.core.seeds import probes
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["Eigenpairs", "Tridiagonals", "eigsh", "lanczos"]
+
+DENSE_ROWS = 64  # operators up to this size are written out
+BASIS_GIB = 8  # memory that the default basis may take
+SPARE = 4  # basis vectors needed beyond k
+
+
+@dataclass(frozen=True)
+class Eigenpairs(Result):
+    """Extreme eigenvalues and eigenvectors, with the residuals that were measured.
+
+    A symmetric operator has an eigenvalue within `residuals[i]` of `values[i]`.
+    """
+
+    values: np.ndarray  # (k,)
+    vectors: np.ndarray | None  # (n, k) orthonormal columns, in the operator's dtype
+    residuals: np.ndarray  # (k,) ‖A v − λ v‖
+    converged_mask: np.ndarray  # (k,) whether the residual is at most tol times the largest |eigenvalue| seen
+    converged: bool  # all of them, and a search outside the vectors found nothing that belongs before them
+    num_products: int
+    tol: float
+    which: str
+    seed: int
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per eigenvalue."""
+        import pandas as pd
+
+        columns = {"value": self.values, "residual": self.residuals, "converged": self.converged_mask}
+        return pd.DataFrame(columns)
+
+
+def eigsh(
+    op: LinearOperator,
+    k: int = 6,
+    *,
+    which: Which = "LA",
+    tol: float | None = None,
+    max_products: int | None = None,
+    max_basis: int | None = None,
+    vectors: bool = True,
+    seed: int = 0,
+    v0: Tensor | None = None,
+) -> Eigenpairs:
+    """The k extreme eigenpairs of a symmetric operator, repeated eigenvalues as often as they occur.
+
+    Lanczos with full reorthogonalisation, thick restarts, and sweeps from fresh random vectors that look
+    for what one Krylov space cannot hold. Operators with up to 64 rows, or no more rows than the basis,
+    are written out and solved directly. The residuals are measured with k further products.
+
+    Args:
+        which: "LA" largest, returned descending; "SA" smallest, ascending; "LM" largest in absolute value,
+            by it, descending; "BE" both ends, ascending, one more from the high end if k is odd.
+        tol: residual that counts as converged, relative to the largest |Ritz value| seen; 1e-8 in float64,
+            1e-4 in float32 (about the square root of a rounding, so eigenvalues are good to its square).
+            Eigenvalues nearer to each other than this count as equal.
+        max_products: most products with one vector, at least 2k; 1000 + 50 k by default. When they are
+            used up, what there is is returned with `converged` false.
+        max_basis: vectors in memory, at least k + 4; max(2k + 20, 80) by default, fewer if that is more
+            than 8 GiB.
+        vectors: whether to return the eigenvectors.
+        v0: first start vector (n,) instead of a random one.
+    """
+    check_symmetric(op, "eigsh")
+    check_choice("which", which, get_args(Which))
+    n, tol = op.shape[0], relative_tolerance(tol, op.dtype)
+    k = check_count("k", k, at_least=1, at_most=n)
+    limit = (
+        1000 + 50 * k if max_products is None else check_count("max_products", max_products, at_least=2 * k)
+    )
+    least = min(k + SPARE, n)
+    basis = _basis_size(op, k) if max_basis is None else check_count("max_basis", max_basis, at_least=least)
+    if v0 is not None:
+        _check_start(op, v0)
+    if n <= max(DENSE_ROWS, basis) and n <= limit:
+        values, Y, residuals, scale = _solved_directly(op, k, which)
+        verified, products = True, n
+    else:
+        search = Search(
+            op, k=k, which=which, tol=tol, max_basis=basis, max_products=limit - k, seed=seed, v0=v0
+        )
+        search.run()
+        values, Y, residuals = _measured(op, _filled(search), which)
+        scale, verified, products = search.scale, search.verified, search.products + k
+    mask = residuals <= tol * max(scale, float(np.abs(values).max()))
+    columns = Y.T.cpu().numpy() if vectors else None
+    converged = bool(mask.all()) and verified
+    return Eigenpairs(values, columns, residuals, mask, converged, products, tol, which, seed)
+
+
+def _basis_size(op: LinearOperator, k: int) -> int:
+    """Default number of basis vectors, within the memory it may take."""
+    vector = op.shape[0] * torch.finfo(op.dtype).bits // 8
+    fitting = BASIS_GIB * GIB // vector - 1
+    if fitting < min(k + SPARE, op.shape[0]):
+        needed = (k + SPARE + 1) * vector / GIB
+        raise UsageError(
+            f"a basis of k + {SPARE} = {k + SPARE} vectors takes {needed:.1f} GiB, more than {BASIS_GIB} GiB",
+            hint="pass max_basis to allow it, or ask for fewer eigenpairs",
+        )
+    return min(max(2 * k + 20, 80), fitting)
+
+
+def _check_start(op: LinearOperator, v0: Tensor) -> None:
+    check_vector(op, v0)
+    if v0.dim() != 1 or not bool((v0 != 0).any()):
+        raise ShapeError(
+            f"expected v0 as one vector ({op.shape[0]},) that is not zero, got {tuple(v0.shape)}"
+        )
+
+
+def _solved_directly(
+    op: LinearOperator, k: int, which: Which
+) -> tuple[np.ndarray, Tensor, np.ndarray, float]:
+    """Eigenvalues, vectors (k, n), residuals and largest |eigenvalue| from the matrix itself, in float64."""
+    A = to_numpy(op.dense())
+    if not np.isfinite(A).all():
+        raise CurvescopeError("a product of the operator is not finite", hint="look for nan or inf in op @ v")
+    theta, S = np.linalg.eigh((A + A.T) / 2)
+    best = choose(theta, k, which)
+    best = np.sort(best) if which == "BE" else best
+    values, S = theta[best], S[:, best]
+    residuals = np.linalg.norm(A @ S - S * values, axis=0)
+    return values, torch.as_tensor(S.T.copy()).to(op.dtype), residuals, float(np.abs(theta).max())
+
+
+def _filled(search: Search) -> Tensor:
+    """The locked vectors (k, n), made up to k with random ones if the products did not suffice."""
+    Y, have = search.rows[: search.k], len(search.locked)
+    if have < search.k:
+        options = {"dtype": Y.dtype, "device": Y.device}
+        more = probes(
+            search.n, search.k - have, seed=search.seed, first=search.sweeps, kind="gaussian", **options
+        )
+        Y[have:] = torch.linalg.qr(torch.cat([Y[:have].T, more], dim=1))[0][:, have:].T
+    return Y
+
+
+def _measured(op: LinearOperator, Y: Tensor, which: Which) -> tuple[np.ndarray, Tensor, np.ndarray]:
+    """Rayleigh–Ritz on the span of the rows of Y with new products: values, vectors (k, n), residuals."""
+    P = apply(op, Y.T).T.contiguous()
+    H, L = gram(Y, P), np.linalg.cholesky(gram(Y, Y))  # the rows of Y are orthonormal up to float32
+    H = np.linalg.solve(L, np.linalg.solve(L, (H + H.T) / 2).T)
+    theta, S = np.linalg.eigh((H + H.T) / 2)
+    S = np.linalg.solve(L.T, S)
+    order = np.arange(len(theta)) if which == "BE" else choose(theta, len(theta), which)
+    values, S = theta[order], S[:, order]
+    rotate(Y, S)
+    rotate(P, S)
+    shift = torch.as_tensor(values).to(Y.dtype).to(Y.device)
+    residuals = norms(P.addcmul_(Y, shift[:, None], value=-1), dim=1)
+    return values, Y, to_numpy(residuals)

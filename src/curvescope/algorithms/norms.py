@@ -1,0 +1,91 @@
+"""Norms of an operator, square or not."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from curvescope.algorithms.checks import check_count, check_operator, relative_tolerance
+from curvescope.algorithms.columns import column_dots, gather_samples, mean_and_stderr, norms, probe_batches
+from curvescope.algorithms.lanczos import eigsh
+from curvescope.core.operator import FunctionOperator, LinearOperator
+from curvescope.core.result import Result
+
+
+@dataclass(frozen=True)
+class FrobeniusNorm(Result):
+    """Frobenius norm from random probes; `squared` is the estimate without bias."""
+
+    value: float  # √squared
+    stderr: float  # squared_stderr / (2 value), to first order
+    squared: float
+    squared_stderr: float
+    samples: np.ndarray  # (probes,) ‖A v‖²
+    num_products: int
+    seed: int
+
+
+@dataclass(frozen=True)
+class SpectralNorm(Result):
+    """Largest singular value; the operator has a singular value within `error` of `value`."""
+
+    value: float
+    error: float  # residual ‖Aᵀ u − σ v‖ of unit vectors with A v = σ u
+    converged: bool
+    num_products: int  # products with A and with Aᵀ together
+    tol: float
+    seed: int
+
+
+def frobenius_norm(op: LinearOperator, *, num_probes: int = 32, seed: int = 0) -> FrobeniusNorm:
+    """‖A‖_F from E ‖A v‖² = ‖A‖_F² over Rademacher probes v. Needs no transposed products."""
+    check_operator(op, "frobenius_norm")
+    check_count("num_probes", num_probes, at_least=1)
+    pieces = []
+    for V in probe_batches(op, num_probes, seed=seed, what="Frobenius norm"):
+        product = op @ V
+        pieces.append(column_dots(product, product))
+    samples = gather_samples(pieces)
+    squared, squared_stderr = (float(x) for x in mean_and_stderr(samples))
+    value = math.sqrt(squared)
+    stderr = squared_stderr / (2 * value) if value > 0 else squared_stderr
+    return FrobeniusNorm(value, stderr, squared, squared_stderr, samples, num_probes, seed)
+
+
+def spectral_norm(
+    op: LinearOperator, *, tol: float | None = None, max_products: int | None = None, seed: int = 0
+) -> SpectralNorm:
+    """Largest singular value of A: the largest |eigenvalue| if A is symmetric, else from AᵀA or AAᵀ.
+
+    The value is ‖A v‖ for a unit vector v, hence a lower bound up to rounding. Squaring costs no digits of
+    the largest singular value; the smaller of the two squares is used.
+
+    Args:
+        tol: error that counts as converged, relative to the value; 1e-8 in float64, 1e-4 in float32.
+        max_products: most products with A and Aᵀ together.
+    """
+    check_operator(op, "spectral_norm")
+    tol = relative_tolerance(tol, op.dtype)
+    if max_products is not None:
+        check_count("max_products", max_products, at_least=6)
+    if op.symmetric:
+        pair = eigsh(op, 1, which="LM", tol=tol, max_products=max_products, vectors=False, seed=seed)
+        value, error = float(abs(pair.values[0])), float(pair.residuals[0])
+        return SpectralNorm(value, error, pair.converged, pair.num_products, tol, seed)
+    A = op if op.shape[1] <= op.shape[0] else op.T
+    n = A.shape[1]
+    options = {"dtype": op.dtype, "device": op.device, "symmetric": True, "psd": True}
+    square = FunctionOperator(lambda V: A.T @ (A @ V), (n, n), **options)
+    limit = None if max_products is None else max_products // 2 - 1
+    pair = eigsh(square, 1, which="LA", tol=tol, max_products=limit, seed=seed)
+    assert pair.vectors is not None
+    v = torch.as_tensor(pair.vectors[:, 0].copy()).to(op.device)
+    u = A @ v
+    value = float(norms(u))
+    back = A.T @ (u / value) if value > 0 else torch.zeros_like(v)
+    error = float(norms(back - value * v))
+    products = 2 * pair.num_products + (2 if value > 0 else 1)
+    return SpectralNorm(value, error, pair.converged and error <= tol * value, products, tol, seed)

@@ -1,0 +1,148 @@
+"""Spectral measures of diagonal blocks: nodes and weights, from Lanczos or from the block itself.
+
+The columns of one product may belong to different blocks: a column that is zero outside block b gives, in
+the rows of b, the product with that diagonal block. So all blocks advance in lock step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from curvescope.algorithms.checks import GIB
+from curvescope.algorithms.columns import columns_at_once, to_numpy
+from curvescope.algorithms.krylov import Recurrence
+from curvescope.core.errors import CurvescopeError, UsageError
+from curvescope.core.operator import LinearOperator
+from curvescope.core.progress import track
+from curvescope.core.seeds import probes
+
+
+@dataclass(frozen=True)
+class Measure:
+    """One probability measure on the eigenvalues for each probe; a single one when it is exact."""
+
+    nodes: np.ndarray  # (P, S)
+    weights: np.ndarray  # (P, S), each row sums to one
+    num_products: int
+    exact: bool
+
+
+@dataclass(frozen=True)
+class Job:
+    """Probes `first, …, first + count − 1` of one block, run together."""
+
+    name: str
+    rows: slice
+    first: int
+    count: int
+
+    @property
+    def size(self) -> int:
+        """Number of rows of the block."""
+        return self.rows.stop - self.rows.start
+
+
+def exact_measures(op: LinearOperator, blocks: Mapping[str, slice]) -> dict[str, Measure]:
+    """Eigenvalues of each diagonal block with equal weights, from products with unit vectors."""
+    units = [(name, i) for name, rows in blocks.items() for i in range(rows.stop - rows.start)]
+    matrices = {
+        name: torch.empty(rows.stop - rows.start, rows.stop - rows.start, dtype=op.dtype, device=op.device)
+        for name, rows in blocks.items()
+    }
+    width = columns_at_once(op)
+    for start in track(range(0, len(units), width), "small blocks"):
+        batch = units[start : start + width]
+        columns = torch.zeros(op.shape[1], len(batch), dtype=op.dtype, device=op.device)
+        columns[[blocks[name].start + i for name, i in batch], range(len(batch))] = 1
+        product = op @ columns
+        for column, (name, i) in enumerate(batch):
+            matrices[name][:, i] = product[blocks[name], column]
+    return {name: _eigenvalue_measure(to_numpy(matrix)) for name, matrix in matrices.items()}
+
+
+def _eigenvalue_measure(A: np.ndarray) -> Measure:
+    if not np.isfinite(A).all():
+        raise CurvescopeError("a product of the operator is not finite", hint="look for nan or inf in op @ v")
+    nodes = np.linalg.eigvalsh((A + A.T) / 2)[None]
+    return Measure(nodes, np.full_like(nodes, 1 / nodes.size), nodes.size, True)
+
+
+def lanczos_measures(
+    op: LinearOperator,
+    blocks: Mapping[str, slice],
+    *,
+    num_probes: int,
+    num_steps: int,
+    seed: int,
+    reorthogonalize: bool,
+    max_gib: float,
+) -> dict[str, Measure]:
+    """Lanczos quadrature of each diagonal block for each probe; blocks have more than num_steps rows."""
+    vectors = num_steps + 1 if reorthogonalize else 2
+    groups = list(_grouped(op, blocks, num_probes, vectors, max_gib))
+    found: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {name: [] for name in blocks}
+    recurrences: list[Recurrence] = []
+    steps = [(group, step) for group in groups for step in range(num_steps)]
+    for group, step in track(steps, "spectral density"):
+        if step == 0:
+            recurrences = [_started(op, job, num_steps, seed, reorthogonalize) for job in group]
+        _advance(op, group, recurrences)
+        if step == num_steps - 1:
+            for job, recurrence in zip(group, recurrences, strict=True):
+                found[job.name].append(recurrence.finish().quadrature())
+    measures = {}
+    for name, pieces in found.items():
+        nodes, weights = (np.concatenate(parts) for parts in zip(*pieces, strict=True))
+        measures[name] = Measure(nodes, weights, num_probes * num_steps, False)
+    return measures
+
+
+def _started(op: LinearOperator, job: Job, num_steps: int, seed: int, reorthogonalize: bool) -> Recurrence:
+    start = probes(job.size, job.count, seed=seed, first=job.first, dtype=op.dtype, device=op.device)
+    return Recurrence(start, num_steps, reorthogonalize=reorthogonalize)
+
+
+def _advance(op: LinearOperator, group: list[Job], recurrences: list[Recurrence]) -> None:
+    """One product with the columns of all jobs, each in the rows of its block."""
+    total = sum(job.count for job in group)
+    columns = torch.zeros(op.shape[1], total, dtype=op.dtype, device=op.device)
+    places, first = [], 0
+    for job in group:
+        places.append(slice(first, first + job.count))
+        first += job.count
+    for job, place, recurrence in zip(group, places, recurrences, strict=True):
+        columns[job.rows, place] = recurrence.vectors
+    product = op @ columns
+    for job, place, recurrence in zip(group, places, recurrences, strict=True):
+        recurrence.advance(product[job.rows, place])
+
+
+def _grouped(
+    op: LinearOperator, blocks: Mapping[str, slice], num_probes: int, vectors: int, max_gib: float
+) -> Iterator[list[Job]]:
+    """Jobs that run together: as many columns as one product takes and as the memory holds bases of."""
+    width, entry = columns_at_once(op), torch.finfo(op.dtype).bits // 8
+    group: list[Job] = []
+    room, columns = max_gib * GIB, width
+    for name, rows in blocks.items():
+        basis = (rows.stop - rows.start) * vectors * entry
+        if basis > max_gib * GIB:
+            raise UsageError(
+                f"the Lanczos basis of one probe of {name or 'the operator'} takes {basis / GIB:.1f} GiB, "
+                f"more than max_gib = {max_gib:g}",
+                hint="raise max_gib, take fewer steps, or pass reorthogonalize=False",
+            )
+        first = 0
+        while first < num_probes:
+            count = min(num_probes - first, columns, int(room // basis))
+            if count == 0:
+                yield group
+                group, room, columns = [], max_gib * GIB, width
+                continue
+            group.append(Job(name, rows, first, count))
+            first, room, columns = first + count, room - count * basis, columns - count
+    yield group

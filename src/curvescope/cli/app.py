@@ -1,0 +1,168 @@
+"""Commands and their options."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from curvescope import __version__
+from curvescope.core.errors import CurvescopeError
+
+app = typer.Typer(
+    name="curvescope",
+    help="A microscope for the curvature and geometry of Transformers.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+Model = Annotated[
+    str, typer.Argument(help="Bundled name (tiny-gpt), folder saved by curvescope, or TOML file.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+Out = Annotated[Path, typer.Option(help="Folder for run folders.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"curvescope {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    debug: Annotated[bool, typer.Option(help="Show the traceback of an error.")] = False,
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True)] = False,
+) -> None:
+    """A microscope for the curvature and geometry of Transformers."""
+
+
+@app.command("list")
+def list_names(json: AsJson = False) -> None:
+    """What can be named: studies, models, corpora, tasks, losses.
+
+    Example: curvescope list
+    """
+    from curvescope.cli import catalogue
+
+    catalogue.show(as_json=json)
+
+
+@app.command()
+def info(
+    model: Model,
+    json: AsJson = False,
+    revision: Annotated[str | None, typer.Option(help="Checkpoint: initial, early, middle, final.")] = None,
+    heads: Annotated[bool, typer.Option(help="List the blocks of single heads too.")] = False,
+) -> None:
+    """Blocks of a model: name, shape, parameters, share.
+
+    Example: curvescope info tiny-gpt --revision early
+    """
+    from curvescope.cli import model_info
+
+    model_info.show(model, revision=revision, heads=heads, as_json=json)
+
+
+@app.command()
+def run(
+    study: Annotated[str, typer.Argument(help="Name of a study: see `curvescope list`.")],
+    model: Annotated[str | None, typer.Argument(help="As for `info`; default tiny-gpt.")] = None,
+    data: Annotated[
+        str | None, typer.Option(help="Corpus (sample, python-stdlib), file, folder, or task:NAME.")
+    ] = None,
+    tokens: Annotated[int | None, typer.Option(help="Counted targets of a text.")] = None,
+    revision: Annotated[str | None, typer.Option(help="Checkpoint of a bundled model.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="float32 or float64.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, …")] = None,
+    blocks: Annotated[list[str] | None, typer.Option(help="Globs such as 'L0.*'; repeatable.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of the data sample and the probes.")] = None,
+    config: Annotated[Path | None, typer.Option(help="TOML file with settings.")] = None,
+    set: Annotated[list[str] | None, typer.Option(help="Any setting, KEY=VALUE; repeatable.")] = None,
+    out: Out = Path("runs"),
+    quiet: Quiet = False,
+) -> None:
+    """Run a study and save its numbers, tables and figures in a run folder.
+
+    A run that was stopped goes on where it was when the same command is given again.
+
+    Examples: curvescope run spectrum; curvescope run spectrum tiny-gpt --data notes.txt --set num_probes=8
+    """
+    from curvescope.cli import study_run
+
+    given: dict[str, Any] = {
+        "model": model,
+        "data": data,
+        "tokens": tokens,
+        "revision": revision,
+        "dtype": dtype,
+        "device": device,
+        "blocks": blocks,
+        "seed": seed,
+    }
+    study_run.show(study, study_run.merge(config, set or [], given), out=out, quiet=quiet)
+
+
+@app.command()
+def report(
+    runs: Annotated[
+        list[Path] | None, typer.Argument(help="Run folders; without one, spectrum is run on tiny-gpt.")
+    ] = None,
+    page: Annotated[Path, typer.Option(help="The HTML file to write.")] = Path("report.html"),
+    out: Out = Path("runs"),
+    quiet: Quiet = False,
+) -> None:
+    """One self-contained HTML page from run folders.
+
+    Examples: curvescope report; curvescope report runs/spectrum/* --page spectra.html
+    """
+    from curvescope.cli import study_run
+
+    study_run.report(runs or [], page=page, out=out, quiet=quiet)
+
+
+@app.command()
+def doctor(json: AsJson = False) -> None:
+    """What is installed, which engines and devices work, whether test models are found.
+
+    Example: curvescope doctor
+    """
+    from curvescope.cli import checkup
+
+    if not checkup.show(as_json=json):
+        raise typer.Exit(1)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line; an error is one sentence and an exit code, unless --debug is given."""
+    words = sys.argv[1:] if arguments is None else arguments
+    debug = "--debug" in words
+    words = ["--debug", *(word for word in words if word != "--debug")] if debug else words
+    try:
+        app(words, prog_name="curvescope")
+    except CurvescopeError as error:
+        if debug:
+            raise
+        _complain(error.message, error.hint)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        _complain("stopped", "a run goes on where it was when the same command is given again")
+        sys.exit(130)
+    except BrokenPipeError:
+        sys.exit(0)
+    except Exception as error:
+        if debug:
+            raise
+        _complain(f"{type(error).__name__}: {error}".splitlines()[0], "add --debug for the traceback")
+        sys.exit(1)
+
+
+def _complain(message: str, hint: str | None) -> None:
+    typer.echo(f"error: {message}", err=True)
+    if hint:
+        typer.echo(f"hint: {hint}", err=True)

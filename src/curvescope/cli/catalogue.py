@@ -1,0 +1,35 @@
+"""`curvescope list`: names that other commands take. Imports no torch."""
+
+from __future__ import annotations
+
+import typer
+
+from curvescope.cli import printing
+from curvescope.data.corpora import CORPORA
+from curvescope.data.task_names import TASKS
+from curvescope.models.names import BUNDLED
+from curvescope.studies import STUDIES
+
+LOSSES = {
+    "cross_entropy": "a term is one target that counts",
+    "mse": "squared error in the theory's normalisation; a term is one sequence",
+    "mse_mean": "squared error as a plain mean; a term is one entry",
+}
+
+
+def show(*, as_json: bool) -> None:
+    """Print every group of names."""
+    groups = {
+        "studies": STUDIES,
+        "models": BUNDLED,
+        "corpora": CORPORA,
+        "tasks": {name: entry.description for name, entry in TASKS.items()},
+        "losses": LOSSES,
+    }
+    if as_json:
+        printing.as_json(groups)
+        return
+    for title, names in groups.items():
+        typer.echo(f"{title}")
+        for name, words in names.items():
+            typer.echo(f"  {name:<20} {words}")

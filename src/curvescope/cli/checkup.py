@@ -1,0 +1,107 @@
+"""`curvescope doctor`: what is here, and whether it works."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import torch
+
+from curvescope import __version__
+from curvescope.cli import printing
+from curvescope.data.batches import Batches
+from curvescope.models.load import load
+from curvescope.models.transformer import Transformer, TransformerConfig
+from curvescope.operators import Hessian
+from curvescope.problem import Problem
+
+NEEDED = (
+    "torch", "numpy", "scipy", "pandas", "scikit-learn", "matplotlib", "rich", "typer", "tomli-w", "jinja2",
+    "safetensors", "tokenizers",
+)  # fmt: skip
+OPTIONAL = {
+    "plotly": "interactive figures",
+    "transformers": "Hugging Face models, extra 'hf'",
+    "datasets": "Hugging Face datasets, extra 'hf'",
+    "transformer-lens": "TransformerLens models, extra 'lens'",
+    "umap-learn": "UMAP pictures, extra 'umap'",
+    "hessian-eigenthings": "comparison, make peers",
+    "curvlinops-for-pytorch": "comparison, make peers",
+}
+ASSETS = ("stories260K", "stories15M", "gpt-nano-sort", "gpt2-attention", "gpt2-tokenizer")
+
+
+def show(*, as_json: bool) -> bool:
+    """Print what was found; whether everything needed works."""
+    rows = [*_packages(), *_devices(), *_assets()]
+    if as_json:
+        printing.as_json([{"what": w, "state": s, "words": t} for w, s, t in rows])
+    else:
+        printing.table(["what", "state", ""], rows)
+    return all(state != "broken" for _, state, _ in rows)
+
+
+def _packages() -> list[tuple[str, str, str]]:
+    rows = [("curvescope", "ok", __version__), ("python", "ok", platform.python_version())]
+    for name in NEEDED:
+        found = _version(name)
+        rows.append((name, "broken" if found is None else "ok", found or "not installed, and needed"))
+    for name, words in OPTIONAL.items():
+        found = _version(name)
+        rows.append((name, "absent" if found is None else "ok", f"{found or ''} ({words})".strip()))
+    compiler = shutil.which(os.environ.get("CC", "cc")) or shutil.which("gcc")
+    rows.append(("C compiler", "ok" if compiler else "absent", "for torch.compile"))
+    return rows
+
+
+def _devices() -> list[tuple[str, str, str]]:
+    """The Hessian of a tiny model on every device, by every engine, against a finite difference."""
+    rows = []
+    devices = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
+    for device in devices:
+        name = torch.cuda.get_device_name(device) if device != "cpu" else f"{torch.get_num_threads()} threads"
+        error = _product_error(device)
+        state = "ok" if error < 1e-6 else "broken"
+        rows.append(
+            (f"engine autograd on {device}", state, f"{name}; finite difference differs by {error:.1e}")
+        )
+    return rows
+
+
+def _product_error(device: str) -> float:
+    """Relative difference of H v and (∇L(θ + ε v) − ∇L(θ − ε v)) / 2ε in float64."""
+    config = TransformerConfig(n_layers=1, d_model=8, n_heads=2, d_ff=8, vocab_size=5, n_ctx=4, init="scaled")
+    model = load(Transformer(config), dtype="float64", device=device)
+    x = torch.arange(12).reshape(3, 4) % 5
+    problem = Problem(model, Batches.from_tensors(x, (x + 1) % 5, batch_size=2))
+    H = Hessian(problem)
+    v = torch.linspace(-1, 1, H.shape[0], dtype=H.dtype, device=H.device)
+    gradients, step = [], 1e-5
+    for sign in (1, -1):
+        moved = load(Transformer(config), dtype="float64", device=device)
+        with torch.no_grad():
+            for name, shift in H.space.scatter(v).items():
+                moved.parameters[name].add_(shift, alpha=sign * step)
+        gradients.append(Problem(moved, problem.batches).gradient())
+    difference = (gradients[0] - gradients[1]) / (2 * step)
+    return float((H @ v - difference).norm() / difference.norm())
+
+
+def _assets() -> list[tuple[str, str, str]]:
+    root = os.environ.get("CURVESCOPE_ASSETS")
+    if root is None:
+        return [("test models", "absent", "set CURVESCOPE_ASSETS to a folder that has them")]
+    return [
+        (f"test model {name}", "ok" if (Path(root) / name).is_dir() else "absent", "in CURVESCOPE_ASSETS")
+        for name in ASSETS
+    ]
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

@@ -1,0 +1,167 @@
+"""Certified bounds on the norm of Σ_i u_i u_iᵀ ⊗ C_i and Σ_i (u_i ⊗ I) N_i (w_i ⊗ I)ᵀ, the sum not formed.
+
+Blocks of attention and feed-forward Hessians are such sums over queries (tokens). Every bound below is valid;
+the smallest is returned, widened by `ROUNDING` so that rounding cannot undo it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+ROUNDING = 1e-12  # relative widening of a bound
+POWERS = (0.25, 0.5, 0.75, 1.0)  # of the weighted family
+_FLOOR = 1e-8  # relative: added to a weight matrix so that its negative powers exist
+_EPS = torch.finfo(torch.float64).eps
+
+
+@dataclass(frozen=True)
+class SeparableVector:
+    """A unit vector a ⊗ c and the value |Σ_i (a·u_i)² cᵀC_i c| that it proves as a lower bound."""
+
+    value: Tensor
+    a: Tensor
+    c: Tensor
+
+
+def spectral_norm(A: Tensor) -> Tensor:
+    """Largest singular value of each matrix; zero for an empty one."""
+    return torch.linalg.matrix_norm(A, ord=2) if A.numel() else A.new_zeros(A.shape[:-2])
+
+
+def symmetric_sum_bound(U: Tensor, C: Tensor) -> Tensor:
+    """Upper bound on ‖Σ_i u_i u_iᵀ ⊗ C_i‖₂, C_i symmetric; U (n, a), C (n, c, c).
+
+    The least of the norms of R = Σ‖C_i‖ u_i u_iᵀ and S = Σ|u_i|²|C_i|, of the Frobenius norm, and of the
+    weighted family ‖S‖ᵖ ‖Σ μ_i u_i u_iᵀ‖, μ_i = ‖S^{−p/2}|C_i|S^{−p/2}‖, and ‖R‖ᵖ ‖Σ ν_i |C_i|‖,
+    ν_i = u_iᵀ R^{−p} u_i. |C| is the matrix absolute value.
+    """
+    U, C, scale = _normalised(U, C)
+    if scale == 0:
+        return scale
+    values, vectors = torch.linalg.eigh(C)
+    size = (vectors * values.abs()[:, None]) @ vectors.mT
+    best = torch.minimum(_positive_sum_bound(U, size, values.abs().amax(1)), _frobenius(U, U, C))
+    return best * scale * (1 + ROUNDING)
+
+
+def rectangular_sum_bound(U: Tensor, N: Tensor, W: Tensor) -> Tensor:
+    """Upper bound on ‖Σ_i (u_i ⊗ I) N_i (w_i ⊗ I)ᵀ‖₂; U (n, a), N (n, c, b), W (n, e).
+
+    With the singular values split over both sides it is at most
+    √(‖Σ t_i u_i u_iᵀ ⊗ |N_iᵀ|‖ ‖Σ t_i⁻¹ w_i w_iᵀ ⊗ |N_i|‖) for any t_i > 0, here t_i = |w_i|/|u_i|; and at
+    most its Frobenius norm.
+    """
+    lengths = torch.linalg.vector_norm(U, dim=1) * torch.linalg.vector_norm(W, dim=1)
+    N, scale = _scaled(N * lengths[:, None, None])
+    if scale == 0:
+        return scale
+    U, W = _unit(U), _unit(W)
+    left, sizes, right = torch.linalg.svd(N, full_matrices=False)
+    top = sizes[:, 0]
+    rows = _positive_sum_bound(U, (left * sizes[:, None]) @ left.mT, top)
+    columns = _positive_sum_bound(W, (right.mT * sizes[:, None]) @ right, top)
+    best = torch.minimum((rows * columns).sqrt(), _frobenius(U, W, N))
+    return best * scale * (1 + ROUNDING)
+
+
+def joint_sum_bound(U: Tensor, N: Tensor) -> Tensor:
+    """Upper bound on ‖Σ_i (u_i ⊗ I) N_i‖₂, i.e. `rectangular_sum_bound` with w_i = 1, for wide N_i (n, c, b).
+
+    Then Σ|N_i| needs no further bound: its norm is taken from the smaller Gram matrix of its factor.
+    """
+    N, scale = _scaled(N * torch.linalg.vector_norm(U, dim=1)[:, None, None])
+    if scale == 0:
+        return scale
+    U = _unit(U)
+    left, sizes, right = torch.linalg.svd(N, full_matrices=False)
+    rows = _positive_sum_bound(U, (left * sizes[:, None]) @ left.mT, sizes[:, 0])
+    factor = (right * sizes.sqrt()[:, :, None]).flatten(0, 1)
+    gram = factor @ factor.mT if factor.shape[0] <= factor.shape[1] else factor.mT @ factor
+    best = torch.minimum((rows * _largest(gram)).sqrt(), _frobenius(U, torch.ones_like(U[:, :1]), N))
+    return best * scale * (1 + ROUNDING)
+
+
+def separable_rayleigh(U: Tensor, C: Tensor, *, num_steps: int = 4) -> SeparableVector:
+    """Lower bound max |Σ_i (a·u_i)² cᵀC_i c| over unit a, c, by alternating eigenproblems.
+
+    Starts from every eigenvector of R = Σ‖C_i‖ u_i u_iᵀ: a single start can stop at a poor local maximum when
+    the C_i are indefinite.
+    """
+    sizes = torch.linalg.matrix_norm(C, ord=2)
+    a = torch.linalg.eigh((U * sizes[:, None]).mT @ U).eigenvectors.mT
+    c, found = a.new_zeros(len(a), C.shape[1]), a.new_zeros(len(a))
+    for _ in range(num_steps):
+        weights = (a @ U.mT) ** 2
+        values, vectors = torch.linalg.eigh(torch.tensordot(weights, C, 1))
+        c = _extreme(values, vectors)[1]
+        weights = torch.einsum("kc,ice,ke->ki", c, C, c)
+        values, vectors = torch.linalg.eigh(torch.einsum("ki,ia,ib->kab", weights, U, U))
+        found, a = _extreme(values, vectors)
+    best = int(found.argmax())
+    return SeparableVector(found[best], a[best], c[best])
+
+
+def _extreme(values: Tensor, vectors: Tensor) -> tuple[Tensor, Tensor]:
+    """The largest |eigenvalue| of each matrix and its eigenvector."""
+    which = values.abs().argmax(1)
+    each = torch.arange(len(values), device=values.device)
+    return values.abs()[each, which], vectors[each, :, which]
+
+
+def _positive_sum_bound(U: Tensor, C: Tensor, norms: Tensor) -> Tensor:
+    """Upper bound on ‖Σ u_i u_iᵀ ⊗ C_i‖₂ for C_i ⪰ 0 with the given norms: R, S and the weighted family."""
+    R = (U * norms[:, None]).mT @ U
+    S = torch.tensordot((U * U).sum(1), C, 1)
+    powers = U.new_tensor(POWERS)
+    s, basis = _weights(S)
+    half = s ** (-powers[:, None] / 2)  # (p, c)
+    inner = basis.mT @ C @ basis
+    mu = _largest(half[:, None, :, None] * inner * half[:, None, None, :])  # (p, n)
+    mu = mu + 8 * len(s) * _EPS * norms * s[0] ** -powers[:, None]
+    by_rows = s[-1] ** powers * _largest(torch.einsum("pi,ia,ib->pab", mu, U, U))
+    r, basis = _weights(R)
+    nu = ((U @ basis) ** 2 @ (r ** -powers[:, None]).mT).mT  # (p, n)
+    nu = nu + 8 * len(r) * _EPS * r[0] ** -powers[:, None]
+    by_columns = r[-1] ** powers * _largest(torch.tensordot(nu, C, 1))
+    return torch.cat([_largest(R)[None], _largest(S)[None], by_rows, by_columns]).min()
+
+
+def _weights(S: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigenvalues, ascending and raised by a floor, and eigenvectors of a positive matrix.
+
+    Any positive definite matrix serves as weight, so the floor costs tightness, never validity.
+    """
+    values, basis = torch.linalg.eigh(S)
+    return values.clamp(min=0) + _FLOOR * values[-1], basis
+
+
+def _largest(A: Tensor) -> Tensor:
+    """Largest eigenvalue of each symmetric matrix."""
+    return torch.linalg.eigvalsh(A)[..., -1]
+
+
+def _frobenius(U: Tensor, W: Tensor, N: Tensor) -> Tensor:
+    """‖Σ_i (u_i ⊗ I) N_i (w_i ⊗ I)ᵀ‖_F from Gram matrices, with room for their cancellation."""
+    flat = N.flatten(1)
+    terms = (U @ U.mT) * (W @ W.mT) * (flat @ flat.mT)
+    return (terms.sum().clamp(min=0) + 8 * flat.shape[1] * _EPS * terms.abs().sum()).sqrt()
+
+
+def _normalised(U: Tensor, C: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Unit rows, their squared lengths moved into C, and the largest entry of that taken out."""
+    C, scale = _scaled(C * (U * U).sum(1)[:, None, None])
+    return _unit(U), C, scale
+
+
+def _scaled(C: Tensor) -> tuple[Tensor, Tensor]:
+    """C divided by its largest |entry|, and that entry: squares of the result do not underflow."""
+    scale = C.abs().max() if C.numel() else C.new_zeros(())
+    return (C / scale if scale > 0 else C), scale
+
+
+def _unit(U: Tensor) -> Tensor:
+    lengths = torch.linalg.vector_norm(U, dim=1, keepdim=True)
+    return U / torch.where(lengths > 0, lengths, 1.0)

@@ -1,0 +1,1 @@
+"""Tensors and nothing else: operators, blocks, results, seeds, errors."""

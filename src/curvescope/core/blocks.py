@@ -1,0 +1,201 @@
+"""Blocks and spaces: which entries of which parameters a vector is made of.
+
+A block is a named view of one parameter, laid out inputs × outputs, row-major, whatever the layout of
+the parameter itself: `L3.W_Q` may be the first third of the columns of a packed matrix, `L3.h5.W_Q` one
+head of it. A space is an ordered list of blocks that do not overlap; it maps flat vectors to parameters
+and back.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+
+import torch
+from torch import Tensor
+
+from curvescope.core.errors import ShapeError, UsageError, near_misses
+
+
+@dataclass(frozen=True)
+class Block:
+    """A named view of a parameter: reshape to `split`, narrow, permute to `order`, reshape to `shape`.
+
+    Packed query-key-value matrix of GPT-2, (d, 3 h k): the queries of head 5 are
+    `Block("L0.h5.W_Q", "…c_attn.weight", split=(d, 3, h, k), narrow=((1, 0, 1), (2, 5, 1)),
+    order=(0, 1, 2, 3), shape=(d, k))`. A `Linear.weight` (out, in) is `split=(out, in), order=(1, 0)`.
+    """
+
+    name: str
+    parameter: str
+    split: tuple[int, ...]
+    shape: tuple[int, ...]
+    order: tuple[int, ...] | None = None
+    narrow: tuple[tuple[int, int, int], ...] = ()  # (axis of split, start, length)
+
+    @property
+    def size(self) -> int:
+        """Number of entries."""
+        return prod(self.shape)
+
+    def view(self, parameter: Tensor) -> Tensor:
+        """The entries of this block as a strided view that shares memory with `parameter`."""
+        x = parameter.view(self.split)
+        for axis, start, length in self.narrow:
+            x = x.narrow(axis, start, length)
+        return x if self.order is None else x.permute(self.order)
+
+    def take(self, parameter: Tensor) -> Tensor:
+        """The block's matrix, `shape`; a copy where the layout asks for one. Differentiable."""
+        return self.view(parameter).reshape(self.shape)
+
+    def put(self, matrix: Tensor, parameter: Tensor) -> None:
+        """Write `matrix` (`size` entries) into the block's place in `parameter`."""
+        place = self.view(parameter)
+        place.copy_(matrix.reshape(place.shape))
+
+    def positions(self, parameter_shape: Sequence[int]) -> Tensor:
+        """Flat positions of the block's entries in its parameter, in the block's order: (size,)."""
+        return self.take(torch.arange(prod(parameter_shape)).view(*parameter_shape)).flatten()
+
+
+def whole(name: str, parameter: str, shape: Sequence[int], *, transposed: bool = False) -> Block:
+    """The block that is a whole parameter; `transposed` for a weight stored outputs × inputs."""
+    shape = tuple(shape)
+    if transposed:
+        return Block(name, parameter, split=shape, order=(1, 0), shape=(shape[1], shape[0]))
+    return Block(name, parameter, split=shape, shape=shape)
+
+
+@dataclass(frozen=True)
+class ParamSpace:
+    """Flat vectors over an ordered list of blocks.
+
+    Entry order: block after block, each row-major. `shapes` gives the shape of every parameter that a
+    block refers to.
+    """
+
+    blocks: tuple[Block, ...]
+    shapes: Mapping[str, tuple[int, ...]]
+    dtype: torch.dtype
+    device: torch.device
+
+    @cached_property
+    def size(self) -> int:
+        """Length n of a vector."""
+        return sum(block.size for block in self.blocks)
+
+    @cached_property
+    def slices(self) -> dict[str, slice]:
+        """Where each block lies in a vector, by name, in order."""
+        found, start = {}, 0
+        for block in self.blocks:
+            found[block.name] = slice(start, start + block.size)
+            start += block.size
+        return found
+
+    @cached_property
+    def parameters(self) -> tuple[str, ...]:
+        """Names of the parameters that the blocks refer to, each once, in order."""
+        return tuple(dict.fromkeys(block.parameter for block in self.blocks))
+
+    def __len__(self) -> int:
+        return len(self.blocks)
+
+    def __iter__(self) -> Iterator[Block]:
+        return iter(self.blocks)
+
+    def gather(self, tree: Mapping[str, Tensor]) -> Tensor:
+        """The vector (n,) of a tree of parameter-shaped tensors; a missing parameter counts as zero."""
+        return self._gather(tree, ())
+
+    def gather_columns(self, tree: Mapping[str, Tensor], k: int) -> Tensor:
+        """Columns (n, k) of a tree of tensors with k in front of each parameter's shape."""
+        if k == 0:
+            return torch.zeros(self.size, 0, dtype=self.dtype, device=self.device)
+        return torch.stack([self._gather(tree, (j,)) for j in range(k)], dim=1)
+
+    def _gather(self, tree: Mapping[str, Tensor], index: tuple[int, ...]) -> Tensor:
+        pieces = [
+            block.take(tree[block.parameter][index]).flatten()
+            if block.parameter in tree
+            else torch.zeros(block.size, dtype=self.dtype, device=self.device)
+            for block in self.blocks
+        ]
+        return torch.cat(pieces) if pieces else torch.zeros(0, dtype=self.dtype, device=self.device)
+
+    def scatter(self, vector: Tensor) -> dict[str, Tensor]:
+        """Parameter-shaped tensors that hold `vector` (n,) in the blocks' places and zero elsewhere."""
+        tree = {
+            name: torch.zeros(self.shapes[name], dtype=vector.dtype, device=vector.device)
+            for name in self.parameters
+        }
+        for block, part in zip(self.blocks, self.split(vector).values(), strict=True):
+            block.put(part, tree[block.parameter])
+        return tree
+
+    def scatter_columns(self, columns: Tensor) -> dict[str, Tensor]:
+        """As `scatter` for each column of (n, k), stacked in front: (k, *parameter shape)."""
+        if columns.shape[1] == 0:
+            return {name: columns.new_zeros(0, *self.shapes[name]) for name in self.parameters}
+        trees = [self.scatter(column) for column in columns.unbind(1)]
+        return {name: torch.stack([tree[name] for tree in trees]) for name in self.parameters}
+
+    def split(self, vector: Tensor) -> dict[str, Tensor]:
+        """The blocks of a vector, by name, each in its block's shape."""
+        if vector.shape != (self.size,):
+            raise ShapeError(f"expected a vector of {self.size} entries, got {tuple(vector.shape)}")
+        return {b.name: vector[self.slices[b.name]].view(b.shape) for b in self.blocks}
+
+    def join(self, parts: Mapping[str, Tensor]) -> Tensor:
+        """The vector of named blocks; the inverse of `split`. Every block must be there."""
+        for block in self.blocks:
+            if block.name not in parts or parts[block.name].numel() != block.size:
+                got = tuple(parts[block.name].shape) if block.name in parts else "nothing"
+                raise ShapeError(f"expected block {block.name!r} of shape {block.shape}, got {got}")
+        return torch.cat([parts[block.name].reshape(-1) for block in self.blocks])
+
+
+def select(patterns: Iterable[str], blocks: Mapping[str, Block], heads: Mapping[str, Block]) -> list[Block]:
+    """Blocks whose name matches one of the globs, in the model's order.
+
+    A pattern is looked up among `blocks` first; only one that names heads (`L0.h*.W_Q`) looks among
+    `heads`. A pattern that matches nothing is an error that names the nearest blocks.
+    """
+    chosen: dict[str, Block] = {}
+    for pattern in patterns:
+        if not isinstance(pattern, str):
+            raise UsageError(f"expected the name of a block or a glob, got {pattern!r}")
+        matched = [blocks[name] for name in blocks if fnmatch.fnmatchcase(name, pattern)]
+        if not matched and _names_heads(pattern):
+            matched = [heads[name] for name in heads if fnmatch.fnmatchcase(name, pattern)]
+        if not matched:
+            raise UsageError(
+                f"no block matches {pattern!r}", hint=near_misses(pattern, list(blocks) + list(heads))
+            )
+        chosen.update((block.name, block) for block in matched)
+    order = {name: i for i, name in enumerate([*blocks, *heads])}
+    found = sorted(chosen.values(), key=lambda block: order[block.name])
+    _refuse_overlap(found, heads)
+    return found
+
+
+def _names_heads(pattern: str) -> bool:
+    """Whether the second dotted part of a glob begins with h, as in `L0.h3.W_Q` or `*.h*.W_O`."""
+    parts = pattern.split(".")
+    return len(parts) == 3 and parts[1].startswith("h")
+
+
+def _refuse_overlap(found: list[Block], heads: Mapping[str, Block]) -> None:
+    wholes = {(block.parameter, block.name) for block in found if block.name not in heads}
+    for block in found:
+        if block.name in heads:
+            layer, _, role = block.name.split(".")
+            if (block.parameter, f"{layer}.{role}") in wholes:
+                raise UsageError(
+                    f"blocks {layer}.{role!s} and {block.name} overlap",
+                    hint="choose the whole matrix or its heads, not both",
+                )

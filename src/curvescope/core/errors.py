@@ -1,0 +1,44 @@
+"""Errors that say what was expected, what came, and what to do."""
+
+
+class CurvescopeError(Exception):
+    """Something went wrong that a person can act on.
+
+    The text is one sentence; `hint` is what to try. The command line prints both, without a
+    traceback, and exits with `exit_code`.
+    """
+
+    exit_code = 1
+
+    def __init__(self, message: str, *, hint: str | None = None):
+        super().__init__(message if hint is None else f"{message} ({hint})")
+        self.message = message
+        self.hint = hint
+
+
+class UsageError(CurvescopeError, ValueError):
+    """The call itself is wrong: a bad name, value, shape or combination."""
+
+    exit_code = 2
+
+
+class ShapeError(UsageError):
+    """A tensor has the wrong shape, dtype or device."""
+
+
+class MissingExtra(CurvescopeError, ImportError):
+    """An optional package is needed and not installed."""
+
+
+def near_misses(name: str, known: list[str], count: int = 3) -> str | None:
+    """A hint that names the known words closest to `name`."""
+    from difflib import get_close_matches
+
+    folded: dict[str, list[str]] = {}
+    for word in known:
+        folded.setdefault(word.casefold(), []).append(word)
+    close = get_close_matches(name.casefold(), folded, n=count, cutoff=0.4)
+    close = [word for key in close for word in folded[key]][:count]
+    if close:
+        return "did you mean " + " or ".join(repr(word) for word in close) + "?"
+    return f"known: {', '.join(known[:8])}{', …' if len(known) > 8 else ''}" if known else None

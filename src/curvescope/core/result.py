@@ -1,0 +1,125 @@
+"""Results: frozen dataclasses of numpy arrays and scalars, saved as JSON + NPZ, never pickled."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import IO, Any, Self
+
+import numpy as np
+
+from curvescope.core.errors import CurvescopeError
+
+SCHEMA = 1
+_CLASSES: dict[str, type[Result]] = {}
+
+
+@dataclass(frozen=True)
+class Result:
+    """Base of every result.
+
+    Fields are numpy arrays, numbers, strings, booleans, None, lists or dicts of these, or results.
+    `save(folder)` writes `result.json` (everything but arrays) and `arrays.npz` (the arrays, keyed by
+    their path in the result); `load` of the same class reads them back.
+    """
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        _CLASSES[cls.__name__] = cls
+
+    def save(self, folder: str | Path) -> Path:
+        """Write result.json and arrays.npz into `folder`, each complete or absent; return the folder."""
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        arrays: dict[str, np.ndarray] = {}
+        tree = {"schema": SCHEMA, **_pack(self, "", arrays)}
+        partial = folder / "arrays.npz.partial"
+        with partial.open("wb") as file:
+            _write_npz(file, arrays)
+        partial.replace(folder / "arrays.npz")
+        partial = folder / "result.json.partial"
+        partial.write_text(json.dumps(tree, indent=1, allow_nan=True), encoding="utf-8")
+        partial.replace(folder / "result.json")
+        return folder
+
+    @classmethod
+    def load(cls, folder: str | Path) -> Self:
+        """The result that `save` wrote into `folder`."""
+        folder = Path(folder)
+        try:
+            tree = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+            with np.load(folder / "arrays.npz", allow_pickle=False) as archive:
+                arrays = {key: archive[key] for key in archive.files}
+            if tree.get("schema") != SCHEMA:
+                raise CurvescopeError(f"expected schema {SCHEMA} in {folder}, found {tree.get('schema')}")
+            found = _unpack(tree, arrays)
+        except (
+            OSError,
+            ValueError,
+            EOFError,
+            KeyError,
+            TypeError,
+            AttributeError,
+            zipfile.BadZipFile,
+        ) as error:
+            raise CurvescopeError(
+                f"expected a folder with result.json and arrays.npz, could not read {folder}: {error}",
+                hint="a run that was killed has a state/ folder and no result; run it again to resume",
+            ) from error
+        if not isinstance(found, cls):
+            raise CurvescopeError(
+                f"expected a saved {cls.__name__} in {folder}, found {type(found).__name__}"
+            )
+        return found
+
+
+def _write_npz(file: IO[bytes], arrays: dict[str, np.ndarray]) -> None:
+    """As np.savez_compressed, whose own arguments are names that an array cannot have; never a pickle."""
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        for key, array in arrays.items():
+            with archive.open(f"{key}.npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, np.asanyarray(array), allow_pickle=False)
+
+
+def _pack(value: Any, path: str, arrays: dict[str, np.ndarray]) -> Any:
+    """`value` as JSON, its arrays moved to `arrays` under their path."""
+    if isinstance(value, Result):
+        packed = {f.name: _pack(getattr(value, f.name), _join(path, f.name), arrays) for f in fields(value)}
+        return {"@class": type(value).__name__, "fields": packed}
+    if isinstance(value, np.ndarray):
+        if value.dtype.hasobject:
+            raise TypeError(f"a result holds arrays of numbers and text; {path} is an array of objects")
+        arrays[path] = value
+        return {"@array": path}
+    if isinstance(value, dict):
+        return {str(key): _pack(item, _join(path, str(key)), arrays) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_pack(item, _join(path, str(i)), arrays) for i, item in enumerate(value)]
+    if isinstance(value, np.generic):
+        return value.item()
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise TypeError(f"a result holds arrays, numbers and text; {path} is a {type(value).__name__}")
+
+
+def _join(path: str, name: str) -> str:
+    return f"{path}/{name}" if path else name
+
+
+def _unpack(value: Any, arrays: dict[str, np.ndarray]) -> Any:
+    if isinstance(value, list):
+        return [_unpack(item, arrays) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if "@array" in value:
+        return arrays[value["@array"]]
+    if "@class" in value:
+        if value["@class"] not in _CLASSES:
+            raise CurvescopeError(
+                f"no result class is called {value['@class']}", hint="import its study first"
+            )
+        cls = _CLASSES[value["@class"]]
+        return cls(**{name: _unpack(item, arrays) for name, item in value["fields"].items()})
+    return {key: _unpack(item, arrays) for key, item in value.items()}

@@ -1,0 +1,1 @@
+"""Data: re-readable batches that count their terms; tasks, text, images."""

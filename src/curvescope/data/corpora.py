@@ -1,0 +1,198 @@
+"""Where text comes from: named corpora, files, folders and Hugging Face datasets."""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+from collections.abc import Callable, Iterable, Iterator
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from curvescope.core.errors import CurvescopeError, MissingExtra, UsageError, near_misses
+
+CORPORA: dict[str, str] = {
+    "sample": "a short fixed text that comes with curvescope",
+    "python-stdlib": "the source of the running Python's standard library, in a fixed order of files",
+}
+"""Every named corpus with one line about it."""
+
+MAX_BYTES = 2_000_000
+"""What is read of a source unless told otherwise."""
+
+SKIPPED_FOLDERS = {
+    "test",
+    "tests",
+    "idle_test",
+    "site-packages",
+    "dist-packages",
+    "idlelib",
+    "lib2to3",
+    "__pycache__",
+}
+
+
+def corpus_text(name: str, *, max_bytes: int | None = None) -> str:
+    """The text of a named corpus, or as much of it as fits in `max_bytes` bytes of UTF-8."""
+    _check_corpus(name)
+    _check_max_bytes(max_bytes)
+    if name == "sample":
+        return _joined([_asset_text("sample.txt")], max_bytes)
+    return _joined(_texts(_stdlib_candidates(), max_bytes), max_bytes)
+
+
+def describe_corpus(name: str) -> str:
+    """One line on what the corpus is here: what its text depends on, and its size."""
+    _check_corpus(name)
+    if name == "sample":
+        return f"sample: {len(_asset_text('sample.txt').encode())} bytes"
+    files = stdlib_files()
+    version = ".".join(str(number) for number in sys.version_info[:3])
+    return f"python-stdlib: the standard library of Python {version}, {len(files)} files"
+
+
+def stdlib_files() -> list[Path]:
+    """The .py files of the running Python's standard library, sorted by their path within it.
+
+    Left out: tests, installed packages, idlelib, lib2to3, what the build of this Python wrote
+    (config-*, _sysconfigdata*), and files that are no UTF-8.
+    """
+    return [file for file in _stdlib_candidates() if _read_text(file) is not None]
+
+
+def read_source(source: str | Path, *, max_bytes: int | None = MAX_BYTES) -> str:
+    """Text from a corpus's name, a file, a folder of text files, or "hf:NAME[:CONFIG[:SPLIT]]".
+
+    A folder gives its UTF-8 files, at any depth, in sorted order, hidden ones left out; a dataset gives its
+    column "text", or else its first column of strings, of the split "train" unless it is named. Texts are
+    joined by a newline, and reading stops after `max_bytes` bytes (None: never).
+    """
+    _check_max_bytes(max_bytes)
+    if isinstance(source, str) and source.startswith("hf:"):
+        return _joined(_dataset_texts(source.removeprefix("hf:")), max_bytes)
+    if isinstance(source, str) and source in CORPORA:
+        return corpus_text(source, max_bytes=max_bytes)
+    path = Path(source)
+    if path.is_dir():
+        found = _joined(_texts(_walk(path), max_bytes), max_bytes)
+        if not found:
+            raise UsageError(f"expected files of UTF-8 text in the folder {str(source)!r}, found none")
+        return found
+    if path.is_file():
+        content = _read_text(path, max_bytes)
+        if content is None:
+            raise UsageError(f"expected a file of UTF-8 text, got {str(source)!r}, which is none")
+        return _joined([content], max_bytes)
+    raise UsageError(
+        f"expected a corpus, a file, a folder or hf:NAME, got {str(source)!r}, which is none of them",
+        hint=near_misses(str(source), list(CORPORA)),
+    )
+
+
+def _stdlib_candidates() -> list[Path]:
+    """As `stdlib_files`, before any of them is read."""
+    files = _walk(Path(sysconfig.get_path("stdlib")), skip=_is_skipped)
+    found = [f for f in files if f.suffix == ".py" and not f.name.startswith("_sysconfigdata")]
+    if not found:
+        raise CurvescopeError(
+            "this Python comes without the source of its standard library",
+            hint="choose another corpus, or a folder of text files",
+        )
+    return found
+
+
+def _is_skipped(folder: str) -> bool:
+    return folder in SKIPPED_FOLDERS or folder.startswith("config-")
+
+
+def _walk(folder: Path, skip: Callable[[str], bool] = lambda name: False) -> list[Path]:
+    """Files below `folder` in the order of their relative paths; hidden ones and skipped folders are not."""
+    found = []
+    for here, inner, files in os.walk(folder):
+        inner[:] = [name for name in inner if not name.startswith(".") and not skip(name)]
+        found += [Path(here, name) for name in files if not name.startswith(".")]
+    return sorted(found, key=lambda file: file.relative_to(folder).parts)
+
+
+def _texts(files: Iterable[Path], max_bytes: int | None) -> Iterator[str]:
+    """The texts of the files that hold text, read one at a time."""
+    for file in files:
+        content = _read_text(file, max_bytes)
+        if content is not None:
+            yield content
+
+
+def _read_text(file: Path, max_bytes: int | None = None) -> str | None:
+    """At least the first `max_bytes` bytes of a text, or None where they are no UTF-8 or hold a zero byte."""
+    try:
+        with file.open(encoding="utf-8") as handle:
+            content = handle.read(-1 if max_bytes is None else max_bytes)  # so many characters
+    except UnicodeDecodeError:
+        return None
+    return None if "\0" in content else content
+
+
+def _asset_text(name: str) -> str:
+    file = resources.files("curvescope") / "assets" / name
+    if not file.is_file():
+        raise CurvescopeError(
+            f"this installation lacks the file assets/{name}", hint="install curvescope again"
+        )
+    return file.read_text(encoding="utf-8")
+
+
+def _dataset_texts(name: str) -> Iterator[str]:
+    """The texts of a Hugging Face dataset, streamed."""
+    try:
+        import datasets
+    except ImportError:
+        raise MissingExtra(
+            f"reading the dataset {name!r} needs the package datasets", hint="pip install 'curvescope[hf]'"
+        ) from None
+    path, config, split, *rest = [*name.split(":"), "", ""]
+    if not path or any(rest):
+        raise UsageError(f"expected hf:NAME, hf:NAME:CONFIG or hf:NAME:CONFIG:SPLIT, got {'hf:' + name!r}")
+    try:
+        for row in datasets.load_dataset(path, config or None, split=split or "train", streaming=True):
+            yield _text_of(dict(row), name)
+    except CurvescopeError:
+        raise
+    except Exception as problem:  # whatever the network, the hub or the dataset's own reader raise
+        reason = str(problem).split("\n", 1)[0][:200] or type(problem).__name__
+        raise CurvescopeError(
+            f"could not read the Hugging Face dataset {name!r}: {reason}",
+            hint="check its name and the network, or give a file",
+        ) from problem
+
+
+def _text_of(row: dict[str, Any], name: str) -> str:
+    columns = [key for key, entry in row.items() if isinstance(entry, str)]
+    if not columns:
+        raise UsageError(f"expected a column of text in the dataset {name!r}, got {', '.join(row)}")
+    return row["text" if "text" in columns else columns[0]]
+
+
+def _joined(texts: Iterable[str], max_bytes: int | None) -> str:
+    """The texts joined by newlines, cut after the last whole character within `max_bytes`."""
+    parts: list[str] = []
+    size = 0
+    for part in texts:
+        parts.append(part)
+        size += len(part.encode()) + 1
+        if max_bytes is not None and size > max_bytes:
+            break
+    joined = "\n".join(parts)
+    return joined if max_bytes is None else joined.encode()[:max_bytes].decode("utf-8", errors="ignore")
+
+
+def _check_corpus(name: str) -> None:
+    if name not in CORPORA:
+        raise UsageError(
+            f"expected the name of a corpus, got {name!r}", hint=near_misses(str(name), list(CORPORA))
+        )
+
+
+def _check_max_bytes(max_bytes: int | None) -> None:
+    if max_bytes is not None and (not isinstance(max_bytes, int) or max_bytes < 1):
+        raise UsageError(f"expected max_bytes to be an integer of at least 1, got {max_bytes!r}")

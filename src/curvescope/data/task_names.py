@@ -1,0 +1,53 @@
+"""Names of the tasks, with one line each; light enough for a list, because nothing is imported here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class TaskName:
+    """One line about a task, and where it is made: `module` has a function `function`."""
+
+    description: str
+    module: str
+    function: str
+
+
+_ROOM = "curvescope.data.tasks"
+
+TASKS: dict[str, TaskName] = {
+    "addition": TaskName(
+        "x + y = z digit by digit, 12 tokens; the answer counts (Ormaniec et al. 2025)",
+        f"{_ROOM}.addition",
+        "addition",
+    ),
+    "modular_addition": TaskName(
+        "a b = with the answer (a + b) mod p, all p² pairs or a fraction of them",
+        f"{_ROOM}.modular",
+        "modular_addition",
+    ),
+    "copy": TaskName(
+        "a random word, a separator, the word again; the second copy counts", f"{_ROOM}.recall", "copy"
+    ),
+    "induction": TaskName(
+        "… A B … A with the answer B: what followed the last letter before", f"{_ROOM}.recall", "induction"
+    ),
+    "sorting": TaskName(
+        "random letters, then the same letters sorted; the sorted part counts", f"{_ROOM}.sorting", "sorting"
+    ),
+    "markov": TaskName(
+        "a Markov chain whose entropy rate, the least possible loss, is known", f"{_ROOM}.markov", "markov"
+    ),
+    "gaussian_regression": TaskName(
+        "Gaussian sequences X with real targets: a linear map of X, or pure noise",
+        f"{_ROOM}.regression",
+        "gaussian_regression",
+    ),
+    "digits": TaskName(
+        "8×8 images of handwritten digits, 10 classes (scikit-learn, no download)",
+        f"{_ROOM}.digits",
+        "digits",
+    ),
+}
+"""Every task by its name."""

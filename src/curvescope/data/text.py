@@ -1,0 +1,94 @@
+"""Next-token pairs from text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from curvescope.core.errors import UsageError
+from curvescope.core.seeds import generator
+from curvescope.data.batches import IGNORED, Batches
+from curvescope.data.corpora import MAX_BYTES, read_source
+from curvescope.tokenizers import Tokenizer, as_tokenizer
+
+
+def text(
+    source: str | Path,
+    model: Any,
+    *,
+    tokens: int = 4096,
+    seq_len: int = 64,
+    batch_size: int = 8,
+    seed: int = 0,
+    max_bytes: int | None = MAX_BYTES,
+) -> Batches:
+    """A sample of `tokens` next-token pairs of a text: a corpus, a file, a folder, or "hf:NAME".
+
+    `model` is a tokenizer, or has one as `.tokenizer`; where it has an `.n_ctx`, `seq_len` must fit. What is
+    sampled of the text's ids is said in `windows`; of the source at most `max_bytes` bytes are read.
+    """
+    for name, count in {"tokens": tokens, "seq_len": seq_len, "batch_size": batch_size}.items():
+        if not isinstance(count, int) or count < 1:
+            raise UsageError(f"expected {name} to be an integer of at least 1, got {count!r}")
+    tokenizer = _tokenizer_of(model)
+    n_ctx = getattr(model, "n_ctx", None)
+    if n_ctx is not None and seq_len > n_ctx:
+        raise UsageError(
+            f"expected seq_len of at most {n_ctx}, the model's context, got {seq_len}",
+            hint=f"seq_len={n_ctx}",
+        )
+    content = read_source(source, max_bytes=max_bytes)
+    ids = torch.tensor(tokenizer.encode(content), dtype=torch.int64)
+    if len(ids) <= tokens and max_bytes is not None and len(content.encode()) > max_bytes - 4:
+        raise UsageError(
+            f"expected a text of at least {tokens + 1} tokens, got {len(ids)} in its first {max_bytes} bytes",
+            hint="max_bytes=None reads all of it",
+        )
+    inputs, targets = windows(ids, tokens=tokens, seq_len=seq_len, seed=seed)
+    return Batches.from_tensors(inputs, targets, batch_size=batch_size, name=f"text:{source}")
+
+
+def windows(ids: Tensor, *, tokens: int, seq_len: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Inputs and targets (⌈tokens / L⌉, L), L = `seq_len`, of the N ids of a text; exactly `tokens` count.
+
+    Window w pairs the inputs ids[wL], …, ids[wL + L − 1] with the targets one further, so windows do not
+    share a target. Of the ⌊(N − 1) / L⌋ whole ones, ⌈tokens / L⌉ are taken in the order of a randperm with
+    `seed`, so that more tokens extend a smaller sample; where these are too few, the rest of the text comes
+    last, padded with the input 0 and the target −100. Where `tokens` is no multiple of L, the targets of the
+    last window are −100 beyond what is asked.
+    """
+    num_pairs = max(len(ids) - 1, 0)
+    if tokens > num_pairs:
+        raise UsageError(
+            f"expected a text of at least {tokens + 1} tokens, got {len(ids)}",
+            hint=f"tokens={num_pairs} takes all of it" if num_pairs else "give a longer text",
+        )
+    num_whole, rest = divmod(num_pairs, seq_len)
+    size = (num_whole + (rest > 0)) * seq_len
+    padding = (0, size - num_pairs)
+    inputs = torch.nn.functional.pad(ids[:-1], padding, value=0).reshape(-1, seq_len)
+    targets = torch.nn.functional.pad(ids[1:], padding, value=IGNORED).reshape(-1, seq_len)
+    order = torch.cat(
+        [torch.randperm(num_whole, generator=generator(seed)), torch.arange(num_whole, len(inputs))]
+    )
+    chosen = order[: -(-tokens // seq_len)]
+    inputs, targets = inputs[chosen], targets[chosen]
+    targets[-1, tokens - (len(chosen) - 1) * seq_len :] = IGNORED
+    return inputs, targets
+
+
+def _tokenizer_of(model: Any) -> Tokenizer:
+    if isinstance(model, Tokenizer):
+        return model
+    found = getattr(model, "tokenizer", None)
+    if found is not None:
+        return as_tokenizer(found)
+    if hasattr(model, "encode") and hasattr(model, "decode"):
+        return as_tokenizer(model)
+    raise UsageError(
+        f"expected a tokenizer, or a model that has one, got {type(model).__name__}, which has none",
+        hint="ByteTokenizer() takes any text",
+    )

@@ -1,0 +1,63 @@
+"""A loss is a sum over terms; whoever uses it divides once by the total weight of the terms.
+
+With outputs z, targets y and weights w of one batch, every loss gives
+the sum Σ_t w_t ℓ_t(z), its gradient in z, its Hessian applied to a direction in z, and Σ_t w_t. So how
+the data is cut into batches, ordered or padded cannot change the mean.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor
+
+from curvescope.core.errors import ShapeError, UsageError
+
+
+class Loss(ABC):
+    """Sum over terms, and its first two derivatives in the outputs."""
+
+    name: str
+    convex: bool = True  # in the outputs, so that the GGN is positive semi-definite
+
+    @abstractmethod
+    def sum(self, outputs: Tensor, targets: Tensor, weights: Tensor | None) -> Tensor:
+        """Σ_t w_t ℓ_t, a scalar; differentiable twice in `outputs`."""
+
+    @abstractmethod
+    def total_weight(self, targets: Tensor, weights: Tensor | None) -> float:
+        """Σ_t w_t: the number of terms when there are no weights."""
+
+    @abstractmethod
+    def gradient(self, outputs: Tensor, targets: Tensor, weights: Tensor | None) -> Tensor:
+        """∂(sum)/∂z, in the outputs' shape."""
+
+    @abstractmethod
+    def hessian_product(
+        self, outputs: Tensor, targets: Tensor, weights: Tensor | None, direction: Tensor
+    ) -> Tensor:
+        """∂²(sum)/∂z² applied to directions of shape (…, *outputs.shape)."""
+
+    def term_outer_product(
+        self, outputs: Tensor, targets: Tensor, weights: Tensor | None, direction: Tensor
+    ) -> Tensor:
+        """Σ_t w_t r_t r_tᵀ applied to `direction`, r_t = ∂ℓ_t/∂z: the empirical Fisher in the outputs."""
+        raise UsageError(f"the loss {self.name!r} does not split into terms, which an empirical Fisher needs")
+
+    def sample_targets(self, outputs: Tensor, targets: Tensor, source: torch.Generator) -> Tensor:
+        """Targets drawn from the model's own distribution, with the ignored ones of `targets` kept."""
+        raise UsageError(f"the loss {self.name!r} is no log-likelihood, which a Monte-Carlo Fisher needs")
+
+
+def expand_weights(weights: Tensor, targets: Tensor) -> Tensor:
+    """Weights in the targets' shape, from one weight per term or per sequence."""
+    if weights.dim() > targets.dim() or any(
+        w not in (1, t) for w, t in zip(weights.shape, targets.shape, strict=False)
+    ):
+        raise ShapeError(
+            f"expected one weight per term or sequence of targets {tuple(targets.shape)}, "
+            f"got shape {tuple(weights.shape)}"
+        )
+    missing = targets.dim() - weights.dim()
+    return weights.reshape(*weights.shape, *[1] * missing).expand(targets.shape)

@@ -1,0 +1,111 @@
+"""Cross-entropy over the last axis of the outputs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from curvescope.core.errors import ShapeError, UsageError
+from curvescope.losses.base import Loss, expand_weights
+
+IGNORED = -100
+
+
+@dataclass(frozen=True)
+class CrossEntropy(Loss):
+    """ℓ_t = −Σ_c q_tc log softmax(z_t)_c with q_t = (1 − ε) one-hot(y_t) + ε / C.
+
+    A term is one counted target: outputs (B, …, C), integer targets (B, …), −100 does not count;
+    ε is `label_smoothing`.
+    """
+
+    label_smoothing: float = 0.0
+    name = "cross_entropy"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.label_smoothing < 1:
+            raise UsageError(f"expected a label_smoothing in [0, 1), got {self.label_smoothing}")
+
+    def sum(self, outputs: Tensor, targets: Tensor, weights: Tensor | None) -> Tensor:
+        _check(outputs, targets)
+        losses = F.cross_entropy(
+            outputs.reshape(-1, outputs.shape[-1]),
+            targets.reshape(-1).long(),
+            ignore_index=IGNORED,
+            label_smoothing=self.label_smoothing,
+            reduction="none",
+        )
+        return (
+            losses.sum()
+            if weights is None
+            else (losses * _weights(targets, weights, outputs).reshape(-1)).sum()
+        )
+
+    def total_weight(self, targets: Tensor, weights: Tensor | None) -> float:
+        counted = targets != IGNORED
+        return float(
+            (counted if weights is None else counted * expand_weights(weights, targets).double()).sum()
+        )
+
+    def gradient(self, outputs: Tensor, targets: Tensor, weights: Tensor | None) -> Tensor:
+        """w_t (p_t − q_t)."""
+        return self._residual(outputs, targets) * _weights(targets, weights, outputs)[..., None]
+
+    def hessian_product(
+        self, outputs: Tensor, targets: Tensor, weights: Tensor | None, direction: Tensor
+    ) -> Tensor:
+        """w_t (diag p_t − p_t p_tᵀ) u_t."""
+        _check(outputs, targets)
+        p = outputs.softmax(-1)
+        centred = direction - (p * direction).sum(-1, keepdim=True)
+        return p * centred * _weights(targets, weights, outputs)[..., None]
+
+    def term_outer_product(
+        self, outputs: Tensor, targets: Tensor, weights: Tensor | None, direction: Tensor
+    ) -> Tensor:
+        r = self._residual(outputs, targets)
+        return r * (r * direction).sum(-1, keepdim=True) * _weights(targets, weights, outputs)[..., None]
+
+    def sample_targets(self, outputs: Tensor, targets: Tensor, source: torch.Generator) -> Tensor:
+        """One class per position from softmax(z_t); ignored positions stay ignored."""
+        if self.label_smoothing:
+            raise UsageError(
+                "a Monte-Carlo Fisher needs label_smoothing=0: a smoothed loss is no log-likelihood"
+            )
+        _check(outputs, targets)
+        p = outputs.detach().softmax(-1).reshape(-1, outputs.shape[-1])
+        drawn = torch.multinomial(p.cpu(), 1, generator=source).to(targets.device).reshape(targets.shape)
+        return torch.where(targets == IGNORED, targets, drawn.to(targets.dtype))
+
+    def _residual(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """p_t − q_t, zero where the target is ignored."""
+        _check(outputs, targets)
+        counted = targets != IGNORED
+        q = torch.zeros_like(outputs)
+        q.scatter_(-1, targets.long().clamp(min=0)[..., None], 1 - self.label_smoothing)
+        q = q + self.label_smoothing / outputs.shape[-1]
+        return (outputs.softmax(-1) - q) * counted[..., None]
+
+
+def _weights(targets: Tensor, weights: Tensor | None, outputs: Tensor) -> Tensor:
+    counted = (targets != IGNORED).to(outputs.dtype)
+    return counted if weights is None else counted * expand_weights(weights, targets).to(outputs.dtype)
+
+
+def _check(outputs: Tensor, targets: Tensor) -> None:
+    if targets.is_floating_point() or outputs.shape[:-1] != targets.shape:
+        raise ShapeError(
+            f"expected integer targets {tuple(outputs.shape[:-1])} for outputs {tuple(outputs.shape)}, "
+            f"got {str(targets.dtype).removeprefix('torch.')} {tuple(targets.shape)}",
+            hint="targets align with outputs; nothing is shifted here",
+        )
+    if targets.numel():
+        counted = targets[targets != IGNORED]
+        if counted.numel() and (int(counted.min()) < 0 or int(counted.max()) >= outputs.shape[-1]):
+            raise UsageError(
+                f"expected targets below {outputs.shape[-1]} (or {IGNORED} to ignore one), "
+                f"got values from {int(counted.min())} to {int(counted.max())}"
+            )

@@ -1,0 +1,1 @@
+"""Models: the zoo, named blocks, loading."""

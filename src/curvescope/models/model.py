@@ -1,0 +1,107 @@
+"""A loaded model: a module, its blocks by role, and what is known about it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from curvescope.core.blocks import Block, ParamSpace, select
+from curvescope.core.errors import ShapeError, UsageError
+
+
+@dataclass(frozen=True, eq=False)
+class Model:
+    """A module seen through named blocks.
+
+    `blocks` covers every parameter exactly once (tied ones too); `heads` holds the blocks of single
+    heads, which overlap with them. `facts` are the numbers a reader asks for (layers, heads, …) and
+    `notes` what a reader should know (dropout, tied weights, …).
+    """
+
+    module: nn.Module
+    name: str
+    blocks: Mapping[str, Block]
+    heads: Mapping[str, Block] = field(default_factory=dict)
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    tokenizer: Any = None
+
+    @property
+    def parameters(self) -> dict[str, Tensor]:
+        """Parameters by name, each once."""
+        return dict(self.module.named_parameters())
+
+    @property
+    def num_parameters(self) -> int:
+        """Entries of all parameters, each counted once."""
+        return sum(p.numel() for p in self.module.parameters())
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of the parameters."""
+        return next(self.module.parameters()).dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where the parameters are."""
+        return next(self.module.parameters()).device
+
+    @property
+    def n_ctx(self) -> int | None:
+        """Most positions the model takes, if it says."""
+        return self.facts.get("n_ctx")
+
+    def space(self, *patterns: str) -> ParamSpace:
+        """Vectors over the blocks that match the globs; all blocks without one."""
+        chosen = select(patterns or ("*",), self.blocks, self.heads)
+        names = {block.parameter for block in chosen}
+        shapes = {name: tuple(p.shape) for name, p in self.parameters.items() if name in names}
+        return ParamSpace(tuple(chosen), shapes, self.dtype, self.device)
+
+    def forward(self, parameters: Mapping[str, Tensor], inputs: Tensor | Mapping[str, Tensor]) -> Tensor:
+        """Outputs at `parameters` (those not named keep the module's own values)."""
+        arguments, options = ((), dict(inputs)) if isinstance(inputs, Mapping) else ((inputs,), {})
+        outputs = functional_call(self.module, dict(parameters), arguments, options, strict=False)
+        outputs = getattr(outputs, "logits", outputs)
+        if not isinstance(outputs, Tensor):
+            raise ShapeError(
+                f"expected outputs as a tensor or an object with .logits, got {type(outputs).__name__}",
+                hint="wrap it in a module that returns its outputs",
+            )
+        return outputs
+
+    def __repr__(self) -> str:
+        return f"Model({self.name!r}: {self.num_parameters} parameters, {len(self.blocks)} blocks)"
+
+
+@contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """The module in eval mode inside, every submodule back in its own mode after."""
+    training = [m for m in module.modules() if m.training]
+    for m in training:
+        m.training = False
+    try:
+        yield
+    finally:
+        for m in training:
+            m.training = True
+
+
+def check_cover(blocks: Mapping[str, Block], module: nn.Module) -> None:
+    """Raise unless the blocks cover every entry of every parameter exactly once."""
+    seen = {name: torch.zeros(p.numel(), dtype=torch.int8) for name, p in module.named_parameters()}
+    shapes = {name: tuple(p.shape) for name, p in module.named_parameters()}
+    for block in blocks.values():
+        seen[block.parameter][block.positions(shapes[block.parameter])] += 1
+    for name, count in seen.items():
+        if not bool((count == 1).all()):
+            raise UsageError(
+                f"blocks must cover {name!r} exactly once, but cover some entries "
+                f"{count.max() if bool((count > 1).any()) else 0} times"
+            )

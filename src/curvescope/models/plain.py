@@ -1,0 +1,50 @@
+"""Any module: its blocks are its parameters, until an adapter knows better."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from curvescope.core.blocks import whole
+from curvescope.core.errors import UsageError
+from curvescope.models.model import Model
+
+_BATCH = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+
+
+def plain_model(module: nn.Module, name: str | None = None) -> Model:
+    """A model whose blocks are the module's parameters under their own names.
+
+    A parameter of an `nn.Linear` is stored outputs × inputs, so its block is the transpose.
+    """
+    linear = {f"{path}.weight".lstrip(".") for path, m in module.named_modules() if isinstance(m, nn.Linear)}
+    parameters = dict(module.named_parameters())
+    if not parameters:
+        raise UsageError(f"expected a module with parameters, {type(module).__name__} has none")
+    for key, p in parameters.items():
+        if not p.is_floating_point():
+            raise UsageError(
+                f"expected real parameters, {key!r} is {p.dtype}", hint="quantised weights have no Hessian"
+            )
+    if len({p.dtype for p in parameters.values()}) > 1:
+        raise UsageError(
+            "expected parameters of one dtype, got several", hint="cs.load(module, dtype=torch.float32)"
+        )
+    blocks = {key: whole(key, key, p.shape, transposed=key in linear) for key, p in parameters.items()}
+    return Model(module, name or type(module).__name__, blocks, notes=tuple(mode_notes(module)))
+
+
+def _drop_rate(module: nn.Module) -> float:
+    """Probability with which a module of torch's own drops something in train mode."""
+    if isinstance(module, nn.modules.dropout._DropoutNd):
+        return module.p
+    return module.dropout if isinstance(module, nn.MultiheadAttention | nn.RNNBase) else 0.0
+
+
+def mode_notes(module: nn.Module) -> list[str]:
+    """What eval mode changes about a module that is in train mode."""
+    found = []
+    if any(m.training and _drop_rate(m) > 0 for m in module.modules()):
+        found.append("dropout is switched off: curvature is that of the module in eval mode")
+    if any(m.training and isinstance(m, _BATCH) for m in module.modules()):
+        found.append("batch norm uses its running statistics: curvature is that of the module in eval mode")
+    return found

@@ -1,0 +1,91 @@
+"""What all curvature operators share: a problem, row and column spaces, a stream over batches."""
+
+from __future__ import annotations
+
+import copy
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from curvescope.core.blocks import ParamSpace
+from curvescope.core.errors import UsageError
+from curvescope.core.operator import LinearOperator
+from curvescope.data.batches import Batch
+from curvescope.operators.engine import EngineName, Tree, choose
+from curvescope.operators.memory import columns_at_once
+from curvescope.problem import Problem, check_finite, differentiating
+
+Patterns = str | Sequence[str]
+
+
+class CurvatureOperator(LinearOperator):
+    """C = (1/N) Σ_batches C_batch over the parameters of a problem, or a block of it.
+
+    Rows and columns are spaces of named blocks; a product streams over the batches and holds one batch
+    and a bounded number of columns in memory. The model is left as it was.
+    """
+
+    problem: Problem
+    space: ParamSpace
+    columns: ParamSpace
+
+    def __init__(self, problem: Problem, *blocks: str, engine: EngineName = "auto", chunk: int | None = None):
+        if not isinstance(problem, Problem):
+            raise UsageError(f"expected a cs.Problem, got {type(problem).__name__}")
+        if chunk is not None and (not isinstance(chunk, int) or chunk < 1):
+            raise UsageError(f"expected a chunk of at least 1 column, got {chunk!r}")
+        self.problem, self.engine, self.chunk = problem, choose(engine), chunk
+        self.dtype, self.device = problem.dtype, problem.device
+        self._set_spaces(problem.space(*blocks), None)
+
+    def _set_spaces(self, rows: ParamSpace, columns: ParamSpace | None) -> None:
+        self.space, self.columns = rows, rows if columns is None else columns
+        self.shape = (self.space.size, self.columns.size)
+        self.symmetric = self.space.blocks == self.columns.blocks
+        self.psd = self.symmetric and self.always_psd
+
+    always_psd: bool = False
+
+    def block(self, rows: Patterns, columns: Patterns | None = None) -> Self:
+        """The operator between the blocks that match `rows` and those that match `columns`.
+
+        `H.block("L0.W_Q", "L0.W_K")` is rectangular, `H.block("L0.*")` square and symmetric.
+        """
+        found = copy.copy(self)
+        chosen = self.problem.space(*as_patterns(rows))
+        found._set_spaces(chosen, None if columns is None else self.problem.space(*as_patterns(columns)))
+        return found
+
+    @abstractmethod
+    def _batch_product(self, index: int, batch: Batch, rows: tuple[str, ...], tangents: Tree) -> Tree:
+        """The sum over one batch's terms, applied to tangents {parameter: (k, *shape)}; not divided."""
+
+    def _matmat(self, V: Tensor) -> Tensor:
+        return self._stream(V, self.space, self.columns)
+
+    def _rmatmat(self, U: Tensor) -> Tensor:
+        return self._stream(U, self.columns, self.space)
+
+    def _stream(self, V: Tensor, rows: ParamSpace, columns: ParamSpace) -> Tensor:
+        """(1/N) Σ_batches, for at most `chunk` columns at a time."""
+        entries = sum(p.numel() for p in self.problem.model.module.parameters())
+        step = self.chunk or columns_at_once(entries, self.problem)
+        total = torch.zeros(rows.size, V.shape[1], dtype=self.dtype, device=self.device)
+        for start in range(0, V.shape[1], step):
+            part = V[:, start : start + step]
+            tangents = columns.scatter_columns(part)
+            for index, batch in enumerate(self.problem.placed_batches(type(self).__name__)):
+                with differentiating():
+                    tree = self._batch_product(index, batch, rows.parameters, tangents)
+                total[:, start : start + step] += rows.gather_columns(tree, part.shape[1])
+        total /= self.problem.num_terms
+        check_finite(total, self.problem)
+        return total
+
+
+def as_patterns(patterns: Patterns) -> tuple[str, ...]:
+    """One glob or several, as a tuple."""
+    return (patterns,) if isinstance(patterns, str) else tuple(patterns)

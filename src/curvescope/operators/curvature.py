@@ -1,0 +1,135 @@
+"""The Hessian and its two parts, and the Fishers, of a problem.
+
+With outputs z(θ), loss L = (1/N) Σ_t w_t ℓ_t(z) and J = ∂z/∂θ:
+
+    Hessian     H   = ∇²L = GGN + Functional
+    GGN         H_o = (1/N) Jᵀ (∂²ℓ/∂z²) J
+    Functional  H_f = (1/N) Σ_i (∂ℓ/∂z_i) ∇²z_i
+    Fishers         = (1/N) Σ_t w_t g_t g_tᵀ, g_t = ∇ℓ_t at the data's targets or at drawn ones
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from curvescope.core.errors import UsageError
+from curvescope.core.seeds import generator
+from curvescope.data.batches import Batch
+from curvescope.operators.base import CurvatureOperator
+from curvescope.operators.engine import EngineName, Tree
+from curvescope.problem import Problem
+
+
+class Hessian(CurvatureOperator):
+    """∇²L, by differentiating the gradient."""
+
+    def _batch_product(self, index: int, batch: Batch, rows: tuple[str, ...], tangents: Tree) -> Tree:
+        loss = self.problem.loss
+
+        def scalar(z: Tensor) -> Tensor:
+            return loss.sum(z, batch.targets, batch.weights)
+
+        return self.engine.second_derivative(self.problem, batch, scalar, rows, tangents)
+
+
+class Functional(CurvatureOperator):
+    """The functional part, computed directly: the Hessian of ⟨G, z(θ)⟩ with G = ∂ℓ/∂z held fixed."""
+
+    def _batch_product(self, index: int, batch: Batch, rows: tuple[str, ...], tangents: Tree) -> Tree:
+        loss = self.problem.loss
+
+        def scalar(z: Tensor) -> Tensor:
+            return (loss.gradient(z.detach(), batch.targets, batch.weights) * z).sum()
+
+        return self.engine.second_derivative(self.problem, batch, scalar, rows, tangents)
+
+
+class GGN(CurvatureOperator):
+    """The generalised Gauss-Newton matrix, the outer-product part: Jᵀ (∂²ℓ/∂z²) J.
+
+    Positive semi-definite where the loss is convex in the outputs, as those of this package are.
+    """
+
+    @property
+    def always_psd(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Whether the loss is convex."""
+        return self.problem.loss.convex
+
+    def _batch_product(self, index: int, batch: Batch, rows: tuple[str, ...], tangents: Tree) -> Tree:
+        loss = self.problem.loss
+
+        def middle(z: Tensor, u: Tensor) -> Tensor:
+            return loss.hessian_product(z, batch.targets, batch.weights, u)
+
+        return self.engine.sandwich(self.problem, batch, middle, rows, tangents)
+
+
+class EmpiricalFisher(CurvatureOperator):
+    """(1/N) Σ_t w_t g_t g_tᵀ over terms t, g_t the gradient of term t at the data's own target."""
+
+    always_psd = True
+
+    def _batch_product(self, index: int, batch: Batch, rows: tuple[str, ...], tangents: Tree) -> Tree:
+        loss = self.problem.loss
+
+        def middle(z: Tensor, u: Tensor) -> Tensor:
+            return loss.term_outer_product(z, batch.targets, batch.weights, u)
+
+        return self.engine.sandwich(self.problem, batch, middle, rows, tangents)
+
+
+class MonteCarloFisher(CurvatureOperator):
+    """The Fisher with targets drawn from the model: the mean of `num_samples` draws per term.
+
+    Its expectation is the GGN for cross-entropy and squared error. The targets are drawn once, sequence
+    by sequence from (seed, sequence, sample), so it is one fixed matrix however the data is cut.
+    """
+
+    always_psd = True
+
+    def __init__(
+        self,
+        problem: Problem,
+        *blocks: str,
+        num_samples: int = 1,
+        seed: int = 0,
+        engine: EngineName = "auto",
+        chunk: int | None = None,
+    ):
+        if num_samples < 1:
+            raise UsageError(f"expected num_samples of at least 1, got {num_samples}")
+        super().__init__(problem, *blocks, engine=engine, chunk=chunk)
+        self.drawn = _draw_targets(problem, num_samples, seed)  # kept by this operator's blocks too
+
+    def _batch_product(self, index: int, batch: Batch, rows: tuple[str, ...], tangents: Tree) -> Tree:
+        loss = self.problem.loss
+
+        def middle(z: Tensor, u: Tensor) -> Tensor:
+            samples = self.drawn[index].to(z.device)
+            found = [loss.term_outer_product(z, targets, batch.weights, u) for targets in samples]
+            return torch.stack(found).mean(0)
+
+        return self.engine.sandwich(self.problem, batch, middle, rows, tangents)
+
+
+def _draw_targets(problem: Problem, num_samples: int, seed: int) -> list[Tensor]:
+    """Targets of every batch, (num_samples, *targets.shape)."""
+    found, first = [], 0
+    with torch.no_grad():
+        for batch in problem.placed_batches("draw targets"):
+            z = problem.outputs(batch)
+            samples = [
+                torch.cat(
+                    [
+                        problem.loss.sample_targets(
+                            z[i : i + 1], batch.targets[i : i + 1], generator(seed, first + i, s)
+                        )
+                        for i in range(batch.num_sequences)
+                    ]
+                )
+                for s in range(num_samples)
+            ]
+            found.append(torch.stack(samples).cpu())
+            first += batch.num_sequences
+    return found

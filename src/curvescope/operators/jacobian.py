@@ -1,0 +1,57 @@
+"""The Jacobian of all outputs in the parameters."""
+
+from __future__ import annotations
+
+import copy
+from math import prod
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from curvescope.core.errors import UsageError
+from curvescope.core.operator import LinearOperator
+from curvescope.operators.base import Patterns, as_patterns
+from curvescope.operators.engine import EngineName, choose
+from curvescope.problem import Problem, differentiating
+
+
+class Jacobian(LinearOperator):
+    """J = ∂z/∂θ: (outputs of all batches, one after the other) × (entries of the chosen blocks)."""
+
+    def __init__(self, problem: Problem, *blocks: str, engine: EngineName = "auto"):
+        if not isinstance(problem, Problem):
+            raise UsageError(f"expected a cs.Problem, got {type(problem).__name__}")
+        self.problem, self.engine = problem, choose(engine)
+        self.dtype, self.device = problem.dtype, problem.device
+        self.space = self.columns = problem.space(*blocks)
+        with torch.no_grad():
+            self.output_shapes = [tuple(problem.outputs(b).shape) for b in problem.placed_batches("outputs")]
+        self.shape = (sum(prod(shape) for shape in self.output_shapes), self.space.size)
+
+    def block(self, columns: Patterns) -> Self:
+        """The columns of the blocks that match."""
+        found = copy.copy(self)
+        found.space = found.columns = self.problem.space(*as_patterns(columns))
+        found.shape = (self.shape[0], found.space.size)
+        return found
+
+    def _matmat(self, V: Tensor) -> Tensor:
+        tangents = self.space.scatter_columns(V)
+        parts = []
+        for batch in self.problem.placed_batches("Jacobian"):
+            with differentiating():
+                _, Jv = self.engine.jacobian(self.problem, batch, tangents)
+            parts.append(Jv.flatten(1).T)
+        return torch.cat(parts)
+
+    def _rmatmat(self, U: Tensor) -> Tensor:
+        total = torch.zeros(self.space.size, U.shape[1], dtype=self.dtype, device=self.device)
+        start = 0
+        for shape, batch in zip(self.output_shapes, self.problem.placed_batches("Jacobian"), strict=True):
+            cotangents = U[start : start + prod(shape)].T.reshape(-1, *shape)
+            with differentiating():
+                tree = self.engine.jacobian_transpose(self.problem, batch, self.space.parameters, cotangents)
+            total += self.space.gather_columns(tree, U.shape[1])
+            start += prod(shape)
+        return total

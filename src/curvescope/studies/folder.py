@@ -1,0 +1,189 @@
+"""Run folders: `runs/<study>/<stamp>-<hash>/` with everything that a run was and gave.
+
+`config.toml`, `env.json`, `log.txt` and `state/` are there while it runs; `result.json`, `arrays.npz`,
+`figures/` and `tables/` when it is done, and `state/` is gone. `result.json` comes last: a folder that has
+one is finished. A folder is made when the first piece of work is done, so a call with a mistake in it
+leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator, MutableMapping
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from curvescope import __version__
+from curvescope.core.config import Config
+from curvescope.core.errors import CurvescopeError
+from curvescope.core.progress import Progress
+from curvescope.core.result import Result
+from curvescope.studies import find
+
+STATE, RESULT, CONFIG, OWNER = "state", "result.json", "config.toml", "pid"
+
+
+class RunFolder(MutableMapping[str, Result]):
+    """One run on disk, and the state of its study: finished pieces by name."""
+
+    def __init__(self, root: Path, study: str, cfg: Config):
+        self.study, self.cfg = study, cfg
+        text = tomli_w.dumps({"study": study, "version": __version__, **cfg.to_dict()})
+        digest = hashlib.sha256(text.encode()).hexdigest()[:8]
+        unfinished = _unfinished(root / study, digest)
+        stamp = time.strftime("%Y%m%d-%H%M%S")
+        self.resumed = unfinished is not None
+        self.path = unfinished or root / study / f"{stamp}-{digest}"
+        self._config_text = text
+
+    def log(self, line: str) -> None:
+        """Add a line with the time to log.txt."""
+        with (self.path / "log.txt").open("a", encoding="utf-8") as file:
+            file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}\n")
+
+    def __setitem__(self, name: str, piece: Result) -> None:
+        self._begin()
+        piece.save(self.path / STATE / name)
+        self.log(f"done: {name}")
+
+    def __getitem__(self, name: str) -> Result:
+        if name not in self:
+            raise KeyError(name)
+        return Result.load(self.path / STATE / name)
+
+    def __delitem__(self, name: str) -> None:
+        shutil.rmtree(self.path / STATE / name)
+
+    def __contains__(self, name: object) -> bool:
+        return (self.path / STATE / str(name) / RESULT).exists()
+
+    def __iter__(self) -> Iterator[str]:
+        state = self.path / STATE
+        return iter(sorted(p.name for p in state.iterdir() if p.name in self)) if state.exists() else iter(())
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def _begin(self) -> None:
+        if not (self.path / CONFIG).exists():
+            (self.path / STATE).mkdir(parents=True, exist_ok=True)
+            (self.path / CONFIG).write_text(self._config_text, encoding="utf-8")
+            (self.path / "env.json").write_text(json.dumps(environment(), indent=1), encoding="utf-8")
+        (self.path / STATE / OWNER).write_text(str(os.getpid()), encoding="utf-8")
+
+    def finish(self, result: Any) -> None:
+        """Write figures and tables, then the result, then forget the state."""
+        self._begin()
+        write_figures(result, self.path / "figures")
+        write_tables(result, self.path / "tables")
+        result.save(self.path)
+        shutil.rmtree(self.path / STATE, ignore_errors=True)
+        self.log("finished")
+
+
+def run(
+    study: str,
+    settings: dict[str, Any],
+    *,
+    out: str | Path = "runs",
+    progress: Progress | None = None,
+    say: Callable[[str], None] = lambda line: None,
+) -> tuple[Path, Any]:
+    """Run a study with these settings, in a folder under `out`; an unfinished run of the same is resumed.
+
+    Args:
+        say: called with lines for a person, such as that a run is resumed.
+
+    Returns:
+        The folder and the result.
+    """
+    module = find(study)
+    cfg = module.Config.from_dict(settings)
+    folder = RunFolder(Path(out), study, cfg)
+    if folder.resumed:
+        say(f"resuming {folder.path} with {len(folder)} pieces done")
+        folder.log("resumed")
+    result = module.run(cfg, progress=progress, state=folder)
+    folder.finish(result)
+    return folder.path, result
+
+
+def load(path: str | Path) -> tuple[dict[str, Any], Any]:
+    """Configuration (with `study` and `version`) and result of a finished run."""
+    import tomllib
+
+    path = Path(path)
+    if not (path / RESULT).exists() or not (path / CONFIG).exists():
+        unfinished = (
+            " (it is not finished: run the same study again to resume)" if (path / STATE).exists() else ""
+        )
+        raise CurvescopeError(f"expected a run folder with {CONFIG} and {RESULT}, got {path}{unfinished}")
+    try:
+        config = tomllib.loads((path / CONFIG).read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise CurvescopeError(f"could not read {path / CONFIG}: {error}") from error
+    find(str(config.get("study")))
+    return config, Result.load(path)
+
+
+def environment() -> dict[str, str]:
+    """Versions that a number may depend on."""
+    import platform
+
+    import numpy
+    import torch
+
+    return {
+        "curvescope": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": numpy.__version__,
+        "system": platform.system(),
+        "machine": platform.machine(),
+        "threads": str(torch.get_num_threads()),
+        "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
+    }
+
+
+def write_figures(result: Any, folder: Path) -> None:
+    """Every figure as SVG and PNG."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    folder.mkdir(parents=True, exist_ok=True)
+    with plt.rc_context({"svg.hashsalt": "curvescope", "svg.fonttype": "path"}):
+        for name, figure in result.figures().items():
+            figure.savefig(folder / f"{name}.svg", metadata={"Date": None})
+            figure.savefig(folder / f"{name}.png", dpi=150)
+            plt.close(figure)
+
+
+def write_tables(result: Any, folder: Path) -> None:
+    """Every table as CSV."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, table in result.tables().items():
+        table.to_csv(folder / f"{name}.csv", index=False)
+
+
+def _unfinished(root: Path, digest: str) -> Path | None:
+    """The latest folder of this configuration that was begun, not finished, and that nobody works on."""
+    found = [p for p in root.glob(f"*-{digest}") if (p / STATE).is_dir() and not (p / RESULT).exists()]
+    return max((p for p in found if not _owned(p)), default=None)
+
+
+def _owned(path: Path) -> bool:
+    """Whether another process that is still alive began or resumed the run."""
+    try:
+        owner = int((path / STATE / OWNER).read_text(encoding="utf-8"))
+        os.kill(owner, 0)
+    except (OSError, ValueError):
+        return False
+    return owner != os.getpid()

@@ -1,0 +1,5 @@
+"""Drawing: arrays in, matplotlib Axes out. Nothing here computes, and matplotlib is imported on first use."""
+
+from curvescope.viz import blocks, spectrum
+
+__all__ = ["blocks", "spectrum"]

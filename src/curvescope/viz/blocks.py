@@ -1,0 +1,88 @@
+"""Figures of blocks: heat maps of all pairs, bars of one number per block."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+PALETTE = ("#1b6ca8", "#c8553d", "#2f9e6e", "#8d5fa8", "#b8860b")
+
+
+def heat_map(
+    ax: Axes | None,
+    names: Sequence[str],
+    values: np.ndarray,
+    *,
+    label: str = "",
+    limits: tuple[float, float] | None = None,
+    colour_bar: bool = True,
+) -> Axes:
+    """Draw a positive matrix of one number per pair of blocks, colours logarithmic; zeros stay white.
+
+    Args:
+        limits: smallest and largest value of the colours; by default six decades below the largest.
+    """
+    import matplotlib.pyplot as plt
+    from matplotlib.colors import LogNorm
+
+    if ax is None:
+        side = 2.2 + 0.17 * len(names)
+        ax = plt.subplots(figsize=(side + 0.8, side), layout="constrained")[1]
+    top = float(values.max()) if values.size and values.max() > 0 else 1.0
+    smallest = float(values[values > 0].min()) if (values > 0).any() else top / 10
+    low, high = limits or (max(smallest, top * 1e-6), top)
+    norm = LogNorm(vmin=low, vmax=max(high, low * 10))
+    image = ax.imshow(np.ma.masked_less_equal(values, 0), norm=norm, cmap="magma_r", interpolation="nearest")
+    size = 8 if len(names) <= 20 else 6
+    ax.set_xticks(range(len(names)), list(names), rotation=90, fontsize=size)
+    ax.set_yticks(range(len(names)), list(names), fontsize=size)
+    _rule_between_layers(ax, names)
+    if colour_bar:
+        ax.figure.colorbar(image, ax=ax, label=label, shrink=0.8)
+    return ax
+
+
+def bars(
+    ax: Axes | None,
+    names: Sequence[str],
+    series: dict[str, tuple[np.ndarray, np.ndarray]],
+    *,
+    label: str = "",
+    log: bool = True,
+) -> Axes:
+    """Draw one point with two standard errors per block and series ({name: (values, stderr)})."""
+    import matplotlib.pyplot as plt
+
+    if ax is None:
+        ax = plt.subplots(figsize=(2.5 + 0.2 * len(names), 3.4), layout="constrained")[1]
+    x = np.arange(len(names))
+    for i, (name, (values, stderr)) in enumerate(series.items()):
+        shift = 0.18 * (i - (len(series) - 1) / 2)
+        errors = 2 * np.nan_to_num(stderr)
+        style = {"fmt": "o", "ms": 3.5, "lw": 1, "color": PALETTE[i % len(PALETTE)], "label": name}
+        ax.errorbar(x + shift, values, yerr=errors, **style)
+    if log:
+        largest = max(float(np.abs(values).max(initial=0.0)) for values, _ in series.values())
+        ax.set_yscale("symlog", linthresh=max(largest * 1e-4, 1e-300))
+    ax.axhline(0, color="0.6", lw=0.6)
+    ax.set_xticks(x, list(names), rotation=90, fontsize=8 if len(names) <= 20 else 6)
+    ax.set_xlim(-0.7, len(names) - 0.3)
+    ax.set_ylabel(label)
+    ax.grid(axis="x", lw=0.3, color="0.9")
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.legend(frameon=False, fontsize=8)
+    return ax
+
+
+def _rule_between_layers(ax: Axes, names: Sequence[str]) -> None:
+    """Thin lines where the layer changes."""
+    layers = [name.split(".")[0] for name in names]
+    for i in range(1, len(layers)):
+        if layers[i] != layers[i - 1]:
+            ax.axhline(i - 0.5, color="white", lw=0.8)
+            ax.axvline(i - 0.5, color="white", lw=0.8)

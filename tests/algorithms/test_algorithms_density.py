@@ -1,0 +1,250 @@
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from algorithms_known import SPECTRA, Counting, uniform, with_spectrum
+
+from curvescope.algorithms import SpectralDensity, block_density, spectral_density
+from curvescope.algorithms import columns as columns_module
+from curvescope.core.errors import ShapeError, UsageError
+from curvescope.core.operator import FunctionOperator, Matrix
+
+
+def broadened(grid, eigenvalues, width):
+    z = (grid[:, None] - eigenvalues) / width
+    return np.exp(-0.5 * z**2).mean(axis=1) / (width * np.sqrt(2 * np.pi))
+
+
+@pytest.mark.parametrize("name", ["outliers", "repeated", "indefinite", "rank three", "even", "normal"])
+def test_density_is_within_its_error(name):
+    eigenvalues = SPECTRA[name]
+    found = spectral_density(with_spectrum(eigenvalues), num_probes=24, num_steps=40)
+    assert found.nodes.shape == found.weights.shape == (24, 40)
+    assert not found.exact
+    assert found.num_products == 24 * 40
+    assert np.trapezoid(found.density, found.grid) == pytest.approx(1, abs=1e-4)
+    np.testing.assert_allclose(found.weights.sum(axis=1), 1)
+    moments = np.array([np.mean(eigenvalues**p) for p in range(1, 5)])
+    assert (np.abs(found.moments - moments) <= 4 * found.moments_stderr + 1e-12).all()
+    exact = broadened(found.grid, eigenvalues, found.width)
+    # four standard errors, and what 40 nodes cannot resolve
+    assert (np.abs(found.density - exact) <= 4 * found.stderr + 0.01 * exact.max()).mean() > 0.99
+    span = np.ptp(eigenvalues)
+    assert found.wasserstein(eigenvalues) < 0.02 * span
+    np.testing.assert_allclose(found.extremes, [eigenvalues.min(), eigenvalues.max()], atol=0.01 * span)
+    assert found.extremes[0] >= eigenvalues.min() - 1e-9
+    assert found.extremes[1] <= eigenvalues.max() + 1e-9
+
+
+def test_more_probes_bring_it_nearer():
+    eigenvalues = SPECTRA["normal"]
+    op = with_spectrum(eigenvalues)
+    few, many = (spectral_density(op, num_probes=p, num_steps=50) for p in (4, 256))
+    assert many.wasserstein(eigenvalues) < few.wasserstein(eigenvalues)
+    assert many.wasserstein(eigenvalues) < 0.02
+    assert many.moments_stderr[1] < 0.3 * few.moments_stderr[1]
+
+
+def test_error_bars_are_calibrated():
+    """Over many seeds the errors divided by the error bars have a standard deviation near one."""
+    eigenvalues = uniform(-1, 1, 40)
+    op = with_spectrum(eigenvalues)
+    moments = np.array([np.mean(eigenvalues**p) for p in range(1, 5)])
+    at = np.array([-0.5, 0.0, 0.5])
+    exact = broadened(at, eigenvalues, 0.2)
+    z_moments, z_density = [], []
+    for seed in range(150):
+        found = spectral_density(op, num_probes=12, num_steps=16, grid=at, width=0.2, seed=seed)
+        z_moments.append((found.moments - moments) / found.moments_stderr)
+        z_density.append((found.density - exact) / found.stderr)
+    for scores in (np.array(z_moments), np.array(z_density)):
+        assert (np.abs(scores.mean(axis=0)) < 0.35).all()
+        assert ((scores.std(axis=0) > 0.7) & (scores.std(axis=0) < 1.4)).all()
+
+
+@pytest.mark.parametrize("name", ["small", "n = 1", "n = 2"])
+def test_small_operators_are_exact(name):
+    eigenvalues = SPECTRA[name]
+    op = Counting(with_spectrum(eigenvalues))
+    found = spectral_density(op)
+    assert found.exact
+    assert found.num_products == op.columns == len(eigenvalues)
+    np.testing.assert_allclose(found.nodes, np.sort(eigenvalues)[None], atol=1e-12)
+    np.testing.assert_allclose(found.density, broadened(found.grid, eigenvalues, found.width), atol=1e-12)
+    np.testing.assert_allclose(found.moments, [np.mean(eigenvalues**p) for p in range(1, 5)], atol=1e-12)
+    assert found.wasserstein(eigenvalues) < 1e-12
+    assert (found.stderr == 0).all()
+    assert (found.moments_stderr == 0).all()
+    assert np.trapezoid(found.density, found.grid) == pytest.approx(1, abs=1e-4)
+
+
+@pytest.mark.parametrize(("name", "value"), [("zero", 0.0), ("identity", 1.0)])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_spectrum_of_one_point(name, value, dtype):
+    found = spectral_density(with_spectrum(SPECTRA[name], dtype=dtype))
+    np.testing.assert_allclose(found.nodes[found.weights > 1e-6], value, atol=1e-5)
+    np.testing.assert_allclose(found.moments, value, atol=1e-5)
+    assert np.trapezoid(found.density, found.grid) == pytest.approx(1, abs=1e-4)
+    assert found.grid[found.density.argmax()] == pytest.approx(value, abs=found.width)
+
+
+def test_cdf_counts_eigenvalues():
+    eigenvalues = SPECTRA["small"]
+    exact = spectral_density(with_spectrum(eigenvalues))
+    at = np.array([-2.0, -0.3, 0.0, 0.4, 2.0])
+    np.testing.assert_allclose(exact.cdf(at), (eigenvalues[:, None] <= at).mean(axis=0))
+    assert float(exact.cdf(10.0)) == pytest.approx(1)
+    estimate = spectral_density(with_spectrum(SPECTRA["normal"]), num_probes=64)
+    at = np.linspace(-2, 2, 9)
+    np.testing.assert_allclose(estimate.cdf(at), (SPECTRA["normal"][:, None] <= at).mean(axis=0), atol=0.03)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_blocks_equal_their_own_densities(dtype):
+    A = with_spectrum(uniform(-1, 2, 160), dtype=dtype).A
+    slices = {"a": slice(0, 70), "b": slice(70, 78), "c": slice(80, 160), "b and c": slice(70, 160)}
+    op = Counting(Matrix(A, symmetric=True))
+    options = {"num_probes": 5, "num_steps": 12, "seed": 4}
+    together = block_density(op, slices, **options)
+    assert list(together) == list(slices)
+    assert op.calls == 12 + 1  # all probes of all large blocks in lock step, and the small block written out
+    tight = 1e-10 if dtype is torch.float64 else 1e-4
+    for name, rows in slices.items():
+        alone = spectral_density(Matrix(A[rows, rows].contiguous(), symmetric=True), **options)
+        found = together[name]
+        assert found.size == alone.size == rows.stop - rows.start
+        assert found.exact == alone.exact == (name == "b")
+        assert found.num_products == alone.num_products
+        np.testing.assert_allclose(found.nodes, alone.nodes, atol=tight)
+        np.testing.assert_allclose(found.density, alone.density, atol=tight * alone.density.max())
+        np.testing.assert_allclose(found.moments_stderr, alone.moments_stderr, atol=tight)
+
+
+def test_blocks_of_the_operators_space_by_default():
+    op = with_spectrum(uniform(0, 1, 50))
+    op.space = SimpleNamespace(slices={"x": slice(0, 20), "y": slice(20, 50)})
+    found = block_density(op, num_steps=10)
+    assert set(found) == {"x", "y"}
+
+
+@pytest.mark.parametrize("most", [1, 3])
+def test_batches_of_columns_change_nothing(monkeypatch, most):
+    op = Counting(with_spectrum(uniform(-1, 2, 90)))
+    slices = {"a": slice(0, 40), "b": slice(40, 90), "small": slice(0, 5)}
+    options = {"num_probes": 4, "num_steps": 8}
+    whole = block_density(op, slices, **options)
+    monkeypatch.setattr(columns_module, "MAX_COLUMNS", most)
+    op.widest = 0
+    parts = block_density(op, slices, **options)
+    assert op.widest == most
+    for name in slices:
+        np.testing.assert_allclose(parts[name].nodes, whole[name].nodes, atol=1e-12)
+        np.testing.assert_allclose(parts[name].density, whole[name].density, atol=1e-10)
+
+
+def test_memory_bounds_the_probes_run_together():
+    op = Counting(with_spectrum(uniform(-1, 2, 100)))
+    one_basis = 100 * 11 * 8 / 2**30
+    whole = spectral_density(op, num_probes=4, num_steps=10)
+    op.widest = 0
+    parts = spectral_density(op, num_probes=4, num_steps=10, max_gib=2.5 * one_basis)
+    assert op.widest == 2
+    np.testing.assert_allclose(parts.nodes, whole.nodes, atol=1e-12)
+    with pytest.raises(
+        UsageError, match=r"basis of one probe of the operator takes .* reorthogonalize=False"
+    ):
+        spectral_density(op, num_probes=4, num_steps=10, max_gib=0.5 * one_basis)
+    spectral_density(op, num_probes=4, num_steps=10, max_gib=0.5 * one_basis, reorthogonalize=False)
+
+
+def test_more_probes_extend_a_run():
+    op = with_spectrum(SPECTRA["normal"])
+    few, many = (spectral_density(op, num_probes=p, num_steps=10) for p in (3, 6))
+    np.testing.assert_allclose(many.nodes[:3], few.nodes, atol=1e-12)
+
+
+def test_without_reorthogonalisation_the_measure_is_the_same():
+    eigenvalues = SPECTRA["outliers"]
+    op = with_spectrum(eigenvalues)
+    with_it, without = (spectral_density(op, num_probes=6, reorthogonalize=flag) for flag in (True, False))
+    np.testing.assert_allclose(without.moments, with_it.moments, rtol=1e-6)
+    assert abs(without.wasserstein(eigenvalues) - with_it.wasserstein(eigenvalues)) < 0.02
+    np.testing.assert_allclose(without.density, with_it.density, atol=0.02 * with_it.density.max())
+
+
+def test_grid_and_width_are_obeyed():
+    op = with_spectrum(SPECTRA["normal"])
+    assert spectral_density(op, grid=77).grid.shape == (77,)
+    points = np.linspace(-1, 1, 11)
+    found = spectral_density(op, grid=points, width=0.3, num_probes=1)
+    np.testing.assert_array_equal(found.grid, points)
+    assert found.width == 0.3
+    assert np.isnan(found.stderr).all()  # one probe does not know its error
+
+
+def test_saved_framed_and_drawn(tmp_path):
+    matplotlib = pytest.importorskip("matplotlib")
+    matplotlib.use("Agg")
+    found = spectral_density(with_spectrum(SPECTRA["normal"]), num_probes=4, num_steps=20)
+    again = SpectralDensity.load(found.save(tmp_path))
+    np.testing.assert_array_equal(again.nodes, found.nodes)
+    assert again.width == found.width
+    assert list(found.to_frame().columns) == ["eigenvalue", "density", "stderr"]
+    ax = found.plot(label="all")
+    assert ax.get_yscale() == "log"
+    assert "eigenvalue" in ax.get_xlabel()
+    assert "density" in ax.get_ylabel()
+    np.testing.assert_array_equal(ax.lines[0].get_ydata(), found.density)
+    assert len(ax.collections) == 1  # the error band
+    top = ax.get_ylim()[1]
+    lower = spectral_density(with_spectrum(5 * SPECTRA["normal"]), num_probes=4, num_steps=20)
+    assert lower.plot(ax) is ax
+    assert ax.get_ylim()[1] == top  # a second curve leaves the first in view
+    assert found.plot(log_y=False).get_yscale() == "linear"
+    spectral_density(with_spectrum(SPECTRA["n = 1"])).plot()
+    matplotlib.pyplot.close("all")
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"num_probes": 0}, "num_probes of at least 1, got 0"),
+        ({"num_steps": 2}, "num_steps of at least 3, got 2"),
+        ({"grid": 1}, "grid of at least 2"),
+        ({"grid": np.array([[0.0]])}, "a grid of finite points"),
+        ({"width": 0.0}, "width above 0"),
+        ({"max_gib": -1.0}, "max_gib above 0"),
+    ],
+)
+def test_wrong_options(options, text):
+    with pytest.raises(UsageError, match=text):
+        spectral_density(with_spectrum(SPECTRA["small"]), **options)
+
+
+def test_wrong_operators_and_blocks():
+    op = with_spectrum(SPECTRA["small"])
+    with pytest.raises(UsageError, match="spectral_density needs a symmetric operator"):
+        spectral_density(Matrix(torch.rand(4, 4, dtype=torch.float64)))
+    with pytest.raises(UsageError, match="no space of named blocks"):
+        block_density(op)
+    with pytest.raises(UsageError, match="at least one block"):
+        block_density(op, {})
+    for wrong in (slice(5, 5), slice(0, 31), slice(-3, None), slice(0, 10, 2), 3):
+        with pytest.raises(ShapeError, match="expected block 'a'"):
+            block_density(op, {"a": wrong})
+    assert block_density(op, {"a": slice(None, None)})["a"].size == 30
+
+
+def test_float32_stays_float32():
+    seen = set()
+
+    def product(V):
+        seen.add(V.dtype)
+        return 2 * V
+
+    op = FunctionOperator(product, (100, 100), dtype=torch.float32, symmetric=True)
+    spectral_density(op, num_probes=2, num_steps=5)
+    assert seen == {torch.float32}

@@ -1,0 +1,186 @@
+"""The command line as a person uses it: what it prints, where, and with which exit code."""
+
+import json
+import subprocess
+import sys
+import time
+
+import pytest
+
+from curvescope.cli import main
+
+SMALL = "n_layers = 1\nd_model = 4\nn_heads = 1\nd_ff = 0\nvocab_size = 12\nn_ctx = 18\n"
+QUICK = [
+    *("--set", "num_steps=8", "--set", "num_probes=2", "--set", "num_eigenvalues=1"),
+    *("--set", "num_trace_probes=2", "--set", "num_map_probes=2"),
+]
+
+
+def call(*words, capsys=None):
+    """Exit code, stdout and stderr of a command."""
+    code = 0
+    try:
+        main([str(word) for word in words])
+    except SystemExit as stop:
+        code = stop.code or 0
+    found = capsys.readouterr()
+    return code, found.out, found.err
+
+
+@pytest.fixture
+def small(tmp_path):
+    path = tmp_path / "small.toml"
+    path.write_text(SMALL, encoding="utf-8")
+    return path
+
+
+def test_help_imports_no_torch_and_is_quick():
+    code = (
+        "import sys, curvescope\n"
+        "try:\n    from curvescope.cli import main; main(['--help'])\n"
+        "except SystemExit: pass\n"
+        "try:\n    main(['list'])\nexcept SystemExit: pass\n"
+        "print([m for m in ('torch', 'matplotlib', 'pandas') if m in sys.modules], file=sys.stderr)"
+    )
+    start = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr.strip() == "[]"
+    assert "run" in done.stdout
+    assert "spectrum" in done.stdout
+    assert time.monotonic() - start < 5  # on a machine that does other things; alone it takes 0.2 s
+
+
+def test_python_dash_m_works():
+    done = subprocess.run([sys.executable, "-m", "curvescope", "--version"], capture_output=True, text=True)
+    assert done.returncode == 0
+    assert done.stdout.startswith("curvescope ")
+
+
+def test_info_prints_a_table_and_json(small, capsys):
+    code, out, _ = call("info", small, capsys=capsys)
+    assert code == 0
+    assert "L0.W_Q" in out
+    assert "4 × 4" in out
+    code, out, _ = call("info", small, "--json", "--heads", capsys=capsys)
+    table = json.loads(out)
+    whole = [row for row in table["blocks"] if ".h" not in row["block"]]
+    assert sum(row["parameters"] for row in whole) == table["parameters"]
+    assert sum(row["share"] for row in whole) == pytest.approx(1)
+    assert any(row["block"] == "L0.h0.W_Q" for row in table["blocks"])
+
+
+def test_list_prints_json(capsys):
+    code, out, _ = call("list", "--json", capsys=capsys)
+    assert code == 0
+    assert {"studies", "models", "corpora", "tasks", "losses"} == set(json.loads(out))
+
+
+def test_doctor_checks_a_product(capsys):
+    code, out, _ = call("doctor", "--json", capsys=capsys)
+    rows = {row["what"]: row for row in json.loads(out)}
+    assert code == 0
+    assert rows["engine autograd on cpu"]["state"] == "ok"
+
+
+def test_run_then_report(small, tmp_path, capsys):
+    words = ["run", "spectrum", small, "--data", "task:addition", "--out", tmp_path / "runs", *QUICK]
+    code, out, err = call(*words, capsys=capsys)
+    assert code == 0, err
+    path = out.strip().splitlines()[-1]
+    assert "eigenvalue" in out
+    assert "12/12" in err
+    code, out, err = call("report", path, "--page", tmp_path / "page.html", capsys=capsys)
+    assert code == 0, err
+    assert str(tmp_path / "page.html") in out
+    again = ["run", "spectrum", "--config", f"{path}/config.toml", "--out", tmp_path / "again", "--quiet"]
+    code, _, err = call(*again, capsys=capsys)
+    assert code == 0, err
+    assert err == ""
+
+
+BAD = {
+    "unknown command": (["spectre"], 2, "No such command"),
+    "unknown option": (["list", "--colour"], 2, "No such option"),
+    "unknown study": (["run", "spectral"], 2, "expected a study, got 'spectral'"),
+    "unknown model": (["info", "tiny-gtp"], 2, "did you mean 'tiny-gpt'"),
+    "unknown model in a run": (["run", "spectrum", "gpt-9"], 2, "expected a bundled model"),
+    "unknown revision": (["info", "tiny-gpt", "--revision", "late"], 2, "known: initial"),
+    "revision of a file": (["info", "SMALL", "--revision", "early"], 2, "bundled model with revision"),
+    "unknown corpus": (["run", "spectrum", "--data", "shakespear"], 2, "expected a corpus"),
+    "unknown task": (["run", "spectrum", "SMALL", "--data", "task:additoin"], 2, "did you mean 'addition'"),
+    "text without tokenizer": (["run", "spectrum", "SMALL"], 2, "has no tokenizer"),
+    "unknown block": (
+        ["run", "spectrum", "SMALL", "--data", "task:addition", "--blocks", "L9.*"],
+        2,
+        "no block",
+    ),
+    "unknown setting": (["run", "spectrum", "--set", "probes=3"], 2, "unknown setting 'probes'"),
+    "no equals sign": (["run", "spectrum", "--set", "probes"], 2, "expected KEY=VALUE"),
+    "wrong type": (["run", "spectrum", "--set", "num_probes=many"], 2, "num_probes: expected int"),
+    "no probes": (["run", "spectrum", "--set", "num_probes=0"], 2, "num_probes: expected at least 1"),
+    "negative tokens": (["run", "spectrum", "--tokens", "-3"], 2, "tokens"),
+    "too many tokens": (["run", "spectrum", "--tokens", "99999999"], 2, "expected a text of at least"),
+    "context too long": (["run", "spectrum", "--set", "seq_len=4096"], 2, "seq_len of at most 128"),
+    "half precision": (["run", "spectrum", "--dtype", "float16"], 2, "expected float32 or float64"),
+    "unknown device": (["run", "spectrum", "--device", "warp"], 2, "expected a device"),
+    "unknown loss": (["run", "spectrum", "--set", "loss=hinge"], 2, "expected a loss"),
+    "unknown engine": (["run", "spectrum", "--set", "engine=steam"], 2, "expected an engine"),
+    "config that is no TOML": (["run", "spectrum", "--config", "BROKEN"], 2, "expected settings in TOML"),
+    "config that is not there": (["run", "spectrum", "--config", "nowhere.toml"], 2, "could not read"),
+    "model that is no TOML": (["info", "BROKEN"], 2, "expected a model configuration in TOML"),
+    "model with an unknown key": (["info", "ODD"], 2, "unknown setting 'n_layer'"),
+    "empty folder as a model": (["info", "FOLDER"], 2, "expected config.toml and model.safetensors"),
+    "weights cut short": (["info", "CUT"], 1, "expected weights in safetensors"),
+    "report of nothing": (["report", "FOLDER"], 1, "expected a run folder"),
+    "page in no folder": (["report", "FOLDER", "--page", "no/such/page.html"], 2, "existing folder"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_one_sentence(case, small, tmp_path, capsys, monkeypatch):
+    words, code, sentence = BAD[case]
+    places = tmp_path / "places"
+    (places / "folder").mkdir(parents=True)
+    (places / "broken.toml").write_text("= = =", encoding="utf-8")
+    (places / "odd.toml").write_text("n_layer = 3", encoding="utf-8")
+    cut = places / "cut"
+    cut.mkdir()
+    (cut / "config.toml").write_text(SMALL, encoding="utf-8")
+    (cut / "model.safetensors").write_bytes(b"\x00\x01")
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    files = {
+        "SMALL": small,
+        "BROKEN": places / "broken.toml",
+        "ODD": places / "odd.toml",
+        "FOLDER": places / "folder",
+        "CUT": cut,
+    }
+    found, out, err = call(*(files.get(word, word) for word in words), capsys=capsys)
+    assert found == code, err
+    assert sentence in err
+    assert "Traceback" not in err
+    assert out == ""
+    errors = [line for line in err.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1 or "Usage:" in err
+    assert not list(here.iterdir()), "something was left behind"
+
+
+def test_debug_shows_the_traceback(capsys):
+    from curvescope.core.errors import UsageError
+
+    with pytest.raises(UsageError):
+        main(["info", "no-such-model", "--debug"])
+
+
+def test_an_unforeseen_error_is_one_line_too(monkeypatch, capsys):
+    from curvescope.cli import catalogue
+
+    def fail(*, as_json):
+        raise RuntimeError("first line\nsecond line")
+
+    monkeypatch.setattr(catalogue, "show", fail)
+    code, _, err = call("list", capsys=capsys)
+    assert code == 1
+    assert err.splitlines() == ["error: RuntimeError: first line", "hint: add --debug for the traceback"]

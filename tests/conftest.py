@@ -1,0 +1,24 @@
+"""Fixtures that the rooms share; `oracles.py` beside this file holds the dense truths."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import oracles
+
+
+@pytest.fixture(params=oracles.NAMES)
+def bench(request: pytest.FixtureRequest) -> oracles.Bench:
+    """Every case in turn, with its dense truth."""
+    return oracles.bench(request.param)
+
+
+@pytest.fixture
+def tiny() -> oracles.Bench:
+    """One case, for what does not depend on the model."""
+    return oracles.bench("wide-heads")

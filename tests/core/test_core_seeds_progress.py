@@ -1,0 +1,85 @@
+"""Random numbers come from seeds; progress is shown to who listens."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from curvescope.core.progress import listening, track
+from curvescope.core.seeds import generator, probes
+
+
+def test_a_probe_depends_on_seed_and_column_alone():
+    many = probes(50, 6, seed=3)
+    assert torch.equal(many[:, 2:5], probes(50, 3, seed=3, first=2))
+    assert torch.equal(many, torch.cat([probes(50, 1, seed=3, first=j) for j in range(6)], dim=1))
+    assert not torch.equal(many, probes(50, 6, seed=4))
+    assert len({tuple(column.tolist()) for column in many.T}) == 6
+
+
+def test_probes_have_the_moments_they_should():
+    signs, normals = probes(500, 40, seed=0), probes(500, 40, seed=0, kind="gaussian")
+    assert set(signs.unique().tolist()) == {-1.0, 1.0}
+    n = signs.numel()
+    assert abs(float(signs.mean())) < 4 / n**0.5
+    assert abs(float(normals.mean())) < 4 / n**0.5
+    assert abs(float(normals.var()) - 1) < 4 * (2 / n) ** 0.5
+    for V in (signs, normals):
+        correlation = V.T @ V / 500 - torch.diag((V * V).mean(0))
+        assert float(correlation.abs().max()) < 5.5 / 500**0.5
+    assert probes(3, 2, seed=0, dtype=torch.float32).dtype == torch.float32
+
+
+def test_neighbouring_streams_differ():
+    drawn = {
+        tuple(torch.randint(0, 2**31, (2,), generator=generator(seed, *stream)).tolist())
+        for seed in range(30)
+        for stream in [(), *[(i,) for i in range(10)], *[(i, j) for i in range(5) for j in range(5)]]
+    }
+    assert len(drawn) == 30 * 36
+
+
+def test_global_state_is_not_touched():
+    before = torch.get_rng_state()
+    probes(10, 2, seed=1)
+    generator(4, 2)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_a_listener_hears_every_step_of_the_outermost_loop():
+    heard = []
+    with listening(lambda *step: heard.append(step)):
+        for _ in track([1, 2, 3], "outer"):
+            assert list(track([1, 2], "inner")) == [1, 2]
+    assert heard == [("outer", 1, 3), ("outer", 2, 3), ("outer", 3, 3)]
+    assert list(track(iter("ab"), "quiet")) == ["a", "b"]
+    assert len(heard) == 3
+
+
+def test_a_loop_of_unknown_length_and_a_stated_one():
+    heard = []
+    with listening(lambda *step: heard.append(step)):
+        list(track(iter("ab"), "unknown"))
+        list(track(iter("ab"), "stated", total=2))
+    assert heard == [("unknown", 1, 0), ("unknown", 2, 0), ("stated", 1, 2), ("stated", 2, 2)]
+
+
+def fail() -> None:
+    for number in track([0, 1], "failed"):
+        1 / number
+
+
+def test_a_loop_that_breaks_or_fails_does_not_silence_the_next():
+    heard = []
+    with listening(lambda *step: heard.append(step)):
+        for _ in track([1, 2], "left"):
+            break
+        with pytest.raises(ZeroDivisionError):
+            fail()
+        list(track([1], "next"))
+    assert heard == [("next", 1, 1)]
+
+
+def test_nothing_is_printed_without_a_terminal(capfd):
+    list(track(range(3), "quiet"))
+    assert capfd.readouterr() == ("", "")

@@ -1,0 +1,110 @@
+"""What torch gets wrong about second derivatives, and that it does not reach a product."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+import curvescope as cs
+import oracles
+from oracles import relative_error
+
+
+@pytest.mark.parametrize("name", ["plain-normed-mlp", "plain-attention-tied"])
+def test_torch_func_hessian_is_wrong_through_layer_norm_and_ours_is_not(name: str):
+    bench = oracles.bench(name)
+    f, theta = bench.dense.value, bench.dense.theta
+    truth = oracles.double_backward_hessian(f, theta)
+    assert relative_error(bench.dense.hessian, truth) < 1e-11  # forward over reverse
+    assert relative_error(bench.found("hessian"), truth[bench.order][:, bench.order]) < 1e-11
+    suspect = torch.func.hessian(f)(theta)
+    if relative_error(suspect, truth) < 1e-8:
+        pytest.skip(f"torch {torch.__version__} computes torch.func.hessian through F.layer_norm correctly")
+    assert relative_error(suspect, truth) > 0.02
+    assert relative_error(suspect, suspect.T) > 0.02  # a Hessian that is not symmetric
+
+
+@pytest.mark.parametrize(
+    "name", ["pre-layernorm-gelu-2layers", "post-layernorm-relu-ignored", "pre-rmsnorm-swiglu-rope-grouped"]
+)
+def test_the_norm_that_the_zoo_writes_out_is_right_even_under_torch_func_hessian(name: str):
+    bench = oracles.bench(name)
+    found = torch.func.hessian(bench.dense.value)(bench.dense.theta)
+    assert relative_error(found, bench.dense.hessian) < 1e-11
+    assert relative_error(found[bench.order][:, bench.order], bench.found("hessian")) < 1e-11
+
+
+def test_batched_directions_are_right_through_layer_norm():
+    """Several columns go through one batched backward pass; each must be what it is alone."""
+    bench = oracles.bench("plain-attention-tied")
+    for operator in (cs.Hessian, cs.Functional, cs.GGN):
+        A, V = operator(bench.problem), bench.probe(6)
+        alone = torch.stack([A @ v for v in V.unbind(1)], dim=1)
+        assert relative_error(A @ V, alone) < 1e-13
+
+
+class Fused(nn.Module):
+    """Fused attention, which has no second derivative on a CPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(4, 12)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (part[:, None] for part in self.qkv(x).chunk(3, dim=-1))
+        return nn.functional.scaled_dot_product_attention(q, k, v)[:, 0]
+
+
+def test_fused_attention_is_refused_with_what_to_do():
+    x = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0)).double()
+    H = cs.Hessian(cs.Problem(oracles.drawn(Fused).double(), (x, x), "mse"))
+    for v in (torch.ones(60, dtype=torch.float64), torch.ones(60, 2, dtype=torch.float64)):
+        with pytest.raises(cs.CurvescopeError, match=r"without a second derivative.*plain attention"):
+            H @ v
+
+
+def test_plain_attention_in_its_place_is_taken():
+    x = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0)).double()
+    module = oracles.drawn(Fused).double()
+    dense = oracles.Dense(module, [(x, x, None)], "mse")
+    with sdpa_kernel(SDPBackend.MATH):
+        H = cs.Hessian(cs.Problem(module, (x, x), "mse"))
+        found, truth = H.dense(), oracles.double_backward_hessian(dense.value, dense.theta)
+    order = dense.entries(H.problem.model)
+    assert relative_error(found, truth[order][:, order]) < 1e-11
+
+
+class Square(torch.autograd.Function):
+    """x², whose author did not think of second derivatives."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, g: Tensor) -> Tensor:
+        return 2 * g * ctx.saved_tensors[0]
+
+
+class Once(nn.Module):
+    """A linear map whose square is taken by hand."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return Square.apply(self.linear(x))
+
+
+@pytest.mark.parametrize("operator", [cs.Hessian, cs.Functional, cs.GGN, cs.EmpiricalFisher, cs.Jacobian])
+def test_an_operation_that_is_differentiable_once_is_refused(operator: type):
+    x = torch.randn(4, 3, generator=torch.Generator().manual_seed(0)).double()
+    problem = cs.Problem(oracles.shaken(oracles.drawn(Once)), (x, x[:, :2]), "mse")
+    with pytest.raises(cs.CurvescopeError, match="second derivative"):
+        operator(problem) @ torch.ones(8, dtype=torch.float64)

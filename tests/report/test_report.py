@@ -1,0 +1,58 @@
+"""The page: self-contained, complete, and without the model."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+from curvescope.core.errors import CurvescopeError, UsageError
+from curvescope.report import write_page
+from curvescope.studies import folder
+
+
+@pytest.fixture(scope="module")
+def run_folder(tmp_path_factory):
+    root = tmp_path_factory.mktemp("report")
+    config = root / "m.toml"
+    config.write_text(
+        "n_layers = 1\nd_model = 4\nn_heads = 1\nd_ff = 0\nvocab_size = 12\nn_ctx = 18\n", encoding="utf-8"
+    )
+    settings = {
+        "model": str(config),
+        "data": "task:addition",
+        "num_steps": 10,
+        "num_probes": 2,
+        "num_eigenvalues": 1,
+        "num_trace_probes": 2,
+        "num_map_probes": 2,
+    }
+    return folder.run("spectrum", settings, out=root / "runs")[0]
+
+
+def test_the_page_is_self_contained(run_folder, tmp_path):
+    page = write_page([run_folder, run_folder], tmp_path / "page.html")
+    html = page.read_text(encoding="utf-8")
+    assert html.count("data:image/svg+xml") == 2 * len(list((run_folder / "figures").glob("*.svg")))
+    assert not re.search(r"""(src|href)=["'](https?:|//|/)""", html)
+    assert "λ max" in html
+    assert "num_steps = 10" in html
+    assert not list(tmp_path.glob("*.partial"))
+
+
+def test_the_report_loads_no_model(run_folder, tmp_path):
+    code = (
+        "import sys; from curvescope.report import write_page;"
+        f"write_page([{str(run_folder)!r}], {str(tmp_path / 'p.html')!r});"
+        "print('curvescope.models.zoo' in sys.modules and 'safetensors' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+def test_what_is_no_run_is_refused(tmp_path):
+    with pytest.raises(UsageError, match="at least one"):
+        write_page([], tmp_path / "p.html")
+    with pytest.raises(CurvescopeError, match="run folder"):
+        write_page([tmp_path], tmp_path / "p.html")
+    assert not (tmp_path / "p.html").exists()

@@ -1,0 +1,132 @@
+"""The study `spectrum`: its numbers against a dense Hessian, and its run folder."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+import curvescope as cs
+from curvescope.core.errors import CurvescopeError, UsageError
+from curvescope.studies import folder, spectrum
+from curvescope.studies.setting import make_problem
+
+TOML = """
+n_layers = 1
+d_model = 8
+n_heads = 2
+d_ff = 8
+vocab_size = 12
+n_ctx = 18
+init = "scaled"
+"""
+
+
+@pytest.fixture
+def settings(tmp_path):
+    path = tmp_path / "small.toml"
+    path.write_text(TOML, encoding="utf-8")
+    return {
+        "model": str(path),
+        "data": "task:addition",
+        "dtype": "float64",
+        "num_probes": 3,
+        "num_steps": 20,
+        "num_eigenvalues": 2,
+        "num_trace_probes": 40,
+        "num_map_probes": 3,
+        "blocks": ["L0.*", "U"],
+    }
+
+
+def test_numbers_meet_the_dense_matrices(settings):
+    cfg = spectrum.Config.from_dict(settings)
+    result = spectrum.run(cfg)
+    problem = make_problem(cfg)
+    assert result.loss == pytest.approx(problem.value())
+    for name, make in spectrum.OPERATORS.items():
+        A = make(problem, *cfg.blocks).dense()
+        exact = torch.linalg.eigvalsh(A).numpy()
+        part = result.parts[name]
+        ends = exact[-2:] if name == "ggn" else exact[[0, 1, -2, -1]]
+        np.testing.assert_allclose(part.extremes.values, ends, atol=1e-7 * np.abs(exact).max())
+        assert part.extremes.converged
+        value, stderr = part.trace
+        assert abs(value - exact.sum()) < 4 * stderr
+        assert part.density.wasserstein(exact) < 0.1 * (exact[-1] - exact[0])
+    total = result.parts["ggn"].trace[0] + result.parts["functional"].trace[0]
+    assert result.parts["hessian"].trace[0] == pytest.approx(total)  # the same probes for all three
+
+
+def test_a_run_folder_is_complete_and_reads_back(settings, tmp_path):
+    path, result = folder.run("spectrum", settings, out=tmp_path / "runs")
+    names = {p.name for p in path.iterdir()}
+    assert {"config.toml", "env.json", "log.txt", "result.json", "arrays.npz", "figures", "tables"} == names
+    assert {p.stem for p in (path / "figures").glob("*.png")} == set(result.figures())
+    config, again = folder.load(path)
+    assert config["study"] == "spectrum"
+    assert again.loss == result.loss
+    np.testing.assert_array_equal(again.parts["ggn"].density.density, result.parts["ggn"].density.density)
+    json.loads((path / "env.json").read_text(encoding="utf-8"))
+
+
+def test_a_stopped_run_goes_on_and_ends_with_the_same_numbers(settings, tmp_path, monkeypatch):
+    _, expected = folder.run("spectrum", settings, out=tmp_path / "whole")
+
+    def stop(what: str, done: int, total: int) -> None:
+        if done == 5:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        folder.run("spectrum", settings, out=tmp_path / "runs", progress=stop)
+    (begun,) = (tmp_path / "runs" / "spectrum").iterdir()
+    assert not (begun / "result.json").exists()
+    assert len(list((begun / "state").glob("*/result.json"))) == 5
+    computed = []
+    original = spectrum.spectral_density
+    monkeypatch.setattr(spectrum, "spectral_density", lambda *a, **k: computed.append(1) or original(*a, **k))
+    said = []
+    path, result = folder.run("spectrum", settings, out=tmp_path / "runs", say=said.append)
+    assert path == begun
+    assert "resuming" in said[0]
+    assert len(computed) == 1  # of three densities, two were there
+    assert not (path / "state").exists()
+    assert (path / "arrays.npz").exists()
+    for name, part in result.parts.items():
+        np.testing.assert_array_equal(part.density.density, expected.parts[name].density.density)
+        np.testing.assert_array_equal(part.map.frobenius, expected.parts[name].map.frobenius)
+
+
+def test_a_mistake_leaves_nothing_behind(settings, tmp_path):
+    with pytest.raises(UsageError, match="no block matches"):
+        folder.run("spectrum", {**settings, "blocks": ["L7.*"]}, out=tmp_path / "runs")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_an_unfinished_folder_is_not_a_result(tmp_path):
+    (tmp_path / "state").mkdir()
+    with pytest.raises(CurvescopeError, match="not finished"):
+        folder.load(tmp_path)
+
+
+def test_settings_are_checked():
+    with pytest.raises(UsageError, match="unknown setting 'num_probe'"):
+        spectrum.Config.from_dict({"num_probe": 3})
+    with pytest.raises(UsageError, match="num_probes"):
+        spectrum.Config(num_probes=0)
+    with pytest.raises(UsageError, match="tokenizer"):
+        spectrum.run(spectrum.Config.from_dict({"model": _toml_without_tokenizer()}))
+
+
+def _toml_without_tokenizer() -> str:
+    import tempfile
+    from pathlib import Path
+
+    path = Path(tempfile.mkdtemp()) / "m.toml"
+    path.write_text(TOML, encoding="utf-8")
+    return str(path)
+
+
+def test_the_lazy_surface_has_what_the_readme_uses():
+    for name in cs.__all__:
+        assert getattr(cs, name) is not None
