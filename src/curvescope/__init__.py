@@ -33,6 +33,7 @@ _HOME = {
     "EmpiricalFisher": "operators",
     "MonteCarloFisher": "operators",
     "Jacobian": "operators",
+    "third_derivative": "operators",
     "LinearOperator": "core.operator",
     "eigsh": "algorithms",
     "spectral_density": "algorithms",
@@ -85,6 +86,7 @@ __all__ = [
     "spectral_norm",
     "task",
     "text",
+    "third_derivative",
     "trace",
 ]
 
@@ -125,5 +127,13 @@ if TYPE_CHECKING:
     from curvescope.models.model import Model
     from curvescope.models.transformer import Transformer, TransformerConfig
     from curvescope.models.zoo import save
-    from curvescope.operators import GGN, EmpiricalFisher, Functional, Hessian, Jacobian, MonteCarloFisher
+    from curvescope.operators import (
+        GGN,
+        EmpiricalFisher,
+        Functional,
+        Hessian,
+        Jacobian,
+        MonteCarloFisher,
+        third_derivative,
+    )
     from curvescope.problem import Problem

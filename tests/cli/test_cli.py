@@ -12,7 +12,7 @@ from curvescope.cli import main
 SMALL = "n_layers = 1\nd_model = 4\nn_heads = 1\nd_ff = 0\nvocab_size = 12\nn_ctx = 18\n"
 QUICK = [
     *("--set", "num_steps=8", "--set", "num_probes=2", "--set", "num_eigenvalues=1"),
-    *("--set", "num_trace_probes=2", "--set", "num_map_probes=2"),
+    *("--set", "num_trace_probes=2", "--set", "num_map_probes=2", "--set", "batch_size=64"),
 ]
 
 

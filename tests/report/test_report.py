@@ -21,6 +21,7 @@ def run_folder(tmp_path_factory):
     settings = {
         "model": str(config),
         "data": "task:addition",
+        "batch_size": 64,
         "num_steps": 10,
         "num_probes": 2,
         "num_eigenvalues": 1,

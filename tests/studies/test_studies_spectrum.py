@@ -30,6 +30,7 @@ def settings(tmp_path):
         "model": str(path),
         "data": "task:addition",
         "dtype": "float64",
+        "batch_size": 64,
         "num_probes": 3,
         "num_steps": 20,
         "num_eigenvalues": 2,

@@ -35,8 +35,3 @@ def _word(cell: Any) -> str:
     if isinstance(cell, float):
         return "–" if math.isnan(cell) else f"{cell:.4g}"
     return str(cell)
-
-
-def uncertain(value: float, stderr: float) -> str:
-    """A value with its standard error, or a value alone when the error is unknown."""
-    return f"{value:.4g}" if math.isnan(stderr) else f"{value:.4g} ± {stderr:.2g}"

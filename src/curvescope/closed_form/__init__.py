@@ -1,5 +1,21 @@
 """Exact formulas for the curvature of attention, norms, feed-forward layers and whole blocks.
 
-Everything here is written out: nothing is differentiated by machine, and nothing knows the matrix-free
-operators, so that each can be the other's oracle.
+Everything here is written out, and nothing knows the matrix-free operators, so that each can be the
+other's oracle. The one exception is `model_rest`: what a layer sees of the network behind it is
+differentiated by machine.
 """
+
+from importlib import import_module
+from pkgutil import iter_modules
+from types import ModuleType
+
+
+def __getattr__(name: str) -> ModuleType:
+    """`closed_form.attention` and so on, imported when first used."""
+    if name in __dir__():
+        return import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(module.name for module in iter_modules(__path__))

@@ -27,6 +27,7 @@ from torch import Tensor
 
 from curvescope.closed_form.attention_curvature import AttentionCurvature, Pair, Split
 from curvescope.closed_form.attention_layer import AttentionOptions, make_layer, rope_table
+from curvescope.closed_form.from_model import attention_curvature as from_model
 
 __all__ = [
     "AttentionCurvature",
@@ -34,6 +35,7 @@ __all__ = [
     "Split",
     "blocks",
     "curvature",
+    "from_model",
     "merged_blocks",
     "merged_curvature",
     "rope_table",

@@ -14,7 +14,7 @@ from curvescope.closed_form import attention_products
 from curvescope.closed_form.attention_head import Head, Jacobian
 from curvescope.closed_form.attention_layer import ROLE, AttentionLayer
 from curvescope.closed_form.attention_outer import outer_term
-from curvescope.closed_form.attention_terms import Term, frobenius_squared
+from curvescope.closed_form.attention_terms import Term, dense_sum, frobenius_squared
 from curvescope.core.errors import ShapeError, UsageError, near_misses
 
 Part = Literal["outer", "functional", "total"]
@@ -66,11 +66,12 @@ class AttentionCurvature:
     def dense(self, pair: Pair, part: Part = "total") -> Tensor:
         """The block as an array [a, c, b, e]."""
         one, two = self._check(pair)
+        pieces = list(self._pieces(pair, part))
+        if len(pieces) == self._layout(one)[1] * self._layout(two)[1] == 1:
+            return dense_sum(pieces[0][2])
         block = self.layer.G.new_zeros(*self.shapes[one], *self.shapes[two])
-        for i, j, terms in self._pieces(pair, part):
-            place = block[(*self._place(one, i), *self._place(two, j))]
-            for term in terms:
-                place += term.dense()
+        for i, j, terms in pieces:
+            block[(*self._place(one, i), *self._place(two, j))] = dense_sum(terms)
         return block
 
     def matvec(self, pair: Pair, V: Tensor, part: Part = "total") -> Tensor:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 
 import torch
@@ -22,6 +23,8 @@ from torch import Tensor
 
 from curvescope.closed_form.attention_layer import ROLE, AttentionLayer, rotate
 from curvescope.closed_form.attention_terms import COLUMN, MAX_ENTRIES, ROW, Term
+
+MAX_KEPT = 1 << 19  # entries of a centred feature that is kept for the next moment
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,9 @@ class Head:
         self.tau, self.G, self.out = layer.tau[:, index], layer.G_heads[:, index], layer.heads_out[:, index]
         W_O = layer.weights.get("O")
         self.W_O = None if W_O is None else W_O.unflatten(0, (layer.num_heads, -1))[index]
+        self._sides: dict[str, Side] = {}
+        self._inputs: dict[str, Feature] = {}
+        self._centred: dict[Feature, Tensor] = {}
 
     def jacobian(self, name: str) -> Jacobian:
         """∂F/∂ of this head's part of the weight `name`.
@@ -95,7 +101,7 @@ class Head:
             terms = [] if self.layer.kind == "linear" else [self._third(side, self.score_side(two))]
             return terms + ([self._mixed(one, two)] if roles == "QK" else [])
         if roles[1] == "V":
-            right, feature = self.G, self.token(self.layer.feature(two))
+            right, feature = self.G, self._input(two)
         else:
             right, feature = self.layer.G, self.values
         core = self.covariance(side.feature, feature)
@@ -103,33 +109,46 @@ class Head:
 
     def score_side(self, name: str) -> Side:
         """How the scores depend on a weight: vectors of the queries and a feature of the keys."""
-        layer, x = self.layer, self.layer.feature(name)
-        if ROLE[name] == "Q":
-            return Side(x.flatten(0, 1), "a", Feature(self.k.shape[-1:], self._key_seen))
+        if name not in self._sides:
+            self._sides[name] = self._query_side(name) if ROLE[name] == "Q" else self._key_side(name)
+        return self._sides[name]
+
+    def _query_side(self, name: str) -> Side:
+        """x_i ⊗ s R_iᵀ k̂_j: the key as the unrotated query meets it."""
+        x, rope, k = self.layer.feature(name), self.layer.rope, self.layer.scale * self.k
+        if rope is None:
+            return Side(x.flatten(0, 1), "a", self.token(k))
+
+        def seen(queries: slice) -> Tensor:
+            cos, sin = (table[queries, None] for table in rope[:2])
+            return rotate(k[:, None].expand(-1, len(cos), -1, -1), cos, -sin)
+
+        return Side(x.flatten(0, 1), "a", Feature(k.shape[-1:], seen))
+
+    def _key_side(self, name: str) -> Side:
+        """s x_j ⊗ R_jᵀ q̂_i: a rotation ties query and key, so that nothing factors out."""
+        layer, q, x = self.layer, self.q, self.layer.scale * self.layer.feature(name)
         if layer.rope is None:
-            return Side(self.q.flatten(0, 1), "c", self.token(layer.scale * x))
+            return Side(q.flatten(0, 1), "c", self.token(x))
 
         def turned(queries: slice) -> Tensor:
-            # ∂t_ij/∂W_K = s x_j ⊗ R_jᵀ q̂_i: the rotation ties query and key, nothing factors out.
-            back = layer.rotate_keys(self.q[:, queries, None].expand(-1, -1, x.shape[1], -1), back=True)
-            return (layer.scale * x[:, None, :, :, None] * back[..., None, :]).flatten(3)
+            back = layer.rotate_keys(q[:, queries, None].expand(-1, -1, x.shape[1], -1), back=True)
+            return (x[:, None, :, :, None] * back[..., None, :]).flatten(3)
 
-        return Side(None, "", Feature((x.shape[-1], self.k.shape[-1]), turned))
+        return Side(None, "", Feature((x.shape[-1], q.shape[-1]), turned))
 
-    def _key_seen(self, queries: slice) -> Tensor:
-        """s R_iᵀ k̂_j: the key as the unrotated query i meets it."""
-        k = self.layer.scale * self.k[:, None].expand(-1, self.q[:, queries].shape[1], -1, -1)
-        if self.layer.rope is None:
-            return k
-        cos, sin = (table[queries, None] for table in self.layer.rope[:2])
-        return rotate(k, cos, -sin)
+    def _input(self, name: str) -> Feature:
+        """What the weight `name` multiplies at the keys."""
+        if name not in self._inputs:
+            self._inputs[name] = self.token(self.layer.feature(name))
+        return self._inputs[name]
 
     def token(self, f: Tensor) -> Feature:
         """A feature (n, S, p) that is the same for every query."""
         num = self.A.shape[1]
         return Feature(f.shape[-1:], lambda queries: f[:, None].expand(-1, len(range(num)[queries]), -1, -1))
 
-    @property
+    @cached_property
     def values(self) -> Feature:
         """The values v_j."""
         return self.token(self.v)
@@ -151,12 +170,17 @@ class Head:
 
     def centred(self, f: Feature, queries: slice) -> Tensor:
         """f̃_ij, (n, l, S, size): differences to the most attended key first, then minus their mean."""
+        if f in self._centred:
+            return self._centred[f][:, queries]
         values = f.at(queries)
         if self.layer.kind == "linear":
             return values
         top = self.top[:, queries, None, None].expand(-1, -1, 1, values.shape[-1])
         values = values - values.gather(2, top)
-        return values - (self.A[:, queries, None] @ values)
+        values = values - (self.A[:, queries, None] @ values)
+        if values.shape[1] == self.A.shape[1] and values.numel() <= MAX_KEPT:
+            self._centred[f] = values
+        return values
 
     def _queries(self, f: Feature, g: Feature) -> Iterator[slice]:
         n, L, S = self.A.shape

@@ -138,6 +138,22 @@ class Term:
             yield replace(self, left=left, right=right, core=core)
 
 
+def dense_sum(terms: Sequence[Term]) -> Tensor:
+    """All entries of a sum of at least one term; cores behind the same vectors are added before that."""
+    merged: dict[tuple[int, int, str, str], Term] = {}
+    for number, term in enumerate(terms):
+        alone = term.core is None or term.shared or term.left is None or term.right is None
+        vectors = (-1, number) if alone else (id(term.left), id(term.right))
+        key, term = (*vectors, term.on_left, term.on_right), term.explicit()
+        if key in merged and (core := merged[key].core) is not None and term.core is not None:
+            term = replace(term, core=core + term.core)
+        merged[key] = term
+    first, *others = (term.dense() for term in merged.values())
+    for other in others:
+        first += other
+    return first
+
+
 def frobenius_squared(terms: Sequence[Term], like: Tensor) -> Tensor:
     """Squared Frobenius norm of a sum of terms, no block formed; zero for no terms."""
     total = like.new_zeros(())

@@ -2,5 +2,15 @@
 
 from curvescope.operators.curvature import GGN, EmpiricalFisher, Functional, Hessian, MonteCarloFisher
 from curvescope.operators.jacobian import Jacobian
+from curvescope.operators.third_derivative import ThirdDerivative, third_derivative
 
-__all__ = ["GGN", "EmpiricalFisher", "Functional", "Hessian", "Jacobian", "MonteCarloFisher"]
+__all__ = [
+    "GGN",
+    "EmpiricalFisher",
+    "Functional",
+    "Hessian",
+    "Jacobian",
+    "MonteCarloFisher",
+    "ThirdDerivative",
+    "third_derivative",
+]

@@ -47,11 +47,17 @@ def _section(run: Path) -> dict[str, Any]:
         "revision": config.get("revision", ""),
         "run": f"{run.parent.name}/{run.name}",
         "summary": result.summary(),
-        "figures": [_figure(path, captions) for path in sorted((run / "figures").glob("*.svg"))],
+        "figures": [_figure(path, captions) for path in _in_order(run / "figures", captions)],
         "tables": [_table(name, frame, captions) for name, frame in result.tables().items()],
         "config": {key: value for key, value in config.items() if key != "version"},
         "env": json.loads(env_file.read_text(encoding="utf-8")) if env_file.exists() else {},
     }
+
+
+def _in_order(folder: Path, captions: dict[str, str]) -> list[Path]:
+    """Figures in the order of their captions, then those without one."""
+    order = {name: i for i, name in enumerate(captions)}
+    return sorted(folder.glob("*.svg"), key=lambda path: (order.get(path.stem, len(order)), path.stem))
 
 
 def _figure(path: Path, captions: dict[str, str]) -> dict[str, str]:

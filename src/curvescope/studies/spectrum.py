@@ -24,6 +24,7 @@ from curvescope.algorithms import (
     spectral_density,
 )
 from curvescope.core.errors import UsageError
+from curvescope.core.numbers import with_error
 from curvescope.core.operator import LinearOperator
 from curvescope.core.progress import Progress
 from curvescope.core.result import Result
@@ -96,14 +97,13 @@ class Spectrum(Result):
         """The numbers to look at first: label, value, words."""
         H, G, F = (self.parts[name] for name in OPERATORS)
         ends = H.extremes.values
-        (trace, error), (outer, outer_error) = H.trace, G.trace
         unsure = "" if H.extremes.converged else "; not all converged, see the residuals"
         return [
             ("loss", f"{self.loss:.4f}", f"{self.loss_name} over {self.num_terms:g} terms of {self.data}"),
             ("‖gradient‖", f"{self.gradient_norm:.3g}", f"over {self.num_parameters:,} parameters"),
             ("λ max", f"{ends[-1]:.4g}", f"largest eigenvalue of the Hessian{unsure}"),
             ("λ min", f"{ends[0]:.4g}", f"{abs(ends[0] / ends[-1]):.2g} of the largest, in size{unsure}"),
-            ("trace", f"{trace:.4g} ± {error:.2g}", f"GGN: {outer:.4g} ± {outer_error:.2g}"),
+            ("trace", with_error(*H.trace), f"of the GGN {with_error(*G.trace)}"),
             ("functional part", f"{max(abs(F.extremes.values)):.3g}", "its largest eigenvalue in size"),
         ]
 
@@ -117,7 +117,7 @@ class Spectrum(Result):
             "probes; ticks mark the extreme eigenvalues, found by Lanczos.",
             "block_maps": "Root mean square entry of every block, diagonal and not, all on one scale.",
             "traces": f"Trace of every diagonal block, from {len(H.traces.samples)} probes that all blocks "
-            "share; bars are two standard errors.",
+            "share; bars are two standard errors. The table has the small blocks too.",
             "norms": "Frobenius norm of every diagonal block; bars are two standard errors.",
             "extremes": "Extreme eigenvalues with the residual ‖A v − λ v‖ of a unit vector v: there is an "
             "eigenvalue within that distance.",

@@ -45,8 +45,9 @@ def _maps(result: Spectrum) -> Figure:
     scaled = {
         name: m.frobenius / np.sqrt(np.outer(m.sizes, m.sizes)) for name, m in maps.items()
     }  # root mean square entry: comparable between blocks of different size
-    top = max(float(values.max()) for values in scaled.values())
-    limits = (top * 1e-6, top)
+    positive = np.concatenate([values[values > 0] for values in scaled.values()])
+    top = float(positive.max(initial=1e-300))
+    limits = (max(top * 1e-6, float(positive.min(initial=top))), top)
     figure, axes = plt.subplots(1, 3, figsize=(15, 5), layout="constrained", sharey=True)
     for ax, (name, values) in zip(axes, scaled.items(), strict=True):
         blocks.heat_map(ax, maps[name].names, values, limits=limits, colour_bar=False)
@@ -56,9 +57,13 @@ def _maps(result: Spectrum) -> Figure:
 
 
 def _traces(result: Spectrum) -> Figure:
+    """The blocks of the map; the table has all of them."""
     names = result.parts["hessian"].traces.names
-    series = {f"tr {SYMBOLS[n]}": (p.traces.values, p.traces.stderr) for n, p in result.parts.items()}
-    return _figure_of(blocks.bars(None, names, series, label="trace of the block"))
+    shown = [i for i, name in enumerate(names) if name in result.parts["hessian"].map.names]
+    series = {
+        f"tr {SYMBOLS[n]}": (p.traces.values[shown], p.traces.stderr[shown]) for n, p in result.parts.items()
+    }
+    return _bars([names[i] for i in shown], series, "trace of the block")
 
 
 def _norms(result: Spectrum) -> Figure:
@@ -66,8 +71,12 @@ def _norms(result: Spectrum) -> Figure:
     series = {
         f"‖{SYMBOLS[n]}‖": (np.diag(p.map.frobenius), np.diag(p.map.stderr)) for n, p in result.parts.items()
     }
-    return _figure_of(blocks.bars(None, names, series, label="Frobenius norm of the block"))
+    return _bars(names, series, "Frobenius norm of the block")
 
 
-def _figure_of(ax: object) -> Figure:
-    return ax.figure  # pyright: ignore[reportAttributeAccessIssue]
+def _bars(names: list[str], series: dict[str, tuple[np.ndarray, np.ndarray]], label: str) -> Figure:
+    import matplotlib.pyplot as plt
+
+    figure, ax = plt.subplots(figsize=(12, 3.6), layout="constrained")
+    blocks.bars(ax, names, series, label=label)
+    return figure

@@ -75,7 +75,7 @@ def bars(
     ax.set_ylabel(label)
     ax.grid(axis="x", lw=0.3, color="0.9")
     ax.spines[["top", "right"]].set_visible(False)
-    ax.legend(frameon=False, fontsize=8)
+    ax.legend(frameon=False, fontsize=9, ncols=len(series), loc="upper right")
     return ax
 
 

@@ -1,0 +1,244 @@
+"""Closed forms at the weights and data of a zoo Transformer.
+
+    head = attention_curvature(model, batch, layer=1, head=0)   # exact blocks of W_Q, W_K, W_V, W_O
+    attention_moments(model, inputs, layer=1)                   # M₁, M₂, M₃ of its real attention
+    stack_curvature(model, batch).hessian()                     # every block of the network
+
+A batch is a `Batch`, `Batches` or a pair (inputs, targets), with sequences of one length. The loss is divided
+once by the number of terms, as in a `Problem`, so that blocks are those of `cs.Hessian` over the same data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, get_args
+
+import torch
+from torch import Tensor
+
+from curvescope.closed_form import moments
+from curvescope.closed_form.attention_curvature import AttentionCurvature, Pair, Split
+from curvescope.closed_form.attention_layer import AttentionOptions, make_layer, rope_table
+from curvescope.closed_form.block import Architecture
+from curvescope.closed_form.model_rest import LIMIT, RestCurvature, as_transformer, capture, rest_of_model
+from curvescope.closed_form.objectives import Objective
+from curvescope.closed_form.stack import StackCurvature, stack_tape
+from curvescope.core.errors import ShapeError, UsageError
+from curvescope.data.batches import Batch, Batches
+from curvescope.losses import Loss
+from curvescope.models.load import load
+from curvescope.models.model import Model
+from curvescope.models.transformer import Transformer, TransformerConfig
+from curvescope.problem import Problem
+
+
+def attention_curvature(
+    model: Any,
+    batch: Any,
+    layer: int,
+    *,
+    loss: str | Loss = "cross_entropy",
+    head: int | None = None,
+    curvature: RestCurvature = "hessian",
+    limit: int = LIMIT,
+) -> AttentionCurvature:
+    """Second derivatives of a zoo model's loss in the weights of one attention layer.
+
+    With F the output of the layer's attention, J = ∂F/∂weights, G = ∂L/∂F and B = ∂²L/∂F², the Hessian over
+    the weights is JᵀBJ + Σ G ∂²F. These are its parts `outer` and `functional` **with respect to F**, not to
+    the outputs of the model: B is the Hessian of everything behind F and need not be positive. `curvature`
+    says which B is meant:
+
+        hessian     ∂²L/∂F²: the total is the block of the model's Hessian.
+        ggn         its Gauss-Newton part: `outer` is the block of the model's GGN.
+        functional  the difference of the two: the total is the block of the model's functional part.
+
+    `functional` is Σ G ∂²F, the layer's own, for all three. Weights are called Q, K, V, O and b_Q, … (QK if
+    merged), whether of all heads or of one.
+
+    Args:
+        model: a zoo Transformer, or what `load` makes one of.
+        head: only the weights of this head; the others stay as they are.
+        limit: refuse sequences with more than this many entries L·d of F. B costs L·d passes through the rest
+            of the network, and (L d)² numbers per sequence.
+    """
+    problem = _problem(model, batch, loss)
+    module = as_transformer(problem.model)
+    _check(module.cfg, layer, head)
+    if curvature not in get_args(RestCurvature):
+        raise UsageError(f"expected curvature of {', '.join(get_args(RestCurvature))}, got {curvature!r}")
+    weights = _weights(problem.model, layer, head)
+    found = [
+        rest_of_model(problem, part, layer, curvature=curvature, limit=limit)
+        for part in problem.placed_batches("attention curvature")
+    ]
+    _check_lengths([part.X for part in found])
+    X, G, B = (torch.cat(parts) for parts in zip(*found, strict=True))
+    num_heads, num_kv_heads = (module.cfg.n_heads, module.cfg.kv_heads) if head is None else (1, 1)
+    found_layer = make_layer(
+        X,
+        weights,
+        G / problem.num_terms,
+        B / problem.num_terms,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        **_options(module, layer, head, X),
+    )
+    return AttentionCurvature(found_layer)
+
+
+def attention_blocks(
+    model: Any,
+    batch: Any,
+    layer: int,
+    *,
+    loss: str | Loss = "cross_entropy",
+    head: int | None = None,
+    curvature: RestCurvature = "hessian",
+    pairs: Sequence[Pair] | None = None,
+    limit: int = LIMIT,
+) -> dict[Pair, Split]:
+    """Dense blocks [a, c, b, e] of an attention layer in two parts: all of them, or the `pairs` asked for.
+
+    Other arguments, and what the parts mean: `attention_curvature`. The block of two weights with m and m′
+    entries takes 2 m m′ numbers.
+    """
+    found = attention_curvature(model, batch, layer, loss=loss, head=head, curvature=curvature, limit=limit)
+    return found.blocks() if pairs is None else {pair: found.split(pair) for pair in pairs}
+
+
+def attention_moments(
+    model: Any, inputs: Tensor, layer: int, *, head: int | None = None
+) -> moments.AttentionMoments:
+    """M₁, M₂, M₃ of a layer's inputs under its own attention weights: (n, h, L, d), (…, d, d), (…, d, d, d).
+
+    With `head` the axis h has length one. M₃ holds n h L d³ numbers.
+    """
+    model = load(model)
+    module = as_transformer(model)
+    _check(module.cfg, layer, head)
+    inputs = inputs.to(model.device, model.dtype if inputs.is_floating_point() else None)
+    X, A = capture(module, inputs, f"L{layer}.attn.in", f"L{layer}.attn.pattern")
+    return moments.attention_moments(A if head is None else A[:, head : head + 1], X[:, None])
+
+
+def stack_curvature(model: Any, batch: Any, loss: str | Loss = "cross_entropy") -> StackCurvature:
+    """The whole network in closed form: Hessian, GGN, sources and products, by the names of its blocks.
+
+    Takes every zoo Transformer but those that `architecture` refuses.
+    """
+    problem = _problem(model, batch, loss)
+    cfg = as_transformer(problem.model).cfg
+    arch, parts = architecture(cfg), list(problem.placed_batches("stack curvature"))
+    inputs = [_stream_inputs(part.inputs, cfg) for part in parts]
+    _check_lengths(inputs)
+    tape = stack_tape(problem.model.parameters, torch.cat(inputs), arch)
+    return StackCurvature(tape, lambda z: _objective(problem, parts, z))
+
+
+def architecture(cfg: TransformerConfig) -> Architecture:
+    """The stack's words for a zoo configuration, or one sentence about what a stack does not have."""
+    taken = {"positions": ("learned", "none"), "merged_qk": (False,), "score_bias": ("none",)}
+    for name, values in taken.items():
+        if getattr(cfg, name) not in values:
+            wanted = " or ".join(map(repr, values))
+            raise UsageError(
+                f"expected {name} of {wanted} for a closed form of the network, got {getattr(cfg, name)!r}",
+                hint="attention_curvature takes single layers of this model, cs.Hessian all of it",
+            )
+    return Architecture(
+        num_heads=cfg.n_heads,
+        norm=cfg.norm,
+        norm_kind=cfg.norm_kind,
+        norm_eps=cfg.norm_eps,
+        activation=cfg.activation,
+        attention=cfg.attention,
+        causal=cfg.causal,
+        residual=cfg.residual,
+        residual_scale=cfg.residual_scale,
+        tied=cfg.tied,
+        pooled=cfg.outputs == "class",
+    )
+
+
+def _problem(model: Any, batch: Any, loss: str | Loss) -> Problem:
+    return Problem(model, Batches([batch]) if isinstance(batch, Batch) else batch, loss)
+
+
+def _check(cfg: TransformerConfig, layer: int, head: int | None) -> None:
+    if not 0 <= layer < cfg.n_layers:
+        raise UsageError(f"expected a layer from 0 to {cfg.n_layers - 1}, got {layer}")
+    if head is not None and not 0 <= head < cfg.n_heads:
+        raise UsageError(f"expected a head from 0 to {cfg.n_heads - 1}, got {head}")
+
+
+def _check_lengths(parts: Sequence[Tensor]) -> None:
+    shapes = {tuple(part.shape[1:]) for part in parts}
+    if len(shapes) > 1:
+        raise ShapeError(
+            f"expected batches of sequences of one length, got {' and '.join(map(str, sorted(shapes)))}",
+            hint="give one batch at a time",
+        )
+
+
+def _weights(model: Model, layer: int, head: int | None) -> dict[str, Tensor | None]:
+    """The layer's weights, or one head's, by the closed form's names."""
+    cfg = as_transformer(model).cfg
+    if head is not None and cfg.kv_heads != cfg.n_heads:
+        raise UsageError(
+            f"head {head} shares its keys and values with others and has no blocks of its own",
+            hint="head=None gives those of the layer, heads side by side",
+        )
+    if head is None and cfg.merged_qk and cfg.n_heads > 1:
+        raise UsageError(
+            f"expected a head from 0 to {cfg.n_heads - 1} of a model with merged_qk, got None",
+            hint="the closed form of merged scores is that of one head",
+        )
+    blocks, start = (model.blocks, f"L{layer}.") if head is None else (model.heads, f"L{layer}.h{head}.")
+    found: dict[str, Tensor | None] = {}
+    for role in ("W_Q", "b_Q", "W_QK", "W_K", "b_K", "W_V", "b_V", "W_O", "b_O"):
+        if start + role in blocks:
+            block = blocks[start + role]
+            found[role.removeprefix("W_")] = block.take(model.parameters[block.parameter].detach())
+    return found
+
+
+def _options(module: Transformer, layer: int, head: int | None, X: Tensor) -> AttentionOptions:
+    """What a layer is besides its weights, on the tokens X (n, L, d)."""
+    cfg, L = module.cfg, X.shape[1]
+    options: AttentionOptions = {"kind": cfg.attention, "scale": cfg.head_size**-0.5}
+    if cfg.causal:
+        options["mask"] = torch.ones(L, L, dtype=torch.bool, device=X.device).tril()
+    if cfg.score_bias != "none":
+        with torch.no_grad():
+            table = module.get_submodule(f"L{layer}").score_bias(L)  # pyright: ignore[reportCallIssue]
+        options["bias"] = table if head is None else table[head]
+    if cfg.positions == "rope":
+        cos, sin = rope_table(L, cfg.head_size, base=cfg.rope_base, dtype=X.dtype)
+        options["rope"] = (cos.to(X.device), sin.to(X.device))
+    return options
+
+
+def _stream_inputs(inputs: Any, cfg: TransformerConfig) -> Tensor:
+    """Tokens or real inputs (B, T, ·); images as rows of patches."""
+    if cfg.inputs != "patches":
+        return inputs
+    return torch.nn.functional.unfold(inputs, cfg.patch_size, stride=cfg.patch_size).transpose(1, 2)
+
+
+def _objective(problem: Problem, parts: Sequence[Batch], z: Tensor) -> Objective:
+    """The problem's loss at the outputs of all its batches, one after the other."""
+    counts, N, loss = [part.num_sequences for part in parts], problem.num_terms, problem.loss
+    pieces = list(zip(z.split(counts), parts, strict=True))
+
+    def product(u: Tensor) -> Tensor:
+        axis = u.dim() - z.dim()
+        found = [
+            loss.hessian_product(at, part.targets, part.weights, v)
+            for (at, part), v in zip(pieces, u.split(counts, dim=axis), strict=True)
+        ]
+        return torch.cat(found, dim=axis) / N
+
+    value = torch.stack([loss.sum(at, part.targets, part.weights) for at, part in pieces]).sum() / N
+    gradient = torch.cat([loss.gradient(at, part.targets, part.weights) for at, part in pieces]) / N
+    return Objective(value, gradient, product)

@@ -1,0 +1,18 @@
+"""Numbers as text."""
+
+from __future__ import annotations
+
+import math
+
+
+def with_error(value: float, stderr: float) -> str:
+    """`21800 ± 1000`: the error with two digits, the value to the same place; alone if it has no error."""
+    if not math.isfinite(stderr) or stderr <= 0 or not math.isfinite(value):
+        return f"{value:.4g}"
+    place = math.floor(math.log10(stderr)) - 1
+    if -6 < place < 6 and abs(value) < 1e7:
+        return f"{round(value, -place):,.{max(-place, 0)}f} ± {round(stderr, -place):,.{max(-place, 0)}f}"
+    exponent = math.floor(math.log10(max(abs(value), stderr)))
+    digits = max(exponent - place, 0)
+    scale = 10.0**exponent
+    return f"({value / scale:.{digits}f} ± {stderr / scale:.{digits}f})e{exponent:+d}"
