@@ -81,7 +81,7 @@ def test_files_can_be_read_without_this_package(tmp_path):
     folder = example().save(tmp_path)
     tree = json.loads((folder / "result.json").read_text(encoding="utf-8"))
     assert tree["schema"] == 1
-    assert tree["@class"] == "Tree"
+    assert tree["@class"] == f"{__name__}.Tree"
     with np.load(folder / "arrays.npz", allow_pickle=False) as archive:
         assert set(archive.files) >= {"main/values", "others/0/values", "blocks/L0.W_Q"}
         for key in archive.files:
@@ -154,7 +154,7 @@ def test_another_class_or_schema_is_refused(tmp_path):
     with pytest.raises(CurvescopeError, match=r"expected schema 1 in .*, found 9"):
         Leaf.load(folder)
     (folder / "result.json").write_text(text.replace("Leaf", "Unheard"))
-    with pytest.raises(CurvescopeError, match=r"no result class is called Unheard.*import its study"):
+    with pytest.raises(CurvescopeError, match=r"no result class is called Unheard.*import the module"):
         Result.load(folder)
 
 
@@ -162,7 +162,7 @@ def _cut(path, keep: int) -> None:
     path.write_bytes(path.read_bytes()[:keep])
 
 
-LEAF = '{"schema": 1, "@class": "Leaf", "fields": %s}'
+LEAF = '{"schema": 1, "@class": "' + __name__ + '.Leaf", "fields": %s}'
 DAMAGE = {
     "json": lambda f: (f / "result.json").write_text("{"),
     "no-zip": lambda f: (f / "arrays.npz").write_bytes(b"no archive"),

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import zipfile
+from contextlib import suppress
 from dataclasses import dataclass, fields
+from importlib import import_module
 from pathlib import Path
 from typing import IO, Any, Self
 
@@ -27,7 +29,7 @@ class Result:
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        _CLASSES[cls.__name__] = cls
+        _CLASSES[_full_name(cls)] = cls
 
     def save(self, folder: str | Path) -> Path:
         """Write result.json and arrays.npz into `folder`, each complete or absent; return the folder."""
@@ -87,7 +89,7 @@ def _pack(value: Any, path: str, arrays: dict[str, np.ndarray]) -> Any:
     """`value` as JSON, its arrays moved to `arrays` under their path."""
     if isinstance(value, Result):
         packed = {f.name: _pack(getattr(value, f.name), _join(path, f.name), arrays) for f in fields(value)}
-        return {"@class": type(value).__name__, "fields": packed}
+        return {"@class": _full_name(type(value)), "fields": packed}
     if isinstance(value, np.ndarray):
         if value.dtype.hasobject:
             raise TypeError(f"a result holds arrays of numbers and text; {path} is an array of objects")
@@ -116,10 +118,20 @@ def _unpack(value: Any, arrays: dict[str, np.ndarray]) -> Any:
     if "@array" in value:
         return arrays[value["@array"]]
     if "@class" in value:
-        if value["@class"] not in _CLASSES:
-            raise CurvescopeError(
-                f"no result class is called {value['@class']}", hint="import its study first"
-            )
-        cls = _CLASSES[value["@class"]]
+        cls = _class(value["@class"])
         return cls(**{name: _unpack(item, arrays) for name, item in value["fields"].items()})
     return {key: _unpack(item, arrays) for key, item in value.items()}
+
+
+def _full_name(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def _class(name: str) -> type[Result]:
+    """A result class by its full name; one of this package is imported if need be, nothing else is."""
+    if name not in _CLASSES and name.startswith("curvescope."):
+        with suppress(ImportError):  # another version wrote it: said below
+            import_module(name.rpartition(".")[0])
+    if name not in _CLASSES:
+        raise CurvescopeError(f"no result class is called {name}", hint="import the module that defines it")
+    return _CLASSES[name]

@@ -52,7 +52,8 @@ class CurvatureOperator(LinearOperator):
     def block(self, rows: Patterns, columns: Patterns | None = None) -> Self:
         """The operator between the blocks that match `rows` and those that match `columns`.
 
-        `H.block("L0.W_Q", "L0.W_K")` is rectangular, `H.block("L0.*")` square and symmetric.
+        `H.block("L0.W_Q", "L0.W_K")` is rectangular, `H.block("L0.*")` square and symmetric. The globs are
+        looked up among all blocks of the model, also where this operator has a selection of them.
         """
         found = copy.copy(self)
         chosen = self.problem.space(*as_patterns(rows))
@@ -88,4 +89,7 @@ class CurvatureOperator(LinearOperator):
 
 def as_patterns(patterns: Patterns) -> tuple[str, ...]:
     """One glob or several, as a tuple."""
-    return (patterns,) if isinstance(patterns, str) else tuple(patterns)
+    found = (patterns,) if isinstance(patterns, str) else tuple(patterns)
+    if not found:
+        raise UsageError("expected at least one block or glob, got none", hint="'*' takes all blocks")
+    return found
