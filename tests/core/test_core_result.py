@@ -154,7 +154,7 @@ def test_another_class_or_schema_is_refused(tmp_path):
     with pytest.raises(CurvescopeError, match=r"expected schema 1 in .*, found 9"):
         Leaf.load(folder)
     (folder / "result.json").write_text(text.replace("Leaf", "Unheard"))
-    with pytest.raises(CurvescopeError, match=r"no result class is called Unheard.*import the module"):
+    with pytest.raises(CurvescopeError, match=r"no result class is called .*Unheard.*import the module"):
         Result.load(folder)
 
 
