@@ -75,7 +75,7 @@ def test_a_stopped_run_goes_on_and_ends_with_the_same_numbers(settings, tmp_path
     _, expected = folder.run("spectrum", settings, out=tmp_path / "whole")
 
     def stop(what: str, done: int, total: int) -> None:
-        if done == 5:
+        if done == 6:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

@@ -89,8 +89,8 @@ def _shown(quiet: bool) -> Iterator[Progress | None]:
     with Bars(console=Console(stderr=True), transient=True) as bars:
         whole, inner = bars.add_task("starting", total=None), bars.add_task("", total=None)
 
-        def piece(what: str, done: int, total: int) -> None:
-            bars.update(whole, description=what, completed=done, total=total)
+        def piece(what: str, number: int, total: int) -> None:
+            bars.update(whole, description=what, completed=number - 1, total=total)
 
         def loop(what: str, done: int, total: int) -> None:
             bars.update(inner, description=f"  {what}", completed=done, total=total or None)

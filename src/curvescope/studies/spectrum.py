@@ -174,7 +174,7 @@ def run(
     """Measure the three operators.
 
     Args:
-        progress: called with (what, done, total) after each piece.
+        progress: called with (what, number, total) as each piece begins.
         state: finished pieces by name; filled as the study goes, used when it goes on.
     """
     problem = make_problem(cfg)
@@ -182,12 +182,12 @@ def run(
     pieces = {(name, piece): work for name in OPERATORS for piece, work in _pieces(cfg).items()}
     operators = {name: make(problem, *cfg.blocks, engine=cfg.engine) for name, make in OPERATORS.items()}  # pyright: ignore[reportArgumentType]
     _map_slices(operators["hessian"], cfg)  # a pattern that matches nothing is found before the work
-    for done, ((name, piece), work) in enumerate(pieces.items(), start=1):
+    for number, ((name, piece), work) in enumerate(pieces.items(), start=1):
         key = f"{name}.{piece}"
+        if progress is not None:
+            progress(f"{piece} of the {TITLES[name]}", number, len(pieces))
         if key not in kept:
             kept[key] = work(operators[name])
-        if progress is not None:
-            progress(f"{piece} of the {TITLES[name]}", done, len(pieces))
     parts = {name: Part(**{piece: kept[f"{name}.{piece}"] for piece in _pieces(cfg)}) for name in OPERATORS}  # pyright: ignore[reportArgumentType]
     return _result(problem, operators["hessian"], parts)
 
