@@ -1,4 +1,7 @@
-"""What tests compare with: small problems (`cases.py`) and their dense truths (`dense.py`), by one name."""
+"""What tests share, by one name.
+
+Small problems (`cases.py`), their dense truths (`dense.py`), modules that are refused (`refused.py`), draws.
+"""
 
 from cases import (
     CASE,
@@ -27,6 +30,8 @@ from dense import (
     slice_of_head,
     weighted_terms,
 )
+from draws import normal, whole_number
+from refused import FusedAttention, SquaredOnce
 
 __all__ = [
     "CASE",
@@ -37,8 +42,10 @@ __all__ = [
     "Case",
     "Data",
     "Dense",
+    "FusedAttention",
     "NormedMLP",
     "PlainNet",
+    "SquaredOnce",
     "as_batches",
     "as_package_loss",
     "bench",
@@ -47,9 +54,11 @@ __all__ = [
     "drawn",
     "head_of",
     "make_data",
+    "normal",
     "relative_error",
     "shaken",
     "slice_of_head",
     "transformer",
     "weighted_terms",
+    "whole_number",
 ]

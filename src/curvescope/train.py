@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -112,7 +112,7 @@ def _step(
 def _copy(model: Model) -> Model:
     module = copy.deepcopy(model.module).train()
     module.requires_grad_(True)
-    return Model(module, model.name, model.blocks, model.heads, model.facts, model.notes, model.tokenizer)
+    return replace(model, module=module)
 
 
 def _adamw(model: Model, cfg: TrainConfig) -> torch.optim.Optimizer:

@@ -39,6 +39,7 @@ def check_everything(instance, seed, tolerance):
     for part in PARTS:
         product = found.product(V, part)
         close(torch.cat([product[name].flatten() for name in V]), getattr(oracle, part) @ flat)
+        close(found.hessian(part).dense(list(V)), getattr(oracle, part))
         for one, two in upper_pairs(list(V)):
             want = oracle.block(one, two, part)
             close(found.dense((one, two), part).reshape(want.shape), want)

@@ -16,6 +16,7 @@ from curvescope.closed_form.bounds_as_printed import theorem1_as_printed
 from curvescope.closed_form.bounds_corrected import attention_norm_bounds, theorem1_corrected
 from curvescope.core.errors import ShapeError, UsageError
 from curvescope.core.seeds import generator
+from oracles import normal, whole_number
 
 PAIRS = (("QQ", 0, 0), ("QK", 0, 1), ("QV", 0, 2), ("KK", 1, 1), ("KV", 1, 2), ("VV", 2, 2))
 KINDS = (
@@ -40,14 +41,6 @@ KINDS = (
     "functional",
     "batch",
 )
-
-
-def normal(source, *shape):
-    return torch.randn(*shape, generator=source, dtype=torch.float64)
-
-
-def whole_number(source, low, high):
-    return int(torch.randint(low, high + 1, (), generator=source))
 
 
 def attention_case(kind, number):

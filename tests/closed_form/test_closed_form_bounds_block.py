@@ -10,14 +10,7 @@ from curvescope.closed_form.bounds_as_printed import layernorm_norms_as_printed,
 from curvescope.closed_form.bounds_block import block_forward, theorem6_corrected
 from curvescope.core.errors import ShapeError, UsageError
 from curvescope.core.seeds import generator
-
-
-def normal(source, *shape):
-    return torch.randn(*shape, generator=source, dtype=torch.float64)
-
-
-def whole_number(source, low, high):
-    return int(torch.randint(low, high + 1, (), generator=source))
+from oracles import normal, whole_number
 
 
 def attend(X, W_Q, W_K, W_V):

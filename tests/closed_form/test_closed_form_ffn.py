@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from closed_form_block_oracle import ACTIVATIONS
 from torch.autograd.functional import hessian, jacobian
 
 from curvescope.closed_form import ffn, ffn_statistics
@@ -12,15 +13,6 @@ from curvescope.core.seeds import generator
 
 NAMES = ["relu", "gelu", "gelu_tanh", "silu", "identity", "swiglu", "geglu"]
 L, D, M, OUT = 3, 2, 4, 3
-TORCH = {
-    "relu": torch.relu,
-    "gelu": torch.nn.functional.gelu,
-    "gelu_tanh": lambda h: torch.nn.functional.gelu(h, approximate="tanh"),
-    "silu": torch.nn.functional.silu,
-    "identity": lambda h: h,
-    "swiglu": torch.nn.functional.silu,
-    "geglu": torch.nn.functional.gelu,
-}
 
 
 def layer(name, *, biases=True, seed=0):
@@ -44,7 +36,7 @@ def layer(name, *, biases=True, seed=0):
 
 
 def written_out(x, params, name):
-    act = TORCH.get(name, name)
+    act = ACTIVATIONS.get(name, name)
 
     def affine(role):
         h = x @ params[f"W_{role}"]
@@ -84,7 +76,7 @@ def test_derivatives_of_activations(name):
     a = activation(name)
     h = torch.linspace(-6, 6, 101, dtype=torch.float64) + 0.013
     h.requires_grad_()
-    value = TORCH[name](h)
+    value = ACTIVATIONS[name](h)
     torch.testing.assert_close(a.value(h), value, rtol=1e-12, atol=1e-14)
     (first,) = torch.autograd.grad(value.sum(), h, create_graph=True)
     torch.testing.assert_close(a.first(h), first, rtol=1e-11, atol=1e-14)

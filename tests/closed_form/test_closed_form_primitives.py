@@ -6,12 +6,12 @@ from torch.autograd.functional import hessian, jacobian
 
 from curvescope.closed_form.assembly import assemble, curvature_sources, gauss_newton, stages
 from curvescope.closed_form.attention_core import core_curvature, core_jacobian, core_point
-from curvescope.closed_form.attention_map import Attention
 from curvescope.closed_form.block_matrix import symmetric
-from curvescope.closed_form.end_maps import Embedding, Linear, MeanOverTokens, Positions
 from curvescope.closed_form.objectives import squared_error_objective
+from curvescope.closed_form.primitive_attention import Attention
+from curvescope.closed_form.primitive_ends import Embedding, Linear, MeanOverTokens, Positions
+from curvescope.closed_form.primitive_tokens import FeedForward, Norm
 from curvescope.closed_form.primitives import Recorder
-from curvescope.closed_form.token_maps import FeedForward, Norm
 from curvescope.core.errors import UsageError
 from curvescope.core.seeds import generator
 

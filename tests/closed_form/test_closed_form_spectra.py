@@ -15,6 +15,7 @@ from curvescope.closed_form.spectra import (
 )
 from curvescope.core.errors import ShapeError, UsageError
 from curvescope.core.seeds import generator
+from oracles import normal
 
 SHAPES = (
     "generic",
@@ -28,10 +29,6 @@ SHAPES = (
     "no values",
     "orthogonal",
 )
-
-
-def normal(source, *shape):
-    return torch.randn(*shape, generator=source, dtype=torch.float64)
 
 
 def attend(xs, w_Q, w_K, w_V):

@@ -10,12 +10,14 @@ import torch
 
 from curvescope.closed_form import attention, block_theorems, growth
 from curvescope.closed_form.bounds_corrected import attention_norm_bounds
-from curvescope.closed_form.kronecker import Theorem, kron, softmax_derivatives
+from curvescope.closed_form.kronecker import Theorem, softmax_derivatives
 from curvescope.closed_form.norm_theorems import (
     layernorm_jacobian_theorem2,
     layernorm_second_derivative_theorem3,
 )
+from curvescope.closed_form.norms import norm_curvature_supremum, norm_point
 from curvescope.closed_form.spectra import attention_1d_spectrum
+from curvescope.closed_form.vec_rules import kron, kron_derivatives
 from curvescope.core.seeds import generator
 
 
@@ -126,7 +128,7 @@ def test_targets_that_scale_with_the_data_add_one_to_the_functional_exponents():
             assert slope == pytest.approx(growth.DATA.slope(pair, "functional") + shift, abs=0.02)
 
 
-# ----------------------------------------------------------------------------------------------------- blocks
+# ------------------------------------------------------------------------------------------- blocks and norms
 
 
 def post_norm_block(seed, L=2, d=3, d_ff=4, d_K=2):
@@ -143,6 +145,17 @@ def test_the_mask_of_the_feed_forward_layer_is_that_of_its_hidden_values():
     printed.__dict__["D"] = torch.diag((block.X > 0).double().reshape(-1))
     wrong = block_theorems.block_jacobians_theorem4(printed)["W_1"]
     assert float((wrong - right).norm() / right.norm()) > 0.3
+
+
+def test_the_printed_identity_of_theorem_5_does_not_fit():
+    """ξ_1k = ((I_L ⊗ W_2ᵀ) D ⊗ I) ∂(Y ⊗ I)/∂Y J_Y G_k: I has the entries of W_1; printed are those of W_k."""
+    block, _ = post_norm_block(6)
+    outward = kron(torch.eye(2).double(), block.params["W_2"].T) @ block.D
+    inner = kron_derivatives(block.Y, torch.eye(4).double())[0] @ block.G["W_Q"]
+    right = block_theorems._xi(block)["W_1", "W_Q"]
+    torch.testing.assert_close(kron(outward, torch.eye(12).double()) @ inner, right)
+    with pytest.raises(RuntimeError, match="cannot be multiplied"):
+        kron(outward, torch.eye(6).double()) @ inner
 
 
 @pytest.mark.parametrize("seed", range(7, 10))
@@ -168,6 +181,13 @@ def test_theorem_6_holds_with_the_norms_themselves(seed):
         [torch.cat([c * J[one].T @ J[two] + functional[one, two] for two in names], 1) for one in names]
     )
     assert norm(H) <= 5 * max(blocks)
+
+
+@pytest.mark.parametrize(("kind", "d"), [("layernorm", 3), ("layernorm", 7), ("rmsnorm", 2)])
+def test_the_sharp_constant_of_the_curvature_of_a_norm(kind, d):
+    at = norm_point(*draw(12, (d,)), kind=kind)
+    expected = 2 / 3**0.5 / (d**0.5 * float(at.sigma) ** 2)
+    assert float(norm_curvature_supremum(at)) == pytest.approx(expected, rel=1e-13)
 
 
 # ---------------------------------------------------------------------------------------------------- spectra

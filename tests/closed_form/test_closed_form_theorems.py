@@ -9,7 +9,7 @@ from curvescope.closed_form import block_theorems as theorems
 from curvescope.closed_form.block import Architecture, block_tape
 from curvescope.closed_form.objectives import squared_error_objective
 from curvescope.closed_form.stack import StackCurvature
-from curvescope.closed_form.vec_rules import diagonal_derivative, kron, kron_derivatives, swap, vec
+from curvescope.closed_form.vec_rules import commutation, diagonal_derivative, kron, kron_derivatives, vec
 from curvescope.core.seeds import generator
 
 L, D, M, K = 2, 3, 4, 2
@@ -166,8 +166,8 @@ def test_rules_of_matrix_calculus():
     A, B = (torch.randn(2, 3, generator=source, dtype=torch.float64) for _ in range(2))
     C = torch.randn(3, 4, generator=source, dtype=torch.float64)
     torch.testing.assert_close(vec(A @ C @ C.T), kron(A, C @ C.T) @ vec(C @ torch.linalg.pinv(C)))
-    torch.testing.assert_close(vec(A.T), swap(3, 2, A) @ vec(A))
-    torch.testing.assert_close(swap(3, 2, A).T, swap(2, 3, A))
+    torch.testing.assert_close(vec(A.T), commutation(3, 2, A) @ vec(A))
+    torch.testing.assert_close(commutation(3, 2, A).T, commutation(2, 3, A))
     torch.testing.assert_close(kron(A, B.T, C), torch.kron(torch.kron(A, B.T.contiguous()), C))
     first, second = kron_derivatives(A, C)
     torch.testing.assert_close(first, jacobian(lambda A: torch.kron(A, C), A).reshape(-1, 6))

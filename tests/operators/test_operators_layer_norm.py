@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import curvescope as cs
@@ -46,21 +44,9 @@ def test_batched_directions_are_right_through_layer_norm():
         assert relative_error(A @ V, alone) < 1e-13
 
 
-class Fused(nn.Module):
-    """Fused attention, which has no second derivative on a CPU."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.qkv = nn.Linear(4, 12)
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (part[:, None] for part in self.qkv(x).chunk(3, dim=-1))
-        return nn.functional.scaled_dot_product_attention(q, k, v)[:, 0]
-
-
 def test_fused_attention_is_refused_with_what_to_do():
     x = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0)).double()
-    H = cs.Hessian(cs.Problem(oracles.drawn(Fused).double(), (x, x), "mse"))
+    H = cs.Hessian(cs.Problem(oracles.drawn(oracles.FusedAttention).double(), (x, x), "mse"))
     for v in (torch.ones(60, dtype=torch.float64), torch.ones(60, 2, dtype=torch.float64)):
         with pytest.raises(cs.CurvescopeError, match=r"without a second derivative.*plain attention"):
             H @ v
@@ -68,7 +54,7 @@ def test_fused_attention_is_refused_with_what_to_do():
 
 def test_plain_attention_in_its_place_is_taken():
     x = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0)).double()
-    module = oracles.drawn(Fused).double()
+    module = oracles.drawn(oracles.FusedAttention).double()
     dense = oracles.Dense(module, [(x, x, None)], "mse")
     with sdpa_kernel(SDPBackend.MATH):
         H = cs.Hessian(cs.Problem(module, (x, x), "mse"))
@@ -77,34 +63,9 @@ def test_plain_attention_in_its_place_is_taken():
     assert relative_error(found, truth[order][:, order]) < 1e-11
 
 
-class Square(torch.autograd.Function):
-    """x², whose author did not think of second derivatives."""
-
-    @staticmethod
-    def forward(ctx, x: Tensor) -> Tensor:
-        ctx.save_for_backward(x)
-        return x * x
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, g: Tensor) -> Tensor:
-        return 2 * g * ctx.saved_tensors[0]
-
-
-class Once(nn.Module):
-    """A linear map whose square is taken by hand."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(3, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return Square.apply(self.linear(x))
-
-
 @pytest.mark.parametrize("operator", [cs.Hessian, cs.Functional, cs.GGN, cs.EmpiricalFisher, cs.Jacobian])
 def test_an_operation_that_is_differentiable_once_is_refused(operator: type):
     x = torch.randn(4, 3, generator=torch.Generator().manual_seed(0)).double()
-    problem = cs.Problem(oracles.shaken(oracles.drawn(Once)), (x, x[:, :2]), "mse")
+    problem = cs.Problem(oracles.shaken(oracles.drawn(oracles.SquaredOnce)), (x, x[:, :2]), "mse")
     with pytest.raises(cs.CurvescopeError, match="second derivative"):
         operator(problem) @ torch.ones(8, dtype=torch.float64)

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.func import grad, jvp
 from torch.utils.checkpoint import checkpoint
 
@@ -144,9 +143,10 @@ def test_softmax_regression_has_the_third_cumulants_of_its_logits():
     assert third_derivative(problem, u).value == pytest.approx(float(expected), rel=1e-12)
 
 
-def test_a_quadratic_problem_has_none():
+@pytest.mark.parametrize("loss", ["mse", cs.CustomLoss(lambda z, y, w: (z * y).sum(), lambda y, w: len(y))])
+def test_a_problem_of_at_most_second_degree_has_none(loss: str | cs.CustomLoss):
     x, y = torch.randn(6, 3, generator=torch.Generator().manual_seed(0)).double(), torch.ones(6, 2).double()
-    found = third_derivative(cs.Problem(nn.Linear(3, 2).double(), (x, y), "mse"), unit(8))
+    found = third_derivative(cs.Problem(nn.Linear(3, 2).double(), (x, y), loss), unit(8))
     assert found.value == 0
     assert not found.vector.any()
 
@@ -330,21 +330,9 @@ def test_a_norm_that_cannot_be_reached_is_refused():
         third_derivative(problem, unit(problem.space().size))
 
 
-class Fused(nn.Module):
-    """Fused attention."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.qkv = nn.Linear(4, 12)
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (part[:, None] for part in self.qkv(x).chunk(3, dim=-1))
-        return nn.functional.scaled_dot_product_attention(q, k, v)[:, 0]
-
-
 def test_fused_attention_is_refused_with_what_to_do():
     x = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0)).double()
-    problem = cs.Problem(Fused().double(), (x, x), "mse")
+    problem = cs.Problem(oracles.FusedAttention().double(), (x, x), "mse")
     try:
         found = third_derivative(problem, unit(60))
     except cs.CurvescopeError as error:
@@ -355,37 +343,12 @@ def test_fused_attention_is_refused_with_what_to_do():
         pytest.skip("this torch differentiates fused attention three times")
 
 
-class Square(torch.autograd.Function):
-    """x², whose author did not think of second derivatives."""
-
-    @staticmethod
-    def forward(ctx, x: Tensor) -> Tensor:
-        ctx.save_for_backward(x)
-        return x * x
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, g: Tensor) -> Tensor:
-        return 2 * g * ctx.saved_tensors[0]
-
-
-class Squared(nn.Module):
-    """The square of a linear map, by hand."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(3, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return Square.apply(self.linear(x))
-
-
 @pytest.mark.parametrize("loss", ["mse", "linear"])
 def test_an_operation_that_is_differentiable_once_is_refused(loss: str):
     x = torch.randn(4, 3, generator=torch.Generator().manual_seed(0)).double()
     if loss == "linear":
         loss = cs.CustomLoss(lambda z, y, w: (z * y).sum(), lambda y, w: len(y))
-    problem = cs.Problem(oracles.shaken(Squared()), (x, x[:, :2]), loss)
+    problem = cs.Problem(oracles.shaken(oracles.SquaredOnce()), (x, x[:, :2]), loss)
     with pytest.raises(cs.CurvescopeError, match="cannot be differentiated three times"):
         third_derivative(problem, unit(8))
 

@@ -59,14 +59,17 @@ def info(
     json: AsJson = False,
     revision: Annotated[str | None, typer.Option(help="Checkpoint: initial, early, middle, final.")] = None,
     heads: Annotated[bool, typer.Option(help="List the blocks of single heads too.")] = False,
+    blocks: Annotated[
+        list[str] | None, typer.Option(help="List only blocks that match, e.g. 'L0.*'; repeatable.")
+    ] = None,
 ) -> None:
-    """Blocks of a model: name, shape, parameters, share.
+    """What a model is made of: roles, blocks, parameters, what was switched, what to know about it.
 
-    Example: curvescope info tiny-gpt --revision early
+    Examples: curvescope info tiny-gpt --revision early; curvescope info tiny-gpt --blocks 'L0.h*.W_Q'
     """
     from curvescope.cli import model_info
 
-    model_info.show(model, revision=revision, heads=heads, as_json=json)
+    model_info.show(model, revision=revision, heads=heads, blocks=blocks or (), as_json=json)
 
 
 @app.command()

@@ -1,9 +1,9 @@
 """Attention as a function of queries, keys and values: O = A v, A = ψ(s q kᵀ + bias).
 
-ψ is the softmax over keys, or the identity (linear attention). One set of formulas covers both through
-(A, a, τ, τ₂, η): with ρ = G vᵀ for a cotangent G of O, softmax has a = A, τ₂ = τ and η = 1, linear attention
-a = mask, τ₂ = 0 and η = 0; τ = a ∘ (ρ − η Σ_j a ρ) is the cotangent of the scores. Leading axes are
-batches and heads.
+ψ is the softmax over keys, or the identity (linear attention). One set of formulas covers both through the
+density a and a number η: softmax has a = A and η = 1, linear attention a = mask and η = 0. For a cotangent G
+of O and ρ = G vᵀ, τ = a ∘ (ρ − η Σ_j a ρ) is the cotangent of the scores. Leading axes are batches and
+heads.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from curvescope.closed_form.moments import deviations
+from curvescope.closed_form.softmax import centred, masked_softmax
 from curvescope.core.errors import UsageError
 
 AttentionKind = Literal["softmax", "linear"]
@@ -38,18 +40,31 @@ class CorePoint:
         """O = A v: (…, T, w)."""
         return self.A @ self.v
 
+    def centre(self, u: Tensor) -> Tensor:
+        """u − η Σ_j a u for scores u (…, T, T)."""
+        return centred(self.density, u) if self.centred else u
+
     def weigh(self, u: Tensor) -> Tensor:
         """a ∘ (u − η Σ_j a u): the derivative of A along scores u; symmetric as a map."""
-        centre = _sum(self.density * u) if self.centred else 0.0
-        return self.density * (u - centre)
+        return self.density * self.centre(u)
 
     def score_cotangent(self, G: Tensor) -> Tensor:
         """τ = ∂⟨G, O⟩/∂(s q kᵀ): (…, T, T)."""
         return self.weigh(G @ self.v.mT)
 
-    def mean(self, f: Tensor) -> Tensor:
-        """η a f: what is subtracted from a key feature, (…, T, width)."""
-        return self.density @ f if self.centred else torch.zeros_like(self.density @ f)
+    def spread(self, f: Tensor) -> Tensor:
+        """f̃_ij = f_j − η Σ_l a_il f_l for a feature f (…, T, width) of the keys: (…, T, T, width)."""
+        return deviations(self.A, f) if self.centred else f[..., None, :, :].expand(*self.A.shape, -1)
+
+
+@dataclass(frozen=True)
+class CoreTangent:
+    """How attention moves along tangents of queries, keys and values. Make one with `core_push`."""
+
+    d: Triple
+    dt: Tensor  # of the scores, centred under a if η = 1: (…, T, T)
+    dA: Tensor  # (…, T, T)
+    dO: Tensor  # (…, T, w)
 
 
 def core_point(
@@ -67,16 +82,18 @@ def core_point(
         raise UsageError(f"expected an attention of {', '.join(get_args(AttentionKind))}, got {kind!r}")
     scores = scale * q @ k.mT
     scores = scores if bias is None else scores + bias
-    seen = torch.ones_like(scores, dtype=torch.bool) if mask is None else mask.expand(scores.shape)
     if kind == "linear":
-        return CorePoint(q, k, v, scores * seen, seen.to(q.dtype), scale, False)
-    A = scores.masked_fill(~seen, -torch.inf).softmax(-1).masked_fill(~seen, 0.0)
+        seen = torch.ones_like(scores) if mask is None else mask.expand(scores.shape).to(scores)
+        return CorePoint(q, k, v, scores * seen, seen, scale, False)
+    A = masked_softmax(scores, mask)
     return CorePoint(q, k, v, A, A, scale, True)
 
 
-def core_jvp(at: CorePoint, d: Triple) -> Tensor:
+def core_push(at: CorePoint, d: Triple) -> CoreTangent:
     """dO = dA v + A dv, dA = a ∘ (dt − η Σ a dt), dt = s (dq kᵀ + q dkᵀ)."""
-    return at.weigh(_score_tangent(at, d)) @ at.v + at.A @ d[2]
+    dt = at.centre(at.scale * (d[0] @ at.k.mT + at.q @ d[1].mT))
+    dA = at.density * dt
+    return CoreTangent(d, dt, dA, dA @ at.v + at.A @ d[2])
 
 
 def core_vjp(at: CorePoint, G: Tensor) -> Triple:
@@ -85,15 +102,21 @@ def core_vjp(at: CorePoint, G: Tensor) -> Triple:
     return at.scale * tau @ at.k, at.scale * tau.mT @ at.q, at.A.mT @ G
 
 
-def core_curve(at: CorePoint, G: Tensor, d: Triple) -> Triple:
-    """∇²⟨G, O⟩ applied to tangents (dq, dk, dv), in a few T × T matrices."""
-    dt, tau = _score_tangent(at, d), at.score_cotangent(G)
-    dtau = at.weigh(G @ d[2].mT)
+def core_curve(at: CorePoint, G: Tensor, moved: CoreTangent, dG: Tensor | None = None) -> Triple:
+    """How `core_vjp(at, G)` changes along tangents (dq, dk, dv), and as G changes by dG.
+
+    Without dG that is ∇²⟨G, O⟩ (dq, dk, dv): dτ = a ∘ (dρ − η Σ a dρ) + η (τ ∘ dt − a Σ τ dt), where
+    dρ = G dvᵀ + dG vᵀ. A few T × T matrices.
+    """
+    (dq, dk, dv), tau = moved.d, at.score_cotangent(G)
+    d_rho, h_v = G @ dv.mT, moved.dA.mT @ G
+    if dG is not None:
+        d_rho, h_v = d_rho + dG @ at.v.mT, h_v + at.A.mT @ dG
+    dtau = at.weigh(d_rho)
     if at.centred:
-        dtau = dtau + tau * (dt - _sum(at.density * dt)) - at.density * _sum(tau * dt)
-    h_q = at.scale * (dtau @ at.k + tau @ d[1])
-    h_k = at.scale * (dtau.mT @ at.q + tau.mT @ d[0])
-    return h_q, h_k, at.weigh(dt).mT @ G
+        turned = tau * moved.dt
+        dtau = dtau + turned - at.density * turned.sum(-1, keepdim=True)
+    return at.scale * (dtau @ at.k + tau @ dk), at.scale * (dtau.mT @ at.q + tau.mT @ dq), h_v
 
 
 def core_jacobian(at: CorePoint) -> Tensor:
@@ -102,9 +125,8 @@ def core_jacobian(at: CorePoint) -> Tensor:
     ∂O_iv/∂q_ic = s Σ_j a_ij ṽ_ij,v k_jc; ∂O_iv/∂k_jc = s a_ij ṽ_ij,v q_ic; ∂O_iv/∂v_jw = A_ij δ_vw, where
     ṽ_ij = v_j − η (a v)_i.
     """
-    I_T, I_w = _eye(at.q.shape[-2], at.q), _eye(at.v.shape[-1], at.v)
-    spread = at.v[..., None, :, :] - at.mean(at.v)[..., :, None, :]  # (…, i, j, v)
-    weighted = at.scale * at.density[..., None] * spread
+    I_T, I_w = torch.eye(at.q.shape[-2]).to(at.q), torch.eye(at.v.shape[-1]).to(at.v)
+    weighted = at.scale * at.density[..., None] * at.spread(at.v)  # (…, i, j, v)
     to_q = torch.einsum("...ijv,...jc,il->...ivlc", weighted, at.k, I_T)
     to_k = torch.einsum("...ijv,...ic->...ivjc", weighted, at.q)
     to_v = torch.einsum("...ij,vw->...ivjw", at.A, I_w)
@@ -116,25 +138,25 @@ def core_jacobian(at: CorePoint) -> Tensor:
 def core_curvature(at: CorePoint, G: Tensor) -> Tensor:
     """∇²⟨G, O⟩ over (q, k, v), dense: (…, n, n) with n = T (2k + w).
 
-    With k̃_ij = k_j − k̄_i and Ψ_i = diag τ_i − τ_i a_iᵀ − a_i τ_iᵀ (0 for linear attention):
-    qq[i c, i e] = s² Σ_jl Ψ_i,jl k_jc k_le; qk[i c, j e] = s² Σ_l Ψ_i,jl k_lc q_ie + s τ_ij δ_ce;
+    With k̃_ij = k_j − η (a k)_i and Ψ_i = diag τ_i − τ_i a_iᵀ − a_i τ_iᵀ (0 for linear attention):
+    qq[i c, i e] = s² Σ_jl Ψ_i,jl k̃_ij,c k̃_il,e; qk[i c, j e] = s² Σ_l Ψ_i,jl k̃_il,c q_ie + s τ_ij δ_ce;
     kk[j c, l e] = s² Σ_i Ψ_i,jl q_ic q_ie; qv[i c, j w] = s a_ij k̃_ij,c G_iw;
     kv[l c, j w] = s Σ_i q_ic (a_ij δ_jl − η a_ij a_il) G_iw; vv = 0.
     """
     s, tau, a = at.scale, at.score_cotangent(G), at.density
     T = at.q.shape[-2]
-    I_T, I_k = _eye(T, at.q), _eye(at.q.shape[-1], at.q)
+    I_T, I_k, k = torch.eye(T).to(at.q), torch.eye(at.q.shape[-1]).to(at.q), at.spread(at.k)
     psi = torch.zeros(*at.A.shape, T).to(at.A)
     slope = torch.diag_embed(a)  # ∂A_i/∂t_i: (…, i, j, l)
     if at.centred:
         cross = tau[..., :, None] * a[..., None, :]
         psi = torch.diag_embed(tau) - cross - cross.mT
         slope = slope - a[..., :, None] * a[..., None, :]
-    qq = s**2 * torch.einsum("...ijl,...jc,...le,im->...icme", psi, at.k, at.k, I_T)
-    qk = s**2 * torch.einsum("...ijl,...lc,...ie->...icje", psi, at.k, at.q)
+    qq = s**2 * torch.einsum("...ijl,...ijc,...ile,im->...icme", psi, k, k, I_T)
+    qk = s**2 * torch.einsum("...ijl,...ilc,...ie->...icje", psi, k, at.q)
     qk = qk + s * torch.einsum("...ij,ce->...icje", tau, I_k)
     kk = s**2 * torch.einsum("...ijl,...ic,...ie->...jcle", psi, at.q, at.q)
-    qv = s * torch.einsum("...ijl,...lc,...iw->...icjw", slope, at.k, G)
+    qv = s * torch.einsum("...ij,...ijc,...iw->...icjw", a, k, G)
     kv = s * torch.einsum("...ijl,...ic,...iw->...lcjw", slope, at.q, G)
     lead, n, m = at.q.shape[:-2], at.q.shape[-2] * at.q.shape[-1], at.v.shape[-2] * at.v.shape[-1]
     qq, qk, kk = (block.reshape(*lead, n, n) for block in (qq, qk, kk))
@@ -144,14 +166,6 @@ def core_curvature(at: CorePoint, G: Tensor) -> Tensor:
     return torch.cat([torch.cat(row, dim=-1) for row in rows], dim=-2)
 
 
-def _score_tangent(at: CorePoint, d: Triple) -> Tensor:
-    """dt = s (dq kᵀ + q dkᵀ)."""
-    return at.scale * (d[0] @ at.k.mT + at.q @ d[1].mT)
-
-
-def _sum(u: Tensor) -> Tensor:
-    return u.sum(-1, keepdim=True)
-
-
-def _eye(n: int, like: Tensor) -> Tensor:
-    return torch.eye(n, dtype=like.dtype, device=like.device)
+def merge_heads(u: Tensor) -> Tensor:
+    """(B, h, T, k) to (B, T, h k)."""
+    return u.transpose(1, 2).flatten(2)

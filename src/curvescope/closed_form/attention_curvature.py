@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -15,9 +14,9 @@ from curvescope.closed_form.attention_head import Head, Jacobian
 from curvescope.closed_form.attention_layer import ROLE, AttentionLayer
 from curvescope.closed_form.attention_outer import outer_term
 from curvescope.closed_form.attention_terms import Term, dense_sum, frobenius_squared
+from curvescope.closed_form.block_matrix import BlockMatrix, Part, check_part, slices
 from curvescope.core.errors import ShapeError, UsageError, near_misses
 
-Part = Literal["outer", "functional", "total"]
 Pair = tuple[str, str]
 ORDER = "QKVO"
 
@@ -47,8 +46,8 @@ class AttentionCurvature:
     """∂²ℓ of an attention layer in its weights, H = JᵀBJ + Σ G ∂²F.
 
     A block is named by two weights, ("Q", "K"), and a part of it by "outer", "functional" or "total". Only
-    `dense`, `split` and `blocks` form a block; the others work with sums over queries of small matrices,
-    which are kept once made. `product` needs neither.
+    `dense`, `split`, `blocks` and `hessian` form a block; the others work with sums over queries of small
+    matrices, which are kept once made. `product` needs neither.
     """
 
     def __init__(self, layer: AttentionLayer):
@@ -64,12 +63,15 @@ class AttentionCurvature:
         return [Head(self.layer, index) for index in range(self.layer.num_heads)]
 
     def dense(self, pair: Pair, part: Part = "total") -> Tensor:
-        """The block as an array [a, c, b, e]."""
+        """The block as an array [a, c, b, e], in any memory order; one that is zero takes no memory."""
         one, two = self._check(pair)
         pieces = list(self._pieces(pair, part))
         if len(pieces) == self._layout(one)[1] * self._layout(two)[1] == 1:
             return dense_sum(pieces[0][2])
-        block = self.layer.G.new_zeros(*self.shapes[one], *self.shapes[two])
+        shape = (*self.shapes[one], *self.shapes[two])
+        if not pieces:
+            return self.layer.G.new_zeros(()).expand(shape)
+        block = self.layer.G.new_zeros(shape)
         for i, j, terms in pieces:
             block[(*self._place(one, i), *self._place(two, j))] = dense_sum(terms)
         return block
@@ -142,8 +144,21 @@ class AttentionCurvature:
                     found[two, one] = found[one, two].T
         return found
 
+    def hessian(self, part: Part = "total") -> BlockMatrix:
+        """All blocks in one matrix: `H["Q", "K"]`, or `H.matrix` with the weights in the order of `names`."""
+        sizes = {name: rows * columns for name, (rows, columns) in self.shapes.items()}
+        H, place = self.layer.G.new_empty(sum(sizes.values()), sum(sizes.values())), slices(sizes)
+        for i, one in enumerate(self.names):
+            for two in self.names[i:]:
+                here, block = H[place[one], place[two]], self.dense((one, two), part)
+                here.unflatten(1, block.shape[2:]).unflatten(0, block.shape[:2]).copy_(block)
+                if one != two:
+                    H[place[two], place[one]] = here.T
+        return BlockMatrix(H, sizes)
+
     def terms(self, pair: Pair, part: Part = "total", *, slots: tuple[int, int] = (0, 0)) -> list[Term]:
         """The factored terms of a block between two heads' places in the stacked weights."""
+        check_part(part)
         if part == "total":
             return self.terms(pair, "outer", slots=slots) + self.terms(pair, "functional", slots=slots)
         one, two = pair

@@ -24,7 +24,7 @@ from torch import Tensor
 from curvescope.closed_form.attention_layer import ROLE, AttentionLayer, rotate
 from curvescope.closed_form.attention_terms import COLUMN, MAX_ENTRIES, ROW, Term
 
-MAX_KEPT = 1 << 19  # entries of a centred feature that is kept for the next moment
+MAX_KEPT = 1 << 20  # entries of a centred feature that is kept for the next moment
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,8 @@ class Head:
         for queries in self._queries(f, g):
             left = self.centred(f, queries) * weights[:, queries, :, None]
             parts.append(left.mT @ self.centred(g, queries))
-        return torch.cat(parts, dim=1).flatten(0, 1).reshape(-1, *f.shape, *g.shape)
+        whole = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+        return whole.flatten(0, 1).reshape(-1, *f.shape, *g.shape)
 
     def centred(self, f: Feature, queries: slice) -> Tensor:
         """f̃_ij, (n, l, S, size): differences to the most attended key first, then minus their mean."""

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from curvescope.closed_form.attention_checks import check_loss, check_rope, check_scores, check_weights
+from curvescope.closed_form.softmax import masked_softmax
 from curvescope.core.errors import ShapeError, UsageError
 
 Kind = Literal["softmax", "linear"]
@@ -110,10 +111,7 @@ class AttentionLayer:
             scores = scores + self.bias
         if self.kind == "linear":
             return scores if self.mask is None else scores * self.mask
-        if self.mask is not None:
-            scores = scores.masked_fill(~self.mask, -torch.inf)
-        alive = (scores > -torch.inf).any(-1, keepdim=True)
-        return torch.softmax(scores.masked_fill(~alive, 0), dim=-1) * alive
+        return masked_softmax(scores, self.mask)
 
     @cached_property
     def slope(self) -> Tensor:

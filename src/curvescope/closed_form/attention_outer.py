@@ -18,21 +18,32 @@ def outer_term(layer: AttentionLayer, one: Jacobian, two: Jacobian) -> Term:
     on = two.on.translate(str.maketrans(ROW, COLUMN))
     if isinstance(layer.B, Tensor) and layer.B.dim() == 5:
         return _coupled(layer.B, one, two, on)
-    if isinstance(layer.B, Tensor):
-        B = layer.B.flatten(0, 1)
-    else:
-        B = layer.B * Head.eye(layer.G)
-    B = B if one.space is None else one.space @ B
-    B = B if two.space is None else B @ two.space.mT
-    right = B if two.core is None else (B @ two.core.flatten(2)).unflatten(2, two.core.shape[2:])
-    if one.core is None:
-        return Term(one.vectors, two.vectors, right, one.on, on, shared=right.dim() == 2)
+    if two.core is None and one.core is not None:
+        return outer_term(layer, two, one).T  # B is symmetric
+    B = _between(layer.B, one.space, two.space)
     if two.core is None:
-        core = (B.mT @ one.core.flatten(2)).mT.unflatten(1, one.core.shape[2:])
-        return Term(one.vectors, two.vectors, core, one.on, on)
+        B = B if isinstance(B, Tensor) else B * Head.eye(layer.G)
+        return Term(one.vectors, two.vectors, B, one.on, on, shared=B.dim() == 2)
+    if isinstance(B, Tensor):
+        right = (B @ two.core.flatten(2)).unflatten(2, two.core.shape[2:])
+    else:
+        right = B * two.core
+    if one.core is None:
+        return Term(one.vectors, two.vectors, right, one.on, on)
     if not one.on and not two.on:
         return Term(one.core.flatten(0, 1), right.flatten(0, 1), None, ROW, COLUMN)
     return Term(one.vectors, two.vectors, one.core, one.on, on, half=right)
+
+
+def _between(B: float | Tensor, left: Tensor | None, right: Tensor | None) -> float | Tensor:
+    """W_O B W'_Oᵀ for each token; a number stands for that multiple of the identity."""
+    if isinstance(B, Tensor):
+        B = B.flatten(0, 1)
+        B = B if left is None else left @ B
+        return B if right is None else B @ right.mT
+    if left is None:
+        return B if right is None else B * right.mT
+    return B * (left if right is None else left @ right.mT)
 
 
 def _coupled(B: Tensor, one: Jacobian, two: Jacobian, on: str) -> Term:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from math import prod
 
 import torch
@@ -70,6 +71,16 @@ class Term:
             self.shared,
         )
 
+    def joined(self, other: Term) -> Term | None:
+        """The sum of two terms as one, where they have the same vectors."""
+        if self.left is not other.left or self.right is not other.right or self.shared != other.shared:
+            return None
+        one, two = self.explicit(), other.explicit()
+        same = (one.on_left, one.on_right) == (two.on_left, two.on_right)
+        if not same or one.core is None or two.core is None:
+            return None
+        return replace(one, core=one.core + two.core)
+
     def explicit(self) -> Term:
         """The same term with its core multiplied out."""
         if self.half is None or self.core is None:
@@ -78,8 +89,15 @@ class Term:
         return replace(self, core=_einsum(factors, "n" + self.rows + self.columns), half=None)
 
     def dense(self) -> Tensor:
-        """All entries: (a, c, b, e)."""
-        return self.explicit()._contract(ROW + COLUMN)
+        """All entries: (a, c, b, e), as a view of the product of the vectors' part and the core's.
+
+        The smaller of the two is the left factor of that product, which is the fast way round.
+        """
+        term, vectors, rest = self.explicit(), self.on_left + self.on_right, self.rows + self.columns
+        width = prod(f[0].numel() for f in (self.left, self.right) if f is not None)
+        swap = term.core is not None and term.core.numel() < width * (1 if self.shared else term.count)
+        made = rest + vectors if swap else vectors + rest
+        return term._contract(made).permute([made.index(i) for i in ROW + COLUMN])
 
     def matvec(self, V: Tensor) -> Tensor:
         """Σ_be T[a, c, b, e] V[b, e], as a matrix (a, c)."""
@@ -140,18 +158,14 @@ class Term:
 
 def dense_sum(terms: Sequence[Term]) -> Tensor:
     """All entries of a sum of at least one term; cores behind the same vectors are added before that."""
-    merged: dict[tuple[int, int, str, str], Term] = {}
-    for number, term in enumerate(terms):
-        alone = term.core is None or term.shared or term.left is None or term.right is None
-        vectors = (-1, number) if alone else (id(term.left), id(term.right))
-        key, term = (*vectors, term.on_left, term.on_right), term.explicit()
-        if key in merged and (core := merged[key].core) is not None and term.core is not None:
-            term = replace(term, core=core + term.core)
-        merged[key] = term
-    first, *others = (term.dense() for term in merged.values())
+    merged: list[Term] = []
+    for term in terms:
+        joined = merged[-1].joined(term) if merged else None
+        merged[-1:] = [joined] if joined else [*merged[-1:], term]
+    total, *others = (term.dense() for term in merged)
     for other in others:
-        first += other
-    return first
+        total += other
+    return total
 
 
 def frobenius_squared(terms: Sequence[Term], like: Tensor) -> Tensor:
@@ -165,9 +179,30 @@ def frobenius_squared(terms: Sequence[Term], like: Tensor) -> Tensor:
 
 
 def _einsum(operands: Sequence[tuple[Tensor | None, str]], out: str) -> Tensor:
-    """`torch.einsum` of (tensor, indices) pairs, contracted from left to right; absent ones are skipped."""
+    """`torch.einsum` of (tensor, indices) pairs, contracted from left to right; absent ones are skipped.
+
+    Pair by pair, because with opt_einsum installed torch would look for its own order every time.
+    """
     present = [(tensor, on) for tensor, on in operands if tensor is not None]
-    return torch.einsum(",".join(on for _, on in present) + "->" + out, *[tensor for tensor, _ in present])
+    made = present[0][0]
+    if len(present) == 1:
+        return torch.einsum(f"{present[0][1]}->{out}", made)
+    equations = _pairwise(tuple(on for _, on in present), out)
+    for (tensor, _), equation in zip(present[1:], equations, strict=True):
+        made = torch.einsum(equation, made, tensor)
+    return made
+
+
+@cache
+def _pairwise(indices: tuple[str, ...], out: str) -> tuple[str, ...]:
+    """The equations of a product of factors, each with the next; an index stays while it is needed."""
+    on, equations = indices[0], []
+    for number, new in enumerate(indices[1:], 2):
+        wanted = out + "".join(indices[number:])
+        kept = out if number == len(indices) else "".join(i for i in dict.fromkeys(on + new) if i in wanted)
+        equations.append(f"{on},{new}->{kept}")
+        on = kept
+    return tuple(equations)
 
 
 def _inner(one: Term, two: Term) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from curvescope.closed_form.block_matrix import Pair
 from curvescope.closed_form.kronecker import Theorem
-from curvescope.closed_form.vec_rules import eye, kron, swap
+from curvescope.closed_form.vec_rules import commutation, eye, kron
 
 NAMES = ("W_Q", "W_K", "W_V")
 
@@ -41,31 +41,18 @@ def head_jacobians(at: Theorem) -> dict[str, Tensor]:
 def head_key_jacobian_as_printed(at: Theorem) -> Tensor:
     """G_K with K_{d,d_K} in place of K_{d_K,d}, as in the proof of Theorem 4; wrong unless d = d_K."""
     L, d, k, _ = at.sizes
-    U = kron(at.W_Q, eye(d, at.X)) @ swap(d, k, at.X)
+    U = kron(at.W_Q, eye(d, at.X)) @ commutation(d, k, at.X)
     return kron(eye(L, at.X), at.W_V.T) @ at.Z1 @ U / k**0.5
 
 
 def head_second_derivatives(at: Theorem) -> dict[Pair, Tensor]:
     """Φ = ∂²F/∂W∂W′ for all nine pairs; the paper prints QQ, VQ and QK.
 
-    Φ_QQ, Φ_KK = (I_L ⊗ W_Vᵀ ⊗ Uᵀ) Z_2 U/d_K; Φ_QK the same with U_Qᵀ, U_K and in addition
-    [(I_L ⊗ W_Vᵀ ⊗ I_d)(Z_1 ⊗ I_d) S] ⊗ I_{d_K}/√d_K; Φ_VQ, Φ_VK = (I_L ⊗ S) Z_1 U/√d_K; Φ_VV = 0. The other
-    order of a pair is a permutation of rows.
+    Formulas as in `Theorem.second_derivatives`; the other order of a pair is a permutation of rows.
     """
-    L, d, k, _ = at.sizes
-    I_L, I_d, S, root = eye(L, at.X), eye(d, at.X), at.S(d), k**0.5
-    found = {
-        (f"W_{a}", f"W_{b}"): kron(I_L, at.W_V.T, at.U[a].T) @ at.Z2 @ at.U[b] / k
-        for a, b in ("QQ", "KK", "QK")
-    }
-    mixed = kron(I_L, at.W_V.T, I_d) @ kron(at.Z1, I_d) @ S
-    found["W_Q", "W_K"] = found["W_Q", "W_K"] + kron(mixed, eye(k, at.X)) / root
-    for role in "QK":
-        found["W_V", f"W_{role}"] = kron(I_L, S) @ at.Z1 @ at.U[role] / root
-    found["W_V", "W_V"] = torch.zeros(L * d**3, d * d).to(at.X)
-    for a, b in (("W_Q", "W_K"), ("W_V", "W_Q"), ("W_V", "W_K")):
-        found[b, a] = exchanged(found[a, b], L * d)
-    return found
+    found = {(f"W_{a}", f"W_{b}"): H for (a, b), H in at.second_derivatives().items()}
+    turned = {(b, a): exchanged(H, at.X.numel()) for (a, b), H in found.items() if a != b}
+    return found | turned
 
 
 def head_second_derivatives_as_printed(at: Theorem) -> dict[Pair, Tensor]:

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from curvescope.closed_form.activations import ActivationName
 from curvescope.closed_form.attention_core import AttentionKind
-from curvescope.closed_form.attention_map import Attention
 from curvescope.closed_form.norms import NormKind
+from curvescope.closed_form.primitive_attention import Attention
+from curvescope.closed_form.primitive_tokens import FeedForward, Norm
 from curvescope.closed_form.primitives import Recorder, Tape, Tree
-from curvescope.closed_form.token_maps import FeedForward, Norm
 from curvescope.core.errors import UsageError
 
 

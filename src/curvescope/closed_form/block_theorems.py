@@ -23,12 +23,13 @@ from curvescope.closed_form.attention_theorems import (
     head_second_derivatives,
 )
 from curvescope.closed_form.block_matrix import Pair
+from curvescope.closed_form.kronecker import Theorem
 from curvescope.closed_form.norm_theorems import (
     layernorm_jacobian_theorem2,
     layernorm_second_derivative_theorem3,
 )
 from curvescope.closed_form.norms import norm_output, norm_point
-from curvescope.closed_form.vec_rules import eye, kron, kron_derivatives, swap
+from curvescope.closed_form.vec_rules import commutation, eye, kron, kron_derivatives
 
 WEIGHTS = ("W_1", "W_2", *NAMES)
 
@@ -41,9 +42,14 @@ class PostNormBlock:
     params: Mapping[str, Tensor]
 
     @cached_property
+    def head(self) -> Theorem:
+        """The attention head F at X."""
+        return head(self.X, self.params)
+
+    @cached_property
     def R(self) -> Tensor:
         """X + F(X), which the first norm reads."""
-        return self.X + head_output(head(self.X, self.params))
+        return self.X + head_output(self.head)
 
     @cached_property
     def Y(self) -> Tensor:
@@ -51,9 +57,14 @@ class PostNormBlock:
         return norm_output(norm_point(self.R))
 
     @cached_property
+    def hidden(self) -> Tensor:
+        """ReLU(Y W_1): (L, d_ff)."""
+        return torch.relu(self.Y @ self.params["W_1"])
+
+    @cached_property
     def S(self) -> Tensor:
         """Y + ReLU(Y W_1) W_2, which the second norm reads."""
-        return self.Y + torch.relu(self.Y @ self.params["W_1"]) @ self.params["W_2"]
+        return self.Y + self.hidden @ self.params["W_2"]
 
     @property
     def output(self) -> Tensor:
@@ -73,18 +84,17 @@ class PostNormBlock:
 
     @cached_property
     def G(self) -> dict[str, Tensor]:
-        """∂Y/∂(X + F) · ∂F/∂W for W_Q, W_K, W_V."""
+        """∂Y/∂W = J_Y ∂F/∂W for W_Q, W_K, W_V, J_Y = ∂Y/∂(X + F)."""
         J_Y = layernorm_jacobian_theorem2(self.R)
-        return {name: J_Y @ J for name, J in head_jacobians(head(self.X, self.params)).items()}
+        return {name: J_Y @ J for name, J in head_jacobians(self.head).items()}
 
     @cached_property
     def B(self) -> dict[str, Tensor]:
-        """∂S/∂W for the five weights: B_1, B_2, and J_SY J_Y G_k."""
+        """∂S/∂W for the five weights: B_1, B_2, and J_SY ∂Y/∂W."""
         I_L, (d, m) = eye(len(self.X), self.X), self.params["W_1"].shape
-        hidden = torch.relu(self.Y @ self.params["W_1"])
         found = {
             "W_1": kron(I_L, self.params["W_2"].T) @ self.D @ kron(self.Y, eye(m, self.X)),
-            "W_2": kron(hidden, eye(d, self.X)),
+            "W_2": kron(self.hidden, eye(d, self.X)),
         }
         return found | {name: self.J_SY @ J for name, J in self.G.items()}
 
@@ -153,11 +163,11 @@ def _xi_ffn(block: PostNormBlock) -> dict[Pair, Tensor]:
     """The pairs with W_1 or W_2 first. ξ_11 = ξ_22 = 0 (their second derivatives are not: H_Z)."""
     W_1, W_2, Y, X = block.params["W_1"], block.params["W_2"], block.Y, block.X
     (L, d), m, n = X.shape, W_1.shape[1], X.numel()
-    I_L, hidden = eye(L, X), torch.relu(Y @ W_1)
+    I_L = eye(L, X)
     from_Y = kron(Y, eye(m, X))  # ∂(Y W_1)/∂W_1
-    spread = kron_derivatives(hidden, eye(d, X))[0]  # ∂(ReLU ⊗ I_d)/∂ReLU
+    spread = kron_derivatives(block.hidden, eye(d, X))[0]  # ∂(ReLU ⊗ I_d)/∂ReLU
     zero = torch.zeros(n * d * m, d * m).to(X)
-    out = kron_derivatives(I_L, W_2.T)[1] @ swap(d, m, X)  # ∂(I_L ⊗ W_2ᵀ)/∂W_2
+    out = kron_derivatives(I_L, W_2.T)[1] @ commutation(d, m, X)  # ∂(I_L ⊗ W_2ᵀ)/∂W_2
     found = {
         ("W_1", "W_1"): zero,
         ("W_2", "W_2"): zero,
@@ -172,13 +182,12 @@ def _xi_ffn(block: PostNormBlock) -> dict[Pair, Tensor]:
 
 
 def _xi_attention(block: PostNormBlock) -> dict[Pair, Tensor]:
-    """(J_SY ⊗ I)[(I ⊗ G_kᵀ) H_Y G_l + (J_Y ⊗ I) Φ_kl] for k, l of W_Q, W_K, W_V, with G_k = ∂F/∂W_k."""
-    at, X = head(block.X, block.params), block.X
-    G, phi = head_jacobians(at), head_second_derivatives(at)
+    """(J_SY ⊗ I)[(I ⊗ F_kᵀ) H_Y F_l + (J_Y ⊗ I) Φ_kl] for k, l of W_Q, W_K, W_V, with F_k = ∂F/∂W_k."""
+    X, F, phi = block.X, head_jacobians(block.head), head_second_derivatives(block.head)
     J_Y, H_Y = layernorm_jacobian_theorem2(block.R), layernorm_second_derivative_theorem3(block.R)
     I_n, found = eye(X.numel(), X), {}
     for (a, b), second in phi.items():
         I_a = eye(block.params[a].numel(), X)
-        inner = kron(I_n, G[a].T) @ H_Y @ G[b] + kron(J_Y, I_a) @ second
+        inner = kron(I_n, F[a].T) @ H_Y @ F[b] + kron(J_Y, I_a) @ second
         found[a, b] = kron(block.J_SY, I_a) @ inner
     return found

@@ -16,9 +16,12 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from curvescope.closed_form.attention_checks import check_loss, check_weights
+from curvescope.closed_form.attention_core import CorePoint, core_point
+from curvescope.closed_form.loss_curvature import token_curvature
+from curvescope.closed_form.moments import deviations
 from curvescope.core.errors import ShapeError, UsageError
 
-Curvature = float | Tensor
 _MAX_ENTRIES = 1 << 22  # of one intermediate tensor
 
 
@@ -120,14 +123,11 @@ def _rows(A: Tensor, x: Tensor) -> Tensor:
     return (A @ x[:, :, None])[:, :, 0]
 
 
-def attention_weights(X: Tensor, W_Q: Tensor, W_K: Tensor, mask: Tensor | None, scale: float) -> Tensor:
-    """softmax(s X W_Q W_Kᵀ Xᵀ + bias) over the keys a query may see, (…, L, L); zero where it sees none."""
-    logits = scale * (X @ W_Q) @ (X @ W_K).mT
-    if mask is not None:
-        bias = logits.new_zeros(mask.shape)
-        logits = logits + (bias.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else bias + mask)
-    blind = torch.isneginf(logits).all(-1, keepdim=True)
-    return torch.softmax(logits.masked_fill(blind, 0.0), dim=-1).masked_fill(blind, 0.0)
+def head_core(X: Tensor, W_Q: Tensor, W_K: Tensor, mask: Tensor | None, scale: float) -> CorePoint:
+    """Softmax attention with the tokens X (…, L, d) themselves as values; `mask` as in `attention_bounds`."""
+    boolean = mask is not None and mask.dtype == torch.bool
+    hidden, bias = (mask, None) if boolean else (None, mask)
+    return core_point(X @ W_Q, X @ W_K, X, scale=scale, mask=hidden, bias=bias)
 
 
 def head_locals(
@@ -136,7 +136,7 @@ def head_locals(
     W_K: Tensor,
     W_V: Tensor,
     G: Tensor,
-    B: Curvature,
+    B: float | Tensor,
     *,
     mask: Tensor | None = None,
     scale: float | None = None,
@@ -146,56 +146,33 @@ def head_locals(
     _check(X, W_Q, W_K, W_V, G)
     s = W_Q.shape[1] ** -0.5 if scale is None else scale
     X, G = X.reshape(-1, *X.shape[-2:]), G.reshape(-1, *G.shape[-2:])
-    A = attention_weights(X, W_Q, W_K, mask, s)
-    moments = [_moments(x, a, g @ W_V.mT) for x, a, g in zip(X, A, G, strict=True)]
+    at = head_core(X, W_Q, W_K, mask, s)
+    moments = [_moments(x, a, g @ W_V.mT) for x, a, g in zip(X, at.A, G, strict=True)]
     M2, T = (torch.cat(part) for part in zip(*moments, strict=True))
-    rows, G = X.flatten(0, 1), G.flatten(0, 1)
-    slope = (M2 @ (G @ W_V.mT)[:, :, None])[:, :, 0]
-    m = (A @ X).flatten(0, 1)
-    return HeadLocals(rows, rows @ W_Q, m, M2, T, slope, G, token_curvature(B, G), W_K, W_V, s)
+    rows, q, m, G = (tensor.flatten(0, 1) for tensor in (X, at.q, at.output, G))
+    slope = _rows(M2, G @ W_V.mT)
+    return HeadLocals(rows, q, m, M2, T, slope, G, token_curvature(B, G), W_K, W_V, s)
 
 
 def _check(X: Tensor, W_Q: Tensor, W_K: Tensor, W_V: Tensor, G: Tensor) -> None:
-    d = X.shape[-1]
-    if X.ndim not in (2, 3) or W_Q.shape != W_K.shape or W_Q.shape[:1] != (d,) or W_V.shape[:1] != (d,):
-        raise ShapeError(
-            f"expected X (L, d) or (n, L, d), W_Q and W_K (d, d_K), W_V (d, d_V), got {tuple(X.shape)}, "
-            f"{tuple(W_Q.shape)}, {tuple(W_K.shape)}, {tuple(W_V.shape)}"
-        )
-    if G.shape != (*X.shape[:-1], W_V.shape[1]):
-        raise ShapeError(f"expected G {(*X.shape[:-1], W_V.shape[1])}, got {tuple(G.shape)}")
-    for name, tensor in (("X", X), ("W_Q", W_Q), ("W_K", W_K), ("W_V", W_V), ("G", G)):
+    if X.ndim not in (2, 3):
+        raise ShapeError(f"expected X of shape (L, d) or (n, L, d), got {tuple(X.shape)}")
+    named = {"Q": W_Q, "K": W_K, "V": W_V}
+    X, G = (tensor if X.ndim == 3 else tensor[None] for tensor in (X, G))
+    check_weights(X, X, X, named, 1, 1)
+    check_loss(X, named, G, 0.0)
+    for name, tensor in (("X", X), *named.items(), ("G", G)):
         if not bool(torch.isfinite(tensor).all()):
             raise UsageError(f"expected finite numbers in {name}, got inf or nan")
 
 
-def token_curvature(B: Curvature, G: Tensor) -> Tensor:
-    """B as one symmetric matrix for each row of G (N, d_V): (N, d_V, d_V)."""
-    N, d = G.shape
-    eye = torch.eye(d, dtype=G.dtype, device=G.device)
-    if not isinstance(B, Tensor) or B.ndim == 0:
-        return (eye * B).expand(N, d, d)
-    if B.ndim < 3 or B.numel() != N * d * d or B.shape[-2:] != (d, d):
-        raise ShapeError(
-            f"expected B a number or one {d} × {d} matrix for each of {N} tokens, got {tuple(B.shape)}",
-            hint="a loss that couples tokens has no such bound here",
-        )
-    return B.double().reshape(N, d, d)
-
-
 def _moments(X: Tensor, A: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-    """M2 and T of every query of one sample, by centred sums in slices of queries; u_i = W_V G_i.
-
-    Tokens are first measured from the most attended one, so that digits survive when attention is nearly
-    one-hot or the tokens have a large mean.
-    """
+    """M2 and T of every query of one sample, by centred sums in slices of queries; u_i = W_V G_i."""
     L, d = X.shape
     found = []
     for cut in torch.arange(L, device=X.device).split(max(1, _MAX_ENTRIES // (L * d))):
-        a = A[cut]
-        centred = X - X[a.argmax(1)][:, None]
-        centred = centred - a[:, None] @ centred
-        pulled = a * (centred @ u[cut][:, :, None])[:, :, 0]
-        found.append([(centred * weight[:, :, None]).mT @ centred for weight in (a, pulled)])
+        away = deviations(A[cut], X)
+        tilted = A[cut] * _rows(away, u[cut])
+        found.append([(away * weight[:, :, None]).mT @ away for weight in (A[cut], tilted)])
     M2, T = (torch.cat(part) for part in zip(*found, strict=True))
     return M2, T

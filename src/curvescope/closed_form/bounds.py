@@ -8,13 +8,13 @@ whole Transformer block in `bounds_block.py`, the published ones in `bounds_as_p
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from curvescope.closed_form.bound_locals import Curvature, HeadFactors, head_locals
+from curvescope.closed_form.block_matrix import MatrixName, check_matrix_name
+from curvescope.closed_form.bound_locals import HeadFactors, head_locals
 from curvescope.closed_form.bound_sums import (
     ROUNDING,
     joint_sum_bound,
@@ -23,10 +23,8 @@ from curvescope.closed_form.bound_sums import (
     spectral_norm,
     symmetric_sum_bound,
 )
-from curvescope.core.errors import UsageError
 from curvescope.core.result import Result
 
-Part = Literal["hessian", "ggn", "functional"]
 NAMES = ["Q", "K", "V"]
 _MAX_JOINT = 2048  # rows of the Gram matrix that the joint bound of QV and KV may need
 _NUM_STEPS = 8  # power steps of a lower bound
@@ -62,9 +60,9 @@ def attention_bounds(
     W_K: Tensor,
     W_V: Tensor,
     G: Tensor,
-    B: Curvature,
+    B: float | Tensor,
     *,
-    part: Part = "hessian",
+    part: MatrixName = "hessian",
     mask: Tensor | None = None,
     scale: float | None = None,
     lower: bool = True,
@@ -87,8 +85,7 @@ def attention_bounds(
         scale: s; 1/√d_K by default.
         lower: also give lower bounds.
     """
-    if part not in ("hessian", "ggn", "functional"):
-        raise UsageError(f"expected part 'hessian', 'ggn' or 'functional', got {part!r}")
+    check_matrix_name(part)
     at = head_locals(X, W_Q, W_K, W_V, G, B, mask=mask, scale=scale)
     factors = HeadFactors(at, part != "functional", part != "ggn")
     multiple = not isinstance(B, Tensor) or B.ndim == 0

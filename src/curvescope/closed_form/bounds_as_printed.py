@@ -39,15 +39,8 @@ def theorem1_as_printed(
 ) -> PrintedBound:
     """Theorem 1: M = 3 max over the blocks VV, QQ, VQ and QK; the blocks KK and VK are not in it.
 
-    The main text and the appendix print different constants.
-
-    Args:
-        X: (L, d).
-        W_Q: (d, d_K).
-        W_K: (d, d_K).
-        W_V: (d, d).
-        target: (L, d).
-        constants: those of the theorem in the main text, or of its proof in the appendix.
+    The theorem in the main text and its proof in the appendix print different `constants`.
+    Shapes are X and target (L, d), W_Q and W_K (d, d_K), W_V (d, d).
     """
     if constants not in ("main", "appendix"):
         raise UsageError(f"expected constants 'main' or 'appendix', got {constants!r}")
@@ -84,15 +77,7 @@ def theorem6_as_printed(
     ‖relu(Y W_1)‖ and ‖X + F‖, for which it gives none, are measured. Estimates of ξ_k1 and ξ_k2, which it
     does not print, are those of ξ_1k and ξ_2k.
 
-    Args:
-        X: (L, d).
-        W_Q: (d, d_K).
-        W_K: (d, d_K).
-        W_V: (d, d).
-        W_1: (d, d_ff).
-        W_2: (d_ff, d).
-        target: (L, d).
-        sigma: see `layernorm_norms_as_printed`.
+    Shapes as in `block_forward`, target (L, d); for `sigma` see `layernorm_norms_as_printed`.
     """
     L, d, _ = _check(X, W_Q, W_K, W_V, target)
     at = block_forward(X, W_Q, W_K, W_V, W_1, W_2)

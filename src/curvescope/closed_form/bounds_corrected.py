@@ -13,15 +13,10 @@ from math import sqrt
 import torch
 from torch import Tensor
 
-from curvescope.closed_form.bound_locals import (
-    Curvature,
-    HeadLocals,
-    attention_weights,
-    head_locals,
-    token_curvature,
-)
+from curvescope.closed_form.bound_locals import HeadLocals, head_core, head_locals
 from curvescope.closed_form.bound_sums import ROUNDING, spectral_norm, symmetric_sum_bound
 from curvescope.closed_form.bounds import NAMES, BlockBounds, block_bounds
+from curvescope.closed_form.loss_curvature import squared_error, token_curvature
 from curvescope.core.errors import ShapeError
 
 
@@ -78,11 +73,10 @@ def theorem1_corrected(
     if target.shape != (*X.shape[:-1], W_V.shape[1]):
         raise ShapeError(f"expected a target {(*X.shape[:-1], W_V.shape[1])}, got {tuple(target.shape)}")
     s = W_Q.shape[1] ** -0.5 if scale is None else scale
-    c = 2 / target.numel()
     if measured:
-        F = attention_weights(X, W_Q, W_K, mask, s) @ X @ W_V
-        at = head_locals(X, W_Q, W_K, W_V, c * (F - target), c, mask=mask, scale=s)
-        return block_bounds(NAMES, measured_norms(at).table(c))
+        G, B = squared_error(head_core(X, W_Q, W_K, mask, s).output @ W_V, target)
+        return attention_norm_bounds(X, W_Q, W_K, W_V, G, B, measured=True, mask=mask, scale=s)
+    c = 2 / target.numel()
     x, w = spectral_norm(X.flatten(0, -2)), spectral_norm(W_V)
     whole = c * (sqrt(X.shape[-2]) * x * w + target.norm())
     token = c * (x * w + target.norm(dim=-1).max())
@@ -96,7 +90,7 @@ def attention_norm_bounds(
     W_K: Tensor,
     W_V: Tensor,
     G: Tensor,
-    B: Curvature,
+    B: float | Tensor,
     *,
     measured: bool = False,
     mask: Tensor | None = None,
@@ -142,15 +136,8 @@ def a_priori_norms(
     ‖M2_i‖ ≤ min(½‖X‖², ¼ diam²), ‖T_i‖ ≤ min(√2‖X‖, diam) ‖M2‖ max|W_V G_i|, ‖J_V‖ ≤ √L ‖X‖,
     ‖J_Q‖ ≤ s‖W_V‖‖W_K‖‖M2‖‖X‖, ‖J_K‖ ≤ s‖W_V‖‖M2‖‖X‖‖W_Q‖, ‖Γ‖ ≤ s‖X‖‖M2‖‖W_V‖‖G‖_F.
 
-    Args:
-        X: (L, d) or (n, L, d).
-        W_Q: (d, d_K).
-        W_K: (d, d_K).
-        W_V: (d, d_V).
-        G: ‖G‖ of the gradient in the outputs, all tokens stacked.
-        frobenius: ‖G‖_F.
-        pulled: max_i |W_V G_i|.
-        scale: s.
+    Shapes as in `attention_bounds`. Of the gradient of the loss in the outputs, all tokens stacked, its
+    spectral norm `G`, its norm `frobenius` = ‖G‖_F and `pulled` = max_i |W_V G_i| are given; `scale` is s.
     """
     X = X.double()
     x, w_Q, w_K, w_V = (spectral_norm(A.double()) for A in (X.flatten(0, -2), W_Q, W_K, W_V))

@@ -10,16 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from curvescope.closed_form.activations import Activation
-from curvescope.closed_form.block_matrix import INPUT, BlockMatrix, Pair, symmetric
+from curvescope.closed_form.block_matrix import INPUT, BlockMatrix, Pair, Part, check_part, symmetric
 from curvescope.core.errors import ShapeError, UsageError
-
-Part = Literal["outer", "functional", "total"]
 
 
 @dataclass(frozen=True)
@@ -224,9 +221,3 @@ def features(at: FeedForwardPoint, branch: Branch) -> list[tuple[str, Tensor]]:
 
 def _add(blocks: dict[Pair, Tensor], pair: Pair, block: Tensor) -> None:
     blocks[pair] = blocks[pair] + block if pair in blocks else block
-
-
-def check_part(part: str) -> None:
-    """Raise unless `part` names one."""
-    if part not in ("outer", "functional", "total"):
-        raise UsageError(f"expected part of outer, functional, total, got {part!r}")

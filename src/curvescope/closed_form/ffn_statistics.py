@@ -17,9 +17,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from curvescope.closed_form.block_matrix import BlockMatrix, Pair, symmetric
-from curvescope.closed_form.ffn import FeedForwardPoint, Part, check_part, features
-from curvescope.core.errors import ShapeError, UsageError
+from curvescope.closed_form.block_matrix import BlockMatrix, Pair, Part, check_part, symmetric
+from curvescope.closed_form.ffn import FeedForwardPoint, features
+from curvescope.closed_form.loss_curvature import token_curvature
+from curvescope.core.errors import UsageError
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ def ffn_kronecker_block(
             f"expected {names[1]!r} before {names[0]!r}", hint="H(b, a) is the transpose of H(a, b)"
         )
     g = g.reshape(at.x.shape[0], -1)
-    return _block(at, g, _per_token(B, at), (rows[names[0]], rows[names[1]]), part)
+    return _block(at, g, token_curvature(B, g), (rows[names[0]], rows[names[1]]), part)
 
 
 def ffn_parameter_blocks(
@@ -107,7 +108,8 @@ def ffn_diagonal(
     Σ_i f_ia² (D_ip² (Ω_i)_pp + S_ip) for a branch's parameters, Σ_i z̄_ip² (B_i)_oo for W_2 and b_2.
     """
     check_part(part)
-    per_token, R = _per_token(B, at), g.reshape(at.x.shape[0], -1) @ at.W_2.mT
+    g = g.reshape(at.x.shape[0], -1)
+    per_token, R = token_curvature(B, g), g @ at.W_2.mT
     outer, functional = float(part != "functional"), float(part != "outer")
     omega = torch.einsum("po,iow,pw->ip", at.W_2, per_token, at.W_2)
     found = {}
@@ -166,16 +168,3 @@ def _rows(at: FeedForwardPoint) -> dict[str, _Row]:
 def _pairs(at: FeedForwardPoint) -> list[Pair]:
     names = list(_rows(at))
     return [(a, b) for i, a in enumerate(names) for b in names[i:]]
-
-
-def _per_token(B: float | Tensor, at: FeedForwardPoint) -> Tensor:
-    """B_i for each token: (L, o, o)."""
-    L, o = at.x.shape[0], at.W_2.shape[1]
-    if not isinstance(B, Tensor) or B.dim() == 0:
-        return (B * torch.eye(o).to(at.x)).expand(L, o, o)
-    if B.shape != (L, o, o):
-        raise ShapeError(
-            f"expected a number or one curvature per token ({L}, {o}, {o}), got {tuple(B.shape)}",
-            hint="ffn_blocks takes a loss that couples tokens",
-        )
-    return B

@@ -11,7 +11,7 @@ once by the number of terms, as in a `Problem`, so that blocks are those of `cs.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,7 +20,8 @@ from curvescope.closed_form import moments
 from curvescope.closed_form.attention_curvature import AttentionCurvature, Pair, Split
 from curvescope.closed_form.attention_layer import AttentionOptions, make_layer, rope_table
 from curvescope.closed_form.block import Architecture
-from curvescope.closed_form.model_rest import LIMIT, RestCurvature, as_transformer, capture, rest_of_model
+from curvescope.closed_form.block_matrix import MatrixName
+from curvescope.closed_form.model_rest import LIMIT, Rest, as_transformer, capture, rest_of_model
 from curvescope.closed_form.objectives import Objective
 from curvescope.closed_form.stack import StackCurvature, stack_tape
 from curvescope.core.errors import ShapeError, UsageError
@@ -39,7 +40,7 @@ def attention_curvature(
     *,
     loss: str | Loss = "cross_entropy",
     head: int | None = None,
-    curvature: RestCurvature = "hessian",
+    curvature: MatrixName = "hessian",
     limit: int = LIMIT,
 ) -> AttentionCurvature:
     """Second derivatives of a zoo model's loss in the weights of one attention layer.
@@ -65,26 +66,11 @@ def attention_curvature(
     problem = _problem(model, batch, loss)
     module = as_transformer(problem.model)
     _check(module.cfg, layer, head)
-    if curvature not in get_args(RestCurvature):
-        raise UsageError(f"expected curvature of {', '.join(get_args(RestCurvature))}, got {curvature!r}")
     weights = _weights(problem.model, layer, head)
-    found = [
-        rest_of_model(problem, part, layer, curvature=curvature, limit=limit)
-        for part in problem.placed_batches("attention curvature")
-    ]
-    _check_lengths([part.X for part in found])
-    X, G, B = (torch.cat(parts) for parts in zip(*found, strict=True))
-    num_heads, num_kv_heads = (module.cfg.n_heads, module.cfg.kv_heads) if head is None else (1, 1)
-    found_layer = make_layer(
-        X,
-        weights,
-        G / problem.num_terms,
-        B / problem.num_terms,
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        **_options(module, layer, head, X),
-    )
-    return AttentionCurvature(found_layer)
+    X, G, B = _rest(problem, layer, curvature, limit)
+    h, h_kv = (module.cfg.n_heads, module.cfg.kv_heads) if head is None else (1, 1)
+    options = _options(module, layer, head, X)
+    return AttentionCurvature(make_layer(X, weights, G, B, num_heads=h, num_kv_heads=h_kv, **options))
 
 
 def attention_blocks(
@@ -94,7 +80,7 @@ def attention_blocks(
     *,
     loss: str | Loss = "cross_entropy",
     head: int | None = None,
-    curvature: RestCurvature = "hessian",
+    curvature: MatrixName = "hessian",
     pairs: Sequence[Pair] | None = None,
     limit: int = LIMIT,
 ) -> dict[Pair, Split]:
@@ -163,6 +149,17 @@ def architecture(cfg: TransformerConfig) -> Architecture:
 
 def _problem(model: Any, batch: Any, loss: str | Loss) -> Problem:
     return Problem(model, Batches([batch]) if isinstance(batch, Batch) else batch, loss)
+
+
+def _rest(problem: Problem, layer: int, curvature: MatrixName, limit: int) -> Rest:
+    """X, G and B of all batches, divided by the number of terms."""
+    found = [
+        rest_of_model(problem, part, layer, curvature=curvature, limit=limit)
+        for part in problem.placed_batches("attention curvature")
+    ]
+    _check_lengths([part.X for part in found])
+    X, G, B = (torch.cat(parts) for parts in zip(*found, strict=True))
+    return Rest(X, G / problem.num_terms, B / problem.num_terms)
 
 
 def _check(cfg: TransformerConfig, layer: int, head: int | None) -> None:

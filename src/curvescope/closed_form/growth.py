@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
-Pair = tuple[str, str]
+from curvescope.closed_form.block_matrix import Pair
+
 Exponents = tuple[int, ...]
 PAIRS: tuple[Pair, ...] = (("Q", "Q"), ("Q", "K"), ("K", "K"), ("Q", "V"), ("K", "V"), ("V", "V"))
 

@@ -22,26 +22,10 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from curvescope.closed_form.attention_curvature import Pair
+from curvescope.closed_form.block_matrix import Pair
 from curvescope.closed_form.moments import AttentionMoments, attention_moments
+from curvescope.closed_form.vec_rules import commutation, eye, kron, vec
 from curvescope.core.errors import ShapeError
-
-
-def commutation(m: int, n: int) -> Tensor:
-    """K_{m,n}, (mn, mn): K vec_c(M) = vec_c(Mᵀ) for M m × n, so K vec_r(N) = vec_r(Nᵀ) for N n × m."""
-    K = torch.zeros(m * n, m * n, dtype=torch.float64)
-    i, j = torch.meshgrid(torch.arange(n), torch.arange(m), indexing="ij")
-    K[j * n + i, i * m + j] = 1
-    return K
-
-
-def kron(*factors: Tensor) -> Tensor:
-    """A ⊗ B ⊗ …, of matrices."""
-    product = factors[0]
-    for factor in factors[1:]:
-        blocks = product[:, None, :, None] * factor[None, :, None, :]
-        product = blocks.flatten(2).flatten(0, 1)
-    return product
 
 
 def khatri_rao(*factors: Tensor) -> Tensor:
@@ -55,18 +39,18 @@ def softmax_derivatives(A: Tensor) -> tuple[Tensor, Tensor]:
     Row i: ∂A_ij/∂T_il = A_ij (δ_jl − A_il), and ∂²A_ij/∂T_il∂T_im is A_ij times
     2 A_il A_im + δ_jl δ_jm − δ_lm A_il − δ_jl A_im − δ_jm A_il.
     """
-    L, eye = A.shape[0], torch.eye(A.shape[0], dtype=A.dtype, device=A.device)
-    first = torch.einsum("ij,ijl->ijl", A, eye[None] - A[:, None, :])
+    L, delta = A.shape[0], eye(A.shape[0], A)
+    first = torch.einsum("ij,ijl->ijl", A, delta[None] - A[:, None, :])
     bracket = (
         2 * A[:, None, :, None] * A[:, None, None, :]
-        + eye[None, :, :, None] * eye[None, :, None, :]
-        - eye[None, None] * A[:, None, :, None]
-        - eye[None, :, :, None] * A[:, None, None, :]
-        - eye[None, :, None, :] * A[:, None, :, None]
+        + delta[None, :, :, None] * delta[None, :, None, :]
+        - delta[None, None] * A[:, None, :, None]
+        - delta[None, :, :, None] * A[:, None, None, :]
+        - delta[None, :, None, :] * A[:, None, :, None]
     )
     second = A[:, :, None, None] * bracket
-    first = torch.einsum("ijl,ip->ijpl", first, eye)
-    second = torch.einsum("ijlm,ip,ir->ijplrm", second, eye, eye)
+    first = torch.einsum("ijl,ip->ijpl", first, delta)
+    second = torch.einsum("ijlm,ip,ir->ijplrm", second, delta, delta)
     return first.reshape(L**2, L**2), second.reshape(L**4, L**2)
 
 
@@ -113,24 +97,23 @@ class Theorem:
         L, d, _, _ = self.sizes
         M3 = self.moments.M3.reshape(L, d * d, d)
         product = khatri_rao(self.X[:, None, :], self.X[:, :, None], M3)
-        return kron(self._eye(L), commutation(d, d).to(self.X), self._eye(d)) @ product
+        return kron(eye(L, self.X), commutation(d, d, self.X), eye(d, self.X)) @ product
 
     def S(self, size: int) -> Tensor:
         """(I_p ⊗ K_{d,p})(vec I_p ⊗ I_d), (p² d, d): S_V for p = d_V, S_Q for p = d."""
-        d, eye = self.sizes[1], self._eye(size)
-        shuffle = kron(eye, commutation(d, size).to(self.X))
-        return shuffle @ kron(eye.reshape(-1, 1), self._eye(d))
+        d, one = self.sizes[1], eye(size, self.X)
+        return kron(one, commutation(d, size, self.X)) @ kron(vec(one), eye(d, self.X))
 
     def R(self, m: int) -> Tensor:
         """R_m = vec(F − Y)ᵀ ⊗ I_m, (m, m L d_V)."""
-        return kron((self.moments.M1 @ self.W_V - self.Y).reshape(1, -1), self._eye(m))
+        return kron((self.moments.M1 @ self.W_V - self.Y).reshape(1, -1), eye(m, self.X))
 
     @cached_property
     def U(self) -> dict[str, Tensor]:
         """∂vec(W_Q W_Kᵀ)/∂vec(W): I ⊗ W_K for W_Q, (W_Q ⊗ I) K_{d_K,d} for W_K; (d², d d_K)."""
         _, d, d_K, _ = self.sizes
-        commute = commutation(d_K, d).to(self.X)
-        return {"Q": kron(self._eye(d), self.W_K), "K": kron(self.W_Q, self._eye(d)) @ commute}
+        commute = commutation(d_K, d, self.X)
+        return {"Q": kron(eye(d, self.X), self.W_K), "K": kron(self.W_Q, eye(d, self.X)) @ commute}
 
     def outer(self) -> dict[Pair, Tensor]:
         """Theorem 3.1: the blocks of H_o as matrices, with V first in its pairs as in the paper.
@@ -140,39 +123,52 @@ class Theorem:
         """
         L, _, d_K, d_V = self.sizes
         c, M1 = 2 / (L * d_V), self.moments.M1
-        middle = self.Z1.T @ kron(self._eye(L), self.W_V @ self.W_V.T) @ self.Z1
-        blocks: dict[Pair, Tensor] = {("V", "V"): c * kron(M1.T @ M1, self._eye(d_V))}
+        middle = self.Z1.T @ kron(eye(L, self.X), self.W_V @ self.W_V.T) @ self.Z1
+        blocks: dict[Pair, Tensor] = {("V", "V"): c * kron(M1.T @ M1, eye(d_V, self.X))}
         for one in "QK":
             blocks["V", one] = c / d_K**0.5 * kron(M1.T, self.W_V.T) @ self.Z1 @ self.U[one]
             for two in "QK":
                 blocks[one, two] = c / d_K * self.U[one].T @ middle @ self.U[two]
         return blocks
 
+    def second_derivatives(self) -> dict[Pair, Tensor]:
+        """∂²F/∂W∂W′ = ∂vec(∂F/∂W)/∂vec(W′)ᵀ, V first in its pairs and Q before K.
+
+        (α, β): (I ⊗ W_Vᵀ ⊗ U_αᵀ) Z₂ U_β/d_K, for (Q, K) plus `bilinear` ⊗ I_{d_K}/√d_K;
+        (V, α): (I ⊗ S_V) Z₁ U_α/√d_K; (V, V): 0.
+
+        Returns:
+            One matrix (L d_V · entries of W, entries of W′) for each pair.
+        """
+        L, d, d_K, d_V = self.sizes
+        I_L, root = eye(L, self.X), d_K**0.5
+        found: dict[Pair, Tensor] = {("V", "V"): self.X.new_zeros(L * d_V * d * d_V, d * d_V)}
+        for one, two in ("QQ", "QK", "KK"):
+            found[one, two] = kron(I_L, self.W_V.T, self.U[one].T) @ self.Z2 @ self.U[two] / d_K
+        found["Q", "K"] = found["Q", "K"] + kron(self.bilinear, eye(d_K, self.X)) / root
+        for one in "QK":
+            found["V", one] = kron(I_L, self.S(d_V)) @ self.Z1 @ self.U[one] / root
+        return found
+
     def functional(self) -> dict[Pair, Tensor]:
-        """Theorem 3.2: the blocks of H_f as matrices, with V first in its pairs.
+        """Theorem 3.2: the blocks of H_f as matrices, c R ∂²F/∂W∂W′, with V first in its pairs.
 
         (α, β): c/d_K R_{d d_K} (I ⊗ W_Vᵀ ⊗ U_αᵀ) Z₂ U_β, plus the mixed term if α ≠ β;
         (V, α): c/√d_K R_{d d_V} (I ⊗ S_V) Z₁ U_α; (V, V): 0.
         """
-        L, d, d_K, d_V = self.sizes
-        c, eye = 2 / (L * d_V), self._eye(L)
-        blocks: dict[Pair, Tensor] = {("V", "V"): self.X.new_zeros(d * d_V, d * d_V)}
-        for one in "QK":
-            shuffled = self.R(d * d_V) @ kron(eye, self.S(d_V))
-            blocks["V", one] = c / d_K**0.5 * shuffled @ self.Z1 @ self.U[one]
-            for two in "QK":
-                pulled = self.R(d * d_K) @ kron(eye, self.W_V.T, self.U[one].T)
-                blocks[one, two] = c / d_K * pulled @ self.Z2 @ self.U[two]
-        blocks["Q", "K"] = blocks["Q", "K"] + self.mixed
-        blocks["K", "Q"] = blocks["K", "Q"] + self.mixed.T
-        return blocks
+        L, _, _, d_V = self.sizes
+        num = L * d_V
+        found = {pair: 2 / num * self.R(len(H) // num) @ H for pair, H in self.second_derivatives().items()}
+        return found | {("K", "Q"): found["Q", "K"].T}
+
+    @cached_property
+    def bilinear(self) -> Tensor:
+        """(I ⊗ W_Vᵀ ⊗ I_d)(Z₁ ⊗ I_d) S_Q, (L d_V d, d): the scores' own ∂², which (Q, K) has alone."""
+        L, d, _, _ = self.sizes
+        return kron(eye(L, self.X), self.W_V.T, eye(d, self.X)) @ kron(self.Z1, eye(d, self.X)) @ self.S(d)
 
     @cached_property
     def mixed(self) -> Tensor:
         """c/√d_K [R_d (I ⊗ W_Vᵀ ⊗ I_d)(Z₁ ⊗ I_d) S_Q] ⊗ I_{d_K}: ∂² of the scores, indefinite."""
         L, d, d_K, d_V = self.sizes
-        lifted = kron(self._eye(L), self.W_V.T, self._eye(d)) @ kron(self.Z1, self._eye(d)) @ self.S(d)
-        return 2 / (L * d_V * d_K**0.5) * kron(self.R(d) @ lifted, self._eye(d_K))
-
-    def _eye(self, size: int) -> Tensor:
-        return torch.eye(size, dtype=self.X.dtype, device=self.X.device)
+        return 2 / (L * d_V * d_K**0.5) * kron(self.R(d) @ self.bilinear, eye(d_K, self.X))

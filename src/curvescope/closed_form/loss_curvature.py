@@ -7,6 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from curvescope.closed_form.objectives import IGNORED, class_targets
+from curvescope.closed_form.softmax import softmax_covariance
 from curvescope.core.errors import ShapeError
 
 
@@ -30,7 +32,7 @@ def squared_error(F: Tensor, Y: Tensor, *, factor: float | None = None) -> LossD
 
 
 def cross_entropy(
-    F: Tensor, targets: Tensor, U: Tensor, *, b_U: Tensor | None = None, ignore_index: int = -100
+    F: Tensor, targets: Tensor, U: Tensor, *, b_U: Tensor | None = None, ignore_index: int = IGNORED
 ) -> LossDerivatives:
     """Derivatives of the mean cross-entropy of logits z = F U + b_U over the tokens that have a target.
 
@@ -45,28 +47,19 @@ def cross_entropy(
         ignore_index: the class that stands for no target.
     """
     logits = F @ U if b_U is None else F @ U + b_U
-    y, counted = _targets(targets, logits, ignore_index)
-    weight = counted / counted.sum()
+    y, weight = class_targets(targets, logits, ignore_index=ignore_index)
     p = torch.softmax(logits, dim=-1)
-    G = (weight * (p - y)) @ U.T
-    mean = p @ U.T  # (…, L, o), the mean of the columns of U under p
-    centred = U - mean[..., :, None]
-    B = (centred * (weight * p)[..., None, :]) @ centred.mT
-    return LossDerivatives(G, B)
+    return LossDerivatives((weight * (p - y)) @ U.T, weight[..., None] * softmax_covariance(p, U))
 
 
-def _targets(targets: Tensor, logits: Tensor, ignore_index: int) -> tuple[Tensor, Tensor]:
-    """Probabilities (…, L, V) of the targets and 1 where a token counts, (…, L, 1)."""
-    if targets.shape == logits.shape and targets.is_floating_point():
-        return targets, torch.ones_like(logits[..., :1])
-    if targets.shape != logits.shape[:-1] or targets.is_floating_point():
+def token_curvature(B: float | Tensor, G: Tensor) -> Tensor:
+    """B as one symmetric matrix for each row of G (N, o): (N, o, o)."""
+    N, o = G.shape
+    if not isinstance(B, Tensor) or B.dim() == 0:
+        return (B * torch.eye(o).to(G)).expand(N, o, o)
+    if B.dim() < 3 or B.numel() != N * o * o or B.shape[-2:] != (o, o):
         raise ShapeError(
-            f"expected classes {tuple(logits.shape[:-1])} or probabilities {tuple(logits.shape)}, "
-            f"got {targets.dtype} {tuple(targets.shape)}"
+            f"expected B a number or one {o} × {o} matrix for each of {N} tokens, got {tuple(B.shape)}",
+            hint="a loss that couples tokens has no such form; ffn_blocks and attention.blocks take one",
         )
-    counted = targets != ignore_index
-    if not bool(counted.any()):
-        raise ShapeError("expected at least one token with a target, got none")
-    classes = torch.where(counted, targets, 0)
-    y = torch.nn.functional.one_hot(classes, logits.shape[-1]).to(logits)
-    return y, counted[..., None].to(logits)
+    return B.to(G).reshape(N, o, o)

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
+from curvescope.closed_form.block_matrix import MatrixName
 from curvescope.core.errors import UsageError
 from curvescope.core.seeds import generator
 from curvescope.data.batches import Batch
@@ -20,7 +21,6 @@ from curvescope.models.model import Model, evaluating
 from curvescope.models.transformer import Transformer
 from curvescope.problem import Problem
 
-RestCurvature = Literal["hessian", "ggn", "functional"]
 LIMIT = 2048  # entries L d of one sequence's attention output; B holds their square
 GROUP = 64  # directions that go through the rest of the network at once
 
@@ -34,13 +34,15 @@ class Rest(NamedTuple):
 
 
 def rest_of_model(
-    problem: Problem, batch: Batch, layer: int, *, curvature: RestCurvature = "hessian", limit: int = LIMIT
+    problem: Problem, batch: Batch, layer: int, *, curvature: MatrixName = "hessian", limit: int = LIMIT
 ) -> Rest:
     """X, G and B of one placed batch, not divided by the number of terms.
 
     B is the Hessian of the rest, its Gauss-Newton part Jᵀ (∂²ℓ/∂z²) J with J = ∂z/∂F, or their difference
     (`functional`). It takes L·d passes through the rest of the network, for all sequences at once.
     """
+    if curvature not in get_args(MatrixName):
+        raise UsageError(f"expected curvature of {', '.join(get_args(MatrixName))}, got {curvature!r}")
     module = as_transformer(problem.model)
     X, F = capture(module, batch.inputs, f"L{layer}.attn.in", f"L{layer}.attn.out")
     _check_size(F, limit)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from curvescope.closed_form.softmax import centred
 from curvescope.core.errors import ShapeError, UsageError
 
 
@@ -51,11 +52,7 @@ def third_moment_along(A: Tensor, X: Tensor, U: Tensor) -> Tensor:
 def deviations(A: Tensor, X: Tensor) -> Tensor:
     """x̃_ij = x_j − Σ_l A_il x_l, (…, L, S, d)."""
     _check(A, X)
-    top = A.argmax(-1)  # (…, L)
-    X = X.expand(*A.shape[:-2], *X.shape[-2:])
-    nearest = X.gather(-2, top[..., None].expand(*top.shape, X.shape[-1]))
-    difference = X[..., None, :, :] - nearest[..., None, :]
-    return difference - A[..., None, :] @ difference
+    return centred(A[..., :, None, :], X.mT[..., None, :, :]).mT
 
 
 def _check(A: Tensor, X: Tensor) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from curvescope.closed_form.vec_rules import diagonal_derivative, eye, kron, kron_derivatives, swap
+from curvescope.closed_form.vec_rules import commutation, diagonal_derivative, eye, kron, kron_derivatives
 from curvescope.core.errors import ShapeError, UsageError
 
 
@@ -79,7 +79,7 @@ def _second_derivative(X: Tensor, *, printed: bool) -> Tensor:
     I_n = eye(L * d, X)
     first = kron(I_n, parts.G.T) @ kron_derivatives(parts.P, eye(d, X))[0] @ parts.dP
     second = kron(eye(L, X), parts.M.T, I_n) @ _second_of_inverse(parts, printed=printed)
-    rows = kron_derivatives(eye(L, X), parts.M.T)[1] @ swap(d, L, X) @ parts.G  # ∂(I_L ⊗ Mᵀ)/∂X
+    rows = kron_derivatives(eye(L, X), parts.M.T)[1] @ commutation(d, L, X) @ parts.G  # ∂(I_L ⊗ Mᵀ)/∂X
     return first + second + kron(I_n, parts.dP.T) @ rows
 
 
@@ -94,7 +94,7 @@ def _second_of_inverse(parts: _Parts, *, printed: bool) -> Tensor:
 
     dD = parts.B_1 if printed else parts.B_1 / d**0.5
     left, right = kron_derivatives(parts.P, parts.P.T)
-    dA_1 = -(left + right @ swap(L, L, parts.M)) @ parts.A_1 @ dD
+    dA_1 = -(left + right @ commutation(L, L, parts.M)) @ parts.A_1 @ dD
 
     tail = kron(eye(L * L, parts.M), parts.B_1.T) @ dA_1
     return kron(parts.A_1, I_n) @ dB_1 / d**0.5 + (tail if printed else tail / d**0.5)

@@ -74,7 +74,7 @@ def norm_point(x: Tensor, *, kind: NormKind = "layernorm", eps: float = 0.0) -> 
     sigma = (centred.square().mean(-1, keepdim=True) + eps).sqrt()
     if x.numel() and not bool((sigma > 0).all()):
         raise UsageError(
-            "a token has no spread and eps is 0: the norm has no derivative there",
+            "expected tokens with some spread, got a constant row: no derivative there without eps",
             hint="use eps > 0 or other tokens",
         )
     return NormPoint(centred / sigma, sigma, float(eps), kind)
@@ -108,6 +108,13 @@ def norm_second_derivative(at: NormPoint, gamma: Tensor | None = None) -> Tensor
     return found if gamma is None else gamma[:, None, None] * found
 
 
+def norm_second_along(at: NormPoint, u: Tensor, v: Tensor) -> Tensor:
+    """D²x̂[u,v]: (…, d). With a cotangent g of y = γ∘x̂ + β, ∇²⟨g, y⟩ u is D²x̂[u,γ∘g]."""
+    x, Ju = at.x_hat, at.apply(u)
+    inner = dot(x, u) * at.apply(v) + dot(x, v) * Ju + dot(Ju, v) * x
+    return -inner / (at.d * at.sigma)
+
+
 def norm_curvature(at: NormPoint, g: Tensor, gamma: Tensor | None = None) -> Tensor:
     """K_xx = ∇²_x ⟨g, y⟩ = −(w x̂ᵀ + x̂ wᵀ + κ J)/(dσ), w = J(γ∘g), κ = x̂·(γ∘g): (…, d, d)."""
     w, kappa = _pulled(at, g, gamma)
@@ -126,16 +133,13 @@ def norm_curvature_product(
     """K (dx, dγ) in O(d) per token.
 
     Returns:
-        h_x = −[(x̂·dx) w + (w·dx) x̂ + κ J dx]/(dσ) + J(g∘dγ), and h_γ = g ∘ J dx per token (its sum over
-        tokens is the product's γ part); both (…, d).
+        h_x = D²x̂[dx, γ∘g] + J(g∘dγ), and h_γ = g ∘ J dx per token (its sum over tokens is the product's γ
+        part); both (…, d).
     """
-    w, kappa = _pulled(at, g, gamma)
-    moved = at.apply(dx)
-    inner = _dot(at.x_hat, dx) * w + _dot(w, dx) * at.x_hat + kappa * moved
-    h_x = -inner / (at.d * at.sigma)
+    h_x = norm_second_along(at, dx, scaled(g, gamma))
     if dgamma is not None:
         h_x = h_x + at.apply(g * dgamma)
-    return h_x, g * moved
+    return h_x, g * at.apply(dx)
 
 
 def norm_jacobian_spectrum(at: NormPoint) -> Tensor:
@@ -161,7 +165,7 @@ def norm_second_derivative_norm(at: NormPoint, gamma: Tensor | None = None) -> T
     H Hᵀ = [2|x̂|² J² + (6λ² + ‖J‖²_F) x̂x̂ᵀ]/(dσ)², so no d³ entries are formed. Without γ it is
     |x̂|/(dσ) · √max(9λ² + m/σ², 2/σ²), the second only if m > 0; at ε = 0 this is √(max(m, 2)/d)/σ².
     """
-    square, sigma = _dot(at.x_hat, at.x_hat), at.sigma
+    square, sigma = dot(at.x_hat, at.x_hat), at.sigma
     m, slope = at.multiplicity, at.slope
     if gamma is None:
         largest = 9 * slope**2 + m / sigma**2
@@ -189,8 +193,8 @@ def norm_curvature_spectrum(at: NormPoint, g: Tensor, gamma: Tensor | None = Non
     if at.multiplicity == 0:
         found.extend([first] if at.d > len(found) else [])
     else:
-        square = _dot(at.x_hat, at.x_hat)
-        share = torch.where(square > 0, _dot(at.x_hat, w) / torch.where(square > 0, square, 1.0), 0.0)
+        square = dot(at.x_hat, at.x_hat)
+        share = torch.where(square > 0, dot(at.x_hat, w) / torch.where(square > 0, square, 1.0), 0.0)
         r = (square * (w - at.x_hat * share).square().sum(-1, keepdim=True)).sqrt()
         half = torch.hypot((first - second) / 2, r)
         found.extend([(first + second) / 2 + half, (first + second) / 2 - half])
@@ -209,7 +213,7 @@ def norm_curvature_supremum(at: NormPoint) -> Tensor:
     For a symmetric tensor the maximum lies at three equal directions: max 3t(1 − t²)/(√d σ²) over
     0 ≤ t ≤ √η, η = |x̂|²/d. It is (2/√3)/(√d σ²) once η ≥ 1/3 and m > 0; with m = 0 only t = √η is there.
     """
-    t = (_dot(at.x_hat, at.x_hat) / at.d).sqrt()
+    t = (dot(at.x_hat, at.x_hat) / at.d).sqrt()
     if at.multiplicity:
         t = t.clamp(max=3**-0.5)
     return (3 * t * (1 - t**2) / (at.d**0.5 * at.sigma**2))[..., 0]
@@ -219,7 +223,7 @@ def norm_curvature_trace(at: NormPoint, g: Tensor, gamma: Tensor | None = None) 
     """tr K_xx = −(2 x̂·w + κ tr J)/(dσ): (…)."""
     w, kappa = _pulled(at, g, gamma)
     trace = norm_jacobian_spectrum(at).sum(-1, keepdim=True)
-    return (-(2 * _dot(at.x_hat, w) + kappa * trace) / (at.d * at.sigma))[..., 0]
+    return (-(2 * dot(at.x_hat, w) + kappa * trace) / (at.d * at.sigma))[..., 0]
 
 
 def norm_curvature_frobenius(at: NormPoint, g: Tensor, gamma: Tensor | None = None) -> Tensor:
@@ -227,15 +231,16 @@ def norm_curvature_frobenius(at: NormPoint, g: Tensor, gamma: Tensor | None = No
     w, kappa = _pulled(at, g, gamma)
     x = at.x_hat
     square = norm_jacobian_spectrum(at).square().sum(-1, keepdim=True)
-    total = 2 * _dot(w, w) * _dot(x, x) + 2 * _dot(w, x) ** 2 + 4 * kappa * _dot(x, at.apply(w))
+    total = 2 * dot(w, w) * dot(x, x) + 2 * dot(w, x) ** 2 + 4 * kappa * dot(x, at.apply(w))
     return ((total + kappa**2 * square).clamp(min=0).sqrt() / (at.d * at.sigma))[..., 0]
 
 
 def _pulled(at: NormPoint, g: Tensor, gamma: Tensor | None) -> tuple[Tensor, Tensor]:
     """w = J(γ∘g) (…, d) and κ = x̂·(γ∘g) (…, 1)."""
     pulled = scaled(g, gamma)
-    return at.apply(pulled), _dot(at.x_hat, pulled)
+    return at.apply(pulled), dot(at.x_hat, pulled)
 
 
-def _dot(u: Tensor, v: Tensor) -> Tensor:
+def dot(u: Tensor, v: Tensor) -> Tensor:
+    """u · v over the last axis, which stays with length one."""
     return (u * v).sum(-1, keepdim=True)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from curvescope.closed_form.softmax import softmax_along
 from curvescope.core.errors import ShapeError
 
 IGNORED = -100
@@ -41,23 +42,51 @@ def squared_error_objective(outputs: Tensor, targets: Tensor, *, num_terms: floa
 
 
 def cross_entropy_objective(outputs: Tensor, targets: Tensor, *, num_terms: float | None = None) -> Objective:
-    """−Σ_t log softmax(z_t)[y_t] / num_terms for outputs (…, V) and integer targets (…).
+    """−Σ_t Σ_v y_tv log softmax(z_t)_v / num_terms for outputs (…, V); targets as in `class_targets`.
 
-    G_t = (p_t − onehot(y_t))/n and B_t = (diag p_t − p_t p_tᵀ)/n; targets of −100 do not count. Without
-    `num_terms` n is the number of targets that count.
+    G_t = (p_t − y_t)/n and B_t = (diag p_t − p_t p_tᵀ)/n; targets of −100 do not count. Without `num_terms` n
+    is the number of targets that count.
     """
-    if targets.is_floating_point() or outputs.shape[:-1] != targets.shape:
-        raise ShapeError(
-            f"expected integer targets of shape {tuple(outputs.shape[:-1])}, "
-            f"got {targets.dtype} {tuple(targets.shape)}"
-        )
-    counted = (targets != IGNORED).to(outputs.dtype)
-    weight = counted[..., None] / (counted.sum() if num_terms is None else num_terms)
+    y, weight = class_targets(targets, outputs, num_terms=num_terms)
     log_p = outputs.log_softmax(-1)
-    one_hot = torch.nn.functional.one_hot(targets.clamp(min=0), outputs.shape[-1]).to(outputs.dtype)
     p = log_p.exp()
+    value = -(weight * torch.where(y > 0, y * log_p, 0.0)).sum()  # a class that cannot be has log p = −∞
+    return Objective(value, weight * (p - y), lambda u: weight * softmax_along(p, u))
 
-    def product(u: Tensor) -> Tensor:
-        return weight * p * (u - (p * u).sum(-1, keepdim=True))
 
-    return Objective(-(weight * one_hot * log_p).sum(), weight * (p - one_hot), product)
+def class_targets(
+    targets: Tensor, logits: Tensor, *, num_terms: float | None = None, ignore_index: int = IGNORED
+) -> tuple[Tensor, Tensor]:
+    """Targets of a softmax as probabilities, and the weight of each token in the mean.
+
+    Args:
+        targets: classes (…), `ignore_index` for none, or probabilities (…, V), as with smoothed labels.
+        logits: (…, V).
+        num_terms: what the sum over tokens is divided by; the number of tokens with a target by default.
+        ignore_index: the class that stands for no target.
+
+    Returns:
+        y (…, V), and 1/num_terms, or 0 where a token does not count: (…, 1).
+    """
+    if targets.shape == logits.shape and _distributions(targets):
+        y, counted = targets, torch.ones_like(logits[..., :1])
+    elif targets.shape == logits.shape[:-1] and not targets.is_floating_point():
+        counted = (targets != ignore_index)[..., None]
+        classes = torch.where(counted[..., 0], targets, 0)
+        y, counted = torch.nn.functional.one_hot(classes, logits.shape[-1]).to(logits), counted.to(logits)
+    else:
+        raise ShapeError(
+            f"expected classes, that is integer targets {tuple(logits.shape[:-1])}, or probabilities "
+            f"{tuple(logits.shape)} that sum to one, got {targets.dtype} {tuple(targets.shape)}"
+        )
+    if num_terms is None and not bool(counted.any()):
+        raise ShapeError("expected at least one token with a target, got none")
+    return y, counted / (counted.sum() if num_terms is None else num_terms)
+
+
+def _distributions(y: Tensor) -> bool:
+    """Whether the last axis holds probabilities; B would be another matrix if they did not sum to one."""
+    if not y.is_floating_point():
+        return False
+    slack = torch.finfo(y.dtype).eps ** 0.5
+    return bool((y >= 0).all()) and bool(((y.sum(-1) - 1).abs() <= slack).all())

@@ -25,10 +25,12 @@ class Primitive(ABC):
     """One map x ↦ f(x; θ) at a point.
 
     `label` names it among the sources of curvature, `parameters` are the ones that it reads, by the
-    names they have in the network. Trees that it returns hold some of those names.
+    names they have in the network: `prefix` and a role, as in `L0.` and `W_Q`. Trees that it returns hold
+    some of those names.
     """
 
     label: str
+    prefix: str = ""
     x: Tensor
     output: Tensor
     parameters: dict[str, Tensor]
@@ -52,6 +54,22 @@ class Primitive(ABC):
     @abstractmethod
     def curvature(self, g: Tensor) -> dict[str, dict[Pair, Tensor]]:
         """K(g) by source, then by pair of inputs, each pair once. Small sizes only."""
+
+    def local(self, tree: Tree) -> dict[str, Tensor]:
+        """The entries of `tree` for the parameters, by role; zeros where `tree` has none."""
+        return {
+            name.removeprefix(self.prefix): tree[name] if name in tree else torch.zeros_like(p)
+            for name, p in self.parameters.items()
+        }
+
+    def named(self, tree: Tree) -> dict[str, Tensor]:
+        """The entries of a tree by role under their full names, those of absent parameters left out."""
+        found = {self.prefix + role: value for role, value in tree.items()}
+        return {name: value for name, value in found.items() if name in self.parameters}
+
+    def name(self, role: str) -> str:
+        """The full name of a role; the input is its own."""
+        return role if role == INPUT else self.prefix + role
 
 
 @dataclass(frozen=True)
@@ -175,12 +193,9 @@ def add_trees(a: dict[str, Tensor], b: Tree) -> dict[str, Tensor]:
     return a | {name: a[name] + value if name in a else value for name, value in b.items()}
 
 
-def local(tree: Tree, parameters: Tree, prefix: str) -> dict[str, Tensor]:
-    """The entries of `tree` for `parameters` without their prefix; zeros where `tree` has none."""
-    return {
-        name.removeprefix(prefix): tree[name] if name in tree else torch.zeros_like(p)
-        for name, p in parameters.items()
-    }
+def rows(u: Tensor) -> Tensor:
+    """Tokens (…, d) as rows: (all tokens, d)."""
+    return u.reshape(-1, u.shape[-1])
 
 
 def choose(params: Tree, prefix: str, roles: tuple[str, ...]) -> dict[str, Tensor]:

@@ -8,20 +8,23 @@ roots of a cubic lose half of the digits where two outliers meet.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import TypedDict, Unpack
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from curvescope.closed_form.block_matrix import MatrixName, check_matrix_name
 from curvescope.closed_form.reduction import ExactSpectrum, ProductBulk, product_bulk, reduced_spectrum
+from curvescope.closed_form.third_order import cumulants
 from curvescope.core.errors import ShapeError, UsageError
 
 __all__ = [
     "ExactSpectrum",
     "ProductBulk",
+    "SpectrumOptions",
     "attention_1d_outputs",
     "attention_1d_spectrum",
     "product_bulk",
@@ -30,8 +33,17 @@ __all__ = [
     "two_layer_relu_spectrum",
 ]
 
-Part = Literal["hessian", "ggn", "functional"]
 Samples = Tensor | Sequence[Tensor]
+
+
+class SpectrumOptions(TypedDict, total=False):
+    """Which loss, and what of its spectrum."""
+
+    targets: Samples | None  # squared error: the mean over tokens, then over samples
+    G: Tensor | None  # instead of targets, the gradient of any loss in the outputs, samples end to end: (N,)
+    B: Tensor | None  # with G, its Hessian in the outputs, (N,) if diagonal or (N, N)
+    part: MatrixName  # "hessian" unless given, its Gauss–Newton part JᵀBJ ("ggn"), or the rest ("functional")
+    eigenvectors: bool  # also return them, each weight row-major
 
 
 def attention_1d_outputs(
@@ -52,12 +64,8 @@ def attention_1d_spectrum(
     w_K: Tensor,
     w_V: Tensor,
     *,
-    targets: Samples | None = None,
-    G: Tensor | None = None,
-    B: Tensor | None = None,
-    part: Part = "hessian",
     scale: float | None = None,
-    eigenvectors: bool = False,
+    **options: Unpack[SpectrumOptions],
 ) -> ExactSpectrum:
     """Spectrum of self-attention on sequences of scalars, one or more heads, over (w_Q, w_K, w_V).
 
@@ -70,55 +78,31 @@ def attention_1d_spectrum(
         w_Q: (d_K,), or (h, d_K) for h heads.
         w_K: as `w_Q`.
         w_V: a scalar, or (h,).
-        targets: shaped as `xs`: squared error, mean over tokens, then over samples.
-        G: instead of targets, the gradient of any loss in the outputs, all samples end to end: (N,).
-        B: with `G`, its Hessian in the outputs, (N,) if diagonal or (N, N).
-        part: the Hessian, its Gauss–Newton part JᵀBJ, or the rest.
         scale: s; 1/√d_K by default.
-        eigenvectors: also return them, over (w_Q, w_K, w_V), each row-major.
+        **options: see `SpectrumOptions`; `targets` shaped as `xs`, or `G` and `B`.
     """
     w_Q, w_K, w_V, s = _heads(w_Q, w_K, w_V, scale)
     samples = _samples(xs)
     moments = _moments_1d(samples, s * (w_Q * w_K).sum(1))
-    G, B = _loss(w_V @ moments[0], samples, targets, G, B)
-    J, K = _derivatives_1d(torch.cat(samples), w_V, moments, G)
-    found = _composed(list(zip(w_Q, w_K, strict=True)), [s] * len(w_V), J, K, G, B, part, eigenvectors)
+    J, bend = _derivatives_1d(torch.cat(samples), w_V, moments)
+    pairs = list(zip(w_Q, w_K, strict=True))
+    found = _spectrum(w_V @ moments[0], samples, pairs, J, bend, scale=s, **options)
     return _permuted(found, _interleaved(len(w_V), w_Q.shape[1], len(w_V)))
 
 
 def two_layer_linear_spectrum(
-    w: Tensor,
-    v: Tensor,
-    x: Tensor,
-    *,
-    targets: Tensor | None = None,
-    G: Tensor | None = None,
-    B: Tensor | None = None,
-    part: Part = "hessian",
-    eigenvectors: bool = False,
+    w: Tensor, v: Tensor, x: Tensor, **options: Unpack[SpectrumOptions]
 ) -> ExactSpectrum:
     """Spectrum of f(x) = ⟨w, v⟩ x over (w, v), w, v ∈ ℝᵐ: ±b of multiplicity m − 1 and two outliers.
 
     b = ℓ_a = Σ_i G_i x_i, c = ℓ_aa = xᵀBx, and the outliers are cN/2 ± √((cN/2)² + b² + 2bc⟨w, v⟩),
-    N = |w|² + |v|². `targets` means the mean squared error over the n samples; otherwise G (n,) and B, (n,)
-    or (n, n), are the derivatives of any loss in the outputs.
+    N = |w|² + |v|². Options: see `SpectrumOptions`; the n inputs x (n,) are one sample.
     """
-    a = (w.double() * v.double()).sum()
-    G, B = _loss(a * x.double(), [x], targets, G, B)
-    J = x.double()[:, None]
-    return _composed([(w, v)], [1.0], J, J.new_zeros(1, 1), G, B, part, eigenvectors)
+    return _two_layer([(w.double(), v.double())], x.double()[:, None], **options)
 
 
 def two_layer_relu_spectrum(
-    w: Tensor,
-    v: Tensor,
-    x: Tensor,
-    *,
-    targets: Tensor | None = None,
-    G: Tensor | None = None,
-    B: Tensor | None = None,
-    part: Part = "hessian",
-    eigenvectors: bool = False,
+    w: Tensor, v: Tensor, x: Tensor, **options: Unpack[SpectrumOptions]
 ) -> ExactSpectrum:
     """Spectrum of f(x) = Σ_k v_k relu(w_k x) over (w, v), scalar inputs x.
 
@@ -128,15 +112,20 @@ def two_layer_relu_spectrum(
     if bool((w == 0).any()):
         raise UsageError("expected no w_k = 0, where relu(w_k x) has a kink", hint="move it off zero")
     w, v, x = w.double(), v.double(), x.double()
-    groups = [group for group in (w > 0, w < 0) if bool(group.any())]
-    sides = [x.clamp(min=0) if bool(w[group][0] > 0) else x.clamp(max=0) for group in groups]
-    J = torch.stack(sides, dim=1)
-    pairs = [(w[group], v[group]) for group in groups]
-    G, B = _loss(J @ torch.stack([(a * b).sum() for a, b in pairs]), [x], targets, G, B)
-    nothing = J.new_zeros(len(pairs), len(pairs))
-    found = _composed(pairs, [1.0] * len(pairs), J, nothing, G, B, part, eigenvectors)
-    place = torch.cat([torch.cat([k, k + len(w)]) for k in (group.nonzero()[:, 0] for group in groups)])
+    sides = [(w > 0, x.clamp(min=0)), (w < 0, x.clamp(max=0))]
+    sides = [(group, seen) for group, seen in sides if bool(group.any())]
+    J = torch.stack([seen for _, seen in sides], dim=1)
+    found = _two_layer([(w[group], v[group]) for group, _ in sides], J, **options)
+    place = torch.cat([torch.cat([k, k + len(w)]) for k in (group.nonzero()[:, 0] for group, _ in sides)])
     return _permuted(found, place)
+
+
+def _two_layer(
+    pairs: list[tuple[Tensor, Tensor]], J: Tensor, **options: Unpack[SpectrumOptions]
+) -> ExactSpectrum:
+    """Spectrum of f = Σ_r ⟨w_r, v_r⟩ J_r for pairs of vectors and inputs J (n, h)."""
+    outputs = J @ torch.stack([(w * v).sum() for w, v in pairs])
+    return _spectrum(outputs, [outputs], pairs, J, lambda G: J.new_zeros(J.shape[1], J.shape[1]), **options)
 
 
 def _samples(xs: Samples) -> list[Tensor]:
@@ -166,25 +155,24 @@ def _moments_1d(samples: list[Tensor], a: Tensor) -> tuple[Tensor, Tensor, Tenso
     """Mean, variance and third central moment of x under each query's attention: (h, N) each."""
     found = []
     for x in samples:
-        A = torch.softmax(a[:, None, None] * x[:, None] * x, dim=2)
-        mean = A @ x
-        centred = x - mean[:, :, None]
-        found.append(torch.stack([mean, (A * centred**2).sum(2), (A * centred**3).sum(2)]))
+        at = cumulants(torch.softmax(a[:, None, None] * x[:, None] * x, dim=2), x)
+        found.append(torch.stack([at.mean, at.variance, at.third]))
     mean, variance, third = torch.cat(found, dim=2)
     return mean, variance, third
 
 
 def _derivatives_1d(
-    x: Tensor, w_V: Tensor, moments: tuple[Tensor, Tensor, Tensor], G: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Jacobian (N, 2h) of the outputs in (a, w_V), and Σ_i G_i ∇²f_i, (2h, 2h)."""
+    x: Tensor, w_V: Tensor, moments: tuple[Tensor, Tensor, Tensor]
+) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+    """Jacobian (N, 2h) of the outputs in (a, w_V), and G ↦ Σ_i G_i ∇²f_i, (2h, 2h)."""
     mean, variance, third = moments
     slope = x * variance  # (h, N), ∂ mean / ∂a
-    J = torch.cat([w_V[:, None] * slope, mean]).T
-    mixed = torch.diag(slope @ G)
-    bend = torch.diag(w_V * ((x * x * third) @ G))
-    K = torch.cat([torch.cat([bend, mixed], dim=1), torch.cat([mixed, torch.zeros_like(mixed)], dim=1)])
-    return J, K
+
+    def bend(G: Tensor) -> Tensor:
+        own, mixed = torch.diag(w_V * ((x * x * third) @ G)), torch.diag(slope @ G)
+        return torch.cat([torch.cat([own, mixed], 1), torch.cat([mixed, torch.zeros_like(mixed)], 1)])
+
+    return torch.cat([w_V[:, None] * slope, mean]).T, bend
 
 
 def _loss(
@@ -206,28 +194,29 @@ def _loss(
     return G.double(), (torch.diag(B) if B.ndim == 1 else B).double()
 
 
-def _composed(
+def _spectrum(
+    outputs: Tensor,
+    samples: list[Tensor],
     pairs: list[tuple[Tensor, Tensor]],
-    scales: list[float],
     J: Tensor,
-    K: Tensor,
-    G: Tensor,
-    B: Tensor,
-    part: Part,
-    eigenvectors: bool,
+    bend: Callable[[Tensor], Tensor],
+    *,
+    scale: float = 1.0,
+    targets: Samples | None = None,
+    G: Tensor | None = None,
+    B: Tensor | None = None,
+    part: MatrixName = "hessian",
+    eigenvectors: bool = False,
 ) -> ExactSpectrum:
-    """Reduction for outputs with Jacobian J (N, h + p) in the scalars and curvature K = Σ_i G_i ∇²f_i."""
-    outer = J.T @ B @ J
-    slope = (G @ J)[: len(pairs)]
+    """Reduction for outputs with Jacobian J (N, h + p) in the scalars and bend(G) = Σ_i G_i ∇²f_i."""
+    check_matrix_name(part)
+    G, B = _loss(outputs, samples, targets, G, B)
+    slope, hessian = (G @ J)[: len(pairs)], J.T @ B @ J
     if part == "ggn":
-        slope, hessian = torch.zeros_like(slope), outer
-    elif part == "functional":
-        hessian = K
-    elif part == "hessian":
-        hessian = outer + K
+        slope = torch.zeros_like(slope)
     else:
-        raise UsageError(f"expected part 'hessian', 'ggn' or 'functional', got {part!r}")
-    return reduced_spectrum(pairs, slope, hessian, scales=scales, eigenvectors=eigenvectors)
+        hessian = bend(G) if part == "functional" else hessian + bend(G)
+    return reduced_spectrum(pairs, slope, hessian, scales=[scale] * len(pairs), eigenvectors=eigenvectors)
 
 
 def _interleaved(heads: int, d: int, p: int) -> Tensor:

@@ -13,21 +13,19 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import Literal, final
+from typing import final
 
 import torch
 from torch import Tensor
 
 from curvescope.closed_form.assembly import assemble, curvature_sources
 from curvescope.closed_form.block import Architecture, record_block, record_norm
-from curvescope.closed_form.block_matrix import INPUT, BlockMatrix
-from curvescope.closed_form.end_maps import Embedding, Linear, MeanOverTokens, Positions
+from curvescope.closed_form.block_matrix import INPUT, BlockMatrix, Part, check_part
 from curvescope.closed_form.objectives import Objective
+from curvescope.closed_form.primitive_ends import Embedding, Linear, MeanOverTokens, Positions
 from curvescope.closed_form.primitives import Recorder, Tape, Tree
 from curvescope.core.errors import ShapeError, UsageError, near_misses
 from curvescope.core.operator import FunctionOperator
-
-Part = Literal["total", "outer", "functional"]
 
 
 def stack_tape(params: Tree, inputs: Tensor, arch: Architecture) -> Tape:
@@ -121,6 +119,7 @@ class StackCurvature:
         One forward sweep of tangents and one backward sweep. `direction` is a tree of parameters; a
         missing name is zero.
         """
+        check_part(part)
         self._check(direction)
         tangents = self.tape.tangents(torch.zeros_like(self.tape.input), direction)
         dg = self.objective.product(tangents[-1])
@@ -140,6 +139,7 @@ class StackCurvature:
 
     def operator(self, names: Sequence[str] | None = None, *, part: Part = "total") -> FunctionOperator:
         """The matrix over `names` (all parameters without) as an operator on flat columns."""
+        check_part(part)
         names = self.names if names is None else tuple(names)
         self._check(dict.fromkeys(names))
         shapes = {name: self.tape.parameters[name].shape for name in names}

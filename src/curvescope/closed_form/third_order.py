@@ -24,17 +24,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from curvescope.closed_form.norms import NormPoint, norm_second_derivative, scaled
-from curvescope.core.errors import ShapeError
+from curvescope.closed_form.norms import (
+    NormPoint,
+    dot,
+    norm_second_along,
+    norm_second_derivative,
+    scaled,
+)
+from curvescope.closed_form.softmax import centred, softmax_along
 
 # ------------------------------------------------------------------------------------------------------ norms
-
-
-def norm_second_along(at: NormPoint, u: Tensor, v: Tensor) -> Tensor:
-    """D²x̂[u,v]: (…, d). With a cotangent g of y = γ∘x̂ + β, ∇²⟨g, y⟩ u is D²x̂[u,γ∘g]."""
-    x, Ju = at.x_hat, at.apply(u)
-    inner = _dot(x, u) * at.apply(v) + _dot(x, v) * Ju + _dot(Ju, v) * x
-    return -inner / (at.d * at.sigma)
 
 
 def norm_third_along(at: NormPoint, u: Tensor, v: Tensor, w: Tensor) -> Tensor:
@@ -42,12 +41,12 @@ def norm_third_along(at: NormPoint, u: Tensor, v: Tensor, w: Tensor) -> Tensor:
     x = at.x_hat
     Ju, Jv, Jw = at.apply(u), at.apply(v), at.apply(w)
     vw = norm_second_along(at, v, w)
-    pairs = _dot(u, Jv) * Jw + _dot(u, Jw) * Jv + _dot(v, Jw) * Ju
+    pairs = dot(u, Jv) * Jw + dot(u, Jw) * Jv + dot(v, Jw) * Ju
     moved = (
-        _dot(x, u) * vw
-        + _dot(x, v) * norm_second_along(at, u, w)
-        + _dot(x, w) * norm_second_along(at, u, v)
-        + _dot(u, vw) * x
+        dot(x, u) * vw
+        + dot(x, v) * norm_second_along(at, u, w)
+        + dot(x, w) * norm_second_along(at, u, v)
+        + dot(u, vw) * x
     )
     return -(pairs + moved) / (at.d * at.sigma)
 
@@ -108,7 +107,7 @@ def norm_third_supremum(at: NormPoint) -> Tensor:
     """
     largest = 3 / (at.d * at.sigma**3)
     if not at.multiplicity:
-        share = _dot(at.x_hat, at.x_hat) / at.d
+        share = dot(at.x_hat, at.x_hat) / at.d
         width = 0.0 if at.kind == "layernorm" and at.d == 1 else 1.0  # P = 0 for a single centred entry
         largest = width * largest * ((1 - share) * (1 - 5 * share)).abs()
     return largest[..., 0]
@@ -132,35 +131,32 @@ def cumulants(p: Tensor, u: Tensor) -> Cumulants:
 
     From the second on they are the derivatives along u of the cross-entropy ℓ = logsumexp(z) − z_y too.
     """
-    du = _centred(p, u)
+    du = centred(p, u)
     second, third, fourth = ((p * du**k).sum(-1) for k in (2, 3, 4))
     return Cumulants((p * u).sum(-1), second, third, fourth - 3 * second**2)
 
 
 def logsumexp_third(p: Tensor, u: Tensor, v: Tensor, w: Tensor) -> Tensor:
     """D³ logsumexp[u,v,w] = ⟨ũṽw̃⟩, the third joint cumulant: (…)."""
-    return (p * _centred(p, u) * _centred(p, v) * _centred(p, w)).sum(-1)
+    return (p * centred(p, u) * centred(p, v) * centred(p, w)).sum(-1)
 
 
 def logsumexp_fourth(p: Tensor, u: Tensor, v: Tensor, w: Tensor, q: Tensor) -> Tensor:
     """D⁴ logsumexp[u,v,w,q] = ⟨ũṽw̃q̃⟩ − ⟨ũṽ⟩⟨w̃q̃⟩ − ⟨ũw̃⟩⟨ṽq̃⟩ − ⟨ũq̃⟩⟨ṽw̃⟩: (…)."""
-    return (softmax_third_along(p, u, v, w) * _centred(p, q)).sum(-1)
+    return (softmax_third_along(p, u, v, w) * centred(p, q)).sum(-1)
 
 
 def softmax_second_along(p: Tensor, u: Tensor, v: Tensor) -> Tensor:
     """D²softmax[u,v]: (…, V). With a cotangent g, ∇²⟨g, softmax⟩ u is D²softmax[u,g]."""
-    product = _centred(p, u) * _centred(p, v)
-    return p * (product - (p * product).sum(-1, keepdim=True))
+    return softmax_along(p, centred(p, u) * centred(p, v))
 
 
 def softmax_third_along(p: Tensor, u: Tensor, v: Tensor, w: Tensor) -> Tensor:
     """D³softmax[u,v,w]: (…, V). With a cotangent g, ∇³⟨g, softmax⟩[u,v,·] is D³softmax[u,v,g]."""
-    u, v, w = _centred(p, u), _centred(p, v), _centred(p, w)
+    u, v, w = centred(p, u), centred(p, v), centred(p, w)
 
-    def mean(f: Tensor) -> Tensor:
-        return (p * f).sum(-1, keepdim=True)
-
-    return p * (u * v * w - mean(u * v * w) - u * mean(v * w) - v * mean(u * w) - w * mean(u * v))
+    pairs = u * dot(p, v * w) + v * dot(p, u * w) + w * dot(p, u * v)
+    return softmax_along(p, u * v * w) - p * pairs
 
 
 def logsumexp_third_tensor(p: Tensor) -> Tensor:
@@ -173,17 +169,3 @@ def softmax_third_tensor(p: Tensor) -> Tensor:
     """D³softmax, which is D⁴ logsumexp, as an array symmetric in its indices: (…, V, V, V, V)."""
     basis = torch.eye(p.shape[-1], dtype=p.dtype, device=p.device)
     return softmax_third_along(p[..., None, None, None, :], basis[:, None, None], basis[:, None], basis)
-
-
-def _centred(p: Tensor, u: Tensor) -> Tensor:
-    """u − Σ p u; differences to the likeliest entry come first, so that small variances keep their digits."""
-    if p.shape[-1:] != u.shape[-1:]:
-        raise ShapeError(f"expected directions over {p.shape[-1]} entries, got {tuple(u.shape)}")
-    shape = torch.broadcast_shapes(p.shape, u.shape)
-    p, u = p.expand(shape), u.expand(shape)
-    u = u - u.gather(-1, p.argmax(-1, keepdim=True))
-    return u - (p * u).sum(-1, keepdim=True)
-
-
-def _dot(u: Tensor, v: Tensor) -> Tensor:
-    return (u * v).sum(-1, keepdim=True)

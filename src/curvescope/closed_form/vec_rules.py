@@ -1,6 +1,6 @@
 """Rules of matrix calculus in row-major order: vec_r(A X B) = (A ⊗ Bᵀ) vec_r(X).
 
-∂F/∂X is ∂vec_r F/∂vec_r(X)ᵀ. The theorems of petrov2025 are written with these.
+∂F/∂X is ∂vec_r F/∂vec_r(X)ᵀ. The theorems of Ormaniec et al. (2025) and of petrov2025 are written with these.
 """
 
 from __future__ import annotations
@@ -28,10 +28,17 @@ def vec(A: Tensor) -> Tensor:
     return A.reshape(-1, 1)
 
 
-def swap(m: int, n: int, like: Tensor) -> Tensor:
-    """The commutation matrix K_{m,n}: vec_r(Nᵀ) = K_{m,n} vec_r(N) for N of n × m: (mn, mn)."""
+def commutation(m: int, n: int, like: Tensor | None = None) -> Tensor:
+    """K_{m,n}, (mn, mn): K vec_r(N) = vec_r(Nᵀ) for N of n × m, so K vec_c(M) = vec_c(Mᵀ) for M of m × n.
+
+    In the dtype and on the device of `like`; float64 without.
+    """
+    like = torch.zeros((), dtype=torch.float64) if like is None else like
     order = torch.arange(m * n, device=like.device).reshape(n, m).T.reshape(-1)
     return eye(m * n, like)[order]
+
+
+swap = commutation  # its second name
 
 
 def diagonal_derivative(n: int, like: Tensor) -> Tensor:
@@ -48,5 +55,5 @@ def kron_derivatives(A: Tensor, B: Tensor) -> tuple[Tensor, Tensor]:
     (I_n ⊗ K_{p,q} ⊗ I_r)(I_{nq} ⊗ vec_r B) and (I_n ⊗ K_{p,q} ⊗ I_r)(vec_r A ⊗ I_{pr}).
     """
     (n, q), (p, r) = A.shape, B.shape
-    shuffle = kron(eye(n, A), swap(p, q, A), eye(r, A))
+    shuffle = kron(eye(n, A), commutation(p, q, A), eye(r, A))
     return shuffle @ kron(eye(n * q, A), vec(B)), shuffle @ kron(vec(A), eye(p * r, A))

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import copy
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from curvescope.core.errors import UsageError
-from curvescope.models import zoo
+from curvescope.core.errors import MissingExtra, UsageError
+from curvescope.models import hf, lens, zoo
+from curvescope.models.hf_module import adapt, is_transformers
 from curvescope.models.mlp import MLP, MLPConfig
 from curvescope.models.model import Model
 from curvescope.models.names import BUNDLED
+from curvescope.models.nanogpt import read_nanogpt
 from curvescope.models.plain import mode_notes, plain_model
 from curvescope.models.transformer import Transformer, TransformerConfig
 
@@ -30,37 +33,40 @@ def load(
 
     Args:
         source: A bundled name ("tiny-gpt"), a folder saved by `curvescope.models.save`, a TOML file or
-            `TransformerConfig` (fresh weights from its seed), or any `nn.Module`, which is not changed.
+            `TransformerConfig` (fresh weights from its seed); a Hugging Face folder or hub id, a GGUF file,
+            nanoGPT's ckpt.pt; or any `nn.Module`, which is not changed.
         dtype: Parameters in this type, e.g. "float64"; a module is copied if it has another.
         device: Parameters on this device, likewise.
-        revision: A training checkpoint of a bundled model: initial, early, middle or final.
+        revision: A training checkpoint of a bundled model (initial, early, middle, final), or a revision of a
+            hub id.
     """
-    if revision is not None and not (isinstance(source, str) and source in BUNDLED):
+    place = None if device is None else as_device(device)
+    kind = None if dtype is None else as_dtype(dtype)
+    if revision is not None and not _has_revisions(source):
         raise UsageError(f"expected a bundled model with revision={revision!r}, got {_words(source)}")
-    if (
-        dtype is not None
-        and isinstance(source, nn.Module)
-        and len({p.dtype for p in source.parameters()}) > 1
-    ):
-        source = copy.deepcopy(source).to(as_dtype(dtype))
-    model = _read(source, revision)
-    wanted = as_dtype(dtype if dtype is not None else model.dtype)
-    place = as_device(device) if device is not None else model.device
-    if wanted != model.dtype or place != model.device:
-        module = copy.deepcopy(model.module) if isinstance(source, nn.Module | Model) else model.module
-        model = Model(
-            module.to(device=place, dtype=wanted),
-            model.name,
-            model.blocks,
-            model.heads,
-            model.facts,
-            model.notes,
-            model.tokenizer,
-        )
-    return model
+    if kind is not None and isinstance(source, nn.Module) and len({p.dtype for p in source.parameters()}) > 1:
+        source = copy.deepcopy(source).to(kind)
+    model = _read(source, revision, kind)
+    theirs = source.module if isinstance(source, Model) else source
+    own = model.module is not theirs
+    return _moved(model, place or model.device, kind or as_dtype(model.dtype), own=own)
 
 
-def _read(source: Any, revision: str | None) -> Model:
+def _moved(model: Model, device: torch.device, dtype: torch.dtype, *, own: bool) -> Model:
+    """The model there and in that type; a copy, unless the module is our own or is so already."""
+    if dtype == model.dtype and device == model.device:
+        return model
+    if lens.is_hooked(model.module):
+        return replace(model, module=lens.move(model.module, device, dtype))
+    module = model.module if own else copy.deepcopy(model.module)
+    return replace(model, module=module.to(device=device, dtype=dtype))
+
+
+def _has_revisions(source: Any) -> bool:
+    return isinstance(source, str) and (source in BUNDLED or (hf.is_hub_id(source) and not _exists(source)))
+
+
+def _read(source: Any, revision: str | None, dtype: torch.dtype | None) -> Model:
     if isinstance(source, Model):
         return source
     if isinstance(source, TransformerConfig | MLPConfig):
@@ -68,30 +74,69 @@ def _read(source: Any, revision: str | None) -> Model:
     if isinstance(source, Transformer | MLP):
         return zoo.zoo_model(source, name=type(source).__name__)
     if isinstance(source, nn.Module):
-        for note in mode_notes(source):
-            warnings.warn(note, stacklevel=3)
-        return plain_model(source)
+        return _read_module(source)
     if not isinstance(source, str | Path):
         raise UsageError(f"expected a name, a path, a configuration or an nn.Module, got {_words(source)}")
     if str(source) in BUNDLED:
         return zoo.bundled(str(source), revision)
-    return _read_path(Path(source))
+    kind = dtype or torch.float32
+    if isinstance(source, str) and not _exists(source) and hf.is_hub_id(source):
+        return _read_hub(source, revision, kind)
+    return _read_path(Path(source), kind)
 
 
-def _read_path(path: Path) -> Model:
-    if len(path.name) > 255:
+def _read_module(module: nn.Module) -> Model:
+    for note in mode_notes(module):
+        warnings.warn(note, stacklevel=4)
+    if lens.is_hooked(module):
+        return lens.adapt_hooked(module)
+    return adapt(module) if is_transformers(module) else plain_model(module)
+
+
+def _read_hub(source: str, revision: str | None, dtype: torch.dtype) -> Model:
+    """A hub id; a name without an owner that the hub does not know is more likely a slip of ours."""
+    if "/" in source:
+        return hf.read_hub(source, revision=revision, dtype=dtype)
+    try:
+        return hf.read_hub(source, revision=revision, dtype=dtype)
+    except MissingExtra:
+        raise zoo.unknown(source) from None
+    except UsageError as error:
+        raise zoo.unknown(source, also=error.message) from error
+
+
+def _read_path(path: Path, dtype: torch.dtype) -> Model:
+    if not _exists(path):
         raise zoo.unknown(str(path))
-    if path.is_file() and path.suffix == ".toml":
+    if path.is_file():
+        return _read_file(path, dtype)
+    if (path / zoo.CONFIG).exists() and (path / zoo.WEIGHTS).exists():
+        return zoo.read_folder(path)
+    if (path / "config.json").exists():
+        return hf.read_hf_folder(path, dtype=dtype)
+    if (path / "ckpt.pt").exists():
+        return read_nanogpt(path / "ckpt.pt")
+    raise UsageError(
+        f"expected {zoo.CONFIG} and {zoo.WEIGHTS} in the folder {path}, at least one is missing",
+        hint="a folder of transformers has config.json, one of nanoGPT ckpt.pt",
+    )
+
+
+def _read_file(path: Path, dtype: torch.dtype) -> Model:
+    if path.suffix == ".toml":
         return zoo.zoo_model(zoo.build(zoo.read_config(path)), name=path.stem)
-    if path.is_dir():
-        if (path / zoo.CONFIG).exists() and (path / zoo.WEIGHTS).exists():
-            return zoo.read_folder(path)
-        raise UsageError(
-            f"expected {zoo.CONFIG} and {zoo.WEIGHTS} in the folder {path}, at least one is missing"
-        )
-    if path.exists():
-        raise UsageError(f"expected a folder or a .toml file, got the file {path}")
-    raise zoo.unknown(str(path))
+    if path.suffix == ".gguf":
+        return hf.read_gguf(path, dtype=dtype)
+    if path.suffix in (".pt", ".pth"):
+        return read_nanogpt(path)
+    raise UsageError(f"expected a folder or a .toml file, got the file {path}", hint="or a .gguf or .pt file")
+
+
+def _exists(path: str | Path) -> bool:
+    try:
+        return Path(path).exists()
+    except (OSError, ValueError):  # too long, or not a path at all
+        return False
 
 
 def as_dtype(dtype: torch.dtype | str) -> torch.dtype:

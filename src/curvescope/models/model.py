@@ -13,6 +13,7 @@ from torch.func import functional_call
 
 from curvescope.core.blocks import Block, ParamSpace, select
 from curvescope.core.errors import ShapeError, UsageError
+from curvescope.models.adapters.table import Place
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,7 +22,8 @@ class Model:
 
     `blocks` covers every parameter exactly once (tied ones too); `heads` holds the blocks of single
     heads, which overlap with them. `facts` are the numbers a reader asks for (layers, heads, …) and
-    `notes` what a reader should know (dropout, tied weights, …).
+    `notes` what a reader should know (dropout, tied weights, …). `options` are keywords of every call of the
+    module, and `places` says where an adapter's module shows its activations.
     """
 
     module: nn.Module
@@ -31,6 +33,8 @@ class Model:
     facts: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     tokenizer: Any = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    places: Mapping[str, Place] = field(default_factory=dict)
 
     @property
     def parameters(self) -> dict[str, Tensor]:
@@ -65,10 +69,17 @@ class Model:
         return ParamSpace(tuple(chosen), shapes, self.dtype, self.device)
 
     def forward(self, parameters: Mapping[str, Tensor], inputs: Tensor | Mapping[str, Tensor]) -> Tensor:
-        """Outputs at `parameters` (those not named keep the module's own values)."""
+        """Outputs at `parameters` (those not named keep the module's own values), in the parameters' type.
+
+        Of an object the outputs are its `.logits`, or, for a body without a head, its `.last_hidden_state`.
+        """
         arguments, options = ((), dict(inputs)) if isinstance(inputs, Mapping) else ((inputs,), {})
+        options = {**self.options, **options}
         outputs = functional_call(self.module, dict(parameters), arguments, options, strict=False)
-        outputs = getattr(outputs, "logits", outputs)
+        for name in ("logits", "last_hidden_state"):
+            outputs = getattr(outputs, name, outputs)
+        if isinstance(outputs, Tensor) and self.options and outputs.dtype != self.dtype:
+            outputs = outputs.to(self.dtype)  # some families end in float32 whatever they began with
         if not isinstance(outputs, Tensor):
             raise ShapeError(
                 f"expected outputs as a tensor or an object with .logits, got {type(outputs).__name__}",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import nn
 
-from curvescope.core.blocks import whole
 from curvescope.core.errors import UsageError
+from curvescope.models.adapters.build import rest
 from curvescope.models.model import Model
 
 _BATCH = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
@@ -16,7 +16,12 @@ def plain_model(module: nn.Module, name: str | None = None) -> Model:
 
     A parameter of an `nn.Linear` is stored outputs × inputs, so its block is the transpose.
     """
-    linear = {f"{path}.weight".lstrip(".") for path, m in module.named_modules() if isinstance(m, nn.Linear)}
+    check_parameters(module)
+    return Model(module, name or type(module).__name__, rest(module, set()), notes=tuple(mode_notes(module)))
+
+
+def check_parameters(module: nn.Module) -> None:
+    """Raise unless the module has parameters, real ones, of one type."""
     parameters = dict(module.named_parameters())
     if not parameters:
         raise UsageError(f"expected a module with parameters, {type(module).__name__} has none")
@@ -29,8 +34,6 @@ def plain_model(module: nn.Module, name: str | None = None) -> Model:
         raise UsageError(
             "expected parameters of one dtype, got several", hint="cs.load(module, dtype=torch.float32)"
         )
-    blocks = {key: whole(key, key, p.shape, transposed=key in linear) for key, p in parameters.items()}
-    return Model(module, name or type(module).__name__, blocks, notes=tuple(mode_notes(module)))
 
 
 def _drop_rate(module: nn.Module) -> float:

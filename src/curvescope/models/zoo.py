@@ -148,9 +148,10 @@ def bundled(name: str, revision: str | None) -> Model:
     return read_folder(folder, name=label, weights=weights)
 
 
-def unknown(source: str) -> UsageError:
-    """The error for a source that is no bundled name, file or folder."""
+def unknown(source: str, *, also: str | None = None) -> UsageError:
+    """The error for a source that is no bundled name, file or folder; `also` says why it is no hub id."""
+    hint = near_misses(source, list(BUNDLED)) or ""
     return UsageError(
         f"expected a bundled model, a folder or a TOML file, got {source!r}, which is none of them",
-        hint=near_misses(source, list(BUNDLED)),
+        hint=hint if also is None else f"{hint}{'; ' if hint else ''}on the hub: {also}",
     )

@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from curvescope.core.errors import CurvescopeError
 from curvescope.data.batches import Batch
 from curvescope.operators.engine import Engine, Scalar, Tree
+from curvescope.operators.graph import once_differentiable_node
 from curvescope.operators.memory import directions_per_pass
 from curvescope.problem import Problem
 
@@ -141,26 +141,13 @@ def _reverse(
 
 
 def refuse_once_differentiable(z: Tensor) -> None:
-    """Raise where z was made by a function marked @once_differentiable.
-
-    Such a function cuts the graph of the gradient, so that its second derivative would silently be zero.
-    """
-    waiting = [z.grad_fn] if z.grad_fn is not None else []
-    seen = set(waiting)
-    while waiting:
-        node = waiting.pop()
-        own = getattr(getattr(node, "_forward_cls", None), "backward", None)
-        if getattr(own, "__code__", None) is _ONCE:
-            raise CurvescopeError(
-                f"the module uses an operation without a second derivative: {node.name()} has only a first",
-                hint="switch it to plain PyTorch operations",
-            )
-        following = {edge for edge, _ in node.next_functions if edge is not None} - seen
-        seen |= following
-        waiting += following
-
-
-_ONCE = once_differentiable(lambda ctx: None).__code__  # the code of every backward that is so marked
+    """Raise where z was made by a function marked @once_differentiable."""
+    node = once_differentiable_node(z)
+    if node is not None:
+        raise CurvescopeError(
+            f"the module uses an operation without a second derivative: {node.name()} has only a first",
+            hint="switch it to plain PyTorch operations",
+        )
 
 
 def _union(first: tuple[str, ...], second: tuple[str, ...]) -> tuple[str, ...]:

@@ -27,6 +27,7 @@ from curvescope.core.blocks import ParamSpace
 from curvescope.core.errors import CurvescopeError, ShapeError, UsageError
 from curvescope.core.result import Result
 from curvescope.data.batches import Batch
+from curvescope.operators.graph import nodes, once_differentiable_node
 from curvescope.problem import Problem, check_finite
 
 
@@ -74,10 +75,8 @@ def written_out_norms() -> Iterator[None]:
 def _batch_third(problem: Problem, batch: Batch, direction: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Σ over one batch's terms of ∇³ℓ[u,u,·], by parameter; not divided."""
     leaves = problem.leaves(tuple(direction))
-    # Cotangents that depend on something make torch mark what can be differentiated only once.
-    one = torch.ones((), dtype=problem.dtype, device=problem.device, requires_grad=True)
     with written_out_norms():
-        s = one * problem.loss.sum(problem.outputs(batch, leaves), batch.targets, batch.weights)
+        s = problem.loss.sum(problem.outputs(batch, leaves), batch.targets, batch.weights)
     for _ in range(2):
         tree = _reverse(s, leaves, create_graph=True)
         if not tree:
@@ -88,6 +87,8 @@ def _batch_third(problem: Problem, batch: Batch, direction: Mapping[str, Tensor]
 
 def _reverse(s: Tensor, leaves: Mapping[str, Tensor], *, create_graph: bool) -> dict[str, Tensor]:
     """Gradients of s, by name; a leaf that it does not depend on is missing."""
+    if not s.requires_grad:
+        return {}
     _refuse_wrong_nodes(s)
     try:
         found = torch.autograd.grad(s, list(leaves.values()), create_graph=create_graph, allow_unused=True)
@@ -117,7 +118,6 @@ def _check_direction(u: Any, space: ParamSpace) -> None:
 
 
 FUSED = ("LayerNormBackward", "BatchNormBackward", "RmsNormBackward", "GroupNormBackward")
-ONCE = "torch::autograd::Error"
 
 
 def _refuse_wrong_nodes(s: Tensor) -> None:
@@ -126,24 +126,18 @@ def _refuse_wrong_nodes(s: Tensor) -> None:
     The first comes from scripted code and torch.ops, the second from `@once_differentiable`; torch would take
     a wrong third derivative of the one and silently count the other as constant.
     """
-    seen, waiting = set(), [s.grad_fn]
-    while waiting:
-        node = waiting.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
+    if once_differentiable_node(s) is not None:
+        raise CurvescopeError(
+            "the module cannot be differentiated three times: an operation is @once_differentiable",
+            hint="write its backward pass in operations that torch can differentiate",
+        )
+    for node in nodes(s):
         if any(word in node.name() for word in FUSED):
             raise CurvescopeError(
                 f"the module calls a norm of torch's ({node.name()}) where it cannot be replaced, and its "
                 "third derivative is wrong",
                 hint="call torch.nn.functional.layer_norm from Python, not from scripted code",
             )
-        if node.name() == ONCE:
-            raise CurvescopeError(
-                "the module cannot be differentiated three times: an operation is @once_differentiable",
-                hint="write its backward pass in operations that torch can differentiate",
-            )
-        waiting.extend(before for before, _ in node.next_functions)
 
 
 # --------------------------------------------------------------------------------------- norms, written out

@@ -9,6 +9,7 @@ from curvescope.core.errors import UsageError, near_misses
 
 STUDIES = {
     "spectrum": "spectral densities, extreme eigenvalues and block maps of the Hessian and its two parts",
+    "blocks": "every layer × role block: trace, norms, extreme eigenvalues, densities, how they differ",
 }
 
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from curvescope.core.config import Config
 from curvescope.core.errors import UsageError
 from curvescope.data.batches import Batches
+from curvescope.data.labels import classification, images, num_sequences, read_labelled, sample
+from curvescope.data.masking import masked_lm
 from curvescope.data.tasks import task
 from curvescope.data.text import text
 from curvescope.models.load import load
@@ -14,6 +16,7 @@ from curvescope.models.model import Model
 from curvescope.problem import Problem
 
 TASK = "task:"
+IMAGES = ("sample", "digits")  # what a vision model is given by these names
 
 
 @dataclass(frozen=True)
@@ -23,7 +26,7 @@ class ModelOnData(Config):
     model: str = "tiny-gpt"  # a bundled name, a folder or a TOML file
     revision: str | None = None  # a training checkpoint of a bundled model
     data: str = "sample"  # a corpus, a file, a folder, or task:NAME
-    tokens: int = 512  # counted targets of a text
+    tokens: int = 512  # of a text; labelled texts and images: ⌈tokens / seq_len⌉ of them
     seq_len: int = 64
     batch_size: int = 8
     loss: str = "cross_entropy"
@@ -40,14 +43,36 @@ def make_problem(cfg: ModelOnData) -> Problem:
 
 
 def make_batches(cfg: ModelOnData, model: Model) -> Batches:
-    """Text through the model's tokenizer, or a task."""
+    """A task, or what the model was made for: text, masked text, labelled texts or images."""
     if cfg.data.startswith(TASK):
         return task(cfg.data.removeprefix(TASK), batch_size=cfg.batch_size)
+    kind = kind_of(model)
+    if kind == "image-classification":
+        if cfg.data not in IMAGES:
+            raise UsageError(
+                f"the model {model.name!r} looks at images, so it cannot read {cfg.data!r}",
+                hint="--data digits, or task:digits for images of 8 × 8",
+            )
+        count = num_sequences(cfg.tokens, cfg.seq_len)
+        return images(model, count, cfg.seed, batch_size=cfg.batch_size)
     if model.tokenizer is None:
         raise UsageError(
             f"the model {model.name!r} has no tokenizer, so it cannot read the text {cfg.data!r}",
             hint="choose a task, e.g. --data task:addition",
         )
-    return text(
+    if kind == "classification":
+        texts, labels = read_labelled(cfg.data)
+        chosen = sample(len(texts), num_sequences(cfg.tokens, cfg.seq_len), seed=cfg.seed)
+        texts, labels = [texts[i] for i in chosen], [labels[i] for i in chosen]
+        return classification(texts, labels, model, seq_len=cfg.seq_len, batch_size=cfg.batch_size)
+    make = masked_lm if kind == "masked-lm" else text
+    return make(
         cfg.data, model, tokens=cfg.tokens, seq_len=cfg.seq_len, batch_size=cfg.batch_size, seed=cfg.seed
     )
+
+
+def kind_of(model: Model) -> str:
+    """causal-lm, masked-lm, classification or image-classification: the fact `task`, or what it must be."""
+    if model.facts.get("inputs") == "patches" and model.facts.get("outputs") == "class":  # of the zoo
+        return "image-classification"
+    return model.facts.get("task", "causal-lm")

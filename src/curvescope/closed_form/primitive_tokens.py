@@ -20,7 +20,7 @@ from curvescope.closed_form.norms import (
     norm_point,
     scaled,
 )
-from curvescope.closed_form.primitives import Primitive, Tree, choose, local
+from curvescope.closed_form.primitives import Primitive, Tree, choose, rows
 
 
 @final
@@ -35,26 +35,26 @@ class Norm(Primitive):
         self.output = norm_output(self.at, self.gamma, self.beta)
 
     def jvp(self, dx: Tensor, dtheta: Tree) -> Tensor:
-        d = local(dtheta, self.parameters, self.prefix)
+        d = self.local(dtheta)
         dy = scaled(self.at.apply(dx), self.gamma)
         dy = dy + d["g"] * self.at.x_hat if "g" in d else dy
         return dy + d["b"] if "b" in d else dy
 
     def vjp(self, g: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         grads = {"g": _over_tokens(g * self.at.x_hat), "b": _over_tokens(g)}
-        return self.at.apply(scaled(g, self.gamma)), self._named(grads)
+        return self.at.apply(scaled(g, self.gamma)), self.named(grads)
 
     def curve(self, g: Tensor, dx: Tensor, dtheta: Tree) -> tuple[Tensor, dict[str, Tensor]]:
-        d = local(dtheta, self.parameters, self.prefix)
+        d = self.local(dtheta)
         h_x, h_gamma = norm_curvature_product(self.at, g, dx, gamma=self.gamma, dgamma=d.get("g"))
-        return h_x, self._named({"g": _over_tokens(h_gamma)})
+        return h_x, self.named({"g": _over_tokens(h_gamma)})
 
     def jacobian(self) -> dict[str, Tensor]:
         d = self.x.shape[-1]
         J = norm_jacobian(self.at, self.gamma).reshape(-1, d, d)
         diagonal = torch.diag_embed(self.at.x_hat).reshape(-1, d)
         found = {"g": diagonal, "b": torch.eye(d).to(J).repeat(len(J), 1)}
-        return {INPUT: torch.block_diag(*J)} | self._named(found)
+        return {INPUT: torch.block_diag(*J)} | self.named(found)
 
     def curvature(self, g: Tensor) -> dict[str, dict[Pair, Tensor]]:
         d = self.x.shape[-1]
@@ -63,10 +63,6 @@ class Norm(Primitive):
         if self.gamma is not None:
             found[INPUT, self.prefix + "g"] = norm_gain_curvature(self.at, g).reshape(-1, d)
         return {self.label: found}
-
-    def _named(self, tree: Tree) -> dict[str, Tensor]:
-        named = {self.prefix + role: value for role, value in tree.items()}
-        return {name: value for name, value in named.items() if name in self.parameters}
 
 
 @final
@@ -81,18 +77,18 @@ class FeedForward(Primitive):
     def __init__(self, x: Tensor, params: Tree, *, prefix: str, activation_name: str):
         self.x, self.prefix, self.label = x, prefix, prefix + "ffn"
         self.parameters = choose(params, prefix, self.ROLES)
-        theta = local(self.parameters, self.parameters, prefix)
+        theta = self.local(self.parameters)
         self.at = ffn_point(x, theta, activation=activation(activation_name))
         self.output = self._unflat(ffn_output(self.at))
 
     def jvp(self, dx: Tensor, dtheta: Tree) -> Tensor:
-        d = local(dtheta, self.parameters, self.prefix)
+        d = self.local(dtheta)
         _, dz = self._hidden_tangents(dx, d)
         dy = dz @ self.at.W_2 + self.at.z @ d["W_2"]
         return self._unflat(dy + d["b_2"] if "b_2" in d else dy)
 
     def vjp(self, g: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        g = g.reshape(-1, g.shape[-1])
+        g = rows(g)
         R = g @ self.at.W_2.mT
         g_x = torch.zeros_like(self.at.x)
         grads = {"W_2": self.at.z.mT @ g, "b_2": g.sum(0)}
@@ -102,12 +98,12 @@ class FeedForward(Primitive):
             grads[branch.weight] = self.at.x.mT @ U
             if branch.bias is not None:
                 grads[branch.bias] = U.sum(0)
-        return g_x.reshape(self.x.shape), self._named(grads)
+        return g_x.reshape(self.x.shape), self.named(grads)
 
     def curve(self, g: Tensor, dx: Tensor, dtheta: Tree) -> tuple[Tensor, dict[str, Tensor]]:
         """U^α = R ∘ D^α changes by dU^α = (g dW_2ᵀ) ∘ D^α + Σ_β S^{αβ} dh^β; the rest is the product rule."""
-        d = local(dtheta, self.parameters, self.prefix)
-        g, dx = g.reshape(-1, g.shape[-1]), dx.reshape(-1, dx.shape[-1])
+        d = self.local(dtheta)
+        g, dx = rows(g), rows(dx)
         hidden, dz = self._hidden_tangents(dx, d)
         R, dR = g @ self.at.W_2.mT, g @ d["W_2"].mT
         h_x = torch.zeros_like(self.at.x)
@@ -120,24 +116,24 @@ class FeedForward(Primitive):
             found[branch.weight] = self.at.x.mT @ dU + dx.mT @ U
             if branch.bias is not None:
                 found[branch.bias] = dU.sum(0)
-        return h_x.reshape(self.x.shape), self._named(found)
+        return h_x.reshape(self.x.shape), self.named(found)
 
     def jacobian(self) -> dict[str, Tensor]:
         found = ffn_jacobian(self.at)
-        return {self._name(role): J for role, J in found.items()}
+        return {self.name(role): J for role, J in found.items()}
 
     def curvature(self, g: Tensor) -> dict[str, dict[Pair, Tensor]]:
         found = ffn_curvature(self.at, g)
         return {
             f"{self.label}.{source}": {
-                (self._name(a), self._name(b)): block for (a, b), block in blocks.items()
+                (self.name(a), self.name(b)): block for (a, b), block in blocks.items()
             }
             for source, blocks in found.items()
         }
 
     def _hidden_tangents(self, dx: Tensor, d: Tree) -> tuple[list[Tensor], Tensor]:
         """dh^α = dx W^α + x dW^α + db^α for each branch, and dz = Σ_α D^α dh^α."""
-        dx = dx.reshape(-1, dx.shape[-1])
+        dx = rows(dx)
         found = []
         for branch in self.at.branches:
             dh = dx @ branch.W + self.at.x @ d[branch.weight]
@@ -145,16 +141,9 @@ class FeedForward(Primitive):
         slopes = (branch.slope for branch in self.at.branches)
         return found, sum((D * dh for D, dh in zip(slopes, found, strict=True)), torch.zeros_like(self.at.z))
 
-    def _name(self, role: str) -> str:
-        return role if role == INPUT else self.prefix + role
-
-    def _named(self, tree: Tree) -> dict[str, Tensor]:
-        named = {self.prefix + role: value for role, value in tree.items()}
-        return {name: value for name, value in named.items() if name in self.parameters}
-
     def _unflat(self, y: Tensor) -> Tensor:
         return y.reshape(*self.x.shape[:-1], y.shape[-1])
 
 
 def _over_tokens(u: Tensor) -> Tensor:
-    return u.reshape(-1, u.shape[-1]).sum(0)
+    return rows(u).sum(0)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from curvescope.closed_form.block_matrix import INPUT, Pair
-from curvescope.closed_form.primitives import Primitive, Tree, choose, local
+from curvescope.closed_form.primitives import Primitive, Tree, choose, rows
 from curvescope.core.errors import ShapeError
 
 
@@ -24,10 +24,10 @@ class Embedding(Primitive):
         self.output = params["E"][tokens]
 
     def jvp(self, dx: Tensor, dtheta: Tree) -> Tensor:
-        return local(dtheta, self.parameters, "")["E"][self.tokens]
+        return self.local(dtheta)["E"][self.tokens]
 
     def vjp(self, g: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        return torch.zeros_like(self.x), {"E": self._selector().mT @ g.reshape(-1, g.shape[-1])}
+        return torch.zeros_like(self.x), {"E": self._selector().mT @ rows(g)}
 
     def curve(self, g: Tensor, dx: Tensor, dtheta: Tree) -> tuple[Tensor, dict[str, Tensor]]:
         return torch.zeros_like(self.x), {}
@@ -60,7 +60,7 @@ class Positions(Primitive):
         self.output = x + params["P"][: self.T]
 
     def jvp(self, dx: Tensor, dtheta: Tree) -> Tensor:
-        return dx + local(dtheta, self.parameters, "")["P"][: self.T]
+        return dx + self.local(dtheta)["P"][: self.T]
 
     def vjp(self, g: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         rest = self.parameters["P"].shape[0] - self.T
@@ -99,24 +99,22 @@ class Linear(Primitive):
         self.output = y + params[bias] if bias in self.parameters else y
 
     def jvp(self, dx: Tensor, dtheta: Tree) -> Tensor:
-        d = local(dtheta, self.parameters, "")
+        d = self.local(dtheta)
         dy = dx @ self.W + self.x @ self._turn(d[self.weight])
         return dy + d[self.bias] if self.bias in d else dy
 
     def vjp(self, g: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        x, rows = self.x.reshape(-1, self.x.shape[-1]), g.reshape(-1, g.shape[-1])
-        grads = {self.weight: self._turn(x.mT @ rows)}
+        grads = {self.weight: self._turn(rows(self.x).mT @ rows(g))}
         if self.bias in self.parameters:
-            grads[self.bias] = rows.sum(0)
+            grads[self.bias] = rows(g).sum(0)
         return g @ self.W.mT, grads
 
     def curve(self, g: Tensor, dx: Tensor, dtheta: Tree) -> tuple[Tensor, dict[str, Tensor]]:
-        dW = self._turn(local(dtheta, self.parameters, "")[self.weight])
-        rows, dx = g.reshape(-1, g.shape[-1]), dx.reshape(-1, dx.shape[-1])
-        return g @ dW.mT, {self.weight: self._turn(dx.mT @ rows)}
+        dW = self._turn(self.local(dtheta)[self.weight])
+        return g @ dW.mT, {self.weight: self._turn(rows(dx).mT @ rows(g))}
 
     def jacobian(self) -> dict[str, Tensor]:
-        x, W = self.x.reshape(-1, self.x.shape[-1]), self.W
+        x, W = rows(self.x), self.W
         I_L, I_o = torch.eye(len(x)).to(W), torch.eye(W.shape[1]).to(W)
         J = torch.einsum("ia,oz->ioza" if self.transposed else "ia,oz->ioaz", x, I_o)
         found = {
@@ -129,8 +127,8 @@ class Linear(Primitive):
 
     def curvature(self, g: Tensor) -> dict[str, dict[Pair, Tensor]]:
         """K_xW[i a; b o] = δ_ab g_io."""
-        rows, I_d = g.reshape(-1, g.shape[-1]), torch.eye(self.W.shape[0]).to(g)
-        block = torch.einsum("ab,io->iaob" if self.transposed else "ab,io->iabo", I_d, rows)
+        I_d = torch.eye(self.W.shape[0]).to(g)
+        block = torch.einsum("ab,io->iaob" if self.transposed else "ab,io->iabo", I_d, rows(g))
         return {self.label: {(INPUT, self.weight): block.reshape(self.x.numel(), -1)}}
 
     def _turn(self, W: Tensor) -> Tensor:

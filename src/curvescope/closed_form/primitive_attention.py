@@ -14,12 +14,13 @@ from curvescope.closed_form.attention_core import (
     core_curvature,
     core_curve,
     core_jacobian,
-    core_jvp,
     core_point,
+    core_push,
     core_vjp,
+    merge_heads,
 )
 from curvescope.closed_form.block_matrix import INPUT, Pair, slices
-from curvescope.closed_form.primitives import Primitive, Tree, choose, local
+from curvescope.closed_form.primitives import Primitive, Tree, choose, rows
 from curvescope.core.errors import ShapeError, UsageError
 
 
@@ -45,9 +46,9 @@ class Attention(Primitive):
         scale: float | None = None,
     ):
         self.x, self.prefix, self.label = x, prefix, prefix + "attention"
-        roles = tuple(f"{kind}_{role}" for role in "QKVO" for kind in "Wb")
+        roles = tuple(f"{letter}_{role}" for role in "QKVO" for letter in "Wb")
         self.parameters = choose(params, prefix, roles)
-        self.theta = local(self.parameters, self.parameters, prefix)
+        self.theta = self.local(self.parameters)
         self.heads = dict.fromkeys("QKV", num_heads)
         self._check(num_heads)
         size = self.theta["W_Q"].shape[1] // num_heads
@@ -55,35 +56,31 @@ class Attention(Primitive):
         q, k, v = (self._spread(self._project(role, x, self.theta), role) for role in "QKV")
         s = float(size) ** -0.5 if scale is None else scale
         self.at: CorePoint = core_point(q, k, v, scale=s, kind=kind, mask=mask, bias=bias)
-        self.O = _merge(self.at.output)
+        self.O = merge_heads(self.at.output)
         self.output = self._out(self.O)
 
     def jvp(self, dx: Tensor, dtheta: Tree) -> Tensor:
-        d = local(dtheta, self.parameters, self.prefix)
-        dy = self._out_weight(_merge(core_jvp(self.at, self._projection_tangents(dx, d))))
+        d = self.local(dtheta)
+        dy = self._out_weight(merge_heads(core_push(self.at, self._projection_tangents(dx, d)).dO))
         dy = dy + self.O @ d["W_O"] if "W_O" in d else dy
         return dy + d["b_O"] if "b_O" in d else dy
 
     def vjp(self, g: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         g_x, grads = self._pull_projections(core_vjp(self.at, self._head_cotangent(g)))
-        rows = g.reshape(-1, g.shape[-1])
-        return g_x, self._named(grads | {"W_O": _rows(self.O).mT @ rows, "b_O": rows.sum(0)})
+        return g_x, self.named(grads | {"W_O": rows(self.O).mT @ rows(g), "b_O": rows(g).sum(0)})
 
     def curve(self, g: Tensor, dx: Tensor, dtheta: Tree) -> tuple[Tensor, dict[str, Tensor]]:
         """The core's curvature and the change g dW_Oᵀ of its cotangent, pulled back, and product rules."""
-        d = local(dtheta, self.parameters, self.prefix)
-        tangents, G = self._projection_tangents(dx, d), self._head_cotangent(g)
-        bent = core_curve(self.at, G, tangents)
-        if "W_O" in d:
-            moved = core_vjp(self.at, self._split(g @ d["W_O"].mT, "Q"))
-            bent = (bent[0] + moved[0], bent[1] + moved[1], bent[2] + moved[2])
-        h_x, found = self._pull_projections(bent)
+        d = self.local(dtheta)
+        moved, G = core_push(self.at, self._projection_tangents(dx, d)), self._head_cotangent(g)
+        dG = self._split(g @ d["W_O"].mT, "Q") if "W_O" in d else None
+        h_x, found = self._pull_projections(core_curve(self.at, G, moved, dG))
         for role, g_role in zip("QKV", core_vjp(self.at, G), strict=True):
             g_role = self._gather(g_role, role)
             h_x = h_x + g_role @ d[f"W_{role}"].mT
-            found[f"W_{role}"] = found[f"W_{role}"] + _rows(dx).mT @ _rows(g_role)
-        found["W_O"] = _rows(_merge(core_jvp(self.at, tangents))).mT @ _rows(g)
-        return h_x, self._named(found)
+            found[f"W_{role}"] = found[f"W_{role}"] + rows(dx).mT @ rows(g_role)
+        found["W_O"] = rows(merge_heads(moved.dO)).mT @ rows(g)
+        return h_x, self.named(found)
 
     def jacobian(self) -> dict[str, Tensor]:
         found = self._through_core()
@@ -91,10 +88,10 @@ class Attention(Primitive):
             W = self.theta["W_O"]
             I_o = torch.eye(W.shape[1]).to(W)
             found = torch.einsum("rvn,vo->ron", found, W)
-            found[..., self._slices()["W_O"]] += torch.einsum("rv,ow->rovw", _rows(self.O), I_o).flatten(2)
+            found[..., self._slices()["W_O"]] += torch.einsum("rv,ow->rovw", rows(self.O), I_o).flatten(2)
         if "b_O" in self.theta:
             found[..., self._slices()["b_O"]] += torch.eye(found.shape[1]).to(found)
-        return {self._name(role): found[..., where].flatten(0, 1) for role, where in self._slices().items()}
+        return {self.name(role): found[..., where].flatten(0, 1) for role, where in self._slices().items()}
 
     def curvature(self, g: Tensor) -> dict[str, dict[Pair, Tensor]]:
         G = self._head_cotangent(g)
@@ -103,20 +100,20 @@ class Attention(Primitive):
         inner = [role for role in place if not role.endswith("_O")]
         for i, a in enumerate(inner):
             for b in inner[i:]:
-                found[self._name(a), self._name(b)] = core[place[a], place[b]]
+                found[self.name(a), self.name(b)] = core[place[a], place[b]]
         return {f"{self.label}.core": found, f"{self.label}.bilinear": self._bilinear(g, G)}
 
     def _bilinear(self, g: Tensor, G: Tensor) -> dict[Pair, Tensor]:
         """K_{x,W}[i a; b c] = δ_ab (cotangent of q, k or v)_ic; K_{·,W_O}[·; v o] = Σ_i (∂O_iv/∂·) g_io."""
         found, I_d = {}, torch.eye(self.x.shape[-1]).to(g)
         for role, g_role in zip("QKV", core_vjp(self.at, G), strict=True):
-            block = torch.einsum("ab,rc->rabc", I_d, _rows(self._gather(g_role, role)))
-            found[INPUT, self._name(f"W_{role}")] = block.reshape(self.x.numel(), -1)
+            block = torch.einsum("ab,rc->rabc", I_d, rows(self._gather(g_role, role)))
+            found[INPUT, self.name(f"W_{role}")] = block.reshape(self.x.numel(), -1)
         if "W_O" in self.theta:
-            through = torch.einsum("rvn,ro->nvo", self._through_core(), _rows(g)).flatten(1)
+            through = torch.einsum("rvn,ro->nvo", self._through_core(), rows(g)).flatten(1)
             for role, where in self._slices().items():
                 if not role.endswith("_O"):
-                    found[self._name(role), self._name("W_O")] = through[where]
+                    found[self.name(role), self.name("W_O")] = through[where]
         return found
 
     def _through_core(self) -> Tensor:
@@ -140,7 +137,7 @@ class Attention(Primitive):
             P = torch.zeros(B * T, W.shape[1], n).to(W)
             eye, I_W = torch.eye(B * T).to(W), torch.eye(W.shape[1]).to(W)
             P[..., place[INPUT]] = torch.einsum("rs,ac->rcsa", eye, W).flatten(2)
-            P[..., place[f"W_{role}"]] = torch.einsum("ra,cw->rcaw", _rows(self.x), I_W).flatten(2)
+            P[..., place[f"W_{role}"]] = torch.einsum("ra,cw->rcaw", rows(self.x), I_W).flatten(2)
             if f"b_{role}" in self.theta:
                 P[..., place[f"b_{role}"]] = I_W
             P = P.reshape(B, T, self.heads[role], -1, n).transpose(1, 2)
@@ -162,8 +159,8 @@ class Attention(Primitive):
         for role, g in zip("QKV", cotangents, strict=True):
             g = self._gather(g, role)
             g_x = g_x + g @ self.theta[f"W_{role}"].mT
-            grads[f"W_{role}"] = _rows(self.x).mT @ _rows(g)
-            grads[f"b_{role}"] = _rows(g).sum(0)
+            grads[f"W_{role}"] = rows(self.x).mT @ rows(g)
+            grads[f"b_{role}"] = rows(g).sum(0)
         return g_x, grads
 
     def _project(self, role: str, x: Tensor, theta: Tree) -> Tensor:
@@ -181,7 +178,7 @@ class Attention(Primitive):
 
     def _gather(self, u: Tensor, role: str) -> Tensor:
         """The transpose of `_spread`: (B, h, T, k) to (B, T, h k), shared heads added up."""
-        return _merge(u.unflatten(1, (self.heads[role], -1)).sum(2))
+        return merge_heads(u.unflatten(1, (self.heads[role], -1)).sum(2))
 
     def _head_cotangent(self, g: Tensor) -> Tensor:
         """G_h = g W_O^hᵀ: (B, h, T, w)."""
@@ -198,13 +195,6 @@ class Attention(Primitive):
         sizes = {role: p.numel() for role, p in self.theta.items()}
         return slices({INPUT: self.x.numel()} | sizes)
 
-    def _name(self, role: str) -> str:
-        return role if role == INPUT else self.prefix + role
-
-    def _named(self, tree: Tree) -> dict[str, Tensor]:
-        named = {self.prefix + role: value for role, value in tree.items()}
-        return {name: value for name, value in named.items() if name in self.parameters}
-
     def _check(self, num_heads: int) -> None:
         for role in ("W_Q", "W_K", "W_V"):
             if role not in self.theta:
@@ -220,12 +210,3 @@ class Attention(Primitive):
                 f"cannot cut W_Q {tuple(self.theta['W_Q'].shape)} and W_K {tuple(self.theta['W_K'].shape)} "
                 f"into {num_heads} query heads"
             )
-
-
-def _merge(u: Tensor) -> Tensor:
-    """(B, h, T, k) to (B, T, h k)."""
-    return u.transpose(1, 2).flatten(2)
-
-
-def _rows(u: Tensor) -> Tensor:
-    return u.reshape(-1, u.shape[-1])

@@ -1,0 +1,117 @@
+"""Classification batches: texts with labels, and images of digits at a model's size."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from curvescope.core.errors import UsageError
+from curvescope.core.seeds import generator
+from curvescope.data.batches import Batches
+from curvescope.data.corpora import MAX_BYTES, read_source
+from curvescope.data.masking import body_length, padded, special_tokens, tokenizer_of
+
+
+def classification(
+    texts: Sequence[str], labels: Sequence[int], model: Any, *, seq_len: int = 64, batch_size: int = 8
+) -> Batches:
+    """One class per text: inputs {"input_ids", "attention_mask"} (B, T), targets (B,).
+
+    A text is cut to `seq_len` tokens, the tokenizer's first and last one included, and T is the length of the
+    longest; shorter ones are padded, with an attention mask of 0 there.
+
+    Args:
+        model: a tokenizer, or has one as `.tokenizer`.
+    """
+    if len(texts) != len(labels) or not texts:
+        raise UsageError(f"expected as many labels as texts, got {len(texts)} texts and {len(labels)} labels")
+    special, tokenizer = special_tokens(model), tokenizer_of(model)
+    length = body_length(model, seq_len, special)
+    bodies = [tokenizer.encode(text)[:length] for text in texts]
+    longest = max(len(body) for body in bodies) + special.num_frame
+    if longest == 0:
+        raise UsageError("expected texts that have tokens, got only empty ones")
+    inputs = padded(bodies, special, longest)
+    return Batches.from_tensors(
+        inputs, torch.tensor(labels, dtype=torch.int64), batch_size=batch_size, name="labelled texts"
+    )
+
+
+def read_labelled(source: str | Path, *, max_bytes: int | None = MAX_BYTES) -> tuple[list[str], list[int]]:
+    """Texts and labels from lines `LABEL<tab>TEXT`, LABEL a whole number; empty lines are left out."""
+    texts, labels = [], []
+    for number, line in enumerate(read_source(source, max_bytes=max_bytes).splitlines(), start=1):
+        if not line.strip():
+            continue
+        label, tab, content = line.partition("\t")
+        if not tab or not label.strip().isdecimal():
+            raise UsageError(
+                f"expected lines of a label, a tab and a text in {str(source)!r}, line {number} is none",
+                hint="such as 1<tab>a fine film",
+            )
+        texts.append(content)
+        labels.append(int(label))
+    if not texts:
+        raise UsageError(f"expected lines of a label, a tab and a text in {str(source)!r}, found none")
+    return texts, labels
+
+
+def sample(num_items: int, count: int, *, seed: int) -> list[int]:
+    """The first `count` places of a randperm with `seed`: more extend a smaller choice."""
+    return torch.randperm(num_items, generator=generator(seed))[:count].tolist()
+
+
+def images(model: Any, num: int, seed: int = 0, *, batch_size: int = 8) -> Batches:
+    """Handwritten digits for a vision model: images (B, C, S, S) with C and S the model's, classes (B,).
+
+    scikit-learn's 8 × 8 digits with grey values in [−1, 1], resized by linear interpolation, the same in
+    every channel; of these, `num` by a randperm with `seed`. A model with fewer than ten classes sees the
+    digits that it has a class for.
+
+    Args:
+        model: has `.facts` with image_size, and channels (else 1) and n_classes where it says so.
+    """
+    from sklearn.datasets import load_digits
+
+    facts: Mapping[str, Any] = getattr(model, "facts", {})
+    size = _fact(facts, "image_size")
+    if size is None:
+        raise UsageError(
+            "images need a model whose facts tell its image_size, this one's do not",
+            hint="cs.task('digits') has 8 × 8 images for any model",
+        )
+    channels = _fact(facts, "channels", "num_channels") or 1
+    num_classes = _fact(facts, "n_classes", "num_labels", "n_out") or 10
+    pixels, classes = load_digits(return_X_y=True)
+    known = classes < num_classes
+    pixels, classes = pixels[known], classes[known]
+    if not isinstance(num, int) or not 1 <= num <= len(pixels):
+        raise UsageError(f"expected a number of images from 1 to {len(pixels)}, got {num!r}")
+    chosen = sample(len(pixels), num, seed=seed)
+    X = torch.as_tensor(pixels[chosen], dtype=torch.float64).reshape(-1, 1, 8, 8) / 8 - 1
+    if size != 8:
+        X = torch.nn.functional.interpolate(X, size=(size, size), mode="bilinear", align_corners=False)
+    y = torch.as_tensor(classes[chosen], dtype=torch.int64)
+    return Batches.from_tensors(X.repeat(1, channels, 1, 1), y, batch_size=batch_size, name="digits")
+
+
+def _fact(facts: Mapping[str, Any], *names: str) -> int | None:
+    """The first of these that is known; a square size may be given as a pair."""
+    for name in names:
+        value = facts.get(name)
+        if isinstance(value, list | tuple) and len(set(value)) == 1:
+            value = value[0]
+        if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
+            return value
+    return None
+
+
+def num_sequences(tokens: int, seq_len: int) -> int:
+    """Sequences of a sample of `tokens` tokens: ⌈tokens / seq_len⌉."""
+    if tokens < 1 or seq_len < 1:
+        raise UsageError(f"expected tokens and seq_len of at least 1, got {tokens} and {seq_len}")
+    return math.ceil(tokens / seq_len)

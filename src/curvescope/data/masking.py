@@ -1,0 +1,169 @@
+"""Masked-language-model batches for encoders: some tokens of a text are hidden, and they are the targets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from curvescope.core.errors import UsageError
+from curvescope.core.seeds import generator
+from curvescope.data.batches import IGNORED, Batches
+from curvescope.data.corpora import MAX_BYTES, read_source
+from curvescope.tokenizers import Tokenizer, as_tokenizer
+
+
+@dataclass(frozen=True)
+class SpecialTokens:
+    """Ids that a tokenizer sets apart; None where it has none."""
+
+    mask: int | None
+    first: int | None  # [CLS], <s>
+    last: int | None  # [SEP], </s>
+    padding: int
+
+    @property
+    def num_frame(self) -> int:
+        """How many of a sequence's positions `first` and `last` take."""
+        return (self.first is not None) + (self.last is not None)
+
+
+def masked_lm(
+    source: str | Path,
+    model: Any,
+    *,
+    tokens: int = 4096,
+    seq_len: int = 64,
+    batch_size: int = 8,
+    seed: int = 0,
+    mask_rate: float = 0.15,
+    max_bytes: int | None = MAX_BYTES,
+) -> Batches:
+    """Batches of `tokens` tokens of a text, a share `mask_rate` of which is hidden and predicted.
+
+    Inputs are {"input_ids", "attention_mask"} (B, seq_len), targets (B, seq_len) the hidden ids, −100
+    elsewhere. The text's N ids are cut into windows of L = `seq_len` less the tokenizer's first and last
+    token, which frame each of them. Of the whole ones, ⌈tokens / L⌉ are taken in the order of a randperm
+    with `seed`, and the rest of the text comes last, so that more tokens extend a smaller sample. A window
+    that is cut short (by the end of the text, or to make the tokens come out) is padded, and the attention
+    mask is 0 there. Of a window w with m tokens, max(1, round(mask_rate · m)) are hidden: the first of a
+    randperm with (`seed`, w). A hidden token is always the mask token, never a random or its own one.
+
+    Args:
+        model: a tokenizer, or has one as `.tokenizer`; it must have a mask token. Where it has an `.n_ctx`,
+            `seq_len` must fit.
+        max_bytes: what is read of the source.
+    """
+    for name, count in {"tokens": tokens, "seq_len": seq_len, "batch_size": batch_size}.items():
+        if not isinstance(count, int) or count < 1:
+            raise UsageError(f"expected {name} to be an integer of at least 1, got {count!r}")
+    if not 0 < mask_rate <= 1:
+        raise UsageError(f"expected a mask_rate above 0 and up to 1, got {mask_rate!r}")
+    special = special_tokens(model)
+    if special.mask is None:
+        raise UsageError(
+            "masked-LM batches need a tokenizer with a mask token, this one has none",
+            hint="a causal model reads text by cs.text",
+        )
+    length = body_length(model, seq_len, special)
+    ids = torch.tensor(
+        tokenizer_of(model).encode(read_source(source, max_bytes=max_bytes)), dtype=torch.int64
+    )
+    if len(ids) < tokens:
+        raise UsageError(
+            f"expected a text of at least {tokens} tokens, got {len(ids)}",
+            hint=f"tokens={len(ids)} takes all of it" if len(ids) else "give a longer text",
+        )
+    bodies, hidden = [], []
+    for number, body in _windows(ids, length, tokens, seed):
+        count = max(1, round(mask_rate * len(body)))
+        hidden.append(torch.randperm(len(body), generator=generator(seed, number))[:count])
+        bodies.append(body)
+    inputs, targets = _masked(bodies, hidden, special, seq_len)
+    return Batches.from_tensors(inputs, targets, batch_size=batch_size, name=f"masked text:{source}")
+
+
+def _windows(ids: Tensor, length: int, tokens: int, seed: int) -> list[tuple[int, Tensor]]:
+    """Windows with their number in the text, `tokens` ids in all, whole ones in a random order first."""
+    num_whole = len(ids) // length
+    order = [*torch.randperm(num_whole, generator=generator(seed)).tolist(), num_whole]
+    found, left = [], tokens
+    for number in order[: -(-tokens // length)]:
+        body = ids[number * length : (number + 1) * length][:left]
+        found.append((number, body))
+        left -= len(body)
+    return found
+
+
+def _masked(
+    bodies: Sequence[Tensor], hidden: Sequence[Tensor], special: SpecialTokens, seq_len: int
+) -> tuple[dict[str, Tensor], Tensor]:
+    """Framed and padded inputs with the mask token at the hidden places, and the targets."""
+    shift = 0 if special.first is None else 1
+    inputs = padded([body.tolist() for body in bodies], special, seq_len)
+    targets = torch.full_like(inputs["input_ids"], IGNORED)
+    assert special.mask is not None
+    for row, (body, places) in enumerate(zip(bodies, hidden, strict=True)):
+        targets[row, places + shift] = body[places]
+        inputs["input_ids"][row, places + shift] = special.mask
+    return inputs, targets
+
+
+def padded(bodies: Sequence[Sequence[int]], special: SpecialTokens, length: int) -> dict[str, Tensor]:
+    """Sequences between the first and last token, padded to `length`: ids and the mask of what is there."""
+    before = [] if special.first is None else [special.first]
+    after = [] if special.last is None else [special.last]
+    ids = torch.full((len(bodies), length), special.padding)
+    mask = torch.zeros(len(bodies), length, dtype=torch.int64)
+    for row, body in enumerate(bodies):
+        whole = torch.tensor([*before, *body, *after])
+        ids[row, : len(whole)] = whole
+        mask[row, : len(whole)] = 1
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+def tokenizer_of(model: Any) -> Tokenizer:
+    """A tokenizer, or that of a model."""
+    found = getattr(model, "tokenizer", None)
+    return as_tokenizer(model if found is None or isinstance(model, Tokenizer) else found)
+
+
+def special_tokens(model: Any) -> SpecialTokens:
+    """What the tokenizer says of itself: `mask_id` and so on, or `mask_token_id` as transformers has it."""
+    places = [getattr(model, "tokenizer", None), model]
+    places += [getattr(place, "tokenizer", None) for place in places if place is not None]
+
+    def find(*names: str) -> int | None:
+        for place in places:
+            for name in names:
+                value = getattr(place, name, None)
+                if isinstance(value, int) and value >= 0:
+                    return value
+        return None
+
+    return SpecialTokens(
+        mask=find("mask_id", "mask_token_id"),
+        first=find("cls_id", "cls_token_id"),
+        last=find("sep_id", "sep_token_id"),
+        padding=find("pad_id", "pad_token_id") or 0,
+    )
+
+
+def body_length(model: Any, seq_len: int, special: SpecialTokens) -> int:
+    """Tokens of text that fit into `seq_len`; raise where that is none, or more than the model's context."""
+    n_ctx = getattr(model, "n_ctx", None)
+    if n_ctx is not None and seq_len > n_ctx:
+        raise UsageError(
+            f"expected seq_len of at most {n_ctx}, the model's context, got {seq_len}",
+            hint=f"seq_len={n_ctx}",
+        )
+    if seq_len <= special.num_frame:
+        raise UsageError(
+            f"expected seq_len of at least {special.num_frame + 1}: {special.num_frame} positions hold the "
+            f"first and last token, got {seq_len}"
+        )
+    return seq_len - special.num_frame

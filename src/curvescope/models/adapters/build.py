@@ -1,0 +1,139 @@
+"""From a declared table to blocks: every parameter once, heads beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+
+from torch import nn
+
+from curvescope.core.blocks import Block, whole
+from curvescope.core.errors import ShapeError
+from curvescope.models.adapters.table import Cut, Family
+
+ORDER = "1pihko"  # inputs before outputs: W_Q is i × (h k), W_O is (h k) × o
+WITH_HEADS = ("W_Q", "b_Q", "W_K", "b_K", "W_V", "b_V", "W_O")
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Heads of queries, heads of keys and values, and their size."""
+
+    query: int
+    key: int
+    size: int
+
+    def of(self, role: str) -> int:
+        """How many heads a role has: keys and values are counted by their own."""
+        return self.key if role[-1] in "KV" else self.query
+
+
+def build_blocks(
+    module: nn.Module, family: Family, num_layers: int, heads: Heads | None
+) -> tuple[dict[str, Block], dict[str, Block]]:
+    """Blocks by role, and the blocks of single heads; what the table does not name keeps its own name."""
+    shapes = {name: tuple(p.shape) for name, p in module.named_parameters()}
+    stored = {plain_name(name): name for name in shapes}
+    blocks: dict[str, Block] = {}
+    singles: dict[str, Block] = {}
+    for name, role, cut, known in _wanted(family, num_layers, stored):
+        parameter = stored[known]
+        blocks[name] = cut_block(name, role, cut, parameter, shapes[parameter], heads)
+        if role in WITH_HEADS and heads is not None:
+            layer = name.split(".")[0]
+            for j in range(heads.of(role)):
+                key = f"{layer}.h{j}.{role}"
+                singles[key] = cut_block(key, role, cut, parameter, shapes[parameter], heads, head=j)
+    blocks.update(rest(module, {block.parameter for block in blocks.values()}))
+    return blocks, singles
+
+
+def rest(module: nn.Module, taken: set[str]) -> dict[str, Block]:
+    """The parameters that are not `taken`, whole, under their own names."""
+    linear = {f"{path}.weight".lstrip(".") for path, m in module.named_modules() if isinstance(m, nn.Linear)}
+    return {
+        key: whole(key, key, p.shape, transposed=key in linear)
+        for key, p in module.named_parameters()
+        if key not in taken
+    }
+
+
+def plain_name(name: str) -> str:
+    """A parameter's name without what torch.compile and LoRA wrap around it."""
+    return name.replace("_orig_mod.", "").removeprefix("base_model.model.").replace(".base_layer.", ".")
+
+
+def body_prefix(family: Family, names: Mapping[str, str]) -> str:
+    """`base.` where the module has a head around its body, else nothing."""
+    prefix = f"{family.base}." if family.base else ""
+    return prefix if any(name.startswith(prefix) for name in names) else ""
+
+
+def _wanted(
+    family: Family, num_layers: int, stored: Mapping[str, str]
+) -> Iterator[tuple[str, str, Cut, str]]:
+    """(block, role, cut, parameter) for every entry of the table whose parameter is there, in order."""
+    body = body_prefix(family, stored)
+    entries = [("", body, family.stem)]
+    entries += [(f"L{i}.", body + family.layer.format(i=i), family.roles) for i in range(num_layers)]
+    entries += [("", body, family.end), ("", "", family.head)]
+    for front, prefix, table in entries:
+        for role, cut in table.items():
+            if prefix + cut.parameter in stored:
+                yield front + role, role, cut, prefix + cut.parameter
+
+
+def cut_block(
+    name: str,
+    role: str,
+    cut: Cut,
+    parameter: str,
+    shape: tuple[int, ...],
+    heads: Heads | None,
+    *,
+    head: int | None = None,
+) -> Block:
+    """The block of a cut, or of one of its heads."""
+    axes = _axes(cut, role) if heads is not None else cut.axes
+    h = heads.of(role) if heads is not None else 0
+    start, stored = 0, h
+    if cut.stacked and heads is not None:
+        start = (0, heads.query, heads.query + heads.key)[cut.part]
+        stored = heads.query + 2 * heads.key
+    known = {"h": stored, "k": heads.size if heads else 0, "p": cut.parts, "1": 1}
+    split = _split(axes, shape, known, parameter)
+    letters = axes.replace(" ", "")
+    sizes, narrow = dict(zip(letters, split, strict=True)), []
+    if "p" in letters and cut.parts > 1:
+        narrow.append((letters.index("p"), cut.part, 1))
+    if "h" in letters and (head is not None or stored != h):
+        sizes["h"] = h if head is None else 1
+        narrow.append((letters.index("h"), start + (head or 0), sizes["h"]))
+    order = tuple(sorted(range(len(letters)), key=lambda axis: ORDER.index(letters[axis])))
+    own = [prod(sizes[x] for x in group) for group in ("i", "hk", "o") if group[0] in letters]
+    straight = order == tuple(range(len(order)))
+    return Block(name, parameter, split, tuple(own), None if straight else order, tuple(narrow))
+
+
+def _axes(cut: Cut, role: str) -> str:
+    if role == "W_O":
+        return cut.axes.replace("i", "hk")
+    return cut.axes.replace("o", "hk") if role in WITH_HEADS else cut.axes
+
+
+def _split(axes: str, shape: tuple[int, ...], known: Mapping[str, int], parameter: str) -> tuple[int, ...]:
+    """The stored shape with every axis that holds several letters split; trailing axes may be flattened."""
+    groups = axes.split()
+    flat = (*shape[: len(groups) - 1], prod(shape[len(groups) - 1 :]))
+    found: list[int] = []
+    for group, size in zip(groups, flat, strict=True):
+        free = [x for x in group if x not in known]
+        own = prod(known[x] for x in group if x in known)
+        if own == 0 or size % own or (not free and size != own):
+            raise ShapeError(
+                f"expected {parameter!r} to be cut as {axes!r} with sizes {dict(known)}, got shape {shape}",
+                hint="the configuration does not fit the weights",
+            )
+        found += [known.get(x, size // own) for x in group]
+    return tuple(found)

@@ -1,0 +1,238 @@
+"""A transformers module as a model: roles by its family's table, attention that has second derivatives."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from curvescope.core.errors import CurvescopeError
+from curvescope.models.adapters import FAMILIES, family_of
+from curvescope.models.adapters.build import Heads, body_prefix, build_blocks, plain_name
+from curvescope.models.adapters.table import Family, Place
+from curvescope.models.model import Model, evaluating
+from curvescope.models.plain import check_parameters
+
+LOG = logging.getLogger("curvescope")
+TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-5}  # of the largest output; eager may use float32 inside
+
+
+def is_transformers(module: Any) -> bool:
+    """Whether a module brings a transformers configuration."""
+    config = getattr(module, "config", None)
+    return isinstance(module, nn.Module) and hasattr(config, "model_type") and hasattr(config, "to_dict")
+
+
+def adapt(module: Any, *, name: str | None = None, tokenizer: Any = None, own: bool = False) -> Model:
+    """The model of a transformers module, chosen by `config.model_type`.
+
+    The module is not changed unless it is our `own`: where its attention must be switched, a copy is.
+    """
+    check_parameters(module)
+    model_type = module.config.model_type
+    family = family_of(model_type) or Family(norm="none", positions="none")
+    module, notes = twice_differentiable(module, family, own=own)
+    facts = facts_of(module, family)
+    heads = None
+    if family.roles:
+        heads = Heads(facts["n_heads"], facts["n_kv_heads"], facts["d_head"])
+    blocks, singles = build_blocks(module, family, facts.get("n_layers") or 0, heads)
+    notes += notes_of(module, family, known=model_type in FAMILIES)
+    return Model(
+        module,
+        name or type(module).__name__,
+        blocks,
+        singles,
+        facts,
+        tuple(notes),
+        tokenizer,
+        _options(module),
+        places_of(module, family, facts.get("n_layers") or 0),
+    )
+
+
+# ------------------------------------------------------------------------------------- what is known of it
+
+
+def facts_of(module: Any, family: Family) -> dict[str, Any]:
+    """Sizes and kinds, from the configuration and the family's table; what does not apply is left out."""
+    config = module.config
+    d, h = getattr(config, "hidden_size", None), getattr(config, "num_attention_heads", None)
+    facts: dict[str, Any] = {
+        "kind": config.model_type,
+        "n_layers": getattr(config, "num_hidden_layers", None),
+        "d_model": d,
+    }
+    if family.roles and d is not None and h is not None:
+        d_ff = getattr(config, family.config.get("d_ff", "intermediate_size"), None)
+        facts |= {
+            "n_heads": h,
+            "n_kv_heads": getattr(config, "num_key_value_heads", None) or h,
+            "d_head": getattr(config, "head_dim", None) or d // h,
+            "d_ff": 4 * d if d_ff is None else d_ff,
+            "attention": "softmax",
+            "activation": getattr(config, family.config.get("activation", "hidden_act"), None),
+            "causal": family.causal,
+            "norm": family.norm,
+            "norm_kind": family.norm_kind,
+            "positions": family.positions,
+        }
+    facts |= {
+        "n_ctx": getattr(config, "max_position_embeddings", None),
+        "vocab_size": getattr(config, "vocab_size", None),
+        "tied": bool(tied_names(module)),
+    }
+    facts |= family.facts(config)
+    return {key: value for key, value in facts.items() if value is not None}
+
+
+def tied_names(module: nn.Module) -> dict[str, str]:
+    """Second names of parameters that have two, with their first."""
+    first: dict[int, str] = {}
+    found = {}
+    for name, p in module.named_parameters(remove_duplicate=False):
+        if first.setdefault(id(p), name) != name:
+            found[name] = first[id(p)]
+    return found
+
+
+def notes_of(module: Any, family: Family, *, known: bool) -> list[str]:
+    """What a reader should know of a family and of this module."""
+    config, notes = module.config, list(family.notes)
+    if not known:
+        notes.append(
+            f"no table of roles for model_type {config.model_type!r}: "
+            "blocks are parameters under their own names"
+        )
+    for second, first in tied_names(module).items():
+        notes.append(f"tied: {second} is {first}, one block for both")
+    if family.float32:
+        notes.append(
+            f"float32 inside, whatever the dtype ({', '.join(family.float32)}): "
+            f"second derivatives have a relative error of about {family.limit:.0e} even in float64"
+        )
+    if drops(module):
+        notes.append("dropout is switched off: curvature is that of the module in eval mode")
+    experts = next(
+        (c for c in ("num_local_experts", "num_experts", "n_routed_experts") if getattr(config, c, 0)), None
+    )
+    if experts:
+        notes.append(
+            f"a mixture of {getattr(config, experts)} experts: "
+            "curvature is that of the routing at these parameters"
+        )
+    if not hasattr(module, "lm_head") and type(module).__name__.endswith("Model"):
+        notes.append("no head: the outputs are the last hidden states (B, T, d)")
+    return notes
+
+
+def drops(module: Any) -> bool:
+    """Whether anything would be dropped in train mode."""
+    rates = [m.p for m in module.modules() if isinstance(m, nn.Dropout)]
+    rates += [getattr(module.config, "attention_dropout", 0.0) or 0.0]
+    return any(rate > 0 for rate in rates)
+
+
+def places_of(module: nn.Module, family: Family, num_layers: int) -> dict[str, Place]:
+    """`L0.attn.in` and so on to the whole names of the modules there."""
+    stored = {plain_name(name): name for name, _ in module.named_modules() if name}
+    prefix = body_prefix(family, stored)
+    found = {}
+    for i in range(num_layers):
+        for place, at in family.places.items():
+            key = prefix + family.layer.format(i=i) + at.module
+            if key in stored:
+                found[f"L{i}.{place}"] = Place(stored[key], at.kind)
+    return found
+
+
+def _options(module: nn.Module) -> dict[str, Any]:
+    """Keywords of every call: no cache of keys and values, a named output."""
+    accepted = inspect.signature(module.forward).parameters
+    options: dict[str, Any] = {"return_dict": True}
+    return options | ({"use_cache": False} if "use_cache" in accepted else {})
+
+
+# ------------------------------------------------------------------------------------- second derivatives
+
+
+def twice_differentiable(module: Any, family: Family, *, own: bool) -> tuple[Any, list[str]]:
+    """The module with plain attention and the family's settings, and what was said about it.
+
+    The outputs on a small input are the same before and after, or an error is raised. A pass may itself
+    write into the module (RWKV rescales its weights), so the one before is made on a copy where it could.
+    """
+    attention = getattr(module.config, "_attn_implementation", "eager") or "eager"
+    changed = {k: v for k, v in family.settings.items() if getattr(module.config, k, v) != v}
+    if attention == "eager" and not changed:
+        return module, []
+    before = small_outputs(copy.deepcopy(module) if changed else module)
+    module = module if own else copy.deepcopy(module)
+    if changed and family.restore is not None:
+        family.restore(module)
+    for key, value in changed.items():
+        setattr(module.config, key, value)
+    done = [f"{key} was set to {value}" for key, value in changed.items()]
+    if attention != "eager":
+        _switch_to_eager(module)
+        done.append(f"attention was switched from {attention} to eager")
+    note = " and ".join(done) + ("" if own else " in a copy") + ", which has second derivatives"
+    if before is None:
+        note += "; the outputs were not compared"
+    else:
+        _check_same(before, small_outputs(module), done, tolerance=1e-2 if changed else None)
+    LOG.info("%s: %s", type(module).__name__, note)
+    return module, [note]
+
+
+def _switch_to_eager(module: Any) -> None:
+    module.set_attn_implementation("eager")
+    now = module.config._attn_implementation
+    if now != "eager":
+        raise CurvescopeError(
+            f"expected attention with second derivatives, but {type(module).__name__} keeps {now!r}",
+            hint="build it with attn_implementation='eager'",
+        )
+
+
+def _check_same(before: Tensor, after: Tensor | None, done: list[str], *, tolerance: float | None) -> None:
+    """Raise unless outputs agree; settings may move them by what a norm's ε does, hence their `tolerance`."""
+    assert after is not None
+    error = float((before - after).abs().max()) / max(float(before.abs().max()), 1.0)
+    if not error <= (tolerance or TOLERANCE.get(before.dtype, 1e-2)):
+        raise CurvescopeError(
+            f"expected the same outputs after {' and '.join(done)}, they differ by {error:.1e}",
+            hint="the module is not what its plain form computes; its curvature cannot be had this way",
+        )
+
+
+def small_outputs(module: Any) -> Tensor | None:
+    """Outputs on one small input made from the configuration; None where it cannot be made."""
+    inputs = small_inputs(module)
+    if inputs is None:
+        return None
+    with torch.no_grad(), evaluating(module):
+        found = module(**inputs, **_options(module))
+    found = getattr(found, "logits", getattr(found, "last_hidden_state", None))
+    return found if isinstance(found, Tensor) else None
+
+
+def small_inputs(module: Any) -> Mapping[str, Tensor] | None:
+    """Five tokens, or one image of a smooth pattern."""
+    config, p = module.config, next(module.parameters())
+    kind = getattr(module, "main_input_name", "input_ids")
+    paired = getattr(config, "is_encoder_decoder", False)
+    if kind == "input_ids" and getattr(config, "vocab_size", None) and not paired:
+        length = min(5, getattr(config, "max_position_embeddings", None) or 5)
+        ids = torch.arange(length, device=p.device) * 7 + 3
+        return {"input_ids": (ids % config.vocab_size)[None]}
+    if kind == "pixel_values" and isinstance(getattr(config, "image_size", None), int):
+        shape = (1, getattr(config, "num_channels", 3), config.image_size, config.image_size)
+        count = torch.arange(torch.Size(shape).numel(), device=p.device, dtype=p.dtype)
+        return {"pixel_values": torch.sin(0.1 * count).view(shape)}
+    return None

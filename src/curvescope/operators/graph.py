@@ -1,0 +1,41 @@
+"""A walk over the nodes of an autograd graph, and operations in it that can be differentiated only once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.autograd.graph import Node
+
+_ONCE = once_differentiable(lambda ctx: None).__code__  # the code of every backward that is so marked
+
+
+def nodes(z: Tensor) -> Iterator[Node]:
+    """Every node of the graph that made z, each once."""
+    waiting = [] if z.grad_fn is None else [z.grad_fn]
+    seen = set(waiting)
+    while waiting:
+        node = waiting.pop()
+        yield node
+        before = {other for other, _ in node.next_functions if other is not None} - seen
+        seen |= before
+        waiting += before
+
+
+def once_differentiable_node(z: Tensor) -> Node | None:
+    """A function marked @once_differentiable in the graph that made z, if there is one.
+
+    Such a function cuts the graph of the gradient, so that its second derivative would silently be zero.
+    """
+    return next((node for node in nodes(z) if _is_marked(node)), None)
+
+
+def _is_marked(node: Node) -> bool:
+    """Whether the node's backward is marked, also beneath further decorators."""
+    backward = getattr(getattr(node, "_forward_cls", None), "backward", None)
+    while backward is not None:
+        if getattr(backward, "__code__", None) is _ONCE:
+            return True
+        backward = getattr(backward, "__wrapped__", None)
+    return False

@@ -1,0 +1,148 @@
+"""How different the spectra of blocks are: Jensen–Shannon divergences of their densities.
+
+Knows densities only, no networks and no operators.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import combinations
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from curvescope.algorithms import SpectralDensity
+from curvescope.core.errors import UsageError
+from curvescope.core.result import Result
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+WIDTH = 0.25  # of the Gaussian, in the coordinate asinh(λ / c): far from zero, a quarter of the eigenvalue
+POINTS_PER_WIDTH = 5
+MARGIN = 6.0  # widths beyond the outermost nodes
+
+
+@dataclass(frozen=True)
+class Heterogeneity(Result):
+    """Jensen–Shannon divergences, in bits, between the spectra of B blocks."""
+
+    names: list[str]
+    divergence: np.ndarray  # (B, B) symmetric, zero diagonal, from 0 (equal) to 1 (no overlap)
+    stderr: np.ndarray  # (B, B) by leaving out one probe at a time; nan with a single probe
+    bias: np.ndarray  # (B, B) by the same: noise makes equal spectra look different
+    mean: float  # over the pairs
+    mean_stderr: float
+    width: float
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per pair of blocks."""
+        import pandas as pd
+
+        rows = [
+            {
+                "block": self.names[a],
+                "other": self.names[b],
+                "JS": self.divergence[a, b],
+                "±": self.stderr[a, b],
+                "bias": self.bias[a, b],
+            }
+            for a, b in combinations(range(len(self.names)), 2)
+        ]
+        return pd.DataFrame(rows)
+
+
+def heterogeneity(densities: Mapping[str, SpectralDensity], *, width: float = WIDTH) -> Heterogeneity:
+    """Divergences between all pairs of spectra, with their uncertainty over the probes.
+
+    With p and q the densities of two blocks and h the entropy in bits,
+
+        JS(p, q) = h((p + q) / 2) − (h(p) + h(q)) / 2,
+
+    which does not depend on the coordinate that the densities are written in. It does depend on their
+    broadening: p and q are broadened by a Gaussian of standard deviation `width` in x = asinh(λ / c) and put
+    on one grid of x, where c is the larger of the two root mean square eigenvalues. So eigenvalues that are
+    small beside c are told apart if they differ by width · c, and large ones if they differ by a factor
+    1 + width. A smaller c would ask for more than Lanczos finds near zero: the divergence would depend on
+    the number of steps. Nothing here depends on which other blocks there are.
+
+    The spectra are those of stochastic Lanczos quadrature: each of P probes gives a measure, p is their
+    mean. The error is the jackknife's: with J_i the divergence without probe i (in both blocks, which may
+    share their random numbers) and J̄ the mean of these, √((P − 1)/P Σ (J_i − J̄)²). The bias is
+    (P − 1)(J̄ − J). An exact spectrum has nothing to leave out.
+    """
+    names = list(densities)
+    if len(names) < 2:
+        raise UsageError(f"expected at least two spectra to compare, got {len(names)}")
+    counts = {d.nodes.shape[0] for d in densities.values() if not d.exact} or {2}  # exact: any number will do
+    if len(counts) > 1:
+        raise UsageError(f"expected spectra from the same number of probes, got {sorted(counts)}")
+    count, B = counts.pop(), len(names)
+    samples = np.zeros((count, B, B))  # without probe i
+    value = np.zeros((B, B))
+    for a, b in combinations(range(B), 2):
+        whole, left_out = _pair(densities[names[a]], densities[names[b]], width, count)
+        value[a, b] = value[b, a] = whole
+        samples[:, a, b] = samples[:, b, a] = left_out
+    stderr, bias = _jackknife(value, samples)
+    np.fill_diagonal(stderr, 0.0)
+    np.fill_diagonal(bias, 0.0)
+    upper = np.triu_indices(B, k=1)
+    mean_stderr, _ = _jackknife(value[upper].mean(), samples[:, upper[0], upper[1]].mean(axis=1))
+    return Heterogeneity(names, value, stderr, bias, float(value[upper].mean()), float(mean_stderr), width)
+
+
+def _pair(p: SpectralDensity, q: SpectralDensity, width: float, count: int) -> tuple[float, np.ndarray]:
+    """The divergence of two spectra, and those without each of the first `count` probes."""
+    scale = math.sqrt(max(float(p.moments[1]), float(q.moments[1]))) or 1.0
+    places = [np.arcsinh(d.nodes / scale) for d in (p, q)]
+    low, high = min(x.min() for x in places), max(x.max() for x in places)
+    num_points = math.ceil(((high - low) / width + 2 * MARGIN) * POINTS_PER_WIDTH) + 1
+    grid = np.linspace(low - MARGIN * width, high + MARGIN * width, num_points)
+    one, other = (_smooth(grid, x, d.weights, width) for x, d in zip(places, (p, q), strict=True))
+    whole = js_divergence(grid, one.mean(axis=0), other.mean(axis=0))
+    if count == 1:
+        return whole, np.full(1, whole)
+    kept = (
+        [_without(one, p.exact, i) for i in range(count)],
+        [_without(other, q.exact, i) for i in range(count)],
+    )
+    return whole, np.array([js_divergence(grid, a, b) for a, b in zip(*kept, strict=True)])
+
+
+def _without(samples: np.ndarray, exact: bool, i: int) -> np.ndarray:
+    """The mean density of all probes but i."""
+    return samples[0] if exact else np.delete(samples, i, axis=0).mean(axis=0)
+
+
+def _smooth(grid: np.ndarray, nodes: np.ndarray, weights: np.ndarray, width: float) -> np.ndarray:
+    """Σ wᵢ N(x; xᵢ, width²) on the grid for each probe: (P, points)."""
+    rows = [
+        np.exp(-0.5 * ((grid[:, None] - x) / width) ** 2) @ w for x, w in zip(nodes, weights, strict=True)
+    ]
+    return np.stack(rows) / (width * math.sqrt(2 * math.pi))
+
+
+def js_divergence(grid: np.ndarray, p: np.ndarray, q: np.ndarray) -> float:
+    """h((p + q) / 2) − (h(p) + h(q)) / 2 in bits, of densities that vanish at the ends of an even grid."""
+    middle = (p + q) / 2
+    terms = (_relative_entropy(p, middle) + _relative_entropy(q, middle)) / 2
+    return float(max(terms.sum() * (grid[1] - grid[0]), 0.0))
+
+
+def _relative_entropy(p: np.ndarray, m: np.ndarray) -> np.ndarray:
+    """p log₂(p / m) at each point; zero where p is."""
+    ratio = np.divide(p, m, out=np.ones_like(p), where=(p > 0) & (m > 0))
+    return p * np.log2(ratio)
+
+
+def _jackknife(value: np.ndarray | float, samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Standard error and bias of `value` from the values without each probe, along the first axis."""
+    count = samples.shape[0]
+    mean = samples.mean(axis=0)
+    if count == 1:
+        return np.full_like(mean, np.nan), np.full_like(mean, np.nan)
+    stderr = np.sqrt((count - 1) / count * ((samples - mean) ** 2).sum(axis=0))
+    return stderr, (count - 1) * (mean - value)

@@ -1,0 +1,55 @@
+"""`curvescope info`: roles, notes, precision, and a choice of blocks."""
+
+import json
+import types
+
+import pytest
+from test_cli import call
+
+from curvescope.cli import model_info
+
+TIED = "n_layers = 3\nd_model = 4\nn_heads = 2\nd_ff = 0\nvocab_size = 12\nn_ctx = 18\ntied = true\n"
+
+
+@pytest.fixture
+def tied(tmp_path):
+    path = tmp_path / "tied.toml"
+    path.write_text(TIED, encoding="utf-8")
+    return path
+
+
+def test_roles_gather_the_layers(tied, capsys):
+    code, out, _ = call("info", tied, capsys=capsys)
+    assert code == 0
+    (row,) = [line.split() for line in out.splitlines() if line.startswith("L*.W_Q")]
+    assert row[:5] == ["L*.W_Q", "3", "4", "×", "4"]
+    assert row[5] == "48"
+    assert out.count("note: ") == 1
+    assert "note: the unembedding is the embedding" in out
+    assert "float32: " in out
+    assert "relative error" in out
+
+
+def test_blocks_choose_what_is_listed(tied, capsys):
+    code, out, _ = call("info", tied, "--blocks", "L1.h*.W_Q", "--blocks", "E", capsys=capsys)
+    assert code == 0
+    assert "L1.h1.W_Q" in out
+    assert "L1.W_Q (part)" in out
+    assert "L0" not in out
+    assert "L*" not in out
+    code, out, _ = call("info", tied, "--json", "--blocks", "L2.W_*", capsys=capsys)
+    found = json.loads(out)
+    assert [row["block"] for row in found["blocks"]] == ["L2.W_Q", "L2.W_K", "L2.W_V", "L2.W_O"]
+    assert sum(row["parameters"] for row in found["roles"]) == found["parameters"]
+    code, out, err = call("info", tied, "--blocks", "L9.*", capsys=capsys)
+    assert (code, out) == (2, "")
+    assert "no block matches 'L9.*'" in err
+
+
+def test_facts_become_notes_unless_they_are_said_already():
+    facts = {"dropout": 0.1, "tied": True, "num_experts": 8}
+    silent = model_info.notes(types.SimpleNamespace(notes=("attention was switched",), facts=facts))
+    assert silent[0] == "attention was switched"
+    assert [word in " ".join(silent) for word in ("dropout (0.1)", "tied weights", "8 experts")] == [True] * 3
+    own = ("dropout is off", "tied: a is b", "a mixture of 8 experts")
+    assert model_info.notes(types.SimpleNamespace(notes=own, facts=facts)) == list(own)

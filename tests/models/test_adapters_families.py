@@ -1,0 +1,247 @@
+"""One battery for every family: cover, forward, block Hessians, heads, layouts, batching, round trip."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+
+import adapters_cases as cases
+
+import curvescope as cs
+from curvescope.models.adapters import FAMILIES, family_of
+from curvescope.models.capture import capture
+from curvescope.models.model import check_cover
+
+every = pytest.mark.parametrize("name", cases.NAMES)
+recurrent = pytest.mark.parametrize("name", list(cases.RECURRENT))
+
+
+def limit(name: str) -> float:
+    """Relative error that the family's table states for second derivatives."""
+    return family_of(name).limit
+
+
+def relative(found: torch.Tensor, truth: torch.Tensor) -> float:
+    assert found.shape == truth.shape
+    return float((found - truth).abs().max() / truth.abs().max())
+
+
+def block(model: cs.Model, name: str) -> torch.Tensor:
+    """The values of a block, inputs × outputs; zero where the family has none."""
+    found = {**model.blocks, **model.heads}.get(name)
+    return torch.zeros(()) if found is None else found.take(model.parameters[found.parameter]).detach()
+
+
+def test_every_declared_family_is_in_the_battery():
+    assert set(cases.NAMES) | set(cases.RECURRENT) | {"hooked_transformer"} == set(FAMILIES)
+    assert len(cases.NAMES) >= 14
+
+
+@pytest.mark.parametrize("name", [*cases.NAMES, *cases.RECURRENT])
+def test_blocks_cover_every_parameter_once(name: str):
+    model = cases.loaded(name)
+    check_cover(model.blocks, model.module)
+    assert model.space().size == model.num_parameters == sum(p.numel() for p in model.module.parameters())
+
+
+@every
+def test_every_parameter_has_a_role(name: str):
+    model = cases.loaded(name)
+    assert not set(model.blocks) & set(model.parameters), "a parameter kept its own name: the table lacks it"
+    roles = {"W_Q", "W_K", "W_V", "W_O", "W_2", "ln1.g", "ln2.g"}
+    gated = model.facts.get("gated", False)
+    roles |= {"W_g", "W_u"} if gated else {"W_1", "b_1", "b_2"}
+    for i in range(2):
+        assert {f"L{i}.{role}" for role in roles} <= set(model.blocks)
+    assert "E" in model.blocks
+
+
+@pytest.mark.parametrize("name", [*cases.NAMES, *cases.RECURRENT])
+def test_forward_is_the_original(name: str):
+    model, module = cases.loaded(name), cases.original(name)
+    x, _ = cases.data(name)
+    with torch.no_grad():
+        truth = (module.train() if name == "rwkv" else module)(x).logits.double()  # eval rescales RWKV
+        found = model.forward({}, x)
+    assert relative(found, truth) < (1e-12 if limit(name) <= 1e-10 else 1e-5)
+    assert found.dtype == torch.float64
+
+
+@every
+def test_block_hessian_is_a_slice_of_the_dense_one(name: str):
+    case, model = cases.CASE[name], cases.loaded(name)
+    x, y = cases.data(name)
+    raw = list(dict.fromkeys(parameter for parameter, _ in case.raw.values()))
+    dense, places = cases.dense_hessian(model.module, raw, x, y)
+    order = torch.cat([cut(places[parameter]).flatten() for parameter, cut in case.raw.values()])
+    truth = dense[order][:, order]
+    H = cs.Hessian(cs.Problem(model, (x, y))).block(list(case.raw))
+    assert list(H.space.slices) == [n for n in model.blocks if n in case.raw]
+    found = H @ torch.eye(H.shape[1], dtype=torch.float64)
+    own = torch.cat([torch.arange(len(order)).split(_sizes(model, case))[i] for i in _places(H, case)])
+    assert relative(found, truth[own][:, own]) < limit(name)
+    assert float(truth.abs().max()) > 1e-4
+
+
+def _sizes(model: cs.Model, case: cases.Case) -> list[int]:
+    return [model.blocks[n].size for n in case.raw]
+
+
+def _places(H: cs.Hessian, case: cases.Case) -> list[int]:
+    """For each block of the operator, in its order, the place of the block among the case's."""
+    return [list(case.raw).index(n) for n in H.space.slices]
+
+
+@every
+def test_the_stated_limit_holds_against_exact_arithmetic(name: str):
+    """With the casts to float32 taken out, the same second derivatives up to what the table states."""
+    case, model = cases.CASE[name], cases.loaded(name)
+    x, y = cases.data(name, 2)
+    with torch.no_grad(), cases.KeepDouble() as mode:
+        model.forward({}, x)
+    assert (mode.casts > 0) == bool(family_of(name).float32), "the table says what runs in float32"
+    raw = [case.gain]
+    exact, _ = cases.dense_hessian(model.module, raw, x, y, exact=True)
+    H = cs.Hessian(cs.Problem(model, (x, y))).block("L0.ln1.g")
+    assert relative(H @ torch.eye(len(exact), dtype=torch.float64), exact) < limit(name)
+    stated = any("float32 inside" in note for note in model.notes)
+    assert stated == bool(family_of(name).float32)
+
+
+@every
+def test_heads_are_slices_of_the_whole(name: str):
+    case, model = cases.CASE[name], cases.loaded(name)
+    k = case.size
+    for role in ("W_Q", "b_Q", "W_K", "b_K", "W_V", "b_V", "W_O"):
+        if f"L1.{role}" not in model.blocks:
+            continue
+        whole = block(model, f"L1.{role}")
+        count = case.kv_heads if role[-1] in "KV" else case.heads
+        names = [n for n in model.heads if n.startswith("L1.h") and n.endswith(f".{role}")]
+        assert names == [f"L1.h{j}.{role}" for j in range(count)]
+        for j, head in enumerate(names):
+            own = slice(j * k, (j + 1) * k)
+            assert torch.equal(block(model, head), whole[own] if role == "W_O" else whole[..., own])
+    for role, (parameter, cut) in case.raw.items():
+        assert torch.equal(block(model, role), cut(model.parameters[parameter]))
+
+
+@every
+def test_blocks_compute_what_the_layer_computes(name: str):
+    """heads = A (x W_V + b_V), out = heads W_O + b_O, and the feed-forward, from captured tensors."""
+    from transformers.activations import ACT2FN
+
+    case, model = cases.CASE[name], cases.loaded(name)
+    x, _ = cases.data(name)
+    found = capture(model, x)
+    act = ACT2FN[model.facts["activation"]]
+    for i in range(2):
+        at = {key.removeprefix(f"L{i}."): t for key, t in found.items() if key.startswith(f"L{i}.")}
+        assert set(at) == {"attn.in", "attn.pattern", "attn.heads", "attn.out", "ff.in", "ff.out"}
+        A = at["attn.pattern"]
+        torch.testing.assert_close(A.sum(-1), torch.ones_like(A[..., 0]), rtol=0, atol=1e-6)
+        for j in range(case.heads):
+            g = j * case.kv_heads // case.heads
+            values = at["attn.in"] @ block(model, f"L{i}.h{g}.W_V") + block(model, f"L{i}.h{g}.b_V")
+            own = at["attn.heads"][..., j * case.size : (j + 1) * case.size]
+            torch.testing.assert_close(A[:, j] @ values, own)
+        out = at["attn.heads"] @ block(model, f"L{i}.W_O") + block(model, f"L{i}.b_O")
+        torch.testing.assert_close(out, at["attn.out"])
+        h = at["ff.in"]
+        if model.facts.get("gated"):
+            z = act(h @ block(model, f"L{i}.W_g")) * (h @ block(model, f"L{i}.W_u"))
+        else:
+            z = act(h @ block(model, f"L{i}.W_1") + block(model, f"L{i}.b_1"))
+        torch.testing.assert_close(z @ block(model, f"L{i}.W_2") + block(model, f"L{i}.b_2"), at["ff.out"])
+
+
+@every
+@pytest.mark.parametrize("role", ["Q", "K"])
+def test_zeroing_a_head_makes_its_pattern_flat_and_no_other(name: str, role: str):
+    case, model = cases.CASE[name], cases.loaded(name)
+    x, _ = cases.data(name)
+    before = capture(model, x, "L0.attn.pattern")["L0.attn.pattern"]
+    T = before.shape[-1]
+    flat = torch.ones(T, T, dtype=torch.float64)
+    flat = flat.tril() if model.facts["causal"] else flat
+    flat = flat / flat.sum(-1, keepdim=True)
+    count = case.heads if role == "Q" else case.kv_heads
+    for j in range(count):
+        changed = cs.load(cases.folder_of(name), dtype="float64")
+        for kind in ("W", "b"):
+            own = changed.heads.get(f"L0.h{j}.{kind}_{role}")
+            if own is not None:
+                with torch.no_grad():
+                    own.put(torch.zeros(own.shape, dtype=torch.float64), changed.parameters[own.parameter])
+        after = capture(changed, x, "L0.attn.pattern")["L0.attn.pattern"]
+        for head in range(case.heads):
+            mine = head == j if role == "Q" else head * case.kv_heads // case.heads == j
+            if mine:
+                assert float((after[:, head] - flat).abs().max()) < 1e-6
+                assert float((before[:, head] - flat).abs().max()) > 1e-3
+            else:
+                assert torch.equal(after[:, head], before[:, head])
+
+
+@pytest.mark.parametrize("name", [*cases.NAMES, *cases.RECURRENT])
+def test_products_do_not_depend_on_batching(name: str):
+    model = cases.loaded(name)
+    x, y = cases.data(name)
+    chosen = ["L0.W_Q", "L1.W_O"] if name in cases.NAMES else ["*embeddings*"]
+    whole = cs.Hessian(cs.Problem(model, (x, y))).block(chosen)
+    parts = cs.Hessian(cs.Problem(model, [(x[:1], y[:1]), (x[1:], y[1:])])).block(chosen)
+    v = torch.randn(whole.shape[1], generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    assert relative(parts @ v, whole @ v) < limit(name)
+    G = cs.GGN(cs.Problem(model, (x, y))).block(chosen)
+    assert float(v @ (G @ v)) >= 0
+
+
+@every
+def test_facts(name: str):
+    case, model = cases.CASE[name], cases.loaded(name)
+    facts = model.facts
+    assert facts["kind"] == name
+    assert (facts["n_layers"], facts["d_model"], facts["d_ff"]) == (
+        2,
+        cases.D,
+        cases.F,
+    )
+    assert (facts["n_heads"], facts["n_kv_heads"], facts["d_head"]) == (case.heads, case.kv_heads, case.size)
+    assert facts["norm"] == ("post" if name in ("bert", "roberta", "distilbert") else "pre")
+    assert facts["causal"] == (name not in ("bert", "roberta", "distilbert", "vit"))
+    assert facts["tied"] == any(note.startswith("tied: ") for note in model.notes)
+    assert ("U" in model.blocks) == (not facts["tied"])
+    assert name == "vit" or facts["vocab_size"] == cases.V
+    assert name == "vit" or any("no tokenizer" in note for note in model.notes)
+
+
+@every
+def test_round_trip(name: str, tmp_path):
+    model = cases.loaded(name)
+    model.module.save_pretrained(tmp_path / "again")
+    again = cs.load(tmp_path / "again", dtype="float64")
+    assert list(again.blocks.values()) == list(model.blocks.values())
+    assert again.facts == model.facts
+    for key, p in model.parameters.items():
+        assert torch.equal(again.parameters[key], p)
+
+
+@recurrent
+def test_recurrent_models_say_what_does_not_apply(name: str):
+    model = cases.loaded(name)
+    assert set(model.blocks) == set(model.parameters)
+    assert any("no heads, no attention pattern" in note for note in model.notes)
+    with pytest.raises(cs.UsageError, match="whose blocks are only parameters"):
+        capture(model, cases.data(name)[0])
+
+
+@recurrent
+def test_hessian_of_recurrent_models(name: str):
+    model = cases.loaded(name)
+    x, y = cases.data(name)
+    parameter = {"mamba": "backbone.layers.0.mixer.D", "rwkv": "rwkv.blocks.0.attention.time_decay"}[name]
+    truth, _ = cases.dense_hessian(model.module, [parameter], x, y)
+    H = cs.Hessian(cs.Problem(model, (x, y))).block(parameter)
+    assert relative(H @ torch.eye(len(truth), dtype=torch.float64), truth) < limit(name)

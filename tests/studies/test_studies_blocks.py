@@ -1,0 +1,306 @@
+"""The study `blocks`: its numbers against dense blocks, divergences against known ones, its run folder."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy.integrate import quad
+from scipy.stats import norm
+
+import curvescope as cs
+from curvescope.core.errors import UsageError
+from curvescope.core.operator import Matrix
+from curvescope.operators import GGN, Functional, Hessian
+from curvescope.report import write_page
+from curvescope.studies import blocks, folder
+from curvescope.studies.blocks_heterogeneity import WIDTH, heterogeneity
+from curvescope.studies.blocks_probes import own_probes
+from curvescope.studies.setting import make_problem
+
+TOML = """
+n_layers = 1
+d_model = 4
+n_heads = 2
+d_ff = 8
+vocab_size = 3
+n_ctx = 11
+init = "scaled"
+"""
+MAKE = {"hessian": Hessian, "ggn": GGN, "functional": Functional}
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory):
+    path = tmp_path_factory.mktemp("model") / "small.toml"
+    path.write_text(TOML, encoding="utf-8")
+    return {
+        "model": str(path),
+        "data": "task:sorting",
+        "dtype": "float64",
+        "batch_size": 64,
+        "operators": ["hessian", "ggn"],
+        "extremes": ["L0.W_[VO12]", "L0.h0.W_Q"],
+        "density": ["P", "L0.W_[12]"],
+        "num_trace_probes": 100,
+        "num_norm_probes": 100,  # few probes of a block with one large eigenvalue have skew errors
+        "num_steps": 15,
+    }
+
+
+@pytest.fixture(scope="module")
+def measured(settings):
+    """The result, the problem, and the dense matrix of each operator with its blocks' places."""
+    cfg = blocks.Config.from_dict(settings)
+    problem = make_problem(cfg)
+    truth = {name: MAKE[name](problem) for name in cfg.operators}
+    dense = {name: op.dense().numpy() for name, op in truth.items()}
+    return blocks.run(cfg), problem, dense, truth["hessian"].space.slices
+
+
+def test_traces_and_norms_meet_the_dense_blocks_within_calibrated_errors(measured):
+    result, _, dense, slices = measured
+    scores = {"shared": [], "own": [], "norm": []}
+    for operator, part in result.parts.items():
+        for i, name in enumerate(part.traces.names):
+            block = dense[operator][slices[name], slices[name]]
+            if np.abs(block).max() < 1e-12:  # keys' biases do not matter to a softmax
+                continue
+            scores["shared"].append((part.traces.values[i] - np.trace(block)) / part.traces.stderr[i])
+            if name in part.norms:
+                own = part.norms[name]
+                scores["own"].append((own.trace - np.trace(block)) / own.trace_stderr)
+                samples = own.squared_samples
+                error = samples.std(ddof=1) / math.sqrt(len(samples))
+                scores["norm"].append((samples.mean() - (block**2).sum()) / error)
+    for kind, found in scores.items():
+        z = np.array(found)
+        assert np.abs(z).max() < 4.5, kind  # of up to 60 scores, not quite Gaussian
+        assert 0.6 < np.sqrt((z**2).mean()) < 1.5, kind
+
+
+def test_norms_are_those_of_the_block_and_not_of_its_row(measured):
+    result, _, dense, slices = measured
+    H = dense["hessian"]
+    rows = {name: np.linalg.norm(H[slices[name]]) for name in result.parts["hessian"].norms}
+    for name, own in result.parts["hessian"].norms.items():
+        exact = np.linalg.norm(H[slices[name], slices[name]])
+        assert abs(own.norm - exact) < 4.5 * own.norm_stderr
+    small = [n for n in rows if np.linalg.norm(H[slices[n], slices[n]]) < 0.5 * rows[n]]
+    assert small, "a case where the row would be a wrong answer"
+    assert all(result.parts["hessian"].norms[n].norm < 0.75 * rows[n] for n in small)
+
+
+def test_only_matrices_have_norms_by_default(measured):
+    result, problem, _, _ = measured
+    matrices = [b.name for b in problem.model.blocks.values() if len(b.shape) > 1]
+    assert list(result.parts["hessian"].norms) == matrices
+    assert result.parts["hessian"].traces.names == list(problem.model.blocks)
+
+
+def test_the_trace_shown_is_the_one_with_the_smaller_error(measured):
+    part = measured[0].parts["hessian"]
+    chosen = {part.trace_of(name)[2] for name in part.norms}
+    assert "own" in chosen
+    for i, name in enumerate(part.traces.names):
+        assert part.trace_of(name)[1] <= part.traces.stderr[i]
+    assert part.trace_of("b_nowhere")[2] == ""
+    total, stderr = part.trace
+    assert abs(total - np.trace(measured[2]["hessian"])) < 4 * stderr
+
+
+def test_extreme_eigenvalues_are_those_of_the_dense_blocks_and_heads(measured):
+    result, problem, _, _ = measured
+    for operator, part in result.parts.items():
+        assert "L0.h0.W_Q" in part.extremes
+        for name, pair in part.extremes.items():
+            exact = np.linalg.eigvalsh(MAKE[operator](problem, name).dense().numpy())
+            assert pair.converged
+            ends = exact[-1:] if operator == "ggn" else exact[[0, -1]]
+            np.testing.assert_allclose(pair.values, ends, atol=1e-8 * np.abs(exact).max())
+            assert part.row(name)["‖·‖ 2"] == pytest.approx(np.abs(exact).max())
+
+
+def test_divergences_meet_those_of_the_exact_spectra(measured):
+    result, _, dense, slices = measured
+    for operator, part in result.parts.items():
+        found = part.heterogeneity
+        pieces = {name: _symmetric(dense[operator][slices[name], slices[name]]) for name in found.names}
+        exact = {n: cs.spectral_density(Matrix(torch.tensor(A)), num_steps=100) for n, A in pieces.items()}
+        truth = heterogeneity(exact)
+        assert (truth.stderr == 0).all()
+        off = ~np.eye(len(found.names), dtype=bool)
+        error = np.abs(found.divergence - truth.divergence)[off]
+        assert (error < 4 * found.stderr[off] + np.abs(found.bias[off]) + 0.01).all()
+        assert abs(found.mean - truth.mean) < 4 * found.mean_stderr + 0.01
+
+
+def _symmetric(A):
+    return (A + A.T) / 2
+
+
+def test_divergences_are_a_matrix_of_distances_in_bits(measured):
+    for part in measured[0].parts.values():
+        D = part.heterogeneity.divergence
+        np.testing.assert_array_equal(D, D.T)
+        np.testing.assert_array_equal(np.diag(D), 0)
+        assert ((D >= 0) & (D <= 1 + 1e-12)).all()
+        assert part.heterogeneity.mean == pytest.approx(D[np.triu_indices(len(D), 1)].mean())
+
+
+def _spectrum(*eigenvalues):
+    return cs.spectral_density(Matrix(torch.diag(torch.tensor(eigenvalues, dtype=torch.float64))))
+
+
+def test_point_masses_have_the_divergence_of_two_gaussians():
+    """Broadened point masses are Gaussians in asinh(λ / c), whose divergence an integral gives."""
+    for a, b in [(1.0, 1.2), (1.0, 1.5), (-2.0, 2.5), (0.0, 3.0), (1.0, 1000.0)]:
+        found = heterogeneity({"a": _spectrum(a, a), "b": _spectrum(b, b)}).divergence[0, 1]
+        c = max(abs(a), abs(b))
+        p, q = norm(math.asinh(a / c), WIDTH), norm(math.asinh(b / c), WIDTH)
+
+        def term(x, p=p, q=q):
+            one, other = p.pdf(x), q.pdf(x)
+            middle = (one + other) / 2
+            return sum(y * math.log2(y / middle) for y in (one, other) if y > 0) / 2
+
+        ends = sorted([p.mean(), q.mean()])
+        exact = quad(term, ends[0] - 8 * WIDTH, ends[1] + 8 * WIDTH, limit=500, points=ends)[0]
+        assert found == pytest.approx(exact, abs=1e-6)
+
+
+def test_equal_spectra_have_no_divergence_and_far_ones_one_bit():
+    far = heterogeneity({"a": _spectrum(-5.0), "b": _spectrum(4.0), "c": _spectrum(-5.0)}, width=0.05)
+    assert far.divergence[0, 2] == 0
+    assert far.divergence[0, 1] == pytest.approx(1)
+    assert far.mean == pytest.approx(2 / 3)
+    scaled = heterogeneity({"a": _spectrum(-5e6), "b": _spectrum(4e6), "c": _spectrum(-5e6)}, width=0.05)
+    np.testing.assert_allclose(scaled.divergence, far.divergence)  # no unit of curvature is set apart
+    empty = heterogeneity({"a": _spectrum(0.0), "b": _spectrum(0.0)})
+    assert empty.mean == 0
+
+
+def test_half_the_mass_moved_is_less_than_a_bit():
+    """p = δ_a, q = (δ_a + δ_b) / 2: 1 − (3/4) log₂(3) + 1/2 − … = 0.3113 bits."""
+    found = heterogeneity({"p": _spectrum(1.0, 1.0), "q": _spectrum(1.0, -1.0)}, width=0.02)
+    exact = 0.5 * math.log2(1 / 0.75) + 0.5 * (0.5 * math.log2(0.5 / 0.75) + 0.5 * math.log2(0.5 / 0.25))
+    assert found.divergence[0, 1] == pytest.approx(exact, abs=1e-6)
+
+
+def test_the_error_of_a_divergence_is_calibrated():
+    """Over seeds, the deviation from the exact spectra's divergence is about the error that is told."""
+    source = torch.Generator().manual_seed(0)
+    Q = torch.linalg.qr(torch.randn(60, 60, generator=source, dtype=torch.float64))[0]
+    spectra = {"a": torch.linspace(-1, 2, 60), "b": torch.linspace(-1, 1, 60) ** 3 * 3}
+    ops = {name: Matrix(_symmetric(Q @ torch.diag(x.double()) @ Q.T)) for name, x in spectra.items()}
+    truth = heterogeneity({n: cs.spectral_density(op, num_steps=60) for n, op in ops.items()}).divergence[
+        0, 1
+    ]
+    scores = []
+    for seed in range(30):
+        options = {"num_probes": 10, "num_steps": 30, "seed": seed}
+        found = heterogeneity({n: cs.spectral_density(op, **options) for n, op in ops.items()})
+        value = found.divergence[0, 1] - found.bias[0, 1]
+        scores.append((value - truth) / found.stderr[0, 1])
+    z = np.array(scores)
+    assert np.abs(z).max() < 4.5
+    assert 0.6 < np.sqrt((z**2).mean()) < 1.6
+
+
+def test_spectra_to_compare_are_checked():
+    with pytest.raises(UsageError, match="at least two"):
+        heterogeneity({"a": _spectrum(1.0)})
+    A = Matrix(torch.eye(10, dtype=torch.float64))
+    ops = {str(n): cs.spectral_density(A, num_probes=n, num_steps=4) for n in (2, 3)}
+    with pytest.raises(UsageError, match="same number of probes"):
+        heterogeneity(ops)
+    single = {n: cs.spectral_density(A, num_probes=1, num_steps=4) for n in "ab"}
+    assert math.isnan(heterogeneity(single).mean_stderr)
+
+
+def test_own_probes_of_a_known_matrix():
+    A = torch.tensor([[2.0, 1.0], [1.0, -3.0]], dtype=torch.float64)
+    found = own_probes(Matrix(A), num_probes=4000, seed=3)
+    assert abs(found.trace + 1) < 4 * found.trace_stderr
+    assert found.trace_stderr == pytest.approx(2 / math.sqrt(4000), rel=0.05)  # √(2 Σ_{i≠j} A_ij²)
+    assert abs(found.norm - math.sqrt(15)) < 4 * found.norm_stderr
+    assert own_probes(Matrix(torch.zeros_like(A)), num_probes=2).norm == 0
+
+
+QUICK = {"operators": ["functional"], "num_trace_probes": 3, "num_norm_probes": 2, "norms": ["L0.W_[QK]"]}
+
+
+def test_a_stopped_run_goes_on_and_ends_with_the_same_numbers(settings, tmp_path, monkeypatch):
+    settings = {**settings, **QUICK, "extremes": ["U"], "num_density_probes": 2}
+    _, expected = folder.run("blocks", settings, out=tmp_path / "whole")
+
+    def stop(what, number, total):
+        assert total == 1 + 2 + 1 + 3
+        if number == 5:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        folder.run("blocks", settings, out=tmp_path / "runs", progress=stop)
+    (begun,) = (tmp_path / "runs" / "blocks").iterdir()
+    assert len(list((begun / "state").glob("*/result.json"))) == 4
+    computed = []
+    original = blocks.spectral_density
+    monkeypatch.setattr(blocks, "spectral_density", lambda *a, **k: computed.append(1) or original(*a, **k))
+    monkeypatch.setattr(blocks, "block_traces", None)
+    path, result = folder.run("blocks", settings, out=tmp_path / "runs")
+    assert path == begun
+    assert len(computed) == 3
+    for name, frame in expected.tables().items():
+        assert frame.equals(result.tables()[name]), name
+    _, again = folder.load(path)
+    np.testing.assert_array_equal(
+        again.parts["functional"].heterogeneity.divergence,
+        expected.parts["functional"].heterogeneity.divergence,
+    )
+    assert {p.stem for p in (path / "figures").glob("*.png")} == set(result.figures())
+    assert set(result.figures()) == {"traces", "norms", "extremes", "densities", "heterogeneity"}
+    assert set(result.tables()) | set(result.figures()) <= set(result.captions())
+    page = write_page([path], tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "every layer × role block" in page
+    assert page.count("data:image/svg+xml") == 5
+
+
+def test_what_is_not_asked_for_is_not_there(settings, tmp_path):
+    quick = {**settings, **QUICK, "extremes": [], "density": [], "norms": [], "num_trace_probes": 1}
+    path, result = folder.run("blocks", quick, out=tmp_path / "runs")
+    assert set(result.figures()) == {"traces"}
+    frame = result.tables()["functional"]
+    assert list(frame.columns) == ["block", "parameters", "trace", "± trace", "probes"]
+    assert frame["parameters"].sum() == cs.load(settings["model"]).num_parameters
+    page = cs.studies.folder.load(path)[1].summary()
+    assert page[0][0] == "loss"
+
+
+def test_a_module_without_layers_is_drawn_as_bars():
+    from matplotlib import pyplot as plt
+
+    part = blocks.Part(_bare_traces(["one.weight", "two.weight"]), {}, {}, {}, None)
+    sizes = np.array([2, 2])
+    result = blocks.Blocks("m", "d", "mse", 1.0, 1.0, part.traces.names, sizes, {"hessian": part})
+    (figure,) = result.figures().values()
+    assert [label.get_text() for label in figure.axes[0].get_xticklabels()] == part.traces.names
+    plt.close(figure)
+
+
+def _bare_traces(names):
+    samples = np.ones((2, len(names)))
+    return cs.algorithms.BlockTraces(names, samples[0], samples[0] * 0, samples, 2, 0)
+
+
+def test_settings_are_checked(settings, tmp_path):
+    with pytest.raises(UsageError, match="did you mean 'hessian'"):
+        blocks.Config.from_dict({"operators": ["hesian"]})
+    with pytest.raises(UsageError, match="operators: expected at least one"):
+        blocks.Config(operators=())
+    with pytest.raises(UsageError, match="num_steps: expected at least 3"):
+        blocks.Config(num_steps=2)
+    assert blocks.Config.from_dict({"extremes": "L0.*"}).extremes == ("L0.*",)
+    for option in ("blocks", "norms", "extremes", "density"):
+        with pytest.raises(UsageError, match=r"no block matches 'L7\.\*'"):
+            folder.run("blocks", {**settings, option: ["L7.*"]}, out=tmp_path / "runs")
+    assert not (tmp_path / "runs").exists()
