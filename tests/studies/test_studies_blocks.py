@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from matplotlib import pyplot as plt
 from scipy.integrate import quad
 from scipy.stats import norm
 
@@ -28,6 +29,12 @@ n_ctx = 11
 init = "scaled"
 """
 MAKE = {"hessian": Hessian, "ggn": GGN, "functional": Functional}
+
+
+@pytest.fixture(autouse=True)
+def _figures_are_closed():
+    yield
+    plt.close("all")
 
 
 @pytest.fixture(scope="module")
@@ -277,14 +284,11 @@ def test_what_is_not_asked_for_is_not_there(settings, tmp_path):
 
 
 def test_a_module_without_layers_is_drawn_as_bars():
-    from matplotlib import pyplot as plt
-
     part = blocks.Part(_bare_traces(["one.weight", "two.weight"]), {}, {}, {}, None)
     sizes = np.array([2, 2])
     result = blocks.Blocks("m", "d", "mse", 1.0, 1.0, part.traces.names, sizes, {"hessian": part})
     (figure,) = result.figures().values()
     assert [label.get_text() for label in figure.axes[0].get_xticklabels()] == part.traces.names
-    plt.close(figure)
 
 
 def _bare_traces(names):

@@ -87,8 +87,25 @@ def facts_of(module: Any, family: Family) -> dict[str, Any]:
         "vocab_size": getattr(config, "vocab_size", None),
         "tied": bool(tied_names(module)),
     }
+    facts |= {"task": task_of(module)}
+    if facts["task"] in ("classification", "image-classification"):
+        facts["n_classes"] = config.num_labels
     facts |= family.facts(config)
     return {key: value for key, value in facts.items() if value is not None}
+
+
+def task_of(module: nn.Module) -> str:
+    """What the head is for, by the name of the class; `features` without a head."""
+    name = type(module).__name__
+    endings = {
+        "ForMaskedLM": "masked-lm",
+        "ForSequenceClassification": "classification",
+        "ForTokenClassification": "token-classification",
+        "ForImageClassification": "image-classification",
+        "ForCausalLM": "causal-lm",
+        "LMHeadModel": "causal-lm",
+    }
+    return next((task for ending, task in endings.items() if name.endswith(ending)), "features")
 
 
 def tied_names(module: nn.Module) -> dict[str, str]:

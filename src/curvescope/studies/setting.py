@@ -16,6 +16,7 @@ from curvescope.models.model import Model
 from curvescope.problem import Problem
 
 TASK = "task:"
+KINDS = ("causal-lm", "masked-lm", "classification", "image-classification")
 IMAGES = ("sample", "digits")  # what a vision model is given by these names
 
 
@@ -47,6 +48,11 @@ def make_batches(cfg: ModelOnData, model: Model) -> Batches:
     if cfg.data.startswith(TASK):
         return task(cfg.data.removeprefix(TASK), batch_size=cfg.batch_size)
     kind = kind_of(model)
+    if kind not in KINDS:
+        raise UsageError(
+            f"expected a model with a head ({', '.join(KINDS)}), {model.name!r} is made for {kind}",
+            hint="in Python, cs.Problem(model, batches, loss='mse') takes any outputs",
+        )
     if kind == "image-classification":
         if cfg.data not in IMAGES:
             raise UsageError(

@@ -1,0 +1,55 @@
+"""Studies on saved Hugging Face models: each gets the data its head was made for."""
+
+import pytest
+import torch
+
+from curvescope.core.errors import UsageError
+from curvescope.models.load import load
+from curvescope.studies import blocks
+from curvescope.studies.setting import ModelOnData, make_batches, make_problem
+
+transformers = pytest.importorskip("transformers")
+TINY = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "a", "of", "is", "and", "block", "matrix"]
+
+
+def save_bert(folder, head: str):
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    torch.manual_seed(0)
+    config = transformers.BertConfig(vocab_size=len(WORDS), max_position_embeddings=64, **TINY)
+    getattr(transformers, head)(config).save_pretrained(folder)
+    core = Tokenizer(models.WordLevel({w: i for i, w in enumerate(WORDS)}, unk_token="[UNK]"))
+    core.pre_tokenizer = pre_tokenizers.Whitespace()
+    special = {"unk_token": "[UNK]", "mask_token": "[MASK]", "pad_token": "[PAD]"}
+    transformers.PreTrainedTokenizerFast(tokenizer_object=core, **special).save_pretrained(folder)
+    return str(folder)
+
+
+def test_a_masked_language_model_gets_masked_text(tmp_path):
+    source = save_bert(tmp_path, "BertForMaskedLM")
+    cfg = ModelOnData(model=source, tokens=64, seq_len=16)
+    model = load(source)
+    assert model.facts["task"] == "masked-lm"
+    batches = make_batches(cfg, model)
+    assert any(bool((b.inputs["input_ids"] == WORDS.index("[MASK]")).any()) for b in batches)
+    assert make_problem(cfg).value() > 0
+
+
+def test_the_blocks_of_an_image_classifier(tmp_path):
+    torch.manual_seed(0)
+    config = transformers.ViTConfig(image_size=8, patch_size=4, num_channels=1, num_labels=10, **TINY)
+    transformers.ViTForImageClassification(config).save_pretrained(tmp_path)
+    settings = {
+        "model": str(tmp_path), "tokens": 128, "num_trace_probes": 2, "num_norm_probes": 2,
+        "operators": ["hessian"], "norms": ["L0.W_Q"],
+    }  # fmt: skip
+    result = blocks.run(blocks.Config.from_dict(settings))
+    table = next(iter(result.tables().values()))
+    assert "L0.W_Q" in table["block"].tolist()
+
+
+def test_a_model_without_a_head_is_refused_in_one_sentence(tmp_path):
+    source = save_bert(tmp_path, "BertModel")
+    with pytest.raises(UsageError, match="expected a model with a head"):
+        make_problem(ModelOnData(model=source, tokens=64, seq_len=16))
