@@ -42,17 +42,39 @@ def gauss_newton(tape: Tape, objective: Objective) -> BlockMatrix:
 
 def curvature_sources(tape: Tape, g: Tensor) -> dict[str, BlockMatrix]:
     """Σ_p (D in_p)ᵀ K_p (D in_p), summand by summand; g is the cotangent of the output."""
+    return _sources(tape, g, total_derivatives(tape))
+
+
+def _sources(tape: Tape, g: Tensor, derivatives: list[Tensor]) -> dict[str, BlockMatrix]:
+    """The same from the total derivatives Dv_0, …, Dv_n; a step's own depend on earlier parameters only."""
     cotangents, _ = tape.cotangents(g)
-    derivatives, place, n = total_derivatives(tape), slices(tape.sizes), sum(tape.sizes.values())
-    selector = torch.eye(n).to(g)
+    place, n = slices(tape.sizes), sum(tape.sizes.values())
     found: dict[str, BlockMatrix] = {}
+    before = place[INPUT].stop
     for t, step in enumerate(tape.steps):
-        rows = [selector[place[name]] for name in step.primitive.parameters]
-        V = torch.cat([derivatives[t], *rows])
+        D, own = derivatives[t][:, :before], [place[name] for name in step.primitive.parameters]
         for source, K in _dense_curvature(step.primitive, cotangents[t + 1]).items():
-            term = BlockMatrix(V.mT @ K @ V, tape.sizes)
-            found[source] = found[source] + term if source in found else term
+            if source not in found:
+                found[source] = BlockMatrix(g.new_zeros(n, n), tape.sizes)
+            _add_source(found[source].matrix, D, K, own)
+        before = max([before, *(where.stop for where in own)])
     return found
+
+
+def _add_source(H: Tensor, D: Tensor, K: Tensor, own: list[slice]) -> None:
+    """Add (D in)ᵀ K (D in) to H for in = (x, θ): D is that of x by the first entries, θ is at `own`.
+
+    θ's rows of D in are rows of the identity, so DᵀK_xx D is a product of matrices, DᵀK_xθ goes to the
+    columns of θ, its transpose to the rows, and K_θθ to where they meet.
+    """
+    (n_x, n), sizes = D.shape, [where.stop - where.start for where in own]
+    H[:n, :n] += D.mT @ (K[:n_x, :n_x] @ D)
+    crosses = (D.mT @ K[:n_x, n_x:]).split(sizes, dim=1)
+    for rows, cross, part in zip(own, crosses, K[n_x:, n_x:].split(sizes), strict=True):
+        H[:n, rows] += cross
+        H[rows, :n] += cross.mT
+        for columns, block in zip(own, part.split(sizes, dim=1), strict=True):
+            H[rows, columns] += block
 
 
 def stages(tape: Tape) -> list[Tape]:
@@ -81,16 +103,17 @@ def assemble(tape: Tape, objective: Objective, *, functional: bool = True) -> Bl
     """
     sizes, place = tape.sizes, slices(tape.sizes)
     everywhere = torch.arange(sum(sizes.values()))
-    H = torch.zeros(len(everywhere), len(everywhere)).to(tape.output)
+    H = tape.output.new_zeros(len(everywhere), len(everywhere))
     C, g = objective.dense(), objective.gradient
     later: list[tuple[Tensor, Tensor]] = []  # positions of θ_m, and X_m
     for stage in reversed(stages(tape)):
         n_x = stage.input.numel()
-        J = total_derivatives(stage)[-1]
+        derivatives = total_derivatives(stage)
+        J = derivatives[-1]
         J_x, J_theta = J[:, :n_x], J[:, n_x:]
-        K = torch.zeros(J.shape[1], J.shape[1]).to(J)
+        K = J.new_zeros(J.shape[1], J.shape[1])
         if functional:
-            K = sum((term.matrix for term in curvature_sources(stage, g).values()), K)
+            K = sum((term.matrix for term in _sources(stage, g, derivatives).values()), K)
         rows = torch.cat(
             [everywhere[place[name]] for name in stage.sizes if name != INPUT] or [everywhere[:0]]
         )
