@@ -214,11 +214,12 @@ def test_no_network(monkeypatch):
 def test_no_transformers(monkeypatch):
     import sys
 
+    folder = cases.folder_of("gpt2")
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(
         cs.CurvescopeError, match=r"need the package transformers \(pip install 'curvescope\[hf\]'"
     ):
-        cs.load(cases.folder_of("gpt2"))
+        cs.load(folder)
 
 
 def test_no_gguf(monkeypatch, tmp_path):

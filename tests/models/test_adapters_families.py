@@ -65,7 +65,9 @@ def test_forward_is_the_original(name: str):
     with torch.no_grad():
         truth = (module.train() if name == "rwkv" else module)(x).logits.double()  # eval rescales RWKV
         found = model.forward({}, x)
-    assert relative(found, truth) < (1e-12 if limit(name) <= 1e-10 else 1e-5)
+    # the fused attention of older transformers leaves gemma2's soft cap out, which eager applies
+    tolerance = 1e-4 if name == "gemma2" else 1e-12 if limit(name) <= 1e-10 else 1e-5
+    assert relative(found, truth) < tolerance
     assert found.dtype == torch.float64
 
 

@@ -43,10 +43,10 @@ def test_every_node_comes_once():
     x = torch.ones(3, requires_grad=True)
     y = x * x
     z = (y + y.exp()).sum()
-    names = [node.name() for node in nodes(z)]
+    names = [type(node).__name__ for node in nodes(z)]
     assert len(names) == len(set(nodes(z))) == 5
     assert sorted(names) == sorted(
-        ["SumBackward0", "AddBackward0", "MulBackward0", "ExpBackward0", "torch::autograd::AccumulateGrad"]
+        ["SumBackward0", "AddBackward0", "MulBackward0", "ExpBackward0", "AccumulateGrad"]
     )
     assert list(nodes(torch.ones(2))) == list(nodes(x)) == []
 
@@ -64,4 +64,4 @@ def test_every_node_comes_once():
 def test_functions_that_are_differentiable_once_are_found(marks, found):
     x = torch.ones(3, dtype=torch.float64, requires_grad=True)
     node = once_differentiable_node(torch.sin(cube(*marks)(torch.exp(x))).sum())
-    assert (node is not None and node.name() == "CubeBackward") if found else node is None
+    assert (node is not None and type(node).__name__ == "CubeBackward") if found else node is None

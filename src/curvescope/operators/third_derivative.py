@@ -132,9 +132,9 @@ def _refuse_wrong_nodes(s: Tensor) -> None:
             hint="write its backward pass in operations that torch can differentiate",
         )
     for node in nodes(s):
-        if any(word in node.name() for word in FUSED):
+        if any(word in type(node).__name__ for word in FUSED):
             raise CurvescopeError(
-                f"the module calls a norm of torch's ({node.name()}) where it cannot be replaced, and its "
+                f"the module calls a norm of torch's ({type(node).__name__}) where it cannot be replaced, and its "
                 "third derivative is wrong",
                 hint="call torch.nn.functional.layer_norm from Python, not from scripted code",
             )

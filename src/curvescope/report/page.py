@@ -43,7 +43,7 @@ def _section(run: Path) -> dict[str, Any]:
     return {
         "study": study,
         "words": STUDIES[study],
-        "model": config.get("model", ""),
+        "model": Path(config.get("model", "")).name,
         "revision": config.get("revision", ""),
         "run": f"{run.parent.name}/{run.name}",
         "summary": result.summary(),
