@@ -145,7 +145,8 @@ def refuse_once_differentiable(z: Tensor) -> None:
     node = once_differentiable_node(z)
     if node is not None:
         raise CurvescopeError(
-            f"the module uses an operation without a second derivative: {type(node).__name__} has only a first",
+            "the module uses an operation without a second derivative: "
+            f"{type(node).__name__} has only a first",
             hint="switch it to plain PyTorch operations",
         )
 

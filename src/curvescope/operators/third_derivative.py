@@ -134,8 +134,8 @@ def _refuse_wrong_nodes(s: Tensor) -> None:
     for node in nodes(s):
         if any(word in type(node).__name__ for word in FUSED):
             raise CurvescopeError(
-                f"the module calls a norm of torch's ({type(node).__name__}) where it cannot be replaced, and its "
-                "third derivative is wrong",
+                f"the module calls a norm of torch's ({type(node).__name__}) where it cannot be replaced, "
+                "and its third derivative is wrong",
                 hint="call torch.nn.functional.layer_norm from Python, not from scripted code",
             )
 
