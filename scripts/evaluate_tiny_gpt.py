@@ -2,10 +2,13 @@
 
     python scripts/evaluate_tiny_gpt.py
 
-On `python-stdlib` only the files held out in training are read; they differ between Python versions.
+On `python-stdlib` every twentieth file is read. Under the Python that it was trained with (training.json
+names it) these are the files held out; under another one most of their text was seen in training.
 """
 
-import sys
+import json
+import platform
+from importlib.resources import files as resources
 
 import torch
 
@@ -21,11 +24,14 @@ def main() -> None:
     files = stdlib_files()
     seen = [path for i, path in enumerate(files) if i % 20]
     train = [token for path in seen[::10] for token in tokenizer.encode(path.read_text(encoding="utf-8"))]
+    facts = json.loads(
+        (resources("curvescope") / "assets/tiny-gpt/training.json").read_text(encoding="utf-8")
+    )
+    version = platform.python_version()
+    held = "held out" if f"Python {version}," in facts["corpus"] else "mostly seen"
     texts = {
         "sample": corpus_text("sample"),
-        f"python-stdlib {sys.version_info.major}.{sys.version_info.minor}, held out": "\n".join(
-            path.read_text(encoding="utf-8") for path in files[::20]
-        )[:400_000],
+        f"stdlib {version}, {held}": "\n".join(p.read_text(encoding="utf-8") for p in files[::20])[:400_000],
     }
     print(f"{'corpus':<32}{'uniform':>9}{'unigram':>9}" + "".join(f"{r:>9}" for r in REVISIONS))
     for name, text in texts.items():

@@ -353,3 +353,9 @@ def _hessian(f: Callable[[Tensor], Tensor], theta: Tensor) -> Tensor:
     (g,) = torch.autograd.grad(f(theta), theta, create_graph=True)
     rows = [torch.autograd.grad(g[i], theta, retain_graph=True)[0] for i in range(len(theta))]
     return torch.stack(rows)
+
+
+def relative(found: torch.Tensor, truth: torch.Tensor) -> float:
+    """Largest difference, in units of the largest entry of the truth."""
+    assert found.shape == truth.shape
+    return float((found - truth).detach().abs().max() / truth.detach().abs().max())

@@ -8,6 +8,7 @@ import torch
 pytest.importorskip("transformers")
 
 import adapters_cases as cases
+from adapters_cases import relative
 
 import curvescope as cs
 from curvescope.models.adapters import FAMILIES, family_of
@@ -21,11 +22,6 @@ recurrent = pytest.mark.parametrize("name", list(cases.RECURRENT))
 def limit(name: str) -> float:
     """Relative error that the family's table states for second derivatives."""
     return family_of(name).limit
-
-
-def relative(found: torch.Tensor, truth: torch.Tensor) -> float:
-    assert found.shape == truth.shape
-    return float((found - truth).abs().max() / truth.abs().max())
 
 
 def block(model: cs.Model, name: str) -> torch.Tensor:
