@@ -1,4 +1,4 @@
-"""Modules that torch cannot differentiate twice, and that the package therefore refuses."""
+"""Modules that torch cannot differentiate twice."""
 
 from __future__ import annotations
 

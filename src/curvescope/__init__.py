@@ -21,6 +21,10 @@ _HOME = {
     "Batch": "data.batches",
     "Batches": "data.batches",
     "text": "data.text",
+    "masked_lm": "data.masking",
+    "classification": "data.labels",
+    "images": "data.labels",
+    "denoising": "studies.denoising",
     "task": "data.tasks",
     "CrossEntropy": "losses",
     "SquaredError": "losses",
@@ -48,7 +52,20 @@ _HOME = {
     "CurvescopeError": "core.errors",
     "UsageError": "core.errors",
 }
-_ROOMS = ("algorithms", "closed_form", "core", "data", "losses", "models", "operators", "studies", "viz")
+_ROOMS = (
+    "algorithms",
+    "closed_form",
+    "core",
+    "data",
+    "geometry",
+    "kernels",
+    "losses",
+    "models",
+    "operators",
+    "papers",
+    "studies",
+    "viz",
+)
 
 __all__ = [
     "GGN",
@@ -76,10 +93,14 @@ __all__ = [
     "block_density",
     "block_map",
     "block_traces",
+    "classification",
+    "denoising",
     "diagonal",
     "eigsh",
     "frobenius_norm",
+    "images",
     "load",
+    "masked_lm",
     "save",
     "solve",
     "spectral_density",
@@ -119,6 +140,8 @@ if TYPE_CHECKING:
     from curvescope.core.errors import CurvescopeError, UsageError
     from curvescope.core.operator import LinearOperator
     from curvescope.data.batches import Batch, Batches
+    from curvescope.data.labels import classification, images
+    from curvescope.data.masking import masked_lm
     from curvescope.data.tasks import task
     from curvescope.data.text import text
     from curvescope.losses import CrossEntropy, CustomLoss, Loss, SquaredError
@@ -137,3 +160,4 @@ if TYPE_CHECKING:
         third_derivative,
     )
     from curvescope.problem import Problem
+    from curvescope.studies.denoising import denoising

@@ -57,9 +57,10 @@ class Problem:
     def placed_batches(self, what: str) -> Iterator[Batch]:
         """The batches on the model's device, real numbers in its type; shows progress when slow."""
         for batch in track(self.batches, what):
-            yield batch.map(self._placed)
+            yield batch.map(self.placed)
 
-    def _placed(self, tensor: Tensor) -> Tensor:
+    def placed(self, tensor: Tensor) -> Tensor:
+        """A tensor on the model's device, in its type where it holds real numbers."""
         return tensor.to(self.device, self.dtype if tensor.is_floating_point() else None)
 
     def outputs(self, batch: Batch, parameters: Mapping[str, Tensor] | None = None) -> Tensor:

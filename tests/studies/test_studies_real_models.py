@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from curvescope.core.errors import UsageError
 from curvescope.models.load import load
 from curvescope.studies import blocks
 from curvescope.studies.setting import ModelOnData, make_batches, make_problem
@@ -47,9 +46,3 @@ def test_the_blocks_of_an_image_classifier(tmp_path):
     result = blocks.run(blocks.Config.from_dict(settings))
     table = next(iter(result.tables().values()))
     assert "L0.W_Q" in table["block"].tolist()
-
-
-def test_a_model_without_a_head_is_refused_in_one_sentence(tmp_path):
-    source = save_bert(tmp_path, "BertModel")
-    with pytest.raises(UsageError, match="expected a model with a head"):
-        make_problem(ModelOnData(model=source, tokens=64, seq_len=16))

@@ -44,7 +44,7 @@ def _options(
 
 @app.command("list")
 def list_names(json: AsJson = False) -> None:
-    """What can be named: studies, models, corpora, tasks, losses.
+    """What can be named: studies, papers, models, corpora, tasks, losses.
 
     Example: curvescope list
     """
@@ -127,6 +127,82 @@ def report(
     from curvescope.cli import study_run
 
     study_run.report(runs or [], page=page, out=out, quiet=quiet)
+
+
+@app.command()
+def reproduce(
+    paper: Annotated[str, typer.Argument(help="Name of a paper: see `curvescope list`.")],
+    figure: Annotated[
+        list[str] | None, typer.Option(help="One of its figures; repeatable. All by default.")
+    ] = None,
+    profile: Annotated[
+        str, typer.Option(help="quick (minutes) or full (the paper's own repeats).")
+    ] = "quick",
+    replay: Annotated[
+        bool, typer.Option("--replay", help="The paper's own random numbers, where they can be had.")
+    ] = False,
+    experiment: Annotated[
+        list[str] | None, typer.Option(help="Glob over the experiments of a figure; repeatable.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda, …")] = "cpu",
+    set: Annotated[
+        list[str] | None, typer.Option(help="Any setting of a figure, KEY=VALUE; repeatable.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the files; default reproductions/PAPER.")
+    ] = None,
+    draw: Annotated[bool, typer.Option("--draw", help="Draw stored results again; compute nothing.")] = False,
+    quiet: Quiet = False,
+) -> None:
+    """Measure a paper's figures again: pictures, tables and arrays, published next to measured.
+
+    A run that was stopped goes on where it was when the same command is given again.
+
+    Examples: curvescope reproduce ormaniec2025 --figure heatmap; curvescope reproduce ormaniec2025 --draw
+    """
+    from curvescope.cli import reproduce as command
+    from curvescope.cli.study_run import merge
+
+    given: dict[str, Any] = {
+        "profile": profile,
+        "replay": replay,
+        "device": device,
+        "experiments": experiment,
+    }
+    command.show(paper, figure or [], merge(None, set or [], given), out=out, draw=draw, quiet=quiet)
+
+
+@app.command()
+def bench(
+    what: Annotated[str, typer.Argument(help="hvp: products of our engines and of other libraries.")],
+    model: Annotated[str, typer.Option(help="gpt2, llama or neox, with random weights.")] = "gpt2",
+    size: Annotated[str, typer.Option(help="small (a million parameters) or 124M.")] = "small",
+    batch_size: Annotated[int, typer.Option(help="Sequences.")] = 8,
+    seq_len: Annotated[int, typer.Option(help="Tokens of each.")] = 128,
+    device: Annotated[str, typer.Option(help="cpu, cuda, …")] = "cpu",
+    tf32: Annotated[bool, typer.Option("--tf32", help="Matrix products in TF32.")] = False,
+    set: Annotated[list[str] | None, typer.Option(help="Any setting, KEY=VALUE; repeatable.")] = None,
+    out: Out = Path("runs"),
+    quiet: Quiet = False,
+) -> None:
+    """What a Hessian or Gauss-Newton product costs here: time in gradients, memory, distance to float64.
+
+    Examples: curvescope bench hvp; curvescope bench hvp --size 124M --seq-len 1024 --device cuda --tf32
+    """
+    from curvescope.cli import study_run
+    from curvescope.core.errors import UsageError
+
+    if what != "hvp":
+        raise UsageError(f"expected hvp, got {what!r}", hint="curvescope bench hvp")
+    given: dict[str, Any] = {
+        "model": model,
+        "size": size,
+        "batch_size": batch_size,
+        "seq_len": seq_len,
+        "device": device,
+        "tf32": tf32,
+    }
+    study_run.show("hvp", study_run.merge(None, set or [], given), out=out, quiet=quiet)
 
 
 @app.command()

@@ -8,6 +8,7 @@ from curvescope.cli import printing
 from curvescope.data.corpora import CORPORA
 from curvescope.data.task_names import TASKS
 from curvescope.models.names import BUNDLED
+from curvescope.papers import PAPERS
 from curvescope.studies import STUDIES
 
 LOSSES = {
@@ -21,6 +22,7 @@ def show(*, as_json: bool) -> None:
     """Print every group of names."""
     groups = {
         "studies": STUDIES,
+        "papers": {name: paper.words for name, paper in PAPERS.items()},
         "models": BUNDLED,
         "corpora": CORPORA,
         "tasks": {name: entry.description for name, entry in TASKS.items()},

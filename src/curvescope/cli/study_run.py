@@ -67,12 +67,12 @@ def report(runs: list[Path], *, page: Path, out: Path, quiet: bool) -> None:
 def _run(study: str, settings: dict[str, Any], *, out: Path, quiet: bool) -> tuple[Path, Any]:
     from curvescope.studies import folder
 
-    with _shown(quiet) as progress:
+    with shown(quiet) as progress:
         return folder.run(study, settings, out=out, progress=progress, say=lambda s: typer.echo(s, err=True))
 
 
 @contextmanager
-def _shown(quiet: bool) -> Iterator[Progress | None]:
+def shown(quiet: bool) -> Iterator[Progress | None]:
     """Two bars on a terminal, one for the pieces of the study and one for the loop inside the current one."""
     import sys
 

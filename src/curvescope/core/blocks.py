@@ -41,6 +41,19 @@ class Block:
         """Number of entries."""
         return prod(self.shape)
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is all of its parameter, as it lies or with axes in another order."""
+        shape = self.split if self.order is None else tuple(self.split[i] for i in self.order)
+        return not self.narrow and shape == self.shape
+
+    def whole_from(self, matrix: Tensor) -> Tensor:
+        """The parameter, in the shape `split`, that a whole block's matrix makes; shares its memory."""
+        if self.order is None:
+            return matrix
+        back = [self.order.index(axis) for axis in range(len(self.order))]
+        return matrix.permute(back)
+
     def view(self, parameter: Tensor) -> Tensor:
         """The entries of this block as a strided view that shares memory with `parameter`."""
         x = parameter.view(self.split)
@@ -116,7 +129,8 @@ class ParamSpace:
         """Columns (n, k) of a tree of tensors with k in front of each parameter's shape."""
         if k == 0:
             return torch.zeros(self.size, 0, dtype=self.dtype, device=self.device)
-        return torch.stack([self._gather(tree, (j,)) for j in range(k)], dim=1)
+        columns = [self._gather(tree, (j,)) for j in range(k)]
+        return columns[0][:, None] if k == 1 else torch.stack(columns, dim=1)
 
     def _gather(self, tree: Mapping[str, Tensor], index: tuple[int, ...]) -> Tensor:
         pieces = [
@@ -138,17 +152,36 @@ class ParamSpace:
         return tree
 
     def scatter_columns(self, columns: Tensor) -> dict[str, Tensor]:
-        """As `scatter` for each column of (n, k), stacked in front: (k, *parameter shape)."""
+        """As `scatter` for each column of (n, k), stacked in front: (k, *parameter shape).
+
+        Of a single column, parameters that are one block share its memory.
+        """
         if columns.shape[1] == 0:
             return {name: columns.new_zeros(0, *self.shapes[name]) for name in self.parameters}
+        if columns.shape[1] == 1:
+            return {name: found[None] for name, found in self._scattered_views(columns[:, 0]).items()}
         trees = [self.scatter(column) for column in columns.unbind(1)]
         return {name: torch.stack([tree[name] for tree in trees]) for name in self.parameters}
+
+    def _scattered_views(self, vector: Tensor) -> dict[str, Tensor]:
+        parts = self.split(vector.contiguous())
+        tree = {
+            block.parameter: block.whole_from(parts[block.name]).reshape(self.shapes[block.parameter])
+            for block in self.blocks
+            if block.is_whole
+        }
+        rest = tuple(block for block in self.blocks if not block.is_whole)
+        if rest:
+            others = ParamSpace(rest, self.shapes, self.dtype, self.device)
+            tree |= others.scatter(torch.cat([parts[block.name].flatten() for block in rest]))
+        return tree
 
     def split(self, vector: Tensor) -> dict[str, Tensor]:
         """The blocks of a vector, by name, each in its block's shape."""
         if vector.shape != (self.size,):
             raise ShapeError(f"expected a vector of {self.size} entries, got {tuple(vector.shape)}")
-        return {b.name: vector[self.slices[b.name]].view(b.shape) for b in self.blocks}
+        parts = vector.split([block.size for block in self.blocks])
+        return {b.name: part.view(b.shape) for b, part in zip(self.blocks, parts, strict=True)}
 
     def join(self, parts: Mapping[str, Tensor]) -> Tensor:
         """The vector of named blocks; the inverse of `split`. Every block must be there."""

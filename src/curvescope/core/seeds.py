@@ -35,11 +35,14 @@ def probes(
 
     Column j depends on (seed, j) alone, so more probes extend a run and batching changes nothing.
     """
-    columns = [_probe(n, generator(seed, first + j), kind) for j in range(k)]
-    return torch.stack(columns, dim=1).to(dtype=dtype, device=device)
+    found = torch.empty(n, k, dtype=dtype, device=device)
+    for j in range(k):
+        found[:, j] = _probe(n, generator(seed, first + j), kind).to(device)
+    return found if kind == "gaussian" else found.mul_(2).sub_(1)
 
 
 def _probe(n: int, source: torch.Generator, kind: Probe) -> Tensor:
+    """One column: real numbers, or 0 and 1."""
     if kind == "gaussian":
         return torch.randn(n, generator=source, dtype=torch.float64)
-    return torch.randint(0, 2, (n,), generator=source).double() * 2 - 1
+    return torch.randint(0, 2, (n,), generator=source, dtype=torch.uint8)  # a byte each on the way to a GPU

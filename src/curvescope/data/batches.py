@@ -34,6 +34,11 @@ class Batch:
         """Length of axis 0."""
         return self.targets.shape[0]
 
+    def tensors(self) -> list[Tensor]:
+        """Inputs, targets and weights, as far as they are there."""
+        inputs = list(self.inputs.values()) if isinstance(self.inputs, Mapping) else [self.inputs]
+        return [*inputs, self.targets, *([] if self.weights is None else [self.weights])]
+
     def map(self, move: Any) -> Batch:
         """The batch with `move` applied to each tensor."""
         inputs = {k: move(v) for k, v in self.inputs.items()} if isinstance(self.inputs, Mapping) else None
@@ -156,8 +161,7 @@ def _checked(batch: Batch) -> Batch:
     if not isinstance(batch, Batch):
         raise UsageError(f"expected a Batch, got {type(batch).__name__}")
     tensors = list(batch.inputs.values()) if isinstance(batch.inputs, Mapping) else [batch.inputs]
-    weights = [] if batch.weights is None else [batch.weights]
-    for item in [*tensors, batch.targets, *weights]:
+    for item in batch.tensors():
         if not isinstance(item, Tensor):
             raise UsageError(
                 f"expected inputs, targets and weights as tensors, got a {type(item).__name__}",
@@ -190,5 +194,4 @@ def _batch_of(item: Any) -> Batch:
 
 
 def _bytes(batch: Batch) -> int:
-    tensors = list(batch.inputs.values()) if isinstance(batch.inputs, Mapping) else [batch.inputs]
-    return sum(t.numel() * t.element_size() for t in [*tensors, batch.targets])
+    return sum(t.numel() * t.element_size() for t in batch.tensors())

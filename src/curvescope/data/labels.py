@@ -24,6 +24,11 @@ def classification(
     A text is cut to `seq_len` tokens, the tokenizer's first and last one included, and T is the length of the
     longest; shorter ones are padded, with an attention mask of 0 there.
 
+    Example:
+        >>> model = cs.load("distilbert-base-uncased-finetuned-sst-2-english")
+        >>> batches = cs.classification(["a fine film", "a waste of time"], [1, 0], model)
+        >>> cs.Hessian(cs.Problem(model, batches)).block("W_class")
+
     Args:
         model: a tokenizer, or has one as `.tokenizer`.
     """
@@ -72,20 +77,24 @@ def images(model: Any, num: int, seed: int = 0, *, batch_size: int = 8) -> Batch
     every channel; of these, `num` by a randperm with `seed`. A model with fewer than ten classes sees the
     digits that it has a class for.
 
+    Example:
+        >>> model = cs.load("google/vit-base-patch16-224")
+        >>> problem = cs.Problem(model, cs.images(model, 32, batch_size=4))
+
     Args:
         model: has `.facts` with image_size, and channels (else 1) and n_classes where it says so.
     """
     from sklearn.datasets import load_digits
 
     facts: Mapping[str, Any] = getattr(model, "facts", {})
-    size = _fact(facts, "image_size")
+    size = fact(facts, "image_size")
     if size is None:
         raise UsageError(
             "images need a model whose facts tell its image_size, this one's do not",
             hint="cs.task('digits') has 8 × 8 images for any model",
         )
-    channels = _fact(facts, "channels", "num_channels") or 1
-    num_classes = _fact(facts, "n_classes", "num_labels", "n_out") or 10
+    channels = fact(facts, "channels", "num_channels") or 1
+    num_classes = fact(facts, "n_classes", "num_labels", "n_out") or 10
     pixels, classes = load_digits(return_X_y=True)
     known = classes < num_classes
     pixels, classes = pixels[known], classes[known]
@@ -99,7 +108,7 @@ def images(model: Any, num: int, seed: int = 0, *, batch_size: int = 8) -> Batch
     return Batches.from_tensors(X.repeat(1, channels, 1, 1), y, batch_size=batch_size, name="digits")
 
 
-def _fact(facts: Mapping[str, Any], *names: str) -> int | None:
+def fact(facts: Mapping[str, Any], *names: str) -> int | None:
     """The first of these that is known; a square size may be given as a pair."""
     for name in names:
         value = facts.get(name)

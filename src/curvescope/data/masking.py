@@ -53,7 +53,12 @@ def masked_lm(
     mask is 0 there. Of a window w with m tokens, max(1, round(mask_rate · m)) are hidden: the first of a
     randperm with (`seed`, w). A hidden token is always the mask token, never a random or its own one.
 
+    Example:
+        >>> model = cs.load("bert-base-uncased")
+        >>> problem = cs.Problem(model, cs.masked_lm("notes.txt", model, tokens=2048, seq_len=128))
+
     Args:
+        source: a corpus, a file, a folder, or "hf:NAME".
         model: a tokenizer, or has one as `.tokenizer`; it must have a mask token. Where it has an `.n_ctx`,
             `seq_len` must fit.
         max_bytes: what is read of the source.

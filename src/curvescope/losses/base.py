@@ -8,11 +8,17 @@ the data is cut into batches, ordered or padded cannot change the mean.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from curvescope.core.errors import ShapeError, UsageError
+from curvescope.kernels.head import LinearHead
+
+Part = Literal["hessian", "functional"]
+"""What is differentiated twice: the loss, or ⟨G, z⟩ with G = ∂loss/∂z held fixed."""
 
 
 class Loss(ABC):
@@ -20,6 +26,7 @@ class Loss(ABC):
 
     name: str
     convex: bool = True  # in the outputs, so that the GGN is positive semi-definite
+    takes_head: bool = False  # whether it can make the outputs of a linear head itself, slice by slice
 
     @abstractmethod
     def sum(self, outputs: Tensor, targets: Tensor, weights: Tensor | None) -> Tensor:
@@ -48,6 +55,16 @@ class Loss(ABC):
     def sample_targets(self, outputs: Tensor, targets: Tensor, source: torch.Generator) -> Tensor:
         """Targets drawn from the model's own distribution, with the ignored ones of `targets` kept."""
         raise UsageError(f"the loss {self.name!r} is no log-likelihood, which a Monte-Carlo Fisher needs")
+
+    def head_sum(self, head: LinearHead, targets: Tensor, weights: Tensor | None, *, part: Part) -> Tensor:
+        """Σ_t w_t ℓ_t of the head's outputs, or, for `functional`, ⟨its gradient held fixed, outputs⟩."""
+        raise NotImplementedError
+
+    def head_curvature(
+        self, head: LinearHead, targets: Tensor, weights: Tensor | None
+    ) -> Callable[[Sequence[Tensor]], list[Tensor | None]]:
+        """The Gauss-Newton product of the head: tangents (k, …) of h, W and b to their cotangents."""
+        raise NotImplementedError
 
 
 def expand_weights(weights: Tensor, targets: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -9,7 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from curvescope.core.errors import ShapeError, UsageError
-from curvescope.losses.base import Loss, expand_weights
+from curvescope.kernels.cross_entropy_head import HeadCurvature, cross_entropy_head
+from curvescope.kernels.head import LinearHead
+from curvescope.losses.base import Loss, Part, expand_weights
 
 IGNORED = -100
 
@@ -24,13 +27,14 @@ class CrossEntropy(Loss):
 
     label_smoothing: float = 0.0
     name = "cross_entropy"
+    takes_head = True
 
     def __post_init__(self) -> None:
         if not 0 <= self.label_smoothing < 1:
             raise UsageError(f"expected a label_smoothing in [0, 1), got {self.label_smoothing}")
 
     def sum(self, outputs: Tensor, targets: Tensor, weights: Tensor | None) -> Tensor:
-        _check(outputs, targets)
+        _check(outputs.shape, targets)
         losses = F.cross_entropy(
             outputs.reshape(-1, outputs.shape[-1]),
             targets.reshape(-1).long(),
@@ -58,7 +62,7 @@ class CrossEntropy(Loss):
         self, outputs: Tensor, targets: Tensor, weights: Tensor | None, direction: Tensor
     ) -> Tensor:
         """w_t (diag p_t − p_t p_tᵀ) u_t."""
-        _check(outputs, targets)
+        _check(outputs.shape, targets)
         p = outputs.softmax(-1)
         centred = direction - (p * direction).sum(-1, keepdim=True)
         return p * centred * _weights(targets, weights, outputs)[..., None]
@@ -75,14 +79,44 @@ class CrossEntropy(Loss):
             raise UsageError(
                 "a Monte-Carlo Fisher needs label_smoothing=0: a smoothed loss is no log-likelihood"
             )
-        _check(outputs, targets)
+        _check(outputs.shape, targets)
         p = outputs.detach().softmax(-1).reshape(-1, outputs.shape[-1])
         drawn = torch.multinomial(p.cpu(), 1, generator=source).to(targets.device).reshape(targets.shape)
         return torch.where(targets == IGNORED, targets, drawn.to(targets.dtype))
 
+    def head_sum(self, head: LinearHead, targets: Tensor, weights: Tensor | None, *, part: Part) -> Tensor:
+        terms = self._terms(head, targets, weights)
+        return cross_entropy_head(*_flat(head), *terms, label_smoothing=self.label_smoothing, part=part)
+
+    def head_curvature(
+        self, head: LinearHead, targets: Tensor, weights: Tensor | None
+    ) -> Callable[[Sequence[Tensor]], list[Tensor | None]]:
+        """Of z = h Wᵀ + b: ż from the tangents, w_t (diag p_t − p_t p_tᵀ) ż_t, and back to h, W and b."""
+        curvature = HeadCurvature(*_flat(head), *self._terms(head, targets, weights))
+
+        def times(tangents: Sequence[Tensor]) -> list[Tensor | None]:
+            h_dot, W_dot, *b_dot = tangents
+            back = curvature.times(h_dot.flatten(1, -2), W_dot, b_dot[0] if b_dot else None)
+            shapes = [None if x is None else x.shape for x in head]
+            return [
+                None if c is None or shape is None else c.reshape(-1, *shape)
+                for c, shape in zip(back, shapes, strict=True)
+            ]
+
+        return times
+
+    def _terms(
+        self, head: LinearHead, targets: Tensor, weights: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Targets and weights in one row."""
+        _check(head.shape, targets)
+        if weights is not None:
+            weights = expand_weights(weights, targets).to(head.h.dtype).reshape(-1)
+        return targets.reshape(-1).long(), weights
+
     def _residual(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """p_t − q_t, zero where the target is ignored."""
-        _check(outputs, targets)
+        _check(outputs.shape, targets)
         counted = targets != IGNORED
         q = torch.zeros_like(outputs)
         q.scatter_(-1, targets.long().clamp(min=0)[..., None], 1 - self.label_smoothing)
@@ -95,17 +129,22 @@ def _weights(targets: Tensor, weights: Tensor | None, outputs: Tensor) -> Tensor
     return counted if weights is None else counted * expand_weights(weights, targets).to(outputs.dtype)
 
 
-def _check(outputs: Tensor, targets: Tensor) -> None:
-    if targets.is_floating_point() or outputs.shape[:-1] != targets.shape:
+def _flat(head: LinearHead) -> LinearHead:
+    return head._replace(h=head.h.reshape(-1, head.h.shape[-1]))
+
+
+def _check(shape: tuple[int, ...], targets: Tensor) -> None:
+    """Raise unless the targets are classes of outputs of that shape."""
+    if targets.is_floating_point() or shape[:-1] != targets.shape:
         raise ShapeError(
-            f"expected integer targets {tuple(outputs.shape[:-1])} for outputs {tuple(outputs.shape)}, "
+            f"expected integer targets {tuple(shape[:-1])} for outputs {tuple(shape)}, "
             f"got {str(targets.dtype).removeprefix('torch.')} {tuple(targets.shape)}",
             hint="targets align with outputs; nothing is shifted here",
         )
     if targets.numel():
         counted = targets[targets != IGNORED]
-        if counted.numel() and (int(counted.min()) < 0 or int(counted.max()) >= outputs.shape[-1]):
+        if counted.numel() and (int(counted.min()) < 0 or int(counted.max()) >= shape[-1]):
             raise UsageError(
-                f"expected targets below {outputs.shape[-1]} (or {IGNORED} to ignore one), "
+                f"expected targets below {shape[-1]} (or {IGNORED} to ignore one), "
                 f"got values from {int(counted.min())} to {int(counted.max())}"
             )

@@ -14,6 +14,7 @@ from torch.func import functional_call
 from curvescope.core.blocks import Block, ParamSpace, select
 from curvescope.core.errors import ShapeError, UsageError
 from curvescope.models.adapters.table import Place
+from curvescope.models.double import exact
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,7 +24,8 @@ class Model:
     `blocks` covers every parameter exactly once (tied ones too); `heads` holds the blocks of single
     heads, which overlap with them. `facts` are the numbers a reader asks for (layers, heads, …) and
     `notes` what a reader should know (dropout, tied weights, …). `options` are keywords of every call of the
-    module, and `places` says where an adapter's module shows its activations.
+    module, `places` says where an adapter's module shows its activations, and `casts` whether the module
+    computes parts in float32 whatever its parameters are; in float64 those casts are left out.
     """
 
     module: nn.Module
@@ -35,6 +37,7 @@ class Model:
     tokenizer: Any = None
     options: Mapping[str, Any] = field(default_factory=dict)
     places: Mapping[str, Place] = field(default_factory=dict)
+    casts: bool = False
 
     @property
     def parameters(self) -> dict[str, Tensor]:
@@ -75,7 +78,8 @@ class Model:
         """
         arguments, options = ((), dict(inputs)) if isinstance(inputs, Mapping) else ((inputs,), {})
         options = {**self.options, **options}
-        outputs = functional_call(self.module, dict(parameters), arguments, options, strict=False)
+        with exact(self.dtype, casts=self.casts):
+            outputs = functional_call(self.module, dict(parameters), arguments, options, strict=False)
         for name in ("logits", "last_hidden_state"):
             outputs = getattr(outputs, name, outputs)
         if isinstance(outputs, Tensor) and self.options and outputs.dtype != self.dtype:

@@ -186,24 +186,35 @@ class Layer(nn.Module):
         else:
             A = scores if seen is None else scores.masked_fill(~seen, 0.0)
         record("attn.pattern", A)
-        V = _split_heads(_affine(x, self.W_V, self.b_V), cfg.kv_heads)
-        V = V.repeat_interleave(cfg.n_heads // cfg.kv_heads, dim=1)
+        V = self.values(x).repeat_interleave(cfg.n_heads // cfg.kv_heads, dim=1)
         F = (A @ V).transpose(1, 2).reshape(B, T, -1)
         record("attn.heads", F)
-        y = _affine(F, self.W_O, self.b_O)
+        y = self.project(F)
         record("attn.out", y)
         return y
+
+    def project(self, F: Tensor) -> Tensor:
+        """What the heads' outputs F (B, T, h k) add to the stream."""
+        return _affine(F, self.W_O, self.b_O)
 
     def scores(self, x: Tensor) -> Tensor:
         """q_i · k_j, or x_i W_QK x_j, not yet scaled: (B, h, T, T)."""
         cfg = self.cfg
         if cfg.merged_qk:
             return _split_heads(x @ self.W_QK, cfg.n_heads) @ x[:, None].transpose(-1, -2)
+        Q, K = self.queries_and_keys(x)
+        return Q @ K.repeat_interleave(cfg.n_heads // cfg.kv_heads, dim=1).transpose(-1, -2)
+
+    def queries_and_keys(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Q (B, h, T, k) and K (B, kv, T, k), rotated where positions are rotary."""
+        cfg = self.cfg
         Q = _split_heads(_affine(x, self.W_Q, self.b_Q), cfg.n_heads)
         K = _split_heads(_affine(x, self.W_K, self.b_K), cfg.kv_heads)
-        if cfg.positions == "rope":
-            Q, K = rotate(Q, cfg.rope_base), rotate(K, cfg.rope_base)
-        return Q @ K.repeat_interleave(cfg.n_heads // cfg.kv_heads, dim=1).transpose(-1, -2)
+        return (rotate(Q, cfg.rope_base), rotate(K, cfg.rope_base)) if cfg.positions == "rope" else (Q, K)
+
+    def values(self, x: Tensor) -> Tensor:
+        """V (B, kv, T, k)."""
+        return _split_heads(_affine(x, self.W_V, self.b_V), self.cfg.kv_heads)
 
     def score_bias(self, T: int) -> Tensor:
         """A number per head and offset i − j: (h, T, T)."""
@@ -247,7 +258,7 @@ class Transformer(nn.Module):
         cfg = self.cfg
         x = self.embed(inputs)
         for i in range(cfg.n_layers):
-            place = _nowhere if record is None else _prefixed(record, f"L{i}.")
+            place = nowhere if record is None else _prefixed(record, f"L{i}.")
             x = self.get_submodule(f"L{i}")(x, place)
         if cfg.norm == "pre":
             x = self.ln_f(x)
@@ -342,7 +353,7 @@ def _patches(images: Tensor, p: int) -> Tensor:
     return nn.functional.unfold(images, p, stride=p).transpose(1, 2)
 
 
-def _nowhere(place: str, tensor: Tensor) -> None:
+def nowhere(place: str, tensor: Tensor) -> None:
     """The record that keeps nothing."""
 
 

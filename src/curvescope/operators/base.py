@@ -71,9 +71,18 @@ class CurvatureOperator(LinearOperator):
         return self._stream(U, self.columns, self.space)
 
     def _stream(self, V: Tensor, rows: ParamSpace, columns: ParamSpace) -> Tensor:
-        """(1/N) Σ_batches, for at most `chunk` columns at a time."""
-        entries = sum(p.numel() for p in self.problem.model.module.parameters())
-        step = self.chunk or columns_at_once(entries, self.problem)
+        """(1/N) Σ_batches; again, where parameters were written in a way that is only seen afterwards."""
+        self.engine.begin(self.problem)
+        total = self._sum(V, rows, columns)
+        if not self.engine.valid():
+            total = self._sum(V, rows, columns)
+        total /= self.problem.num_terms
+        check_finite(total, self.problem)
+        return total
+
+    def _sum(self, V: Tensor, rows: ParamSpace, columns: ParamSpace) -> Tensor:
+        """Σ_batches, for at most `chunk` columns at a time."""
+        step = 1 if V.shape[1] == 1 else self.chunk or columns_at_once(self.problem)
         total = torch.zeros(rows.size, V.shape[1], dtype=self.dtype, device=self.device)
         for start in range(0, V.shape[1], step):
             part = V[:, start : start + step]
@@ -82,8 +91,6 @@ class CurvatureOperator(LinearOperator):
                 with differentiating():
                     tree = self._batch_product(index, batch, rows.parameters, tangents)
                 total[:, start : start + step] += rows.gather_columns(tree, part.shape[1])
-        total /= self.problem.num_terms
-        check_finite(total, self.problem)
         return total
 
 

@@ -1,7 +1,8 @@
 """Engines: how the product of one batch is executed. An engine knows nothing of spaces or normalisation.
 
 Every method takes trees: tangents are {parameter: (k, *shape)}, k directions at once, and results are
-the same for the parameters in `rows`. A parameter that a result does not depend on may be missing.
+the same for the parameters in `rows`. A parameter that a result does not depend on may be missing. `index`
+counts the batches, so that an engine can keep what does not depend on the directions.
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ from torch import Tensor
 
 from curvescope.core.errors import UsageError, near_misses
 from curvescope.data.batches import Batch
+from curvescope.losses.base import Part
 from curvescope.problem import Problem
 
 Tree = dict[str, Tensor]
-Scalar = Callable[[Tensor], Tensor]
-"""A scalar of the outputs, whose second derivative in the parameters is asked for."""
-EngineName = Literal["auto", "autograd"]
+Middle = Callable[[Tensor, Tensor], Tensor]
+"""M u for the outputs z and u of shape (k, *z.shape)."""
+EngineName = Literal["auto", "autograd", "fast"]
 
 
 class Engine(ABC):
@@ -28,15 +30,47 @@ class Engine(ABC):
     name: str
 
     @abstractmethod
+    def begin(self, problem: Problem) -> None:
+        """Called before the batches of a product: what was kept of other parameters or data is forgotten."""
+
+    @abstractmethod
+    def valid(self) -> bool:
+        """Called after them: False where something kept was of other parameters after all."""
+
+    @abstractmethod
     def second_derivative(
         self,
         problem: Problem,
+        index: int,
         batch: Batch,
-        scalar: Scalar,
+        part: Part,
         rows: tuple[str, ...],
         tangents: Mapping[str, Tensor],
     ) -> Tree:
-        """∂²s/∂θ_rows ∂θ_cols applied to the tangents (of the parameters cols), s = scalar(outputs(θ))."""
+        """∂²s/∂θ_rows ∂θ_cols applied to the tangents (of the parameters cols), s the scalar of `part`."""
+
+    @abstractmethod
+    def ggn(
+        self,
+        problem: Problem,
+        index: int,
+        batch: Batch,
+        rows: tuple[str, ...],
+        tangents: Mapping[str, Tensor],
+    ) -> Tree:
+        """Jᵀ (∂²loss/∂z²) J applied to the tangents."""
+
+    @abstractmethod
+    def sandwich(
+        self,
+        problem: Problem,
+        index: int,
+        batch: Batch,
+        middle: Middle,
+        rows: tuple[str, ...],
+        tangents: Mapping[str, Tensor],
+    ) -> Tree:
+        """Jᵀ M J applied to the tangents."""
 
     @abstractmethod
     def jacobian(
@@ -50,23 +84,13 @@ class Engine(ABC):
     ) -> Tree:
         """Jᵀ applied to cotangents (k, *z.shape)."""
 
-    @abstractmethod
-    def sandwich(
-        self,
-        problem: Problem,
-        batch: Batch,
-        middle: Callable[[Tensor, Tensor], Tensor],
-        rows: tuple[str, ...],
-        tangents: Mapping[str, Tensor],
-    ) -> Tree:
-        """Jᵀ M J applied to the tangents, `middle(z, u)` being M u for u of shape (k, *z.shape)."""
-
 
 def choose(name: str) -> Engine:
-    """The engine of that name; `auto` is `autograd`, which takes every module."""
+    """The engine of that name; `auto` is `fast`, which is checked against `autograd` at first use."""
     from curvescope.operators.autograd import AutogradEngine
+    from curvescope.operators.fast import FastEngine
 
-    engines: dict[str, type[Engine]] = {"auto": AutogradEngine, "autograd": AutogradEngine}
+    engines: dict[str, type[Engine]] = {"auto": FastEngine, "fast": FastEngine, "autograd": AutogradEngine}
     if name not in engines:
         raise UsageError(f"expected an engine, got {name!r}", hint=near_misses(name, list(engines)))
     return engines[name]()

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from curvescope.data.batches import Batch
 from curvescope.problem import Problem
 
 SHARE_OF_FREE_MEMORY = 0.25
@@ -29,14 +29,14 @@ class _CountBytes(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         for item in result if isinstance(result, tuple | list) else (result,):
             if isinstance(item, Tensor):
-                self.bytes += item.numel() * item.element_size()
+                self.bytes += min(item.numel() * item.element_size(), item.untyped_storage().nbytes())
         return result
 
 
-def forward_bytes(problem: Problem, batch: Batch) -> int:
-    """Size of all intermediate results of one forward pass."""
+def result_bytes(call: Callable[[], Any]) -> int:
+    """Size of all intermediate results of a call, such as a forward pass."""
     with torch.no_grad(), _CountBytes() as count:
-        problem.outputs(batch)
+        call()
     return count.bytes
 
 
@@ -53,15 +53,20 @@ def free_bytes(device: torch.device) -> int:
         return 2 * 2**30  # no way to ask: assume a small machine
 
 
-def directions_per_pass(problem: Problem, batch: Batch) -> int:
-    """Directions to send through one backward pass together; at least one."""
+def directions_per_pass(problem: Problem, results: int) -> int:
+    """Directions to send through one backward pass together; at least one.
+
+    Args:
+        results: bytes of all intermediate results of one forward pass.
+    """
     limit = CPU_GROUP_BYTES
     if problem.device.type != "cpu":
         limit = int(SHARE_OF_FREE_MEMORY * free_bytes(problem.device)) // RESULTS_PER_COLUMN
-    return max(1, limit // max(forward_bytes(problem, batch), 1))
+    return max(1, limit // max(results, 1))
 
 
-def columns_at_once(entries: int, problem: Problem) -> int:
+def columns_at_once(problem: Problem) -> int:
     """Columns of which four copies (tangents, results, their sum) take a quarter of the free memory."""
+    entries = problem.model.num_parameters
     column = 4 * entries * torch.finfo(problem.dtype).bits // 8
     return max(1, int(SHARE_OF_FREE_MEMORY * free_bytes(problem.device)) // max(column, 1))

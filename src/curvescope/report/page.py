@@ -12,11 +12,17 @@ from typing import Any
 
 from curvescope import __version__
 from curvescope.core.errors import UsageError
+from curvescope.papers import find
+from curvescope.papers import folder as reproduction
+from curvescope.report.scenes import library, scenes
 from curvescope.studies import STUDIES, folder
+
+KINDS = {".svg": "image/svg+xml", ".png": "image/png"}
+MOST_ROWS = 2000  # of a table on the page
 
 
 def write_page(runs: Sequence[str | Path], page: str | Path) -> Path:
-    """Write one HTML file that shows every run; complete or not at all."""
+    """Write one HTML file that shows every run, or reproduction of a paper; complete or not at all."""
     from jinja2 import Environment, select_autoescape
 
     if not runs:
@@ -25,13 +31,52 @@ def write_page(runs: Sequence[str | Path], page: str | Path) -> Path:
     environment = Environment(
         autoescape=select_autoescape(default=True), trim_blocks=True, lstrip_blocks=True
     )
-    sections = [_section(Path(run)) for run in runs]
-    html = environment.from_string(template).render(sections=sections, version=__version__)
+    sections = [section for run in runs for section in _sections(Path(run))]
+    html = environment.from_string(template).render(
+        sections=sections, version=__version__, plotly=library(sections)
+    )
     page = Path(page)
     partial = page.with_name(page.name + ".partial")
     partial.write_text(html, encoding="utf-8")
     partial.replace(page)
     return page
+
+
+def _sections(run: Path) -> list[dict[str, Any]]:
+    """One of a run folder, one per figure of a paper's."""
+    if (run / reproduction.SETTINGS).exists() and not (run / folder.CONFIG).exists():
+        meta = reproduction.read_settings(run)
+        return [
+            _paper_section(run, meta, name) for name in find(meta["paper"]).FIGURES if name in meta["figures"]
+        ]
+    return [_section(run)]
+
+
+def _paper_section(run: Path, meta: dict[str, Any], figure: str) -> dict[str, Any]:
+    """A figure of a paper: what was claimed and what came out, then as for a run."""
+    import pandas as pd
+
+    paper, entry = meta["paper"], meta["figures"][figure]
+    result = reproduction.load_result(run, figure)
+    captions = result.captions()
+    claims = pd.DataFrame([claim._asdict() for claim in result.claims()])
+    pictures = [run / name for name in entry["files"] if name.endswith(".png")]
+    return {
+        "study": figure,
+        "words": f"{find(paper).FIGURES[figure]}. {meta['citation']}",
+        "model": paper,
+        "revision": "",
+        "run": run.name,
+        "summary": [],
+        "figures": [_figure(path, captions) for path in _sorted(pictures, captions)],
+        "scenes": scenes(result, captions),
+        "tables": [
+            _table("published and measured", claims, {}),
+            *(_table(name, frame, captions) for name, frame in result.tables().items()),
+        ],
+        "config": entry["settings"],
+        "env": entry["environment"],
+    }
 
 
 def _section(run: Path) -> dict[str, Any]:
@@ -48,6 +93,7 @@ def _section(run: Path) -> dict[str, Any]:
         "run": f"{run.parent.name}/{run.name}",
         "summary": result.summary(),
         "figures": [_figure(path, captions) for path in _in_order(run / "figures", captions)],
+        "scenes": scenes(result, captions),
         "tables": [_table(name, frame, captions) for name, frame in result.tables().items()],
         "config": {key: value for key, value in config.items() if key != "version"},
         "env": json.loads(env_file.read_text(encoding="utf-8")) if env_file.exists() else {},
@@ -56,8 +102,12 @@ def _section(run: Path) -> dict[str, Any]:
 
 def _in_order(folder: Path, captions: dict[str, str]) -> list[Path]:
     """Figures in the order of their captions, then those without one."""
+    return _sorted(list(folder.glob("*.svg")), captions)
+
+
+def _sorted(paths: list[Path], captions: dict[str, str]) -> list[Path]:
     order = {name: i for i, name in enumerate(captions)}
-    return sorted(folder.glob("*.svg"), key=lambda path: (order.get(path.stem, len(order)), path.stem))
+    return sorted(paths, key=lambda path: (order.get(path.stem, len(order)), path.stem))
 
 
 def _figure(path: Path, captions: dict[str, str]) -> dict[str, str]:
@@ -65,18 +115,24 @@ def _figure(path: Path, captions: dict[str, str]) -> dict[str, str]:
     name = path.stem
     return {
         "name": name.replace("_", " "),
-        "source": f"data:image/svg+xml;base64,{encoded}",
+        "source": f"data:{KINDS[path.suffix]};base64,{encoded}",
         "caption": captions.get(name, ""),
     }
 
 
 def _table(name: str, frame: Any, captions: dict[str, str]) -> dict[str, Any]:
-    rows = [[_cell(cell) for cell in row] for row in frame.to_numpy(dtype=object).tolist()]
+    shown = frame.head(MOST_ROWS)
+    rows = [[_cell(cell) for cell in row] for row in shown.to_numpy(dtype=object).tolist()]
+    rest = (
+        f" The first {MOST_ROWS:,} of {len(frame):,} rows; the CSV file has all."
+        if len(frame) > MOST_ROWS
+        else ""
+    )
     return {
         "name": name.replace("_", " "),
         "header": [str(column) for column in frame.columns],
         "rows": rows,
-        "caption": captions.get(name, ""),
+        "caption": (captions.get(name, "") + rest).strip(),
     }
 
 

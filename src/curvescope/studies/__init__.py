@@ -10,6 +10,12 @@ from curvescope.core.errors import UsageError, near_misses
 STUDIES = {
     "spectrum": "spectral densities, extreme eigenvalues and block maps of the Hessian and its two parts",
     "blocks": "every layer × role block: trace, norms, extreme eigenvalues, densities, how they differ",
+    "hvp": "what a product costs: time in gradients, memory and error of our engines and other libraries",
+    "embeddings": "lengths and attainable logits of tokens, how near the embedding is to its normalised form",
+    "probes": "nearest keys of words in every head, and what their values write",
+    "heads": "QK and VO circuits of every head as tokens, their spectra, copying and composition",
+    "trajectory": "paths of tokens through the layers: angles, logit lens, who moves them, and pictures",
+    "layernorm": "the ellipsoids of a model's norms, and keys that no query can prefer",
 }
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, MutableMapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +35,7 @@ from curvescope.operators.base import CurvatureOperator
 from curvescope.problem import Problem
 from curvescope.studies.blocks_heterogeneity import Heterogeneity, heterogeneity
 from curvescope.studies.blocks_probes import OwnProbes, own_probes
-from curvescope.studies.setting import ModelOnData, make_problem
+from curvescope.studies.setting import ModelOnData, make_problem, notes_of
 from curvescope.studies.spectrum import OPERATORS, TITLES
 
 if TYPE_CHECKING:
@@ -132,6 +132,7 @@ class Blocks(Result):
     names: list[str]  # every block that something was asked of
     sizes: np.ndarray  # entries of each
     parts: dict[str, Part]
+    notes: list[str] = field(default_factory=list)  # what to know of how the loss was made
 
     def summary(self) -> list[tuple[str, str, str]]:
         """The numbers to look at first: label, value, words."""
@@ -162,7 +163,7 @@ class Blocks(Result):
                     f"bits, mean over the pairs of {len(h.names)} blocks: 0 is equal spectra, 1 no overlap"
                 )
                 rows.append(("Jensen–Shannon", with_error(h.mean, h.mean_stderr), words))
-        return rows
+        return [*rows, *(("note", "", note) for note in self.notes)]
 
     def captions(self) -> dict[str, str]:
         """What each figure and table shows."""
@@ -238,7 +239,8 @@ def run(
             progress(f"{piece.replace('.', ' of ', 1)}, {TITLES[name]}", number, len(operators) * len(pieces))
         if f"{name}.{piece}" not in kept:
             kept[f"{name}.{piece}"] = pieces[piece](operators[name])
-    return _result(problem, chosen, {name: _part(name, kept, chosen) for name in operators})
+    parts = {name: _part(name, kept, chosen) for name in operators}
+    return _result(problem, chosen, parts, notes_of(cfg, problem))
 
 
 def _chosen(cfg: Config, problem: Problem) -> dict[str, list[Block]]:
@@ -297,7 +299,9 @@ def _part(operator: str, kept: MutableMapping[str, Any], chosen: dict[str, list[
     return Part(kept[f"{operator}.traces"], found["norm"], found["extremes"], found["density"], compared)
 
 
-def _result(problem: Problem, chosen: dict[str, list[Block]], parts: dict[str, Part]) -> Blocks:
+def _result(
+    problem: Problem, chosen: dict[str, list[Block]], parts: dict[str, Part], notes: list[str]
+) -> Blocks:
     asked = {block.name: block for blocks in chosen.values() for block in blocks}
     return Blocks(
         model=problem.model.name,
@@ -308,4 +312,5 @@ def _result(problem: Problem, chosen: dict[str, list[Block]], parts: dict[str, P
         names=list(asked),
         sizes=np.array([block.size for block in asked.values()]),
         parts=parts,
+        notes=notes,
     )

@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +24,13 @@ from curvescope.core.errors import CurvescopeError
 from curvescope.core.progress import Progress
 from curvescope.core.result import Result
 from curvescope.studies import find
+from curvescope.studies.pieces import RESULT, Pieces
 
-STATE, RESULT, CONFIG, OWNER = "state", "result.json", "config.toml", "pid"
+STATE, CONFIG = "state", "config.toml"
 
 
-class RunFolder(MutableMapping[str, Result]):
-    """One run on disk, and the state of its study: finished pieces by name."""
+class RunFolder:
+    """One run on disk; `pieces` is the state of its study."""
 
     def __init__(self, root: Path, study: str, cfg: Config):
         self.study, self.cfg = study, cfg
@@ -41,41 +41,21 @@ class RunFolder(MutableMapping[str, Result]):
         self.resumed = unfinished is not None
         self.path = unfinished or root / study / f"{stamp}-{digest}"
         self._config_text = text
+        self.pieces = Pieces(
+            self.path / STATE, begin=self._begin, done=lambda name: self.log(f"done: {name}")
+        )
 
     def log(self, line: str) -> None:
         """Add a line with the time to log.txt."""
         with (self.path / "log.txt").open("a", encoding="utf-8") as file:
             file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}\n")
 
-    def __setitem__(self, name: str, piece: Result) -> None:
-        self._begin()
-        piece.save(self.path / STATE / name)
-        self.log(f"done: {name}")
-
-    def __getitem__(self, name: str) -> Result:
-        if name not in self:
-            raise KeyError(name)
-        return Result.load(self.path / STATE / name)
-
-    def __delitem__(self, name: str) -> None:
-        shutil.rmtree(self.path / STATE / name)
-
-    def __contains__(self, name: object) -> bool:
-        return (self.path / STATE / str(name) / RESULT).exists()
-
-    def __iter__(self) -> Iterator[str]:
-        state = self.path / STATE
-        return iter(sorted(p.name for p in state.iterdir() if p.name in self)) if state.exists() else iter(())
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
-
     def _begin(self) -> None:
         if not (self.path / CONFIG).exists():
-            (self.path / STATE).mkdir(parents=True, exist_ok=True)
+            self.path.mkdir(parents=True, exist_ok=True)
             (self.path / CONFIG).write_text(self._config_text, encoding="utf-8")
             (self.path / "env.json").write_text(json.dumps(environment(), indent=1), encoding="utf-8")
-        (self.path / STATE / OWNER).write_text(str(os.getpid()), encoding="utf-8")
+        self.pieces.own()
 
     def finish(self, result: Any) -> None:
         """Write figures and tables, then the result, then forget the state."""
@@ -107,9 +87,9 @@ def run(
     cfg = module.Config.from_dict(settings)
     folder = RunFolder(Path(out), study, cfg)
     if folder.resumed:
-        say(f"resuming {folder.path} with {len(folder)} pieces done")
+        say(f"resuming {folder.path} with {len(folder.pieces)} pieces done")
         folder.log("resumed")
-    result = module.run(cfg, progress=progress, state=folder)
+    result = module.run(cfg, progress=progress, state=folder.pieces)
     folder.finish(result)
     return folder.path, result
 
@@ -167,23 +147,15 @@ def write_figures(result: Any, folder: Path) -> None:
 
 
 def write_tables(result: Any, folder: Path) -> None:
-    """Every table as CSV."""
+    """Every table as CSV, and the other texts of a result that has `files()`."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, table in result.tables().items():
         table.to_csv(folder / f"{name}.csv", index=False)
+    for name, text in getattr(result, "files", dict)().items():
+        (folder / name).write_text(text, encoding="utf-8", newline="\n")
 
 
 def _unfinished(root: Path, digest: str) -> Path | None:
     """The latest folder of this configuration that was begun, not finished, and that nobody works on."""
     found = [p for p in root.glob(f"*-{digest}") if (p / STATE).is_dir() and not (p / RESULT).exists()]
-    return max((p for p in found if not _owned(p)), default=None)
-
-
-def _owned(path: Path) -> bool:
-    """Whether another process that is still alive began or resumed the run."""
-    try:
-        owner = int((path / STATE / OWNER).read_text(encoding="utf-8"))
-        os.kill(owner, 0)
-    except (OSError, ValueError):
-        return False
-    return owner != os.getpid()
+    return max((p for p in found if not Pieces(p / STATE).owned), default=None)

@@ -14,9 +14,10 @@ from curvescope.data.text import text
 from curvescope.models.load import load
 from curvescope.models.model import Model
 from curvescope.problem import Problem
+from curvescope.studies import denoising
 
 TASK = "task:"
-KINDS = ("causal-lm", "masked-lm", "classification", "image-classification")
+KINDS = ("causal-lm", "masked-lm", "classification", "image-classification", denoising.FEATURES)
 IMAGES = ("sample", "digits")  # what a vision model is given by these names
 
 
@@ -30,7 +31,7 @@ class ModelOnData(Config):
     tokens: int = 512  # of a text; labelled texts and images: ⌈tokens / seq_len⌉ of them
     seq_len: int = 64
     batch_size: int = 8
-    loss: str = "cross_entropy"
+    loss: str = "auto"  # cross_entropy where targets are classes, mse_mean where they are real numbers
     dtype: str = "float32"
     device: str = "cpu"
     engine: str = "auto"
@@ -40,32 +41,35 @@ class ModelOnData(Config):
 def make_problem(cfg: ModelOnData) -> Problem:
     """The model on the data, with everything checked before work begins."""
     model = load(cfg.model, revision=cfg.revision, dtype=cfg.dtype, device=cfg.device)
-    return Problem(model, make_batches(cfg, model), loss=cfg.loss)
+    batches = make_batches(cfg, model)
+    real = batches[0].targets.is_floating_point()
+    return Problem(
+        model, batches, loss=cfg.loss if cfg.loss != "auto" else "mse_mean" if real else "cross_entropy"
+    )
+
+
+def notes_of(cfg: ModelOnData, problem: Problem) -> list[str]:
+    """What a reader of a result should know of how its loss was made."""
+    made = not cfg.data.startswith(TASK) and kind_of(problem.model) == denoising.FEATURES
+    return [denoising.NOTE] if made else []
 
 
 def make_batches(cfg: ModelOnData, model: Model) -> Batches:
-    """A task, or what the model was made for: text, masked text, labelled texts or images."""
+    """A task, or what the model was made for: text, masked text, labelled texts or images.
+
+    A model without a head gets a part of these hidden, and its own hidden states on the whole as targets.
+    """
     if cfg.data.startswith(TASK):
         return task(cfg.data.removeprefix(TASK), batch_size=cfg.batch_size)
     kind = kind_of(model)
-    if kind not in KINDS:
-        raise UsageError(
-            f"expected a model with a head ({', '.join(KINDS)}), {model.name!r} is made for {kind}",
-            hint="in Python, cs.Problem(model, batches, loss='mse') takes any outputs",
+    _check(cfg, model, kind)
+    if kind == denoising.FEATURES:
+        return denoising.denoising(
+            cfg.data, model, tokens=cfg.tokens, seq_len=cfg.seq_len, batch_size=cfg.batch_size, seed=cfg.seed
         )
     if kind == "image-classification":
-        if cfg.data not in IMAGES:
-            raise UsageError(
-                f"the model {model.name!r} looks at images, so it cannot read {cfg.data!r}",
-                hint="--data digits, or task:digits for images of 8 × 8",
-            )
         count = num_sequences(cfg.tokens, cfg.seq_len)
         return images(model, count, cfg.seed, batch_size=cfg.batch_size)
-    if model.tokenizer is None:
-        raise UsageError(
-            f"the model {model.name!r} has no tokenizer, so it cannot read the text {cfg.data!r}",
-            hint="choose a task, e.g. --data task:addition",
-        )
     if kind == "classification":
         texts, labels = read_labelled(cfg.data)
         chosen = sample(len(texts), num_sequences(cfg.tokens, cfg.seq_len), seed=cfg.seed)
@@ -77,8 +81,33 @@ def make_batches(cfg: ModelOnData, model: Model) -> Batches:
     )
 
 
+def _check(cfg: ModelOnData, model: Model, kind: str) -> None:
+    """Raise unless the model has a task that studies know, and can read the data."""
+    if kind not in KINDS:
+        raise UsageError(
+            f"expected a model for one of {', '.join(KINDS)}, {model.name!r} is made for {kind}",
+            hint="in Python, cs.Problem(model, batches, loss='mse') takes any outputs",
+        )
+    if kind == denoising.FEATURES and cfg.loss == "cross_entropy":
+        raise UsageError(
+            f"expected loss auto, mse or mse_mean for {model.name!r}, which has no head, got 'cross_entropy'",
+            hint="--set loss=auto compares hidden states on a corrupted input with those on the whole one",
+        )
+    if kind == "image-classification" or denoising.sees(model):
+        if cfg.data not in IMAGES:
+            raise UsageError(
+                f"the model {model.name!r} looks at images, so it cannot read {cfg.data!r}",
+                hint="--data digits, or task:digits for images of 8 × 8",
+            )
+    elif model.tokenizer is None:
+        raise UsageError(
+            f"the model {model.name!r} has no tokenizer, so it cannot read the text {cfg.data!r}",
+            hint="choose a task, e.g. --data task:addition",
+        )
+
+
 def kind_of(model: Model) -> str:
-    """causal-lm, masked-lm, classification or image-classification: the fact `task`, or what it must be."""
+    """One of KINDS, or another word that studies do not know: the fact `task`, or what it must be."""
     if model.facts.get("inputs") == "patches" and model.facts.get("outputs") == "class":  # of the zoo
         return "image-classification"
     return model.facts.get("task", "causal-lm")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, MutableMapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -31,7 +31,7 @@ from curvescope.core.result import Result
 from curvescope.operators import GGN, Functional, Hessian
 from curvescope.operators.base import CurvatureOperator
 from curvescope.problem import Problem
-from curvescope.studies.setting import ModelOnData, make_problem
+from curvescope.studies.setting import ModelOnData, make_problem, notes_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -92,6 +92,7 @@ class Spectrum(Result):
     num_parameters: int
     num_blocks: int
     parts: dict[str, Part]  # hessian, ggn, functional
+    notes: list[str] = field(default_factory=list)  # what to know of how the loss was made
 
     def summary(self) -> list[tuple[str, str, str]]:
         """The numbers to look at first: label, value, words."""
@@ -105,6 +106,7 @@ class Spectrum(Result):
             ("λ min", f"{ends[0]:.4g}", f"{abs(ends[0] / ends[-1]):.2g} of the largest, in size{unsure}"),
             ("trace", with_error(*H.trace), f"of the GGN {with_error(*G.trace)}"),
             ("functional part", f"{max(abs(F.extremes.values)):.3g}", "its largest eigenvalue in size"),
+            *(("note", "", note) for note in self.notes),
         ]
 
     def captions(self) -> dict[str, str]:
@@ -189,10 +191,10 @@ def run(
         if key not in kept:
             kept[key] = work(operators[name])
     parts = {name: Part(**{piece: kept[f"{name}.{piece}"] for piece in _pieces(cfg)}) for name in OPERATORS}  # pyright: ignore[reportArgumentType]
-    return _result(problem, operators["hessian"], parts)
+    return _result(problem, operators["hessian"], parts, notes_of(cfg, problem))
 
 
-def _result(problem: Problem, H: CurvatureOperator, parts: dict[str, Part]) -> Spectrum:
+def _result(problem: Problem, H: CurvatureOperator, parts: dict[str, Part], notes: list[str]) -> Spectrum:
     return Spectrum(
         model=problem.model.name,
         data=problem.batches.name,
@@ -203,6 +205,7 @@ def _result(problem: Problem, H: CurvatureOperator, parts: dict[str, Part]) -> S
         num_parameters=H.shape[0],
         num_blocks=len(H.space),
         parts=parts,
+        notes=notes,
     )
 
 

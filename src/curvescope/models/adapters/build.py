@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from torch import nn
@@ -13,6 +14,7 @@ from curvescope.core.errors import ShapeError
 from curvescope.models.adapters.table import Cut, Family
 
 ORDER = "1pihko"  # inputs before outputs: W_Q is i × (h k), W_O is (h k) × o
+LORA = re.compile(r"(?P<module>.+)\.(?P<kind>lora_\w+)\.(?P<adapter>\w+)(\.weight)?")
 WITH_HEADS = ("W_Q", "b_Q", "W_K", "b_K", "W_V", "b_V", "W_O")
 
 
@@ -45,8 +47,29 @@ def build_blocks(
             for j in range(heads.of(role)):
                 key = f"{layer}.h{j}.{role}"
                 singles[key] = cut_block(key, role, cut, parameter, shapes[parameter], heads, head=j)
-    blocks.update(rest(module, {block.parameter for block in blocks.values()}))
+    blocks.update(_lora_named(rest(module, {block.parameter for block in blocks.values()}), blocks))
     return blocks, singles
+
+
+def _lora_named(others: Mapping[str, Block], blocks: Mapping[str, Block]) -> dict[str, Block]:
+    """`L0.W_Q.lora_A` for the matrix that PEFT adds to W_Q, `L0.W_QKV.lora_A` where one serves all three.
+
+    An adapter that is not called `default` adds its name: `L0.W_Q.lora_A.french`.
+    """
+    roles: dict[str, list[str]] = {}
+    for name, block in blocks.items():
+        if len(block.shape) > 1:
+            roles.setdefault(plain_name(block.parameter).removesuffix(".weight"), []).append(name)
+    found = {}
+    for name, block in others.items():
+        match = LORA.fullmatch(plain_name(block.parameter))
+        owners = roles.get(match["module"], []) if match else []
+        if match and owners:
+            rest_of_them = "".join(owner.rpartition("_")[2] for owner in owners[1:])
+            adapter = "" if match["adapter"] == "default" else f".{match['adapter']}"
+            name = f"{owners[0]}{rest_of_them}.{match['kind']}{adapter}"
+        found[name] = replace(block, name=name)
+    return found
 
 
 def rest(module: nn.Module, taken: set[str]) -> dict[str, Block]:

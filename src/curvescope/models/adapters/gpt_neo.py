@@ -27,6 +27,5 @@ FAMILY = Family(
     ),
     config={"activation": "activation_function"},
     float32=("the attention scores",),
-    limit=1e-5,
     notes=("attention scores are not divided by √d_head",),
 )

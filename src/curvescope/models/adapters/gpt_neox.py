@@ -48,5 +48,4 @@ FAMILY = Family(
     positions="rope",
     facts=_facts,
     float32=("the softmax",),
-    limit=1e-5,
 )

@@ -40,5 +40,4 @@ FAMILY = Family(
     positions="rope",
     facts=gated,
     float32=("the norms", "the softmax"),
-    limit=1e-5,
 )

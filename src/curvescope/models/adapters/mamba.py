@@ -6,6 +6,5 @@ FAMILY = Family(
     norm_kind="rmsnorm",
     positions="none",
     float32=("the norms", "the scan"),
-    limit=1e-5,
     notes=("a state-space model has no heads, no attention pattern and no Q, K, V",),
 )

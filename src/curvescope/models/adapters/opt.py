@@ -36,6 +36,5 @@ FAMILY = Family(
     config={"d_ff": "ffn_dim", "activation": "activation_function"},
     facts=_facts,
     float32=("the softmax",),
-    limit=1e-5,
     notes=("P has two rows more than there are positions: they begin at row 2",),
 )

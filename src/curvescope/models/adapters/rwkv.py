@@ -17,7 +17,6 @@ def _restore(module: Any) -> None:
 FAMILY = Family(
     positions="none",
     float32=("the recurrence",),
-    limit=1e-5,
     settings={"rescale_every": 0},
     restore=_restore,
     notes=(

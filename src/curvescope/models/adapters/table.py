@@ -126,9 +126,9 @@ class Family:
     Names in `stem`, `end` and `roles` are those of the body, which a model with a head holds as `base`;
     `roles` and `places` are relative to `layer`; `head` holds whole names. `norm` is where the norms stand,
     `config` says which of the configuration's entries hold a fact, and `facts` computes further ones.
-    `float32` names what the family computes in float32 whatever its parameters are, so that second
-    derivatives have a relative error of about `limit` even in float64. `settings` are entries of the
-    configuration that are changed, and `restore` puts weights right that the old settings had changed.
+    `float32` names what the family computes in float32 whatever its parameters are; in float64 these casts
+    are left out (`models.double`). `settings` are entries of the configuration that are changed, and
+    `restore` puts weights right that the old settings had changed.
     """
 
     base: str = ""
@@ -145,7 +145,6 @@ class Family:
     config: Mapping[str, str] = field(default_factory=dict)
     facts: Callable[[Any], dict[str, Any]] = _no_facts
     float32: tuple[str, ...] = ()
-    limit: float = 1e-10
     settings: Mapping[str, Any] = field(default_factory=dict)
     restore: Callable[[Any], None] | None = None
     notes: tuple[str, ...] = ()

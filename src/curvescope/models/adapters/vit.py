@@ -47,5 +47,4 @@ FAMILY = Family(
     causal=False,
     facts=_facts,
     float32=("the softmax",),
-    limit=1e-5,
 )

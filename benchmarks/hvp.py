@@ -1,0 +1,60 @@
+"""What an exact product costs, against other libraries: the study `hvp` in the settings that we publish.
+
+On a CPU: a GPT-2 of about a million parameters, 8 × 128 tokens. On CUDA: GPT-2 124M, Llama and NeoX of the
+same size, 8 × 1024 tokens in TF32; the same without TF32; contexts of 8,192 and 32,768 tokens. Times are in
+gradients of the same run. The other libraries are optional: `make peers` installs them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from curvescope.studies import hvp
+from curvescope.studies.folder import environment, write_figures, write_tables
+
+OURS = ("hessian", "ggn", "functional")
+PEERS = ("eigenthings", "eigenthings ggn", "curvlinops", "curvlinops ggn", "PyHessian")
+CPU: dict[str, dict[str, Any]] = {
+    "cpu-small": {"contenders": (*OURS, "hessian autograd", *PEERS, "compiled jvp(grad)")},
+}
+BIG: dict[str, Any] = {"size": "124M", "seq_len": 1024, "device": "cuda", "tf32": True}
+CUDA: dict[str, dict[str, Any]] = {
+    "gpt2": {**BIG, "contenders": (*OURS, *PEERS), "slq": True},
+    "gpt2-float32": {**BIG, "batch_size": 4, "tf32": False, "contenders": (*OURS, "eigenthings")},
+    "gpt2-8192": {**BIG, "batch_size": 1, "seq_len": 8192, "contenders": (*OURS, "eigenthings"), "rounds": 3},
+    "gpt2-32768": {**BIG, "batch_size": 1, "seq_len": 32768, "contenders": ("hessian", "ggn"), "rounds": 2},
+    "llama": {**BIG, "model": "llama", "contenders": (*OURS, "eigenthings")},
+    "neox": {**BIG, "model": "neox", "contenders": (*OURS, "eigenthings")},
+    "gpt2-compiled": {**BIG, "contenders": ("hessian", "compiled jvp(grad)")},
+}
+
+
+def main() -> None:
+    """Run the cases that are asked for and write a folder for each."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("cases", nargs="*", help=f"of {', '.join([*CPU, *CUDA])}; default: the device's")
+    parser.add_argument("--out", type=Path, default=Path("runs/bench/hvp"), help="folder of the results")
+    parser.add_argument("--threads", type=int, default=2, help="of torch on the CPU")
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    all_cases = CPU | CUDA
+    for name in given.cases or (CUDA if torch.cuda.is_available() else CPU):
+        if name not in all_cases:
+            parser.error(f"unknown case {name!r}; known: {', '.join(all_cases)}")
+        found = hvp.run(hvp.Config.from_dict(all_cases[name]))
+        folder = given.out / name
+        found.save(folder)
+        write_tables(found, folder)
+        write_figures(found, folder)
+        print(f"\n{name}: {environment()['torch']}, {folder}", flush=True)
+        for label, value, words in found.summary():
+            print(f"  {label:22s} {value:>8s}  {words}", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,110 @@
+"""Run the sweeps of ormaniec2025 where only torch, numpy and scipy are installed, such as on a borrowed GPU.
+
+    python scripts/reproduce_ormaniec_growth.py run DIR --profile full --device cuda   # resumes if begun
+    python scripts/reproduce_ormaniec_growth.py publish DIR OUT                        # figures and tables
+
+`run` leaves DIR/result.json and DIR/arrays.npz, and while it works a file for every finished piece in
+DIR/state. `publish` writes them into a folder of `curvescope reproduce`, as if they had been computed there.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator, MutableMapping
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
+
+from curvescope.core.result import Result
+from curvescope.papers.ormaniec2025 import growth
+
+
+class Pieces(MutableMapping[str, Result]):
+    """Finished pieces as folders."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+
+    def __setitem__(self, name: str, piece: Result) -> None:
+        piece.save(self.folder / name)
+
+    def __getitem__(self, name: str) -> Result:
+        if name not in self:
+            raise KeyError(name)
+        return Result.load(self.folder / name)
+
+    def __delitem__(self, name: str) -> None:
+        raise TypeError("pieces are kept")
+
+    def __contains__(self, name: object) -> bool:
+        return (self.folder / str(name) / "result.json").exists()
+
+    def __iter__(self) -> Iterator[str]:
+        return (path.parent.name for path in self.folder.glob("*/result.json"))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+class Clock:
+    """Prints how long each experiment took, and now and then how far the run is."""
+
+    def __init__(self):
+        self.experiment, self.begun, self.start = "", 0.0, time.monotonic()
+
+    def __call__(self, what: str, number: int, total: int) -> None:
+        experiment, now = what.split(".")[0], time.monotonic()
+        if experiment != self.experiment:
+            if self.experiment:
+                print(f"{self.experiment}: {now - self.begun:.1f} s", flush=True)
+            self.experiment, self.begun = experiment, now
+        if number % 100 == 0:
+            print(f"  {number} of {total} after {now - self.start:.0f} s", flush=True)
+
+
+def run(args: argparse.Namespace) -> None:
+    cfg = growth.Config(
+        profile=args.profile, device=args.device, replay=args.replay, experiments=tuple(args.experiments),
+        repeats=args.repeats, probes=args.probes, every=args.every, exact=not args.estimate,
+    )  # fmt: skip
+    clock = Clock()
+    result = growth.run(cfg, progress=clock, state=Pieces(args.folder / "state"))
+    clock("end", 0, 1)
+    result.save(args.folder)
+    print(f"all: {time.monotonic() - clock.start:.1f} s")
+    for line in result.summary():
+        print(" | ".join(line))
+
+
+def publish(args: argparse.Namespace) -> None:
+    from curvescope.papers import folder
+
+    result = growth.Growth.load(args.folder)
+    entry = {"settings": result.settings, "from": "scripts/reproduce_ormaniec_growth.py"}
+    folder.publish(args.out, "ormaniec2025", "growth", result, entry, args.out / "growth-drawing", print)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    commands = parser.add_subparsers(required=True)
+    one = commands.add_parser("run")
+    one.add_argument("folder", type=Path)
+    one.add_argument("--profile", default="full")
+    one.add_argument("--device", default="cpu")
+    one.add_argument("--replay", action="store_true")
+    one.add_argument("--experiments", nargs="+", default=["*"])
+    one.add_argument("--repeats", type=int)
+    one.add_argument("--probes", type=int)
+    one.add_argument("--every", type=int, help="2: every second scale")
+    one.add_argument("--estimate", action="store_true", help="from probes what is exact otherwise")
+    one.set_defaults(call=run)
+    two = commands.add_parser("publish")
+    two.add_argument("folder", type=Path)
+    two.add_argument("out", type=Path)
+    two.set_defaults(call=publish)
+    args = parser.parse_args()
+    args.call(args)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+"""Geometry of embeddings, heads and trajectories: spheres, low-rank matrices, words as probes.
+
+heads(model, 0)[3].qk.singular_values     # what head 3 of block 0 looks for, folded through its norm
+decode_heads(model, 0).qk.to_frame()      # the same as tokens, for all heads, both signs
+probe_keys(model, 0, ["king", "queen"])   # which keys the query of a word looks for
+extremes(token_scores(model))             # tokens with the largest and the smallest norms and logits
+composition(heads(model, 0), heads(model, 1), "K")
+"""
+
+from curvescope.geometry.check import HeadCheck, check_heads
+from curvescope.geometry.circuits import Circuit, circuits
+from curvescope.geometry.composition import (
+    Composition,
+    composition,
+    composition_score,
+    copying_score,
+    through_vocabulary,
+)
+from curvescope.geometry.decode import TopTokens, top_tokens
+from curvescope.geometry.directions import Directions, HeadDirections, Spectra, decode_heads, spectra
+from curvescope.geometry.embeddings import (
+    Distances,
+    Extremes,
+    TokenScores,
+    distances,
+    extremes,
+    token_scores,
+)
+from curvescope.geometry.factored import Factored
+from curvescope.geometry.heads import heads
+from curvescope.geometry.lens import LogitLens, logit_lens
+from curvescope.geometry.probes import KeyProbe, ValueProbe, probe_keys, probe_values
+from curvescope.geometry.references import Reference, reference, rows_reference
+from curvescope.geometry.representations import Representation, represent
+from curvescope.geometry.roles import norm_of
+from curvescope.geometry.rotary import Rotary, rotary_of
+from curvescope.geometry.selectable import Hull, Selectable, hull_vertices, selectable_keys
+from curvescope.geometry.sphere import (
+    Ellipsoid,
+    Norm,
+    attainable,
+    ellipsoid,
+    fold,
+    normalise,
+    project,
+    radius,
+    support,
+    unscale,
+)
+from curvescope.geometry.tokens import TokenNames
+from curvescope.geometry.words import Words, common_nouns, select_words, vocabulary_words
+
+__all__ = [
+    "Circuit",
+    "Composition",
+    "Directions",
+    "Distances",
+    "Ellipsoid",
+    "Extremes",
+    "Factored",
+    "HeadCheck",
+    "HeadDirections",
+    "Hull",
+    "KeyProbe",
+    "LogitLens",
+    "Norm",
+    "Reference",
+    "Representation",
+    "Rotary",
+    "Selectable",
+    "Spectra",
+    "TokenNames",
+    "TokenScores",
+    "TopTokens",
+    "ValueProbe",
+    "Words",
+    "attainable",
+    "check_heads",
+    "circuits",
+    "common_nouns",
+    "composition",
+    "composition_score",
+    "copying_score",
+    "decode_heads",
+    "distances",
+    "ellipsoid",
+    "extremes",
+    "fold",
+    "heads",
+    "hull_vertices",
+    "logit_lens",
+    "norm_of",
+    "normalise",
+    "probe_keys",
+    "probe_values",
+    "project",
+    "radius",
+    "reference",
+    "represent",
+    "rotary_of",
+    "rows_reference",
+    "select_words",
+    "selectable_keys",
+    "spectra",
+    "support",
+    "through_vocabulary",
+    "token_scores",
+    "top_tokens",
+    "unscale",
+    "vocabulary_words",
+]

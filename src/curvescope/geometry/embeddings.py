@@ -1,0 +1,263 @@
+"""Two tables about an embedding: how far it is from its normalised form, and its extreme tokens."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from curvescope.core.errors import UsageError, near_misses
+from curvescope.core.result import Result
+from curvescope.geometry.roles import Which, embedding, has_lens, norm_of
+from curvescope.geometry.sphere import Norm, NormKind
+from curvescope.geometry.tokens import names_of
+from curvescope.models.model import Model
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+SETTINGS = ("Original", "Centered", "Scaled", "Centered & Scaled")
+LEGACY = ("original", "scale", "bias", "bias_and_scale")
+_CHUNK = 4096
+
+
+@dataclass(frozen=True)
+class Distances(Result):
+    """Distance of four forms of the embedding to n(E): original, centred, scaled, centred and scaled.
+
+    Centred is less the mean row, scaled is times √d over the mean length of the rows (before centring).
+    """
+
+    settings: list[str]  # four names
+    l2_mean: np.ndarray  # (4,)
+    l2_std: np.ndarray  # (4,) with n − 1
+    cosine_mean: np.ndarray  # (4,) of 1 − cos
+    cosine_std: np.ndarray  # (4,)
+    mean_norm: float  # of the rows
+    num_tokens: int
+    which: str  # input or output embedding
+    norm: str  # kind of the norm
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per setting."""
+        import pandas as pd
+
+        return pd.DataFrame(
+            {
+                "setting": self.settings,
+                "mean_l2_distance": self.l2_mean,
+                "l2_std_dev": self.l2_std,
+                "mean_cosine_distance": self.cosine_mean,
+                "cosine_std_dev": self.cosine_std,
+            }
+        )
+
+
+@dataclass(frozen=True)
+class TokenScores(Result):
+    """Scores of every token, by name, for the rows e of an embedding and γ, β of a norm.
+
+    original |e|; scale |γ ∘ e|; bias |e| + β·e; bias_and_scale |γ ∘ e| + β·e; max_logit and min_logit
+    β·e ± √d |P(γ ∘ e)|; reach |P(γ ∘ e)|; shift β·e; angle_to_ones in degrees, between e and (1, …, 1);
+    distance_to_mean |e − ē|.
+    """
+
+    ids: np.ndarray  # (n,)
+    scores: dict[str, np.ndarray]  # (n,) each
+    text: list[str]
+    bytes: list[str]
+    norm: str  # role of the norm
+    which: str
+    legacy: bool
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per token."""
+        import pandas as pd
+
+        return pd.DataFrame({"id": self.ids, "text": self.text, "bytes": self.bytes, **self.scores})
+
+
+@dataclass(frozen=True)
+class Extremes(Result):
+    """Top and bottom tokens by each score: rows Top 1 … k, then Bottom k … 1 for every setting."""
+
+    setting: list[str]
+    position: list[str]
+    score: np.ndarray
+    ids: np.ndarray
+    text: list[str]
+    bytes: list[str]
+    norm: str
+    which: str
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per listed token."""
+        import pandas as pd
+
+        return pd.DataFrame(
+            {
+                "Position": self.position,
+                "Norm": self.score,
+                "String": self.text,
+                "Bytes": self.bytes,
+                "Setting": self.setting,
+            }
+        )
+
+
+def distances(
+    model: Model,
+    *,
+    which: Which = "input",
+    norm: str | None = None,
+    legacy: bool = False,
+    tokenizer: Any = None,
+) -> Distances:
+    """How far four forms of the embedding E are from n(E), its rows on the sphere of a norm without γ, β.
+
+    Args:
+        which: input or output embedding.
+        norm: role of the norm whose kind and ε are used; default `ln_f`, or the first there is.
+        legacy: LayerNorm with ε = 1e-5 whatever the model has, and all rows, whether they are tokens or not.
+    """
+    table = embedding(model, which)
+    own = Norm("layernorm", eps=1e-5) if legacy else _norm(model, norm)
+    ids = torch.arange(len(table)) if legacy else _ids(model, table, tokenizer)
+    factor = math.sqrt(table.shape[1])
+    mean, length = _mean_row(table, ids), _mean_length(table, ids)
+    found: list[list[tuple[Tensor, Tensor]]] = [[] for _ in SETTINGS]
+    for e in _rows(table, ids):
+        n = own.sphere(e)
+        for i, form in enumerate((e, e - mean, e * factor / length, (e - mean) * factor / length)):
+            cosine = 1 - torch.cosine_similarity(form, n, dim=1, eps=1e-300)
+            found[i].append(((form - n).norm(dim=1), cosine))
+    l2, cosine = (torch.stack([torch.cat([p[j] for p in parts]) for parts in found]) for j in (0, 1))
+    return Distances(
+        list(SETTINGS),
+        l2.mean(1).numpy(),
+        _std(l2),
+        cosine.mean(1).numpy(),
+        _std(cosine),
+        length,
+        len(ids),
+        which,
+        own.kind,
+    )
+
+
+def token_scores(
+    model: Model,
+    *,
+    norm: str | None = None,
+    which: Which | None = None,
+    legacy: bool = False,
+    tokenizer: Any = None,
+) -> TokenScores:
+    """Scores of every token, with γ, β of a norm.
+
+    Args:
+        norm: its role, `ln_f`, `L3.ln1`, …; default `ln_f`, or the first norm that the embedding meets.
+        which: rows of the input or the output embedding; the default is output for `ln_f`, else input.
+        legacy: the four scores of the Traveling Words code, of the input embedding and all rows.
+    """
+    own = _norm(model, norm)
+    which = which or ("output" if own.name == "ln_f" and not legacy else "input")
+    table, names = embedding(model, which), names_of(model.tokenizer if tokenizer is None else tokenizer)
+    ids = torch.arange(len(table)) if legacy else names.known(len(table))
+    mean = _mean_row(table, ids)
+    parts = [_scores(e, own, mean, legacy) for e in _rows(table, ids)]
+    scores = {name: torch.cat([part[name] for part in parts]).numpy() for name in parts[0]}
+    listed = ids.tolist()
+    return TokenScores(ids.numpy(), scores, names.texts(listed), names.hexes(listed), own.name, which, legacy)
+
+
+def extremes(scores: TokenScores, *, k: int = 5, settings: Sequence[str] | None = None) -> Extremes:
+    """The k largest and the k smallest tokens by each score; ties by id.
+
+    Args:
+        settings: names of scores; default all of them.
+    """
+    if k < 1:
+        raise UsageError(f"expected k of at least 1, got {k}")
+    chosen = list(scores.scores if settings is None else settings)
+    for name in chosen:
+        if name not in scores.scores:
+            raise UsageError(f"no score is called {name!r}", hint=near_misses(name, list(scores.scores)))
+    k = min(k, len(scores.ids))
+    rows: list[tuple[str, str, int]] = []
+    for name in chosen:
+        values = scores.scores[name]
+        top = np.lexsort((scores.ids, -values))[:k]
+        bottom = np.lexsort((scores.ids, values))[:k]
+        rows += [(name, f"Top {i + 1}", int(at)) for i, at in enumerate(top)]
+        rows += [(name, f"Bottom {i + 1}", int(at)) for i, at in reversed(list(enumerate(bottom)))]
+    at = [row[2] for row in rows]
+    return Extremes(
+        [row[0] for row in rows],
+        [row[1] for row in rows],
+        np.array([scores.scores[name][i] for name, _, i in rows]),
+        scores.ids[at],
+        [scores.text[i] for i in at],
+        [scores.bytes[i] for i in at],
+        scores.norm,
+        scores.which,
+    )
+
+
+def _scores(e: Tensor, norm: Norm, mean: Tensor, legacy: bool) -> dict[str, Tensor]:
+    """The scores of rows e (c, d)."""
+    length, shift = e.norm(dim=1), norm.shift(e)
+    scaled = length if norm.gamma is None else (norm.gamma * e).norm(dim=1)
+    values = (length, scaled, length + shift, scaled + shift)
+    found: dict[str, Tensor] = dict(zip(LEGACY, values, strict=True))
+    if legacy:
+        return found
+    low, high = norm.attainable(e)
+    angle = torch.rad2deg(torch.arccos((e.sum(1) / (length * math.sqrt(e.shape[1]))).clamp(-1, 1)))
+    return found | {
+        "max_logit": high,
+        "min_logit": low,
+        "reach": norm.direction(e).norm(dim=1),
+        "shift": shift,
+        "angle_to_ones": angle,
+        "distance_to_mean": (e - mean).norm(dim=1),
+    }
+
+
+def _norm(model: Model, role: str | None) -> Norm:
+    """The norm of a role; without one the final norm, else the embedding's own, else a plain sphere."""
+    if role is not None:
+        return norm_of(model, role)
+    if has_lens(model):
+        return norm_of(model, "ln_f")
+    if "ln_e.g" in model.blocks:
+        return norm_of(model, "ln_e")
+    kind: NormKind = "layernorm" if model.facts.get("norm_kind") != "rmsnorm" else "rmsnorm"
+    return Norm(kind, name="a norm without weights")
+
+
+def _ids(model: Model, table: Tensor, tokenizer: Any) -> Tensor:
+    return names_of(model.tokenizer if tokenizer is None else tokenizer).known(len(table))
+
+
+def _rows(table: Tensor, ids: Tensor) -> Iterator[Tensor]:
+    for start in range(0, len(ids), _CHUNK):
+        yield table[ids[start : start + _CHUNK]].double()
+
+
+def _mean_row(table: Tensor, ids: Tensor) -> Tensor:
+    return torch.stack([e.sum(0) for e in _rows(table, ids)]).sum(0) / len(ids)
+
+
+def _mean_length(table: Tensor, ids: Tensor) -> float:
+    return float(torch.cat([e.norm(dim=1) for e in _rows(table, ids)]).mean())
+
+
+def _std(x: Tensor) -> np.ndarray:
+    """Standard deviation over the last axis with n − 1; 0 for a single value."""
+    return x.std(1).numpy() if x.shape[1] > 1 else np.zeros(len(x))

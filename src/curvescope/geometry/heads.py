@@ -1,0 +1,152 @@
+"""The circuits of every head of a loaded model, found by role."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from curvescope.geometry.circuits import Circuit, circuits
+from curvescope.geometry.factored import factor_all
+from curvescope.geometry.roles import check_layer, norm_kind, norm_of, weight
+from curvescope.geometry.rotary import rotary_of
+from curvescope.geometry.sphere import Norm
+from curvescope.models.model import Model
+from curvescope.models.transformer import Transformer
+
+
+def heads(model: Model, layer: int, *, folded: bool = True, legacy: bool = False) -> list[Circuit]:
+    """One `Circuit` per query head of a layer (`.head` is its index, `.qk`, `.vo` its low-rank factors).
+
+    Query head i of a grouped layer reads the keys and values of head i // (H / H_kv), its `.kv_head`. With
+    rotary positions `.qk` is the form at offset 0 and `.qk_at(Δ)` that at any other.
+
+    Args:
+        folded: with the norm before attention folded in (pre-norm models); post-norm models and models
+            without a norm come out un-folded, with `.foldable` False and the reason in `.note`.
+        legacy: the raw matrices, as if there were no norm.
+    """
+    return _with_svd(without_svd(model, layer, folded=folded and not legacy))
+
+
+def without_svd(model: Model, layer: int, *, folded: bool) -> list[Circuit]:
+    """As `heads`, with singular triples left until they are asked for."""
+    check_layer(model, layer)
+    norm, why = read_norm(model, layer)
+    num_heads, num_kv = model.facts["n_heads"], model.facts["n_kv_heads"]
+    marks = _marks(model, layer)
+    notes = [why] if why else []
+    notes += _notes(model, layer, marks)
+    found = []
+    for i in range(num_heads):
+        j = i * num_kv // num_heads
+        parts = _matrices(model, layer, i, j)
+        own = circuits(
+            **parts,
+            scale=_scale(model, layer),
+            gamma=norm.gamma,
+            beta=norm.beta,
+            norm=norm.kind,
+            folded=folded and not why,
+        )
+        found.append(
+            replace(own, layer=layer, head=i, kv_head=j, foldable=not why, note="; ".join(notes), **marks)
+        )
+    return found
+
+
+def read_norm(model: Model, layer: int) -> tuple[Norm, str]:
+    """The norm whose output attention reads, and a sentence where it cannot be folded into the weights."""
+    place = model.facts.get("norm", "none")
+    if norm_kind(model) == "none":
+        return Norm("none"), "not foldable: the model has no norm, attention reads the stream itself"
+    if place == "pre":
+        return norm_of(model, f"L{layer}.ln1"), ""
+    before = f"L{layer - 1}.ln2" if layer else "ln_e"
+    if f"{before}.g" in model.blocks:
+        norm = norm_of(model, before)
+        read = f"attention reads the stream behind {before}, which also is the skip connection"
+    else:
+        norm, read = Norm("none"), "attention reads the stream itself"
+    return norm, f"not foldable: post-norm, {read}"
+
+
+def _matrices(model: Model, layer: int, head: int, kv_head: int) -> dict[str, Tensor | None]:
+    """The four matrices and biases of a head, as stored; a merged W_QK is a W_Q with W_K = I."""
+    names = {"Q": head, "K": kv_head, "V": kv_head, "O": head}
+    parts = {f"W_{x}": weight(model, f"L{layer}.h{i}.W_{x}") for x, i in names.items()}
+    parts |= {f"b_{x}": weight(model, f"L{layer}.h{i}.b_{x}") for x, i in names.items() if x != "O"}
+    parts["b_O"] = weight(model, f"L{layer}.b_O")
+    merged = weight(model, f"L{layer}.h{head}.W_QK")
+    if merged is not None:
+        parts |= {"W_Q": merged, "W_K": torch.eye(len(merged), dtype=merged.dtype)}
+    return parts
+
+
+def _attention(model: Model, layer: int) -> Any:
+    """The module that computes a layer's attention, or None in the zoo."""
+    if isinstance(model.module, Transformer):
+        return None
+    if model.facts.get("kind") == "hooked_transformer":
+        return model.module.get_submodule(f"blocks.{layer}.attn")
+    return model.module.get_submodule(model.places[f"L{layer}.attn.pattern"].module)
+
+
+def _scale(model: Model, layer: int) -> float:
+    """What scores are multiplied by; 1/√h unless the family says otherwise."""
+    attention, usual = _attention(model, layer), float(model.facts["d_head"]) ** -0.5
+    if model.facts.get("kind") == "hooked_transformer":
+        return 1 / float(attention.attn_scale)
+    if model.facts.get("kind") == "gpt_neo":
+        return 1.0
+    return float(getattr(attention, "scaling", None) or usual)
+
+
+def _marks(model: Model, layer: int) -> dict[str, Any]:
+    """Rotary positions, norms on queries and keys, and a cap on the scores: fields of `Circuit`."""
+    attention = _attention(model, layer)
+    found: dict[str, Any] = {"rotary": rotary_of(model, layer)}
+    if f"L{layer}.q_norm.g" in model.blocks:
+        q, k = (norm_of(model, f"L{layer}.{x}_norm") for x in "qk")
+        found |= {"q_gain": q.gamma, "k_gain": k.gamma, "qk_eps": q.eps}
+    cap = getattr(attention, "attn_logit_softcapping", None)
+    if model.facts.get("kind") == "hooked_transformer":
+        cap = attention.cfg.attn_scores_soft_cap
+    return found | {"softcap": float(cap) if cap is not None and cap > 0 else None}
+
+
+def _notes(model: Model, layer: int, marks: dict[str, Any]) -> list[str]:
+    """What the bilinear form leaves out."""
+    notes = []
+    if "q_gain" in marks:
+        notes.append("queries and keys are normed: the form is that of their directions, not bilinear")
+    if marks["softcap"] is not None:
+        notes.append(f"scores s become {marks['softcap']:g} tanh(s/{marks['softcap']:g}), in the same order")
+    if marks["rotary"] is not None:
+        notes.append("rotary positions: offset 0 unless another is asked for")
+    facts = model.facts
+    if facts.get("score_bias", "none") != "none" or facts.get("positions") == "alibi":
+        notes.append("scores also depend on the offset i − j, whatever the tokens")
+    if facts.get("attention") == "linear":
+        notes.append("attention is linear: nothing cancels in a softmax, b_K counts too")
+    if f"L{layer}.ln1_post.g" in model.blocks:
+        notes.append("what attention writes is normed once more before it is added")
+    if any(name.startswith(f"L{layer}.W_") and ".lora_" in name for name in model.blocks):
+        notes.append("what LoRA adds to the matrices is left out: merge it into the model first")
+    if facts.get("parallel"):
+        notes.append("attention and feed-forward read the same stream")
+    return notes
+
+
+def _with_svd(found: list[Circuit]) -> list[Circuit]:
+    """The same heads with the singular triples of all of them computed as one batch."""
+    noise = found[0].noise
+    for name, pairs in (
+        ("qk", [c._qk_factors() for c in found]),
+        ("vo", [c._vo_factors() for c in found]),
+    ):
+        for circuit, factored in zip(found, factor_all(pairs, noise=noise), strict=True):
+            circuit.__dict__[name] = factored  # fills the cached property
+    return found

@@ -1,0 +1,132 @@
+"""Points in d dimensions to pictures in 2 or 3: PCA, PCA on the sphere, UMAP.
+
+All points of a picture are fitted together, so that distances within it mean the same everywhere.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import numpy as np
+
+from curvescope.core.errors import MissingExtra, ShapeError, UsageError
+from curvescope.core.result import Result
+
+Method = Literal["pca", "sphere", "umap"]
+
+
+@dataclass(frozen=True)
+class Projection(Result):
+    """Coordinates of points, and how much of them is shown.
+
+    `explained` is the share of the variance along each axis (of the tangent vectors for `sphere`); UMAP keeps
+    neighbours, not variance, and has none.
+    """
+
+    coordinates: np.ndarray  # (n, dim)
+    method: str
+    explained: np.ndarray | None  # (dim,)
+    seed: int
+
+    @property
+    def words(self) -> str:
+        """How the picture was made, for a caption."""
+        if self.explained is None:
+            return f"UMAP (cosine, seed {self.seed}): near stays near, lengths and angles mean nothing"
+        name = "PCA" if self.method == "pca" else "PCA in the tangent plane of the sphere"
+        return f"{name}: {len(self.explained)} axes with {100 * self.explained.sum():.0f} % of the variance"
+
+
+def project(
+    points: np.ndarray,
+    *,
+    method: Method = "pca",
+    dim: int = 3,
+    seed: int = 0,
+    neighbours: int = 15,
+    min_dist: float = 0.1,
+) -> Projection:
+    """Project points (n, d) to `dim` axes.
+
+    Args:
+        method: `pca` of the points less their mean; `sphere`, PCA of the logarithmic map at the mean
+            direction, v = θ (p − m cos θ) / sin θ with cos θ = p · m for unit p and m; `umap` with the cosine
+            distance.
+        seed: of UMAP; the others have no randomness.
+        neighbours: of UMAP.
+        min_dist: of UMAP.
+    """
+    X = np.asarray(points, dtype=np.float64)
+    if X.ndim != 2 or len(X) < 2:
+        raise ShapeError(f"expected points (n, d) with n of at least 2, got {X.shape}")
+    if method not in get_args(Method):
+        raise UsageError(f"expected a projection of {', '.join(get_args(Method))}, got {method!r}")
+    if not np.isfinite(X).all():
+        raise UsageError("expected finite points, some are infinite or NaN")
+    if method == "umap":
+        found = _umap(X, dim=dim, seed=seed, neighbours=neighbours, min_dist=min_dist)
+        return Projection(found, method, None, seed)
+    if method == "sphere":
+        X = tangent(X)
+    coordinates, explained = _pca(X, dim)
+    return Projection(coordinates, method, explained, seed)
+
+
+def tangent(points: np.ndarray) -> np.ndarray:
+    """Points (n, d) as unit vectors, in the tangent plane at their mean direction (the logarithmic map)."""
+    p = points / np.linalg.norm(points, axis=1, keepdims=True)
+    m = p.mean(0)
+    size = np.linalg.norm(m)
+    if size < 1e-9:
+        raise UsageError("expected points with a mean direction, theirs is zero", hint="projection='pca'")
+    m = m / size
+    cosine = np.clip(p @ m, -1.0, 1.0)
+    across = p - cosine[:, None] * m
+    length = np.linalg.norm(across, axis=1)
+    angle = np.arctan2(length, cosine)
+    return across * (angle / np.where(length > 0, length, 1.0))[:, None]
+
+
+def _pca(X: np.ndarray, dim: int) -> tuple[np.ndarray, np.ndarray]:
+    """Coordinates and shares of variance; the largest loading of every axis is positive."""
+    X = X - X.mean(0)
+    U, s, Vt = np.linalg.svd(X, full_matrices=False)
+    largest = np.abs(Vt).argmax(1)
+    sign = np.sign(Vt[np.arange(len(Vt)), largest])
+    coordinates, total = U * s * np.where(sign == 0, 1.0, sign), float((s**2).sum()) or 1.0
+    missing = max(dim - len(s), 0)
+    coordinates = np.pad(coordinates[:, :dim], ((0, 0), (0, missing)))
+    return coordinates, np.pad(s[:dim] ** 2, (0, missing)) / total
+
+
+def _umap(X: np.ndarray, *, dim: int, seed: int, neighbours: int, min_dist: float) -> np.ndarray:
+    import warnings
+
+    umap = _package()
+    count = min(neighbours, len(X) - 1)
+    if len(X) <= dim + 1:
+        raise UsageError(f"expected more than {dim + 1} points for UMAP in {dim} dimensions, got {len(X)}")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that a seed means one thread
+        model = umap.UMAP(
+            n_components=dim,
+            n_neighbors=max(count, 2),
+            min_dist=min_dist,
+            metric="cosine",
+            init="spectral" if len(X) > 4 * dim else "random",
+            random_state=seed,
+            n_jobs=1,
+        )
+        return np.asarray(model.fit_transform(X.astype(np.float32)), dtype=np.float64)
+
+
+def _package() -> Any:
+    try:
+        import umap
+    except ImportError:
+        raise MissingExtra(
+            "projection='umap' needs the package umap-learn, which is not installed",
+            hint="pip install 'curvescope[umap]', or projection='pca'",
+        ) from None
+    return umap

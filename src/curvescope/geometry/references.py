@@ -1,0 +1,177 @@
+"""What directions are compared with: one row per token of the vocabulary, made chunk by chunk."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from curvescope.core.errors import ShapeError, UsageError
+from curvescope.geometry.roles import Which, embedding, has_lens, norm_kind, norm_of, weight
+from curvescope.geometry.sphere import Norm, project
+from curvescope.geometry.tokens import names_of
+from curvescope.models.model import Model
+
+ReferenceKind = Literal["raw", "sphere", "normed", "logit"]
+_CHUNK = 4096
+_WORDS = {
+    "raw": "rows of the {which} embedding",
+    "sphere": "{which} embedding on the sphere of {norm}",
+    "normed": "{which} embedding behind {norm}",
+    "logit": "logit directions P(γ ∘ u) of the {which} embedding and {norm}",
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Reference:
+    """Rows r_t = f(E_t) for the tokens `ids`; f is computed for a chunk of them at a time, in float64.
+
+    kind: `raw` e; `sphere` n(e); `normed` γ ∘ n(e) + β; `logit` P(γ ∘ e). `bias` (n,) is added to scores.
+    """
+
+    table: Tensor  # (V, d) in the model's own type
+    ids: Tensor  # (n,) the tokens
+    at: Tensor | None = None  # (n,) their rows of the table, where these are not `ids`
+    kind: ReferenceKind = "raw"
+    norm: Norm = Norm("none")  # noqa: RUF009 (frozen)
+    centred: bool = False
+    bias: Tensor | None = None
+    words: str = "given rows"
+
+    def __post_init__(self) -> None:
+        if self.table.dim() != 2 or (self.bias is not None and self.bias.shape != self.ids.shape):
+            raise ShapeError(f"expected rows (n, d) and one bias per row, got {tuple(self.table.shape)}")
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def d(self) -> int:
+        """Width of a row."""
+        return self.table.shape[1]
+
+    def rows(self, which: slice | Tensor) -> Tensor:
+        """Rows of some of `ids`, in float64: (c, d)."""
+        r = self._plain(which)
+        return r - self.mean if self.centred else r
+
+    def _plain(self, which: slice | Tensor) -> Tensor:
+        e = self._entries(which)
+        if self.kind == "sphere":
+            return self.norm.sphere(e)
+        if self.kind == "normed":
+            return self.norm(e)
+        return self.norm.direction(e) if self.kind == "logit" else e
+
+    def _entries(self, which: slice | Tensor) -> Tensor:
+        return self.table[(self.ids if self.at is None else self.at)[which]].double()
+
+    @cached_property
+    def mean(self) -> Tensor:
+        """Mean of the rows before centring: (d,)."""
+        total, linear = torch.zeros(self.d, dtype=torch.float64), self.kind in ("raw", "logit")
+        for start in range(0, len(self), _CHUNK):
+            part = slice(start, start + _CHUNK)
+            total += (self._entries(part) if linear else self._plain(part)).sum(0)
+        mean = total / max(len(self), 1)
+        return self.norm.direction(mean) if self.kind == "logit" else mean
+
+    def attainable(self, directions: Tensor, lengths: Tensor, bias: Tensor | None) -> Tensor:
+        """The greatest score that could be had where directions (m, 1, d) meet rows of given lengths (m, c).
+
+        `sphere` and `normed`: the greatest r · v over all states, √d |Pv| or β · v + √d |P(γ ∘ v)| (the
+        score of an absent token that suits the direction best). `logit`: the greatest logit that the row's
+        token can have, √d |r| plus its bias, when the direction is a normalised state, else |Pv| |r|. `raw`:
+        |v| |r|, so that the fraction is the cosine.
+        """
+        v = directions
+        if self.kind == "raw" or self.norm.kind == "none":
+            return v.norm(dim=-1) * lengths
+        if self.kind == "logit":
+            size = (
+                math.sqrt(self.d) if self.bias is not None else project(v, kind=self.norm.kind).norm(dim=-1)
+            )
+            return size * lengths if bias is None else size * lengths + bias
+        shifted = self.norm if self.kind == "normed" else Norm(self.norm.kind)
+        high = shifted.attainable(v)[1]
+        return (high - v @ self.mean if self.centred else high).expand_as(lengths)
+
+
+def reference(
+    model: Model,
+    kind: ReferenceKind = "sphere",
+    *,
+    norm: str | None = None,
+    which: Which | None = None,
+    centred: bool = False,
+    bias: bool = False,
+    tokenizer: object = None,
+) -> Reference:
+    """Rows made from a model's embedding, one per token that its tokenizer knows.
+
+    Args:
+        kind: `raw` e_t; `sphere` n(e_t); `normed` γ ∘ n(e_t) + β; `logit` P(γ ∘ u_t), the direction that
+            n(x) is multiplied by in the logit of t. A model without a norm before its unembedding has the
+            rows themselves for `logit`, and one without any norm for all kinds.
+        norm: the role of the norm: `ln_f` (default of `logit`) or a block's, `L3.ln1` (default L0.ln1).
+        which: rows of the input or the output embedding; the default is output for `logit`, else input.
+        centred: subtract the mean row.
+        bias: add β · u_t and the unembedding's bias to the scores of `logit`, so that they are logits.
+        tokenizer: instead of the model's own; decides which rows are tokens.
+    """
+    if kind not in _WORDS:
+        raise UsageError(f"kind: expected {', '.join(_WORDS)}, got {kind!r}")
+    which = which or ("output" if kind == "logit" else "input")
+    table = embedding(model, which)
+    ids = names_of(model.tokenizer if tokenizer is None else tokenizer).known(len(table))
+    own = _norm(model, kind, norm)
+    words = _WORDS["raw" if own.kind == "none" else kind].format(which=which, norm=own.name)
+    shift = _bias(model, table, ids, own) if bias and kind == "logit" else None
+    return Reference(table, ids, None, kind, own, centred, shift, words + (", centred" if centred else ""))
+
+
+def rows_reference(
+    rows: Tensor,
+    *,
+    ids: Tensor | None = None,
+    kind: ReferenceKind = "raw",
+    norm: Norm | None = None,
+    words: str = "given rows",
+) -> Reference:
+    """A reference made of given rows (n, d), such as states of a stream, for the tokens `ids` (0 … n − 1).
+
+    Args:
+        kind: what is made of the rows, as in `reference`.
+        norm: that `kind` uses.
+    """
+    at = torch.arange(len(rows))
+    own = norm or Norm("none")
+    return Reference(rows, at if ids is None else torch.as_tensor(ids), at, kind, own, words=words)
+
+
+def _norm(model: Model, kind: ReferenceKind, role: str | None) -> Norm:
+    if kind == "raw" or norm_kind(model) == "none":
+        return Norm("none")
+    if kind == "logit" and role is None and not has_lens(model):
+        return Norm("none")
+    return norm_of(model, role or ("ln_f" if kind == "logit" else _first_norm(model)))
+
+
+def _first_norm(model: Model) -> str:
+    """The norm that embeddings meet first: the embedding's own, or the first block's."""
+    return "ln_e" if "ln_e.g" in model.blocks else "L0.ln1"
+
+
+def _bias(model: Model, table: Tensor, ids: Tensor, norm: Norm) -> Tensor:
+    """β · u_t + b_t."""
+    found = torch.zeros(len(ids), dtype=torch.float64)
+    if norm.beta is not None:
+        for start in range(0, len(ids), _CHUNK):
+            part = slice(start, start + _CHUNK)
+            found[part] = table[ids[part]].double() @ norm.beta
+    b_U = weight(model, "b_U")
+    return found if b_U is None or len(b_U) < len(table) else found + b_U.double()[ids]

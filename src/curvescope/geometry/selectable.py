@@ -1,0 +1,196 @@
+"""Keys that no query can prefer: those inside the convex hull of the others (Brody, Alon & Yahav 2023).
+
+A query q attends most to key i when q · k_i is larger than every other q · k_j. Such a q exists exactly if
+k_i is a vertex of the convex hull of the keys. The points n(x) themselves lie on a sphere, where each is a
+vertex, but a head sees their image in h < d dimensions, where it may not be.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from curvescope.core.errors import ShapeError, UsageError
+from curvescope.core.result import Result
+from curvescope.core.seeds import generator
+from curvescope.geometry.heads import read_norm, without_svd
+from curvescope.geometry.representations import How, represent
+from curvescope.geometry.roles import embedding
+from curvescope.geometry.sphere import Norm, fold
+from curvescope.geometry.tokens import names_of
+from curvescope.models.model import Model
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True)
+class Hull(Result):
+    """Which points are vertices of their convex hull, with a proof for each.
+
+    Numbers are of the points less their mean and scaled so that every direction has the same variance, which
+    changes no hull, and the largest length is 1. For a vertex, `margin` is the least q · (p_i − p_j) over j
+    for the unit direction q that was found: it can be selected, by this much at least. For another point,
+    `distance` is how far the convex combination of the others that was found is from it.
+    """
+
+    vertex: np.ndarray  # (n,) bool
+    margin: np.ndarray  # (n,) nan where it is no vertex
+    distance: np.ndarray  # (n,) nan where it is one
+    decided_by: list[str]  # direction or nearest
+    tolerance: float
+
+
+@dataclass(frozen=True)
+class Selectable(Result):
+    """Keys of a sample of tokens that no query of a head can prefer."""
+
+    layer: int
+    num_tokens: int  # in the sample
+    vocabulary: int  # tokens it was drawn from
+    ids: np.ndarray  # (n,)
+    with_gain: np.ndarray  # (H, n) bool: can be selected, keys n(x) P Γ W_K
+    without_gain: np.ndarray  # (H, n) the same with γ = 1
+    without_norm: np.ndarray  # (H, n) keys x W_K of the stream itself
+    text: list[str]
+    bytes: list[str]
+    seed: int
+    notes: list[str]
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per head: how many keys cannot be selected."""
+        import pandas as pd
+
+        names = ("with_gain", "without_gain", "without_norm")
+        columns = {f"unselectable_{name}": (~getattr(self, name)).sum(1) for name in names}
+        return pd.DataFrame(
+            {"head": np.arange(len(self.with_gain)), "num_tokens": self.num_tokens, **columns}
+        )
+
+
+def selectable_keys(
+    model: Model,
+    layer: int,
+    *,
+    num_tokens: int = 200,
+    how: How = "auto",
+    seed: int = 0,
+    tolerance: float = 1e-9,
+    tokenizer: Any = None,
+) -> Selectable:
+    """Which keys of a random sample of tokens each head could attend to most, with and without γ and norm.
+
+    A key counts against the others of the sample only: one that cannot be selected here cannot be selected
+    among the whole vocabulary either, one that can be selected here may not be.
+
+    Args:
+        num_tokens: size of the sample; the work grows with its square at least.
+        how: what stands for a token, see `represent`.
+    """
+    if num_tokens < 2:
+        raise UsageError(f"num_tokens: expected at least 2, got {num_tokens}")
+    names = names_of(model.tokenizer if tokenizer is None else tokenizer)
+    known = names.known(len(embedding(model)))
+    ids = known[torch.randperm(len(known), generator=generator(seed))[:num_tokens].sort().values]
+    tokens = represent(model, layer, how=how, ids=ids, tokenizer=names)
+    x = tokens.table[tokens.at].double()
+    norm, why = read_norm(model, layer)
+    norm = norm if tokens.normed else Norm("none", name=norm.name)
+    plain = without_svd(model, layer, folded=False)
+    forms = {"with_gain": norm, "without_gain": Norm(norm.kind, eps=norm.eps), "without_norm": Norm("none")}
+    found = {
+        name: np.stack([_keys(x, c.W_K, form, tolerance) for c in plain]) for name, form in forms.items()
+    }
+    notes = [tokens.note, f"{len(ids)} of {len(known)} tokens, drawn with seed {seed}"]
+    notes += [why] if why else []
+    return Selectable(
+        layer=layer,
+        num_tokens=len(ids),
+        vocabulary=len(known),
+        ids=ids.numpy(),
+        **found,
+        text=names.texts(ids.tolist()),
+        bytes=names.hexes(ids.tolist()),
+        seed=seed,
+        notes=notes,
+    )
+
+
+def _keys(x: Tensor, W_K: Tensor, norm: Norm, tolerance: float) -> np.ndarray:
+    """Whether each key of the stream x (n, d) can be selected: (n,)."""
+    folded, _ = fold(W_K, gamma=norm.gamma, kind=norm.kind)
+    return hull_vertices(norm.sphere(x) @ folded, tolerance=tolerance).vertex
+
+
+def hull_vertices(points: Tensor, *, tolerance: float = 1e-9) -> Hull:
+    """Which of the points (n, h) are vertices of their convex hull; points that coincide are none.
+
+    Most are found at once by a direction: the point itself, seen from the mean and with equal variance in all
+    directions, or what a few steps of a perceptron make of that. For each of the rest, the nearest convex
+    combination of the others is found, which is the point itself or shows a direction.
+
+    Args:
+        tolerance: a margin below this counts as none.
+    """
+    p = torch.as_tensor(points).detach().double().cpu()
+    if p.dim() != 2 or len(p) < 2:
+        raise ShapeError(f"expected at least two points (n, h), got {tuple(p.shape)}")
+    p, n = _whitened(p), len(p)
+    if not p.shape[1]:
+        return Hull(np.zeros(n, bool), np.full(n, np.nan), np.zeros(n), ["nearest"] * n, tolerance)
+    margin = _margins_by_direction(p).numpy().copy()
+    vertex, distance = margin > tolerance, np.full(n, np.nan)
+    by = np.where(vertex, "direction", "nearest").tolist()
+    for i in np.flatnonzero(~vertex):
+        margin[i], distance[i] = _nearest(p, int(i))
+        vertex[i] = margin[i] > tolerance
+    margin[~vertex], distance[vertex] = np.nan, np.nan
+    return Hull(vertex, margin, distance, by, tolerance)
+
+
+def _whitened(p: Tensor) -> Tensor:
+    """The points less their mean, with the same variance in all directions they span, of length 1 at most."""
+    p = p - p.mean(0)
+    U, s, _ = torch.linalg.svd(p, full_matrices=False)
+    U = U[:, s > 1e-12 * s.max()] if float(s.max()) > 0 else U[:, :0]
+    return U / U.norm(dim=1).max() if U.shape[1] else U
+
+
+def _margins_by_direction(p: Tensor, steps: int = 30) -> Tensor:
+    """The best margin (n,) that a perceptron finds for each point, from the direction p_i."""
+    n = len(p)
+    q = p / p.norm(dim=1, keepdim=True).clamp_min(1e-300)
+    best = torch.full((n,), -torch.inf, dtype=p.dtype)
+    for _ in range(steps):
+        scores = q @ p.T
+        own = scores.diagonal().clone()
+        rival = scores.fill_diagonal_(-torch.inf).max(1)
+        best = torch.maximum(best, own - rival.values)
+        if bool((best > 0).all()):
+            break
+        q = q + (p - p[rival.indices])
+        q = q / q.norm(dim=1, keepdim=True).clamp_min(1e-300)
+    return best
+
+
+def _nearest(p: Tensor, i: int) -> tuple[float, float]:
+    """The margin of point i, for |q| = 1, and its distance to the combination of the others nearest to it.
+
+    Least squares with weights λ ≥ 0 for (p_j, 1) against (p_i, 1). What is left over, (r, ρ), has
+    r · p_j + ρ ≤ 0 for all others and |r|² + ρ² for point i, so that r separates it unless it is 0.
+    """
+    from scipy.optimize import nnls
+
+    lifted = torch.cat([p, torch.ones(len(p), 1, dtype=p.dtype)], dim=1).numpy()
+    others = np.delete(lifted, i, axis=0)
+    weights, _ = nnls(others.T, lifted[i], maxiter=50 * len(p))
+    left = lifted[i] - weights @ others
+    r, length = left[:-1], float(np.linalg.norm(left[:-1]))
+    margin = float((lifted[i, :-1] @ r - (others[:, :-1] @ r).max()) / length) if length > 0 else 0.0
+    total = weights.sum()
+    combined = weights @ others[:, :-1] / total if total > 0 else others[:, :-1].mean(0)
+    return margin, float(np.linalg.norm(combined - lifted[i, :-1]))

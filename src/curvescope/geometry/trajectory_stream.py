@@ -1,0 +1,151 @@
+"""The residual stream of every token: where it enters, after each attention, and after each block.
+
+Read by hooks on the blocks themselves, so that the points are the model's own, whatever stands between the
+sublayers (a norm behind attention, a scale on the skip connection, parallel sublayers).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from curvescope.core.errors import UsageError
+from curvescope.models.model import Model, evaluating
+from curvescope.models.transformer import Transformer
+
+Inputs = Tensor | Mapping[str, Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Stream:
+    """Points of the stream in the order a token passes them.
+
+    `points` is (B, T, N, d) with N = 2 n_layers + 1; `names` are `in, L0.mid, L0.out, L1.mid, …`, where `mid`
+    is behind the attention of a block. `outputs` is what the model returned, logits (B, T, V) or the like.
+    """
+
+    points: Tensor
+    names: tuple[str, ...]
+    outputs: Tensor
+
+    @property
+    def blocks(self) -> Tensor:
+        """The points between blocks, without those in the middle of one: (B, T, n_layers + 1, d)."""
+        return self.points[:, :, ::2]
+
+
+def stream(model: Model, inputs: Inputs) -> Stream:
+    """Run the model once, in eval mode, and keep its stream.
+
+    In a pre-norm block the middle is what the second norm reads, x + attn(ln(x)); in a post-norm block it is
+    behind the first norm. Where both sublayers read the same x (parallel blocks), the middle is x + attn(x),
+    a point that no part of the model sees.
+    """
+    paths = block_paths(model)
+    found: dict[str, Tensor] = {}
+    with evaluating(model.module), torch.no_grad(), ExitStack() as hooks:
+        for i, path in enumerate(paths):
+            block = model.module.get_submodule(path)
+            hooks.enter_context(block.register_forward_hook(_reader(f"L{i}", found), with_kwargs=True))
+            for place, module, kind in _middle(model, i):
+                hooks.enter_context(
+                    module.register_forward_hook(_reader(place, found, kind), with_kwargs=True)
+                )
+        outputs = model.forward({}, inputs)
+    num_sequences = outputs.shape[0]
+    for name, x in found.items():
+        if x.dim() == 2:  # OPT flattens tokens inside its feed-forward
+            found[name] = x.unflatten(0, (num_sequences, -1))
+    points, names = [found["L0.in"]], ["in"]
+    for i in range(len(paths)):
+        points += [_mid_point(model, found, i), found[f"L{i}.out"]]
+        names += [f"L{i}.mid", f"L{i}.out"]
+    return Stream(torch.stack(points, dim=2), tuple(names), outputs)
+
+
+def block_paths(model: Model) -> list[str]:
+    """The module of every block: what the places of a layer have in common in their names."""
+    num_layers = model.facts.get("n_layers", 0)
+    if isinstance(model.module, Transformer):
+        paths = [f"L{i}" for i in range(num_layers)]
+    else:
+        paths = []
+        for i in range(num_layers):
+            inside = [
+                at.module.split(".") for place, at in model.places.items() if place.startswith(f"L{i}.")
+            ]
+            if len(inside) > 1:
+                paths.append(".".join(_common(inside)))
+    if not paths or len(paths) != num_layers:
+        raise UsageError(
+            f"expected a model whose layers are known, got {model.name!r}, whose blocks are only parameters",
+            hint="zoo models and the families with attention have layers",
+        )
+    return paths
+
+
+def _common(names: list[list[str]]) -> list[str]:
+    """The parts that all names begin with."""
+    found = []
+    for parts in zip(*names, strict=False):
+        if len(set(parts)) > 1:
+            break
+        found.append(parts[0])
+    return found
+
+
+def norm_module(model: Model, role: str) -> nn.Module | None:
+    """The module that holds the gain of a norm, e.g. `L0.ln2` or `ln_f`; None where it has no parameters."""
+    block = model.blocks.get(f"{role}.g")
+    if block is None:
+        return None
+    return model.module.get_submodule(block.parameter.rpartition(".")[0])
+
+
+def _middle(model: Model, i: int) -> list[tuple[str, nn.Module, str]]:
+    """What to hook for the middle of block i: (place, module, input or output)."""
+    second = norm_module(model, f"L{i}.ln2")
+    sequential = not model.facts.get("parallel", False)
+    if second is not None and sequential and model.facts.get("norm") == "pre":
+        return [(f"L{i}.mid", second, "input")]
+    first = norm_module(model, f"L{i}.ln1")
+    if first is not None and model.facts.get("norm") == "post":
+        return [(f"L{i}.mid", first, "output")]
+    if isinstance(model.module, Transformer):
+        return []
+    at = model.places[f"L{i}.attn.out"]
+    return [(f"L{i}.attn", model.module.get_submodule(at.module), at.kind)]
+
+
+def _mid_point(model: Model, found: dict[str, Tensor], i: int) -> Tensor:
+    if f"L{i}.mid" in found:
+        return found[f"L{i}.mid"]
+    x, out = found[f"L{i}.in"], found[f"L{i}.out"]
+    if f"L{i}.attn" in found:
+        return x + found[f"L{i}.attn"]
+    layer: Any = model.module.get_submodule(f"L{i}")  # of the zoo, without a second norm
+    if not layer.cfg.ff_size:
+        return out
+    with torch.no_grad():
+        pre = layer.cfg.norm == "pre"
+        attended = layer.attend(layer.ln1(x) if pre else x, lambda place, tensor: None)
+        return layer.cfg.residual_scale * x + attended if layer.cfg.residual else attended
+
+
+def _reader(place: str, found: dict[str, Tensor], kind: str = "both") -> Callable[..., None]:
+    """A forward hook that keeps a module's first input, its (first) output, or both as .in and .out."""
+
+    def read(_: Any, arguments: tuple[Any, ...], options: dict[str, Any], output: Any) -> None:
+        first = arguments[0] if arguments else next(iter(options.values()))
+        result = output[0] if isinstance(output, tuple) else output
+        if kind == "both":
+            found[f"{place}.in"], found[f"{place}.out"] = first, result
+        else:
+            found[place] = first if kind == "input" else result
+
+    return read

@@ -1,0 +1,1 @@
+"""Tensor functions with fast first and second derivatives."""

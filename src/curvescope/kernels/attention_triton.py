@@ -1,0 +1,263 @@
+"""Attention, its derivative and its second derivative as Triton kernels: how they are launched.
+
+The functions are those of `attention_blockwise`. Nothing is kept between the passes but LSE. Single
+precision is multiplied as PyTorch multiplies it: fully, or in TF32 where that is allowed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import nullcontext
+from typing import Any, NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+
+from curvescope.kernels.attention_mask import Mask
+from curvescope.kernels.attention_triton_first import dkv_kernel, dq_kernel, forward_kernel
+from curvescope.kernels.attention_triton_second import hkv_kernel, ho_kernel, hq_kernel
+
+Directions = tuple[Tensor | None, Tensor | None, Tensor | None]
+Outputs = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
+
+
+class Tile(NamedTuple):
+    """Queries and keys of one tile, warps of one program, stages of the pipeline of its loads."""
+
+    rows: int
+    cols: int
+    warps: int
+    stages: int
+
+
+FULL_PRECISION = "tf32x3"  # three products in TF32, to about 2⁻²²; "ieee" is without tensor cores
+
+# Tile of a kernel by how entries are multiplied and the larger head size, rounded up to a power of two.
+TILES: dict[str, dict[tuple[str, int], Tile]] = {
+    "forward": {
+        ("half", 64): Tile(128, 64, 4, 3),
+        ("half", 128): Tile(128, 64, 8, 3),
+        ("half", 256): Tile(64, 32, 8, 2),
+        ("tf32", 64): Tile(64, 64, 4, 2),
+        ("tf32", 128): Tile(64, 32, 4, 2),
+        ("tf32", 256): Tile(32, 32, 4, 1),
+        ("full", 64): Tile(64, 32, 4, 2),
+        ("full", 128): Tile(64, 16, 4, 2),
+        ("full", 256): Tile(32, 16, 4, 1),
+    },
+    "dq": {
+        ("half", 64): Tile(128, 64, 8, 2),
+        ("half", 128): Tile(64, 64, 4, 2),
+        ("half", 256): Tile(128, 16, 8, 2),
+        ("tf32", 64): Tile(64, 32, 4, 2),
+        ("tf32", 128): Tile(128, 16, 8, 2),
+        ("tf32", 256): Tile(32, 16, 4, 1),
+        ("full", 64): Tile(64, 32, 4, 2),
+        ("full", 128): Tile(64, 16, 4, 2),
+        ("full", 256): Tile(16, 16, 4, 1),
+    },
+    "dkv": {
+        ("half", 64): Tile(64, 128, 8, 2),
+        ("half", 128): Tile(64, 64, 8, 2),
+        ("half", 256): Tile(16, 64, 8, 2),
+        ("tf32", 64): Tile(64, 128, 8, 2),
+        ("tf32", 128): Tile(16, 64, 4, 2),
+        ("tf32", 256): Tile(16, 32, 4, 1),
+        ("full", 64): Tile(32, 64, 4, 2),
+        ("full", 128): Tile(16, 64, 4, 2),
+        ("full", 256): Tile(16, 16, 4, 1),
+    },
+    "ho": {
+        ("half", 64): Tile(128, 64, 8, 2),
+        ("half", 128): Tile(128, 32, 8, 2),
+        ("half", 256): Tile(64, 16, 8, 2),
+        ("tf32", 64): Tile(64, 64, 4, 1),
+        ("tf32", 128): Tile(64, 16, 4, 2),
+        ("tf32", 256): Tile(16, 16, 4, 1),
+        ("full", 64): Tile(64, 32, 4, 2),
+        ("full", 128): Tile(64, 16, 4, 1),
+        ("full", 256): Tile(16, 16, 4, 1),
+    },
+    "hq": {
+        ("half", 64): Tile(128, 64, 8, 2),
+        ("half", 128): Tile(128, 32, 8, 2),
+        ("half", 256): Tile(64, 16, 4, 2),
+        ("tf32", 64): Tile(128, 64, 8, 2),
+        ("tf32", 128): Tile(64, 16, 4, 2),
+        ("tf32", 256): Tile(16, 16, 4, 1),
+        ("full", 64): Tile(64, 16, 4, 2),
+        ("full", 128): Tile(64, 16, 8, 1),
+        ("full", 256): Tile(16, 16, 4, 1),
+    },
+    "hkv": {
+        ("half", 64): Tile(32, 128, 8, 2),
+        ("half", 128): Tile(16, 128, 8, 2),
+        ("half", 256): Tile(16, 16, 4, 2),
+        ("tf32", 64): Tile(64, 128, 8, 2),
+        ("tf32", 128): Tile(16, 64, 4, 2),
+        ("tf32", 256): Tile(16, 16, 4, 1),
+        ("full", 64): Tile(16, 64, 4, 2),
+        ("full", 128): Tile(16, 32, 4, 1),
+        ("full", 256): Tile(16, 16, 4, 1),
+    },
+}
+Tiles = Mapping[str, Tile]  # of some kernels, instead of those above
+
+
+def forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    mask: Mask,
+    scale: float,
+    keep: bool = False,
+    tiles: Tiles | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """O, LSE (+∞ where no key is seen), and an empty tensor: P is not kept."""
+    q, k, v = _dense(q), _dense(k), _dense(v)
+    o, lse = _empty(q, v.shape[3]), torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
+    given = _given(q, k, v, mask, scale) | _strides(q=q, k=k, v=v, o=o)
+    _launch("forward", forward_kernel, given, tiles, q=q, k=k, v=v, o=o, lse=lse)
+    return o, lse, q.new_empty(0)
+
+
+def backward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    o: Tensor,
+    lse: Tensor,
+    kept_P: Tensor,
+    do: Tensor,
+    *,
+    mask: Mask,
+    scale: float,
+    keep: bool = False,
+    tiles: Tiles | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """dQ, dK, dV for an incoming dO, and an empty tensor: dS is not kept."""
+    q, k, v, o, do, lse = _dense(q), _dense(k), _dense(v), _dense(o), _dense(do), lse.contiguous()
+    dq, dk, dv = _empty(q, q.shape[3]), _empty(k, k.shape[3]), _empty(v, v.shape[3])
+    delta = torch.empty_like(lse)
+    given = _given(q, k, v, mask, scale) | _strides(q=q, k=k, v=v, do=do)
+    shared = {"q": q, "k": k, "v": v, "do": do, "lse": lse, "delta": delta}
+    _launch("dq", dq_kernel, given | _strides(o=o, dq=dq), tiles, **shared, o=o, dq=dq)
+    _launch("dkv", dkv_kernel, given | _strides(dk=dk, dv=dv), tiles, **shared, dk=dk, dv=dv)
+    return dq, dk, dv, q.new_empty(0)
+
+
+def second(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    o: Tensor,
+    lse: Tensor,
+    kept_P: Tensor,
+    do: Tensor | None,
+    kept_dS: Tensor,
+    directions: Directions,
+    *,
+    mask: Mask,
+    scale: float,
+    needs: tuple[bool, bool, bool, bool],
+    tiles: Tiles | None = None,
+) -> Outputs:
+    """hQ, hK, hV, h_dO for n directions (n, B, H, L, d); None where `needs` says so."""
+    q, k, v, o, lse = _dense(q), _dense(k), _dense(v), _dense(o), lse.contiguous()
+    num = next(g.shape[0] for g in directions if g is not None)
+    stats = do is not None and any(needs[:3])
+    do = o if do is None else _dense(do)
+    moves = dict(zip(("gq", "gk", "gv"), map(_moved, directions, (q, k, v)), strict=True))
+    given = _given(q, k, v, mask, scale) | _strides(q=q, k=k, v=v, do=do, **moves)
+    given |= {name.upper(): g is not None for name, g in zip(moves, directions, strict=True)}
+    mean, cross = (torch.empty((num, *lse.shape), dtype=lse.dtype, device=lse.device) for _ in range(2))
+    shared = {"q": q, "k": k, "v": v, "do": do, "lse": lse, **moves}
+    shared |= {"mean": mean, "cross": cross, "delta": torch.empty_like(lse)}
+    ho = _empty(q, v.shape[3], num)
+    _launch(
+        "ho", ho_kernel, given | _strides(o=o, ho=ho) | {"STATS": stats}, tiles, num, **shared, o=o, ho=ho
+    )
+    hq = hk = hv = None
+    if needs[0]:
+        hq = _empty(q, q.shape[3], num)
+        _launch("hq", hq_kernel, given | _strides(hq=hq), tiles, num, **shared, hq=hq)
+    if needs[1] or needs[2]:
+        hk, hv = _empty(k, k.shape[3], num), _empty(v, v.shape[3], num)
+        _launch("hkv", hkv_kernel, given | _strides(hk=hk, hv=hv), tiles, num, **shared, hk=hk, hv=hv)
+    return hq, hk if needs[1] else None, hv if needs[2] else None, ho if needs[3] else None
+
+
+def tile_of(name: str, dtype: torch.dtype, head: int) -> Tile:
+    """The tile of a kernel from `TILES`."""
+    kind = "half" if dtype.itemsize == 2 else "tf32" if precision() == "tf32" else "full"
+    return TILES[name][kind, max(64, triton.next_power_of_2(head))]
+
+
+def precision() -> str:
+    """How single precision is multiplied: in TF32 where PyTorch's products may use it."""
+    return FULL_PRECISION if torch.get_float32_matmul_precision() == "highest" else "tf32"
+
+
+def _launch(
+    name: str, kernel: Any, given: dict[str, Any], tiles: Tiles | None, num: int = 1, /, **tensors: Tensor
+) -> None:
+    """One program for each tile of queries (or of keys), each head, and each of `num` directions."""
+    q, k = tensors["q"], tensors["k"]
+    tile = (tiles or {}).get(name) or tile_of(name, q.dtype, max(given["d"], given["e"]))
+    over_keys = name in ("dkv", "hkv")
+    count = triton.cdiv(k.shape[2], tile.cols) if over_keys else triton.cdiv(q.shape[2], tile.rows)
+    grid = (count, q.shape[0] * (k.shape[1] if over_keys else q.shape[1]), num)
+    with torch.cuda.device(q.device) if q.is_cuda else nullcontext():
+        kernel[grid](
+            **tensors, **given, ROWS=tile.rows, COLS=tile.cols, num_warps=tile.warps, num_stages=tile.stages
+        )
+
+
+def _given(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> dict[str, Any]:
+    """Arguments of every kernel."""
+    d, e = q.shape[3], v.shape[3]
+    lengths = (
+        q.new_empty(1, dtype=torch.int32) if mask.lengths is None else mask.lengths.to(q.device).contiguous()
+    )
+    return {
+        "lengths": lengths,
+        "queries": q.shape[2],
+        "keys": k.shape[2],
+        "heads": q.shape[1],
+        "group": q.shape[1] // k.shape[1],
+        "window": mask.window or 0,
+        "scale": scale,
+        "d": d,
+        "e": e,
+        "D": max(16, triton.next_power_of_2(d)),
+        "E": max(16, triton.next_power_of_2(e)),
+        "CAUSAL": mask.causal,
+        "WINDOW": mask.window is not None,
+        "LENGTHS": mask.lengths is not None,
+        "PRECISION": precision(),
+    }
+
+
+def _strides(**tensors: Tensor) -> dict[str, tuple[int, ...]]:
+    return {f"{name}_s": x.stride()[:-1] for name, x in tensors.items()}
+
+
+def _dense(x: Tensor) -> Tensor:
+    """The tensor, copied only where its last axis is not contiguous."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def _moved(direction: Tensor | None, like: Tensor) -> Tensor:
+    """A direction (n, B, H, L, d); any tensor of that rank where there is none: it is not read."""
+    return like[None] if direction is None else _dense(direction)
+
+
+def _empty(like: Tensor, size: int, num: int | None = None) -> Tensor:
+    """([num,] B, H, L, size), laid out by token or by head as `like` is."""
+    B, H, L, _ = like.shape
+    lead = () if num is None else (num,)
+    if like.stride(1) < like.stride(2):
+        return like.new_empty(*lead, B, L, H, size).transpose(-2, -3)
+    return like.new_empty(*lead, B, H, L, size)

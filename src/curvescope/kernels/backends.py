@@ -1,0 +1,176 @@
+"""What the kernels share: which code runs, whether a graph is being recorded, and several directions at once.
+
+A second derivative is taken many times through one retained graph, one direction after the other or several
+at once: `torch.autograd.grad(…, is_grads_batched=True)` calls a backward with batched tensors of an older
+kind than those of torch.vmap. Neither kind can be given to a Triton kernel or written into, so the code here
+takes all directions on a leading axis k, and `launch` brings them there.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache
+from importlib.util import find_spec
+from typing import Any, Literal, get_args
+
+import torch
+import torch.autograd.forward_ad as forward_ad
+from torch import Tensor
+
+from curvescope.core.errors import CurvescopeError, MissingExtra, ShapeError, UsageError
+
+Backend = Literal["auto", "torch", "triton"]
+Tensors = Sequence[Tensor | None]
+Core = Callable[[Tensors, Tensors], Tensors]  # constants, directions (k, …) -> outputs (k, …)
+
+_torch: Any = torch  # for names that torch does not declare
+_SINGLE = (torch.float32, torch.bfloat16, torch.float16)
+
+
+@cache
+def has_triton() -> bool:
+    """Whether Triton can be imported; it is not a requirement."""
+    return find_spec("triton") is not None
+
+
+def use_triton(backend: str, *tensors: Tensor | None) -> bool:
+    """Whether these inputs go to Triton: on `auto`, if all are on CUDA in at most single precision."""
+    if backend not in get_args(Backend):
+        raise UsageError(f"expected a backend of {', '.join(get_args(Backend))}, got {backend!r}")
+    if backend == "torch":
+        return False
+    given = [t for t in tensors if t is not None]
+    fits = all(t.dtype in _SINGLE for t in given)
+    if backend == "auto":
+        return fits and has_triton() and all(t.is_cuda for t in given)
+    if not has_triton():
+        raise MissingExtra("the triton backend needs the package triton", hint="use backend='torch'")
+    if not fits or not (interpreted() or all(t.is_cuda for t in given)):
+        raise ShapeError(
+            "expected CUDA tensors of float32, bfloat16 or float16 for Triton, got "
+            + ", ".join(f"{str(t.dtype).removeprefix('torch.')} on {t.device.type}" for t in given),
+            hint="use backend='auto'",
+        )
+    return True
+
+
+def interpreted() -> bool:
+    """Whether Triton runs in its interpreter, on any device."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def recorded() -> bool:
+    """Whether somebody may differentiate what happens now: a graph is being built, or forward mode is on."""
+    return torch.is_grad_enabled() or forward_mode()
+
+
+def forward_mode() -> bool:
+    """Whether forward-mode differentiation is on."""
+    return forward_ad._current_level >= 0
+
+
+def transformed() -> bool:
+    """Whether a transform of torch.func is active; a batched backward is one."""
+    return _torch._C._are_functorch_transforms_active()
+
+
+def on_device(t: Tensor) -> AbstractContextManager[Any]:
+    """Launches inside go to the device of t."""
+    return torch.cuda.device(t.device) if t.is_cuda else nullcontext()
+
+
+def num_programs(t: Tensor, rows: int) -> int:
+    """How many programs share the rows of t: four for each multiprocessor, one wave."""
+    units = torch.cuda.get_device_properties(t.device).multi_processor_count if t.is_cuda else 2
+    return max(1, min(rows, 4 * units))
+
+
+def launch(core: Core, constants: Tensors, directions: Tensors) -> Tensors:
+    """Call `core` for one direction, or for all of them at once where they are batched.
+
+    Args:
+        core: Takes the constants, and the directions with a leading axis k; its outputs have that axis. It
+            gets plain tensors, is not differentiated, and may write into what it makes.
+        constants: What does not depend on the direction; an entry may be None.
+        directions: What does; an entry may be None, but not all of them.
+    """
+    if transformed():
+        return _Launch.apply(core, len(constants), *constants, *directions)
+    if not any(is_batched(t) for t in directions):
+        return _single(core, constants, directions)
+    level = _level()
+    k = next(_torch._remove_batch_dim(t, level, 1, 0).shape[0] for t in directions if is_batched(t))
+    plain = [None if t is None else _torch._remove_batch_dim(t, level, k, 0) for t in directions]
+    return tuple(None if t is None else _torch._add_batch_dim(t, 0, level) for t in core(constants, plain))
+
+
+def is_batched(t: Tensor | None) -> bool:
+    """Whether t belongs to a batched backward (`is_grads_batched`)."""
+    return t is not None and _torch._C._functorch.is_legacy_batchedtensor(t)
+
+
+def refuse_batched(t: Tensor) -> None:
+    """A batched backward cannot build a graph through Functions written in Python: it would be lost."""
+    if torch.is_grad_enabled() and is_batched(t):
+        raise UsageError(
+            "expected a backward with create_graph=True to take one cotangent, got a batch of them",
+            hint="call torch.autograd.grad once for each, without is_grads_batched",
+        )
+
+
+def refuse_third() -> None:
+    """Two derivatives are what the kernels have: called where a third would be recorded, and so be wrong."""
+    if recorded() and not transformed():
+        raise CurvescopeError(
+            "a second derivative of these kernels was taken in order to differentiate it again",
+            hint="use PyTorch's own functions for third derivatives, or leave out create_graph",
+        )
+
+
+def _level() -> int:
+    """How deep batched backwards are nested now."""
+    above = _torch._C._vmapmode_increment_nesting()
+    _torch._C._vmapmode_decrement_nesting()
+    return above - 1
+
+
+def _single(core: Core, constants: Tensors, directions: Tensors) -> tuple[Tensor | None, ...]:
+    found = core(constants, [None if t is None else t[None] for t in directions])
+    return tuple(None if t is None else t[0] for t in found)
+
+
+class _Launch(torch.autograd.Function):
+    """A call that torch.vmap can batch. It has no derivative, and says so: the Functions around it have."""
+
+    @staticmethod
+    def forward(core: Core, split: int, *tensors: Tensor | None) -> Any:
+        return _single(core, tensors[:split], tensors[split:])
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
+        k, dims, core, split, tensors = info.batch_size, in_dims[2:], args[0], args[1], args[2:]
+        if all(dim is None for dim in dims[:split]):
+            pairs = zip(tensors[split:], dims[split:], strict=True)
+            found = core(tensors[:split], [_to_front(t, dim, k) for t, dim in pairs])
+        else:
+            parts = [[_entry(t, dim, j) for t, dim in zip(tensors, dims, strict=True)] for j in range(k)]
+            each = [_single(core, part[:split], part[split:]) for part in parts]
+            found = [None if some[0] is None else torch.stack(some) for some in zip(*each, strict=True)]
+        return tuple(found), tuple(None if t is None else 0 for t in found)
+
+
+def _to_front(t: Tensor | None, dim: int | None, k: int) -> Tensor | None:
+    """The batch axis in front; a tensor without one is repeated, without a copy."""
+    if t is None:
+        return None
+    return t.expand(k, *t.shape) if dim is None else t.movedim(dim, 0)
+
+
+def _entry(t: Tensor | None, dim: int | None, j: int) -> Tensor | None:
+    return t if t is None or dim is None else t.select(dim, j)

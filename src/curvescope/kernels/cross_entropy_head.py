@@ -1,0 +1,256 @@
+"""The last linear map and the cross-entropy as one function, a slice of the logits at a time.
+
+    L = Σ_t w_t ℓ_t,   ℓ_t = −Σ_c q_tc log p_tc,   p_t = softmax(z_t),   z = h Wᵀ + b,
+    q_t = (1 − ε) one-hot(y_t) + ε/V, and w_t = 0 where the target is −100.
+
+With D = p − q, dh = w∘(D W), dW = Dᵀ(w∘h), db = Dᵀ w. For cotangents gh, gW, gb of these,
+
+    ż = gh Wᵀ + h gWᵀ + gb,     Ż = p∘(ż − p·ż),
+    hh = w∘(Ż W + D gW),        hW = Żᵀ(w∘h) + Dᵀ(w∘gh),        hb = Żᵀ w.
+
+The terms with Ż are the Gauss-Newton part (in the outputs), those with D the functional one. The weights
+stand at h, where they cost nothing, not at the logits. No more than two slices of logits exist at any time.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from curvescope.core.errors import ShapeError, UsageError
+from curvescope.kernels.backends import (
+    Backend,
+    Tensors,
+    forward_mode,
+    launch,
+    recorded,
+    refuse_batched,
+    refuse_third,
+    transformed,
+    use_triton,
+)
+from curvescope.kernels.cross_entropy_sweeps import Plan, make_plan, second_products, sweep
+from curvescope.kernels.norms import given, plus, widen
+
+IGNORED = -100
+Part = Literal["hessian", "functional"]
+
+
+def cross_entropy_head(
+    h: Tensor,
+    W: Tensor,
+    b: Tensor | None,
+    targets: Tensor,
+    weights: Tensor | None = None,
+    *,
+    label_smoothing: float = 0.0,
+    part: Part = "hessian",
+    chunk: int | None = None,
+    second_order: bool = True,
+    backend: Backend = "auto",
+) -> Tensor:
+    """Σ_t w_t ℓ_t for h (T, d), W (V, d) of any strides, b (V,) and targets (T,), of which −100 is ignored.
+
+    Args:
+        weights: One for each term, (T,); not differentiated.
+        part: "functional" leaves the softmax's own curvature out of the second derivative: it is that of
+            ⟨D, z⟩ with D held fixed. First derivatives are the same.
+        chunk: Rows of logits at a time; by default as many as fit a slice of moderate size.
+        second_order: False records only the derivative in the cotangent of the loss.
+    """
+    _check(h, W, b, targets, weights)
+    if part not in ("hessian", "functional"):
+        raise UsageError(f"expected part='hessian' or 'functional', got {part!r}")
+    if not 0 <= label_smoothing < 1:
+        raise UsageError(f"expected a label_smoothing in [0, 1), got {label_smoothing}")
+    plan = make_plan(h, W, label_smoothing, chunk, use_triton(backend, h, W, b))
+    everything = transformed() or forward_mode()
+    grad = torch.is_grad_enabled()
+    wants = tuple(t is not None and (everything or (grad and t.requires_grad)) for t in (h, W, b))
+    how = Options(plan, part, second_order, wants)
+    return _Head.apply(h, W, b, targets.clamp(min=0), term_weights(h, targets, weights), how)[0]
+
+
+class HeadCurvature:
+    """The Gauss-Newton matrix of the head at h, W, b; what does not depend on a direction is made once."""
+
+    def __init__(
+        self,
+        h: Tensor,
+        W: Tensor,
+        b: Tensor | None,
+        targets: Tensor,
+        weights: Tensor | None = None,
+        *,
+        chunk: int | None = None,
+        backend: Backend = "auto",
+    ):
+        _check(h, W, b, targets, weights)
+        self._plan = make_plan(h, W, 0.0, chunk, use_triton(backend, h, W, b))
+        h, W, b = h.detach(), W.detach(), None if b is None else b.detach()
+        lse = log_partition(h, W, b, chunk=chunk, backend=backend)
+        self._constants = (h, W, b, targets.clamp(min=0), term_weights(h, targets, weights), lse)
+
+    @torch.no_grad()
+    def times(
+        self,
+        h_dot: Tensor | None,
+        W_dot: Tensor | None,
+        b_dot: Tensor | None,
+        *,
+        rows: tuple[str, ...] = ("h", "W", "b"),
+    ) -> Tensors:
+        """w∘(Ż W), Żᵀ(w∘h) and Żᵀw of those in `rows`, for ż = ḣWᵀ + hẆᵀ + ḃ; all have k directions first."""
+        if h_dot is None and W_dot is None and b_dot is None:
+            return None, None, None
+        needs = ("h" in rows, "W" in rows, "b" in rows and self._constants[2] is not None)
+        return second_products(self._plan, "ggn", needs, self._constants, (h_dot, W_dot, b_dot))
+
+
+def log_partition(
+    h: Tensor, W: Tensor, b: Tensor | None, *, chunk: int | None = None, backend: Backend = "auto"
+) -> Tensor:
+    """log Σ_c exp z_tc of each term, (T,), not recorded."""
+    plan = make_plan(h, W, 0.0, chunk, use_triton(backend, h, W, b))
+    nothing = torch.zeros(h.shape[0], dtype=torch.int64, device=h.device)
+    with torch.no_grad():
+        return given(sweep(plan, (False,) * 3, h, W, b, nothing, widen(h).new_zeros(h.shape[0]))[1])
+
+
+def term_weights(h: Tensor, targets: Tensor, weights: Tensor | None) -> Tensor:
+    """w (T,), zero where the target is ignored."""
+    counted = (targets != IGNORED).to(widen(h[:0]).dtype)
+    return counted if weights is None else counted * weights.to(counted)
+
+
+class Options(NamedTuple):
+    """How the head is run; `wants` says which gradients the forward makes at once."""
+
+    plan: Plan
+    part: str
+    second_order: bool
+    wants: tuple[bool, ...]
+
+
+class _Head(torch.autograd.Function):
+    """h, W, b ↦ L. The gradients for a cotangent of one are made in the same sweep over the logits."""
+
+    @staticmethod
+    def forward(h: Tensor, W: Tensor, b: Tensor | None, targets: Tensor, w: Tensor, how: Options) -> Tensors:
+        return sweep(how.plan, how.wants, h, W, b, targets, w)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        h, W, b, targets, w, ctx.how = inputs
+        _, lse, *ctx.kept = output
+        ctx.mark_non_differentiable(lse, *(t for t in ctx.kept if t is not None))
+        ctx.save_for_backward(h, W, b, targets, w, lse)
+        ctx.save_for_forward(*ctx.kept)
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor | None) -> Any:
+        c, how = cotangents[0], ctx.how
+        if c is None:
+            return (None,) * 6
+        refuse_batched(c)
+        saved = h, W, b, targets, w, lse = ctx.saved_tensors
+        kept = ctx.kept
+        if kept is None:
+            with torch.no_grad():
+                kept = sweep(how.plan, ctx.needs_input_grad[:3], *saved[:5])[2:]
+        if not recorded():
+            return *(None if t is None else c * t for t in kept), None, None, None
+        ctx.kept = kept if transformed() else None  # the graph of the gradients holds them now
+        if not how.second_order:
+            h, W, b = h.detach(), W.detach(), None if b is None else b.detach()
+        return *_HeadGradient.apply(c, h, W, b, targets, w, lse, *kept, how), None, None, None
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        return _inner(tangents[:3], ctx.saved_tensors), *(None,) * 4
+
+
+class _HeadGradient(torch.autograd.Function):
+    """c, h, W, b ↦ c times the gradients of L, which come with the inputs."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(c: Tensor, *rest: Any) -> Any:
+        return tuple(None if t is None else c * t for t in rest[6:9])
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        c, h, W, b, targets, w, lse, *kept, ctx.how = inputs
+        scaled = w * c.to(w.dtype)
+        of_c = kept if ctx.needs_input_grad[0] else [None, None, None]
+        ctx.save_for_backward(h, W, b, targets, scaled, lse, *of_c)
+        ctx.save_for_forward(h, W, b, targets, scaled, lse, *kept)
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor | None) -> Any:
+        refuse_third()
+        if all(t is None for t in cotangents):
+            return (None,) * 11
+        constants, kept = ctx.saved_tensors[:6], ctx.saved_tensors[6:]
+        needs = ctx.needs_input_grad
+        along_c = _inner(cotangents, kept) if needs[0] else None
+        found = (None, None, None)
+        if any(needs[1:4]):
+            found = _run_second(ctx.how, needs[1:4], constants, cotangents)
+        return along_c, *found, *(None,) * 7
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        dc, directions = tangents[0], tangents[1:4]
+        constants, kept = ctx.saved_tensors[:6], ctx.saved_tensors[6:]
+        needs = [t is not None for t in kept]
+        found: Tensors = [None, None, None]
+        if any(t is not None for t in directions):
+            found = _run_second(ctx.how, needs, constants, directions)
+        if dc is not None:
+            found = [plus(u, None if t is None else dc * t) for u, t in zip(found, kept, strict=True)]
+        return tuple(
+            torch.zeros_like(t) if u is None and t is not None else u
+            for u, t in zip(found, kept, strict=True)
+        )
+
+
+def _run_second(how: Options, needs: Any, constants: Tensors, directions: Tensors) -> Tensors:
+    """hh, hW, hb, None where not needed."""
+
+    def core(constants: Tensors, directions: Tensors) -> Tensors:
+        return second_products(how.plan, how.part, needs, constants, directions)
+
+    return launch(core, constants, directions)
+
+
+def _inner(directions: Any, gradients: Any) -> Tensor | None:
+    """Σ ⟨direction, gradient⟩."""
+    found = None
+    for u, t in zip(directions, gradients, strict=True):
+        found = found if u is None or t is None else plus(found, (u * t).sum())
+    return found
+
+
+def _check(h: Tensor, W: Tensor, b: Tensor | None, targets: Tensor, weights: Tensor | None) -> None:
+    T, V = h.shape[0], W.shape[0]
+    shapes = {"h": (h, (T, W.shape[-1])), "W": (W, (V, h.shape[-1])), "b": (b, (V,))}
+    shapes |= {"targets": (targets, (T,)), "weights": (weights, (T,))}
+    for name, (t, want) in shapes.items():
+        if t is not None and t.shape != want:
+            raise ShapeError(f"expected {name} of shape {want}, got {tuple(t.shape)}")
+    if targets.is_floating_point() or not all(t is None or t.dtype == h.dtype for t in (W, b)):
+        raise ShapeError(
+            f"expected integer targets and one dtype for h, W and b, got {targets.dtype}, "
+            + ", ".join(str(t.dtype) for t in (h, W, b) if t is not None)
+        )
+    if weights is not None and weights.requires_grad:
+        raise UsageError("expected weights that are constants, got some that require a gradient")
+    outside = (targets != IGNORED) & ((targets < 0) | (targets >= V))
+    if bool(outside.any()):
+        raise UsageError(f"expected targets below {V} (or {IGNORED} to ignore one), got others")

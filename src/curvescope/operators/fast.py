@@ -1,0 +1,179 @@
+"""The fast engine: double backward through our kernels, with the loss's head never formed whole.
+
+What a product needs of the module is computed once per batch and kept (`kept`); norms, activations and
+attention have fused second derivatives; a linear head with cross-entropy is worked off in slices. The
+numbers are those of the autograd engine, which is asked once per model, on a few tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from curvescope.core.errors import CurvescopeError, UsageError
+from curvescope.core.seeds import generator
+from curvescope.data.batches import Batch, Batches
+from curvescope.kernels.head import LinearHead
+from curvescope.kernels.substitute import FindHead, Substitute
+from curvescope.models.fused import fused
+from curvescope.operators.autograd import AutogradEngine, Linearised, Work
+from curvescope.operators.replay import Recorder, Replay
+from curvescope.problem import Problem, differentiating
+
+FEW = 16  # positions of the sequence on which engines are compared
+TOLERANCE = {torch.float64: 1e-5, torch.float32: 5e-3}  # far below a mistake, above rounding
+
+
+class FastEngine(AutogradEngine):
+    """Double backward of the module with our kernels in it."""
+
+    name = "fast"
+
+    def __init__(self, *, checked: bool = True) -> None:
+        super().__init__()
+        self._checked = checked
+        self._place: dict[int, int | None] = {}
+        self._recorder: Recorder | None = None
+
+    def begin(self, problem: Problem) -> None:
+        if self._checked:
+            check(problem)
+        super().begin(problem)
+
+    def outputs(
+        self, problem: Problem, batch: Batch, leaves: Mapping[str, Tensor], *, second_order: bool, lazy: bool
+    ) -> Tensor | LinearHead:
+        place = self._head_place(problem) if lazy and problem.loss.takes_head else None
+        with (
+            fused(problem.model, second_order=second_order),
+            Substitute(second_order=second_order, head=place) as mode,
+        ):
+            z = problem.outputs(batch, leaves)
+        if mode.placeholder is None:
+            return z
+        if z is mode.placeholder and mode.head is not None:
+            return mode.head
+        return self.outputs(problem, batch, leaves, second_order=second_order, lazy=False)
+
+    def _keep(self, key: Any, build: Callable[[], Any], problem: Problem, batch: Batch) -> Any:
+        """On a GPU a product is recorded when it is asked for again."""
+        if problem.device.type != "cuda":
+            return super()._keep(key, build, problem, batch)
+        if self._recorder is None:
+            self._recorder = Recorder(problem.device)
+        recorder = self._recorder
+
+        def recorded() -> Any:
+            with recorder.building():
+                found = build()
+            return found if isinstance(found, Linearised) else Replayed(found, recorder)
+
+        return super()._keep(key, recorded, problem, batch)
+
+    def _head_place(self, problem: Problem) -> int | None:
+        """Which linear map makes the outputs; the same for all batches of a problem."""
+        key = id(problem.model.module)
+        if key not in self._place:
+            batch = _few_terms(problem).map(problem.placed)
+            with torch.no_grad(), fused(problem.model, second_order=False), FindHead() as mode:
+                self._place[key] = mode.place(problem.outputs(batch))
+        return self._place[key]
+
+
+class Replayed:
+    """A product for one direction, recorded; for several at once, as it is."""
+
+    def __init__(self, work: Work, recorder: Recorder):
+        self._work, self._replay = work, Replay(work, recorder)
+
+    def __call__(self, tangents: Sequence[Tensor]) -> Sequence[Tensor | None]:
+        alone = tangents[0].shape[0] == 1
+        return self._replay(tangents) if alone else self._work(tangents)
+
+
+# --------------------------------------------------------------------------------------- checked at first use
+
+_right: WeakKeyDictionary[nn.Module, set[Any]] = WeakKeyDictionary()
+
+
+def check(problem: Problem) -> None:
+    """Raise unless the fast engine gives autograd's Hessian product on a few tokens; asked once per model."""
+    seen = _right.setdefault(problem.model.module, set())
+    kind = (problem.dtype, problem.device, type(problem.loss))
+    if kind in seen:
+        return
+    few = Problem(problem.model, Batches([_few_terms(problem)]), problem.loss)
+    source = generator(0)
+    v = {
+        name: torch.randn(1, *p.shape, generator=source, dtype=torch.float32).to(p)
+        for name, p in few.model.parameters.items()
+    }
+    try:
+        theirs = _product(few, AutogradEngine(), v)
+    except CurvescopeError:
+        return  # a mistake in the problem; whoever takes the product will say so, of the whole batch
+    ours = _product(few, FastEngine(checked=False), v)
+    error, tolerance = _distance(ours, theirs), TOLERANCE.get(problem.dtype, 0.1)
+    if problem.device.type == "cuda" and torch.get_float32_matmul_precision() != "highest":
+        tolerance = max(tolerance, 0.05)
+    if not all(bool(torch.isfinite(t).all()) for t in theirs.values()):
+        return  # whoever takes the product will say so
+    if not error <= tolerance and not error <= 10 * _rounding(few, v, theirs):
+        raise CurvescopeError(
+            f"the fast engine and autograd disagree on {problem.model.name} by {error:.1e} of the product",
+            hint="use engine='autograd'",
+        )
+    seen.add(kind)
+
+
+def _few_terms(problem: Problem) -> Batch:
+    """The first sequence with a counted term, cut to a few positions where that leaves one."""
+    for batch in problem.batches:
+        for i in range(batch.num_sequences):
+            one = batch[i : i + 1]
+            for found in (_cut(one), one):
+                if problem.loss.total_weight(found.targets, found.weights) > 0:
+                    return found
+    raise UsageError("expected at least one term that counts")
+
+
+def _cut(batch: Batch) -> Batch:
+    """Tokens and their targets up to a few positions; anything else as it is."""
+    T = batch.targets.shape[1] if batch.targets.dim() == 2 else 0
+    if any(t.dim() != 2 or t.shape[1] != T for t in batch.tensors()) or batch.targets.is_floating_point():
+        return batch
+    return batch.map(lambda t: t[:, :FEW])
+
+
+def _product(problem: Problem, engine: AutogradEngine, v: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    (batch,) = problem.placed_batches("check of the engine")
+    with differentiating():
+        return engine.second_derivative(problem, 0, batch, "hessian", tuple(v), v)
+
+
+def _distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
+    """‖a − b‖ / ‖b‖ over all parameters; a missing one is zero."""
+    names = set(a) | set(b)
+    zero = torch.zeros(())
+    gaps = [(a.get(n, zero).double().cpu() - b.get(n, zero).double().cpu()).norm() for n in names]
+    sizes = [x.double().norm().cpu() for x in b.values()]
+    gap, size = (float(torch.stack(x).norm()) if x else 0.0 for x in (gaps, sizes))
+    return gap / size if size else gap
+
+
+def _rounding(problem: Problem, v: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> float:
+    """How far autograd itself is from its product in float64."""
+    import copy
+    from dataclasses import replace
+
+    model = replace(problem.model, module=copy.deepcopy(problem.model.module).double())
+    exact = _product(
+        Problem(model, problem.batches, problem.loss),
+        AutogradEngine(),
+        {name: t.double() for name, t in v.items()},
+    )
+    return _distance(theirs, exact)

@@ -1,0 +1,164 @@
+"""The folder of a reproduction: every figure's tables, pictures and arrays side by side, in one place.
+
+    heatmap.csv  heatmap.pdf  heatmap.png  heatmap.html  heatmap.json  heatmap.npz  …  settings.json
+
+`settings.json` names the figures that are complete, with their settings and files; whatever is being computed
+or written lies under `state/`, piece by piece, and moves out of it when all of it is there. So a run that was
+killed goes on where it was, and nothing that is half written looks finished.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from curvescope import __version__
+from curvescope.core.config import Config
+from curvescope.core.errors import CurvescopeError, MissingExtra
+from curvescope.core.result import Result
+from curvescope.papers import PAPERS
+from curvescope.studies.folder import STATE, environment
+from curvescope.studies.pieces import RESULT, Pieces
+
+SETTINGS, ARRAYS = "settings.json", "arrays.npz"
+DPI = {"pdf": 200, "png": 150}  # of a PDF: its pictures
+Say = Callable[[str], None]
+
+
+class FigureFolder:
+    """One figure of a paper in the folder `out`; `pieces` is the state of its computation."""
+
+    def __init__(self, out: Path, paper: str, figure: str, cfg: Config):
+        self.out, self.paper, self.figure, self.cfg = out, paper, figure, cfg
+        words = json.dumps({"version": __version__, **cfg.to_dict()}, sort_keys=True)
+        digest = hashlib.sha256(words.encode()).hexdigest()[:8]
+        self.state = out / STATE / f"{figure}-{digest}"
+        self.pieces = Pieces(self.state, begin=self._begin)
+        if self.pieces.owned:
+            raise CurvescopeError(
+                f"another process works on {figure} in {out}", hint="wait for it, or choose another --out"
+            )
+
+    def _begin(self) -> None:
+        self.pieces.own()
+
+    def finish(self, result: Any, *, seconds: float, say: Say) -> list[str]:
+        """Write everything, note it in the settings, forget the state; the names of the files."""
+        entry = {
+            "settings": self.cfg.to_dict(),
+            "version": __version__,
+            "environment": environment(),
+            "seconds": round(seconds, 1),
+        }
+        self._begin()
+        files = publish(self.out, self.paper, self.figure, result, entry, self.state / "finished", say)
+        shutil.rmtree(self.state, ignore_errors=True)
+        _remove_if_empty(self.out / STATE)
+        return files
+
+
+def publish(
+    out: Path, paper: str, figure: str, result: Any, entry: dict[str, Any], staging: Path, say: Say
+) -> list[str]:
+    """Write a result's files into `staging`, then move them to `out` and note them there."""
+    shutil.rmtree(staging, ignore_errors=True)
+    staging.mkdir(parents=True)
+    write(result, staging, figure, title=f"{paper}: {figure}", say=say)
+    meta = read_settings(out) if (out / SETTINGS).exists() else _new_settings(paper)
+    if meta["paper"] != paper:
+        raise CurvescopeError(f"{out} has the figures of {meta['paper']}", hint="choose another --out")
+    files = sorted(path.name for path in staging.iterdir())
+    old = meta["figures"].pop(figure, {}).get("files", [])
+    _write_settings(out, meta)  # from here on until the end the figure does not count as finished
+    for name in set(old) - set(files):
+        (out / name).unlink(missing_ok=True)
+    for name in files:
+        (staging / name).replace(out / name)
+    meta["figures"][figure] = {**entry, "files": files}
+    _write_settings(out, meta)
+    shutil.rmtree(staging, ignore_errors=True)
+    return files
+
+
+def write(result: Any, folder: Path, stem: str, *, title: str, say: Say) -> None:
+    """Tables as CSV, figures as PDF and PNG, all of them as one page for a browser, the result itself."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    from curvescope.viz import interactive
+
+    for name, table in result.tables().items():
+        table.to_csv(folder / f"{name}.csv", index=False)
+    figures = result.figures()
+    with plt.rc_context({"pdf.fonttype": 42}):
+        for name, figure in figures.items():
+            for kind, dpi in DPI.items():
+                options: dict[str, Any] = {"metadata": {"CreationDate": None}} if kind == "pdf" else {}
+                figure.savefig(folder / f"{name}.{kind}", dpi=dpi, **options)
+    scenes = {name: interactive.scene(figure) for name, figure in figures.items()}
+    scenes |= result.scenes() if hasattr(result, "scenes") else {}
+    for figure in figures.values():
+        plt.close(figure)
+    try:
+        text = interactive.page(title, scenes, result.captions())
+        (folder / f"{stem}.html").write_text(text, encoding="utf-8")
+    except MissingExtra as error:
+        say(f"{stem}: no interactive page, {error}")
+    saved = result.save(folder / "saved")
+    (saved / ARRAYS).rename(folder / f"{stem}.npz")
+    (saved / RESULT).rename(folder / f"{stem}.json")
+    saved.rmdir()
+
+
+def load_result(out: Path, figure: str) -> Any:
+    """The stored result of a figure that is finished."""
+    if figure not in read_settings(out)["figures"]:
+        raise CurvescopeError(
+            f"expected stored results of {figure} in {out}, found none", hint="run it without --draw first"
+        )
+    with tempfile.TemporaryDirectory() as place:
+        for name, kind in ((RESULT, "json"), (ARRAYS, "npz")):
+            source = out / f"{figure}.{kind}"
+            if not source.exists():
+                raise CurvescopeError(f"{source} is missing", hint="run the figure again without --draw")
+            shutil.copyfile(source, Path(place) / name)
+        return Result.load(place)
+
+
+def read_settings(out: Path) -> dict[str, Any]:
+    """What `settings.json` says: paper, citation and the finished figures."""
+    try:
+        found = json.loads((out / SETTINGS).read_text(encoding="utf-8"))
+        assert found["paper"] in PAPERS
+        assert isinstance(found["figures"], dict)
+    except FileNotFoundError:
+        unfinished = (
+            " (nothing in it is finished: run the same again to resume)" if (out / STATE).exists() else ""
+        )
+        raise CurvescopeError(f"expected a reproduction with {SETTINGS}, got {out}{unfinished}") from None
+    except (OSError, ValueError, KeyError, TypeError, AssertionError) as error:
+        raise CurvescopeError(f"could not read {out / SETTINGS}: {error}") from error
+    return found
+
+
+def _new_settings(paper: str) -> dict[str, Any]:
+    return {"paper": paper, "citation": PAPERS[paper].citation, "figures": {}}
+
+
+def _write_settings(out: Path, meta: dict[str, Any]) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    partial = out / f"{SETTINGS}.partial"
+    partial.write_text(json.dumps(meta, indent=1, ensure_ascii=False), encoding="utf-8")
+    partial.replace(out / SETTINGS)
+
+
+def _remove_if_empty(folder: Path) -> None:
+    if folder.is_dir() and not any(folder.iterdir()):
+        folder.rmdir()

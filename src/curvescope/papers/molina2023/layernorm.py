@@ -1,0 +1,46 @@
+"""The norms: 'layer normalisation confines the features to a hyper-sphere'."""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping
+from dataclasses import dataclass
+
+from curvescope.core.progress import Progress
+from curvescope.core.result import Result
+from curvescope.papers.claims import AGREES, DIFFERS
+from curvescope.papers.molina2023.setting import AUTO, Reproduced, measured_on, with_model
+from curvescope.studies import layernorm
+
+EXACT = 1e-9
+
+
+@dataclass(frozen=True)
+class Config(layernorm.Config):
+    """As the study; `auto` is the best model at hand."""
+
+    model: str = AUTO
+
+
+def run(
+    cfg: Config, *, progress: Progress | None = None, state: MutableMapping[str, Result] | None = None
+) -> Reproduced:
+    """The study, and the claim."""
+    own, why = with_model(cfg)
+    found = layernorm.run(own, progress=progress, state=state)
+    off = max(n.identity_error for n in found.norms)
+    hidden = max(1 - float(s.with_gain.mean()) for s in found.selectable)
+    claims = [
+        [
+            "a norm's outputs lie on an ellipsoid, the image of a sphere",
+            "stated (abstract)",
+            f"largest relative distance {off:.1e} over {len(found.norms)} norms",
+            measured_on(own.model, AGREES if off < EXACT else DIFFERS),
+        ],
+        [
+            "keys that no query can prefer",
+            "not in the paper",
+            f"{hidden:.1%} of the sample in the layer with most",
+            "–",
+        ],
+    ]
+    return Reproduced("layernorm", found.model, why, found, claims)

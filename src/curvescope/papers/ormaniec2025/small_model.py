@@ -1,0 +1,47 @@
+"""The model and the data of the heat map and the histograms: d = 16, one layer, addition of two numbers.
+
+Weights are those of the paper: drawn in float32 on the CPU from seed 1234 in the order of its framework,
+which is that of the zoo's scheme "scaled", then converted to float64.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from curvescope.data.batches import Batches
+from curvescope.data.tasks import task
+from curvescope.models.load import load
+from curvescope.models.transformer import TransformerConfig
+from curvescope.problem import Problem
+
+SEED = 1234
+Kind = Literal["softmax", "linear"]
+
+
+def small_problem(attention: Kind, batches: Batches, *, device: str = "cpu") -> Problem:
+    """Cross-entropy of the six digits of the sum, in float64."""
+    config = TransformerConfig(
+        n_layers=1,
+        d_model=16,
+        n_heads=1,
+        d_ff=64,
+        n_ctx=18,
+        vocab_size=12,
+        attention=attention,
+        norm="none",
+        activation="relu",
+        bias_u=True,
+        init="scaled",
+        seed=SEED,
+    )
+    return Problem(load(config, dtype="float64", device=device), batches)
+
+
+def heatmap_data() -> Batches:
+    """The batch of 64 sums of the heat map, which is that of the sweeps."""
+    return task("addition")
+
+
+def histogram_data() -> Batches:
+    """The 8 batches of 8 sums of the histograms, in some of which columns are made to sum to nine."""
+    return task("addition", draw_size=8, batch_size=8, sum_to_nine="coin")

@@ -1,0 +1,116 @@
+"""Run the figures of a paper into a folder, or draw again what is stored there."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from curvescope.core.config import Config
+from curvescope.core.errors import CurvescopeError, UsageError, near_misses
+from curvescope.core.progress import Progress
+from curvescope.papers import find, find_figure
+from curvescope.papers.folder import FigureFolder, load_result, publish, read_settings
+from curvescope.studies.folder import STATE
+
+EVERYWHERE = ("profile", "replay", "device")  # what a figure that has no use for it is not told
+
+
+def reproduce(
+    paper: str,
+    figures: Sequence[str] = (),
+    *,
+    settings: Mapping[str, Any] | None = None,
+    out: str | Path | None = None,
+    progress: Progress | None = None,
+    say: Callable[[str], None] = lambda line: None,
+) -> dict[str, Any]:
+    """Compute the named figures, or all of a paper, and write them into `out`.
+
+    A figure that was begun with the same settings and not finished goes on where it was.
+
+    Args:
+        settings: of the figures' `Config`s; each figure is told what it knows.
+        out: `reproductions/PAPER` unless given.
+        say: called with lines for a person, such as that a figure is resumed.
+
+    Returns:
+        The result of every figure.
+    """
+    names = _names(paper, figures)
+    configs = _configs(paper, names, settings or {})
+    folder = default_folder(paper) if out is None else Path(out)
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"expected a folder, got the file {folder}")
+    found = {}
+    for name, cfg in configs.items():
+        place = FigureFolder(folder, paper, name, cfg)
+        if len(place.pieces):
+            say(f"{name}: resuming with {len(place.pieces)} pieces done")
+        start = time.monotonic()
+        result = find_figure(paper, name).run(cfg, progress=_prefixed(progress, name), state=place.pieces)
+        place.finish(result, seconds=time.monotonic() - start, say=say)
+        found[name] = result
+    return found
+
+
+def redraw(
+    paper: str,
+    figures: Sequence[str] = (),
+    *,
+    out: str | Path | None = None,
+    say: Callable[[str], None] = lambda line: None,
+) -> dict[str, Any]:
+    """Draw the named figures, or all that are stored in `out`, again; nothing is computed."""
+    folder = default_folder(paper) if out is None else Path(out)
+    find(paper)
+    meta = read_settings(folder)
+    names = _names(paper, figures) if figures else list(meta["figures"])
+    if meta["paper"] != paper or not names:
+        raise CurvescopeError(f"expected stored results of {paper} in {folder}, found none")
+    found = {}
+    for name in names:
+        found[name] = load_result(folder, name)
+        entry = {key: value for key, value in meta["figures"][name].items() if key != "files"}
+        publish(folder, paper, name, found[name], entry, folder / STATE / f"{name}-drawing", say)
+        if not any((folder / STATE).iterdir()):
+            (folder / STATE).rmdir()
+    return found
+
+
+def default_folder(paper: str) -> Path:
+    """Where a reproduction goes unless it is told."""
+    return Path("reproductions") / paper
+
+
+def _names(paper: str, figures: Sequence[str]) -> list[str]:
+    known = list(find(paper).FIGURES)
+    for name in figures:
+        if name not in known:
+            raise UsageError(f"expected a figure of {paper}, got {name!r}", hint=near_misses(name, known))
+    return [name for name in known if name in figures or not figures]
+
+
+def _configs(paper: str, names: Sequence[str], settings: Mapping[str, Any]) -> dict[str, Config]:
+    """A configuration for each figure; a setting that none of them knows is an error, before any work."""
+    kinds = {name: find_figure(paper, name).Config for name in names}
+    known = {name: [field.name for field in fields(kind)] for name, kind in kinds.items()}
+    everything = sorted({option for options in known.values() for option in options})
+    for option in settings:
+        if option not in everything and option not in EVERYWHERE:
+            raise UsageError(
+                f"no figure among {', '.join(names)} has the setting {option!r}",
+                hint=near_misses(option, everything),
+            )
+    return {
+        name: kind.from_dict({key: value for key, value in settings.items() if key in known[name]})
+        for name, kind in kinds.items()
+    }
+
+
+def _prefixed(progress: Progress | None, name: str) -> Progress | None:
+    if progress is None:
+        return None
+    return lambda what, done, total: progress(f"{name}: {what}", done, total)

@@ -1,0 +1,26 @@
+"""Figures to turn with the mouse: plotly's JSON from a result, and the library that draws it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+
+def scenes(result: Any, captions: dict[str, str]) -> list[dict[str, Any]]:
+    """The scenes of a result that has any: name, plotly's JSON, caption."""
+    found = getattr(result, "scenes", dict)()
+    return [
+        {"name": name.replace("_", " "), "figure": figure, "caption": captions.get(name, "")}
+        for name, figure in found.items()
+    ]
+
+
+def library(sections: Sequence[dict[str, Any]]) -> str:
+    """plotly.js if a section has a scene and plotly is installed, else nothing; the page holds it (5 MB)."""
+    if not any(section.get("scenes") for section in sections):
+        return ""
+    try:
+        from plotly.offline import get_plotlyjs
+    except ImportError:
+        return ""
+    return get_plotlyjs()

@@ -1,0 +1,194 @@
+"""The embedding of a model: how near it is to its normalised form, and which tokens are its extremes.
+
+By length, by length behind a norm's γ and β, and by the greatest and least logit that a token can have,
+β·u ± √d |P(γ ∘ u)|; and whether any of that follows how often a token occurs in a text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from curvescope.core.progress import Progress
+from curvescope.core.result import Result
+from curvescope.data.corpora import read_source
+from curvescope.geometry import legacy as texts
+from curvescope.geometry.embeddings import Distances, Extremes, TokenScores, distances, extremes, token_scores
+from curvescope.geometry.writers import visible, write_all
+from curvescope.models.model import Model
+from curvescope.studies.geometry_setting import TokenModel, at_least, load_token_model
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+MAX_BYTES = 1_000_000  # of the text that tokens are counted in
+WORDS = {
+    "original": "|e|",
+    "scale": "|γ ∘ e|",
+    "bias": "|e| + β·e",
+    "bias_and_scale": "|γ ∘ e| + β·e",
+    "max_logit": "greatest logit",
+    "min_logit": "least logit",
+    "reach": "|P(γ ∘ e)|",
+    "shift": "β·e",
+    "angle_to_ones": "angle to (1, …, 1)",
+    "distance_to_mean": "distance to the mean",
+}
+
+
+@dataclass(frozen=True)
+class Config(TokenModel):
+    """What to look at. The defaults take a second on a CPU."""
+
+    k: int = 5  # tokens at each end
+    norm: str | None = None  # whose γ and β: ln_f, L0.ln1, …; by default the final one
+    which: Literal["input", "output"] | None = None  # embedding; by default output for ln_f, else input
+    legacy: bool = False  # the original's scores, LayerNorm without γ and β, every row
+    data: str | None = "sample"  # a text in which tokens are counted; legacy counts none
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(self, 1, "k")
+
+
+@dataclass(frozen=True)
+class Counts(Result):
+    """How often tokens occur in a text, and how scores go with that."""
+
+    data: str
+    num_tokens: int  # of the text
+    counts: np.ndarray  # (n,) as the ids of the scores
+    spearman: dict[str, float]  # of each score with the count, over the tokens that occur
+
+
+@dataclass(frozen=True)
+class Embeddings(Result):
+    """The two tables about an embedding, and all scores."""
+
+    model: str
+    distances: Distances
+    scores: TokenScores
+    extremes: Extremes
+    counts: Counts | None
+    legacy: bool
+
+    def summary(self) -> list[tuple[str, str, str]]:
+        """The numbers to look at first: label, value, words."""
+        d, s = self.distances, self.scores.scores
+        rows = [
+            ("mean |e|", f"{d.mean_norm:.3g}", f"over {d.num_tokens:,} tokens of the {d.which} embedding"),
+            ("distance to n(e)", f"{d.l2_mean[0]:.3g}", f"{d.l2_mean[2]:.3g} once the rows are scaled to √d"),
+            ("1 − cos(e, n(e))", f"{d.cosine_mean[0]:.2g}", "0 is a norm that only rescales"),
+        ]
+        if "max_logit" in s:
+            most = int(s["max_logit"].argmax())
+            note = f"the greatest that any token can reach: {self.scores.text[most]!r}"
+            rows.append(("logit", f"{s['max_logit'][most]:.3g}", note))
+        if self.counts is not None and np.isfinite(self.counts.spearman.get("shift", np.nan)):
+            note = f"rank correlation of β·u with how often a token occurs in {self.counts.data}"
+            rows.append(("β and frequency", f"{self.counts.spearman['shift']:+.2f}", note))
+        return rows
+
+    def captions(self) -> dict[str, str]:
+        """What each figure and table shows."""
+        at = f"γ and β of {self.scores.norm}, {self.scores.which} embedding"
+        return {
+            "distances": "Distance of four forms of the embedding to its rows on the sphere of the norm "
+            "(without γ and β): as it is, less the mean row, scaled to length √d on average, and both.",
+            "scores": f"Scores of all tokens ({at}), with the tokens at both ends. A logit is between "
+            "β·u ± √d |P(γ ∘ u)|, whatever the state.",
+            "reach": f"What a token's logit is made of ({at}): β·u, which every state gives it, and √d |P(γ "
+            "∘ u)|, which the best state adds. Without β: against the count of the token.",
+            "extremes": f"Top and bottom tokens by each score ({at}); bytes are those of the token.",
+            "frequency": "Spearman rank correlation of each score with the count of the token in the text, "
+            "over the tokens that occur.",
+        }
+
+    def tables(self) -> dict[str, pd.DataFrame]:
+        """Distances, extremes, and the correlation with frequency."""
+        import pandas as pd
+
+        extremes = self.extremes.to_frame()
+        extremes["String"] = [visible(text) for text in self.extremes.text]
+        found = {"distances": self.distances.to_frame(), "extremes": extremes}
+        if self.counts is not None:
+            rows = [
+                {"score": name, "words": WORDS[name], "Spearman": value}
+                for name, value in self.counts.spearman.items()
+            ]
+            found["frequency"] = pd.DataFrame(rows)
+        return found
+
+    def files(self) -> dict[str, str]:
+        """The tables in other formats; in legacy mode as the original printed them."""
+        found = write_all(self.tables(), self.captions(), tokens=("String",))
+        if self.legacy:
+            found["word_embeddings.txt"] = texts.embedding_text(self.distances, self.extremes)
+        return found
+
+    def figures(self) -> dict[str, Figure]:
+        """Figures by name; drawing computes nothing."""
+        from curvescope.studies import embeddings_figures
+
+        return embeddings_figures.draw(self)
+
+
+def run(
+    cfg: Config, *, progress: Progress | None = None, state: MutableMapping[str, Result] | None = None
+) -> Embeddings:
+    """Make the two tables.
+
+    Args:
+        progress: called with (what, number, total) as each piece begins.
+        state: finished pieces by name; filled as the study goes, used when it goes on.
+    """
+    model = load_token_model(cfg)
+    kept: MutableMapping[str, Any] = {} if state is None else state
+    pieces = {
+        "scores": lambda: token_scores(model, norm=cfg.norm, which=cfg.which, legacy=cfg.legacy),
+        "distances": lambda: distances(model, which=cfg.which or "input", norm=cfg.norm, legacy=cfg.legacy),
+    }
+    for number, (name, work) in enumerate(pieces.items(), start=1):
+        if progress is not None:
+            progress(f"{name} of the embedding", number, len(pieces))
+        if name not in kept:
+            kept[name] = work()
+    scores = kept["scores"]
+    chosen = (
+        None
+        if cfg.legacy
+        else [n for n in WORDS if n in scores.scores and n not in ("reach", "distance_to_mean")]
+    )
+    return Embeddings(
+        model=model.name,
+        distances=kept["distances"],
+        scores=scores,
+        extremes=extremes(scores, k=cfg.k, settings=chosen),
+        counts=None if cfg.legacy else _counts(cfg, model, scores),
+        legacy=cfg.legacy,
+    )
+
+
+def _counts(cfg: Config, model: Model, scores: TokenScores) -> Counts | None:
+    """Counts of the tokens in the text; None without a tokenizer or a text."""
+    from scipy.stats import rankdata
+
+    if cfg.data is None or model.tokenizer is None:
+        return None
+    ids = np.array(model.tokenizer.encode(read_source(cfg.data, max_bytes=MAX_BYTES)), dtype=np.int64)
+    counts = np.bincount(ids, minlength=int(scores.ids.max()) + 1)[scores.ids]
+    seen = counts > 0
+    found = {}
+    for name, values in scores.scores.items():
+        varies = seen.sum() > 2 and np.ptp(values[seen]) > 0 and np.ptp(counts[seen]) > 0
+        found[name] = _spearman(rankdata(values[seen]), rankdata(counts[seen])) if varies else float("nan")
+    return Counts(f"text:{cfg.data}", len(ids), counts, found)
+
+
+def _spearman(a: np.ndarray, b: np.ndarray) -> float:
+    """Correlation of ranks."""
+    return float(np.corrcoef(a, b)[0, 1])

@@ -1,0 +1,186 @@
+"""The heads of a model as matrices: what their queries look for, what their values write, what they feed.
+
+W_QK and W_VO of every head with the norm folded in, their singular values, the tokens at both ends of their
+singular vectors, the bias of the keys, copying and composition scores with chance beside them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from curvescope.core.progress import Progress
+from curvescope.core.result import Result
+from curvescope.geometry import legacy as texts
+from curvescope.geometry.composition import Composition, Kind, composition
+from curvescope.geometry.directions import HeadDirections, decode_heads
+from curvescope.geometry.heads import heads
+from curvescope.geometry.writers import label, visible, write_all
+from curvescope.models.model import Model
+from curvescope.studies.geometry_setting import (
+    TokenModel,
+    as_tuples,
+    at_least,
+    choose_layers,
+    load_token_model,
+)
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+KINDS: tuple[Kind, ...] = ("Q", "K", "V")
+
+
+@dataclass(frozen=True)
+class Config(TokenModel):
+    """What to look at. The defaults take a few seconds on a CPU."""
+
+    layers: tuple[int, ...] = ()  # by default all of a small model, else the first, middle and last
+    k: int = 5  # tokens at each end of a direction
+    num: int | None = None  # singular pairs of each head; by default 3, in legacy mode 20
+    folded: bool = True
+    offset: float = 0.0  # query's position less the key's, for rotary positions
+    num_samples: int = 100  # of chance, for composition
+    legacy: bool = False  # the original's choices: raw matrices, raw decoding, one side
+
+    def __post_init__(self) -> None:
+        as_tuples(self, "layers")
+        super().__post_init__()
+        at_least(self, 1, "k", *(["num"] if self.num is not None else []))
+        at_least(self, 2, "num_samples")
+
+
+@dataclass(frozen=True)
+class Heads(Result):
+    """The heads of some layers, and how they compose."""
+
+    model: str
+    layers: list[HeadDirections]
+    compositions: list[Composition]  # Q, K, V for every pair of layers
+    legacy: bool
+
+    def summary(self) -> list[tuple[str, str, str]]:
+        """The numbers to look at first: label, value, words."""
+        rows = []
+        for name in ("qk", "vo"):
+            spectra = {layer.layer: getattr(layer, f"{name}_spectra") for layer in self.layers}
+            ranks = np.concatenate([s.effective_rank for s in spectra.values()])
+            most = max(int(s.rank.max()) for s in spectra.values())
+            note = f"median effective rank over heads, {ranks.min():.1f} to {ranks.max():.1f}, of {most}"
+            rows.append((f"{name.upper()} rank", f"{np.median(ranks):.1f}", note))
+        copying = {(layer.layer, h): v for layer in self.layers for h, v in enumerate(layer.copying)}
+        for words, pick in (("copies most", max), ("negates most", min)):
+            (at, head), value = pick(copying.items(), key=lambda item: item[1])
+            rows.append((words, f"{value:+.2f}", f"L{at}.h{head}: Re Σλ / Σ|λ| of its value-output matrix"))
+        bias = {(layer.layer, h): v for layer in self.layers for h, v in enumerate(layer.bias_share)}
+        (at, head), value = max(bias.items(), key=lambda item: item[1])
+        note = (
+            f"of the variance of key scores in L{at}.h{head} comes from the query's bias, the largest share"
+        )
+        rows.append(("query bias", f"{value:.0%}", note))
+        if self.compositions:
+            best = max(self.compositions, key=lambda c: float(np.nanmax(c.z)))
+            i, j = np.unravel_index(int(np.nanargmax(best.z)), best.z.shape)
+            note = (
+                f"{best.kind}-composition of L{best.layers[0]}.h{i} with L{best.layers[1]}.h{j}: "
+                f"{best.z[i, j]:.0f} standard deviations above chance ({best.chance:.3f})"
+            )
+            rows.append(("composition", f"{best.scores[i, j]:.3f}", note))
+        return rows + [("note", "", note) for note in self.layers[0].notes]
+
+    def captions(self) -> dict[str, str]:
+        """What each figure and table shows."""
+        first = self.layers[0]
+        how = "with the norm folded in" if first.folded else "of the matrices as they are stored"
+        both = "one side, chosen by its largest score" if self.legacy else "both sides, the stronger first"
+        of = "Σ s" if self.legacy else "Σ s²"
+        pairs = f"Singular pairs {how}: tokens nearest to the left and right vectors, {both}."
+        return {
+            "spectra": f"Singular values of W_QK and W_VO of every head, {how}, and the share of {of} in the "
+            "first of them; dots are the first above 99 %.",
+            "scores": "Effective rank exp(entropy of s²/Σ s²) of both matrices, the copying score Re Σλ / "
+            "Σ|λ| of the value-output matrix (1 copies, −1 negates), and the share of the key scores' "
+            "variance that comes from the query's bias.",
+            "composition": "How strongly earlier heads write what later ones read in queries, keys and "
+            "values: |M₁ M₂| / (|M₁| |M₂|) in standard deviations above chance (same singular values, random "
+            "directions). Grey: not a pair.",
+            "heads": "One row per head: largest singular values, effective ranks, number of singular values "
+            "for 99 %, copying score, size and share of the query's bias.",
+            "qk": f"{pairs} Left is what queries have, right what keys have.",
+            "vo": f"{pairs} Left is what is read, right what is written, by its effect on logits.",
+            "key_bias": "Tokens whose keys every query of a head prefers (+) and avoids (−): k₀ = b̂_Q Ŵ_Kᵀ.",
+        }
+
+    def tables(self) -> dict[str, pd.DataFrame]:
+        """Numbers of the heads, their directions, biases and compositions."""
+        from curvescope.studies import heads_tables
+
+        return heads_tables.make(self)
+
+    def files(self) -> dict[str, str]:
+        """The tables in other formats; in legacy mode the original's logs."""
+        found = write_all(self.tables(), self.captions())
+        if self.legacy:
+            for name in ("qk", "vo"):
+                found[f"svd_{name}_logs.txt"] = texts.svd_text(self.layers, name)
+                for layer in self.layers:
+                    found[f"svd_{name}_latex_table_layer_{layer.layer}.txt"] = texts.svd_latex(layer, name)
+            found["key_query_bias_logs.txt"] = texts.bias_text(self.layers)
+        return found
+
+    def figures(self) -> dict[str, Figure]:
+        """Figures by name; drawing computes nothing."""
+        from curvescope.studies import heads_figures
+
+        return heads_figures.draw(self)
+
+
+def run(
+    cfg: Config, *, progress: Progress | None = None, state: MutableMapping[str, Result] | None = None
+) -> Heads:
+    """Decode the heads of every chosen layer and compare all pairs of these layers.
+
+    Args:
+        progress: called with (what, number, total) as each piece begins.
+        state: finished pieces by name; filled as the study goes, used when it goes on.
+    """
+    model = load_token_model(cfg)
+    layers = choose_layers(cfg.layers, model)
+    kept: MutableMapping[str, Any] = {} if state is None else state
+    num = cfg.num or (20 if cfg.legacy else 3)
+    options: dict[str, Any] = {"k": cfg.k, "num": num, "offset": cfg.offset, "legacy": cfg.legacy}
+    pieces: dict[str, Any] = {
+        f"heads of L{layer}": partial(decode_heads, model, layer, folded=cfg.folded, **options)
+        for layer in layers
+    }
+    pairs = [(i, j) for i in layers for j in layers if i < j]
+    for i, j in pairs:
+        for kind in KINDS:
+            pieces[f"{kind}-composition of L{i} and L{j}"] = partial(_compose, cfg, model, i, j, kind)
+    for number, (name, work) in enumerate(pieces.items(), start=1):
+        if progress is not None:
+            progress(name, number, len(pieces))
+        if name not in kept:
+            kept[name] = work()
+    return Heads(
+        model=model.name,
+        layers=[kept[f"heads of L{layer}"] for layer in layers],
+        compositions=[kept[f"{kind}-composition of L{i} and L{j}"] for kind in KINDS for i, j in pairs],
+        legacy=cfg.legacy,
+    )
+
+
+def _compose(cfg: Config, model: Model, i: int, j: int, kind: Kind) -> Composition:
+    first, second = (heads(model, layer, folded=cfg.folded, legacy=cfg.legacy) for layer in (i, j))
+    return composition(first, second, kind, num_samples=cfg.num_samples, seed=cfg.seed)
+
+
+def joined(texts_of: list[str], bytes_of: list[str]) -> str:
+    """Tokens on one line, in quotation marks; control characters, and bytes that are no UTF-8, spelt out."""
+    pairs = zip(texts_of, bytes_of, strict=True)
+    return " ".join(f"'{visible(label(text, raw))}'" for text, raw in pairs)

@@ -1,0 +1,107 @@
+"""Models on which the cost of a product is measured: a plain GPT-2, Llama and NeoX of transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from curvescope.core.errors import MissingExtra
+
+SHAPES = {  # layers, width, heads, vocabulary
+    "small": (4, 128, 4, 1024),
+    "124M": (12, 768, 12, 50257),
+}
+
+
+class Block(nn.Module):
+    """A layer of GPT-2 as people write it: fused attention, tanh GELU, norms before."""
+
+    def __init__(self, d: int, heads: int):
+        super().__init__()
+        self.heads = heads
+        self.ln_1, self.ln_2 = nn.LayerNorm(d), nn.LayerNorm(d)
+        self.c_attn, self.c_proj = nn.Linear(d, 3 * d), nn.Linear(d, d)
+        self.c_fc, self.c_out = nn.Linear(d, 4 * d), nn.Linear(4 * d, d)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.c_attn(self.ln_1(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.c_proj(y.transpose(1, 2).flatten(2))
+        return x + self.c_out(F.gelu(self.c_fc(self.ln_2(x)), approximate="tanh"))
+
+
+class GPT2(nn.Module):
+    """Tied embeddings, learned positions; tokens (B, T) to logits (B, T, vocabulary)."""
+
+    def __init__(self, layers: int, d: int, heads: int, vocabulary: int, positions: int):
+        super().__init__()
+        self.wte, self.wpe = nn.Embedding(vocabulary, d), nn.Embedding(positions, d)
+        self.h = nn.ModuleList(Block(d, heads) for _ in range(layers))
+        self.ln_f, self.lm_head = nn.LayerNorm(d), nn.Linear(d, vocabulary, bias=False)
+        self.lm_head.weight = self.wte.weight
+        self.apply(_initialise)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.wte(tokens) + self.wpe(torch.arange(tokens.shape[1], device=tokens.device))
+        for block in self.h:
+            x = block(x)
+        return self.lm_head(self.ln_f(x))
+
+
+def build(kind: str, size: str, positions: int) -> nn.Module:
+    """A module with random weights that takes tokens and returns logits, or an object with them."""
+    layers, d, heads, vocabulary = SHAPES[size]
+    if kind == "gpt2":
+        return GPT2(layers, d, heads, vocabulary, positions)
+    try:
+        import transformers
+    except ImportError as error:
+        raise MissingExtra(
+            f"the model {kind!r} needs the package transformers", hint="pip install 'curvescope[hf]'"
+        ) from error
+    shape: dict[str, Any] = {
+        "vocab_size": vocabulary,
+        "hidden_size": d,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "max_position_embeddings": positions,
+    }
+    if kind == "llama":
+        config = transformers.LlamaConfig(**shape, intermediate_size=8 * d // 3, tie_word_embeddings=True)
+        return transformers.LlamaForCausalLM(config)
+    config = transformers.GPTNeoXConfig(**shape, intermediate_size=4 * d, tie_word_embeddings=True)
+    return transformers.GPTNeoXForCausalLM(config)
+
+
+def logits(module: nn.Module, tokens: Tensor) -> Tensor:
+    """The outputs as a tensor."""
+    found = module(tokens) if isinstance(module, GPT2) else module(tokens, use_cache=False)
+    return getattr(found, "logits", found)
+
+
+@contextmanager
+def plain_attention(module: Any) -> Iterator[None]:
+    """Attention that PyTorch itself can differentiate twice, inside."""
+    config = getattr(module, "config", None)
+    before = getattr(config, "_attn_implementation", None)
+    if config is not None:
+        config._attn_implementation = "eager"
+    try:
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
+    finally:
+        if config is not None:
+            config._attn_implementation = before
+
+
+def _initialise(part: nn.Module) -> None:
+    if isinstance(part, nn.Linear | nn.Embedding):
+        nn.init.normal_(part.weight, std=0.02)
+    if isinstance(part, nn.Linear) and part.bias is not None:
+        nn.init.zeros_(part.bias)

@@ -1,0 +1,269 @@
+"""Figures of paths: curves along the depth, the paths in three dimensions, on paper and in a browser."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from curvescope.viz.blocks import PALETTE
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+WORD, STATE, PATH = "#1b6ca8", "#8d5fa8", "#c8553d"
+MAX_LABEL = 12
+
+
+def depth_curve(
+    ax: Axes,
+    names: Sequence[str],
+    curves: Mapping[str, tuple[np.ndarray, np.ndarray]],
+    *,
+    baseline: tuple[np.ndarray, np.ndarray] | None = None,
+    title: str = "",
+    log_y: bool = False,
+) -> Axes:
+    """Draw quantities along the depth, each (mean, stderr) with a band of two standard errors.
+
+    Args:
+        names: the points, `in, L0.mid, L0.out, …`; those inside a block get small marks.
+        baseline: mean and stderr with shuffled targets, dashed and grey.
+        log_y: a logarithmic axis for exp(mean), e.g. of the mean logarithm of a rank.
+    """
+    x = np.arange(len(names))
+    inside = np.array([name.endswith(".mid") for name in names])
+    drawn = list(curves.items()) + ([("shuffled targets", baseline)] if baseline is not None else [])
+    for i, (label, (mean, stderr)) in enumerate(drawn):
+        grey = baseline is not None and i == len(drawn) - 1
+        colour = "0.45" if grey else PALETTE[i % len(PALETTE)]
+        low, mid, high = mean - 2 * np.nan_to_num(stderr), mean, mean + 2 * np.nan_to_num(stderr)
+        if log_y:
+            low, mid, high = np.exp(low), np.exp(mid), np.exp(high)
+        ax.fill_between(x, low, high, color=colour, alpha=0.22, lw=0)
+        ax.plot(x, mid, "--" if grey else "-", color=colour, lw=1.5, label=label)
+        ax.plot(x[~inside], mid[~inside], "o", color=colour, ms=4)
+        ax.plot(x[inside], mid[inside], ".", color=colour, ms=4)
+    if log_y:
+        ax.set_yscale("log")
+    _depth_axis(ax, names)
+    ax.set_title(title, fontsize=10, loc="left")
+    if len(drawn) > 1:
+        ax.legend(frameon=False, fontsize=8)
+    return ax
+
+
+def share_bars(ax: Axes, blocks: Sequence[str], share: np.ndarray, stderr: np.ndarray) -> Axes:
+    """Draw what attention and feed-forward contribute to the step of every block; the two sum to one."""
+    x = np.arange(len(blocks))
+    ax.bar(x, share, color=PALETTE[0], label="attention", width=0.7)
+    ax.bar(x, 1 - share, bottom=share, color=PALETTE[1], alpha=0.75, label="feed-forward", width=0.7)
+    ax.errorbar(x, share, yerr=2 * np.nan_to_num(stderr), fmt="none", ecolor="black", lw=1)
+    ax.set_xticks(x, list(blocks), fontsize=8)
+    ax.tick_params(axis="y", labelsize=8)
+    ax.set_ylim(min(0.0, float(share.min()) * 1.1), max(1.0, float(share.max()) * 1.1))
+    ax.set_title("share of each block's step", fontsize=10, loc="left")
+    ax.legend(frameon=False, fontsize=8, ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.08))
+    ax.spines[["top", "right"]].set_visible(False)
+    return ax
+
+
+def token_map(
+    ax: Axes,
+    tokens: Sequence[str],
+    names: Sequence[str],
+    values: np.ndarray,
+    *,
+    label: str,
+    words: Any = None,
+) -> Axes:
+    """Draw one number per token (columns) and point (rows, deepest on top); `words` are written into it."""
+    image = ax.imshow(values.T[::-1], aspect="auto", cmap="viridis", interpolation="nearest")
+    ax.set_xticks(range(len(tokens)), [short(t) for t in tokens], rotation=60, ha="right", fontsize=8)
+    ax.set_yticks(range(len(names)), list(names)[::-1], fontsize=8)
+    ax.tick_params(length=0)
+    if words is not None:
+        middle = np.nanmean([np.nanmin(values), np.nanmax(values)])
+        for (i, j), value in np.ndenumerate(values):
+            colour = "white" if not value > middle else "black"
+            text = short(words[i][j], 7)
+            ax.text(i, len(names) - 1 - j, text, ha="center", va="center", fontsize=6.5, color=colour)
+    ax.figure.colorbar(image, ax=ax, label=label, pad=0.01)
+    return ax
+
+
+def path_grid(
+    words: np.ndarray, states: np.ndarray, tokens: Sequence[str], *, token: int, panels: Mapping[str, int]
+) -> Figure:
+    """Draw the states of all tokens at some depths, with the path of one token so far.
+
+    Args:
+        words: (T, 3) where the readout sees the prompt's own tokens.
+        states: (T, L + 1, 3) the tokens at the input and behind every block.
+        token: whose path is drawn.
+        panels: {title: which of the L + 1 depths}.
+    """
+    import matplotlib.pyplot as plt
+
+    columns = -(-len(panels) // 2) if len(panels) > 3 else len(panels)
+    rows = -(-len(panels) // columns)
+    figure = plt.figure(figsize=(3.7 * columns, 3.6 * rows), layout="constrained")
+    for i, (title, depth) in enumerate(panels.items()):
+        ax: Any = figure.add_subplot(rows, columns, i + 1, projection="3d")
+        _cloud(ax, words, WORD, tokens, size=6, marker="^")
+        _cloud(ax, states[:, depth], STATE, tokens, size=7)
+        path = states[token, : depth + 1]
+        ax.plot(*path.T, color=PATH, lw=1.6)
+        ax.scatter(*path[-1], color=PATH, s=30, depthshade=False)
+        ax.set_title(title, fontsize=10)
+        _same_box(ax, words, states.reshape(-1, 3))
+    _legend(figure, "token directions", "states", f"path of {short(tokens[token])!r}")
+    return figure
+
+
+def single_path(
+    words: np.ndarray,
+    path: np.ndarray,
+    tokens: Sequence[str],
+    *,
+    token: int,
+    names: Sequence[str],
+    target: int | None,
+) -> Figure:
+    """Draw the path (N, 3) of one token among the directions (T, 3) of the prompt's tokens, in three views.
+
+    Args:
+        names: the points of the path; the ends of blocks are labelled.
+        target: which of the tokens it should come to; it is ringed.
+    """
+    import matplotlib.pyplot as plt
+
+    figure = plt.figure(figsize=(13, 4.7), layout="constrained")
+    for i, (elevation, azimuth) in enumerate(((22, -60), (22, 30), (90, -90))):
+        ax: Any = figure.add_subplot(1, 3, i + 1, projection="3d")
+        _cloud(ax, words, WORD, tokens, size=9, marker="^")
+        ax.plot(*path.T, color=PATH, lw=1.4)
+        ax.scatter(
+            *path.T, c=np.arange(len(path)), cmap="autumn_r", s=26, depthshade=False, edgecolor="0.3", lw=0.4
+        )
+        for name, point in zip(names, path, strict=True):
+            if not name.endswith(".mid"):
+                ax.text(*point, f" {name.removesuffix('.out')}", fontsize=7, color=PATH)
+        if target is not None:
+            ax.scatter(*words[target], s=160, facecolor="none", edgecolor="black", lw=1.2, depthshade=False)
+        _same_box(ax, words, path)
+        ax.view_init(elevation, azimuth)
+    aim = f", ringed: {short(tokens[target])!r}" if target is not None else ""
+    _legend(figure, f"token directions{aim}", None, f"path of {short(tokens[token])!r}, input to output")
+    return figure
+
+
+def path_scene(
+    words: np.ndarray, states: np.ndarray, tokens: Sequence[str], names: Sequence[str], *, token: int
+) -> dict[str, Any]:
+    """The paths (T, N, 3) of all tokens as plotly's JSON; that of `token` is drawn, the others are off."""
+    labels = [short(t) for t in tokens]
+    data: list[dict[str, Any]] = [
+        _trace(words, "markers+text", WORD, "token directions", text=labels, symbol="diamond", size=4)
+    ]
+    for i, label in enumerate(labels):
+        at = [f"{label} {name}" for name in names]
+        trace = _trace(
+            states[i], "lines+markers", PATH if i == token else STATE, f"{i}: {label}", hover=at, size=3
+        )
+        data.append(trace | ({} if i == token else {"visible": "legendonly"}))
+    hidden = {"showticklabels": False, "title": {"text": ""}, "zeroline": False}
+    layout = {
+        "scene": {"xaxis": hidden, "yaxis": hidden, "zaxis": hidden, "aspectmode": "data"},
+        "margin": {"l": 0, "r": 0, "t": 10, "b": 0},
+        "height": 560,
+        "legend": {"title": {"text": "click to show"}, "y": 0.94},
+    }
+    return {"data": data, "layout": layout}
+
+
+def short(token: str, most: int = MAX_LABEL) -> str:
+    """A token as a label: spaces and control characters visible, not too long, no mathematics."""
+    shown = token.replace(" ", "␣").replace("\n", "⏎").replace("\t", "⇥")
+    shown = "".join(
+        c if _drawable(c) else repr(c)[1:-1] if not c.isprintable() else f"U+{ord(c):04X}" for c in shown
+    )
+    shown = shown if len(shown) <= most else shown[: most - 1] + "…"
+    return shown.replace("$", r"\$")
+
+
+def _drawable(c: str) -> bool:
+    """Whether matplotlib's own font has the character: Latin, Greek, Cyrillic, and the marks used here."""
+    return c.isprintable() and (ord(c) < 0x530 or c in "␣⏎⇥…–—‘’“”•€")
+
+
+def _trace(
+    points: np.ndarray,
+    mode: str,
+    colour: str,
+    name: str,
+    *,
+    text: Sequence[str] | None = None,
+    hover: Sequence[str] | None = None,
+    symbol: str = "circle",
+    size: int = 4,
+) -> dict[str, Any]:
+    x, y, z = (np.round(column, 5).tolist() for column in points.T)
+    return {
+        "type": "scatter3d",
+        "x": x, "y": y, "z": z,
+        "mode": mode,
+        "name": name,
+        "text": list(text or hover or []),
+        "hoverinfo": "text",
+        "marker": {"size": size, "color": colour, "symbol": symbol},
+        "line": {"color": colour, "width": 4},
+    }  # fmt: skip
+
+
+def _depth_axis(ax: Axes, names: Sequence[str]) -> None:
+    shown = [i for i, name in enumerate(names) if not name.endswith(".mid")]
+    step = max(1, len(shown) // 13)
+    ax.set_xticks(shown[::step], [names[i].removesuffix(".out") for i in shown[::step]], fontsize=8)
+    ax.set_xlim(-0.4, len(names) - 0.6)
+    ax.tick_params(axis="y", labelsize=8)
+    ax.grid(axis="x", lw=0.3, color="0.9")
+    ax.spines[["top", "right"]].set_visible(False)
+
+
+def _cloud(
+    ax: Any, points: np.ndarray, colour: str, labels: Sequence[str], *, size: int, marker: str = "o"
+) -> None:
+    ax.scatter(*points.T, color=colour, s=14, marker=marker, depthshade=False)
+    for label, point in zip(labels, points, strict=True):
+        ax.text(*point, f" {short(label)}", fontsize=size, color=colour)
+
+
+def _same_box(ax: Any, *clouds: np.ndarray) -> None:
+    """Equal scales on the three axes, no ticks."""
+    everything = np.concatenate(clouds)
+    middle = (everything.max(0) + everything.min(0)) / 2
+    half = float((everything.max(0) - everything.min(0)).max()) / 2 or 1.0
+    for axis, centre in zip(("x", "y", "z"), middle, strict=True):
+        getattr(ax, f"set_{axis}lim")(centre - half, centre + half)
+        getattr(ax, f"set_{axis}ticklabels")([])
+    ax.set_box_aspect((1, 1, 1), zoom=1.12)
+    ax.set_proj_type("ortho")
+    ax.tick_params(color="0.85")
+    for axis in (ax.xaxis, ax.yaxis, ax.zaxis):
+        axis.pane.set_facecolor("white")
+        axis.pane.set_edgecolor("0.85")
+        axis.line.set_color("0.85")
+        axis._axinfo["grid"].update(color="0.93", linewidth=0.5)
+
+
+def _legend(figure: Figure, words: str, states: str | None, path: str) -> None:
+    from matplotlib.lines import Line2D
+
+    entries = [Line2D([], [], color=WORD, marker="^", ls="", label=words)]
+    if states is not None:
+        entries.append(Line2D([], [], color=STATE, marker="o", ls="", label=states))
+    entries.append(Line2D([], [], color=PATH, label=path))
+    figure.legend(handles=entries, loc="outside lower center", ncols=3, frameon=False, fontsize=9)

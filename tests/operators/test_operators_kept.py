@@ -1,0 +1,101 @@
+"""What engines keep between products is right, bounded, and gone with its owner."""
+
+import gc
+
+import pytest
+import torch
+
+import curvescope as cs
+from curvescope.operators import kept
+
+MAKERS = {"hessian": cs.Hessian, "ggn": cs.GGN, "functional": cs.Functional}
+
+
+def problem() -> cs.Problem:
+    model = cs.load(
+        cs.TransformerConfig(n_layers=1, d_model=8, n_heads=2, n_ctx=6, vocab_size=7), dtype="float64"
+    )
+    source = torch.Generator().manual_seed(0)
+    tokens = torch.randint(7, (4, 6), generator=source)
+    return cs.Problem(model, cs.Batches.from_tensors(tokens, tokens.roll(1, 1), batch_size=2))
+
+
+def direction(operator: cs.LinearOperator) -> torch.Tensor:
+    return torch.randn(operator.shape[1], dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("engine", ["autograd", "fast"])
+@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize("write", ["no_grad", "data", "load_state_dict"])
+def test_new_parameters_are_noticed(engine, name, write):
+    p = problem()
+    operator = MAKERS[name](p, engine=engine)
+    v = direction(operator)
+    before = operator @ v
+    W = p.model.parameters["L0.W_1"]
+    if write == "no_grad":
+        with torch.no_grad():
+            W.mul_(1.5)
+    elif write == "data":
+        W.data.mul_(1.5)
+    else:
+        state = {k: t * 1.5 for k, t in p.model.module.state_dict().items()}
+        p.model.module.load_state_dict(state)
+    after = operator @ v
+    fresh = MAKERS[name](p, engine="autograd") @ v
+    assert (after - before).norm() > 1e-6 * before.norm()
+    torch.testing.assert_close(after, fresh, rtol=1e-10, atol=1e-14)
+
+
+def test_new_data_are_noticed():
+    p = problem()
+    H = cs.Hessian(p)
+    v = direction(H)
+    before = H @ v
+    p.batches[0].targets.fill_(3)
+    torch.testing.assert_close(H @ v, cs.Hessian(p, engine="autograd") @ v, rtol=1e-10, atol=1e-14)
+    assert not torch.allclose(H @ v, before)
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_a_kept_graph_gives_the_same_as_a_new_one(name):
+    p = problem()
+    operator = MAKERS[name](p)
+    v = direction(operator)
+    first, second = operator @ v, operator @ v
+    assert torch.equal(first, second)
+
+
+def test_nothing_is_kept_beyond_the_budget(monkeypatch):
+    kept.forget_everything()
+    monkeypatch.setattr(kept, "SHARE", 0.0)
+    H = cs.Hessian(problem())
+    v = direction(H)
+    without = H @ v
+    assert len(kept._store) == 0
+    monkeypatch.undo()
+    assert torch.equal(H @ v, without)
+    assert len(kept._store) == 2  # one graph per batch
+
+
+def test_what_was_used_longest_ago_goes_first(monkeypatch):
+    kept.forget_everything()
+    monkeypatch.setattr(kept, "free_bytes", lambda device: 100 - sum(e[1] for e in kept._store.values()))
+    mine, device = kept.Kept(), torch.device("cpu")
+    for key in ("a", "b"):
+        mine.get(key, lambda: object(), device=device, size=20)
+    mine.get("a", lambda: pytest.fail("it is kept"), device=device, size=20)
+    mine.get("c", lambda: object(), device=device, size=20)
+    assert [key for _, key in kept._store] == ["a", "c"]
+    assert mine.get("too big", lambda: 7, device=device, size=60) == 7
+    assert "too big" not in [key for _, key in kept._store]
+
+
+def test_graphs_go_with_their_operator():
+    kept.forget_everything()
+    H = cs.Hessian(problem())
+    H @ direction(H)
+    assert kept._store
+    del H
+    gc.collect()
+    assert not kept._store

@@ -1,0 +1,260 @@
+"""The command: files, exit codes, resuming, drawing again; on a figure small enough to run often."""
+
+import json
+import sys
+from dataclasses import dataclass
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+from curvescope.cli import main
+from curvescope.core.errors import CurvescopeError, UsageError
+from curvescope.core.result import Result
+from curvescope.papers import PAPERS, find, find_figure
+from curvescope.papers.claims import Claim, as_printed, like, within
+from curvescope.papers.reproduce import redraw, reproduce
+from curvescope.papers.setting import FigureConfig
+from curvescope.report import write_page
+
+
+@dataclass(frozen=True)
+class Config(FigureConfig):
+    experiments: tuple[str, ...] = ("*",)
+    curves: int = 2
+
+
+@dataclass(frozen=True)
+class Piece(Result):
+    x: np.ndarray
+
+
+@dataclass(frozen=True)
+class Small(Result):
+    pieces: list
+
+    def claims(self):
+        return [Claim("a number", "1", "1", "agrees")]
+
+    def summary(self):
+        return [("a number", "1", "one")]
+
+    def captions(self):
+        return {f"small_{i}": f"curve {i}" for i in range(len(self.pieces))}
+
+    def tables(self):
+        import pandas as pd
+
+        return {"small": pd.DataFrame({"x": np.concatenate([p.x for p in self.pieces])})}
+
+    def figures(self):
+        import matplotlib.pyplot as plt
+
+        found = {}
+        for i, piece in enumerate(self.pieces):
+            found[f"small_{i}"], ax = plt.subplots()
+            ax.plot(piece.x, label="σ$^{2}$")
+        return found
+
+
+class Counter:
+    done = 0
+    stop_at = None
+
+
+def run(cfg, *, progress=None, state=None):
+    kept = {} if state is None else state
+    for i in range(cfg.curves):
+        if progress is not None:
+            progress(f"curve {i}", i + 1, cfg.curves)
+        if f"piece{i}" not in kept:
+            if Counter.stop_at == i:
+                raise KeyboardInterrupt
+            Counter.done += 1
+            kept[f"piece{i}"] = Piece(np.arange(3.0) + i)
+    return Small([kept[f"piece{i}"] for i in range(cfg.curves)])
+
+
+@pytest.fixture(autouse=True)
+def small_figure(monkeypatch):
+    """A figure `small` of the paper, in place of the real ones."""
+    module = ModuleType("curvescope.papers.ormaniec2025.small")
+    module.Config, module.run = Config, run
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr(find("ormaniec2025"), "FIGURES", {"small": "two curves", "histograms": "bars"})
+    Counter.done, Counter.stop_at = 0, None
+
+
+def call(*words, capsys):
+    code = 0
+    try:
+        main(["reproduce", *(str(word) for word in words)])
+    except SystemExit as stop:
+        code = stop.code or 0
+    found = capsys.readouterr()
+    return code, found.out, found.err
+
+
+FILES = ["small.csv", "small.html", "small.json", "small.npz", "small_0.pdf", "small_0.png"]
+
+
+def test_a_figure_lies_flat_in_its_folder(tmp_path, capsys):
+    code, out, err = call(
+        "ormaniec2025", "--figure", "small", "--set", "curves=1", "--out", tmp_path, capsys=capsys
+    )
+    assert code == 0, err
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted([*FILES, "settings.json"])
+    assert "claim" in out.splitlines()[1]
+    assert "agrees" in out
+    assert out.strip().splitlines()[-1] == str(tmp_path)
+    assert "1/1 small: curve 0" in err
+    meta = json.loads((tmp_path / "settings.json").read_text(encoding="utf-8"))
+    assert meta["paper"] == "ormaniec2025"
+    assert "ICLR 2025" in meta["citation"]
+    entry = meta["figures"]["small"]
+    assert entry["settings"] == {
+        "profile": "quick", "replay": False, "device": "cpu", "experiments": ["*"], "curves": 1
+    }  # fmt: skip
+    assert entry["files"] == sorted(FILES)
+    html = (tmp_path / "small.html").read_text(encoding="utf-8")
+    assert "Plotly.newPlot" in html
+    assert "σ<sup>2<\\/sup>" in html
+    assert "https://cdn" not in html.split("</script>", 1)[1]
+
+
+def test_files_that_a_figure_no_longer_has_are_removed(tmp_path):
+    reproduce("ormaniec2025", ["small"], settings={"curves": 3}, out=tmp_path)
+    assert (tmp_path / "small_2.pdf").exists()
+    reproduce("ormaniec2025", ["small"], settings={"curves": 1}, out=tmp_path)
+    assert not (tmp_path / "small_2.pdf").exists()
+
+
+def test_a_killed_run_goes_on(tmp_path, capsys):
+    words = ["ormaniec2025", "--figure", "small", "--out", tmp_path, "--quiet"]
+    Counter.stop_at = 1
+    code, out, err = call(*words, capsys=capsys)
+    assert code == 130
+    assert out == ""
+    assert [p.name for p in tmp_path.iterdir()] == ["state"]
+    with pytest.raises(CurvescopeError, match="nothing in it is finished"):
+        redraw("ormaniec2025", out=tmp_path)
+    Counter.stop_at = None
+    code, _, err = call(*words, capsys=capsys)
+    assert code == 0
+    assert "small: resuming with 1 pieces done" in err
+    assert Counter.done == 2
+    assert not (tmp_path / "state").exists()
+
+
+def test_other_settings_do_not_resume_it(tmp_path):
+    Counter.stop_at = 1
+    with pytest.raises(KeyboardInterrupt):
+        reproduce("ormaniec2025", ["small"], out=tmp_path)
+    Counter.stop_at = None
+    reproduce("ormaniec2025", ["small"], settings={"profile": "full"}, out=tmp_path)
+    assert Counter.done == 3
+    assert len(list((tmp_path / "state").iterdir())) == 1  # the other is still there to go on
+
+
+def test_drawing_again_computes_nothing(tmp_path, capsys):
+    words = ["ormaniec2025", "--figure", "small", "--out", tmp_path, "--quiet"]
+    assert call(*words, capsys=capsys)[0] == 0
+    before = json.loads((tmp_path / "settings.json").read_text(encoding="utf-8"))
+    for name in ("small_0.pdf", "small.csv", "small.html"):
+        (tmp_path / name).unlink()
+    Counter.done = 0
+    code, out, _ = call(*words[:3], "--draw", "--out", tmp_path, capsys=capsys)
+    assert code == 0
+    assert "agrees" in out
+    assert Counter.done == 0
+    assert (tmp_path / "small_0.pdf").exists()
+    assert (tmp_path / "small.csv").exists()
+    assert json.loads((tmp_path / "settings.json").read_text(encoding="utf-8")) == before
+    assert not (tmp_path / "state").exists()
+
+
+def test_without_plotly_there_is_a_note_and_everything_else(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "plotly.offline", None)
+    said = []
+    reproduce("ormaniec2025", ["small"], out=tmp_path, say=said.append)
+    assert said[0].startswith("small: no interactive page")
+    assert not (tmp_path / "small.html").exists()
+    assert (tmp_path / "small.json").exists()
+
+
+BAD = {
+    "unknown paper": (["ormanic2025"], 2, "expected a paper, got 'ormanic2025'"),
+    "unknown figure": (["ormaniec2025", "--figure", "smal"], 2, "did you mean 'small'"),
+    "bad profile": (
+        ["ormaniec2025", "--figure", "small", "--profile", "slow"],
+        2,
+        "expected one of quick, full",
+    ),
+    "setting of no figure": (["ormaniec2025", "--figure", "small", "--set", "curve=1"], 2, "setting 'curve'"),
+    "no experiments": (["ormaniec2025", "--figure", "histograms", "--experiment", "a*"], 2, "experiments"),
+    "nothing to draw": (["ormaniec2025", "--draw"], 1, "expected a reproduction with settings.json"),
+    "file for a folder": (["ormaniec2025", "--figure", "small", "--out", "file"], 2, "expected a folder"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_one_sentence(case, tmp_path, monkeypatch, capsys):
+    words, code, sentence = BAD[case]
+    monkeypatch.chdir(tmp_path)
+    if "file" in words:
+        (tmp_path / "file").write_text("", encoding="utf-8")
+    found, out, err = call(*words, capsys=capsys)
+    assert found == code, err
+    assert sentence in err
+    assert out == ""
+    assert sum(line.startswith("error: ") for line in err.splitlines()) == 1
+    assert Counter.done == 0
+    assert [p.name for p in tmp_path.iterdir()] in ([], ["file"]), "something was left behind"
+
+
+def test_what_is_not_stored_is_not_drawn(tmp_path):
+    reproduce("ormaniec2025", ["small"], out=tmp_path)
+    with pytest.raises(CurvescopeError, match="expected stored results of histograms"):
+        redraw("ormaniec2025", ["histograms"], out=tmp_path)
+    (tmp_path / "small.npz").unlink()
+    with pytest.raises(CurvescopeError, match=r"small\.npz is missing"):
+        redraw("ormaniec2025", out=tmp_path)
+
+
+def test_a_folder_that_another_process_works_on_is_refused(tmp_path):
+    import os
+
+    Counter.stop_at = 1
+    with pytest.raises(KeyboardInterrupt):
+        reproduce("ormaniec2025", ["small"], out=tmp_path)
+    (place,) = (tmp_path / "state").iterdir()
+    (place / "pid").write_text(str(os.getppid()), encoding="utf-8")
+    with pytest.raises(CurvescopeError, match="another process works on small"):
+        reproduce("ormaniec2025", ["small"], out=tmp_path)
+
+
+def test_the_report_shows_a_reproduction(tmp_path):
+    reproduce("ormaniec2025", ["small"], out=tmp_path / "out")
+    page = write_page([tmp_path / "out"], tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "small of ormaniec2025" in page
+    assert page.count("data:image/png") == 2
+    assert "curve 1" in page
+    assert "published and measured" in page
+    assert "ICLR 2025" in page
+
+
+def test_names_of_papers_and_figures():
+    assert set(PAPERS) >= {"ormaniec2025"}
+    with pytest.raises(UsageError, match="expected a figure"):
+        find_figure("ormaniec2025", "heat")
+
+
+@pytest.mark.parametrize(
+    ("value", "text", "found"),
+    [(2.64713e-4, "2.647e-4", "2.647e-04"), (3.54409, "3.5441", "3.5441"), (-0.92096, "-0.9210", "-0.9210")],
+)
+def test_numbers_as_printed(value, text, found):
+    assert like(value, text) == found
+    assert as_printed("x", text, value).verdict == "agrees"
+    assert as_printed("x", text, value * 1.01).verdict == "differs"
+    assert within("x", float(text), value, relative=1e-9).verdict == "differs"

@@ -1,0 +1,345 @@
+"""The studies of geometry through the public path: bundled, Hugging Face, encoders; repeatable; bad input."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from matplotlib import pyplot as plt
+
+import curvescope as cs
+from curvescope.cli.app import main
+from curvescope.core.errors import UsageError
+from curvescope.core.result import Result
+from curvescope.papers.molina2023 import FIGURES
+from curvescope.papers.molina2023.heads import compare_spectra, reference
+from curvescope.papers.molina2023.setting import is_gpt2, with_model
+from curvescope.papers.reproduce import reproduce
+from curvescope.report import write_page
+from curvescope.studies import find, folder
+from curvescope.studies import trajectory as trajectory_study
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+TOKENIZER = str(files("curvescope") / "assets" / "tiny-gpt" / "tokenizer.json")
+QUICK: dict[str, dict[str, Any]] = {
+    "embeddings": {},
+    "probes": {"layers": [0, -1], "num_random": 20},
+    "heads": {"layers": [0, 1], "num_samples": 5},
+    "trajectory": {"tokens": 128, "seq_len": 32, "prompt": "To kill two birds with one stone"},
+    "layernorm": {"tokens": 128, "seq_len": 32, "layers": [0], "num_keys": 30},
+}
+EXPECTED = {
+    "embeddings": ({"distances", "extremes", "frequency"}, {"distances", "scores", "reach"}),
+    "probes": ({"keys", "values"}, {"key_strength", "value_strength"}),
+    "heads": ({"heads", "qk", "vo", "key_bias", "composition"}, {"spectra", "scores", "composition"}),
+    "trajectory": (
+        {"target", "motion", "change", "shares", "tokens"},
+        {"target", "motion", "prompt", "grid", "path"},
+    ),
+    "layernorm": ({"norms", "keys"}, {"picture", "axes", "states", "selectable"}),
+}
+
+
+@pytest.fixture(autouse=True)
+def _figures_are_closed():
+    yield
+    plt.close("all")
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory):
+    """A folder of transformers for a family, with the bundled tokenizer."""
+
+    @cache
+    def make(family: str) -> str:
+        import transformers
+
+        transformers.utils.logging.set_verbosity_error()
+        place = tmp_path_factory.mktemp(family)
+        sizes: dict[str, Any] = {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 4}
+        if family != "gpt2":
+            sizes |= {"intermediate_size": 24, "max_position_embeddings": 64}
+        if family == "llama":
+            sizes |= {"num_key_value_heads": 2, "tie_word_embeddings": True}
+        more = {"n_positions": 64} if family == "gpt2" else {}
+        config = transformers.CONFIG_MAPPING[family](**sizes, **more, vocab_size=520, pad_token_id=0)
+        kind = transformers.AutoModel if family == "bert" else transformers.AutoModelForCausalLM
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            kind.from_config(config).save_pretrained(place)
+        transformers.PreTrainedTokenizerFast(tokenizer_file=TOKENIZER).save_pretrained(place)
+        return str(place)
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory):
+    """Every study on the bundled model, once: run folder and result."""
+    root = tmp_path_factory.mktemp("runs")
+    return {study: folder.run(study, settings, out=root) for study, settings in QUICK.items()}
+
+
+def run(study: str, **settings: Any) -> Any:
+    """The result alone, without a folder."""
+    module = find(study)
+    return module.run(module.Config.from_dict({**QUICK[study], **settings}))
+
+
+@pytest.mark.parametrize("study", QUICK)
+def test_a_study_on_the_bundled_model_is_complete(study, done):
+    path, result = done[study]
+    tables, figures = EXPECTED[study]
+    assert set(result.tables()) == tables
+    assert {p.stem for p in (path / "figures").glob("*.svg")} == figures
+    captions = result.captions()
+    assert tables | figures <= set(captions)
+    assert all(len(row) == 3 for row in result.summary())
+    assert {f"{name}.csv" for name in tables} <= {p.name for p in (path / "tables").iterdir()}
+    assert all(not frame.empty for frame in result.tables().values())
+    again = Result.load(path)
+    for name, frame in result.tables().items():
+        assert frame.equals(again.tables()[name])
+    tex = (path / "tables" / "tables.tex").read_text(encoding="utf-8")
+    assert tex.isascii()
+    assert json.loads((path / "tables" / f"{min(tables)}.json").read_text(encoding="utf-8"))
+
+
+def test_the_same_seed_gives_the_same_figures(done, tmp_path):
+    path, result = done["trajectory"]
+    again = run("trajectory")
+    again.save(tmp_path)
+    with np.load(path / "arrays.npz") as one, np.load(tmp_path / "arrays.npz") as two:
+        assert one.files == two.files
+        for name in one.files:
+            np.testing.assert_array_equal(one[name], two[name])
+    grid = {"grid": result.figures()["grid"]}
+    with plt.rc_context({"svg.hashsalt": "curvescope", "svg.fonttype": "path"}):
+        grid["grid"].savefig(tmp_path / "grid.svg", metadata={"Date": None})
+    assert (tmp_path / "grid.svg").read_bytes() == (path / "figures" / "grid.svg").read_bytes()
+
+
+@pytest.mark.parametrize("study", QUICK)
+@pytest.mark.parametrize("family", ["gpt2", "llama", "bert"])
+def test_a_study_on_a_model_of_transformers(study, family, model_folder):
+    result = run(study, model=model_folder(family))
+    assert set(result.tables()) <= EXPECTED[study][0]
+    words = " ".join(note for _, _, note in result.summary())
+    if family == "bert":
+        assert set(result.figures()) <= EXPECTED[study][1]
+    if family == "bert" and study in ("heads", "layernorm"):
+        assert "not foldable: post-norm" in words
+    if family == "bert" and study == "trajectory":
+        assert "no head over the vocabulary" in words
+        assert "entropy" not in result.means.curves
+
+
+def test_the_page_has_the_paths_to_turn_once_and_needs_no_network(done, tmp_path):
+    pytest.importorskip("plotly")
+    page = write_page([path for path, _ in done.values()], tmp_path / "page.html").read_text(encoding="utf-8")
+    assert page.count('<div class="scene">') == 1
+    scene = re.search(r'<script type="application/json">(.*?)</script>', page)
+    assert scene is not None
+    figure = json.loads(scene[1])
+    result = done["trajectory"][1]
+    assert len(figure["data"]) == 1 + len(result.path.tokens)
+    np.testing.assert_allclose(figure["data"][1]["x"], result.states_xyz[0, :, 0], atol=1e-5)
+    assert not re.search(r"<(script|link|img)[^>]+(src|href)=[\"'](https?:)?//", page)
+
+
+def test_a_page_without_paths_has_no_plotly(done, tmp_path):
+    page = write_page([done["heads"][0]], tmp_path / "page.html")
+    assert page.stat().st_size < 4_000_000
+    assert "Plotly" not in page.read_text(encoding="utf-8")
+
+
+def test_legacy_mode_has_the_originals_files(tmp_path):
+    words = tmp_path / "words.txt"
+    words.write_text("self\nname\n\nvalue\n", encoding="utf-8")
+    assert run("embeddings", legacy=True).files()["word_embeddings.txt"]
+    found = run("probes", legacy=True, words=str(words)).files()
+    text = found["common_noun_logs_qk.txt"]
+    assert text.count("Query: self\n") == 2  # once per layer
+    assert text.count("=== block ") == 2
+    assert found["common_noun_logs_vo.txt"].count("\tLayer Sum [") == 6
+    old = run("heads", legacy=True)
+    assert {"svd_qk_logs.txt", "svd_vo_latex_table_layer_0.txt", "key_query_bias_logs.txt"} <= set(
+        old.files()
+    )
+    assert old.layers[0].qk.rank.max() == 19  # twenty pairs, one side each
+    assert old.layers[0].qk.left.ids.shape[1] == 1
+
+
+def test_texts_are_written_and_not_added_to(tmp_path):
+    class Text:
+        tables = staticmethod(dict)
+        files = staticmethod(lambda: {"a.txt": "line\n"})
+
+    for _ in range(2):
+        folder.write_tables(Text(), tmp_path)
+    assert (tmp_path / "a.txt").read_bytes() == b"line\n"
+
+
+def test_three_pairs_and_both_sides_by_default(done):
+    result = done["heads"][1]
+    assert result.layers[0].qk.rank.max() == 2
+    assert result.layers[0].qk.left.ids.shape[1] == 2
+
+
+def test_the_choice_of_projection_changes_the_picture_only(done):
+    sphere, plain = run("trajectory", projection="sphere"), done["trajectory"][1]
+    assert not np.allclose(sphere.picture.coordinates, plain.picture.coordinates)
+    np.testing.assert_array_equal(sphere.path.values["angle_target"], plain.path.values["angle_target"])
+
+
+def test_representation_by_the_corpus_is_said():
+    result = run("probes", representation="mean", tokens=2000)
+    assert "mean state before block" in " ".join(result.keys[0].notes)
+
+
+def test_a_model_without_a_tokenizer_is_followed_on_a_task(tmp_path):
+    config = tmp_path / "sorts.toml"
+    config.write_text(
+        "n_layers = 1\nd_model = 8\nn_heads = 2\nvocab_size = 3\nn_ctx = 11\n", encoding="utf-8"
+    )
+    cfg = trajectory_study.Config.from_dict({"model": str(config), "data": "task:sorting"})
+    result = trajectory_study.run(cfg)
+    assert len(result.path.tokens) == 11
+    assert result.path.tokens[0].startswith("[")
+
+
+BAD: dict[str, tuple[str, dict[str, Any], str]] = {
+    "one-token prompt": ("trajectory", {"prompt": "a"}, "at least 2 tokens, got 1"),
+    "empty prompt": ("trajectory", {"prompt": ""}, "at least 2 tokens, got 0"),
+    "token beyond the prompt": ("trajectory", {"token": 99}, "one of the prompt's"),
+    "unknown projection": ("trajectory", {"projection": "tsne"}, "projection: expected one of"),
+    "unknown layer": ("heads", {"layers": [4]}, "layers from 0 to 3 of 'tiny-gpt', got 4"),
+    "layer that is no number": ("probes", {"layers": "last"}, "layers from 0 to 3"),
+    "missing words file": ("probes", {"words": "no/such/file.txt"}, "could not read 'no/such/file.txt'"),
+    "unknown norm": ("layernorm", {"norms": ["L9.ln1"]}, "norms: expected some of"),
+    "unknown role": ("embeddings", {"norm": "ln_x"}, "role of a norm"),
+    "no tokens listed": ("embeddings", {"k": 0}, "k: expected at least 1"),
+    "unknown setting": ("heads", {"layer": 1}, "unknown setting 'layer'"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_settings_are_one_sentence_and_leave_no_folder(case, tmp_path):
+    study, settings, words = BAD[case]
+    with pytest.raises(UsageError, match=words):
+        folder.run(study, settings, out=tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("study", QUICK)
+def test_models_without_a_vocabulary_are_refused(study, tmp_path):
+    config = tmp_path / "real.toml"
+    config.write_text('inputs = "continuous"\noutputs = "regression"\n', encoding="utf-8")
+    with pytest.raises(UsageError, match="token vocabulary"):
+        folder.run(study, {**QUICK[study], "model": str(config)}, out=tmp_path / "runs")
+
+
+def test_words_that_are_no_single_tokens_are_refused(tmp_path):
+    words = tmp_path / "w.txt"
+    words.write_text("zzzzqqqq\n", encoding="utf-8")
+    with pytest.raises(UsageError, match="single tokens"):
+        folder.run("probes", {**QUICK["probes"], "words": str(words)}, out=tmp_path / "runs")
+    words.write_text("\n", encoding="utf-8")
+    with pytest.raises(UsageError, match="at least one word"):
+        folder.run("probes", {**QUICK["probes"], "words": str(words)}, out=tmp_path / "runs")
+
+
+def test_the_command_line_prints_tables_and_the_folder(tmp_path, capsys):
+    with pytest.raises(SystemExit) as end:
+        main(["run", "embeddings", "tiny-gpt", "--set", "k=1", "--out", str(tmp_path), "-q"])
+    assert end.value.code == 0
+    out = capsys.readouterr().out
+    assert "mean_l2_distance" in out
+    assert str(tmp_path) in out
+
+
+# --------------------------------------------------------------------------------------- the paper
+
+
+@pytest.mark.parametrize("figures", [["embeddings"], pytest.param(list(FIGURES), marks=pytest.mark.slow)])
+def test_the_paper_runs_on_a_given_model_and_says_which(figures, tmp_path):
+    settings = {
+        "model": "tiny-gpt",
+        "tokens": 128,
+        "seq_len": 32,
+        "layers": [0],
+        "num_keys": 20,
+        "num_random": 10,
+    }
+    known = settings if len(figures) > 1 else {"model": "tiny-gpt"}
+    found = reproduce("molina2023", figures, settings=known, out=tmp_path)
+    assert list(found) == figures
+    for name, result in found.items():
+        claims = result.claims()
+        assert claims[0].measured == "tiny-gpt"
+        assert len(claims) > 1
+        assert all(key.startswith(f"{name}_") for key in (*result.tables(), *result.figures()))
+        assert set(result.tables()) | set(result.scenes()) <= set(result.captions())
+    assert (tmp_path / f"{min(found[figures[-1]].figures())}.png").exists()
+    page = write_page([tmp_path], tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "published and measured" in page
+    shown = "".join(claim.published for result in found.values() for claim in result.claims())
+    assert not re.search(r"\d\.\d", shown)  # no number of the paper is at hand
+
+
+def test_the_default_model_is_named(monkeypatch):
+    cfg = trajectory_study.Config(model="auto")
+    monkeypatch.setattr("curvescope.papers.molina2023.setting._is_cached", lambda name: False)
+    chosen, why = with_model(cfg)
+    assert chosen.model == "tiny-gpt"
+    assert "not in the local cache" in why
+    monkeypatch.setattr("curvescope.papers.molina2023.setting._is_cached", lambda name: name == "gpt2")
+    assert with_model(cfg)[0].model == "gpt2"
+
+
+def test_reference_spectra_are_for_gpt2_only(model_folder):
+    values = reference()["blocks"]
+    assert {block: len(heads) for block, heads in values.items()} == {"0": 12, "5": 12}
+    for heads in values.values():
+        for head in heads:
+            for name in ("qk", "vo", "qk_folded", "vo_folded"):
+                assert len(head[name]) == 20
+                assert np.all(np.diff(head[name]) <= 0)
+    assert not is_gpt2(trajectory_study.Config(model="tiny-gpt"))
+    assert not is_gpt2(trajectory_study.Config(model=model_folder("gpt2")))  # its name, not its shape
+
+
+def test_spectra_are_compared_with_the_reference(monkeypatch):
+    """With a reference made from the model itself the differences vanish; with another they are found."""
+    from curvescope.geometry.heads import heads
+
+    model = cs.load("tiny-gpt")
+    own = [
+        {
+            f"{name}{'_folded' if folded else ''}": getattr(c, name).singular_values.tolist()[:4]
+            for name in ("qk", "vo")
+            for folded, c in ((False, raw), (True, fold))
+        }
+        for raw, fold in zip(heads(model, 0, folded=False), heads(model, 0), strict=True)
+    ]
+    where = "curvescope.papers.molina2023.heads.reference"
+    monkeypatch.setattr(where, lambda: {"blocks": {"0": own}})
+    assert compare_spectra(model)[0][-1] == "agrees"
+    own[2]["vo_folded"][1] += 0.01
+    assert compare_spectra(model)[0][-1] == "differs"
+
+
+def test_recalled_numbers_of_the_paper_are_nowhere():
+    package = Path(str(files("curvescope")))
+    recalled = ("23.747", "24.872", "14.591", "SPONSORED", "soDeliveryDate")
+    for path in package.rglob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        assert not any(number in text for number in recalled), path
