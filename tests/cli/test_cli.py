@@ -184,3 +184,14 @@ def test_an_unforeseen_error_is_one_line_too(monkeypatch, capsys):
     code, _, err = call("list", capsys=capsys)
     assert code == 1
     assert err.splitlines() == ["error: RuntimeError: first line", "hint: add --debug for the traceback"]
+
+
+def test_bench_prints_costs_in_gradients(tmp_path, capsys):
+    few = ["--batch-size", 1, "--seq-len", 4, "--set", "rounds=1", "--set", 'contenders=["ggn"]']
+    code, out, _ = call("bench", "hvp", *few, "--out", tmp_path, "--quiet", capsys=capsys)
+    assert code == 0
+    assert "gradients" in out
+    assert (tmp_path / "hvp").is_dir()
+    code, _, err = call("bench", "flops", capsys=capsys)
+    assert code == 2
+    assert "expected hvp, got 'flops'" in err

@@ -215,3 +215,19 @@ def test_a_head_in_the_middle_of_the_mode_is_a_placeholder():
     assert z is mode.placeholder
     assert mode.head is not None
     torch.testing.assert_close(mode.head.h @ mode.head.W.T + mode.head.b, linear(x))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a GPU")
+@pytest.mark.parametrize("operator", ["hessian", "ggn", "functional"])
+def test_a_recorded_product_is_the_same(operator):
+    """The second call records, later ones replay; new parameters are noticed after a recording too."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        p = cs.Problem(GPT().cuda(), cs.Batches.from_tensors(*tokens(11), batch_size=3))
+    ours, theirs = (OPERATORS[operator](p, engine=engine) for engine in ("fast", "autograd"))
+    V = torch.randn(ours.shape[1], 4, device="cuda")
+    for _ in range(2):
+        for v in V.unbind(1):
+            assert relative_error(ours @ v, theirs @ v) < 1e-3
+        with torch.no_grad():
+            p.model.parameters["up.weight"].mul_(1.5)

@@ -193,6 +193,14 @@ BAD = {
     "setting of no figure": (["ormaniec2025", "--figure", "small", "--set", "curve=1"], 2, "setting 'curve'"),
     "no experiments": (["ormaniec2025", "--figure", "histograms", "--experiment", "a*"], 2, "experiments"),
     "nothing to draw": (["ormaniec2025", "--draw"], 1, "expected a reproduction with settings.json"),
+    "model of its own": (
+        ["ormaniec2025", "tiny-gpt"],
+        2,
+        "got 'tiny-gpt' for small, histograms of ormaniec2025, which have their own",
+    ),
+    "model and unknown paper": (["ormanic2025", "tiny-gpt"], 2, "expected a paper, got 'ormanic2025'"),
+    "model and unknown figure": (["ormaniec2025", "tiny-gpt", "--figure", "smal"], 2, "did you mean 'small'"),
+    "model and drawing": (["ormaniec2025", "tiny-gpt", "--draw"], 2, "--draw computes nothing"),
     "file for a folder": (["ormaniec2025", "--figure", "small", "--out", "file"], 2, "expected a folder"),
 }
 
@@ -210,6 +218,23 @@ def test_bad_input_is_one_sentence(case, tmp_path, monkeypatch, capsys):
     assert sum(line.startswith("error: ") for line in err.splitlines()) == 1
     assert Counter.done == 0
     assert [p.name for p in tmp_path.iterdir()] in ([], ["file"]), "something was left behind"
+
+
+def test_a_model_is_told_to_the_figures(tmp_path, monkeypatch, capsys):
+    @dataclass(frozen=True)
+    class WithModel(Config):
+        model: str = "auto"
+
+    told = []
+    module = find_figure("ormaniec2025", "small")
+    monkeypatch.setattr(module, "Config", WithModel)
+    monkeypatch.setattr(module, "run", lambda cfg, **rest: told.append(cfg.model) or run(cfg, **rest))
+    for words in (["some/model"], []):
+        code, _, err = call("ormaniec2025", *words, "--figure", "small", "--out", tmp_path, capsys=capsys)
+        assert code == 0, err
+    assert told == ["some/model", "auto"]
+    settings = json.loads((tmp_path / "settings.json").read_text(encoding="utf-8"))
+    assert settings["figures"]["small"]["settings"]["model"] == "auto"
 
 
 def test_what_is_not_stored_is_not_drawn(tmp_path):

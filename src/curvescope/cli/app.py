@@ -132,6 +132,9 @@ def report(
 @app.command()
 def reproduce(
     paper: Annotated[str, typer.Argument(help="Name of a paper: see `curvescope list`.")],
+    model: Annotated[
+        str | None, typer.Argument(help="For a paper that is measured on any model: the same as in `run`.")
+    ] = None,
     figure: Annotated[
         list[str] | None, typer.Option(help="One of its figures; repeatable. All by default.")
     ] = None,
@@ -158,16 +161,20 @@ def reproduce(
 
     A run that was stopped goes on where it was when the same command is given again.
 
-    Examples: curvescope reproduce ormaniec2025 --figure heatmap; curvescope reproduce ormaniec2025 --draw
+    Examples: curvescope reproduce ormaniec2025 --figure heatmap; curvescope reproduce ormaniec2025 --draw;
+    curvescope reproduce molina2023 tiny-gpt
     """
     from curvescope.cli import reproduce as command
     from curvescope.cli.study_run import merge
+
+    command.check_model(paper, figure or [], model, draw=draw)
 
     given: dict[str, Any] = {
         "profile": profile,
         "replay": replay,
         "device": device,
         "experiments": experiment,
+        "model": model,
     }
     command.show(paper, figure or [], merge(None, set or [], given), out=out, draw=draw, quiet=quiet)
 

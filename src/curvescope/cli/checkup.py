@@ -16,6 +16,7 @@ from curvescope.data.batches import Batches
 from curvescope.models.load import load
 from curvescope.models.transformer import Transformer, TransformerConfig
 from curvescope.operators import Hessian
+from curvescope.operators.engine import EngineName
 from curvescope.problem import Problem
 
 NEEDED = (
@@ -63,21 +64,21 @@ def _devices() -> list[tuple[str, str, str]]:
     devices = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
     for device in devices:
         name = torch.cuda.get_device_name(device) if device != "cpu" else f"{torch.get_num_threads()} threads"
-        error = _product_error(device)
-        state = "ok" if error < 1e-6 else "broken"
-        rows.append(
-            (f"engine autograd on {device}", state, f"{name}; finite difference differs by {error:.1e}")
-        )
+        for engine in ("fast", "autograd"):
+            error = _product_error(device, engine)
+            state = "ok" if error < 1e-6 else "broken"
+            words = f"{name}; finite difference differs by {error:.1e}"
+            rows.append((f"engine {engine} on {device}", state, words))
     return rows
 
 
-def _product_error(device: str) -> float:
+def _product_error(device: str, engine: EngineName) -> float:
     """Relative difference of H v and (∇L(θ + ε v) − ∇L(θ − ε v)) / 2ε in float64."""
     config = TransformerConfig(n_layers=1, d_model=8, n_heads=2, d_ff=8, vocab_size=5, n_ctx=4, init="scaled")
     model = load(Transformer(config), dtype="float64", device=device)
     x = torch.arange(12).reshape(3, 4) % 5
     problem = Problem(model, Batches.from_tensors(x, (x + 1) % 5, batch_size=2))
-    H = Hessian(problem)
+    H = Hessian(problem, engine=engine)
     v = torch.linspace(-1, 1, H.shape[0], dtype=H.dtype, device=H.device)
     gradients, step = [], 1e-5
     for sign in (1, -1):

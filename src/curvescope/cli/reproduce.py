@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,28 @@ import typer
 
 from curvescope.cli import printing
 from curvescope.cli.study_run import shown
-from curvescope.papers import PAPERS
+from curvescope.core.errors import UsageError
+from curvescope.papers import PAPERS, find, find_figure
 from curvescope.papers.reproduce import default_folder, redraw, reproduce
 
 HEADER = ("claim", "published", "measured", "verdict")
+
+
+def check_model(paper: str, figures: list[str], model: str | None, *, draw: bool) -> None:
+    """Raise where a model is given to figures that have their own, or that are only drawn."""
+    if model is None:
+        return
+    if draw:
+        raise UsageError(f"--draw computes nothing, got the model {model!r} as well", hint="leave one out")
+    kinds = {name: find_figure(paper, name).Config for name in figures or find(paper).FIGURES}
+    takes = [name for name, kind in kinds.items() if any(field.name == "model" for field in fields(kind))]
+    others = [name for name in kinds if name not in takes]
+    if others:
+        raise UsageError(
+            f"expected figures that take a model, got {model!r} for {', '.join(others)} of {paper}, "
+            "which have their own",
+            hint=" ".join(f"--figure {name}" for name in takes) if takes else "leave the model out",
+        )
 
 
 def show(

@@ -50,6 +50,8 @@ def show(study: str, settings: dict[str, Any], *, out: Path, quiet: bool) -> Non
         rows = frame.to_numpy(dtype=object).tolist()
         numbers = [i for i, kind in enumerate(frame.dtypes) if kind.kind in "fi"]
         printing.table(list(frame.columns), rows, right=numbers)
+    for note in getattr(result, "notes", []):
+        typer.echo(f"\nnote: {note}")
     typer.echo(f"\n{path}")
 
 
