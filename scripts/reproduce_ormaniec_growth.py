@@ -10,40 +10,12 @@ DIR/state. `publish` writes them into a folder of `curvescope reproduce`, as if 
 import argparse
 import sys
 import time
-from collections.abc import Iterator, MutableMapping
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 
-from curvescope.core.result import Result
 from curvescope.papers.ormaniec2025 import growth
-
-
-class Pieces(MutableMapping[str, Result]):
-    """Finished pieces as folders."""
-
-    def __init__(self, folder: Path):
-        self.folder = folder
-
-    def __setitem__(self, name: str, piece: Result) -> None:
-        piece.save(self.folder / name)
-
-    def __getitem__(self, name: str) -> Result:
-        if name not in self:
-            raise KeyError(name)
-        return Result.load(self.folder / name)
-
-    def __delitem__(self, name: str) -> None:
-        raise TypeError("pieces are kept")
-
-    def __contains__(self, name: object) -> bool:
-        return (self.folder / str(name) / "result.json").exists()
-
-    def __iter__(self) -> Iterator[str]:
-        return (path.parent.name for path in self.folder.glob("*/result.json"))
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
+from curvescope.studies.pieces import Pieces
 
 
 class Clock:

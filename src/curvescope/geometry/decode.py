@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 SPARE = 8  # candidates beyond k
+GROUP = 32  # directions that are scored against the whole vocabulary in float64 at a time
 
 
 @dataclass(frozen=True)
@@ -119,8 +120,9 @@ def _best(
         best = places.gather(1, order)
         if wanted < len(source):  # a token that was left out has at most the last candidate's rough score
             unsure = scores.gather(1, order)[:, -1] <= last.double() + slack
-            for i in unsure.nonzero().flatten().tolist():
-                best[i] = _thorough(sign * v[i], source, k, longest, chunk)
+            again = unsure.nonzero().flatten()
+            for group in again.split(GROUP) if len(again) else ():
+                best[group] = _thorough(sign * v[group], source, k, longest, chunk)
         found.append(best)
     return found
 
@@ -185,15 +187,18 @@ def _slack(v: Tensor, source: Reference, longest: float, dtype: torch.dtype) -> 
 
 
 def _thorough(v: Tensor, source: Reference, k: int, longest: float, chunk: int) -> Tensor:
-    """As `_best` for one direction (d,): every row that could be among the best is scored anew."""
+    """As `_best` for a few directions (m, d): every row that could be among the best is scored anew."""
     parts = [
-        rows @ v if bias is None else rows @ v + bias for _, rows, bias in _chunks(source, chunk, v.dtype)
+        v @ rows.T if bias is None else v @ rows.T + bias for _, rows, bias in _chunks(source, chunk, v.dtype)
     ]
-    scores = torch.cat(parts)
-    least = scores.topk(k).values[-1] - 2 * _slack(v, source, longest, v.dtype)
-    places = (scores >= least).nonzero().T
-    exact = scores_at(v[None], places, source)
-    return places[0][_order(exact, places)[0, :k]]
+    scores = torch.cat(parts, dim=1)
+    least = scores.topk(k).values[:, -1] - 2 * _slack(v, source, longest, v.dtype)
+    found = []
+    for i, could in enumerate(scores >= least[:, None]):
+        places = could.nonzero().T
+        exact = scores_at(v[i, None], places, source)
+        found.append(places[0][_order(exact, places)[0, :k]])
+    return torch.stack(found)
 
 
 # ------------------------------------------------------------------------------------------ the answer

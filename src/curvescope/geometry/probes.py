@@ -112,10 +112,9 @@ def probe_keys(
         tokens = represent(model, layer, how=way, position=position, corpus=corpus, tokenizer=source)
     probe = _probe(layer, chosen, tokens, names_of(source), num_random, seed, legacy)
     rows = probe.tokens.reads(folded=own[0].folded)
+    searches = [_key_search(circuit, rows, probe, offset, bias=not legacy) for circuit in own]
     found = []
-    for circuit in own:
-        keys, v, random = _key_search(circuit, rows, probe, offset, bias=not legacy)
-        at, _ = top_rows(v, keys, k=k)
+    for (keys, v, random), at in zip(searches, _nearest(searches, k), strict=True):
         found.append((at, *measures(v, at, keys), *_above(v, random, at, keys)))
     return KeyProbe(**_fields(found, rows, probe), notes=[*probe.notes, *_notes(own)])
 
@@ -155,11 +154,12 @@ def probe_values(
     rows = probe.tokens.reads(folded=own[0].folded)
     updates, states = _written(model, own, rows, probe, probe.at, legacy)
     _, others = _written(model, own, rows, probe, probe.random, legacy)
+    searches = [
+        (lens.tokens, lens.read(states[:, i]), lens.read(others[:, i])) for i in range(states.shape[1])
+    ]
     found = []
-    for i in range(states.shape[1]):
-        v, random = lens.read(states[:, i]), lens.read(others[:, i])
-        at, _ = top_rows(v, lens.tokens, k=k)
-        found.append((at, *measures(v, at, lens.tokens), *_above(v, random, at, lens.tokens)))
+    for (keys, v, random), at in zip(searches, _nearest(searches, k), strict=True):
+        found.append((at, *measures(v, at, keys), *_above(v, random, at, keys)))
     norms = updates.norm(dim=-1)
     norms = (norms.trunc() if legacy else norms).numpy()
     notes = [*probe.notes, *lens.notes, *_notes(own)]
@@ -235,6 +235,15 @@ def _key_search(
     keys = rows_reference(torch.cat(parts), ids=rows.ids, words=f"normed keys, {rows.words}")
     v, w = (circuit.queries(n, offset=offset, bias=bias) for n in (query, random))
     return keys, circuit.scale * v, circuit.scale * w
+
+
+def _nearest(searches: list[tuple[Reference, Tensor, Tensor]], k: int) -> list[Tensor]:
+    """The best rows (n, k) of every search; one go over the vocabulary where all have the same rows."""
+    rows = searches[0][0]
+    if all(keys is rows for keys, _, _ in searches):
+        at, _ = top_rows(torch.cat([v for _, v, _ in searches]), rows, k=k)
+        return list(at.split([len(v) for _, v, _ in searches]))
+    return [top_rows(v, keys, k=k)[0] for keys, v, _ in searches]
 
 
 def _written(

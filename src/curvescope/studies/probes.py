@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import MutableMapping
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -22,6 +22,7 @@ from curvescope.core.result import Result
 from curvescope.data.corpora import read_source
 from curvescope.geometry import legacy as texts
 from curvescope.geometry.probes import KeyProbe, ValueProbe, probe_keys, probe_values
+from curvescope.geometry.representations import Representation, represent
 from curvescope.geometry.words import select_words
 from curvescope.geometry.writers import write_all
 from curvescope.models.model import Model
@@ -143,17 +144,19 @@ def run(
     corpus = _corpus(cfg, model) if cfg.representation == "mean" else None
     same: dict[str, Any] = {
         "k": cfg.k,
-        "how": cfg.representation,
-        "position": cfg.position,
-        "corpus": corpus,
         "num_random": cfg.num_random,
         "seed": cfg.seed,
         "legacy": cfg.legacy,
     }
+    tokens_at = lru_cache(1)(partial(_tokens, cfg, model, corpus))  # the same for both probes
     pieces = {}
     for layer in layers:
-        pieces[f"keys of L{layer}"] = partial(probe_keys, model, layer, words, offset=cfg.offset, **same)
-        pieces[f"values of L{layer}"] = partial(probe_values, model, layer, words, **same)
+        pieces[f"keys of L{layer}"] = lambda layer=layer: probe_keys(
+            model, layer, words, offset=cfg.offset, tokens=tokens_at(layer), **same
+        )
+        pieces[f"values of L{layer}"] = lambda layer=layer: probe_values(
+            model, layer, words, tokens=tokens_at(layer), **same
+        )
     for number, (name, work) in enumerate(pieces.items(), start=1):
         if progress is not None:
             progress(name, number, len(pieces))
@@ -165,6 +168,12 @@ def run(
         values=[kept[f"values of L{layer}"] for layer in layers],
         legacy=cfg.legacy,
     )
+
+
+def _tokens(cfg: Config, model: Model, corpus: Tensor | None, layer: int) -> Representation:
+    """Every token as the block meets it."""
+    how = "raw" if cfg.legacy and cfg.representation == "auto" else cfg.representation
+    return represent(model, layer, how=how, position=cfg.position, corpus=corpus)
 
 
 def read_words(path: str | Path) -> list[str]:

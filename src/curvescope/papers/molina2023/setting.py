@@ -76,7 +76,8 @@ def with_model(cfg: Setting) -> tuple[Setting, str]:
     for name in GPT2:
         if _is_cached(name):
             return replace(cfg, model=name), "the paper's model, from the local cache"
-    return replace(cfg, model="tiny-gpt"), "bundled: GPT-2 is not in the local cache; `reproduce molina2023 MODEL` takes any"
+    why = "bundled: GPT-2 is not in the local cache; reproduce molina2023 MODEL takes any"
+    return replace(cfg, model="tiny-gpt"), why
 
 
 def is_gpt2(cfg: TokenModel) -> bool:
