@@ -10,7 +10,7 @@ import curvescope as cs
 from cases import transformer
 from curvescope.core.errors import CurvescopeError
 from curvescope.geometry import Norm, decode_heads, heads, reference, rows_reference, top_tokens
-from curvescope.geometry.decode import SPARE
+from curvescope.geometry.decode import GROUP, SPARE
 from curvescope.geometry.directions import Directions
 from curvescope.geometry.references import Reference
 from curvescope.tokenizers import ByteTokenizer, CharTokenizer
@@ -61,6 +61,15 @@ def test_differences_below_float32_are_seen():
     v = torch.ones(1, 4, dtype=torch.float64)
     want = dense_order((rows * v).sum(-1)[None], 6)
     np.testing.assert_array_equal(top_tokens(v, rows, k=6, chunk=8).ids[:, 0], want)
+
+
+def test_many_directions_that_float32_cannot_decide():
+    """More than are done again at a time, between ones that it can."""
+    rows = torch.cat([torch.ones(50, 4, dtype=torch.float64) + 1e-12 * draw(50, 4, seed=4), -draw(9, 4)])
+    v = draw(3 * GROUP, 4, seed=5).abs()
+    v[::4] = draw(len(v[::4]), 4, seed=6)
+    want = dense_order((rows[None] * v[:, None]).sum(-1), 6)
+    np.testing.assert_array_equal(top_tokens(v, rows, k=6, chunk=8, signs=1).ids[:, 0], want)
 
 
 def test_fewer_rows_than_asked_for():

@@ -59,6 +59,46 @@ def test_keys_of_a_model():
     assert found.to_frame()["unselectable_with_gain"].tolist() == [18] * 3
 
 
+def test_keys_that_coincide_are_counted_apart():
+    """A line of keys, its ends twice: both can be selected, but only together; those between cannot."""
+    model = cs.load(transformer(vocab_size=30, d_model=6, n_heads=1, d_head=1, positions="none"))
+    E = dict(model.module.named_parameters())["E"]
+    keys = selectable_keys(model, 0, num_tokens=30)
+    low, high = np.flatnonzero(keys.with_gain[0])
+    others = [i for i in range(30) if i not in (low, high)]
+    with torch.no_grad():
+        E[others[0]], E[others[1]] = E[low], E[high]
+        E[others[2]] = E[others[3]]
+    found = selectable_keys(model, 0, num_tokens=30)
+    ends = {int(low), int(high), others[0], others[1]}
+    assert set(np.flatnonzero(found.with_gain[0])) == ends
+    assert set(np.flatnonzero(found.nearest[0] == 0)) == ends | {others[2], others[3]}
+    row = found.to_frame().iloc[0]
+    assert (row["unselectable_with_gain"], row["only_together"]) == (26, 4)
+    assert row["of_them_crowded"] == (found.nearest[0] < 0.1)[[i for i in range(30) if i not in ends]].sum()
+
+
+def test_distances_to_the_nearest_key():
+    model = cs.load(transformer(vocab_size=12, d_model=6, n_heads=1, d_head=2, positions="none"))
+    found = selectable_keys(model, 0)
+    p = {name: tensor.detach() for name, tensor in model.module.named_parameters()}
+    n = torch.nn.functional.layer_norm(p["E"], (6,), eps=1e-5)
+    keys = ((n * p["L0.ln1.g"]) @ p["L0.W_K"]).numpy()
+    apart = np.linalg.norm(keys[:, None] - keys[None], axis=-1)
+    pairs = np.sort(apart[np.triu_indices(12, 1)])
+    want = np.where(np.eye(12) > 0, np.inf, apart).min(1) / pairs[(len(pairs) - 1) // 2]
+    np.testing.assert_allclose(found.nearest[0], want, rtol=1e-9)
+
+
+def test_the_same_token_everywhere_can_be_selected():
+    model = cs.load(transformer(vocab_size=9, positions="none"))
+    with torch.no_grad():
+        dict(model.module.named_parameters())["E"][:] = draw(1, model.facts["d_model"])
+    found = selectable_keys(model, 0)
+    assert found.with_gain.all()
+    assert (found.to_frame()["only_together"] == 9).all()
+
+
 def test_wide_heads_select_everything():
     """With n ≤ h + 1 points in general position each is a vertex."""
     model = cs.load(transformer(vocab_size=9, d_model=12, n_heads=1, d_head=12, n_layers=2))

@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
+SAME = 1e-6  # of the longest key: what float32 states cannot tell apart
+NEAR = 0.1  # of the median distance between keys: all but the same
+
+
 @dataclass(frozen=True)
 class Hull(Result):
     """Which points are vertices of their convex hull, with a proof for each.
@@ -47,7 +51,12 @@ class Hull(Result):
 
 @dataclass(frozen=True)
 class Selectable(Result):
-    """Keys of a sample of tokens that no query of a head can prefer."""
+    """Keys of a sample of tokens that no query of a head can prefer.
+
+    Keys that coincide are tested as one, and each counts as selectable if that one is: a query can prefer
+    them to the rest, though none of them alone. `nearest` shows them (0), and those that all but coincide,
+    such as tokens that training never saw: these are often out of reach together, in one place.
+    """
 
     layer: int
     num_tokens: int  # in the sample
@@ -56,20 +65,32 @@ class Selectable(Result):
     with_gain: np.ndarray  # (H, n) bool: can be selected, keys n(x) P Γ W_K
     without_gain: np.ndarray  # (H, n) the same with γ = 1
     without_norm: np.ndarray  # (H, n) keys x W_K of the stream itself
+    nearest: np.ndarray  # (H, n) distance to the nearest other key, in median distances; 0 if they coincide
     text: list[str]
     bytes: list[str]
     seed: int
     notes: list[str]
 
     def to_frame(self) -> pd.DataFrame:
-        """One row per head: how many keys cannot be selected."""
+        """One row per head: how many keys cannot be selected.
+
+        `of_them_crowded` counts those (with γ) that have another key within a tenth of the median distance,
+        `only_together` keys that can be selected, but not alone, because another one is the same.
+        """
         import pandas as pd
 
         names = ("with_gain", "without_gain", "without_norm")
         columns = {f"unselectable_{name}": (~getattr(self, name)).sum(1) for name in names}
+        columns["of_them_crowded"] = self.crowded.sum(1)
+        columns["only_together"] = (self.with_gain & (self.nearest == 0)).sum(1)
         return pd.DataFrame(
             {"head": np.arange(len(self.with_gain)), "num_tokens": self.num_tokens, **columns}
         )
+
+    @property
+    def crowded(self) -> np.ndarray:
+        """(H, n) keys with γ that cannot be selected and all but coincide with another."""
+        return ~self.with_gain & (self.nearest < NEAR)
 
 
 def selectable_keys(
@@ -102,9 +123,8 @@ def selectable_keys(
     norm = norm if tokens.normed else Norm("none", name=norm.name)
     plain = without_svd(model, layer, folded=False)
     forms = {"with_gain": norm, "without_gain": Norm(norm.kind, eps=norm.eps), "without_norm": Norm("none")}
-    found = {
-        name: np.stack([_keys(x, c.W_K, form, tolerance) for c in plain]) for name, form in forms.items()
-    }
+    keys = {name: [_keys(x, c.W_K, form) for c in plain] for name, form in forms.items()}
+    found = {name: np.stack([_selectable(k, tolerance) for k in own]) for name, own in keys.items()}
     notes = [tokens.note, f"{len(ids)} of {len(known)} tokens, drawn with seed {seed}"]
     notes += [why] if why else []
     return Selectable(
@@ -113,6 +133,7 @@ def selectable_keys(
         vocabulary=len(known),
         ids=ids.numpy(),
         **found,
+        nearest=np.stack([_nearest_other(k) for k in keys["with_gain"]]),
         text=names.texts(ids.tolist()),
         bytes=names.hexes(ids.tolist()),
         seed=seed,
@@ -120,10 +141,39 @@ def selectable_keys(
     )
 
 
-def _keys(x: Tensor, W_K: Tensor, norm: Norm, tolerance: float) -> np.ndarray:
-    """Whether each key of the stream x (n, d) can be selected: (n,)."""
+def _keys(x: Tensor, W_K: Tensor, norm: Norm) -> Tensor:
+    """Keys (n, h) of the stream x (n, d), less what is the same for all."""
     folded, _ = fold(W_K, gamma=norm.gamma, kind=norm.kind)
-    return hull_vertices(norm.sphere(x) @ folded, tolerance=tolerance).vertex
+    return norm.sphere(x) @ folded
+
+
+def _selectable(keys: Tensor, tolerance: float) -> np.ndarray:
+    """Whether each key can be selected, those that coincide as one: (n,) bool."""
+    first = _same(keys)
+    own, at = first.unique(return_inverse=True)
+    if len(own) < 2:
+        return np.ones(len(keys), bool)  # there is nothing else to prefer
+    return hull_vertices(keys[own], tolerance=tolerance).vertex[at.numpy()]
+
+
+def _nearest_other(keys: Tensor) -> np.ndarray:
+    """Distance of each key to the nearest other one over the median distance; 0 where they coincide."""
+    distances = _distances(keys)
+    middle = float(distances[~torch.eye(len(keys), dtype=torch.bool)].median())
+    first = _same(keys)
+    alone = torch.bincount(first, minlength=len(keys))[first] == 1
+    nearest = distances.fill_diagonal_(torch.inf).min(1).values / (middle if middle > 0 else 1.0)
+    return torch.where(alone, nearest, torch.zeros_like(nearest)).numpy()
+
+
+def _same(keys: Tensor) -> Tensor:
+    """For each key, the first one that it coincides with, to rounding: (n,)."""
+    close = _distances(keys) <= SAME * keys.norm(dim=1).max()
+    return close.int().argmax(1)
+
+
+def _distances(keys: Tensor) -> Tensor:
+    return torch.cdist(keys, keys, compute_mode="donot_use_mm_for_euclid_dist")
 
 
 def hull_vertices(points: Tensor, *, tolerance: float = 1e-9) -> Hull:

@@ -99,6 +99,8 @@ class LayerNorms(Result):
             hidden, plain = (1 - x.mean() for x in (s.with_gain, s.without_norm))
             note = f"of {s.num_tokens} keys in L{s.layer}, mean over heads: no query prefers them"
             note += f"; {plain:.1%} without the norm"
+            crowd = s.crowded.sum() / max((~s.with_gain).sum(), 1)
+            note += f"; {crowd:.0%} of them all but coincide with another key" if crowd else ""
             rows.append(("unselectable", f"{hidden:.1%}", note))
         return rows + [("note", "", note) for note in self.notes]
 
@@ -115,7 +117,10 @@ class LayerNorms(Result):
             "they lie in the convex hull of the others.",
             "norms": "One row per norm: longest, median and shortest semi-axis, |β|, mean |n(x)|, the "
             "coordinates with the largest |γ|, and how exactly the states lie on the ellipsoid.",
-            "keys": "Keys of a sample of tokens that no query prefers: with γ, with γ = 1, without a norm.",
+            "keys": "Keys of a sample of tokens that no query prefers: with γ, with γ = 1, without a norm. Of "
+            "those with γ, crowded ones have another key within a tenth of the median distance: tokens that "
+            "training never saw lie together, and are out of reach together where their place is inside the "
+            "hull. Keys that are the same as another count as selectable only together.",
         }
 
     def tables(self) -> dict[str, pd.DataFrame]:
