@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+from types import SimpleNamespace
+from typing import ClassVar
 
 import numpy as np
 import pytest
 
 from curvescope.core.errors import MissingExtra, ShapeError, UsageError
-from curvescope.geometry.projection import project, tangent
+from curvescope.geometry.projection import project, project_apart, tangent
 
 POINTS = np.random.default_rng(0).normal(size=(40, 6)) * np.array([5.0, 3.0, 2.0, 1.0, 0.5, 0.1])
 
@@ -91,6 +93,35 @@ def test_wrong_points_are_refused():
         project(POINTS, method="tsne")  # pyright: ignore[reportArgumentType]
     with pytest.raises(UsageError, match="mean direction"):
         project(np.array([[1.0, 0.0], [-1.0, 0.0]]), method="sphere")
+
+
+class Drops:
+    """In place of UMAP: keeps the first coordinates, and notes how it was called."""
+
+    calls: ClassVar[list] = []
+
+    def __init__(self, **options):
+        self.calls.append(options)
+        self.dim = options["n_components"]
+
+    def fit(self, X):
+        self.calls.append(X.shape)
+
+    def transform(self, X):
+        return X[:, : self.dim]
+
+
+def test_groups_are_put_apart_into_a_picture_of_others(monkeypatch):
+    monkeypatch.setitem(sys.modules, "umap", SimpleNamespace(UMAP=Drops))
+    Drops.calls.clear()
+    found = project_apart(POINTS, [POINTS[:3], POINTS[10:14]], seed=5)
+    np.testing.assert_allclose(
+        found.coordinates, np.concatenate([POINTS[:3], POINTS[10:14]])[:, :3], rtol=1e-6
+    )
+    options, fitted = Drops.calls
+    assert (options["metric"], options["random_state"], fitted) == ("euclidean", 5, POINTS.shape)
+    assert "Euclidean" in found.words
+    assert "cosine" not in found.words
 
 
 @pytest.mark.slow

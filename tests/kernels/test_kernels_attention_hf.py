@@ -24,10 +24,10 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", GROUPED),
     "gpt_neox": ("GPTNeoX", COMMON),
     "bert": ("Bert", COMMON),
-    "mistral": ("Mistral", GROUPED | {"sliding_window": 4}),
+    "mistral": ("Mistral", GROUPED | {"sliding_window": 8}),
     "qwen2_moe": (  # its layers do not pass the window on: the mask has to
         "Qwen2Moe",
-        GROUPED | {"sliding_window": 4, "use_sliding_window": True, "max_window_layers": 0}
+        GROUPED | {"sliding_window": 8, "use_sliding_window": True, "max_window_layers": 0}
         | {"moe_intermediate_size": 8, "shared_expert_intermediate_size": 8, "num_experts": 2}
         | {"num_experts_per_tok": 1},
     ),
@@ -37,9 +37,10 @@ QUIET = {"attn_pdrop": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "hidden_dropo
 QUIET |= {"attention_probs_dropout_prob": 0.0, "attention_dropout": 0.0, "hidden_dropout": 0.0}
 
 
-def build(name: str, attention: str) -> Any:
+def build(name: str, attention: str, **more: Any) -> Any:
     register_hf()
     family, settings = MODELS[name]
+    settings = settings | more
     settings = settings | QUIET | {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
     config = getattr(transformers, f"{family}Config")(**settings)
     config._experts_implementation = "eager"
@@ -104,6 +105,18 @@ def test_logits_and_products_are_those_of_eager_attention(name, padding, double,
     size = max(float(t.abs().max()) for t in expected)
     for one, two in zip(found, expected, strict=True):
         torch.testing.assert_close(one, two, rtol=0, atol=1e-9 * size)
+
+
+@pytest.mark.parametrize(("name", "padding"), [("llama", "left"), ("mistral", "left"), ("mistral", "right")])
+def test_queries_that_see_no_key_are_those_of_eager_attention(name, padding, double):
+    """At padding, too, where a loss or a mean over positions might look."""
+    more = {"sliding_window": 3} if name == "mistral" else {}
+    ids, mask = batch(padding)
+    ours, eager = (
+        build(name, kind, **more)(input_ids=ids, attention_mask=mask, use_cache=False).logits
+        for kind in ("curvescope", "eager")
+    )
+    torch.testing.assert_close(ours, eager, rtol=0, atol=1e-10)
 
 
 def heads(Hkv: int = 2) -> list[Tensor]:

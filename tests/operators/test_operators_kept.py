@@ -1,5 +1,6 @@
 """What engines keep between products is right, bounded, and gone with its owner."""
 
+import copy
 import gc
 
 import pytest
@@ -26,7 +27,7 @@ def direction(operator: cs.LinearOperator) -> torch.Tensor:
 
 @pytest.mark.parametrize("engine", ["autograd", "fast"])
 @pytest.mark.parametrize("name", MAKERS)
-@pytest.mark.parametrize("write", ["no_grad", "data", "load_state_dict"])
+@pytest.mark.parametrize("write", ["no_grad", "data", "signs", "places", "load_state_dict"])
 def test_new_parameters_are_noticed(engine, name, write):
     p = problem()
     operator = MAKERS[name](p, engine=engine)
@@ -38,6 +39,10 @@ def test_new_parameters_are_noticed(engine, name, write):
             W.mul_(1.5)
     elif write == "data":
         W.data.mul_(1.5)
+    elif write == "signs":
+        W.data.neg_()
+    elif write == "places":
+        W.data.copy_(W.data.flip(1))
     else:
         state = {k: t * 1.5 for k, t in p.model.module.state_dict().items()}
         p.model.module.load_state_dict(state)
@@ -55,6 +60,57 @@ def test_new_data_are_noticed():
     p.batches[0].targets.fill_(3)
     torch.testing.assert_close(H @ v, cs.Hessian(p, engine="autograd") @ v, rtol=1e-10, atol=1e-14)
     assert not torch.allclose(H @ v, before)
+
+
+def test_data_written_past_autograd_are_noticed():
+    p = problem()
+    tokens = p.batches[0].inputs.numpy()
+    H = cs.Hessian(p)
+    v = direction(H)
+    before = H @ v
+    tokens[0, :2] = tokens[0, 1::-1].copy() + 1 & 3
+    torch.testing.assert_close(H @ v, cs.Hessian(p, engine="autograd") @ v, rtol=1e-10, atol=1e-14)
+    assert not torch.allclose(H @ v, before)
+
+
+class Reader(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.e, self.phi, self.u = torch.nn.Embedding(7, 4), torch.nn.GELU(), torch.nn.Linear(4, 7)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.u(self.phi(self.e(ids)))
+
+
+@pytest.mark.parametrize("change", ["inputs", "submodule", "hook"])
+def test_other_inputs_submodules_and_hooks_are_noticed(change):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        module = Reader().double()
+    inputs = {"ids": torch.arange(6)[None]}
+    p = cs.Problem(module, cs.Batches([cs.Batch(inputs, torch.arange(6)[None])]))
+    H = cs.Hessian(p)
+    v = direction(H)
+    before = H @ v
+    if change == "inputs":
+        p.batches[0].inputs["ids"] = torch.arange(6).flip(0)[None]
+    elif change == "submodule":
+        module.phi = torch.nn.SiLU()
+    else:
+        module.phi.register_forward_hook(lambda part, given, found: 2 * found)
+    torch.testing.assert_close(H @ v, cs.Hessian(p, engine="autograd") @ v, rtol=1e-10, atol=1e-14)
+    assert not torch.allclose(H @ v, before)
+
+
+def test_a_copy_keeps_its_own():
+    H = cs.Hessian(problem())
+    v = direction(H)
+    before = H @ v
+    other = copy.deepcopy(H)
+    with torch.no_grad():
+        other.problem.model.parameters["L0.W_1"].mul_(3)
+    assert not torch.allclose(other @ v, before)
+    assert torch.equal(H @ v, before)
 
 
 @pytest.mark.parametrize("name", MAKERS)

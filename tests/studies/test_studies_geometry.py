@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import sys
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -17,7 +18,7 @@ from matplotlib import pyplot as plt
 
 import curvescope as cs
 from curvescope.cli.app import main
-from curvescope.core.errors import UsageError
+from curvescope.core.errors import MissingExtra, UsageError
 from curvescope.core.result import Result
 from curvescope.papers.molina2023 import FIGURES
 from curvescope.papers.molina2023.heads import compare_spectra, reference
@@ -200,6 +201,47 @@ def test_the_choice_of_projection_changes_the_picture_only(done):
     np.testing.assert_array_equal(sphere.path.values["angle_target"], plain.path.values["angle_target"])
 
 
+def test_the_original_picture_is_fitted_to_raw_embeddings(monkeypatch, done):
+    """With a projection that keeps three axes, words are rows of E, states are behind the final norm."""
+    from curvescope.geometry import norm_of
+    from curvescope.geometry.projection import Projection
+    from curvescope.geometry.trajectory_stream import stream
+
+    def keep(fitted, groups, **options):
+        assert fitted.shape == (512, 96)
+        return Projection(np.concatenate([g[:, :3] for g in groups]), "umap apart", None, options["seed"])
+
+    monkeypatch.setattr(trajectory_study, "need_umap", lambda: None)
+    monkeypatch.setattr(trajectory_study, "project_apart", keep)
+    found, plain = run("trajectory", legacy=True), done["trajectory"][1]
+    model, ids = cs.load("tiny-gpt"), torch.from_numpy(found.path.ids)
+    E = dict(model.module.named_parameters())["E"].detach()
+    np.testing.assert_allclose(found.words_xyz, E[ids, :3].numpy(), rtol=1e-6)
+    states = norm_of(model, "ln_f")(stream(model, ids[None]).points[0].double())
+    np.testing.assert_allclose(found.states_xyz, states[..., :3].numpy(), rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(found.path.values["angle_target"], plain.path.values["angle_target"])
+    assert "all points at once" in plain.captions()["grid"]
+    assert "all points at once" not in found.captions()["grid"]
+
+
+def test_the_original_picture_needs_umap(monkeypatch):
+    monkeypatch.setitem(sys.modules, "umap", None)
+    with pytest.raises(MissingExtra, match=r"umap-learn, which is not installed"):
+        run("trajectory", legacy=True)
+
+
+def test_pairs_of_heads_are_weighed_by_data_when_there_is_some(done):
+    assert "share on data" not in done["heads"][1].tables()["qk"]
+    result = run("heads", data="sample", tokens=256, layers=[1])
+    assert result.energies[0].num_tokens == 256
+    for name in ("qk", "vo"):
+        share = result.energies[0].share(name)
+        np.testing.assert_allclose(np.nansum(share, axis=1), 1)
+        column = result.tables()[name]["share on data"].to_numpy()
+        np.testing.assert_allclose(column[::2], share[:, :3].reshape(-1))  # three pairs, two sides each
+        assert "sample" in result.captions()[name]
+
+
 def test_representation_by_the_corpus_is_said():
     result = run("probes", representation="mean", tokens=2000)
     assert "mean state before block" in " ".join(result.keys[0].notes)
@@ -339,7 +381,10 @@ def test_spectra_are_compared_with_the_reference(monkeypatch):
 
 def test_recalled_numbers_of_the_paper_are_nowhere():
     package = Path(str(files("curvescope")))
-    recalled = ("23.747", "24.872", "14.591", "SPONSORED", "soDeliveryDate")
-    for path in package.rglob("*.py"):
+    recalled = ("23.747", "24.872", "14.591", "3.959", "SPONSORED", "soDeliveryDate", "enegger")
+    own = [
+        path for path in (package / "papers" / "molina2023").rglob("*") if path.suffix in (".csv", ".json")
+    ]
+    for path in [*package.rglob("*.py"), *own]:
         text = path.read_text(encoding="utf-8")
         assert not any(number in text for number in recalled), path

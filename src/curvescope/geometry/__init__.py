@@ -26,6 +26,7 @@ from curvescope.geometry.embeddings import (
     extremes,
     token_scores,
 )
+from curvescope.geometry.energy import Energy, activation_energy
 from curvescope.geometry.factored import Factored
 from curvescope.geometry.heads import heads
 from curvescope.geometry.lens import LogitLens, logit_lens
@@ -56,6 +57,7 @@ __all__ = [
     "Directions",
     "Distances",
     "Ellipsoid",
+    "Energy",
     "Extremes",
     "Factored",
     "HeadCheck",
@@ -74,6 +76,7 @@ __all__ = [
     "TopTokens",
     "ValueProbe",
     "Words",
+    "activation_energy",
     "attainable",
     "check_heads",
     "circuits",

@@ -1,10 +1,13 @@
 """Points in d dimensions to pictures in 2 or 3: PCA, PCA on the sphere, UMAP.
 
-All points of a picture are fitted together, so that distances within it mean the same everywhere.
+All points of a picture are fitted together, so that distances within it mean the same everywhere; only
+`project_apart` does not, to draw the picture of the Traveling Words code.
 """
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -14,6 +17,7 @@ from curvescope.core.errors import MissingExtra, ShapeError, UsageError
 from curvescope.core.result import Result
 
 Method = Literal["pca", "sphere", "umap"]
+APART = "umap apart"
 
 
 @dataclass(frozen=True)
@@ -32,6 +36,11 @@ class Projection(Result):
     @property
     def words(self) -> str:
         """How the picture was made, for a caption."""
+        if self.method == APART:
+            return (
+                "UMAP as in the Traveling Words code (Euclidean, fitted on raw embeddings alone, every group "
+                f"of points put into it by itself, seed {self.seed}): what moves may be the map"
+            )
         if self.explained is None:
             return f"UMAP (cosine, seed {self.seed}): near stays near, lengths and angles mean nothing"
         name = "PCA" if self.method == "pca" else "PCA in the tangent plane of the sphere"
@@ -100,33 +109,61 @@ def _pca(X: np.ndarray, dim: int) -> tuple[np.ndarray, np.ndarray]:
     return coordinates, np.pad(s[:dim] ** 2, (0, missing)) / total
 
 
-def _umap(X: np.ndarray, *, dim: int, seed: int, neighbours: int, min_dist: float) -> np.ndarray:
-    import warnings
+def project_apart(
+    fitted: np.ndarray,
+    groups: Sequence[np.ndarray],
+    *,
+    dim: int = 3,
+    seed: int = 0,
+    neighbours: int = 15,
+    min_dist: float = 0.1,
+) -> Projection:
+    """UMAP with the Euclidean distance, fitted to `fitted` (n, d); each group (m, d) is then put into it.
 
-    umap = _package()
-    count = min(neighbours, len(X) - 1)
-    if len(X) <= dim + 1:
-        raise UsageError(f"expected more than {dim + 1} points for UMAP in {dim} dimensions, got {len(X)}")
+    The coordinates are those of the groups, one behind the other.
+    """
+    X = np.asarray(fitted, dtype=np.float32)
+    model = _umap_model(len(X), "euclidean", dim=dim, seed=seed, neighbours=neighbours, min_dist=min_dist)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model.fit(X)
+        found = [model.transform(np.asarray(group, dtype=np.float32)) for group in groups]
+    return Projection(np.concatenate(found).astype(np.float64), APART, None, seed)
+
+
+def _umap(X: np.ndarray, *, dim: int, seed: int, neighbours: int, min_dist: float) -> np.ndarray:
+    model = _umap_model(len(X), "cosine", dim=dim, seed=seed, neighbours=neighbours, min_dist=min_dist)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that a seed means one thread
-        model = umap.UMAP(
-            n_components=dim,
-            n_neighbors=max(count, 2),
-            min_dist=min_dist,
-            metric="cosine",
-            init="spectral" if len(X) > 4 * dim else "random",
-            random_state=seed,
-            n_jobs=1,
-        )
         return np.asarray(model.fit_transform(X.astype(np.float32)), dtype=np.float64)
 
 
-def _package() -> Any:
+def _umap_model(
+    num_points: int, metric: str, *, dim: int, seed: int, neighbours: int, min_dist: float
+) -> Any:
+    umap = need_umap()
+    if num_points <= dim + 1:
+        raise UsageError(
+            f"expected more than {dim + 1} points for UMAP in {dim} dimensions, got {num_points}"
+        )
+    return umap.UMAP(
+        n_components=dim,
+        n_neighbors=max(min(neighbours, num_points - 1), 2),
+        min_dist=min_dist,
+        metric=metric,
+        init="spectral" if num_points > 4 * dim else "random",
+        random_state=seed,
+        n_jobs=1,
+    )
+
+
+def need_umap() -> Any:
+    """The package umap-learn, or a sentence that says it is missing."""
     try:
         import umap
     except ImportError:
         raise MissingExtra(
-            "projection='umap' needs the package umap-learn, which is not installed",
+            "UMAP needs the package umap-learn, which is not installed",
             hint="pip install 'curvescope[umap]', or projection='pca'",
         ) from None
     return umap

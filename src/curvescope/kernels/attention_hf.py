@@ -1,7 +1,8 @@
 """Our attention for Hugging Face models: `register_hf()`, then `model.set_attn_implementation("curvescope")`.
 
 Causal, full, windowed and right-padded attention is fused; every other mask, dropout and soft caps go through
-plain attention, which also has second derivatives, in memory quadratic in the length.
+plain attention, which also has second derivatives, in memory quadratic in the length. So do queries that see no
+key (before the first token of a left-padded sequence): they get what eager attention gives them.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ def hf_attention(
     if attention_mask is not None and attention_mask.dim() == 4:
         found = _plain(query, key, value, attention_mask, scaling, **extras)
     else:
-        lengths = None if attention_mask is None else _lengths(attention_mask)
+        lengths = None if attention_mask is None else _lengths(attention_mask, window)
         fits = (attention_mask is None or lengths is not None) and not (
             causal and query.shape[2] != key.shape[2]
         )
@@ -130,11 +131,12 @@ def _is_sliding(rule: Any, causal_rule: Any) -> bool:
     )
 
 
-def _lengths(keys: Tensor) -> Tensor | None:
-    """Number of keys of each sequence, or None where they are not the first ones."""
+def _lengths(keys: Tensor, window: int | None) -> Tensor | None:
+    """Number of keys of each sequence, or None where they are not the first ones or a query sees none."""
     keys = keys.bool()
-    gap = keys[:, 1:] & ~keys[:, :-1]
-    return None if bool(gap.any()) else keys.sum(1)
+    gap, lengths = keys[:, 1:] & ~keys[:, :-1], keys.sum(1)
+    blind = lengths <= (0 if window is None else max(0, keys.shape[1] - window))
+    return None if bool(gap.any() | blind.any()) else lengths
 
 
 def _whole_mask(
@@ -166,7 +168,11 @@ def _plain(
     bias: Tensor | None,
     dropout: float,
 ) -> Tensor:
-    """Softmax attention with any mask, by autograd; a query that sees no key gives 0."""
+    """Softmax attention with any mask, by autograd, as transformers' eager attention does it.
+
+    An unseen key is one with the lowest of numbers added to its score, so that a query that sees no key
+    weighs all alike.
+    """
     group = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(group, 1), value.repeat_interleave(group, 1)
     scores = query @ key.mT * (query.shape[-1] ** -0.5 if scaling is None else scaling)
@@ -174,11 +180,8 @@ def _plain(
         scores = torch.tanh(scores / softcap) * softcap
     if bias is not None:
         scores = scores + bias
-    if mask is not None and mask.dtype != torch.bool:
-        scores, mask = scores + mask, None
+    if mask is not None and mask.dtype == torch.bool:
+        mask = scores.new_zeros(mask.shape).masked_fill(~mask, torch.finfo(scores.dtype).min)
     if mask is not None:
-        scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
-    weights = scores.softmax(-1)
-    if mask is not None:
-        weights = weights.masked_fill(~mask, 0)
-    return torch.dropout(weights, dropout, train=dropout > 0) @ value
+        scores = scores + mask
+    return torch.dropout(scores.softmax(-1), dropout, train=dropout > 0) @ value

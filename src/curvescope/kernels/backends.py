@@ -76,6 +76,11 @@ def transformed() -> bool:
     return _torch._C._are_functorch_transforms_active()
 
 
+def casting() -> bool:
+    """Whether autocast is on: types are then PyTorch's to choose, and the kernels are no part of it."""
+    return torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
+
+
 def on_device(t: Tensor) -> AbstractContextManager[Any]:
     """Launches inside go to the device of t."""
     return torch.cuda.device(t.device) if t.is_cuda else nullcontext()

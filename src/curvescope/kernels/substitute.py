@@ -1,7 +1,8 @@
 """Inside this mode, PyTorch's functions are ours: the same values, with fast second derivatives.
 
 It works on any module, because it looks at function calls, not at classes. What has no counterpart here
-(another axis, a mask, dropout, …) goes through as it is.
+(another axis, a mask, dropout, …) goes through as it is, and so does everything under autocast. The
+arguments of rules have PyTorch's names, because callers may use them.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from curvescope.kernels import activations, norms
 from curvescope.kernels.attention import attention
+from curvescope.kernels.backends import casting
 from curvescope.kernels.head import LinearHead
 
 
@@ -38,14 +40,14 @@ class Substitute(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func in LINEAR_MAPS:
-            factors = LINEAR_MAPS[func](*args, **kwargs)
+            factors = _factors(func, args, kwargs)
             if factors is not None:
                 self._linear_maps += 1
                 if self._linear_maps - 1 == self._undone:
                     self.head = factors
-                    self.placeholder = factors.h.new_empty(1).expand(factors.shape)
+                    self.placeholder = factors.h.new_zeros(1).expand(factors.shape)
                     return self.placeholder
-        elif func in RULES:
+        elif func in RULES and not casting():
             found = RULES[func](self.second_order, *args, **kwargs)
             if found is not None:
                 return found
@@ -57,32 +59,41 @@ class FindHead(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self._made: list[Tensor] = []
+        self._made: list[tuple[Tensor, int]] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         found = func(*args, **(kwargs or {}))
-        if func in LINEAR_MAPS and LINEAR_MAPS[func](*args, **(kwargs or {})) is not None:
-            self._made.append(found)
+        if func in LINEAR_MAPS and _factors(func, args, kwargs or {}) is not None:
+            self._made.append((found, found._version))
         return found
 
     def place(self, z: Tensor) -> int | None:
         """The count of the linear map whose result is z itself; None where it was worked on since."""
-        return next((i for i, made in enumerate(self._made) if made is z), None)
+        found = (i for i, (made, version) in enumerate(self._made) if made is z and version == z._version)
+        return next(found, None)
 
 
 # --------------------------------------------------------------- linear maps as (h, W, b), None: another kind
 
 
-def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> LinearHead | None:
-    return LinearHead(x, weight, bias) if weight.dim() == 2 else None
+def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> LinearHead | None:
+    return LinearHead(input, weight, bias) if weight.dim() == 2 else None
 
 
-def _matmul(x: Tensor, other: Tensor) -> LinearHead | None:
-    return LinearHead(x, other.T, None) if other.dim() == 2 and x.dim() >= 2 else None
+def _matmul(input: Tensor, other: Tensor) -> LinearHead | None:
+    return LinearHead(input, other.T, None) if other.dim() == 2 and input.dim() >= 2 else None
 
 
-def _addmm(b: Tensor, x: Tensor, W: Tensor, *, beta: float = 1, alpha: float = 1) -> LinearHead | None:
-    return LinearHead(x, W.T, b) if beta == 1 and alpha == 1 and b.dim() == 1 else None
+def _addmm(
+    input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: float = 1
+) -> LinearHead | None:
+    plain = beta == 1 and alpha == 1 and input.shape == mat2.shape[1:]
+    return LinearHead(mat1, mat2.T, input) if plain else None
+
+
+def _factors(func: Any, args: Any, kwargs: Any) -> LinearHead | None:
+    """The linear map of a call, by the function's own rule; None where it is to be carried out."""
+    return None if casting() or "out" in kwargs else LINEAR_MAPS[func](*args, **kwargs)
 
 
 LINEAR_MAPS: dict[Callable[..., Any], Callable[..., LinearHead | None]] = {
@@ -99,7 +110,7 @@ LINEAR_MAPS: dict[Callable[..., Any], Callable[..., LinearHead | None]] = {
 
 def _layer_norm(
     second_order: bool,
-    x: Tensor,
+    input: Tensor,
     normalized_shape: Any,
     weight: Tensor | None = None,
     bias: Tensor | None = None,
@@ -107,35 +118,35 @@ def _layer_norm(
 ) -> Tensor | None:
     if len(normalized_shape) != 1:
         return None
-    return norms.layer_norm(x, weight, bias, eps, second_order=second_order)
+    return norms.layer_norm(input, weight, bias, eps, second_order=second_order)
 
 
 def _rms_norm(
     second_order: bool,
-    x: Tensor,
+    input: Tensor,
     normalized_shape: Any,
     weight: Tensor | None = None,
     eps: float | None = None,
 ) -> Tensor | None:
     if len(normalized_shape) != 1:
         return None
-    eps = torch.finfo(x.dtype).eps if eps is None else eps
-    return norms.rms_norm(x, weight, eps, second_order=second_order)
+    eps = torch.finfo(input.dtype).eps if eps is None else eps
+    return norms.rms_norm(input, weight, eps, second_order=second_order)
 
 
-def _gelu(second_order: bool, x: Tensor, *, approximate: Literal["none", "tanh"] = "none") -> Tensor:
-    return activations.gelu(x, approximate, second_order=second_order)
+def _gelu(second_order: bool, input: Tensor, *, approximate: Literal["none", "tanh"] = "none") -> Tensor:
+    return activations.gelu(input, approximate, second_order=second_order)
 
 
-def _silu(second_order: bool, x: Tensor, inplace: bool = False) -> Tensor | None:
-    return None if inplace else activations.silu(x, second_order=second_order)
+def _silu(second_order: bool, input: Tensor, inplace: bool = False) -> Tensor | None:
+    return None if inplace else activations.silu(input, second_order=second_order)
 
 
 def _attention(
     second_order: bool,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
     attn_mask: Tensor | None = None,
     dropout_p: float = 0.0,
     is_causal: bool = False,
@@ -143,22 +154,13 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor | None:
-    grouped = q.dim() == 4 and q.shape[1] != k.shape[1]
-    square = q.shape[-2] == k.shape[-2]
-    if q.dim() != 4 or dropout_p or (grouped and not enable_gqa) or (is_causal and not square):
+    if attn_mask is not None or dropout_p or not query.dim() == key.dim() == value.dim() == 4:
         return None
-    if attn_mask is None:
-        return attention(q, k, v, causal=is_causal, scale=scale, second_order=second_order)
-    return _masked(q, k, v, attn_mask, scale)
-
-
-def _masked(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float | None) -> Tensor:
-    """Plain attention with any mask: PyTorch's own has no second derivative."""
-    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
-    scores = (q @ k.transpose(-1, -2)) * (q.shape[-1] ** -0.5 if scale is None else scale)
-    if mask.dtype == torch.bool:
-        return scores.masked_fill(~mask, -torch.inf).softmax(-1) @ v
-    return (scores + mask).softmax(-1) @ v
+    one_batch = query.shape[0] == key.shape[0] and key.shape[:3] == value.shape[:3]
+    heads = query.shape[1] == key.shape[1] or enable_gqa
+    if not (one_batch and heads) or (is_causal and query.shape[2] != key.shape[2]):
+        return None
+    return attention(query, key, value, causal=is_causal, scale=scale, second_order=second_order)
 
 
 RULES: dict[Callable[..., Any], Callable[..., Tensor | None]] = {

@@ -23,11 +23,13 @@ from curvescope.kernels.activations import Name
 from curvescope.kernels.activations_gated import gated
 from curvescope.kernels.attention import attention
 from curvescope.kernels.attention_hf import NAME, differentiated, register_hf
+from curvescope.kernels.backends import casting
 from curvescope.models.hf_module import is_transformers, rounding, small_outputs
 from curvescope.models.model import Model
 from curvescope.models.transformer import Layer, Norm, Record, nowhere
 
 LOG = logging.getLogger("curvescope")
+GATES: tuple[Name, ...] = ("silu", "gelu_tanh", "gelu")
 
 
 @dataclass(frozen=True)
@@ -41,33 +43,43 @@ class Replacement:
 
 @contextmanager
 def fused(model: Model, *, second_order: bool) -> Iterator[None]:
-    """Our kernels inside the module's own code; as it was after.
+    """Our kernels inside the module's own code, unless autocast is on; as it was after.
 
     Args:
         second_order: False where only first derivatives, and J v through Jᵀu, will be asked for.
     """
-    replacements, configs = _prepared(model.module)
+    replacements, configs = ([], []) if casting() else _prepared(model.module)
     with ExitStack() as undo:
         undo.enter_context(differentiated(second_order=second_order))
         for r in replacements:
+            undo.callback(_put_back, r.module, r.method, vars(r.module).get(r.method))
             setattr(r.module, r.method, partial(r.ours, second_order=second_order))
-            undo.callback(delattr, r.module, r.method)
         for config in configs:
             undo.callback(setattr, config, "_attn_implementation", config._attn_implementation)
             config._attn_implementation = NAME
         yield
 
 
-_known: WeakKeyDictionary[nn.Module, tuple[list[Replacement], list[Any]]] = WeakKeyDictionary()
+def _put_back(module: nn.Module, method: str, own: Any) -> None:
+    """The method as it was: the module's own attribute, or that of its class."""
+    if own is None:
+        delattr(module, method)
+    else:
+        setattr(module, method, own)
+
+
+_known: WeakKeyDictionary[nn.Module, tuple[list[nn.Module], list[Replacement], list[Any]]]
+_known = WeakKeyDictionary()
 
 
 def _prepared(module: nn.Module) -> tuple[list[Replacement], list[Any]]:
-    """What is replaced in a module, found once."""
-    if module not in _known:
+    """What is replaced in a module, found once for the submodules that it has."""
+    parts = list(module.modules())[1:]
+    if module not in _known or _known[module][0] != parts:
         with torch.no_grad():
             found = [r for part in module.modules() for r in _replacements(part)]
-            _known[module] = (found, _configs(module))
-    return _known[module]
+            _known[module] = (parts, found, _configs(module))
+    return _known[module][1:]
 
 
 def _replacements(part: nn.Module) -> list[Replacement]:
@@ -82,7 +94,8 @@ def _replacements(part: nn.Module) -> list[Replacement]:
     elif name == "NewGELUActivation":
         candidates = [partial(activations.gelu, approximate="tanh")]
     elif all(hasattr(part, child) for child in ("gate_proj", "up_proj", "down_proj", "act_fn")):
-        candidates = [partial(_gated, part, activation=kind) for kind in ("silu", "gelu_tanh", "gelu")]
+        kinds = [kind for kind in GATES if _same_activation(part, kind)]
+        candidates = [partial(_gated, part, activation=kind) for kind in kinds]
     taken = next((ours for ours in candidates if _agrees(part, ours)), None)
     return [] if taken is None else [Replacement(part, "forward", taken)]
 
@@ -95,10 +108,20 @@ def _agrees(part: nn.Module, ours: Callable[..., Tensor]) -> bool:
     x = torch.randn(3, width, generator=generator(0), dtype=torch.float64).to(device, dtype)
     try:
         theirs, found = part(x), ours(x)
-    except (AttributeError, TypeError, RuntimeError):
+    except Exception:  # it has another form, or expects other inputs
         return False
     error = float((theirs - found).abs().max()) / max(float(theirs.abs().max()), 1e-30)
     return error <= rounding(theirs)
+
+
+def _same_activation(part: Any, kind: Name) -> bool:
+    """Whether the activation of a gated part is that one; in double precision, where all of them differ."""
+    x = torch.linspace(-4, 4, 33, dtype=torch.float64)
+    try:
+        error = (part.act_fn(x) - activations.activate(x, kind)).abs().max()
+    except Exception:  # it is something else
+        return False
+    return float(error) < 1e-6
 
 
 def _width(part: nn.Module) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Literal
 
 from torch import Tensor
@@ -86,11 +87,18 @@ class Engine(ABC):
 
 
 def choose(name: str) -> Engine:
-    """The engine of that name; `auto` is `fast`, which is checked against `autograd` at first use."""
+    """The engine of that name; `auto` is `fast`, or `autograd` for modules that it cannot run.
+
+    Whether it can, and gives the numbers of `autograd`, is found out at first use.
+    """
     from curvescope.operators.autograd import AutogradEngine
     from curvescope.operators.fast import FastEngine
 
-    engines: dict[str, type[Engine]] = {"auto": FastEngine, "fast": FastEngine, "autograd": AutogradEngine}
+    engines: dict[str, Callable[[], Engine]] = {
+        "auto": partial(FastEngine, forced=False),
+        "fast": FastEngine,
+        "autograd": AutogradEngine,
+    }
     if name not in engines:
         raise UsageError(f"expected an engine, got {name!r}", hint=near_misses(name, list(engines)))
     return engines[name]()

@@ -7,12 +7,14 @@ numbers are those of the autograd engine, which is asked once per model, on a fe
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from curvescope.core.errors import CurvescopeError, UsageError
 from curvescope.core.seeds import generator
@@ -21,35 +23,45 @@ from curvescope.kernels.head import LinearHead
 from curvescope.kernels.substitute import FindHead, Substitute
 from curvescope.models.fused import fused
 from curvescope.operators.autograd import AutogradEngine, Linearised, Work
+from curvescope.operators.engine import Tree
 from curvescope.operators.replay import Recorder, Replay
 from curvescope.problem import Problem, differentiating
 
+LOG = logging.getLogger("curvescope")
 FEW = 16  # positions of the sequence on which engines are compared
 TOLERANCE = {torch.float64: 1e-5, torch.float32: 5e-3}  # far below a mistake, above rounding
 
 
 class FastEngine(AutogradEngine):
-    """Double backward of the module with our kernels in it."""
+    """Double backward of the module with our kernels in it.
+
+    Args:
+        forced: whether a module that our kernels cannot run is an error; if not, it is run as it is.
+    """
 
     name = "fast"
 
-    def __init__(self, *, checked: bool = True) -> None:
+    def __init__(self, *, forced: bool = True, checked: bool = True) -> None:
         super().__init__()
-        self._checked = checked
+        self._forced, self._checked = forced, checked
+        self._fits = True
         self._place: dict[int, int | None] = {}
         self._recorder: Recorder | None = None
 
     def begin(self, problem: Problem) -> None:
         if self._checked:
-            check(problem)
+            self._fits = check(problem, forced=self._forced)
         super().begin(problem)
 
     def outputs(
         self, problem: Problem, batch: Batch, leaves: Mapping[str, Tensor], *, second_order: bool, lazy: bool
     ) -> Tensor | LinearHead:
+        if not self._fits:
+            return super().outputs(problem, batch, leaves, second_order=second_order, lazy=lazy)
         place = self._head_place(problem) if lazy and problem.loss.takes_head else None
         with (
             fused(problem.model, second_order=second_order),
+            sdpa_kernel(SDPBackend.MATH),  # what is not substituted: PyTorch's other ways are no better
             Substitute(second_order=second_order, head=place) as mode,
         ):
             z = problem.outputs(batch, leaves)
@@ -61,7 +73,7 @@ class FastEngine(AutogradEngine):
 
     def _keep(self, key: Any, build: Callable[[], Any], problem: Problem, batch: Batch) -> Any:
         """On a GPU a product is recorded when it is asked for again."""
-        if problem.device.type != "cuda":
+        if problem.device.type != "cuda" or not self._fits:
             return super()._keep(key, build, problem, batch)
         if self._recorder is None:
             self._recorder = Recorder(problem.device)
@@ -97,15 +109,18 @@ class Replayed:
 
 # --------------------------------------------------------------------------------------- checked at first use
 
-_right: WeakKeyDictionary[nn.Module, set[Any]] = WeakKeyDictionary()
+_fits: WeakKeyDictionary[nn.Module, dict[Any, bool]] = WeakKeyDictionary()
 
 
-def check(problem: Problem) -> None:
-    """Raise unless the fast engine gives autograd's Hessian product on a few tokens; asked once per model."""
-    seen = _right.setdefault(problem.model.module, set())
+def check(problem: Problem, *, forced: bool) -> bool:
+    """Whether our kernels can run the module; raise where their Hessian product is not autograd's.
+
+    Asked once per model, on a few tokens. With `forced`, a module that they cannot run is an error.
+    """
+    known = _fits.setdefault(problem.model.module, {})
     kind = (problem.dtype, problem.device, type(problem.loss))
-    if kind in seen:
-        return
+    if kind in known and (known[kind] or not forced):
+        return known[kind]
     few = Problem(problem.model, Batches([_few_terms(problem)]), problem.loss)
     source = generator(0)
     v = {
@@ -114,20 +129,33 @@ def check(problem: Problem) -> None:
     }
     try:
         theirs = _product(few, AutogradEngine(), v)
-    except CurvescopeError:
-        return  # a mistake in the problem; whoever takes the product will say so, of the whole batch
-    ours = _product(few, FastEngine(checked=False), v)
-    error, tolerance = _distance(ours, theirs), TOLERANCE.get(problem.dtype, 0.1)
-    if problem.device.type == "cuda" and torch.get_float32_matmul_precision() != "highest":
-        tolerance = max(tolerance, 0.05)
+    except (CurvescopeError, RuntimeError):
+        return True  # nothing to compare with; whoever takes the product will say why, of the whole batch
+    try:
+        ours = _product(few, FastEngine(checked=False), v)
+    except Exception as error:  # whatever a module does that our kernels do not expect
+        if forced:
+            raise
+        LOG.info("%s is differentiated as it is, without our kernels: %s", problem.model.name, error)
+        known[kind] = False
+        return False
     if not all(bool(torch.isfinite(t).all()) for t in theirs.values()):
-        return  # whoever takes the product will say so
+        return True  # whoever takes the product will say so
+    _compare(few, v, ours, theirs)
+    known[kind] = True
+    return True
+
+
+def _compare(few: Problem, v: Mapping[str, Tensor], ours: Tree, theirs: Tree) -> None:
+    """Raise unless both products are the same up to rounding."""
+    error, tolerance = _distance(ours, theirs), TOLERANCE.get(few.dtype, 0.1)
+    if few.device.type == "cuda" and torch.get_float32_matmul_precision() != "highest":
+        tolerance = max(tolerance, 0.05)
     if not error <= tolerance and not error <= 10 * _rounding(few, v, theirs):
         raise CurvescopeError(
-            f"the fast engine and autograd disagree on {problem.model.name} by {error:.1e} of the product",
+            f"the fast engine and autograd disagree on {few.model.name} by {error:.1e} of the product",
             hint="use engine='autograd'",
         )
-    seen.add(kind)
 
 
 def _few_terms(problem: Problem) -> Batch:
@@ -135,10 +163,22 @@ def _few_terms(problem: Problem) -> Batch:
     for batch in problem.batches:
         for i in range(batch.num_sequences):
             one = batch[i : i + 1]
-            for found in (_cut(one), one):
-                if problem.loss.total_weight(found.targets, found.weights) > 0:
-                    return found
+            short = _cut(one)
+            if problem.loss.total_weight(short.targets, short.weights) > 0 and _runs(problem, short):
+                return short
+            if problem.loss.total_weight(one.targets, one.weights) > 0:
+                return one
     raise UsageError("expected at least one term that counts")
+
+
+def _runs(problem: Problem, batch: Batch) -> bool:
+    """Whether the module takes so few positions; some are made for one length."""
+    try:
+        with torch.no_grad():
+            problem.outputs(batch.map(problem.placed))
+    except Exception:  # whatever a module raises at a length that it does not know
+        return False
+    return True
 
 
 def _cut(batch: Batch) -> Batch:
@@ -149,7 +189,7 @@ def _cut(batch: Batch) -> Batch:
     return batch.map(lambda t: t[:, :FEW])
 
 
-def _product(problem: Problem, engine: AutogradEngine, v: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _product(problem: Problem, engine: AutogradEngine, v: Mapping[str, Tensor]) -> Tree:
     (batch,) = problem.placed_batches("check of the engine")
     with differentiating():
         return engine.second_derivative(problem, 0, batch, "hessian", tuple(v), v)

@@ -37,6 +37,7 @@ class Jacobian(LinearOperator):
         return found
 
     def _matmat(self, V: Tensor) -> Tensor:
+        self.engine.begin(self.problem)
         tangents = self.space.scatter_columns(V)
         parts = []
         for batch in self.problem.placed_batches("Jacobian"):
@@ -46,6 +47,7 @@ class Jacobian(LinearOperator):
         return torch.cat(parts)
 
     def _rmatmat(self, U: Tensor) -> Tensor:
+        self.engine.begin(self.problem)
         total = torch.zeros(self.space.size, U.shape[1], dtype=self.dtype, device=self.device)
         start = 0
         for shape, batch in zip(self.output_shapes, self.problem.placed_batches("Jacobian"), strict=True):

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from curvescope.kernels.backends import casting
 from curvescope.operators.memory import free_bytes
 from curvescope.problem import Problem
 
@@ -23,13 +24,21 @@ _store: OrderedDict[tuple[int, Hashable], tuple[Any, int]] = OrderedDict()
 
 
 class Kept:
-    """The entries of one engine. They hold for one state of the parameters and the data."""
+    """The entries of one engine. They hold for one state of the parameters and the data.
+
+    Numbers, submodules and hooks that changed are noticed; an attribute of a submodule is not. A copy
+    begins empty.
+    """
 
     def __init__(self) -> None:
         self._owner = id(self)
         self._places: tuple[Any, ...] = ()
-        self._sums = self._kept_sums = torch.zeros(0)
+        self._sums: tuple[Tensor, ...] = ()
+        self._kept_sums: tuple[Tensor, ...] = ()
         weakref.finalize(self, _forget, self._owner)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Kept, ()
 
     def begin(self, problem: Problem) -> None:
         """Forget everything unless parameters, buffers and data seem to be those of the last call.
@@ -38,7 +47,8 @@ class Kept:
         """
         module = problem.model.module
         numbers = [t.detach() for t in (*module.parameters(), *module.buffers())]
-        places, sums = _places(problem, numbers), _sums(problem, numbers)
+        data = [t for batch in problem.batches for t in batch.tensors()]
+        places, sums = _places(problem, [*numbers, *data]), _sums(numbers, data)
         if self._places != places:
             _forget(self._owner)
             self._places, self._kept_sums = places, sums
@@ -46,7 +56,7 @@ class Kept:
 
     def valid(self) -> bool:
         """Whether what was kept is of the numbers seen by `begin`; if not, it is forgotten."""
-        if torch.equal(self._sums, self._kept_sums):
+        if all(torch.equal(now, then) for now, then in zip(self._sums, self._kept_sums, strict=True)):
             return True
         _forget(self._owner)
         self._kept_sums = self._sums
@@ -96,18 +106,33 @@ def _allocated(device: torch.device) -> int:
 
 
 def _places(problem: Problem, numbers: list[Tensor]) -> tuple[Any, ...]:
-    """Where the numbers are, and how often they were written through autograd's eyes."""
+    """Where the numbers are, how often they were written through autograd's eyes, and what is done with them."""
     places = tuple((t.data_ptr(), _version(t)) for t in numbers)
-    data = tuple(_version(t) for batch in problem.batches for t in batch.tensors())
-    return id(problem.model.module), id(problem.batches), problem.loss, places, data
+    parts = tuple(problem.model.module.modules())
+    hooks = tuple((*m._forward_pre_hooks, *m._forward_hooks) for m in parts)
+    modes = casting(), torch.get_float32_matmul_precision()
+    return parts, hooks, problem.batches, problem.loss, modes, places
 
 
-def _sums(problem: Problem, numbers: list[Tensor]) -> Tensor:
-    """Σ|x| of every parameter and buffer, which notice what was written past autograd (`p.data`)."""
-    real = [t for t in numbers if t.is_floating_point() and t.numel()]
-    with torch.no_grad():
-        sums = torch._foreach_norm(real, 1)  # pyright: ignore[reportPrivateImportUsage]
-    return torch.stack([s if s.dtype == problem.dtype else s.to(problem.dtype) for s in sums])
+@torch.no_grad()
+def _sums(numbers: list[Tensor], data: list[Tensor]) -> tuple[Tensor, ...]:
+    """Weighted sums over the rows of every tensor, which notice what was written past autograd (`p.data`).
+
+    The weights differ, so that signs and places count. One vector for each device and type; of buffers
+    that are no real numbers there is none.
+    """
+    found: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+    real = [t for t in numbers if t.is_floating_point()]
+    for t in (*real, *(t.double() for t in data)):
+        found.setdefault((t.device, t.dtype), []).append(t)
+    return tuple(_row_sums(some) for some in found.values())
+
+
+def _row_sums(tensors: list[Tensor]) -> Tensor:
+    like, rows = tensors[0], [t.flatten(1) if t.dim() > 1 else t.reshape(-1) for t in tensors]
+    widest = max(t.shape[1] if t.dim() > 1 else 1 for t in rows)
+    weights = torch.arange(1.0, widest + 1, device=like.device).sin().to(like.dtype)
+    return torch.cat([t @ weights[: t.shape[1]] if t.dim() > 1 else t for t in rows])
 
 
 def _version(tensor: Tensor) -> int:

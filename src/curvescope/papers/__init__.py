@@ -44,7 +44,8 @@ def find(paper: str) -> ModuleType:
 
 def find_figure(paper: str, figure: str) -> ModuleType:
     """The module of a figure of a paper."""
-    known = list(find(paper).FIGURES)
+    package = find(paper)
+    known = [*package.FIGURES, *getattr(package, "MORE", ())]
     if figure not in known:
         raise UsageError(f"expected a figure of {paper}, got {figure!r}", hint=near_misses(figure, known))
     return import_module(f"curvescope.papers.{paper}.{figure}")

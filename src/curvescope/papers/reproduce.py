@@ -86,11 +86,9 @@ def default_folder(paper: str) -> Path:
 
 
 def _names(paper: str, figures: Sequence[str]) -> list[str]:
-    known = list(find(paper).FIGURES)
     for name in figures:
-        if name not in known:
-            raise UsageError(f"expected a figure of {paper}, got {name!r}", hint=near_misses(name, known))
-    return [name for name in known if name in figures or not figures]
+        find_figure(paper, name)
+    return list(dict.fromkeys(figures)) or list(find(paper).FIGURES)
 
 
 def _configs(paper: str, names: Sequence[str], settings: Mapping[str, Any]) -> dict[str, Config]:

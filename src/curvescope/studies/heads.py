@@ -15,18 +15,22 @@ import numpy as np
 
 from curvescope.core.progress import Progress
 from curvescope.core.result import Result
+from curvescope.data.batches import Batches
 from curvescope.geometry import legacy as texts
 from curvescope.geometry.composition import Composition, Kind, composition
 from curvescope.geometry.directions import HeadDirections, decode_heads
+from curvescope.geometry.energy import Energy, activation_energy
 from curvescope.geometry.heads import heads
 from curvescope.geometry.writers import label, visible, write_all
 from curvescope.models.model import Model
 from curvescope.studies.geometry_setting import (
     TokenModel,
+    TokenModelOnData,
     as_tuples,
     at_least,
     choose_layers,
     load_token_model,
+    read_data,
 )
 
 if TYPE_CHECKING:
@@ -46,12 +50,14 @@ class Config(TokenModel):
     folded: bool = True
     offset: float = 0.0  # query's position less the key's, for rotary positions
     num_samples: int = 100  # of chance, for composition
+    data: str | None = None  # a text or task to measure the energy of the pairs on; by default none
+    tokens: int = 1024  # of that text
     legacy: bool = False  # the original's choices: raw matrices, raw decoding, one side
 
     def __post_init__(self) -> None:
         as_tuples(self, "layers")
         super().__post_init__()
-        at_least(self, 1, "k", *(["num"] if self.num is not None else []))
+        at_least(self, 1, "k", "tokens", *(["num"] if self.num is not None else []))
         at_least(self, 2, "num_samples")
 
 
@@ -63,6 +69,8 @@ class Heads(Result):
     layers: list[HeadDirections]
     compositions: list[Composition]  # Q, K, V for every pair of layers
     legacy: bool
+    energies: list[Energy]  # of the pairs of each layer on the data; empty without data
+    data: str | None
 
     def summary(self) -> list[tuple[str, str, str]]:
         """The numbers to look at first: label, value, words."""
@@ -100,6 +108,8 @@ class Heads(Result):
         both = "one side, chosen by its largest score" if self.legacy else "both sides, the stronger first"
         of = "Σ s" if self.legacy else "Σ s²"
         pairs = f"Singular pairs {how}: tokens nearest to the left and right vectors, {both}."
+        energy = f" The share on data is that of s² weighted by how far states of {self.data} reach along "
+        qk, vo = (energy + "u, and keys spread along v.", energy + "u.") if self.energies else ("", "")
         return {
             "spectra": f"Singular values of W_QK and W_VO of every head, {how}, and the share of {of} in the "
             "first of them; dots are the first above 99 %.",
@@ -111,8 +121,8 @@ class Heads(Result):
             "directions). Grey: not a pair.",
             "heads": "One row per head: largest singular values, effective ranks, number of singular values "
             "for 99 %, copying score, size and share of the query's bias.",
-            "qk": f"{pairs} Left is what queries have, right what keys have.",
-            "vo": f"{pairs} Left is what is read, right what is written, by its effect on logits.",
+            "qk": f"{pairs} Left is what queries have, right what keys have.{qk}",
+            "vo": f"{pairs} Left is what is read, right what is written, by its effect on logits.{vo}",
             "key_bias": "Tokens whose keys every query of a head prefers (+) and avoids (−): k₀ = b̂_Q Ŵ_Kᵀ.",
         }
 
@@ -158,6 +168,9 @@ def run(
         f"heads of L{layer}": partial(decode_heads, model, layer, folded=cfg.folded, **options)
         for layer in layers
     }
+    batches = None if cfg.data is None else _read(cfg, model, cfg.data)
+    if batches is not None:
+        pieces |= {f"energy of L{layer}": partial(_energy, cfg, model, batches, layer) for layer in layers}
     pairs = [(i, j) for i in layers for j in layers if i < j]
     for i, j in pairs:
         for kind in KINDS:
@@ -172,7 +185,20 @@ def run(
         layers=[kept[f"heads of L{layer}"] for layer in layers],
         compositions=[kept[f"{kind}-composition of L{i} and L{j}"] for kind in KINDS for i, j in pairs],
         legacy=cfg.legacy,
+        energies=[] if batches is None else [kept[f"energy of L{layer}"] for layer in layers],
+        data=None if batches is None else batches.name,
     )
+
+
+def _read(cfg: Config, model: Model, data: str) -> Batches:
+    own = TokenModelOnData(model=cfg.model, data=data, tokens=cfg.tokens, seed=cfg.seed)
+    return read_data(own, model)
+
+
+def _energy(cfg: Config, model: Model, batches: Batches, layer: int) -> Energy:
+    inputs = (batch.map(lambda t: t.to(model.device)).inputs for batch in batches)
+    options: dict[str, Any] = {"folded": cfg.folded, "offset": cfg.offset, "legacy": cfg.legacy}
+    return activation_energy(model, layer, inputs, **options)
 
 
 def _compose(cfg: Config, model: Model, i: int, j: int, kind: Kind) -> Composition:

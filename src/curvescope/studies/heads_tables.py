@@ -23,8 +23,8 @@ def make(result: Heads) -> dict[str, pd.DataFrame]:
 
     found = {
         "heads": pd.DataFrame([row for layer in result.layers for row in _numbers(layer)]),
-        "qk": pd.DataFrame([row for layer in result.layers for row in _pairs(layer.layer, layer.qk)]),
-        "vo": pd.DataFrame([row for layer in result.layers for row in _pairs(layer.layer, layer.vo)]),
+        "qk": pd.DataFrame([row for i in range(len(result.layers)) for row in _pairs(result, i, "qk")]),
+        "vo": pd.DataFrame([row for i in range(len(result.layers)) for row in _pairs(result, i, "vo")]),
         "key_bias": pd.DataFrame([row for layer in result.layers for row in _bias(layer)]),
     }
     if result.compositions:
@@ -50,14 +50,18 @@ def _numbers(layer: HeadDirections) -> list[dict[str, object]]:
     ]
 
 
-def _pairs(layer: int, found: Directions) -> list[dict[str, object]]:
+def _pairs(result: Heads, i: int, circuit: str) -> list[dict[str, object]]:
+    """Both sides of every pair of a layer; with data, how much of what happens there goes through it."""
+    found: Directions = getattr(result.layers[i], circuit)
+    on_data = result.energies[i].share(circuit) if result.energies else None
     sides = found.left.ids.shape[1]
     return [
         {
-            "head": f"L{layer}.h{found.head[p]}",
+            "head": f"L{result.layers[i].layer}.h{found.head[p]}",
             "pair": int(found.rank[p]),
             "s": found.singular_value[p],
             "share of s²": found.share[p],
+            **({} if on_data is None else {"share on data": on_data[found.head[p], found.rank[p]]}),
             "side": "+-"[side],
             "left": joined(found.left.text[p][side], found.left.bytes[p][side]),
             "right": joined(found.right.text[p][side], found.right.bytes[p][side]),

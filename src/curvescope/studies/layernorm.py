@@ -114,13 +114,14 @@ class LayerNorms(Result):
             "states": f"Outputs of the norms for tokens of {self.data}, along the two longest semi-axes, "
             "less β; the line is the outline of the ellipsoid. The states fill only a part of it.",
             "selectable": "Share of the keys of random tokens that no query of a head can prefer, because "
-            "they lie in the convex hull of the others.",
+            "they lie in the convex hull of the others. Hatched: keys that another one lies very close to, "
+            "within a tenth of the median distance.",
             "norms": "One row per norm: longest, median and shortest semi-axis, |β|, mean |n(x)|, the "
             "coordinates with the largest |γ|, and how exactly the states lie on the ellipsoid.",
-            "keys": "Keys of a sample of tokens that no query prefers: with γ, with γ = 1, without a norm. Of "
-            "those with γ, crowded ones have another key within a tenth of the median distance: tokens that "
-            "training never saw lie together, and are out of reach together where their place is inside the "
-            "hull. Keys that are the same as another count as selectable only together.",
+            "keys": "Keys of a sample of tokens that no query prefers: with γ, with γ = 1, without a norm. "
+            "Crowded ones of those with γ have another key within a tenth of the median distance, such as "
+            "tokens that training never saw: these lie together, and are out of reach together. Keys that "
+            "are the same as another can be selected only together.",
         }
 
     def tables(self) -> dict[str, pd.DataFrame]:

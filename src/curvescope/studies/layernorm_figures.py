@@ -79,9 +79,11 @@ def _selectable(result: LayerNorms) -> Figure:
         title: np.concatenate([1 - getattr(s, field).mean(1) for s in result.selectable])
         for title, field in forms.items()
     }
+    crowded = "all but coincide with another", np.concatenate([s.crowded.mean(1) for s in result.selectable])
     most = max(float(share.max()) for share in shares.values())
     for ax, (title, share) in zip(axes, shares.items(), strict=True):
-        viz.share_per_name(ax, names, share, title=title, label="keys no query prefers (%)", most=most)
+        options = {"title": title, "label": "keys no query prefers (%)", "most": most}
+        viz.share_per_name(ax, names, share, part=crowded if ax is axes[0] else None, **options)
     for ax in axes[1:]:
         ax.set_ylabel("")
     return figure

@@ -7,19 +7,23 @@ lens reads on the way, and who moves it; with shuffled targets beside it. Then t
 from __future__ import annotations
 
 from collections.abc import MutableMapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
 from curvescope.core.errors import UsageError
 from curvescope.core.numbers import with_error
 from curvescope.core.progress import Progress
 from curvescope.core.result import Result
 from curvescope.data.batches import Batches
-from curvescope.geometry.projection import Method, Projection, project
+from curvescope.geometry.projection import APART, Method, Projection, need_umap, project, project_apart
+from curvescope.geometry.roles import embedding, has_lens, norm_of
+from curvescope.geometry.sphere import Norm
 from curvescope.geometry.tokens import names_of
 from curvescope.geometry.trajectory import Path, Trajectories, follow, trajectories
+from curvescope.geometry.trajectory_stream import stream
 from curvescope.geometry.writers import write_all
 from curvescope.models.model import Model
 from curvescope.studies.geometry_setting import TokenModelOnData, at_least, load_token_model, read_data
@@ -28,6 +32,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
+LEGACY_ROWS = 10_000  # of the embedding, to which the original's UMAP is fitted
 PROMPT = "To kill two birds with one stone"
 TARGET = {  # what has a target, with the words for it
     "angle_target": "angle to the target (°)",
@@ -59,6 +64,7 @@ class Config(TokenModelOnData):
     num_shuffles: int = 2
     neighbours: int = 15  # of UMAP
     min_dist: float = 0.1  # of UMAP
+    legacy: bool = False  # the original's picture: Euclidean UMAP of raw embeddings, states put in later
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -117,6 +123,8 @@ class Trajectory(Result):
         m = self.means
         bands = "bands are two standard errors, with sequences as the independent units"
         lens = "the logit lens (final norm and unembedding applied to the state)"
+        apart = self.picture.method == APART
+        how = "; tokens are raw embeddings" if apart else ", fitted to all points at once"
         own = f"{short_quote(self.path.prompt)}"
         return {
             "target": f"Does a token come to {m.target}? Angle on the sphere of normalised states between "
@@ -128,7 +136,7 @@ class Trajectory(Result):
             "⟨part, step⟩ / |step|² of each block's step.",
             "prompt": f"{own}: angle to {m.target} at every point, and the token that the lens reads first.",
             "grid": f"{own}: all tokens at the input and behind the first and last blocks, with the path so "
-            f"far of one. {self.picture.words}, fitted to all points at once.",
+            f"far of one. {self.picture.words}{how}.",
             "path": f"{own}: the path of one token among the directions of the prompt's tokens, from three "
             f"sides. {self.picture.words}.",
             "paths": f"{own}: drag to turn, scroll to come nearer, click names to show other paths. "
@@ -171,6 +179,8 @@ def run(
         progress: called with (what, number, total) as each piece begins.
         state: finished pieces by name; filled as the study goes, used when it goes on.
     """
+    if cfg.legacy:
+        need_umap()
     model = load_token_model(cfg)
     batches = read_data(cfg, model)
     kept: MutableMapping[str, Any] = {} if state is None else state
@@ -180,7 +190,7 @@ def run(
     pieces = {
         "means": lambda: trajectories(model, batches, num_shuffles=cfg.num_shuffles, seed=cfg.seed),
         "path": lambda: path,
-        "picture": lambda: _picture(cfg, path),
+        "picture": lambda: _legacy_picture(cfg, model, path) if cfg.legacy else _picture(cfg, path),
     }
     for number, (name, work) in enumerate(pieces.items(), start=1):
         if progress is not None:
@@ -206,6 +216,21 @@ def _picture(cfg: Config, path: Path) -> Projection:
     points = np.concatenate([path.words, path.states.reshape(-1, path.states.shape[-1])])
     options: dict[str, Any] = {"neighbours": cfg.neighbours, "min_dist": cfg.min_dist}
     return project(points, method=cfg.projection, seed=cfg.seed, **options)
+
+
+def _legacy_picture(cfg: Config, model: Model, path: Path) -> Projection:
+    """Raw embeddings of the prompt, then its states behind the final norm, one depth at a time."""
+    E = embedding(model)
+    norm = norm_of(model, "ln_f") if has_lens(model) else Norm("none")
+    ids = torch.from_numpy(path.ids)
+    points = norm(stream(model, ids[None].to(model.device)).points[0].double().cpu()).numpy()  # (T, N, d)
+    groups = [E[ids].numpy(), *(points[:, n] for n in range(points.shape[1]))]
+    found = project_apart(
+        E[:LEGACY_ROWS].numpy(), groups, seed=cfg.seed, neighbours=cfg.neighbours, min_dist=cfg.min_dist
+    )
+    words, states = found.coordinates[: len(ids)], found.coordinates[len(ids) :]
+    by_token = states.reshape(points.shape[1], len(ids), -1).swapaxes(0, 1)
+    return replace(found, coordinates=np.concatenate([words, by_token.reshape(-1, words.shape[1])]))
 
 
 def _prompt(cfg: Config, model: Model, batches: Batches) -> Any:

@@ -157,11 +157,26 @@ def ellipsoid_shadow(ax: Axes, points: np.ndarray, first: float, second: float, 
 
 
 def share_per_name(
-    ax: Axes, names: Sequence[str], share: np.ndarray, *, title: str, label: str, most: float
+    ax: Axes,
+    names: Sequence[str],
+    share: np.ndarray,
+    *,
+    title: str,
+    label: str,
+    most: float,
+    part: tuple[str, np.ndarray] | None = None,
 ) -> Axes:
-    """Draw one bar per name, in %, with its number; `most` is the largest share of all panels."""
+    """Draw one bar per name, in %, with its number; `most` is the largest share of all panels.
+
+    Args:
+        part: words and shares of what is drawn paler, at the foot of each bar.
+    """
     x = np.arange(len(names))
     ax.bar(x, 100 * share, color=PALETTE[0], width=0.7)
+    if part is not None and part[1].any():
+        ax.bar(x, 100 * part[1], color="white", alpha=0.6, width=0.7, hatch="///", edgecolor=PALETTE[0], lw=0)
+        ax.bar([0], [0], color="white", hatch="///", edgecolor=PALETTE[0], lw=0.5, label=part[0])
+        ax.legend(frameon=False, fontsize=8, loc="upper right")
     for i, value in enumerate(share):
         ax.text(i, 100 * value, f"{100 * value:.0f}", ha="center", va="bottom", fontsize=7)
     ax.set_xticks(x, list(names), rotation=90, fontsize=_size(len(names)))

@@ -11,3 +11,7 @@ FIGURES = {
     "growth": "norms of blocks against the scale of the embeddings, in every setting (figures 3, 5 to 8)",
     "statements": "what the paper and its slides state in words and exponents, each checked in closed form",
 }
+MORE = {
+    "beyond": "all blocks and pairs of blocks of a small Transformer against that scale, norms and traces",
+}
+"""Figures that the paper does not have: made only when they are asked for."""
