@@ -1,8 +1,8 @@
 """Our attention for Hugging Face models: `register_hf()`, then `model.set_attn_implementation("curvescope")`.
 
 Causal, full, windowed and right-padded attention is fused; every other mask, dropout and soft caps go through
-plain attention, which also has second derivatives, in memory quadratic in the length. So do queries that see no
-key (before the first token of a left-padded sequence): they get what eager attention gives them.
+plain attention, which also has second derivatives, in memory quadratic in the length. So do queries that see
+no key (before the first token of a left-padded sequence): they get what eager attention gives them.
 """
 
 from __future__ import annotations

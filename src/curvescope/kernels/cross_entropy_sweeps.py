@@ -49,7 +49,7 @@ def sweep(
     """L, lse (T,), and w∘(D W), Dᵀ(w∘h), Dᵀw, None where not wanted."""
     T = h.shape[0]
     lse, losses = torch.empty_like(w), torch.empty_like(w)
-    V, W, b = W.shape[0], _padded(W, plan), _padded(b, plan)
+    V, W, b = W.shape[0], given(_padded(W, plan)), _padded(b, plan)
     dh = torch.zeros(h.shape, dtype=w.dtype, device=h.device) if wants[0] else None
     dW = _stack_like(W, 1, w.dtype)[0] if wants[1] else None
     db = w.new_zeros(W.shape[0]) if wants[2] else None

@@ -94,8 +94,7 @@ def _replacements(part: nn.Module) -> list[Replacement]:
     elif name == "NewGELUActivation":
         candidates = [partial(activations.gelu, approximate="tanh")]
     elif all(hasattr(part, child) for child in ("gate_proj", "up_proj", "down_proj", "act_fn")):
-        kinds = [kind for kind in GATES if _same_activation(part, kind)]
-        candidates = [partial(_gated, part, activation=kind) for kind in kinds]
+        candidates = [partial(_gated, part, activation=k) for k in GATES if _same_activation(part, k)]
     taken = next((ours for ours in candidates if _agrees(part, ours)), None)
     return [] if taken is None else [Replacement(part, "forward", taken)]
 

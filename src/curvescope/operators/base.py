@@ -83,15 +83,22 @@ class CurvatureOperator(LinearOperator):
     def _sum(self, V: Tensor, rows: ParamSpace, columns: ParamSpace) -> Tensor:
         """Σ_batches, for at most `chunk` columns at a time."""
         step = 1 if V.shape[1] == 1 else self.chunk or columns_at_once(self.problem)
-        total = torch.zeros(rows.size, V.shape[1], dtype=self.dtype, device=self.device)
+        found = [torch.zeros(rows.size, 0, dtype=self.dtype, device=self.device)]
         for start in range(0, V.shape[1], step):
             part = V[:, start : start + step]
-            tangents = columns.scatter_columns(part)
+            tangents, total = columns.scatter_columns(part), None
             for index, batch in enumerate(self.problem.placed_batches(type(self).__name__)):
                 with differentiating():
                     tree = self._batch_product(index, batch, rows.parameters, tangents)
-                total[:, start : start + step] += rows.gather_columns(tree, part.shape[1])
-        return total
+                product = rows.gather_columns(tree, part.shape[1])
+                total = product if total is None else total.add_(product)
+            found.append(_there(total))
+        return found[-1] if len(found) == 2 else torch.cat(found, dim=1)
+
+
+def _there(total: Tensor | None) -> Tensor:
+    assert total is not None, "a problem has at least one batch"
+    return total
 
 
 def as_patterns(patterns: Patterns) -> tuple[str, ...]:

@@ -106,7 +106,7 @@ def _allocated(device: torch.device) -> int:
 
 
 def _places(problem: Problem, numbers: list[Tensor]) -> tuple[Any, ...]:
-    """Where the numbers are, how often they were written through autograd's eyes, and what is done with them."""
+    """Where the numbers are, how often autograd saw them written, and what is done with them."""
     places = tuple((t.data_ptr(), _version(t)) for t in numbers)
     parts = tuple(problem.model.module.modules())
     hooks = tuple((*m._forward_pre_hooks, *m._forward_hooks) for m in parts)
