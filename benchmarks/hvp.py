@@ -2,20 +2,27 @@
 
 On a CPU: a GPT-2 of about a million parameters, 8 × 128 tokens. On CUDA: GPT-2 124M, Llama and NeoX of the
 same size, 8 × 1024 tokens in TF32; the same without TF32; contexts of 8,192 and 32,768 tokens. Times are in
-gradients of the same run. The other libraries are optional: `make peers` installs them.
+gradients of the same run. On a CPU, whose clock wanders, some contenders also take turns with our Hessian
+product, and their ratios are printed. The other libraries are optional: `make peers` installs them.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+import time
+from importlib.util import find_spec
 from pathlib import Path
+from statistics import median
 from typing import Any
 
+import pandas as pd
 import torch
 
 from curvescope.studies import hvp
 from curvescope.studies.folder import environment, write_figures, write_tables
+from curvescope.studies.hvp_contenders import CONTENDERS, PACKAGES
+from curvescope.studies.hvp_models import SHAPES, build
 
 OURS = ("hessian", "ggn", "functional")
 PEERS = ("eigenthings", "eigenthings ggn", "curvlinops", "curvlinops ggn", "PyHessian")
@@ -32,6 +39,33 @@ CUDA: dict[str, dict[str, Any]] = {
     "neox": {**BIG, "model": "neox", "contenders": (*OURS, "eigenthings")},
     "gpt2-compiled": {**BIG, "contenders": ("hessian", "compiled jvp(grad)")},
 }
+
+
+TURNS = ("hessian", "ggn", "double backward", "eigenthings", "compiled jvp(grad)")
+ROUNDS = 15
+
+
+def take_turns(cfg: hvp.Config) -> list[dict[str, Any]]:
+    """How many times faster our Hessian product is, round by round: median and range without the extremes."""
+    torch.manual_seed(cfg.seed)
+    module = build(cfg.model, cfg.size, cfg.seq_len).eval()
+    x, y = torch.randint(SHAPES[cfg.size][3], (2, cfg.batch_size, cfg.seq_len))
+    there = [name for name in TURNS if name not in PACKAGES or find_spec(PACKAGES[name])]
+    products = {name: CONTENDERS[name](module, x, y) for name in there}
+    tree = [torch.randn(p.shape) for p in module.parameters()]
+    given = {name: product.enter(tree) for name, product in products.items()}
+    seconds: dict[str, list[float]] = {name: [] for name in there}
+    for number in range(-4, ROUNDS):  # the first ones compile and record
+        for name in there:
+            start = time.perf_counter()
+            products[name].times(given[name])
+            if number >= 0:
+                seconds[name].append(time.perf_counter() - start)
+    rows = []
+    for name in there:
+        ratios = sorted(a / b for a, b in zip(seconds[name], seconds["hessian"], strict=True))
+        rows.append({"contender": name, "ratio": median(ratios), "low": ratios[1], "high": ratios[-2]})
+    return rows
 
 
 def main() -> None:
@@ -54,6 +88,10 @@ def main() -> None:
         print(f"\n{name}: {environment()['torch']}, {folder}", flush=True)
         for label, value, words in found.summary():
             print(f"  {label:22s} {value:>8s}  {words}", flush=True)
+        if name in CPU:
+            turns = pd.DataFrame(take_turns(hvp.Config.from_dict(all_cases[name])))
+            turns.to_csv(folder / "turns.csv", index=False)
+            print("\nTaking turns, in our Hessian products:\n" + turns.to_string(index=False), flush=True)
 
 
 if __name__ == "__main__":

@@ -108,7 +108,7 @@ def differentiating() -> Iterator[None]:
 
 def check_finite(total: Tensor, problem: Problem) -> None:
     """Raise when a product has infinite or undefined entries."""
-    if not bool(torch.isfinite(total).all()):
+    if not bool(torch.isfinite(total.sum())) and not bool(torch.isfinite(total).all()):
         raise CurvescopeError(
             f"the product is not finite; the loss at these parameters is {problem.value():.4g}",
             hint="look for diverged weights, or use dtype='float64'",

@@ -63,6 +63,8 @@ def attention(
     rows = _implementation(backend, q, v)
     keep = rows is attention_blockwise and _records(q, k, v) and attention_blockwise.worth_keeping(q, k)
     size = q.shape[-1] ** -0.5 if scale is None else float(scale)
+    if keep:
+        q, k, v = q.contiguous(), k.contiguous(), v.contiguous()  # once, not in every pass
     return Attention.apply(q, k, v, Options(rows, mask, size, second_order, keep))[0]
 
 
@@ -102,6 +104,7 @@ class Attention(Function):
         if not options.second_order:
             q, k, v = q.detach(), k.detach(), v.detach()
         keep = options.keep and torch.is_grad_enabled()
+        do = do.contiguous() if keep else do
         found = apply(AttentionBackward, q, k, v, o.detach(), lse, P, do, options, keep)
         return *found[:3], None
 

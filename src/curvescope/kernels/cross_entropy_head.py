@@ -31,7 +31,7 @@ from curvescope.kernels.backends import (
     transformed,
     use_triton,
 )
-from curvescope.kernels.cross_entropy_sweeps import Plan, make_plan, second_products, sweep
+from curvescope.kernels.cross_entropy_sweeps import Plan, make_plan, probabilities, second_products, sweep
 from curvescope.kernels.norms import given, plus, widen
 
 IGNORED = -100
@@ -91,7 +91,8 @@ class HeadCurvature:
         self._plan = make_plan(h, W, 0.0, chunk, use_triton(backend, h, W, b))
         h, W, b = h.detach(), W.detach(), None if b is None else b.detach()
         lse = log_partition(h, W, b, chunk=chunk, backend=backend)
-        self._constants = (h, W, b, targets.clamp(min=0), term_weights(h, targets, weights), lse)
+        p = probabilities(self._plan, h, W, b, lse)
+        self._constants = (h, W, b, targets.clamp(min=0), term_weights(h, targets, weights), lse, p)
 
     @torch.no_grad()
     def times(
@@ -187,8 +188,9 @@ class _HeadGradient(torch.autograd.Function):
         c, h, W, b, targets, w, lse, *kept, ctx.how = inputs
         scaled = w * c.to(w.dtype)
         of_c = kept if ctx.needs_input_grad[0] else [None, None, None]
-        ctx.save_for_backward(h, W, b, targets, scaled, lse, *of_c)
-        ctx.save_for_forward(h, W, b, targets, scaled, lse, *kept)
+        p = probabilities(ctx.how.plan, h, W, b, lse) if ctx.how.second_order else None
+        ctx.save_for_backward(h, W, b, targets, scaled, lse, p, *of_c)
+        ctx.save_for_forward(h, W, b, targets, scaled, lse, p, *kept)
         ctx.set_materialize_grads(False)
 
     @staticmethod
@@ -196,7 +198,7 @@ class _HeadGradient(torch.autograd.Function):
         refuse_third()
         if all(t is None for t in cotangents):
             return (None,) * 11
-        constants, kept = ctx.saved_tensors[:6], ctx.saved_tensors[6:]
+        constants, kept = ctx.saved_tensors[:7], ctx.saved_tensors[7:]
         needs = ctx.needs_input_grad
         along_c = _inner(cotangents, kept) if needs[0] else None
         found = (None, None, None)
@@ -207,7 +209,7 @@ class _HeadGradient(torch.autograd.Function):
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
         dc, directions = tangents[0], tangents[1:4]
-        constants, kept = ctx.saved_tensors[:6], ctx.saved_tensors[6:]
+        constants, kept = ctx.saved_tensors[:7], ctx.saved_tensors[7:]
         needs = [t is not None for t in kept]
         found: Tensors = [None, None, None]
         if any(t is not None for t in directions):

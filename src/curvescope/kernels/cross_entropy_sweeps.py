@@ -71,9 +71,18 @@ def sweep(
     return ((w * losses).sum().to(h.dtype), lse, *cast)
 
 
+@torch.no_grad()
+def probabilities(plan: Plan, h: Tensor, W: Tensor, b: Tensor | None, lse: Tensor) -> Tensor | None:
+    """p (T, V) to keep between products on a CPU, or None where it is more than one slice."""
+    if h.device.type != "cpu" or plan.triton or h.dtype != lse.dtype or h.shape[0] > plan.chunk:
+        return None
+    z = h @ W.t() if b is None else torch.addmm(b, h, W.t())
+    return z.sub_(lse[:, None]).exp_()
+
+
 def second_products(plan: Plan, part: str, needs: Any, constants: Tensors, directions: Tensors) -> Tensors:
     """hh (k, T, d), hW (k, V, d), hb (k, V), None where not needed; `part` is hessian, functional or ggn."""
-    h, W, b, targets, w, lse = constants
+    h, W, b, targets, w, lse, p = constants
     h, W, targets, w, lse = given(h), given(W), given(targets), given(w), given(lse)
     k = next(t.shape[0] for t in directions if t is not None)
     V, W, b = W.shape[0], given(_padded(W, plan)), _padded(b, plan)
@@ -88,15 +97,20 @@ def second_products(plan: Plan, part: str, needs: Any, constants: Tensors, direc
     buffer, dots = _slice(plan, W, w), _slice(plan, W, w) if part != "functional" else None
     for rows in _chunks(h.shape[0], plan.chunk):
         z = buffer[: rows.stop - rows.start]
-        _logits(z, h[rows], W, b)
-        if dots is None:
-            z[:, :V].sub_(lse[rows, None]).exp_()
+        if p is None:
+            _logits(z, h[rows], W, b)
+        elif bent:
+            z.copy_(p[rows])
         else:
+            z = p[rows]
+        if dots is not None:
             for j in range(k):
                 dot = dots[: z.shape[0]]
                 _logits_along(dot, [None if t is None else t[j] for t in directions], rows, h, W)
-                _curve_rows(plan, z[:, :V], dot[:, :V], lse[rows] if j == 0 else None)
+                _curve_rows(plan, z[:, :V], dot[:, :V], lse[rows] if j == 0 and p is None else None)
                 _accumulate(j, rows, dot, (hh, hW, hb), W, wh, w)
+        elif p is None:
+            z[:, :V].sub_(lse[rows, None]).exp_()
         if bent:
             _subtract_targets(plan, z[:, :V], targets[rows])
             for j in range(k):

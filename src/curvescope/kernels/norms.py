@@ -227,7 +227,7 @@ def _first(form: Form, needs: Any, keep: bool, constants: Tensors, directions: T
     """dx (k, …, d), dγ (k, d), dβ (k, d), ⟨x̂ḡ⟩ (k, …, 1), None where not asked for."""
     (x, mean, rstd, weight), g = _rows(*(constants[i] for i in (0, 2, 3, 1))), widen(given(directions[0]))
     shape, dtype = g.shape, given(constants[0]).dtype
-    gain, g = None if weight is None else weight + form.offset, g.reshape(shape[0], -1, shape[-1])
+    gain, g = _gain(form, weight), g.reshape(shape[0], -1, shape[-1])
     fused = form.centre and shape[0] == 1
     x_hat = _normalised(form, x, mean, rstd) if keep or not fused else None
     c = row_mean(given(x_hat) * g, gain).reshape(*shape[:-1], 1) if keep else None
@@ -252,7 +252,7 @@ def _second(form: Form, needs: Any, constants: Tensors, directions: Tensors) -> 
     s, t = (None if v is None else v[:, None] for v in (s, t))
     if k == 1:
         u, s, t = (None if v is None else v[0] for v in (u, s, t))
-    x_hat, gain = _normalised(form, x, mean, rstd), None if weight is None else weight + form.offset
+    x_hat, gain = _normalised(form, x, mean, rstd), _gain(form, weight)
     along = Ju = None
     if u is not None:
         along = (x_hat * u).mean(-1, keepdim=True)
@@ -320,6 +320,11 @@ def _pull(
 def _normalised(form: Form, x: Tensor, mean: Tensor, rstd: Tensor) -> Tensor:
     """x̂."""
     return (x - mean).mul_(rstd) if form.centre else x * rstd
+
+
+def _gain(form: Form, weight: Tensor | None) -> Tensor | None:
+    """What x̂ is multiplied by."""
+    return weight if weight is None or not form.offset else weight + form.offset
 
 
 def _rows(*tensors: Tensor | None) -> list[Any]:

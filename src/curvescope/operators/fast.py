@@ -22,9 +22,9 @@ from curvescope.data.batches import Batch, Batches
 from curvescope.kernels.head import LinearHead
 from curvescope.kernels.substitute import FindHead, Substitute
 from curvescope.models.fused import fused
+from curvescope.operators import recording, replay
 from curvescope.operators.autograd import AutogradEngine, Linearised, Work
 from curvescope.operators.engine import Tree
-from curvescope.operators.replay import Recorder, Replay
 from curvescope.problem import Problem, differentiating
 
 LOG = logging.getLogger("curvescope")
@@ -46,7 +46,7 @@ class FastEngine(AutogradEngine):
         self._forced, self._checked = forced, checked
         self._fits = True
         self._place: dict[int, int | None] = {}
-        self._recorder: Recorder | None = None
+        self._recorder: recording.Recorder | replay.Recorder | None = None
 
     def begin(self, problem: Problem) -> None:
         if self._checked:
@@ -72,11 +72,12 @@ class FastEngine(AutogradEngine):
         return self.outputs(problem, batch, leaves, second_order=second_order, lazy=False)
 
     def _keep(self, key: Any, build: Callable[[], Any], problem: Problem, batch: Batch) -> Any:
-        """On a GPU a product is recorded when it is asked for again."""
-        if problem.device.type != "cuda" or not self._fits:
+        """A product is recorded when it is asked for again."""
+        if problem.device.type not in ("cpu", "cuda") or not self._fits:
             return super()._keep(key, build, problem, batch)
         if self._recorder is None:
-            self._recorder = Recorder(problem.device)
+            on_gpu = problem.device.type == "cuda"
+            self._recorder = replay.Recorder(problem.device) if on_gpu else recording.Recorder()
         recorder = self._recorder
 
         def recorded() -> Any:
@@ -99,8 +100,8 @@ class FastEngine(AutogradEngine):
 class Replayed:
     """A product for one direction, recorded; for several at once, as it is."""
 
-    def __init__(self, work: Work, recorder: Recorder):
-        self._work, self._replay = work, Replay(work, recorder)
+    def __init__(self, work: Work, recorder: recording.Recorder | replay.Recorder):
+        self._work, self._replay = work, recorder.replayed(work)
 
     def __call__(self, tangents: Sequence[Tensor]) -> Sequence[Tensor | None]:
         alone = tangents[0].shape[0] == 1

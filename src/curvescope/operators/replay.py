@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,6 +26,9 @@ class Recorder:
         self.stream = torch.cuda.Stream(device)
         self.pool = torch.cuda.graph_pool_handle()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Recorder, (self.stream.device,)  # a copy begins empty
+
     @contextmanager
     def building(self) -> Iterator[None]:
         """Autograd's graphs are built inside: their backward runs on the stream of the recording."""
@@ -33,6 +37,10 @@ class Recorder:
         with torch.cuda.stream(self.stream):
             yield
         now.wait_stream(self.stream)
+
+    def replayed(self, work: Work) -> Work:
+        """The work, recorded when it is asked for again."""
+        return Replay(work, self)
 
 
 class Replay:

@@ -1,0 +1,321 @@
+"""Replayed work on a CPU gives the numbers of the work itself, in bounded memory, or is not replayed."""
+
+import copy
+import gc
+import logging
+import weakref
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import curvescope as cs
+from curvescope.operators.recording import Recorder, Recording, Replay, _Writer
+from curvescope.operators.recording_plan import Pool
+
+MAKERS = {"hessian": cs.Hessian, "ggn": cs.GGN, "functional": cs.Functional}
+
+
+def draw(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def recorded(work, inputs):
+    writer = _Writer(inputs)
+    with writer:
+        found = work(inputs)
+    return Recording(writer, found, Pool())
+
+
+def called(recording):
+    return [str(getattr(call, "func", "")) for call in recording._calls]
+
+
+def problem(**changes) -> cs.Problem:
+    shape = {"n_layers": 2, "d_model": 8, "n_heads": 2, "n_ctx": 6, "vocab_size": 7} | changes
+    model = cs.load(cs.TransformerConfig(**shape), dtype="float64")
+    tokens = torch.randint(7, (5, 6), generator=torch.Generator().manual_seed(0))
+    return cs.Problem(model, cs.Batches.from_tensors(tokens, tokens.roll(1, 1), batch_size=2))
+
+
+# ------------------------------------------------------------------------------------------------ products
+
+
+@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"norm_kind": "rmsnorm", "activation": "swiglu"},
+        {"norm": "post"},
+        {"positions": "rope", "tied": True},
+    ],
+    ids=str,
+)
+def test_many_products_are_those_of_autograd(name, changes, caplog):
+    p = problem(**changes)
+    ours, theirs = MAKERS[name](p, engine="fast"), MAKERS[name](p, engine="autograd")
+    with caplog.at_level(logging.INFO, logger="curvescope"):
+        for i in range(5):
+            v = draw(ours.shape[1], seed=i)
+            torch.testing.assert_close(ours @ v, theirs @ v, rtol=1e-9, atol=1e-12)
+    assert "not recorded" not in caplog.text
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_blocks_share_the_memory_of_a_pool(name):
+    p = problem()
+    ours, theirs = MAKERS[name](p, engine="fast"), MAKERS[name](p, engine="autograd")
+    pairs = [("L0.*", "L1.*"), ("L1.W_Q", "L1.W_K"), ("*", "E"), ("L1.*", "L1.*")]
+    for i in range(4):  # in turns
+        for rows, columns in pairs:
+            A, B = ours.block(rows, columns), theirs.block(rows, columns)
+            v = draw(A.shape[1], seed=i)
+            torch.testing.assert_close(A @ v, B @ v, rtol=1e-9, atol=1e-12)
+
+
+def test_earlier_products_are_not_overwritten():
+    H = cs.Hessian(problem(), engine="fast")
+    vectors = [draw(H.shape[1], seed=i) for i in range(5)]
+    found = [H @ v for v in vectors]
+    kept = [x.clone() for x in found]
+    for v in vectors:
+        H @ v
+    assert all(torch.equal(x, y) for x, y in zip(found, kept, strict=True))
+
+
+def test_parameters_that_change_are_noticed():
+    p = problem()
+    H = cs.Hessian(p, engine="fast")
+    v = draw(H.shape[1])
+    for _ in range(4):
+        before = H @ v
+    p.model.parameters["L0.W_1"].data.mul_(1.5)
+    after = H @ v
+    assert (after - before).norm() > 1e-6 * before.norm()
+    torch.testing.assert_close(after, cs.Hessian(p, engine="autograd") @ v, rtol=1e-9, atol=1e-12)
+
+
+def test_an_operator_can_be_copied_and_its_memory_goes_with_it():
+    H = cs.Hessian(problem(), engine="fast")
+    v = draw(H.shape[1])
+    for _ in range(3):
+        want = H @ v
+    twin = copy.deepcopy(H)
+    for _ in range(4):
+        torch.testing.assert_close(twin @ v, want, rtol=1e-9, atol=1e-12)
+    pool = weakref.ref(H.engine._recorder.pool)
+    del H
+    gc.collect()
+    assert pool() is None
+
+
+# ------------------------------------------------------------------------------------ what is not replayed
+
+
+class Counted:
+    """Counts how often the work is done as it is."""
+
+    def __init__(self, work):
+        self.work, self.times = work, 0
+
+    def __call__(self, tensors):
+        self.times += 1
+        return self.work(tensors)
+
+
+def test_work_is_done_three_times_at_most():
+    work = Counted(lambda t: [t[0] @ t[0]])
+    replay = Recorder().replayed(work)
+    for i in range(6):
+        x = draw(4, 4, seed=i)
+        torch.testing.assert_close(replay([x])[0], x @ x)
+    assert work.times == 3  # as it is, recorded, compared
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        lambda t: [t[0] + torch.rand(4, 4, dtype=torch.float64) * 0],
+        lambda t: [t[0] * 2 if float(t[0].sum()) > 0 else t[0] * 3],
+        lambda t: [t[0].flatten()[t[0].flatten() > 0].sum()],
+        lambda t: [torch.view_as_real(torch.complex(t[0], t[0]))],
+        lambda t: [torch.from_numpy(np.sin(t[0].numpy()))],
+        lambda t: [torch.sparse.mm(t[0].to_sparse(), t[0])],
+        lambda t: [t[0].clone().resize_(2, 8)],
+    ],
+    ids=["random", "number read", "shape", "complex", "numpy", "sparse", "resized"],
+)
+def test_work_that_cannot_be_repeated_goes_on_as_it_is(work, caplog):
+    counted = Counted(work)
+    replay = Replay(counted, Pool())
+    with caplog.at_level(logging.INFO, logger="curvescope"):
+        for i in range(5):
+            x = draw(4, 4, seed=i)
+            torch.testing.assert_close(replay([x])[0], work([x])[0])
+    assert counted.times >= 5
+    assert "not recorded" in caplog.text
+
+
+# ------------------------------------------------------------------------------------------- sums in place
+
+
+def test_a_sum_of_products_is_one_operation_each():
+    a, b = draw(4, 5), draw(5, 5)
+
+    def work(t):
+        return [t[0] @ a + t[1] @ b + t[1] * t[1]]
+
+    inputs = [draw(5, 4, seed=1), draw(5, 5, seed=2)]
+    recording = recorded(work, inputs)
+    torch.testing.assert_close(recording.replay(inputs)[0], work(inputs)[0])
+    ops = " ".join(called(recording))
+    assert "addmm_" in ops
+    assert "addcmul_" in ops
+    assert "add.out" not in ops
+
+
+def both_wanted(t):
+    X, Y = t[0] * 2, t[0] @ t[1]
+    Z = X + Y
+    return [Z * X]
+
+
+def product_wanted(t):
+    X, Y = t[0] * 2, t[0] @ t[1]
+    return [X + Y, Y]
+
+
+def term_is_factor(t):
+    X = t[0] * 2
+    return [X + X @ t[1]]
+
+
+def term_is_input(t):
+    return [t[0] + t[0] @ t[1], t[0] @ t[0]]
+
+
+def factor_written(t):
+    X, A = t[0] * 2, t[1] * 3
+    Y = t[0] @ A
+    A.zero_()
+    return [X + Y, A]
+
+
+def factor_is_moved(t):
+    X, A, B = t[0] * 2, t[0] * 3, t[1] * 5
+    Y = A @ B
+    A2 = A + B @ B  # takes the place of A, which Y is still to be made of
+    return [A2, X + Y]
+
+
+def turned(t):
+    X, Y = (t[0] * 2), (t[0] @ t[1]).T
+    return [X + Y]
+
+
+def broadcast(t):
+    return [(t[0][:1] * 2) + t[0] @ t[1], (t[0] @ t[1]) + t[0] * t[1][:1]]
+
+
+def slices(t):
+    X = torch.zeros(4, 8, dtype=torch.float64)
+    X[:, :4] += t[0]
+    return [X[:, 4:] + t[0] @ t[1], X[:, :4] + t[0] @ t[1]]
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        both_wanted,
+        product_wanted,
+        term_is_factor,
+        term_is_input,
+        factor_written,
+        factor_is_moved,
+        turned,
+        broadcast,
+        slices,
+    ],
+)
+def test_sums_are_only_moved_where_nobody_notices(work):
+    inputs = [draw(4, 4, seed=1), draw(4, 4, seed=2)]
+    recording = recorded(work, inputs)
+    others = [draw(4, 4, seed=3), draw(4, 4, seed=4)]
+    for given_ in (others, inputs, others):
+        for ours, theirs in zip(recording.replay(given_), work(given_), strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+
+
+# --------------------------------------------------------------------------------------------- any program
+
+OPERATIONS = ["add", "mul", "mm", "add_", "mul_", "T", "sum", "clone", "slice", "zeros", "layer_norm", "bmm"]
+PROGRAMS = st.lists(
+    st.tuples(st.sampled_from(OPERATIONS), st.integers(0, 99), st.integers(0, 99)), min_size=1, max_size=25
+)
+
+
+def program(lines):
+    """Work on 4 × 4 matrices: each line makes another one, or writes into one that was made."""
+
+    def work(tensors):
+        known = [*tensors, torch.full((4, 4), 0.5, dtype=torch.float64)]
+        for name, i, j in lines:
+            a, b = known[i % len(known)], known[j % len(known)]
+            own = known[3:]  # what may be written into
+            if name in ("add_", "mul_"):
+                if own:
+                    target = own[i % len(own)]
+                    target.add_(b.clone(), alpha=0.5) if name == "add_" else target.mul_(0.5)
+                continue
+            known.append(
+                {
+                    "add": lambda a, b: a + b,
+                    "mul": lambda a, b: a * b * 0.5,
+                    "mm": lambda a, b: a @ b * 0.25,
+                    "T": lambda a, b: a.T,
+                    "sum": lambda a, b: a.sum(0, keepdim=True).expand(4, 4) + b,
+                    "clone": lambda a, b: a.clone(),
+                    "slice": lambda a, b: torch.cat([a[:2], b[2:]]),
+                    "zeros": lambda a, b: torch.zeros_like(a),
+                    "layer_norm": lambda a, b: torch.nn.functional.layer_norm(a, (4,)),
+                    "bmm": lambda a, b: torch.bmm(a[None], b[None])[0] + a,
+                }[name](a, b)
+            )
+        return known[-3:]
+
+    return work
+
+
+@settings(max_examples=150, deadline=None)
+@given(PROGRAMS)
+def test_any_program_is_replayed(lines):
+    work = program(lines)
+    inputs = [draw(4, 4, seed=1), draw(4, 4, seed=2)]
+    with torch.no_grad():
+        recording = recorded(work, [t.clone() for t in inputs])
+        for seed in (3, 5):
+            others = [draw(4, 4, seed=seed), draw(4, 4, seed=seed + 1)]
+            want = work([t.clone() for t in others])
+            for ours, theirs in zip(recording.replay(others), want, strict=True):
+                torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
+
+
+def test_memory_is_used_again():
+    pool, size = Pool(), 4 * 4 * 8
+    x = draw(4, 4)
+
+    def work(tensors):
+        (t,) = tensors
+        for _ in range(50):
+            t = (t * 2).sin()
+        return [t]
+
+    for _ in range(3):  # recordings take turns in the same memory
+        replay = Replay(work, pool)
+        for _ in range(3):
+            found = replay([x])
+        torch.testing.assert_close(found[0], work([x])[0])
+    assert sum(block.numel() for block in pool._blocks) <= 4 * size
