@@ -76,6 +76,21 @@ def test_blocks_share_the_memory_of_a_pool(name):
             torch.testing.assert_close(A @ v, B @ v, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize("smallest", [0, 1000], ids=["at once", "one by one"])
+def test_several_columns_are_those_of_autograd(name, smallest, monkeypatch):
+    monkeypatch.setattr("curvescope.operators.fast.SMALLEST_CPU_GROUP", smallest)
+    p = problem()
+    ours, theirs = MAKERS[name](p, engine="fast"), MAKERS[name](p, engine="autograd")
+    for i in range(2):
+        V = draw(ours.shape[1], 5, seed=i)
+        torch.testing.assert_close(ours @ V, theirs @ V, rtol=1e-9, atol=1e-12)
+    W = draw(ours.block("L0.*", "L1.*").shape[1], 3)
+    torch.testing.assert_close(
+        ours.block("L0.*", "L1.*") @ W, theirs.block("L0.*", "L1.*") @ W, rtol=1e-9, atol=1e-12
+    )
+
+
 def test_earlier_products_are_not_overwritten():
     H = cs.Hessian(problem(), engine="fast")
     vectors = [draw(H.shape[1], seed=i) for i in range(5)]

@@ -25,6 +25,7 @@ from curvescope.models.fused import fused
 from curvescope.operators import recording, replay
 from curvescope.operators.autograd import AutogradEngine, Linearised, Work
 from curvescope.operators.engine import Tree
+from curvescope.operators.memory import SMALLEST_CPU_GROUP
 from curvescope.problem import Problem, differentiating
 
 LOG = logging.getLogger("curvescope")
@@ -79,11 +80,13 @@ class FastEngine(AutogradEngine):
             on_gpu = problem.device.type == "cuda"
             self._recorder = replay.Recorder(problem.device) if on_gpu else recording.Recorder()
         recorder = self._recorder
+        group = self._directions(problem, batch)
+        one_by_one = problem.device.type == "cpu" and group < SMALLEST_CPU_GROUP
 
         def recorded() -> Any:
             with recorder.building():
                 found = build()
-            return found if isinstance(found, Linearised) else Replayed(found, recorder)
+            return found if isinstance(found, Linearised) else Replayed(found, recorder, one_by_one)
 
         return super()._keep(key, recorded, problem, batch)
 
@@ -98,14 +101,23 @@ class FastEngine(AutogradEngine):
 
 
 class Replayed:
-    """A product for one direction, recorded; for several at once, as it is."""
+    """A product, recorded for one direction; for several, replayed one by one or done at once as it is."""
 
-    def __init__(self, work: Work, recorder: recording.Recorder | replay.Recorder):
-        self._work, self._replay = work, recorder.replayed(work)
+    def __init__(self, work: Work, recorder: recording.Recorder | replay.Recorder, one_by_one: bool):
+        self._work, self._replay, self._one_by_one = work, recorder.replayed(work), one_by_one
 
     def __call__(self, tangents: Sequence[Tensor]) -> Sequence[Tensor | None]:
-        alone = tangents[0].shape[0] == 1
-        return self._replay(tangents) if alone else self._work(tangents)
+        k = tangents[0].shape[0]
+        if k == 1:
+            return self._replay(tangents)
+        if not self._one_by_one:
+            return self._work(tangents)
+        columns = [_copies(self._replay([t[j : j + 1] for t in tangents])) for j in range(k)]
+        return [None if some[0] is None else torch.cat(some) for some in zip(*columns, strict=True)]
+
+
+def _copies(found: Sequence[Tensor | None]) -> list[Any]:
+    return [None if t is None else t.clone() for t in found]
 
 
 # --------------------------------------------------------------------------------------- checked at first use
