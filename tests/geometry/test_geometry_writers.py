@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import re
+import shutil
+import subprocess
 from functools import cache
 from typing import Any
 
@@ -109,6 +111,18 @@ def test_tables_have_as_many_cells_as_columns_and_labels_occur_once():
     assert len(labels) == len(set(labels)) == 3
     assert all(re.fullmatch(r"[A-Za-z0-9:-]+", label) for label in labels)
     assert _balanced(text)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="needs pdflatex")
+def test_latex_compiles(tmp_path):
+    tables = {"nasty": frame(), "long": pd.concat([frame()] * 3)}
+    text = writers.write_all(tables, {"nasty": f"{''.join(latex.MATH)} 100 % & more"}, tokens=["tok_en"])
+    (tmp_path / "tables.tex").write_text(text["tables.tex"], encoding="ascii")
+    strict = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "tables.tex"]
+    done = subprocess.run(strict, cwd=tmp_path, capture_output=True, text=True, errors="replace", check=False)
+    assert done.returncode == 0, done.stdout[-2000:]
+    assert "Missing character" not in (tmp_path / "tables.log").read_text(errors="replace")
 
 
 def _balanced(text: str) -> bool:

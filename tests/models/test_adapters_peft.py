@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import json
+import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -116,3 +119,68 @@ def test_what_training_would_move_says_nothing_about_products():
     H = cs.Hessian(cs.Problem(cs.load(module), (x, y))).block("L0.W_K")
     assert float((H @ torch.ones(H.shape[0], dtype=torch.float64)).abs().max()) > 0
     assert not module.model.model.layers[0].self_attn.k_proj.weight.requires_grad
+
+
+# ---------------------------------------------------------------------------------------- folders of PEFT
+
+
+def write_folder(place: Path, **changes: Any) -> Any:
+    """The module whose LoRA matrices, and nothing else, are written to a folder."""
+    module = peft.get_peft_model(
+        cases.original("llama"), peft.LoraConfig(r=2, target_modules=TARGETS["llama"])
+    ).double()
+    for name, p in module.named_parameters():
+        if "lora" in name:
+            torch.nn.init.normal_(p.data)
+    module.eval().save_pretrained(place)
+    config = json.loads((place / "adapter_config.json").read_text())
+    config |= {"base_model_name_or_path": str(cases.saved("llama"))} | changes
+    (place / "adapter_config.json").write_text(json.dumps(config))
+    return module
+
+
+def test_a_folder_with_lora_matrices_is_the_model_it_names(tmp_path: Path):
+    module = write_folder(tmp_path / "lora")
+    assert not (tmp_path / "lora" / "config.json").exists()
+    model = cs.load(tmp_path / "lora", dtype="float64")
+    assert model.name == "lora"
+    x, y = cases.data("llama")
+    with torch.no_grad():
+        assert relative(model.forward({}, x), module(x).logits.double()) < 1e-5
+    twin = cs.load(module)
+    assert set(model.blocks) == set(twin.blocks)
+    ours, theirs = (cs.Hessian(cs.Problem(m, (x, y))).block("*lora*") for m in (model, twin))
+    v = torch.ones(ours.shape[1], dtype=torch.float64)
+    assert relative(ours @ v, theirs @ v) < 1e-5
+    assert float((ours @ v).norm()) > 0
+
+
+def test_the_model_may_lie_beside_its_lora_matrices(tmp_path: Path):
+    write_folder(tmp_path / "lora", base_model_name_or_path="../base")
+    shutil.copytree(cases.saved("llama"), tmp_path / "base")
+    assert "L0.W_Q.lora_A" in cs.load(tmp_path / "lora").blocks
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"peft_type": "IA3"}, "expected LoRA"),
+        ({"base_model_name_or_path": None}, "base_model_name_or_path"),
+        ({"base_model_name_or_path": "/no/where/at all"}, "there is none"),
+    ],
+)
+def test_bad_folders_get_one_sentence(tmp_path: Path, changes: dict[str, Any], words: str):
+    write_folder(tmp_path, **changes)
+    with pytest.raises(cs.UsageError, match=words):
+        cs.load(tmp_path)
+
+
+def test_a_folder_that_is_cut_short_gets_one_sentence(tmp_path: Path):
+    write_folder(tmp_path)
+    weights = tmp_path / "adapter_model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:100])
+    with pytest.raises(cs.CurvescopeError, match="whole weights"):
+        cs.load(tmp_path)
+    (tmp_path / "adapter_config.json").write_text("{")
+    with pytest.raises(cs.CurvescopeError, match="could not read"):
+        cs.load(tmp_path)

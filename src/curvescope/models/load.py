@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from curvescope.core.errors import MissingExtra, UsageError
-from curvescope.models import hf, lens, zoo
+from curvescope.models import hf, lens, lora, zoo
 from curvescope.models.hf_module import adapt, is_transformers
 from curvescope.models.mlp import MLP, MLPConfig
 from curvescope.models.model import Model
@@ -114,11 +114,13 @@ def _read_path(path: Path, dtype: torch.dtype) -> Model:
         return zoo.read_folder(path)
     if (path / "config.json").exists():
         return hf.read_hf_folder(path, dtype=dtype)
+    if (path / lora.CONFIG).exists():
+        return lora.read_lora(path, dtype=dtype)
     if (path / "ckpt.pt").exists():
         return read_nanogpt(path / "ckpt.pt")
     raise UsageError(
         f"expected {zoo.CONFIG} and {zoo.WEIGHTS} in the folder {path}, at least one is missing",
-        hint="a folder of transformers has config.json, one of nanoGPT ckpt.pt",
+        hint="transformers writes config.json, PEFT adapter_config.json, nanoGPT ckpt.pt",
     )
 
 
