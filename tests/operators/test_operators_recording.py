@@ -4,6 +4,7 @@ import copy
 import gc
 import logging
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -111,6 +112,16 @@ def test_parameters_that_change_are_noticed():
     after = H @ v
     assert (after - before).norm() > 1e-6 * before.norm()
     torch.testing.assert_close(after, cs.Hessian(p, engine="autograd") @ v, rtol=1e-9, atol=1e-12)
+
+
+def test_threads_take_turns():
+    H = cs.Hessian(problem(), engine="fast")
+    vectors = [draw(H.shape[1], seed=i) for i in range(24)]
+    want = [H @ v for v in vectors]
+    with ThreadPoolExecutor(6) as threads:
+        found = list(threads.map(H.__matmul__, vectors))
+    for ours, theirs in zip(found, want, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12)
 
 
 def test_an_operator_can_be_copied_and_its_memory_goes_with_it():

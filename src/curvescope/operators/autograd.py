@@ -9,6 +9,7 @@ depend on the directions: they are built once per batch and kept while memory al
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,6 +64,10 @@ class AutogradEngine(Engine):
         self._kept = Kept()
         self._group: int | None = None
         self._bytes_per_sequence = 0.0
+
+    @property
+    def lock(self) -> AbstractContextManager[Any]:
+        return self._kept.lock
 
     def begin(self, problem: Problem) -> None:
         self._kept.begin(problem)

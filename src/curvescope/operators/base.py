@@ -72,10 +72,11 @@ class CurvatureOperator(LinearOperator):
 
     def _stream(self, V: Tensor, rows: ParamSpace, columns: ParamSpace) -> Tensor:
         """(1/N) Σ_batches; again, where parameters were written in a way that is only seen afterwards."""
-        self.engine.begin(self.problem)
-        total = self._sum(V, rows, columns)
-        if not self.engine.valid():
+        with self.engine.lock:
+            self.engine.begin(self.problem)
             total = self._sum(V, rows, columns)
+            if not self.engine.valid():
+                total = self._sum(V, rows, columns)
         total /= self.problem.num_terms
         check_finite(total, self.problem)
         return total

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -29,6 +30,11 @@ class Engine(ABC):
     """Products of one batch."""
 
     name: str
+
+    @property
+    @abstractmethod
+    def lock(self) -> AbstractContextManager[Any]:
+        """Held from `begin` until the product has been copied: what an engine keeps is used by one thread."""
 
     @abstractmethod
     def begin(self, problem: Problem) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
+from threading import RLock
 from typing import Any, TypeVar
 
 import torch
@@ -20,6 +21,7 @@ from curvescope.problem import Problem
 
 SHARE = 0.5  # of the memory that is free when nothing is kept
 T = TypeVar("T")
+_alone = RLock()
 _store: OrderedDict[tuple[int, Hashable], tuple[Any, int]] = OrderedDict()
 
 
@@ -27,10 +29,11 @@ class Kept:
     """The entries of one engine. They hold for one state of the parameters and the data.
 
     Numbers, submodules and hooks that changed are noticed; an attribute of a submodule is not. A copy
-    begins empty.
+    begins empty. Threads take turns: who uses the entries holds the lock.
     """
 
     def __init__(self) -> None:
+        self.lock = RLock()
         self._owner = id(self)
         self._places: tuple[Any, ...] = ()
         self._sums: tuple[Tensor, ...] = ()
@@ -69,36 +72,45 @@ class Kept:
             size: bytes it is expected to take; on a GPU they are measured instead.
         """
         at = (self._owner, key)
-        if at in _store:
-            _store.move_to_end(at)
-            return _store[at][0]
+        with _alone:
+            if at in _store:
+                _store.move_to_end(at)
+                return _store[at][0]
         before = _allocated(device)
         try:
             found = build()
         except torch.OutOfMemoryError:
             if not _store:
                 raise
-            _store.clear()
+            forget_everything()
             before = _allocated(device)
             found = build()
         size = max(_allocated(device) - before, 0) if device.type == "cuda" else size
-        held = sum(entry[1] for entry in _store.values())
-        budget = SHARE * (free_bytes(device) + held + (size if device.type == "cuda" else 0))
-        while _store and held + size > budget:
-            held -= _store.popitem(last=False)[1][1]
-        if size <= budget:
-            _store[at] = (found, size)
+        with _alone:
+            _insert(at, found, size, device)
         return found
 
 
 def forget_everything() -> None:
     """Free what all engines keep."""
-    _store.clear()
+    with _alone:
+        _store.clear()
+
+
+def _insert(at: tuple[int, Hashable], found: Any, size: int, device: torch.device) -> None:
+    """Keep an entry if it fits, at the cost of those used longest ago."""
+    held = sum(entry[1] for entry in list(_store.values()))
+    budget = SHARE * (free_bytes(device) + held + (size if device.type == "cuda" else 0))
+    while _store and held + size > budget:
+        held -= _store.popitem(last=False)[1][1]
+    if size <= budget:
+        _store[at] = (found, size)
 
 
 def _forget(owner: int) -> None:
-    for at in [at for at in _store if at[0] == owner]:
-        del _store[at]
+    with _alone:
+        for at in [at for at in list(_store) if at[0] == owner]:
+            _store.pop(at, None)
 
 
 def _allocated(device: torch.device) -> int:

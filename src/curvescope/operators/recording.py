@@ -85,7 +85,7 @@ class Replay:
         with writer:
             found = self._work(inputs)
         source = generator(0)
-        others = [torch.randn(t.shape, generator=source, dtype=t.dtype) for t in inputs]
+        others = [torch.randn(t.shape, generator=source, dtype=t.dtype, device="cpu") for t in inputs]
         try:
             recording = Recording(writer, found, self._pool)
             if not _close(recording.replay(others), self._work(others)):
@@ -187,7 +187,7 @@ class _Binder:
             return x
         if x not in self._bound:
             storage = self._blocks[x.storage].untyped_storage()
-            empty = torch.empty(0, dtype=x.dtype)
+            empty = torch.empty(0, dtype=x.dtype, device="cpu")
             self._bound[x] = empty.set_(storage, x.offset, x.shape, x.stride)  # pyright: ignore
         return self._bound[x]
 

@@ -69,7 +69,7 @@ class Pool:
                 fitting = [b for b in reversed(free) if sizes[s] <= b.numel() <= 2 * sizes[s]]
                 block = min(fitting, key=Tensor.numel, default=None)
                 if block is None:
-                    block = torch.empty(sizes[s], dtype=torch.uint8)
+                    block = torch.empty(sizes[s], dtype=torch.uint8, device="cpu")
                     self._blocks.append(block)
                 found[s], free = block, [b for b in free if b is not block]
             free += [found[s] for s in sorted(some) if last[s] == i]
