@@ -242,6 +242,10 @@ def turned(t):
     return [X + Y]
 
 
+def part_of_a_product(t):
+    return [t[0][:2] * 2 + (t[0] @ t[1])[:2], t[0][:1].expand(4, 4) * 2 + (t[0] @ t[1])[:1].expand(4, 4)]
+
+
 def broadcast(t):
     return [(t[0][:1] * 2) + t[0] @ t[1], (t[0] @ t[1]) + t[0] * t[1][:1]]
 
@@ -262,6 +266,7 @@ def slices(t):
         factor_written,
         factor_is_moved,
         turned,
+        part_of_a_product,
         broadcast,
         slices,
     ],
@@ -273,6 +278,11 @@ def test_sums_are_only_moved_where_nobody_notices(work):
     for given_ in (others, inputs, others):
         for ours, theirs in zip(recording.replay(given_), work(given_), strict=True):
             torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+
+
+def test_part_of_a_product_is_not_the_product():
+    inputs = [draw(4, 4, seed=1), draw(4, 4, seed=2)]
+    assert not any("addmm_" in name for name in called(recorded(part_of_a_product, inputs)))
 
 
 # --------------------------------------------------------------------------------------------- any program

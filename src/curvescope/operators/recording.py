@@ -111,7 +111,7 @@ class Recording:
         results = [writer.described(t) for t in found]
         if writer.refused:
             raise NotRecordable(writer.refused)
-        steps, results = sums_in_place(writer.steps, results, len(writer.inputs))
+        steps, results = sums_in_place(writer.steps, results)
         used = [storages(writer.inputs), *(step.storages() for step in steps), storages(results)]
         bind = _Binder(pool.plan(writer.sizes, used))
         self._inputs = [bind(place) for place in writer.inputs]

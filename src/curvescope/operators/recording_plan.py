@@ -76,19 +76,18 @@ class Pool:
         return found
 
 
-def sums_in_place(
-    steps: Sequence[Step], results: Sequence[Any], num_inputs: int
-) -> tuple[list[Step], Sequence[Any]]:
+def sums_in_place(steps: Sequence[Step], results: Sequence[Any]) -> tuple[list[Step], Sequence[Any]]:
     """X + a b, where nobody else wants X or a b, as X += a b: one operation adds while it multiplies.
+
+    X may be an input, whose place is filled anew for every replay.
 
     Args:
         results: The places of what the work returns; entries that are none stay as they are.
-        num_inputs: How many storages, the first ones, are not ours to write into.
     """
     written = [_written(step) for step in steps]
     if any(s is None for some in written for s in some):
         return list(steps), results  # something from outside is written
-    sums = _Sums(list(steps), results, num_inputs, written)
+    sums = _Sums(list(steps), results, written)
     for k in range(len(steps)):
         sums.look_at(k)
     return [step for step in sums.steps if step is not None], [sums.now(r) for r in results]
@@ -97,8 +96,8 @@ def sums_in_place(
 class _Sums:
     """The steps while sums among them are moved into one of their terms."""
 
-    def __init__(self, steps: list[Any], results: Sequence[Any], num_inputs: int, written: list[set[Any]]):
-        self.steps, self._num_inputs, self._written = steps, num_inputs, written
+    def __init__(self, steps: list[Any], results: Sequence[Any], written: list[set[Any]]):
+        self.steps, self._written = steps, written
         touched = [*(step.storages() for step in steps), storages(results)]
         self._uses = Counter(s for some in touched for s in some)
         self._last = {s: i for i, some in enumerate(touched) for s in some}
@@ -123,7 +122,10 @@ class _Sums:
             self._move(k, Y, X, Z)
 
     def _move(self, k: int, X: Place, Y: Place, Z: Place) -> bool:
-        """Whether Y is a product that could be added to X in place; then Z is where X was."""
+        """Whether Y is a product that could be added to X in place; then Z is where X was.
+
+        Z was made by the sum and is dense, so X and Y, which are laid out like it, are too.
+        """
         j = self._maker.get(Y.storage)
         product = None if j is None else self.steps[j]
         if j is None or product is None or product.op not in _INTO:
@@ -134,9 +136,8 @@ class _Sums:
             or X.storage in operands
             or any(getattr(x, "dtype", None) != X.dtype for x in product.args)
             or self._last[X.storage] != k
-            or X.storage < self._num_inputs
             or any(self._written[i] & operands for i in range(j + 1, k))
-            or not (_dense(Y) and _dense(made) and _count(Y) == _count(made))
+            or math.prod(Y.shape) != math.prod(made.shape)
         ):
             return False
         into = replace(made, storage=X.storage)
@@ -159,17 +160,3 @@ def _written(step: Step) -> set[int | None]:
 
 def _layout(x: Place) -> tuple[Any, ...]:
     return x.shape, x.stride, x.offset, x.dtype
-
-
-def _dense(x: Place) -> bool:
-    """Whether x covers the first entries of its storage, each once."""
-    size, axes = 1, sorted((st, n) for n, st in zip(x.shape, x.stride, strict=True) if n != 1)
-    for stride, n in axes:
-        if stride != size:
-            return False
-        size *= n
-    return x.offset == 0
-
-
-def _count(x: Place) -> int:
-    return math.prod(x.shape)
