@@ -84,7 +84,7 @@ def test_several_columns_are_those_of_autograd(name, smallest, monkeypatch):
     p = problem()
     ours, theirs = MAKERS[name](p, engine="fast"), MAKERS[name](p, engine="autograd")
     for i in range(2):
-        V = draw(ours.shape[1], 5, seed=i)
+        V = draw(ours.shape[1], 20, seed=i)
         torch.testing.assert_close(ours @ V, theirs @ V, rtol=1e-9, atol=1e-12)
     W = draw(ours.block("L0.*", "L1.*").shape[1], 3)
     torch.testing.assert_close(
@@ -152,13 +152,28 @@ class Counted:
         return self.work(tensors)
 
 
-def test_work_is_done_three_times_at_most():
+def test_work_is_soon_replayed():
     work = Counted(lambda t: [t[0] @ t[0]])
-    replay = Recorder().replayed(work)
-    for i in range(6):
-        x = draw(4, 4, seed=i)
+    replay = Recorder(batched=False).replayed(work)
+    for i in range(8):
+        x = draw(1, 4, 4, seed=i)
         torch.testing.assert_close(replay([x])[0], x @ x)
-    assert work.times == 3  # as it is, recorded, compared
+    assert work.times == 4  # twice as it is, then recorded and compared
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_few_directions_at_once_are_not_recorded(batched):
+    work = Counted(lambda t: [t[0] @ t[0]])
+    replay = Recorder(batched).replayed(work)
+    for i in range(4):
+        x = draw(4, 4, 4, seed=i)
+        torch.testing.assert_close(replay([x])[0], x @ x)
+    assert work.times == 4
+    x = draw(4, 4, 4)  # more than sixteen by now
+    torch.testing.assert_close(replay([x])[0], x @ x)
+    torch.testing.assert_close(replay([x])[0], x @ x)
+    assert work.times == (6 if batched else 4 + 2)  # recorded and compared, then replayed
+    assert (replay._recording is None) == batched
 
 
 @pytest.mark.parametrize(
@@ -176,11 +191,11 @@ def test_work_is_done_three_times_at_most():
 )
 def test_work_that_cannot_be_repeated_goes_on_as_it_is(work, caplog):
     counted = Counted(work)
-    replay = Replay(counted, Pool())
+    replay = Replay(lambda t: [counted([t[0][0]])[0][None]], Pool(), batched=False)
     with caplog.at_level(logging.INFO, logger="curvescope"):
         for i in range(5):
             x = draw(4, 4, seed=i)
-            torch.testing.assert_close(replay([x])[0], work([x])[0])
+            torch.testing.assert_close(replay([x[None]])[0][0], work([x])[0])
     assert counted.times >= 5
     assert "not recorded" in caplog.text
 
@@ -341,7 +356,7 @@ def test_any_program_is_replayed(lines):
 
 def test_memory_is_used_again():
     pool, size = Pool(), 4 * 4 * 8
-    x = draw(4, 4)
+    x = draw(1, 4, 4)
 
     def work(tensors):
         (t,) = tensors
@@ -350,8 +365,8 @@ def test_memory_is_used_again():
         return [t]
 
     for _ in range(3):  # recordings take turns in the same memory
-        replay = Replay(work, pool)
-        for _ in range(3):
+        replay = Replay(work, pool, batched=False)
+        for _ in range(4):
             found = replay([x])
         torch.testing.assert_close(found[0], work([x])[0])
     assert sum(block.numel() for block in pool._blocks) <= 4 * size

@@ -8,7 +8,7 @@ numbers are those of the autograd engine, which is asked once per model, on a fe
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -23,7 +23,7 @@ from curvescope.kernels.head import LinearHead
 from curvescope.kernels.substitute import FindHead, Substitute
 from curvescope.models.fused import fused
 from curvescope.operators import recording, replay
-from curvescope.operators.autograd import AutogradEngine, Linearised, Work
+from curvescope.operators.autograd import AutogradEngine, Linearised
 from curvescope.operators.engine import Tree
 from curvescope.operators.memory import SMALLEST_CPU_GROUP
 from curvescope.problem import Problem, differentiating
@@ -77,16 +77,15 @@ class FastEngine(AutogradEngine):
         if problem.device.type not in ("cpu", "cuda") or not self._fits:
             return super()._keep(key, build, problem, batch)
         if self._recorder is None:
+            small = self._directions(problem, batch) >= SMALLEST_CPU_GROUP
             on_gpu = problem.device.type == "cuda"
-            self._recorder = replay.Recorder(problem.device) if on_gpu else recording.Recorder()
+            self._recorder = replay.Recorder(problem.device) if on_gpu else recording.Recorder(batched=small)
         recorder = self._recorder
-        group = self._directions(problem, batch)
-        one_by_one = problem.device.type == "cpu" and group < SMALLEST_CPU_GROUP
 
         def recorded() -> Any:
             with recorder.building():
                 found = build()
-            return found if isinstance(found, Linearised) else Replayed(found, recorder, one_by_one)
+            return found if isinstance(found, Linearised) else recorder.replayed(found)
 
         return super()._keep(key, recorded, problem, batch)
 
@@ -98,26 +97,6 @@ class FastEngine(AutogradEngine):
             with torch.no_grad(), fused(problem.model, second_order=False), FindHead() as mode:
                 self._place[key] = mode.place(problem.outputs(batch))
         return self._place[key]
-
-
-class Replayed:
-    """A product, recorded for one direction; for several, replayed one by one or done at once as it is."""
-
-    def __init__(self, work: Work, recorder: recording.Recorder | replay.Recorder, one_by_one: bool):
-        self._work, self._replay, self._one_by_one = work, recorder.replayed(work), one_by_one
-
-    def __call__(self, tangents: Sequence[Tensor]) -> Sequence[Tensor | None]:
-        k = tangents[0].shape[0]
-        if k == 1:
-            return self._replay(tangents)
-        if not self._one_by_one:
-            return self._work(tangents)
-        columns = [_copies(self._replay([t[j : j + 1] for t in tangents])) for j in range(k)]
-        return [None if some[0] is None else torch.cat(some) for some in zip(*columns, strict=True)]
-
-
-def _copies(found: Sequence[Tensor | None]) -> list[Any]:
-    return [None if t is None else t.clone() for t in found]
 
 
 # --------------------------------------------------------------------------------------- checked at first use

@@ -20,14 +20,23 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
 
 from curvescope.core.seeds import generator
-from curvescope.operators.recording_plan import Place, Pool, Step, storages, sums_in_place
+from curvescope.operators.recording_plan import (
+    Place,
+    Pool,
+    Step,
+    leaves,
+    mapped,
+    storages,
+    sums_in_place,
+)
 
 Work = Callable[[Sequence[Tensor]], Sequence[Tensor | None]]
 LOG = logging.getLogger("curvescope")
-WARM = 1  # calls before the recording: work that is done once is not worth it
+# A recording pays after 10 to 20 directions. Who asks for a single one three times will go on; several at
+# once are only recorded if, with those before, there are as many.
+WARM, MANY = 2, 16
 _torch: Any = torch  # for names that torch does not declare
 _aten: Any = torch.ops.aten
 _COPIES = (_aten.clone.default, _aten._to_copy.default)
@@ -43,13 +52,17 @@ _REFUSED = {_aten.resize_, _aten.set_, _aten.resize_as_}
 
 
 class Recorder:
-    """Records work of one engine, which shares one memory."""
+    """Records work of one engine, which shares one memory.
 
-    def __init__(self) -> None:
-        self.pool = Pool()
+    Args:
+        batched: whether several directions are faster at once, as they are, than replayed one by one.
+    """
+
+    def __init__(self, batched: bool) -> None:
+        self.batched, self.pool = batched, Pool()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Recorder, ()  # a copy begins empty
+        return Recorder, (self.batched,)  # a copy begins empty
 
     def building(self) -> AbstractContextManager[None]:
         """Autograd's graphs are built inside."""
@@ -57,27 +70,41 @@ class Recorder:
 
     def replayed(self, work: Work) -> Work:
         """The work, recorded when it is asked for again."""
-        return Replay(work, self.pool)
+        return Replay(work, self.pool, self.batched)
 
 
 class Replay:
-    """`work(tensors)`, always with tensors of the same shapes.
+    """`work(tensors)` for tensors (k, …), k directions, of always the same shapes.
 
-    The first call works as it is; the second records, and compares a replay with the work for other numbers:
-    work that hides something from the recording goes on as it is. What a call returns holds until the next
-    one of any work that shares the pool.
+    First it works as it is; then it records, and compares a replay with the work for other numbers: work that
+    hides something from the recording goes on as it is. What a call returns holds until the next one of any
+    work that shares the pool.
     """
 
-    def __init__(self, work: Work, pool: Pool):
-        self._work, self._pool = work, pool
-        self._calls = 0
+    def __init__(self, work: Work, pool: Pool, batched: bool):
+        self._work, self._pool, self._batched = work, pool, batched
+        self._done = 0  # directions, without a recording
         self._recording: Recording | None = None
+        self._refused = False
 
     def __call__(self, tensors: Sequence[Tensor]) -> Sequence[Tensor | None]:
-        self._calls += 1
-        if self._calls == WARM + 1:
-            return self._record(tensors)
-        return self._work(tensors) if self._recording is None else self._recording.replay(tensors)
+        k = tensors[0].shape[0]
+        if self._refused or (k != 1 and (self._batched or not self._soon(k))):
+            self._done += k
+            return self._work(tensors)
+        if k == 1:
+            return self._one(tensors)
+        columns = [_copies(self._one([t[j : j + 1] for t in tensors])) for j in range(k)]
+        return [None if some[0] is None else torch.cat(some) for some in zip(*columns, strict=True)]
+
+    def _soon(self, k: int) -> bool:
+        return self._recording is not None or self._done + k > MANY
+
+    def _one(self, tensors: Sequence[Tensor]) -> Sequence[Tensor | None]:
+        if self._recording is not None:
+            return self._recording.replay(tensors)
+        self._done += 1
+        return self._record(tensors) if self._done > WARM and not self._refused else self._work(tensors)
 
     def _record(self, tensors: Sequence[Tensor]) -> Sequence[Tensor | None]:
         inputs = [t.clone() for t in tensors]
@@ -93,6 +120,7 @@ class Replay:
             self._recording = recording
         except (NotRecordable, RuntimeError) as error:  # of memory that is not there, say
             LOG.info("a product was not recorded: %s", str(error).splitlines()[0])
+            self._refused = True
         return found
 
 
@@ -137,40 +165,43 @@ class _Writer(TorchDispatchMode):
         self.steps: list[Step] = []
         self.sizes: list[int] = []
         self.refused = ""
-        self._numbers: dict[StorageWeakRef, int] = {}
+        self._numbers: dict[int, int] = {}
+        self._held: list[StorageWeakRef] = []  # so that no other storage gets an address that was numbered
         self.inputs = [self._numbered(t) for t in inputs]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func.overloadpacket in _REFUSED or not _REFUSED_TAGS.isdisjoint(func.tags):
             self.refused = str(func)
-        places = tree_map(self.described, (args, kwargs))
+        places = mapped(self.described, args), mapped(self.described, kwargs)
         found = func(*args, **kwargs)
-        strange = [t for t in tree_leaves((args, kwargs, found)) if isinstance(t, Tensor) and not _plain(t)]
+        given, results = [t for t in leaves((args, kwargs)) if isinstance(t, Tensor)], leaves(found)
+        strange = [t for t in (*given, *results) if isinstance(t, Tensor) and not _plain(t)]
         if strange:
             self.refused = f"{func} has a tensor of {strange[0].layout}, {strange[0].dtype}"
         if self.refused:
             return found
-        seen = {_storage(t) for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
-        made = tuple(self._made(t, seen) for t in tree_leaves(found))
+        seen = {_address(t) for t in given}
+        made = tuple(self._made(t, seen) for t in results)
         if func._schema.is_mutable or any(place is not None for place in made):  # otherwise it is a view
             self.steps.append(Step(func, places[0], places[1], made))
         return found
 
     def described(self, x: Any) -> Any:
         """The place of a tensor made here; anything else as it is."""
-        number = self._numbers.get(_storage(x)) if isinstance(x, Tensor) and _plain(x) else None
+        number = self._numbers.get(_address(x)) if isinstance(x, Tensor) and _plain(x) else None
         return x if number is None else Place(number, x.shape, x.stride(), int(x.storage_offset()), x.dtype)
 
-    def _made(self, x: Any, seen: set[StorageWeakRef]) -> Place | None:
+    def _made(self, x: Any, seen: set[int]) -> Place | None:
         """The place of a result, unless it is none or a view of an argument."""
-        if not isinstance(x, Tensor) or _storage(x) in seen:
+        if not isinstance(x, Tensor) or _address(x) in seen:
             return None
         return self._numbered(x)
 
     def _numbered(self, t: Tensor) -> Any:
         """The place of a tensor in a new storage."""
-        self._numbers[_storage(t)] = len(self.sizes)
+        self._numbers[_address(t)] = len(self.sizes)
+        self._held.append(StorageWeakRef(t.untyped_storage()))
         self.sizes.append(t.untyped_storage().nbytes())
         return self.described(t)
 
@@ -194,7 +225,7 @@ class _Binder:
 
 def _calls(step: Step, bind: _Binder) -> Iterator[Callable[[], Any]]:
     """What a replay calls for one step: the operation in place, into its results, or copied into them."""
-    args, kwargs = tree_map(bind, (step.args, step.kwargs))
+    args, kwargs = mapped(bind, step.args), mapped(bind, step.kwargs)
     made = [bind(place) for place in step.made]
     packet, variant = step.op.overloadpacket, _out_variant(step.op)
     if packet in _NOTHING:
@@ -212,8 +243,12 @@ def _calls(step: Step, bind: _Binder) -> Iterator[Callable[[], Any]]:
         yield partial(_copied, step.op, args, kwargs, made)
 
 
+def _copies(found: Sequence[Tensor | None]) -> list[Any]:
+    return [None if t is None else t.clone() for t in found]
+
+
 def _copied(op: Any, args: Any, kwargs: Any, made: Sequence[Tensor | None]) -> None:
-    for place, t in zip(made, tree_leaves(op(*args, **kwargs)), strict=True):
+    for place, t in zip(made, leaves(op(*args, **kwargs)), strict=True):
         if place is not None:
             place.copy_(t)
 
@@ -240,9 +275,9 @@ def _plain(t: Tensor) -> bool:
     return t.layout == torch.strided and t.device.type == "cpu" and not t.is_complex() and not t.is_quantized
 
 
-def _storage(t: Tensor) -> StorageWeakRef:
-    """What two tensors have in common that share memory; nothing else will have it as long as it is held."""
-    return StorageWeakRef(t.untyped_storage())
+def _address(t: Tensor) -> int:
+    """What tensors have in common that share memory."""
+    return t.untyped_storage()._cdata
 
 
 @cache

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map
 
 _aten: Any = torch.ops.aten
 _INTO = {  # products, and the same added to what is there
@@ -47,7 +46,23 @@ class Step:
 
 def storages(tree: Any) -> set[int]:
     """Those of all places in a tree."""
-    return {x.storage for x in tree_leaves(tree) if isinstance(x, Place)}
+    return {x.storage for x in leaves(tree) if isinstance(x, Place)}
+
+
+def mapped(change: Callable[[Any], Any], tree: Any) -> Any:
+    """A tree of lists, tuples and dictionaries with its leaves changed (torch's own is ten times slower)."""
+    if isinstance(tree, tuple | list):
+        return [mapped(change, x) for x in tree]
+    if isinstance(tree, dict):
+        return {key: mapped(change, x) for key, x in tree.items()}
+    return change(tree)
+
+
+def leaves(tree: Any) -> list[Any]:
+    """What is in a tree that is no list, tuple or dictionary."""
+    found: list[Any] = []
+    mapped(found.append, tree)
+    return found
 
 
 class Pool:
@@ -112,7 +127,7 @@ class _Sums:
     def look_at(self, k: int) -> None:
         """Move step k if it is a sum that can be."""
         step = self.steps[k]
-        args, kwargs = tree_map(self.now, (step.args, step.kwargs))
+        args, kwargs = mapped(self.now, step.args), mapped(self.now, step.kwargs)
         self.steps[k] = step = replace(step, args=args, kwargs=kwargs)
         if step.op is not _aten.add.Tensor or kwargs or not all(isinstance(x, Place) for x in args):
             return
@@ -154,7 +169,7 @@ def _written(step: Step) -> set[int | None]:
     arguments = step.op._schema.arguments
     given = {a.name: x for a, x in zip(arguments, step.args, strict=False)} | step.kwargs
     writes = [a.name for a in arguments if a.alias_info is not None and a.alias_info.is_write]
-    found = [x for name in writes for x in tree_leaves(given[name])]
+    found = [x for name in writes for x in leaves(given[name])]
     return {x.storage if isinstance(x, Place) else None for x in found}
 
 

@@ -44,7 +44,10 @@ class Recorder:
 
 
 class Replay:
-    """`work(tensors)`, always with tensors of the same shapes; what it returns holds until the next call."""
+    """`work(tensors)` for tensors (k, …) of always the same shapes: for one direction recorded.
+
+    For several at once the work is done as it is. What a call returns holds until the next.
+    """
 
     def __init__(self, work: Work, recorder: Recorder):
         self._work, self._recorder = work, recorder
@@ -54,6 +57,8 @@ class Replay:
         self._outputs: Sequence[Tensor | None] = ()
 
     def __call__(self, tensors: Sequence[Tensor]) -> Sequence[Tensor | None]:
+        if tensors[0].shape[0] != 1:
+            return self._work(tensors)
         self._calls += 1
         if self._calls == WARM + 1:
             self._record(tensors)
