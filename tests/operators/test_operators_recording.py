@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import curvescope as cs
-from curvescope.operators.recording import Recorder, Recording, Replay, _Writer
+from curvescope.operators.recording import Recording, Writer
 from curvescope.operators.recording_plan import Pool
+from curvescope.operators.replay_cpu import Recorder, Replay
 
 MAKERS = {"hessian": cs.Hessian, "ggn": cs.GGN, "functional": cs.Functional}
 
@@ -24,7 +25,7 @@ def draw(*shape, seed=0):
 
 
 def recorded(work, inputs):
-    writer = _Writer(inputs)
+    writer = Writer(inputs)
     with writer:
         found = work(inputs)
     return Recording(writer, found, Pool())

@@ -21,17 +21,13 @@ from curvescope.core.errors import CurvescopeError
 from curvescope.data.batches import Batch
 from curvescope.kernels.head import LinearHead
 from curvescope.losses.base import Part
-from curvescope.operators.engine import Engine, Middle, Tree
+from curvescope.operators.engine import Engine, Middle, Tree, Work
 from curvescope.operators.graph import once_differentiable_node
 from curvescope.operators.kept import Kept
 from curvescope.operators.memory import directions_per_pass, result_bytes
 from curvescope.problem import Problem
 
 GRAPH_SIZE = 4  # of the gradient's graph, in units of the forward pass's results
-
-
-Work = Callable[[Sequence[Tensor]], Sequence[Tensor | None]]
-"""A product of one batch: tangents (k, *shape) in the order of the columns to results in that of the rows."""
 
 
 @dataclass(frozen=True)

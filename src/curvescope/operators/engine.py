@@ -8,7 +8,7 @@ counts the batches, so that an engine can keep what does not depend on the direc
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Literal
@@ -23,6 +23,8 @@ from curvescope.problem import Problem
 Tree = dict[str, Tensor]
 Middle = Callable[[Tensor, Tensor], Tensor]
 """M u for the outputs z and u of shape (k, *z.shape)."""
+Work = Callable[[Sequence[Tensor]], Sequence[Tensor | None]]
+"""A product of one batch: tangents (k, *shape) in the order of the columns to results in that of the rows."""
 EngineName = Literal["auto", "autograd", "fast"]
 
 

@@ -22,7 +22,7 @@ from curvescope.data.batches import Batch, Batches
 from curvescope.kernels.head import LinearHead
 from curvescope.kernels.substitute import FindHead, Substitute
 from curvescope.models.fused import fused
-from curvescope.operators import recording, replay
+from curvescope.operators import replay_cpu, replay_cuda
 from curvescope.operators.autograd import AutogradEngine, Linearised
 from curvescope.operators.engine import Tree
 from curvescope.operators.memory import SMALLEST_CPU_GROUP
@@ -47,7 +47,7 @@ class FastEngine(AutogradEngine):
         self._forced, self._checked = forced, checked
         self._fits = True
         self._place: dict[int, int | None] = {}
-        self._recorder: recording.Recorder | replay.Recorder | None = None
+        self._recorder: replay_cpu.Recorder | replay_cuda.Recorder | None = None
 
     def begin(self, problem: Problem) -> None:
         if self._checked:
@@ -77,9 +77,11 @@ class FastEngine(AutogradEngine):
         if problem.device.type not in ("cpu", "cuda") or not self._fits:
             return super()._keep(key, build, problem, batch)
         if self._recorder is None:
-            small = self._directions(problem, batch) >= SMALLEST_CPU_GROUP
-            on_gpu = problem.device.type == "cuda"
-            self._recorder = replay.Recorder(problem.device) if on_gpu else recording.Recorder(batched=small)
+            if problem.device.type == "cuda":
+                self._recorder = replay_cuda.Recorder(problem.device)
+            else:
+                small = self._directions(problem, batch) >= SMALLEST_CPU_GROUP
+                self._recorder = replay_cpu.Recorder(batched=small)
         recorder = self._recorder
 
         def recorded() -> Any:

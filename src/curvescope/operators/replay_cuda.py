@@ -7,16 +7,17 @@ up. A CUDA graph launches them all at once.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from curvescope.operators.engine import Work
+
 LOG = logging.getLogger("curvescope")
 WARM = 1  # calls before the recording, in which kernels are compiled and libraries wake up
-Work = Callable[[Sequence[Tensor]], Sequence[Tensor | None]]
 
 
 class Recorder:

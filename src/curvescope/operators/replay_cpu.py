@@ -1,0 +1,112 @@
+"""Work that is the same every time, recorded on a CPU when it is asked for again, and then replayed."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from curvescope.core.seeds import generator
+from curvescope.operators.engine import Work
+from curvescope.operators.recording import NotRecordable, Recording, Writer
+from curvescope.operators.recording_plan import Pool
+
+LOG = logging.getLogger("curvescope")
+# A recording pays after 10 to 20 directions. Who asks for a single one three times will go on; several at
+# once are only recorded if, with those before, there are as many.
+WARM, MANY = 2, 16
+
+
+class Recorder:
+    """Records work of one engine, which shares one memory.
+
+    Args:
+        batched: whether several directions are faster at once, as they are, than replayed one by one.
+    """
+
+    def __init__(self, batched: bool) -> None:
+        self.batched, self.pool = batched, Pool()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Recorder, (self.batched,)  # a copy begins empty
+
+    def building(self) -> AbstractContextManager[None]:
+        """Autograd's graphs are built inside."""
+        return nullcontext()
+
+    def replayed(self, work: Work) -> Work:
+        """The work, recorded when it is asked for again."""
+        return Replay(work, self.pool, self.batched)
+
+
+class Replay:
+    """`work(tensors)` for tensors (k, …), k directions, of always the same shapes.
+
+    First it works as it is; then it records, and compares a replay with the work for other numbers: work that
+    hides something from the recording goes on as it is. What a call returns holds until the next one of any
+    work that shares the pool.
+    """
+
+    def __init__(self, work: Work, pool: Pool, batched: bool):
+        self._work, self._pool, self._batched = work, pool, batched
+        self._done = 0  # directions, without a recording
+        self._recording: Recording | None = None
+        self._refused = False
+
+    def __call__(self, tensors: Sequence[Tensor]) -> Sequence[Tensor | None]:
+        k = tensors[0].shape[0]
+        if self._refused or (k != 1 and (self._batched or not self._soon(k))):
+            self._done += k
+            return self._work(tensors)
+        if k == 1:
+            return self._one(tensors)
+        columns = [_copies(self._one([t[j : j + 1] for t in tensors])) for j in range(k)]
+        return [None if some[0] is None else torch.cat(some) for some in zip(*columns, strict=True)]
+
+    def _soon(self, k: int) -> bool:
+        return self._recording is not None or self._done + k > MANY
+
+    def _one(self, tensors: Sequence[Tensor]) -> Sequence[Tensor | None]:
+        if self._recording is not None:
+            return self._recording.replay(tensors)
+        self._done += 1
+        return self._record(tensors) if self._done > WARM and not self._refused else self._work(tensors)
+
+    def _record(self, tensors: Sequence[Tensor]) -> Sequence[Tensor | None]:
+        inputs = [t.clone() for t in tensors]
+        writer = Writer(inputs)
+        with writer:
+            found = self._work(inputs)
+        source = generator(0)
+        others = [torch.randn(t.shape, generator=source, dtype=t.dtype, device="cpu") for t in inputs]
+        try:
+            recording = Recording(writer, found, self._pool)
+            if not _close(recording.replay(others), self._work(others)):
+                raise NotRecordable("a replay gives other numbers")
+            self._recording = recording
+        except (NotRecordable, RuntimeError) as error:  # of memory that is not there, say
+            LOG.info("a product was not recorded: %s", str(error).splitlines()[0])
+            self._refused = True
+        return found
+
+
+def _close(ours: Sequence[Tensor | None], theirs: Sequence[Tensor | None]) -> bool:
+    """Whether all are the same up to rounding; that of a zero comes from the others."""
+    total = math.hypot(*(float(b.norm()) for b in theirs if b is not None))
+
+    def close(a: Tensor | None, b: Tensor | None) -> bool:
+        if a is None or b is None:
+            return a is b
+        size = float(b.norm()) + 1e-3 * total
+        return float((a - b).norm()) <= torch.finfo(b.dtype).eps ** 0.6 * size
+
+    return all(map(close, ours, theirs))
+
+
+def _copies(found: Sequence[Tensor | None]) -> list[Any]:
+    return [None if t is None else t.clone() for t in found]
