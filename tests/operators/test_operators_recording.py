@@ -31,10 +31,6 @@ def recorded(work, inputs):
     return Recording(writer, found, Pool())
 
 
-def called(recording):
-    return [str(getattr(call, "func", "")) for call in recording._calls]
-
-
 def problem(**changes) -> cs.Problem:
     shape = {"n_layers": 2, "d_model": 8, "n_heads": 2, "n_ctx": 6, "vocab_size": 7} | changes
     model = cs.load(cs.TransformerConfig(**shape), dtype="float64")
@@ -79,17 +75,17 @@ def test_blocks_share_the_memory_of_a_pool(name):
 
 
 @pytest.mark.parametrize("name", MAKERS)
-@pytest.mark.parametrize("smallest", [0, 1000], ids=["at once", "one by one"])
-def test_several_columns_are_those_of_autograd(name, smallest, monkeypatch):
-    monkeypatch.setattr("curvescope.operators.fast.SMALLEST_CPU_GROUP", smallest)
-    p = problem()
-    ours, theirs = MAKERS[name](p, engine="fast"), MAKERS[name](p, engine="autograd")
-    for i in range(2):
-        V = draw(ours.shape[1], 20, seed=i)
-        torch.testing.assert_close(ours @ V, theirs @ V, rtol=1e-9, atol=1e-12)
-    W = draw(ours.block("L0.*", "L1.*").shape[1], 3)
+def test_a_replay_is_the_product_bit_for_bit(name, monkeypatch):
+    monkeypatch.setattr("curvescope.operators.memory.CPU_GROUP_BYTES", 1)  # no batches
+    operator = MAKERS[name](problem(), engine="fast")
+    V = draw(operator.shape[1], 20)
+    first = operator @ V[:, 0]
+    assert all(torch.equal(operator @ V[:, 0], first) for _ in range(4))
+    together = MAKERS[name](problem(), engine="fast") @ V
+    assert torch.equal(operator @ V, together)
+    assert all(torch.equal(together[:, j], operator @ V[:, j]) for j in range(20))
     torch.testing.assert_close(
-        ours.block("L0.*", "L1.*") @ W, theirs.block("L0.*", "L1.*") @ W, rtol=1e-9, atol=1e-12
+        together, MAKERS[name](problem(), engine="autograd") @ V, rtol=1e-9, atol=1e-12
     )
 
 
@@ -201,106 +197,6 @@ def test_work_that_cannot_be_repeated_goes_on_as_it_is(work, caplog):
     assert "not recorded" in caplog.text
 
 
-# ------------------------------------------------------------------------------------------- sums in place
-
-
-def test_a_sum_of_products_is_one_operation_each():
-    a, b = draw(4, 5), draw(5, 5)
-
-    def work(t):
-        return [t[0] @ a + t[1] @ b + t[1] * t[1]]
-
-    inputs = [draw(5, 4, seed=1), draw(5, 5, seed=2)]
-    recording = recorded(work, inputs)
-    torch.testing.assert_close(recording.replay(inputs)[0], work(inputs)[0])
-    ops = " ".join(called(recording))
-    assert "addmm_" in ops
-    assert "addcmul_" in ops
-    assert "add.out" not in ops
-
-
-def both_wanted(t):
-    X, Y = t[0] * 2, t[0] @ t[1]
-    Z = X + Y
-    return [Z * X]
-
-
-def product_wanted(t):
-    X, Y = t[0] * 2, t[0] @ t[1]
-    return [X + Y, Y]
-
-
-def term_is_factor(t):
-    X = t[0] * 2
-    return [X + X @ t[1]]
-
-
-def term_is_input(t):
-    return [t[0] + t[0] @ t[1], t[0] @ t[0]]
-
-
-def factor_written(t):
-    X, A = t[0] * 2, t[1] * 3
-    Y = t[0] @ A
-    A.zero_()
-    return [X + Y, A]
-
-
-def factor_is_moved(t):
-    X, A, B = t[0] * 2, t[0] * 3, t[1] * 5
-    Y = A @ B
-    A2 = A + B @ B  # takes the place of A, which Y is still to be made of
-    return [A2, X + Y]
-
-
-def turned(t):
-    X, Y = (t[0] * 2), (t[0] @ t[1]).T
-    return [X + Y]
-
-
-def part_of_a_product(t):
-    return [t[0][:2] * 2 + (t[0] @ t[1])[:2], t[0][:1].expand(4, 4) * 2 + (t[0] @ t[1])[:1].expand(4, 4)]
-
-
-def broadcast(t):
-    return [(t[0][:1] * 2) + t[0] @ t[1], (t[0] @ t[1]) + t[0] * t[1][:1]]
-
-
-def slices(t):
-    X = torch.zeros(4, 8, dtype=torch.float64)
-    X[:, :4] += t[0]
-    return [X[:, 4:] + t[0] @ t[1], X[:, :4] + t[0] @ t[1]]
-
-
-@pytest.mark.parametrize(
-    "work",
-    [
-        both_wanted,
-        product_wanted,
-        term_is_factor,
-        term_is_input,
-        factor_written,
-        factor_is_moved,
-        turned,
-        part_of_a_product,
-        broadcast,
-        slices,
-    ],
-)
-def test_sums_are_only_moved_where_nobody_notices(work):
-    inputs = [draw(4, 4, seed=1), draw(4, 4, seed=2)]
-    recording = recorded(work, inputs)
-    others = [draw(4, 4, seed=3), draw(4, 4, seed=4)]
-    for given_ in (others, inputs, others):
-        for ours, theirs in zip(recording.replay(given_), work(given_), strict=True):
-            torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
-
-
-def test_part_of_a_product_is_not_the_product():
-    inputs = [draw(4, 4, seed=1), draw(4, 4, seed=2)]
-    assert not any("addmm_" in name for name in called(recorded(part_of_a_product, inputs)))
-
-
 # --------------------------------------------------------------------------------------------- any program
 
 OPERATIONS = ["add", "mul", "mm", "add_", "mul_", "T", "sum", "clone", "slice", "zeros", "layer_norm", "bmm"]
@@ -351,8 +247,7 @@ def test_any_program_is_replayed(lines):
         for seed in (3, 5):
             others = [draw(4, 4, seed=seed), draw(4, 4, seed=seed + 1)]
             want = work([t.clone() for t in others])
-            for ours, theirs in zip(recording.replay(others), want, strict=True):
-                torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
+            assert all(map(torch.equal, recording.replay(others), want))
 
 
 def test_memory_is_used_again():

@@ -25,7 +25,6 @@ from curvescope.models.fused import fused
 from curvescope.operators import replay_cpu, replay_cuda
 from curvescope.operators.autograd import AutogradEngine, Linearised
 from curvescope.operators.engine import Tree
-from curvescope.operators.memory import SMALLEST_CPU_GROUP
 from curvescope.problem import Problem, differentiating
 
 LOG = logging.getLogger("curvescope")
@@ -80,8 +79,7 @@ class FastEngine(AutogradEngine):
             if problem.device.type == "cuda":
                 self._recorder = replay_cuda.Recorder(problem.device)
             else:
-                small = self._directions(problem, batch) >= SMALLEST_CPU_GROUP
-                self._recorder = replay_cpu.Recorder(batched=small)
+                self._recorder = replay_cpu.Recorder(batched=self._directions(problem, batch) > 1)
         recorder = self._recorder
 
         def recorded() -> Any:

@@ -16,9 +16,6 @@ RESULTS_PER_COLUMN = 6  # a direction's intermediates, in units of the forward p
 # Batching directions pays while each is too small to fill the processor. On a CPU with two cores, products
 # of a model whose forward pass makes 0.1 MB are ten times faster batched, with 20 MB they are slower.
 CPU_GROUP_BYTES = 8 * 2**20
-# Replayed products are cheaper than others: with 0.6 MB they are 1.5 times slower one by one than batched,
-# with 2.4 MB and more 1.2 to 1.9 times faster. Smaller groups than this one are taken one by one.
-SMALLEST_CPU_GROUP = 8
 
 
 class _CountBytes(TorchDispatchMode):

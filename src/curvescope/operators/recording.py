@@ -25,7 +25,6 @@ from curvescope.operators.recording_plan import (
     leaves,
     mapped,
     storages,
-    sums_in_place,
 )
 
 _torch: Any = torch  # for names that torch does not declare
@@ -57,11 +56,10 @@ class Recording:
         results = [writer.described(t) for t in found]
         if writer.refused:
             raise NotRecordable(writer.refused)
-        steps, results = sums_in_place(writer.steps, results)
-        used = [storages(writer.inputs), *(step.storages() for step in steps), storages(results)]
+        used = [storages(writer.inputs), *(step.storages() for step in writer.steps), storages(results)]
         bind = _Binder(pool.plan(writer.sizes, used))
         self._inputs = [bind(place) for place in writer.inputs]
-        self._calls = [call for step in steps for call in _calls(step, bind)]
+        self._calls = [call for step in writer.steps for call in _calls(step, bind)]
         self._results = [bind(place) for place in results]
 
     @torch.no_grad()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -26,7 +25,7 @@ class Recorder:
     """Records work of one engine, which shares one memory.
 
     Args:
-        batched: whether several directions are faster at once, as they are, than replayed one by one.
+        batched: whether work for several directions takes them at once, not one by one.
     """
 
     def __init__(self, batched: bool) -> None:
@@ -47,8 +46,8 @@ class Recorder:
 class Replay:
     """`work(tensors)` for tensors (k, …), k directions, of always the same shapes.
 
-    First it works as it is; then it records, and compares a replay with the work for other numbers: work that
-    hides something from the recording goes on as it is. What a call returns holds until the next one of any
+    First it works as it is; then it records, and compares a replay with the work for other numbers: unless
+    they are the same, bit for bit, it goes on as it is. What a call returns holds until the next one of any
     work that shares the pool.
     """
 
@@ -86,7 +85,7 @@ class Replay:
         others = [torch.randn(t.shape, generator=source, dtype=t.dtype, device="cpu") for t in inputs]
         try:
             recording = Recording(writer, found, self._pool)
-            if not _close(recording.replay(others), self._work(others)):
+            if not _same(recording.replay(others), self._work(others)):
                 raise NotRecordable("a replay gives other numbers")
             self._recording = recording
         except (NotRecordable, RuntimeError) as error:  # of memory that is not there, say
@@ -95,17 +94,10 @@ class Replay:
         return found
 
 
-def _close(ours: Sequence[Tensor | None], theirs: Sequence[Tensor | None]) -> bool:
-    """Whether all are the same up to rounding; that of a zero comes from the others."""
-    total = math.hypot(*(float(b.norm()) for b in theirs if b is not None))
-
-    def close(a: Tensor | None, b: Tensor | None) -> bool:
-        if a is None or b is None:
-            return a is b
-        size = float(b.norm()) + 1e-3 * total
-        return float((a - b).norm()) <= torch.finfo(b.dtype).eps ** 0.6 * size
-
-    return all(map(close, ours, theirs))
+def _same(ours: Sequence[Tensor | None], theirs: Sequence[Tensor | None]) -> bool:
+    """Whether all are the same, bit for bit."""
+    pairs = zip(ours, theirs, strict=True)
+    return all(a is b if a is None or b is None else torch.equal(a, b) for a, b in pairs)
 
 
 def _copies(found: Sequence[Tensor | None]) -> list[Any]:
