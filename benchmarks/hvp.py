@@ -26,8 +26,9 @@ from curvescope.studies.hvp_models import SHAPES, build
 
 OURS = ("hessian", "ggn", "functional")
 PEERS = ("eigenthings", "eigenthings ggn", "curvlinops", "curvlinops ggn", "PyHessian")
+COMPILED = ("curvlinops compiled", "curvlinops ggn compiled", "compiled jvp(grad)")
 CPU: dict[str, dict[str, Any]] = {
-    "cpu-small": {"contenders": (*OURS, "hessian autograd", *PEERS, "compiled jvp(grad)")},
+    "cpu-small": {"contenders": (*OURS, "hessian autograd", *PEERS, *COMPILED)},
 }
 BIG: dict[str, Any] = {"size": "124M", "seq_len": 1024, "device": "cuda", "tf32": True}
 CUDA: dict[str, dict[str, Any]] = {
@@ -37,7 +38,7 @@ CUDA: dict[str, dict[str, Any]] = {
     "gpt2-32768": {**BIG, "batch_size": 1, "seq_len": 32768, "contenders": ("hessian", "ggn"), "rounds": 2},
     "llama": {**BIG, "model": "llama", "contenders": (*OURS, "eigenthings")},
     "neox": {**BIG, "model": "neox", "contenders": (*OURS, "eigenthings")},
-    "gpt2-compiled": {**BIG, "contenders": ("hessian", "compiled jvp(grad)")},
+    "gpt2-compiled": {**BIG, "contenders": ("hessian", *COMPILED)},
 }
 
 

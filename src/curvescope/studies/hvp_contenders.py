@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any
 
@@ -79,7 +79,9 @@ def compiled_jvp(module: nn.Module, x: Tensor, y: Tensor) -> Product:
         z = torch.func.functional_call(module, parameters, (x,))
         return F.cross_entropy(getattr(z, "logits", z).flatten(0, 1), y.flatten())
 
-    @torch.compile
+    torch.compiler.reset()
+
+    @torch.compile(dynamic=False)
     def product(tangents: dict[str, Tensor]) -> dict[str, Tensor]:
         return torch.func.jvp(torch.func.grad(loss), (primals,), (tangents,))[1]  # pyright: ignore[reportReturnType]
 
@@ -132,6 +134,20 @@ def curvlinops(kind: str) -> Callable[[nn.Module, Tensor, Tensor], Product]:
     return make
 
 
+def compiled(
+    maker: Callable[[nn.Module, Tensor, Tensor], Product],
+) -> Callable[[nn.Module, Tensor, Tensor], Product]:
+    """A contender whose product goes through torch.compile."""
+
+    def make(module: nn.Module, x: Tensor, y: Tensor) -> Product:
+        product = maker(module, x, y)
+        product.times(product.enter([torch.zeros_like(p) for p in module.parameters()]))  # what is done once
+        torch.compiler.reset()  # shapes of earlier contenders would make these dynamic
+        return replace(product, times=torch.compile(product.times, dynamic=False))
+
+    return make
+
+
 def pyhessian(module: nn.Module, x: Tensor, y: Tensor) -> Product:
     """PyHessian."""
     peer = import_module("pyhessian")
@@ -160,6 +176,8 @@ CONTENDERS: dict[str, Callable[[nn.Module, Tensor, Tensor], Product]] = {
     "eigenthings ggn": eigenthings("ggn"),
     "curvlinops": curvlinops("hessian"),
     "curvlinops ggn": curvlinops("ggn"),
+    "curvlinops compiled": compiled(curvlinops("hessian")),
+    "curvlinops ggn compiled": compiled(curvlinops("ggn")),
     "PyHessian": pyhessian,
 }
 PACKAGES = {
@@ -167,6 +185,8 @@ PACKAGES = {
     "eigenthings ggn": "hessian_eigenthings",
     "curvlinops": "curvlinops",
     "curvlinops ggn": "curvlinops",
+    "curvlinops compiled": "curvlinops",
+    "curvlinops ggn compiled": "curvlinops",
     "PyHessian": "pyhessian",
 }
 """What a contender needs beside this package."""
