@@ -9,8 +9,9 @@ depend on the directions: they are built once per batch and kept while memory al
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from curvescope.core.errors import CurvescopeError
 from curvescope.data.batches import Batch
 from curvescope.kernels.head import LinearHead
 from curvescope.losses.base import Part
+from curvescope.operators.checkpoint import Context, checkpointed
 from curvescope.operators.engine import Engine, Middle, Tree, Work
 from curvescope.operators.graph import once_differentiable_node
 from curvescope.operators.kept import Kept
@@ -52,12 +54,16 @@ class Linearised:
 
 
 class AutogradEngine(Engine):
-    """Double backward of the module as it is."""
+    """Double backward of the module as it is.
+
+    Args:
+        checkpoint: whether layers are computed again instead of being kept.
+    """
 
     name = "autograd"
 
-    def __init__(self) -> None:
-        self._kept = Kept()
+    def __init__(self, *, checkpoint: bool = False) -> None:
+        self._kept, self._checkpoint = Kept(), checkpoint
         self._group: int | None = None
         self._bytes_per_sequence = 0.0
 
@@ -80,8 +86,13 @@ class AutogradEngine(Engine):
             second_order: whether they will be differentiated twice, or only once (and Jᵀu in u).
             lazy: whether the last linear map may be left to the loss.
         """
-        with sdpa_kernel(SDPBackend.MATH):  # PyTorch's other attention has no second derivative
+        plain = partial(sdpa_kernel, SDPBackend.MATH)  # PyTorch's other attention has no second derivative
+        with plain(), self._layers(problem, plain):
             return problem.outputs(batch, leaves)
+
+    def _layers(self, problem: Problem, inside: Context) -> AbstractContextManager[None]:
+        """What the module is called in: its layers checkpointed where that was asked for."""
+        return checkpointed(problem.model, inside) if self._checkpoint else nullcontext()
 
     # ------------------------------------------------------------------------------- second derivatives
 
@@ -197,7 +208,7 @@ class AutogradEngine(Engine):
         if self._group is None:
             results = result_bytes(lambda: self.outputs(problem, batch, {}, second_order=False, lazy=True))
             self._bytes_per_sequence = results / batch.num_sequences
-            self._group = directions_per_pass(problem, results)
+            self._group = 1 if self._checkpoint else directions_per_pass(problem, results)
         return self._group
 
 

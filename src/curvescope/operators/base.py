@@ -26,18 +26,30 @@ class CurvatureOperator(LinearOperator):
 
     Rows and columns are spaces of named blocks; a product streams over the batches and holds one batch
     and a bounded number of columns in memory. The model is left as it was.
+
+    Args:
+        engine: how products are executed; see docs/conventions.md.
+        chunk: columns at a time, where the memory's own answer is not wanted.
+        checkpoint: compute layers again instead of keeping what they hold: less memory, twice the time.
     """
 
     problem: Problem
     space: ParamSpace
     columns: ParamSpace
 
-    def __init__(self, problem: Problem, *blocks: str, engine: EngineName = "auto", chunk: int | None = None):
+    def __init__(
+        self,
+        problem: Problem,
+        *blocks: str,
+        engine: EngineName = "auto",
+        chunk: int | None = None,
+        checkpoint: bool = False,
+    ):
         if not isinstance(problem, Problem):
             raise UsageError(f"expected a cs.Problem, got {type(problem).__name__}")
         if chunk is not None and (not isinstance(chunk, int) or chunk < 1):
             raise UsageError(f"expected a chunk of at least 1 column, got {chunk!r}")
-        self.problem, self.engine, self.chunk = problem, choose(engine), chunk
+        self.problem, self.engine, self.chunk = problem, choose(engine, checkpoint=checkpoint), chunk
         self.dtype, self.device = problem.dtype, problem.device
         self._set_spaces(problem.space(*blocks), None)
 

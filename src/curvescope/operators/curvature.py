@@ -81,10 +81,11 @@ class MonteCarloFisher(CurvatureOperator):
         seed: int = 0,
         engine: EngineName = "auto",
         chunk: int | None = None,
+        checkpoint: bool = False,
     ):
         if num_samples < 1:
             raise UsageError(f"expected num_samples of at least 1, got {num_samples}")
-        super().__init__(problem, *blocks, engine=engine, chunk=chunk)
+        super().__init__(problem, *blocks, engine=engine, chunk=chunk, checkpoint=checkpoint)
         self.drawn = _draw_targets(problem, num_samples, seed)  # kept by this operator's blocks too
 
     def _batch_product(self, index: int, batch: Batch, rows: tuple[str, ...], tangents: Tree) -> Tree:

@@ -94,19 +94,20 @@ class Engine(ABC):
         """Jᵀ applied to cotangents (k, *z.shape)."""
 
 
-def choose(name: str) -> Engine:
+def choose(name: str, *, checkpoint: bool = False) -> Engine:
     """The engine of that name; `auto` is `fast`, or `autograd` for modules that it cannot run.
 
-    Whether it can, and gives the numbers of `autograd`, is found out at first use.
+    Whether it can, and gives the numbers of `autograd`, is found out at first use. With `checkpoint`, layers
+    are computed again instead of being kept.
     """
     from curvescope.operators.autograd import AutogradEngine
     from curvescope.operators.fast import FastEngine
 
-    engines: dict[str, Callable[[], Engine]] = {
+    engines: dict[str, Callable[..., Engine]] = {
         "auto": partial(FastEngine, forced=False),
         "fast": FastEngine,
         "autograd": AutogradEngine,
     }
     if name not in engines:
         raise UsageError(f"expected an engine, got {name!r}", hint=near_misses(name, list(engines)))
-    return engines[name]()
+    return engines[name](checkpoint=checkpoint)

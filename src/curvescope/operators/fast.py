@@ -8,7 +8,9 @@ numbers are those of the autograd engine, which is asked once per model, on a fe
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -41,8 +43,8 @@ class FastEngine(AutogradEngine):
 
     name = "fast"
 
-    def __init__(self, *, forced: bool = True, checked: bool = True) -> None:
-        super().__init__()
+    def __init__(self, *, forced: bool = True, checked: bool = True, checkpoint: bool = False) -> None:
+        super().__init__(checkpoint=checkpoint)
         self._forced, self._checked = forced, checked
         self._fits = True
         self._place: dict[int, int | None] = {}
@@ -50,7 +52,7 @@ class FastEngine(AutogradEngine):
 
     def begin(self, problem: Problem) -> None:
         if self._checked:
-            self._fits = check(problem, forced=self._forced)
+            self._fits = check(problem, forced=self._forced, checkpoint=self._checkpoint)
         super().begin(problem)
 
     def outputs(
@@ -59,11 +61,17 @@ class FastEngine(AutogradEngine):
         if not self._fits:
             return super().outputs(problem, batch, leaves, second_order=second_order, lazy=lazy)
         place = self._head_place(problem) if lazy and problem.loss.takes_head else None
-        with (
-            fused(problem.model, second_order=second_order),
-            sdpa_kernel(SDPBackend.MATH),  # what is not substituted: PyTorch's other ways are no better
-            Substitute(second_order=second_order, head=place) as mode,
-        ):
+
+        @contextmanager
+        def kernels(head: int | None) -> Iterator[Substitute]:
+            with (
+                fused(problem.model, second_order=second_order),
+                sdpa_kernel(SDPBackend.MATH),  # what is not substituted: PyTorch's other ways are no better
+                Substitute(second_order=second_order, head=head) as mode,
+            ):
+                yield mode
+
+        with kernels(place) as mode, self._layers(problem, partial(kernels, None)):
             z = problem.outputs(batch, leaves)
         if mode.placeholder is None:
             return z
@@ -73,7 +81,7 @@ class FastEngine(AutogradEngine):
 
     def _keep(self, key: Any, build: Callable[[], Any], problem: Problem, batch: Batch) -> Any:
         """A product is recorded when it is asked for again."""
-        if problem.device.type not in ("cpu", "cuda") or not self._fits:
+        if problem.device.type not in ("cpu", "cuda") or not self._fits or self._checkpoint:
             return super()._keep(key, build, problem, batch)
         if self._recorder is None:
             if problem.device.type == "cuda":
@@ -104,13 +112,13 @@ class FastEngine(AutogradEngine):
 _fits: WeakKeyDictionary[nn.Module, dict[Any, bool]] = WeakKeyDictionary()
 
 
-def check(problem: Problem, *, forced: bool) -> bool:
+def check(problem: Problem, *, forced: bool, checkpoint: bool = False) -> bool:
     """Whether our kernels can run the module; raise where their Hessian product is not autograd's.
 
     Asked once per model, on a few tokens. With `forced`, a module that they cannot run is an error.
     """
     known = _fits.setdefault(problem.model.module, {})
-    kind = (problem.dtype, problem.device, type(problem.loss))
+    kind = (problem.dtype, problem.device, type(problem.loss), checkpoint)
     if kind in known and (known[kind] or not forced):
         return known[kind]
     few = Problem(problem.model, Batches([_few_terms(problem)]), problem.loss)
@@ -124,7 +132,7 @@ def check(problem: Problem, *, forced: bool) -> bool:
     except (CurvescopeError, RuntimeError):
         return True  # nothing to compare with; whoever takes the product will say why, of the whole batch
     try:
-        ours = _product(few, FastEngine(checked=False), v)
+        ours = _product(few, FastEngine(checked=False, checkpoint=checkpoint), v)
     except Exception as error:  # whatever a module does that our kernels do not expect
         if forced:
             raise

@@ -1,0 +1,191 @@
+"""Layers whose inside is computed again instead of being kept: a product in the memory of a few layers.
+
+Of a layer y = f(x, θ) only x and the cotangent g of y are kept. With s = ⟨g, f(x, θ)⟩ the first backward is
+∇s in (x, θ), and the second derivative along u is the gradient of ⟨∇s, u⟩ in (g, x, θ). Both are made from f
+itself, so a product costs about twice as much. PyTorch's own checkpoints do not reach the graph of the
+gradient, which is what takes the memory here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from curvescope.core.errors import UsageError
+from curvescope.models.double import exact
+from curvescope.models.model import Model, evaluating
+
+Context = Callable[[], AbstractContextManager[Any]]
+Tensors = Sequence[Tensor | None]
+
+
+@contextmanager
+def checkpointed(model: Model, inside: Context) -> Iterator[None]:
+    """The model's repeated layers keep nothing of their inside while they are called in this context.
+
+    Args:
+        inside: what a layer runs in when it is computed again, such as our kernels.
+    """
+
+    @contextmanager
+    def again() -> Iterator[None]:
+        with evaluating(model.module), exact(model.dtype, casts=model.casts), inside():
+            yield
+
+    with ExitStack() as undo:
+        for layer in repeated_layers(model.module):
+            own = layer.__dict__.get("forward")
+            undo.callback(_put_back, layer, own)
+            layer.forward = partial(_forward, layer, layer.forward, again)
+        yield
+
+
+def repeated_layers(module: nn.Module) -> list[nn.Module]:
+    """Those of one class in one place, at least two, that hold the most parameters."""
+    alike: list[list[nn.Module]] = []
+    for parent in module.modules():
+        kinds: dict[type[nn.Module], list[nn.Module]] = {}
+        for child in parent.children():
+            if not isinstance(child, nn.ModuleList | nn.ModuleDict):  # which are not called
+                kinds.setdefault(type(child), []).append(child)
+        alike += [some for some in kinds.values() if len(some) > 1]
+    sizes = [sum(p.numel() for layer in some for p in layer.parameters()) for some in alike]
+    if not any(sizes):
+        raise UsageError("expected a model with repeated layers to checkpoint, found none")
+    return alike[sizes.index(max(sizes))]
+
+
+def _put_back(layer: nn.Module, own: Any) -> None:
+    if own is None:
+        del layer.forward
+    else:
+        layer.forward = own
+
+
+def _forward(layer: nn.Module, forward: Callable[..., Any], again: Context, *args: Any, **kwargs: Any) -> Any:
+    names = [name for name, _ in layer.named_parameters()]
+    leaves, tree = tree_flatten((args, kwargs))
+    moving = [i for i, x in enumerate(leaves) if isinstance(x, Tensor) and x.is_floating_point()]
+    call = _Call(layer, forward, again, names, leaves, tree, moving)
+    parameters = [p for _, p in layer.named_parameters()]
+    outputs = _Layer.apply(call, *(leaves[i] for i in moving), *parameters)
+    return call.whole(outputs)
+
+
+class _Call:
+    """One call of a layer as a function of tensors: its inputs that move, then its parameters."""
+
+    def __init__(
+        self,
+        layer: nn.Module,
+        forward: Callable[..., Any],
+        again: Context,
+        names: list[str],
+        leaves: list[Any],
+        tree: Any,
+        moving: list[int],
+    ):
+        self._layer, self._names, self._tree, self._moving = _Bare(layer, forward), names, tree, moving
+        self.again = again
+        self._fixed = [None if i in moving else x for i, x in enumerate(leaves)]
+        self._outputs: Any = None
+
+    def run(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """The outputs that are real tensors."""
+        leaves = list(self._fixed)
+        for i, x in zip(self._moving, tensors, strict=False):
+            leaves[i] = x
+        args, kwargs = tree_unflatten(leaves, self._tree)
+        own = dict(zip(self._names, tensors[len(self._moving) :], strict=True))
+        found = functional_call(self._layer, {f"layer.{k}": p for k, p in own.items()}, args, kwargs)
+        outputs, tree = tree_flatten(found)
+        real = [isinstance(x, Tensor) and x.is_floating_point() for x in outputs]
+        self._outputs = [None if r else x for x, r in zip(outputs, real, strict=True)], real, tree
+        return tuple(x for x, r in zip(outputs, real, strict=True) if r)
+
+    def whole(self, outputs: Sequence[Tensor]) -> Any:
+        """What the layer itself returned, with these tensors in it."""
+        rest, real, tree = self._outputs
+        given = iter(outputs)
+        return tree_unflatten([next(given) if r else x for x, r in zip(rest, real, strict=True)], tree)
+
+
+class _Bare(nn.Module):
+    """A layer without its hooks, which have their turn in the call that is computed again."""
+
+    def __init__(self, layer: nn.Module, forward: Callable[..., Any]):
+        super().__init__()
+        self.layer, self._forward = layer, forward
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self._forward(*args, **kwargs)
+
+
+class _Layer(torch.autograd.Function):
+    """x, θ ↦ y."""
+
+    @staticmethod
+    def forward(ctx: Any, call: _Call, *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.call = call
+        ctx.save_for_backward(*tensors)
+        return call.run(tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor) -> Any:
+        found = _Gradient.apply(ctx.call, ctx.needs_input_grad[1:], *cotangents, *ctx.saved_tensors)
+        return None, *found
+
+
+class _Gradient(torch.autograd.Function):
+    """g, x, θ ↦ ∇⟨g, f⟩ in x and θ, None where not needed."""
+
+    @staticmethod
+    def forward(ctx: Any, call: _Call, needs: tuple[bool, ...], *tensors: Tensor) -> Any:
+        ctx.call, ctx.needs = call, needs
+        ctx.save_for_backward(*tensors)
+        ctx.set_materialize_grads(False)
+        return tuple(_gradient(call, needs, _leaves(tensors), create_graph=False))
+
+    @staticmethod
+    def backward(ctx: Any, *directions: Tensor | None) -> Any:
+        leaves = _leaves(ctx.saved_tensors)
+        first = _gradient(ctx.call, ctx.needs, leaves, create_graph=True)
+        pairs = [(f, u) for f, u in zip(first, directions, strict=True) if f is not None and u is not None]
+        pairs = [(f, u) for f, u in pairs if f.requires_grad]
+        if not pairs:
+            return (None,) * (2 + len(leaves))
+        wanted = [x for x, need in zip(leaves, ctx.needs_input_grad[2:], strict=True) if need]
+        found = iter(
+            torch.autograd.grad([f for f, _ in pairs], wanted, [u for _, u in pairs], allow_unused=True)
+        )
+        return None, None, *(next(found) if need else None for need in ctx.needs_input_grad[2:])
+
+
+def _leaves(tensors: Sequence[Tensor]) -> list[Tensor]:
+    return [t.detach().requires_grad_() for t in tensors]
+
+
+def _gradient(call: _Call, needs: tuple[bool, ...], leaves: list[Tensor], *, create_graph: bool) -> Tensors:
+    """∇⟨g, f⟩ in those of x and θ that are needed; the cotangents g come first among the leaves."""
+    cotangents, tensors = leaves[: len(leaves) - len(needs)], leaves[len(leaves) - len(needs) :]
+    with torch.enable_grad(), call.again():
+        outputs = call.run(tensors)
+        wanted = [x for x, need in zip(tensors, needs, strict=True) if need]
+        pairs = [(y, g) for y, g in zip(outputs, cotangents, strict=True) if y.requires_grad]
+        found = iter(
+            torch.autograd.grad(
+                [y for y, _ in pairs],
+                wanted,
+                [g for _, g in pairs],
+                create_graph=create_graph,
+                allow_unused=True,
+            )
+        )
+    return [next(found) if need else None for need in needs]

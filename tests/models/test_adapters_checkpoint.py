@@ -1,0 +1,23 @@
+"""Layers of transformers' models computed again instead of being kept: the same products."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+
+import adapters_cases as cases
+from adapters_cases import relative
+
+import curvescope as cs
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gpt_neox", "llama", "gemma", "bert", "vit"])
+@pytest.mark.parametrize("kind", [cs.Hessian, cs.GGN])
+def test_products_are_the_same(name: str, kind: type[cs.Hessian]):
+    p = cs.Problem(cases.loaded(name), cases.data(name))
+    v = torch.randn(p.space().size, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    want = kind(p, engine="autograd") @ v
+    assert float(want.norm()) > 0
+    assert relative(kind(p, checkpoint=True) @ v, want) < 1e-9

@@ -1,0 +1,117 @@
+"""Layers computed again: the same products, in less memory, and the model as it was."""
+
+import gc
+
+import pytest
+import torch
+from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
+
+import curvescope as cs
+from curvescope.operators.checkpoint import checkpointed, repeated_layers
+
+MAKERS = {
+    "hessian": cs.Hessian,
+    "ggn": cs.GGN,
+    "functional": cs.Functional,
+    "empirical": cs.EmpiricalFisher,
+    "mc": cs.MonteCarloFisher,
+}
+
+
+def draw(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def problem(**changes) -> cs.Problem:
+    shape = {"n_layers": 3, "d_model": 8, "n_heads": 2, "n_ctx": 6, "vocab_size": 7} | changes
+    model = cs.load(cs.TransformerConfig(**shape), dtype="float64")
+    tokens = torch.randint(7, (3, 6), generator=torch.Generator().manual_seed(0))
+    return cs.Problem(model, cs.Batches.from_tensors(tokens, tokens.roll(1, 1), batch_size=2))
+
+
+@pytest.mark.parametrize("engine", ["fast", "autograd", "auto"])
+@pytest.mark.parametrize("name", MAKERS)
+def test_products_are_the_same(name, engine):
+    p = problem()
+    ours = MAKERS[name](p, engine=engine, checkpoint=True)
+    theirs = MAKERS[name](p, engine="autograd")
+    V = draw(ours.shape[1], 3)
+    for _ in range(2):
+        torch.testing.assert_close(ours @ V, theirs @ V, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(ours @ V[:, 0], theirs @ V[:, 0], rtol=1e-9, atol=1e-12)
+    W = draw(p.space("L2.*").size)
+    pair = ("L0.*", "L2.*")
+    torch.testing.assert_close(ours.block(*pair) @ W, theirs.block(*pair) @ W, rtol=1e-9, atol=1e-12)
+    assert float((theirs @ V).norm()) > 1e-6
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"norm_kind": "rmsnorm", "activation": "swiglu", "positions": "rope"},
+        {"norm": "post", "tied": True},
+        {"attention": "linear", "norm": "none"},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("name", ["hessian", "ggn"])
+def test_every_kind_of_layer(name, changes):
+    p = problem(**changes)
+    v = draw(p.space().size)
+    want = MAKERS[name](p, engine="autograd") @ v
+    torch.testing.assert_close(MAKERS[name](p, checkpoint=True) @ v, want, rtol=1e-8, atol=1e-12)
+
+
+def kept_bytes(p: cs.Problem, *, checkpoint: bool) -> int:
+    """Size of all that autograd keeps between products with the Hessian, parameters left out."""
+    sizes = {}
+
+    def pack(t):
+        sizes[StorageWeakRef(t.untyped_storage())] = t.untyped_storage().nbytes()
+        return t
+
+    H = cs.Hessian(p, engine="autograd", checkpoint=checkpoint)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        H @ draw(H.shape[1])
+    gc.collect()
+    own = {StorageWeakRef(t.untyped_storage()) for t in p.model.module.parameters()}
+    return sum(size for ref, size in sizes.items() if not ref.expired() and ref not in own)
+
+
+def test_layers_are_not_kept():
+    p = problem(n_layers=8, d_model=16, vocab_size=7)
+    whole = kept_bytes(p, checkpoint=False)
+    assert kept_bytes(p, checkpoint=True) < whole / 3
+
+
+def test_the_model_is_left_as_it_was():
+    p = problem()
+    layers = repeated_layers(p.model.module)
+    assert len(layers) == 3
+    calls = []
+    handle = layers[1].register_forward_hook(lambda *_: calls.append(1))
+    with checkpointed(p.model, torch.enable_grad):
+        p.model.module(p.batches[0].inputs).sum().backward()
+        assert all("forward" in vars(layer) for layer in layers)
+    assert len(calls) == 1  # not again when the layer is computed again
+    assert not any("forward" in vars(layer) for layer in layers)
+    handle.remove()
+    with pytest.raises(RuntimeError, match="on purpose"), checkpointed(p.model, torch.enable_grad):
+        raise RuntimeError("on purpose")
+    assert not any("forward" in vars(layer) for layer in layers)
+
+
+def test_the_largest_repetition_is_taken():
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.small = nn.ModuleList(nn.Linear(2, 2) for _ in range(5))
+            self.large = nn.ModuleList(nn.Sequential(nn.Linear(9, 9), nn.Linear(9, 9)) for _ in range(2))
+
+    module = Two()
+    assert repeated_layers(module) == list(module.large)
+    with pytest.raises(cs.UsageError, match="repeated layers"):
+        repeated_layers(nn.Linear(2, 2))
+    with pytest.raises(cs.UsageError, match="repeated layers"):
+        repeated_layers(nn.Sequential(nn.Linear(2, 2), nn.Tanh()))
