@@ -115,3 +115,28 @@ def test_the_largest_repetition_is_taken():
         repeated_layers(nn.Linear(2, 2))
     with pytest.raises(cs.UsageError, match="repeated layers"):
         repeated_layers(nn.Sequential(nn.Linear(2, 2), nn.Tanh()))
+
+
+def test_studies_take_it():
+    from curvescope.studies import spectrum
+
+    few = {
+        "tokens": 16,
+        "seq_len": 8,
+        "blocks": ["L0.W_Q"],
+        "num_probes": 2,
+        "num_steps": 3,
+        "dtype": "float64",
+    }
+    whole, again = (
+        spectrum.run(spectrum.Config.from_dict({**few, "checkpoint": c})).tables() for c in (False, True)
+    )
+    for name, table in whole.items():
+        numbers = table.select_dtypes("number")
+        torch.testing.assert_close(
+            torch.tensor(again[name][numbers.columns].to_numpy(dtype=float)),
+            torch.tensor(numbers.to_numpy(dtype=float)),
+            rtol=1e-6,
+            atol=1e-9,
+            equal_nan=True,
+        )

@@ -229,7 +229,7 @@ def run(
     problem = make_problem(cfg)
     kept = {} if state is None else state
     operators = {
-        name: OPERATORS[name](problem, *cfg.blocks, engine=cfg.engine)  # pyright: ignore[reportArgumentType]
+        name: OPERATORS[name](problem, *cfg.blocks, engine=cfg.engine, checkpoint=cfg.checkpoint)  # pyright: ignore[reportArgumentType]
         for name in cfg.operators
     }
     chosen = _chosen(cfg, problem)

@@ -35,6 +35,7 @@ class ModelOnData(Config):
     dtype: str = "float32"
     device: str = "cpu"
     engine: str = "auto"
+    checkpoint: bool = False  # compute layers again instead of keeping them: less memory, twice the time
     seed: int = 0
 
 

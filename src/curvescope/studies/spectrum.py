@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -182,7 +182,8 @@ def run(
     problem = make_problem(cfg)
     kept = {} if state is None else state
     pieces = {(name, piece): work for name in OPERATORS for piece, work in _pieces(cfg).items()}
-    operators = {name: make(problem, *cfg.blocks, engine=cfg.engine) for name, make in OPERATORS.items()}  # pyright: ignore[reportArgumentType]
+    how: dict[str, Any] = {"engine": cfg.engine, "checkpoint": cfg.checkpoint}
+    operators = {name: make(problem, *cfg.blocks, **how) for name, make in OPERATORS.items()}
     _map_slices(operators["hessian"], cfg)  # a pattern that matches nothing is found before the work
     for number, ((name, piece), work) in enumerate(pieces.items(), start=1):
         key = f"{name}.{piece}"
