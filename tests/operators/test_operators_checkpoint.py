@@ -102,6 +102,17 @@ def test_the_model_is_left_as_it_was():
     assert not any("forward" in vars(layer) for layer in layers)
 
 
+def test_a_third_derivative_is_refused():
+    p = problem()
+    with checkpointed(p.model, torch.enable_grad):
+        loss = p.model.module(p.batches[0].inputs).square().sum()
+    parameters = list(p.model.module.parameters())
+    first = torch.autograd.grad(loss, parameters, create_graph=True)
+    size = sum(g.square().sum() for g in first)
+    with pytest.raises(cs.CurvescopeError, match="differentiate it again"):
+        torch.autograd.grad(size, parameters, create_graph=True)
+
+
 def test_the_largest_repetition_is_taken():
     class Two(nn.Module):
         def __init__(self):

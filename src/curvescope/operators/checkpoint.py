@@ -19,6 +19,7 @@ from torch.func import functional_call
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from curvescope.core.errors import UsageError
+from curvescope.kernels.backends import refuse_third
 from curvescope.models.double import exact
 from curvescope.models.model import Model, evaluating
 
@@ -70,55 +71,50 @@ def _put_back(layer: nn.Module, own: Any) -> None:
 
 
 def _forward(layer: nn.Module, forward: Callable[..., Any], again: Context, *args: Any, **kwargs: Any) -> Any:
-    names = [name for name, _ in layer.named_parameters()]
     leaves, tree = tree_flatten((args, kwargs))
-    moving = [i for i, x in enumerate(leaves) if isinstance(x, Tensor) and x.is_floating_point()]
-    call = _Call(layer, forward, again, names, leaves, tree, moving)
-    parameters = [p for _, p in layer.named_parameters()]
-    outputs = _Layer.apply(call, *(leaves[i] for i in moving), *parameters)
-    return call.whole(outputs)
+    call = _Call(layer, forward, again, leaves, tree)
+    return call.whole(_Layer.apply(call, *filter(_is_real, leaves), *layer.parameters()))
+
+
+def _is_real(x: Any) -> bool:
+    return isinstance(x, Tensor) and x.is_floating_point()
 
 
 class _Call:
     """One call of a layer as a function of tensors: its inputs that move, then its parameters."""
 
     def __init__(
-        self,
-        layer: nn.Module,
-        forward: Callable[..., Any],
-        again: Context,
-        names: list[str],
-        leaves: list[Any],
-        tree: Any,
-        moving: list[int],
+        self, layer: nn.Module, forward: Callable[..., Any], again: Context, leaves: list[Any], tree: Any
     ):
-        self._layer, self._names, self._tree, self._moving = _Bare(layer, forward), names, tree, moving
-        self.again = again
-        self._fixed = [None if i in moving else x for i, x in enumerate(leaves)]
+        self._layer, self.again = _Bare(layer, forward), again
+        self._names = [f"layer.{name}" for name, _ in layer.named_parameters()]
+        self._moving = [i for i, x in enumerate(leaves) if _is_real(x)]
+        self._fixed, self._tree = [None if _is_real(x) else x for x in leaves], tree
+        self._rest: list[Any] = []
+        self._real: list[bool] = []
         self._outputs: Any = None
 
     def run(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """The outputs that are real tensors."""
-        leaves = list(self._fixed)
-        for i, x in zip(self._moving, tensors, strict=False):
+        leaves, count = list(self._fixed), len(self._moving)
+        for i, x in zip(self._moving, tensors[:count], strict=True):
             leaves[i] = x
         args, kwargs = tree_unflatten(leaves, self._tree)
-        own = dict(zip(self._names, tensors[len(self._moving) :], strict=True))
-        found = functional_call(self._layer, {f"layer.{k}": p for k, p in own.items()}, args, kwargs)
-        outputs, tree = tree_flatten(found)
-        real = [isinstance(x, Tensor) and x.is_floating_point() for x in outputs]
-        self._outputs = [None if r else x for x, r in zip(outputs, real, strict=True)], real, tree
-        return tuple(x for x, r in zip(outputs, real, strict=True) if r)
+        parameters = dict(zip(self._names, tensors[count:], strict=True))
+        outputs, self._outputs = tree_flatten(functional_call(self._layer, parameters, args, kwargs))
+        self._real = [_is_real(x) for x in outputs]
+        self._rest = [None if _is_real(x) else x for x in outputs]
+        return tuple(filter(_is_real, outputs))
 
     def whole(self, outputs: Sequence[Tensor]) -> Any:
         """What the layer itself returned, with these tensors in it."""
-        rest, real, tree = self._outputs
         given = iter(outputs)
-        return tree_unflatten([next(given) if r else x for x, r in zip(rest, real, strict=True)], tree)
+        leaves = [next(given) if real else x for x, real in zip(self._rest, self._real, strict=True)]
+        return tree_unflatten(leaves, self._outputs)
 
 
 class _Bare(nn.Module):
-    """A layer without its hooks, which have their turn in the call that is computed again."""
+    """A layer without its own hooks: they have their turn once, when the layer is called."""
 
     def __init__(self, layer: nn.Module, forward: Callable[..., Any]):
         super().__init__()
@@ -155,6 +151,7 @@ class _Gradient(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *directions: Tensor | None) -> Any:
+        refuse_third()
         leaves = _leaves(ctx.saved_tensors)
         first = _gradient(ctx.call, ctx.needs, leaves, create_graph=True)
         pairs = [(f, u) for f, u in zip(first, directions, strict=True) if f is not None and u is not None]
