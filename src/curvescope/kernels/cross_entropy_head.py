@@ -9,7 +9,8 @@ With D = p − q, dh = w∘(D W), dW = Dᵀ(w∘h), db = Dᵀ w. For cotangents 
     hh = w∘(Ż W + D gW),        hW = Żᵀ(w∘h) + Dᵀ(w∘gh),        hb = Żᵀ w.
 
 The terms with Ż are the Gauss-Newton part (in the outputs), those with D the functional one. The weights
-stand at h, where they cost nothing, not at the logits. No more than two slices of logits exist at any time.
+stand at h, where they cost nothing, not at the logits. No more than two slices of logits exist at any
+time; on a CPU a third one is kept where it is all of them.
 """
 
 from __future__ import annotations
