@@ -2,42 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import copy
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from curvescope.core.blocks import ParamSpace
-from curvescope.core.errors import CurvescopeError, UsageError
+from curvescope.core.errors import CurvescopeError, ShapeError, UsageError
+from curvescope.core.graph import leaves_of
 from curvescope.core.progress import track
 from curvescope.data.batches import Batch, Batches, as_batches
 from curvescope.losses import Loss, as_loss
+from curvescope.models.exchange import Change, evaluating
 from curvescope.models.load import load
-from curvescope.models.model import Model, evaluating
+from curvescope.models.model import Model
+
+T = TypeVar("T")
+Leaves = dict[str, Tensor]
 
 
 class Problem:
     """L(θ) = (1/N) Σ_t w_t ℓ_t(θ) over the terms t of all batches, N = Σ_t w_t.
 
     The sum is divided once, so batch sizes, order and padding do not change anything. The model is
-    evaluated in eval mode and left as it was.
+    evaluated in eval mode and left as it was. θ is where the model's parameters are now, or what `at` says.
     """
 
     def __init__(self, model: Any, batches: Any, loss: str | Loss = "cross_entropy"):
         self.model: Model = load(model)
         self.batches: Batches = as_batches(batches)
         self.loss: Loss = as_loss(loss)
+        self.point: Mapping[str, Tensor] = {}
+        self._shapes = {name: p.shape for name, p in self.model.parameters.items()}
         if not self.num_terms > 0:
             raise UsageError(
                 "expected at least one term that counts, but every target is ignored or weighs nothing"
             )
 
-    @cached_property
+    @property
     def num_terms(self) -> float:
-        """N: the total weight of the terms."""
+        """N: the total weight of the terms, as targets and weights are now."""
         return sum(self.loss.total_weight(b.targets, b.weights) for b in self.batches)
 
     @property
@@ -50,9 +57,37 @@ class Problem:
         """Where the parameters are."""
         return self.model.device
 
+    @property
+    def parameters(self) -> Leaves:
+        """θ by name: the model's own parameters, or those of the point."""
+        return {**self.model.parameters, **self.point}
+
     def space(self, *patterns: str) -> ParamSpace:
         """Vectors over the model's blocks that match the globs."""
         return self.model.space(*patterns)
+
+    def at(self, parameters: Mapping[str, Tensor] | Tensor) -> Problem:
+        """The same problem at other parameters: a checkpoint, a training step, a point on a line.
+
+        Nothing is loaded, copied or checked again. What is given is read at every product, so it may be
+        written to; the model's own parameters are not touched.
+
+        Args:
+            parameters: By name, those not named as the model has them; or a vector over all blocks.
+        """
+        given = self.space().scatter(parameters) if isinstance(parameters, Tensor) else dict(parameters)
+        own = self.model.parameters
+        for name, value in given.items():
+            if name not in own or value.shape != own[name].shape:
+                wanted = tuple(own[name].shape) if name in own else "no such parameter"
+                raise ShapeError(f"{name}: expected {wanted}, got a tensor of {tuple(value.shape)}")
+            if value.dtype != self.dtype or value.device != self.device:
+                raise ShapeError(
+                    f"{name}: expected {self.dtype} on {self.device}, got {value.dtype} on {value.device}"
+                )
+        found = copy.copy(self)
+        found.point = {**self.point, **given}
+        return found
 
     def placed_batches(self, what: str) -> Iterator[Batch]:
         """The batches on the model's device, real numbers in its type; shows progress when slow."""
@@ -63,13 +98,21 @@ class Problem:
         """A tensor on the model's device, in its type where it holds real numbers."""
         return tensor.to(self.device, self.dtype if tensor.is_floating_point() else None)
 
-    def outputs(self, batch: Batch, parameters: Mapping[str, Tensor] | None = None) -> Tensor:
-        """The model's outputs on a placed batch, in eval mode."""
+    def outputs(
+        self, batch: Batch, parameters: Mapping[str, Tensor] | None = None, *, changes: Iterable[Change] = ()
+    ) -> Tensor:
+        """The model's outputs on a placed batch, in eval mode.
+
+        Args:
+            batch: One of `placed_batches`.
+            parameters: In place of θ's own, by name.
+            changes: Of the module, for the time of the call.
+        """
         with evaluating(self.model.module):
-            return self.model.forward(parameters or {}, batch.inputs)
+            return self.model.forward({**self.point, **(parameters or {})}, batch.inputs, changes=changes)
 
     def value(self) -> float:
-        """L(θ) at the model's parameters."""
+        """L(θ)."""
         total = 0.0
         with torch.no_grad():
             for batch in self.placed_batches("loss"):
@@ -82,18 +125,58 @@ class Problem:
         total = torch.zeros(space.size, dtype=self.dtype, device=self.device)
         for batch in self.placed_batches("gradient"):
             with differentiating():
-                leaves = self.leaves(space.parameters)
-                loss = self.loss.sum(self.outputs(batch, leaves), batch.targets, batch.weights)
-                if not loss.requires_grad:
+
+                def loss(leaves: Leaves, batch: Batch = batch) -> Tensor:
+                    return self.loss.sum(self.outputs(batch, leaves), batch.targets, batch.weights)
+
+                leaves, value = self.differentiable(space.parameters, loss, lambda value: [value])
+                if not value.requires_grad:
                     continue
-                found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
+                found = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
             total += space.gather({k: g for k, g in zip(leaves, found, strict=True) if g is not None})
         return total / self.num_terms
 
-    def leaves(self, names: tuple[str, ...]) -> dict[str, Tensor]:
-        """The named parameters as leaves of a new graph; they share memory with the model's own."""
-        parameters = self.model.parameters
-        return {name: parameters[name].detach().requires_grad_() for name in names}
+    def differentiable(
+        self, names: tuple[str, ...], run: Callable[[Leaves], T], ends: Callable[[T], Sequence[Tensor | None]]
+    ) -> tuple[Leaves, T]:
+        """What `run` makes of leaves for the named parameters, and the leaves: they share memory with θ.
+
+        A module may hold a parameter in a second way (a closure, a list) that leaves do not reach; then the
+        module's own parameter is the leaf.
+
+        Args:
+            names: Parameters.
+            run: A function of their leaves.
+            ends: The tensors to be differentiated in what it made.
+        """
+        parameters = self.parameters
+        leaves = {name: parameters[name].detach().requires_grad_() for name in names}
+        found = run(leaves)
+        held = self._held(leaves, [end for end in ends(found) if end is not None])
+        if not held:
+            return leaves, found
+        if not held.keys().isdisjoint(self.point):
+            raise UsageError(
+                f"the module holds {min(held)!r} in a second way (a closure or a list), "
+                "so the problem cannot be moved to other parameters",
+                hint="write them into the module instead",
+            )
+        leaves |= held
+        return leaves, run(leaves)
+
+    def _held(self, leaves: Leaves, ends: list[Tensor]) -> Leaves:
+        """The module's own parameters among those that have leaves, where the graph has found them."""
+        own = {id(p): name for name, p in self.model.parameters.items() if name in leaves}
+        found = (leaf for end in ends if end.requires_grad for leaf in leaves_of(end))
+        return {own[id(leaf)]: leaf for leaf in found if id(leaf) in own}
+
+    def check_structure(self) -> None:
+        """Raise when the module's parameters are others than those that the blocks were made for."""
+        if {name: p.shape for name, p in self.model.parameters.items()} != self._shapes:
+            raise CurvescopeError(
+                f"the parameters of {self.model.name} have other names or shapes than when it was loaded",
+                hint="make a new Problem of the module as it is now",
+            )
 
     def __repr__(self) -> str:
         return f"Problem({self.model.name!r}, {self.batches!r}, {self.loss.name})"

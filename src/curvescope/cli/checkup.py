@@ -13,10 +13,10 @@ import torch
 from curvescope import __version__
 from curvescope.cli import printing
 from curvescope.data.batches import Batches
+from curvescope.engines import EngineName
 from curvescope.models.load import load
 from curvescope.models.transformer import Transformer, TransformerConfig
 from curvescope.operators import Hessian
-from curvescope.operators.engine import EngineName
 from curvescope.problem import Problem
 
 NEEDED = (

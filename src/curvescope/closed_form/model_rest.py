@@ -17,7 +17,8 @@ from curvescope.closed_form.block_matrix import MatrixName
 from curvescope.core.errors import UsageError
 from curvescope.core.seeds import generator
 from curvescope.data.batches import Batch
-from curvescope.models.model import Model, evaluating
+from curvescope.models.exchange import evaluating
+from curvescope.models.model import Model
 from curvescope.models.transformer import Transformer
 from curvescope.problem import Problem
 

@@ -15,7 +15,8 @@ from curvescope.geometry.roles import check_layer, embedding, weight
 from curvescope.geometry.sphere import Norm
 from curvescope.geometry.tokens import names_of
 from curvescope.geometry.trajectory_stream import block_paths
-from curvescope.models.model import Model, evaluating
+from curvescope.models.exchange import evaluating
+from curvescope.models.model import Model
 
 How = Literal["auto", "raw", "position", "run", "mean"]
 _CHUNK = 512

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from curvescope.core.errors import UsageError
-from curvescope.models.model import Model, evaluating
+from curvescope.models.exchange import evaluating
+from curvescope.models.model import Model
 from curvescope.models.transformer import Transformer
 
 Inputs = Tensor | Mapping[str, Tensor]

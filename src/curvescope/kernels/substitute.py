@@ -8,17 +8,21 @@ arguments of rules have PyTorch's names, because callers may use them.
 from __future__ import annotations
 
 from collections.abc import Callable
+from threading import RLock
 from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 from curvescope.kernels import activations, norms
 from curvescope.kernels.attention import attention
 from curvescope.kernels.backends import casting
 from curvescope.kernels.head import LinearHead
+
+_alone = RLock()
 
 
 class Substitute(TorchFunctionMode):
@@ -52,6 +56,22 @@ class Substitute(TorchFunctionMode):
             if found is not None:
                 return found
         return func(*args, **kwargs)
+
+
+class PlainAttention(TorchFunctionMode):
+    """PyTorch's attention inside is its plain form, the one that can be differentiated twice.
+
+    `torch.nn.attention.sdpa_kernel` does the same for the whole process, other threads included; it is only
+    used where attention is called inside one of PyTorch's own functions, one thread at a time.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is F.scaled_dot_product_attention:
+            return _plain_attention(*args, **(kwargs or {}))
+        if func is F.multi_head_attention_forward:
+            with _alone, sdpa_kernel(SDPBackend.MATH):
+                return func(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
 
 
 class FindHead(TorchFunctionMode):
@@ -161,6 +181,21 @@ def _attention(
     if not (one_batch and heads) or (is_causal and query.shape[2] != key.shape[2]):
         return None
     return attention(query, key, value, causal=is_causal, scale=scale, second_order=second_order)
+
+
+def _plain_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    given = query, key, value, attn_mask, dropout_p, is_causal
+    return torch._scaled_dot_product_attention_math(*given, scale=scale, enable_gqa=enable_gqa)[0]  # pyright: ignore
 
 
 RULES: dict[Callable[..., Any], Callable[..., Tensor | None]] = {

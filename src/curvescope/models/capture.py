@@ -12,7 +12,8 @@ from torch import Tensor
 
 from curvescope.core.errors import CurvescopeError, UsageError, near_misses
 from curvescope.models.adapters.table import Place
-from curvescope.models.model import Model, evaluating
+from curvescope.models.exchange import evaluating
+from curvescope.models.model import Model
 from curvescope.models.transformer import Transformer
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 import logging
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,10 +15,12 @@ from curvescope.core.errors import CurvescopeError
 from curvescope.models.adapters import FAMILIES, family_of
 from curvescope.models.adapters.build import Heads, body_prefix, build_blocks, plain_name
 from curvescope.models.adapters.table import Family, Place
-from curvescope.models.model import Model, evaluating
+from curvescope.models.exchange import Change, evaluating, exchanged
+from curvescope.models.model import Model
 from curvescope.models.plain import check_parameters
 
 LOG = logging.getLogger("curvescope")
+ATTENTION = "_attn_implementation_internal"  # where a configuration keeps the name of its attention
 
 
 def rounding(like: Tensor) -> float:
@@ -35,15 +37,16 @@ def is_transformers(module: Any) -> bool:
     return isinstance(module, nn.Module) and hasattr(config, "model_type") and hasattr(config, "to_dict")
 
 
-def adapt(module: Any, *, name: str | None = None, tokenizer: Any = None, own: bool = False) -> Model:
+def adapt(module: Any, *, name: str | None = None, tokenizer: Any = None) -> Model:
     """The model of a transformers module, chosen by `config.model_type`.
 
-    The module is not changed unless it is our `own`: where its attention must be switched, a copy is.
+    The module is neither copied nor changed: where its attention has no second derivative, another takes its
+    place while the module is called.
     """
     check_parameters(module)
     model_type = module.config.model_type
     family = family_of(model_type) or Family(norm="none", positions="none")
-    module, notes = twice_differentiable(module, family, own=own)
+    notes = check_settings(module, family)
     facts = facts_of(module, family)
     heads = None
     if family.roles:
@@ -61,6 +64,8 @@ def adapt(module: Any, *, name: str | None = None, tokenizer: Any = None, own: b
         _options(module),
         places_of(module, family, facts.get("n_layers") or 0),
         casts=bool(family.float32),
+        settings=partial(settings_of, family),
+        standins=family.standins,
     )
 
 
@@ -197,62 +202,54 @@ def _options(module: nn.Module) -> dict[str, Any]:
 # ------------------------------------------------------------------------------------- second derivatives
 
 
-def twice_differentiable(module: Any, family: Family, *, own: bool) -> tuple[Any, list[str]]:
-    """The module with plain attention and the family's settings, and what was said about it.
+def attention_is(module: nn.Module, name: str) -> list[Change]:
+    """Another attention in every configuration of a transformers module."""
+    parts: dict[int, Any] = {id(m.config): m.config for m in module.modules() if hasattr(m, "config")}
+    configs = [vars(config) for config in parts.values() if hasattr(config, ATTENTION)]
+    return [Change(config, ATTENTION, name) for config in configs if config[ATTENTION] != name]
 
-    The outputs on a small input are the same before and after, or an error is raised. A pass may itself
-    write into the module (RWKV rescales its weights), so the one before is made on a copy where it could.
-    """
-    attention = getattr(module.config, "_attn_implementation", "eager") or "eager"
-    changed = {k: v for k, v in family.settings.items() if getattr(module.config, k, v) != v}
-    if attention == "eager" and not changed:
-        return module, []
-    before = small_outputs(copy.deepcopy(module) if changed else module)
-    module = module if own else copy.deepcopy(module)
-    if changed and family.restore is not None:
-        family.restore(module)
-    for key, value in changed.items():
-        setattr(module.config, key, value)
-    done = [f"{key} was set to {value}" for key, value in changed.items()]
-    if attention != "eager":
-        _switch_to_eager(module)
-        done.append(f"attention was switched from {attention} to eager")
-    note = " and ".join(done) + ("" if own else " in a copy") + ", which has second derivatives"
+
+def settings_of(family: Family, module: nn.Module) -> list[Change]:
+    """What holds while a module is called: attention with second derivatives, and the family's own."""
+    return attention_is(module, "eager") + family.settings(module)
+
+
+def check_settings(module: Any, family: Family) -> list[str]:
+    """Raise unless the outputs on a small input are the same with the settings; what there is to say."""
+    changes, own = settings_of(family, module), family.settings(module)
+    if not changes:
+        return []
+    attention = getattr(module.config, ATTENTION, "eager")
+    done = [f"{change.name} is {change.value}" for change in own]
+    if len(changes) > len(own):
+        done.append(f"attention is eager, not {attention}")
+    note = "while curvature is computed, " + " and ".join(done)
+    before = None if own else small_outputs(module, [])  # a pass with other settings may write into weights
     if before is None:
         note += "; the outputs were not compared"
     else:
-        _check_same(before, small_outputs(module), done, tolerance=1e-2 if changed else None)
+        _check_same(before, small_outputs(module, changes), done)
     LOG.info("%s: %s", type(module).__name__, note)
-    return module, [note]
+    return [note]
 
 
-def _switch_to_eager(module: Any) -> None:
-    module.set_attn_implementation("eager")
-    now = module.config._attn_implementation
-    if now != "eager":
-        raise CurvescopeError(
-            f"expected attention with second derivatives, but {type(module).__name__} keeps {now!r}",
-            hint="build it with attn_implementation='eager'",
-        )
-
-
-def _check_same(before: Tensor, after: Tensor | None, done: list[str], *, tolerance: float | None) -> None:
-    """Raise unless outputs agree; settings may move them by what a norm's ε does, hence their `tolerance`."""
+def _check_same(before: Tensor, after: Tensor | None, done: list[str]) -> None:
+    """Raise unless outputs agree."""
     assert after is not None
     error = float((before - after).abs().max()) / max(float(before.abs().max()), 1.0)
-    if not error <= (tolerance or rounding(before)):
+    if not error <= rounding(before):
         raise CurvescopeError(
-            f"expected the same outputs after {' and '.join(done)}, they differ by {error:.1e}",
+            f"expected the same outputs where {' and '.join(done)}, they differ by {error:.1e}",
             hint="the module is not what its plain form computes; its curvature cannot be had this way",
         )
 
 
-def small_outputs(module: Any) -> Tensor | None:
+def small_outputs(module: Any, changes: list[Change]) -> Tensor | None:
     """Outputs on one small input made from the configuration; None where it cannot be made."""
     inputs = small_inputs(module)
     if inputs is None:
         return None
-    with torch.no_grad(), evaluating(module):
+    with torch.no_grad(), evaluating(module), exchanged(changes):
         found = module(**inputs, **_options(module))
     found = getattr(found, "logits", getattr(found, "last_hidden_state", None))
     return found if isinstance(found, Tensor) else None

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from curvescope.core.blocks import Block, ParamSpace, select
 from curvescope.core.errors import ShapeError, UsageError
 from curvescope.models.adapters.table import Place
 from curvescope.models.double import exact
+from curvescope.models.exchange import Change, exchanged, locked, parameters_at
+from curvescope.models.standins import GENERIC, Standin
+
+
+def no_settings(module: nn.Module) -> list[Change]:
+    """The module is called as it is."""
+    return []
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,7 +30,9 @@ class Model:
     heads, which overlap with them. `facts` are the numbers a reader asks for (layers, heads, …) and
     `notes` what a reader should know (dropout, tied weights, …). `options` are keywords of every call of the
     module, `places` says where an adapter's module shows its activations, and `casts` whether the module
-    computes parts in float32 whatever its parameters are; in float64 those casts are left out.
+    computes parts in float32 whatever its parameters are; in float64 those casts are left out. `settings` are
+    changes of the module that hold while it is called (attention that has second derivatives, say), and
+    `standins` what our kernels may stand in for.
     """
 
     module: nn.Module
@@ -38,6 +45,8 @@ class Model:
     options: Mapping[str, Any] = field(default_factory=dict)
     places: Mapping[str, Place] = field(default_factory=dict)
     casts: bool = False
+    settings: Callable[[nn.Module], list[Change]] = no_settings
+    standins: tuple[Standin, ...] = GENERIC
 
     @property
     def parameters(self) -> dict[str, Tensor]:
@@ -71,15 +80,26 @@ class Model:
         shapes = {name: tuple(p.shape) for name, p in self.parameters.items() if name in names}
         return ParamSpace(tuple(chosen), shapes, self.dtype, self.device)
 
-    def forward(self, parameters: Mapping[str, Tensor], inputs: Tensor | Mapping[str, Tensor]) -> Tensor:
+    def forward(
+        self,
+        parameters: Mapping[str, Tensor],
+        inputs: Tensor | Mapping[str, Tensor],
+        *,
+        changes: Iterable[Change] = (),
+    ) -> Tensor:
         """Outputs at `parameters` (those not named keep the module's own values), in the parameters' type.
 
         Of an object the outputs are its `.logits`, or, for a body without a head, its `.last_hidden_state`.
+        The module is changed for the time of the call alone, under its lock: by `settings`, then `changes`.
         """
         arguments, options = ((), dict(inputs)) if isinstance(inputs, Mapping) else ((inputs,), {})
         options = {**self.options, **options}
-        with exact(self.dtype, casts=self.casts):
-            outputs = functional_call(self.module, dict(parameters), arguments, options, strict=False)
+        with (
+            locked(self.module),
+            exact(self.dtype, casts=self.casts),
+            exchanged([*self.settings(self.module), *changes, *parameters_at(self.module, parameters)]),
+        ):
+            outputs = self.module(*arguments, **options)
         for name in ("logits", "last_hidden_state"):
             outputs = getattr(outputs, name, outputs)
         if isinstance(outputs, Tensor) and self.options and outputs.dtype != self.dtype:
@@ -93,19 +113,6 @@ class Model:
 
     def __repr__(self) -> str:
         return f"Model({self.name!r}: {self.num_parameters} parameters, {len(self.blocks)} blocks)"
-
-
-@contextmanager
-def evaluating(module: nn.Module) -> Iterator[None]:
-    """The module in eval mode inside, every submodule back in its own mode after."""
-    training = [m for m in module.modules() if m.training]
-    for m in training:
-        m.training = False
-    try:
-        yield
-    finally:
-        for m in training:
-            m.training = True
 
 
 def check_cover(blocks: Mapping[str, Block], module: nn.Module) -> None:

@@ -16,6 +16,7 @@ from curvescope.core.errors import CurvescopeError, UsageError, near_misses
 from curvescope.models.mlp import MLP, MLPConfig
 from curvescope.models.model import Model
 from curvescope.models.names import BUNDLED, REVISIONS
+from curvescope.models.standins import ZOO
 from curvescope.models.transformer import Transformer, TransformerConfig
 
 CONFIG, WEIGHTS, TOKENIZER = "config.toml", "model.safetensors", "tokenizer.json"
@@ -44,7 +45,8 @@ def zoo_model(module: Transformer | MLP, *, name: str, tokenizer: Any = None) ->
     facts = {"kind": "transformer", **cfg.to_dict(), "d_head": cfg.head_size, "n_kv_heads": cfg.kv_heads}
     facts["d_ff"] = cfg.ff_size
     notes = ("the unembedding is the embedding, transposed: E holds both",) if cfg.tied else ()
-    return Model(module, name, blocks, _head_blocks(cfg, shapes), facts, notes, tokenizer)
+    heads = _head_blocks(cfg, shapes)
+    return Model(module, name, blocks, heads, facts, notes, tokenizer, standins=ZOO)
 
 
 def _head_blocks(cfg: TransformerConfig, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Block]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from abc import abstractmethod
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Self
 
 import torch
@@ -14,9 +15,9 @@ from curvescope.core.blocks import ParamSpace
 from curvescope.core.errors import UsageError
 from curvescope.core.operator import LinearOperator
 from curvescope.data.batches import Batch
-from curvescope.operators.engine import EngineName, Tree, choose
-from curvescope.operators.memory import columns_at_once
-from curvescope.problem import Problem, check_finite, differentiating
+from curvescope.engines import Engine, EngineName, Tree
+from curvescope.engines.memory import columns_at_once
+from curvescope.problem import Problem, check_finite
 
 Patterns = str | Sequence[str]
 
@@ -49,7 +50,8 @@ class CurvatureOperator(LinearOperator):
             raise UsageError(f"expected a cs.Problem, got {type(problem).__name__}")
         if chunk is not None and (not isinstance(chunk, int) or chunk < 1):
             raise UsageError(f"expected a chunk of at least 1 column, got {chunk!r}")
-        self.problem, self.engine, self.chunk = problem, choose(engine, checkpoint=checkpoint), chunk
+        self.problem, self.chunk = problem, chunk
+        self.engine = Engine(problem, engine, checkpoint=checkpoint)
         self.dtype, self.device = problem.dtype, problem.device
         self._set_spaces(problem.space(*blocks), None)
 
@@ -83,15 +85,14 @@ class CurvatureOperator(LinearOperator):
         return self._stream(U, self.columns, self.space)
 
     def _stream(self, V: Tensor, rows: ParamSpace, columns: ParamSpace) -> Tensor:
-        """(1/N) Σ_batches; again, where parameters were written in a way that is only seen afterwards."""
-        with self.engine.lock:
-            self.engine.begin(self.problem)
-            total = self._sum(V, rows, columns)
-            if not self.engine.valid():
-                total = self._sum(V, rows, columns)
-        total /= self.problem.num_terms
+        """(1/N) Σ_batches."""
+        total = self.engine.product(lambda: self._sum(V, rows, columns).div_(self.problem.num_terms))
         check_finite(total, self.problem)
         return total
+
+    def steady(self) -> AbstractContextManager[None]:
+        """Products inside belong together: an error at the end if the model or the data have changed."""
+        return self.engine.steady()
 
     def _sum(self, V: Tensor, rows: ParamSpace, columns: ParamSpace) -> Tensor:
         """Σ_batches, for at most `chunk` columns at a time."""
@@ -101,8 +102,7 @@ class CurvatureOperator(LinearOperator):
             part = V[:, start : start + step]
             tangents, total = columns.scatter_columns(part), None
             for index, batch in enumerate(self.problem.placed_batches(type(self).__name__)):
-                with differentiating():
-                    tree = self._batch_product(index, batch, rows.parameters, tangents)
+                tree = self._batch_product(index, batch, rows.parameters, tangents)
                 product = rows.gather_columns(tree, part.shape[1])
                 total = product if total is None else total.add_(product)
             found.append(_there(total))

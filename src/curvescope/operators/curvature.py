@@ -16,8 +16,8 @@ from torch import Tensor
 from curvescope.core.errors import UsageError
 from curvescope.core.seeds import generator
 from curvescope.data.batches import Batch
+from curvescope.engines import EngineName, Tree
 from curvescope.operators.base import CurvatureOperator
-from curvescope.operators.engine import EngineName, Tree
 from curvescope.problem import Problem
 
 
@@ -25,14 +25,14 @@ class Hessian(CurvatureOperator):
     """∇²L, by differentiating the gradient."""
 
     def _batch_product(self, index: int, batch: Batch, rows: tuple[str, ...], tangents: Tree) -> Tree:
-        return self.engine.second_derivative(self.problem, index, batch, "hessian", rows, tangents)
+        return self.engine.second_derivative(index, batch, "hessian", rows, tangents)
 
 
 class Functional(CurvatureOperator):
     """The functional part, computed directly: the Hessian of ⟨G, z(θ)⟩ with G = ∂ℓ/∂z held fixed."""
 
     def _batch_product(self, index: int, batch: Batch, rows: tuple[str, ...], tangents: Tree) -> Tree:
-        return self.engine.second_derivative(self.problem, index, batch, "functional", rows, tangents)
+        return self.engine.second_derivative(index, batch, "functional", rows, tangents)
 
 
 class GGN(CurvatureOperator):
@@ -47,7 +47,7 @@ class GGN(CurvatureOperator):
         return self.problem.loss.convex
 
     def _batch_product(self, index: int, batch: Batch, rows: tuple[str, ...], tangents: Tree) -> Tree:
-        return self.engine.ggn(self.problem, index, batch, rows, tangents)
+        return self.engine.ggn(index, batch, rows, tangents)
 
 
 class EmpiricalFisher(CurvatureOperator):
@@ -61,7 +61,7 @@ class EmpiricalFisher(CurvatureOperator):
         def middle(z: Tensor, u: Tensor) -> Tensor:
             return loss.term_outer_product(z, batch.targets, batch.weights, u)
 
-        return self.engine.sandwich(self.problem, index, batch, middle, rows, tangents)
+        return self.engine.sandwich(index, batch, middle, rows, tangents)
 
 
 class MonteCarloFisher(CurvatureOperator):
@@ -96,7 +96,7 @@ class MonteCarloFisher(CurvatureOperator):
             found = [loss.term_outer_product(z, targets, batch.weights, u) for targets in samples]
             return torch.stack(found).mean(0)
 
-        return self.engine.sandwich(self.problem, index, batch, middle, rows, tangents)
+        return self.engine.sandwich(index, batch, middle, rows, tangents)
 
 
 def _draw_targets(problem: Problem, num_samples: int, seed: int) -> list[Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from contextlib import AbstractContextManager
 from math import prod
 from typing import Self
 
@@ -11,9 +12,9 @@ from torch import Tensor
 
 from curvescope.core.errors import UsageError
 from curvescope.core.operator import LinearOperator
+from curvescope.engines import Engine, EngineName
 from curvescope.operators.base import Patterns, as_patterns
-from curvescope.operators.engine import EngineName, choose
-from curvescope.problem import Problem, differentiating
+from curvescope.problem import Problem
 
 
 class Jacobian(LinearOperator):
@@ -22,7 +23,7 @@ class Jacobian(LinearOperator):
     def __init__(self, problem: Problem, *blocks: str, engine: EngineName = "auto"):
         if not isinstance(problem, Problem):
             raise UsageError(f"expected a cs.Problem, got {type(problem).__name__}")
-        self.problem, self.engine = problem, choose(engine)
+        self.problem, self.engine = problem, Engine(problem, engine)
         self.dtype, self.device = problem.dtype, problem.device
         self.space = self.columns = problem.space(*blocks)
         with torch.no_grad():
@@ -37,23 +38,26 @@ class Jacobian(LinearOperator):
         return found
 
     def _matmat(self, V: Tensor) -> Tensor:
-        self.engine.begin(self.problem)
-        tangents = self.space.scatter_columns(V)
-        parts = []
-        for batch in self.problem.placed_batches("Jacobian"):
-            with differentiating():
-                _, Jv = self.engine.jacobian(self.problem, batch, tangents)
-            parts.append(Jv.flatten(1).T)
-        return torch.cat(parts)
+        return self.engine.product(lambda: self._push(V))
 
     def _rmatmat(self, U: Tensor) -> Tensor:
-        self.engine.begin(self.problem)
+        return self.engine.product(lambda: self._pull(U))
+
+    def steady(self) -> AbstractContextManager[None]:
+        """Products inside belong together: an error at the end if the model or the data have changed."""
+        return self.engine.steady()
+
+    def _push(self, V: Tensor) -> Tensor:
+        tangents = self.space.scatter_columns(V)
+        batches = self.problem.placed_batches("Jacobian")
+        return torch.cat([self.engine.jacobian(batch, tangents)[1].flatten(1).T for batch in batches])
+
+    def _pull(self, U: Tensor) -> Tensor:
         total = torch.zeros(self.space.size, U.shape[1], dtype=self.dtype, device=self.device)
         start = 0
         for shape, batch in zip(self.output_shapes, self.problem.placed_batches("Jacobian"), strict=True):
             cotangents = U[start : start + prod(shape)].T.reshape(-1, *shape)
-            with differentiating():
-                tree = self.engine.jacobian_transpose(self.problem, batch, self.space.parameters, cotangents)
+            tree = self.engine.jacobian_transpose(batch, self.space.parameters, cotangents)
             total += self.space.gather_columns(tree, U.shape[1])
             start += prod(shape)
         return total

@@ -25,10 +25,10 @@ from torch.overrides import TorchFunctionMode
 
 from curvescope.core.blocks import ParamSpace
 from curvescope.core.errors import CurvescopeError, ShapeError, UsageError
+from curvescope.core.graph import nodes, once_differentiable_node
 from curvescope.core.result import Result
 from curvescope.data.batches import Batch
-from curvescope.operators.graph import nodes, once_differentiable_node
-from curvescope.problem import Problem, check_finite
+from curvescope.problem import Leaves, Problem, check_finite
 
 
 @dataclass(frozen=True)
@@ -74,9 +74,12 @@ def written_out_norms() -> Iterator[None]:
 
 def _batch_third(problem: Problem, batch: Batch, direction: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Σ over one batch's terms of ∇³ℓ[u,u,·], by parameter; not divided."""
-    leaves = problem.leaves(tuple(direction))
-    with written_out_norms():
-        s = problem.loss.sum(problem.outputs(batch, leaves), batch.targets, batch.weights)
+
+    def loss(leaves: Leaves) -> Tensor:
+        with written_out_norms():
+            return problem.loss.sum(problem.outputs(batch, leaves), batch.targets, batch.weights)
+
+    leaves, s = problem.differentiable(tuple(direction), loss, lambda s: [s])
     for _ in range(2):
         tree = _reverse(s, leaves, create_graph=True)
         if not tree:

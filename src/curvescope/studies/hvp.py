@@ -27,9 +27,9 @@ from curvescope.core.progress import Progress
 from curvescope.core.result import Result
 from curvescope.core.seeds import generator
 from curvescope.data.batches import Batch, Batches
+from curvescope.engines.keep import forget_everything
 from curvescope.models.load import load
 from curvescope.operators import Hessian
-from curvescope.operators.kept import forget_everything
 from curvescope.problem import Problem
 from curvescope.studies.hvp_contenders import CONTENDERS, PACKAGES, Tree, gradient
 from curvescope.studies.hvp_models import SHAPES, build, logits, plain_attention

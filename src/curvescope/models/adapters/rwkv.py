@@ -3,24 +3,24 @@
 from typing import Any
 
 from curvescope.models.adapters.table import Family
+from curvescope.models.exchange import Change
 
 
-def _restore(module: Any) -> None:
-    """Undo what a pass in eval mode does to weights in place: layer i over 2^(i // rescale_every)."""
+def _as_trained(module: Any) -> list[Change]:
+    """No halving on the way up, and no weights divided for it in place, unless a pass has divided them."""
     body = getattr(module, "rwkv", module)
-    if body.layers_are_rescaled:
-        training, body.training = body.training, True
-        body._rescale_layers()
-        body.training = training
+    if body.layers_are_rescaled or not body.config.rescale_every:
+        return []
+    return [Change(vars(body.config), "rescale_every", 0), Change(vars(body), "layers_are_rescaled", True)]
 
 
 FAMILY = Family(
     positions="none",
     float32=("the recurrence",),
-    settings={"rescale_every": 0},
-    restore=_restore,
+    settings=_as_trained,
     notes=(
         "a recurrence has no heads, no attention pattern and no Q, K, V",
-        "rescale_every is 0: the model as trained; halving weights on the way up is for half precision",
+        "the weights are taken as they stand: as trained, or, behind a pass in eval mode, divided for half "
+        "precision by 2^(layer // rescale_every)",
     ),
 )

@@ -16,6 +16,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from curvescope.models.exchange import Change
+from curvescope.models.standins import GENERIC, Standin
+
 
 @dataclass(frozen=True)
 class Cut:
@@ -119,6 +122,10 @@ def _no_facts(config: Any) -> dict[str, Any]:
     return {}
 
 
+def _no_settings(module: Any) -> list[Change]:
+    return []
+
+
 @dataclass(frozen=True)
 class Family:
     """One architecture. Parameters and modules that are not there are passed over.
@@ -127,8 +134,8 @@ class Family:
     `roles` and `places` are relative to `layer`; `head` holds whole names. `norm` is where the norms stand,
     `config` says which of the configuration's entries hold a fact, and `facts` computes further ones.
     `float32` names what the family computes in float32 whatever its parameters are; in float64 these casts
-    are left out (`models.double`). `settings` are entries of the configuration that are changed, and
-    `restore` puts weights right that the old settings had changed.
+    are left out (`models.double`). `settings` are changes of a module that hold while it is called, and
+    `standins` what our kernels may stand in for.
     """
 
     base: str = ""
@@ -145,6 +152,6 @@ class Family:
     config: Mapping[str, str] = field(default_factory=dict)
     facts: Callable[[Any], dict[str, Any]] = _no_facts
     float32: tuple[str, ...] = ()
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    restore: Callable[[Any], None] | None = None
+    settings: Callable[[Any], list[Change]] = _no_settings
+    standins: tuple[Standin, ...] = GENERIC
     notes: tuple[str, ...] = ()

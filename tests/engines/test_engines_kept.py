@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import curvescope as cs
-from curvescope.operators import kept
+from curvescope.engines import keep as kept
 
 MAKERS = {"hessian": cs.Hessian, "ggn": cs.GGN, "functional": cs.Functional}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from curvescope.problem import Problem
 
+T = TypeVar("T")
 SHARE_OF_FREE_MEMORY = 0.25
 RESULTS_PER_COLUMN = 6  # a direction's intermediates, in units of the forward pass's results
 # Batching directions pays while each is too small to fill the processor. On a CPU with two cores, products
@@ -33,11 +34,11 @@ class _CountBytes(TorchDispatchMode):
         return result
 
 
-def result_bytes(call: Callable[[], Any]) -> int:
-    """Size of all intermediate results of a call, such as a forward pass."""
+def result_bytes(call: Callable[[], T]) -> tuple[T, int]:
+    """What a call returns, such as a forward pass, and the size of all intermediate results."""
     with torch.no_grad(), _CountBytes() as count:
-        call()
-    return count.bytes
+        found = call()
+    return found, count.bytes
 
 
 def free_bytes(device: torch.device) -> int:

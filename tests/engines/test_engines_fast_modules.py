@@ -7,7 +7,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import curvescope as cs
-from curvescope.models.fused import _replacements
+from curvescope.models.fused import fuse
+from curvescope.models.plain import plain_model
 from dense import relative_error
 
 V, D, T = 11, 8, 7
@@ -217,9 +218,9 @@ class Gated(nn.Module):
 def test_gates_are_told_apart(dtype):
     kinds = {"silu": nn.SiLU(), "gelu": nn.GELU(), "gelu_tanh": nn.GELU(approximate="tanh")}
     for kind, activation in kinds.items():
-        (found,) = _replacements(Gated(activation).to(dtype))
+        (found,) = fuse(plain_model(Gated(activation).to(dtype))).replacements
         assert found.ours.keywords["activation"] == kind  # pyright: ignore[reportFunctionMemberAccess]
-    assert _replacements(Gated(nn.ReLU()).to(dtype)) == []
+    assert fuse(plain_model(Gated(nn.ReLU()).to(dtype))).replacements == ()
 
 
 def test_another_activation_is_noticed():
@@ -233,12 +234,10 @@ def test_another_activation_is_noticed():
 
 
 def test_a_jacobian_is_checked_too(monkeypatch):
-    from curvescope.models import fused
+    from curvescope.kernels import norms
 
-    right = fused.norms.layer_norm
-    monkeypatch.setattr(
-        fused.norms, "layer_norm", lambda *a, **k: (y := right(*a, **k)) + 0.3 * (y - y.detach())
-    )
+    right = norms.layer_norm
+    monkeypatch.setattr(norms, "layer_norm", lambda *a, **k: (y := right(*a, **k)) + 0.3 * (y - y.detach()))
     p = problem(lambda: nn.Sequential(nn.Embedding(V, D), nn.LayerNorm(D), nn.GELU(), nn.Linear(D, V)))
     J = cs.Jacobian(p)
     for product in (lambda: J @ direction(J), lambda: J.T @ torch.ones(J.shape[0], dtype=torch.float64)):

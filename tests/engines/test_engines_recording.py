@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import curvescope as cs
-from curvescope.operators.recording import Recording, Writer
-from curvescope.operators.recording_plan import Pool
-from curvescope.operators.replay_cpu import Recorder, Replay
+from curvescope.engines.replay.cpu import Recorder, Replay
+from curvescope.engines.replay.plan import Pool
+from curvescope.engines.replay.recording import Recording, Writer
 
 MAKERS = {"hessian": cs.Hessian, "ggn": cs.GGN, "functional": cs.Functional}
 
@@ -88,7 +88,7 @@ def test_blocks_share_the_memory_of_a_pool(name):
 
 @pytest.mark.parametrize("name", MAKERS)
 def test_a_replay_is_the_product_bit_for_bit(name, monkeypatch, replays):
-    monkeypatch.setattr("curvescope.operators.memory.CPU_GROUP_BYTES", 1)  # no batches
+    monkeypatch.setattr("curvescope.engines.memory.CPU_GROUP_BYTES", 1)  # no batches
     operator = MAKERS[name](problem(), engine="fast")
     V = draw(operator.shape[1], 20)
     first = operator @ V[:, 0]
@@ -158,31 +158,31 @@ class Counted:
     def __init__(self, work):
         self.work, self.times = work, 0
 
-    def __call__(self, tensors):
+    def __call__(self, tensors, group=1):
         self.times += 1
         return self.work(tensors)
 
 
 def test_work_is_soon_replayed():
     work = Counted(lambda t: [t[0] @ t[0]])
-    replay = Recorder(batched=False).replayed(work)
+    replay = Recorder().replayed(work)
     for i in range(8):
         x = draw(1, 4, 4, seed=i)
-        torch.testing.assert_close(replay([x])[0], x @ x)
+        torch.testing.assert_close(replay([x], 1)[0], x @ x)
     assert work.times == 4  # twice as it is, then recorded and compared
 
 
 @pytest.mark.parametrize("batched", [False, True])
 def test_few_directions_at_once_are_not_recorded(batched):
     work = Counted(lambda t: [t[0] @ t[0]])
-    replay = Recorder(batched).replayed(work)
+    replay = Recorder().replayed(work)
     for i in range(4):
         x = draw(4, 4, 4, seed=i)
-        torch.testing.assert_close(replay([x])[0], x @ x)
+        torch.testing.assert_close(replay([x], 4 if batched else 1)[0], x @ x)
     assert work.times == 4
     x = draw(4, 4, 4)  # more than sixteen by now
-    torch.testing.assert_close(replay([x])[0], x @ x)
-    torch.testing.assert_close(replay([x])[0], x @ x)
+    torch.testing.assert_close(replay([x], 4 if batched else 1)[0], x @ x)
+    torch.testing.assert_close(replay([x], 4 if batched else 1)[0], x @ x)
     assert work.times == (6 if batched else 4 + 2)  # recorded and compared, then replayed
     assert (replay._recording is None) == batched
 
@@ -202,11 +202,11 @@ def test_few_directions_at_once_are_not_recorded(batched):
 )
 def test_work_that_cannot_be_repeated_goes_on_as_it_is(work, caplog):
     counted = Counted(work)
-    replay = Replay(lambda t: [counted([t[0][0]])[0][None]], Pool(), batched=False)
+    replay = Replay(lambda t, _: [counted([t[0][0]])[0][None]], Pool())
     with caplog.at_level(logging.INFO, logger="curvescope"):
         for i in range(5):
             x = draw(4, 4, seed=i)
-            torch.testing.assert_close(replay([x[None]])[0][0], work([x])[0])
+            torch.testing.assert_close(replay([x[None]], 1)[0][0], work([x])[0])
     assert counted.times >= 5
     assert "not recorded" in caplog.text
 
@@ -268,15 +268,15 @@ def test_memory_is_used_again():
     pool, size = Pool(), 4 * 4 * 8
     x = draw(1, 4, 4)
 
-    def work(tensors):
+    def work(tensors, group=1):
         (t,) = tensors
         for _ in range(50):
             t = (t * 2).sin()
         return [t]
 
     for _ in range(3):  # recordings take turns in the same memory
-        replay = Replay(work, pool, batched=False)
+        replay = Replay(work, pool)
         for _ in range(4):
-            found = replay([x])
+            found = replay([x], 1)
         torch.testing.assert_close(found[0], work([x])[0])
     assert sum(block.numel() for block in pool._blocks) <= 4 * size

@@ -9,43 +9,42 @@ gradient, which is what takes the memory here.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from curvescope.core.errors import UsageError
+from curvescope.core.graph import leaves_of
 from curvescope.kernels.backends import refuse_third
 from curvescope.models.double import exact
-from curvescope.models.model import Model, evaluating
+from curvescope.models.exchange import Change, exchanged, parameters_at
+from curvescope.models.model import Model
 
 Context = Callable[[], AbstractContextManager[Any]]
 Tensors = Sequence[Tensor | None]
 
 
-@contextmanager
-def checkpointed(model: Model, inside: Context) -> Iterator[None]:
-    """The model's repeated layers keep nothing of their inside while they are called in this context.
+def checkpointed(model: Model, inside: Context) -> list[Change]:
+    """The model's repeated layers keep nothing of their inside while these changes hold.
 
     Args:
-        inside: what a layer runs in when it is computed again, such as our kernels.
+        model: Whose layers they are.
+        inside: What a layer runs in when it is computed again, such as our kernels.
     """
 
     @contextmanager
     def again() -> Iterator[None]:
-        with evaluating(model.module), exact(model.dtype, casts=model.casts), inside():
+        with inside(), exact(model.dtype, casts=model.casts):
             yield
 
-    with ExitStack() as undo:
-        for layer in repeated_layers(model.module):
-            own = layer.__dict__.get("forward")
-            undo.callback(_put_back, layer, own)
-            layer.forward = partial(_forward, layer, layer.forward, again)
-        yield
+    return [
+        Change(vars(layer), "forward", partial(_forward, layer, layer.forward, again))
+        for layer in repeated_layers(model.module)
+    ]
 
 
 def repeated_layers(module: nn.Module) -> list[nn.Module]:
@@ -61,13 +60,6 @@ def repeated_layers(module: nn.Module) -> list[nn.Module]:
     if not any(sizes):
         raise UsageError("expected a model with repeated layers to checkpoint, found none")
     return alike[sizes.index(max(sizes))]
-
-
-def _put_back(layer: nn.Module, own: Any) -> None:
-    if own is None:
-        del layer.forward
-    else:
-        layer.forward = own
 
 
 def _forward(layer: nn.Module, forward: Callable[..., Any], again: Context, *args: Any, **kwargs: Any) -> Any:
@@ -86,8 +78,8 @@ class _Call:
     def __init__(
         self, layer: nn.Module, forward: Callable[..., Any], again: Context, leaves: list[Any], tree: Any
     ):
-        self._layer, self.again = _Bare(layer, forward), again
-        self._names = [f"layer.{name}" for name, _ in layer.named_parameters()]
+        self._layer, self._run, self.again = layer, forward, again
+        self._names = [name for name, _ in layer.named_parameters()]
         self._moving = [i for i, x in enumerate(leaves) if _is_real(x)]
         self._fixed, self._tree = [None if _is_real(x) else x for x in leaves], tree
         self._rest: list[Any] = []
@@ -101,27 +93,28 @@ class _Call:
             leaves[i] = x
         args, kwargs = tree_unflatten(leaves, self._tree)
         parameters = dict(zip(self._names, tensors[count:], strict=True))
-        outputs, self._outputs = tree_flatten(functional_call(self._layer, parameters, args, kwargs))
+        with exchanged(parameters_at(self._layer, parameters)):
+            found = self._run(*args, **kwargs)  # without hooks: they had their turn when the layer was called
+        outputs, self._outputs = tree_flatten(found)
         self._real = [_is_real(x) for x in outputs]
         self._rest = [None if _is_real(x) else x for x in outputs]
         return tuple(filter(_is_real, outputs))
+
+    def refuse_held(self, outputs: Sequence[Tensor]) -> None:
+        """Raise where the layer reaches a parameter that is none of its own: it would count as constant."""
+        foreign = [leaf for y in outputs for leaf in leaves_of(y) if isinstance(leaf, nn.Parameter)]
+        if foreign:
+            raise UsageError(
+                f"a layer uses a parameter of shape {tuple(foreign[0].shape)} that is not its own (held in a "
+                "closure or a list), which cannot be checkpointed",
+                hint="checkpoint=False",
+            )
 
     def whole(self, outputs: Sequence[Tensor]) -> Any:
         """What the layer itself returned, with these tensors in it."""
         given = iter(outputs)
         leaves = [next(given) if real else x for x, real in zip(self._rest, self._real, strict=True)]
         return tree_unflatten(leaves, self._outputs)
-
-
-class _Bare(nn.Module):
-    """A layer without its own hooks: they have their turn once, when the layer is called."""
-
-    def __init__(self, layer: nn.Module, forward: Callable[..., Any]):
-        super().__init__()
-        self.layer, self._forward = layer, forward
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self._forward(*args, **kwargs)
 
 
 class _Layer(torch.autograd.Function):
@@ -176,6 +169,7 @@ def _gradient(call: _Call, needs: tuple[bool, ...], leaves: list[Tensor], *, cre
         outputs = call.run(tensors)
         wanted = [x for x, need in zip(tensors, needs, strict=True) if need]
         pairs = [(y, g) for y, g in zip(outputs, cotangents, strict=True) if y.requires_grad]
+        call.refuse_held([y for y, _ in pairs])
         found = iter(
             torch.autograd.grad(
                 [y for y, _ in pairs],

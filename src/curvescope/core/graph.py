@@ -1,4 +1,4 @@
-"""A walk over the nodes of an autograd graph, and operations in it that can be differentiated only once."""
+"""A walk over the nodes of an autograd graph, and what is to be known of those in it."""
 
 from __future__ import annotations
 
@@ -21,6 +21,14 @@ def nodes(z: Tensor) -> Iterator[Node]:
         before = {other for other, _ in node.next_functions if other is not None} - seen
         seen |= before
         waiting += before
+
+
+def leaves_of(z: Tensor) -> Iterator[Tensor]:
+    """The tensors that the graph of z begins with."""
+    for node in nodes(z):
+        leaf = getattr(node, "variable", None)
+        if isinstance(leaf, Tensor):
+            yield leaf
 
 
 def once_differentiable_node(z: Tensor) -> Node | None:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import Tensor
 
 from curvescope.core.seeds import generator
-from curvescope.operators.engine import Work
-from curvescope.operators.recording import NotRecordable, Recording, Writer
-from curvescope.operators.recording_plan import Pool
+from curvescope.engines.replay.plan import Pool
+from curvescope.engines.replay.recording import NotRecordable, Recording, Writer
+from curvescope.engines.works import Work
 
 LOG = logging.getLogger("curvescope")
 # A recording pays after 10 to 20 directions. Who asks for a single one three times will go on; several at
@@ -21,18 +21,12 @@ LOG = logging.getLogger("curvescope")
 WARM, MANY = 2, 16
 
 
+@final
 class Recorder:
-    """Records work of one engine, which shares one memory.
+    """Records work of one engine, which shares one memory."""
 
-    Args:
-        batched: whether work for several directions takes them at once, not one by one.
-    """
-
-    def __init__(self, batched: bool) -> None:
-        self.batched, self.pool = batched, Pool()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Recorder, (self.batched,)  # a copy begins empty
+    def __init__(self) -> None:
+        self.pool = Pool()
 
     def building(self) -> AbstractContextManager[None]:
         """Autograd's graphs are built inside."""
@@ -40,28 +34,29 @@ class Recorder:
 
     def replayed(self, work: Work) -> Work:
         """The work, recorded when it is asked for again."""
-        return Replay(work, self.pool, self.batched)
+        return Replay(work, self.pool)
 
 
+@final
 class Replay:
-    """`work(tensors)` for tensors (k, …), k directions, of always the same shapes.
+    """`work(tensors, group)` for tensors (k, …), k directions, of always the same shapes.
 
     First it works as it is; then it records, and compares a replay with the work for other numbers: unless
     they are the same, bit for bit, it goes on as it is. What a call returns holds until the next one of any
     work that shares the pool.
     """
 
-    def __init__(self, work: Work, pool: Pool, batched: bool):
-        self._work, self._pool, self._batched = work, pool, batched
+    def __init__(self, work: Work, pool: Pool):
+        self._work, self._pool = work, pool
         self._done = 0  # directions, without a recording
         self._recording: Recording | None = None
         self._refused = False
 
-    def __call__(self, tensors: Sequence[Tensor]) -> Sequence[Tensor | None]:
+    def __call__(self, tensors: Sequence[Tensor], group: int) -> Sequence[Tensor | None]:
         k = tensors[0].shape[0]
-        if self._refused or (k != 1 and (self._batched or not self._soon(k))):
+        if self._refused or (k != 1 and (group > 1 or not self._soon(k))):
             self._done += k
-            return self._work(tensors)
+            return self._work(tensors, group)
         if k == 1:
             return self._one(tensors)
         columns = [_copies(self._one([t[j : j + 1] for t in tensors])) for j in range(k)]
@@ -74,18 +69,18 @@ class Replay:
         if self._recording is not None:
             return self._recording.replay(tensors)
         self._done += 1
-        return self._record(tensors) if self._done > WARM and not self._refused else self._work(tensors)
+        return self._record(tensors) if self._done > WARM and not self._refused else self._work(tensors, 1)
 
     def _record(self, tensors: Sequence[Tensor]) -> Sequence[Tensor | None]:
         inputs = [t.clone() for t in tensors]
         writer = Writer(inputs)
         with writer:
-            found = self._work(inputs)
+            found = self._work(inputs, 1)
         source = generator(0)
-        others = [torch.randn(t.shape, generator=source, dtype=t.dtype, device="cpu") for t in inputs]
+        others = [torch.empty_like(t).normal_(generator=source) for t in inputs]  # in the same memory layout
         try:
             recording = Recording(writer, found, self._pool)
-            if not _same(recording.replay(others), self._work(others)):
+            if not _same(recording.replay(others), self._work(others, 1)):
                 raise NotRecordable("a replay gives other numbers")
             self._recording = recording
         except (NotRecordable, RuntimeError) as error:  # of memory that is not there, say

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from curvescope.operators.recording_plan import Place, Pool, Step, leaves, mapped, storages
+from curvescope.engines.replay.plan import Place, Pool, Step, leaves, mapped, storages
 
 _torch: Any = torch  # for names that torch does not declare
 _aten: Any = torch.ops.aten

@@ -1,0 +1,133 @@
+"""The user's own module, asked on a few positions: is it what it was, and is it the same every time?"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from curvescope.core.errors import CurvescopeError
+from curvescope.data.batches import Batch
+from curvescope.engines.memory import result_bytes
+from curvescope.engines.run import PlainRunner
+from curvescope.models.exchange import Change, exchanged
+from curvescope.problem import Problem
+
+FEW = 16  # positions of the sequence that is asked
+ROUNDING = 64  # in units of the last place of the largest output
+
+
+@dataclass(frozen=True)
+class Few:
+    """A small part of the data, placed, what the module answers, and the size of all it makes on the way."""
+
+    batch: Batch
+    answer: Tensor | None
+    result_bytes: int
+
+
+def few_positions(problem: Problem) -> Few:
+    """A small part of the data that the module takes: a sequence with a counted term, cut where that works.
+
+    Some modules are made for one length, or one number of sequences: they get a whole sequence, or a batch.
+    """
+    candidates = [batch.map(problem.placed) for batch in _candidates(problem)]
+    for batch in candidates:
+        before = _random_states(problem)
+        try:
+            found, size = result_bytes(partial(answer, problem, batch))
+        except Exception:  # whatever a module raises at a shape that it does not know
+            continue
+        if _random_states(problem) != before:
+            refuse_random(problem, batch)
+        return Few(batch, found, size)
+    return Few(candidates[0], None, 0)
+
+
+def _random_states(problem: Problem) -> tuple[bytes, ...]:
+    """Of all generators that a module may draw from without having one of its own."""
+    states = [torch.get_rng_state()]
+    if problem.device.type == "cuda":
+        states.append(torch.cuda.get_rng_state(problem.device))
+    others = repr(random.getstate()), repr(np.random.get_state())
+    return (*(t.numpy().tobytes() for t in states), *(x.encode() for x in others))
+
+
+def _candidates(problem: Problem) -> Iterator[Batch]:
+    for batch in problem.batches:
+        for i in range(batch.num_sequences):
+            one = batch[i : i + 1]
+            if problem.loss.total_weight(one.targets, one.weights) > 0:
+                short = _cut(one)
+                if problem.loss.total_weight(short.targets, short.weights) > 0:
+                    yield short
+                yield from (one, batch)
+                return
+
+
+def _cut(batch: Batch) -> Batch:
+    """Tokens and their targets up to a few positions; anything else as it is."""
+    targets = batch.targets
+    T = targets.shape[1] if isinstance(targets, Tensor) and targets.dim() == 2 else 0
+    if any(t.dim() != 2 or t.shape[1] != T for t in batch.tensors()) or targets.is_floating_point():
+        return batch
+    return batch.map(lambda t: t[:, :FEW])
+
+
+@torch.no_grad()
+def answer(problem: Problem, batch: Batch) -> Tensor:
+    """The outputs of the module as it is, on a placed batch."""
+    z = PlainRunner(problem).outputs(batch, {}, second_order=False, lazy=False)
+    assert isinstance(z, Tensor)
+    return z.clone()
+
+
+def alike(a: Tensor, b: Tensor) -> bool:
+    """Whether two answers are the same up to the order in which sums were taken."""
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    if torch.equal(a, b):
+        return True
+    scale = float(b.abs().max()) if b.numel() else 0.0
+    gap = torch.nan_to_num(a - b).abs().max()
+    undefined = torch.equal(torch.isfinite(a), torch.isfinite(b))
+    return undefined and float(gap) <= ROUNDING * torch.finfo(a.dtype).eps * scale
+
+
+def refuse_random(problem: Problem, batch: Batch) -> None:
+    """Raise when the module gives other outputs every time it is asked; the sentence names the layer."""
+    first, second = _layer_outputs(problem, batch), _layer_outputs(problem, batch)
+    other = [name for name in first if name in second and not alike(first[name], second[name])]
+    if not other:
+        return
+    name = other[0] or type(problem.model.module).__name__
+    raise CurvescopeError(
+        f"{name} gives other outputs every time it is called, so its curvature is no fixed matrix",
+        hint="switch its randomness off: F.dropout(x, p, self.training) does so in eval mode",
+    )
+
+
+def _layer_outputs(problem: Problem, batch: Batch) -> dict[str, Tensor]:
+    """What every submodule gave at its first call, the innermost first."""
+    found: dict[str, Tensor] = {}
+
+    def noting(name: str, forward: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            y = forward(*args, **kwargs)
+            seen = y[0] if isinstance(y, tuple) and y else y
+            if isinstance(seen, Tensor) and seen.is_floating_point():
+                found.setdefault(name, seen.detach().clone())
+            return y
+
+        return call
+
+    parts: dict[str, nn.Module] = dict(problem.model.module.named_modules())
+    with exchanged([Change(vars(m), "forward", noting(name, m.forward)) for name, m in parts.items()]):
+        found.setdefault("", answer(problem, batch))
+    return found

@@ -1,0 +1,139 @@
+"""What is known of a model: which kernels fit it, and that they give the numbers of plain autograd.
+
+Found at first use, on a few positions, and anew whenever the module does something else than before. Three
+passes through those positions: one for autograd's product, one to find the linear map that makes the outputs,
+one for ours.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from curvescope.core.errors import CurvescopeError
+from curvescope.core.seeds import generator
+from curvescope.data.batches import Batch
+from curvescope.engines import ask, works
+from curvescope.engines.run import FusedRunner, PlainRunner, Runner, find_head
+from curvescope.engines.snapshot import Snapshot, modes
+from curvescope.models.fused import Fused, fuse
+from curvescope.models.model import Model
+from curvescope.problem import Problem, differentiating
+
+LOG = logging.getLogger("curvescope")
+TOLERANCE = {torch.float64: 1e-5, torch.float32: 5e-3}  # far below a mistake, above rounding
+Tree = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Known:
+    """A model as it was checked: `fused` is None where it is run as it is; `head` makes its outputs."""
+
+    snapshot: Snapshot
+    fused: Fused | None
+    head: int | None
+
+    def runner(self, problem: Problem, *, checkpoint: bool) -> Runner:
+        """How the module of the problem is run."""
+        if self.fused is None:
+            return PlainRunner(problem, checkpoint=checkpoint)
+        return FusedRunner(problem, self.fused, self.head, checkpoint=checkpoint)
+
+
+_known: WeakKeyDictionary[Model, dict[Any, Known]] = WeakKeyDictionary()
+
+
+def known(problem: Problem, few: Batch, *, engine: str, checkpoint: bool) -> Known:
+    """What is known of the problem's model, found out where nothing is or where the model has changed."""
+    kind = (engine, checkpoint, problem.dtype, problem.device, type(problem.loss), modes())
+    entries = _known.setdefault(problem.model, {})
+    if kind not in entries or not entries[kind].snapshot.same():
+        problem.check_structure()
+        entries[kind] = _find_out(problem, few, engine, checkpoint)
+    return entries[kind]
+
+
+def _find_out(problem: Problem, few: Batch, engine: str, checkpoint: bool) -> Known:
+    model = problem.model
+    snapshot = Snapshot(model.module, model.options, problem.loss)
+    plain = Known(snapshot, None, None)
+    if engine == "autograd":
+        ask.answer(problem, few)
+        snapshot.settle()
+        return plain
+    fused = fuse(model)
+    try:
+        v = _direction(problem)
+        theirs = _product(problem, few, PlainRunner(problem), v)
+    except (CurvescopeError, RuntimeError):
+        snapshot.settle()
+        return Known(snapshot, fused, None)  # nothing to compare with; the product will say why
+    try:
+        head = find_head(problem, fused, few)
+        ours = _product(problem, few, FusedRunner(problem, fused, head, checkpoint=checkpoint), v)
+    except Exception as error:  # whatever a module does that our kernels do not expect
+        if engine == "fast":
+            raise
+        LOG.info("%s is differentiated as it is, without our kernels: %s", model.name, error)
+        snapshot.settle()
+        return plain
+    snapshot.settle()
+    if all(bool(torch.isfinite(t).all()) for t in theirs.values()):  # if not, the product will say so
+        _compare(problem, few, v, ours, theirs)
+    return Known(snapshot, fused, head)
+
+
+def _direction(problem: Problem) -> dict[str, Tensor]:
+    source = generator(0)
+    return {
+        name: torch.randn(1, *p.shape, generator=source, dtype=torch.float32).to(p)
+        for name, p in problem.model.parameters.items()
+    }
+
+
+def _product(problem: Problem, few: Batch, runner: Runner, v: Tree) -> dict[str, Tensor]:
+    names = tuple(v)
+    with differentiating():
+        work = works.second_derivative(problem, runner, few, "hessian", names, names)
+        found = work(list(v.values()), 1)
+    return {name: x for name, x in zip(names, found, strict=True) if x is not None}
+
+
+def _compare(problem: Problem, few: Batch, v: Tree, ours: Tree, theirs: Tree) -> None:
+    """Raise unless both products are the same up to rounding."""
+    error, tolerance = _distance(ours, theirs), TOLERANCE.get(problem.dtype, 0.1)
+    if problem.device.type == "cuda" and torch.get_float32_matmul_precision() != "highest":
+        tolerance = max(tolerance, 0.05)
+    if not error <= tolerance and not error <= 10 * _rounding(problem, few, v, theirs):
+        ask.refuse_random(problem, few)
+        raise CurvescopeError(
+            f"the fast engine and autograd disagree on {problem.model.name} by {error:.1e} of the product",
+            hint="use engine='autograd'",
+        )
+
+
+def _distance(a: Tree, b: Tree) -> float:
+    """‖a − b‖ / ‖b‖ over all parameters; a missing one is zero."""
+    names = set(a) | set(b)
+    zero = torch.zeros(())
+    gaps = [(a.get(n, zero).double().cpu() - b.get(n, zero).double().cpu()).norm() for n in names]
+    sizes = [x.double().norm().cpu() for x in b.values()]
+    gap, size = (float(torch.stack(x).norm()) if x else 0.0 for x in (gaps, sizes))
+    return gap / size if size else gap
+
+
+def _rounding(problem: Problem, few: Batch, v: Tree, theirs: Tree) -> float:
+    """How far autograd itself is from its product in float64."""
+    import copy
+
+    model = replace(problem.model, module=copy.deepcopy(problem.model.module).double())
+    double = Problem(model, [few], problem.loss).at({k: p.double() for k, p in problem.point.items()})
+    (batch,) = double.placed_batches("check of the engine")
+    exact = _product(double, batch, PlainRunner(double), {name: t.double() for name, t in v.items()})
+    return _distance(theirs, exact)

@@ -1,0 +1,78 @@
+"""Numbers in tensors, summed up so that a change of any of them is noticed, however it was written.
+
+Autograd counts the writes it sees; `tensor.data`, NumPy and other processes write past it. Reading everything
+once is cheap beside a product. Small tensors are kept as they are. Of a large one two things are: the sums of
+its bits as whole numbers, modulo 2⁶⁴, which no change of a single entry leaves alone; and its rows' products
+with random weights, which notice what such sums do not (entries that change places, signs in pairs).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from curvescope.core.seeds import generator
+
+SMALL = 4096  # entries
+ROW = 2**14  # words of 8 bytes
+
+
+@torch.no_grad()
+def digest(tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:
+    """A few tensors that are equal, bit for bit, while the given ones are."""
+    small: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+    large: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+    for t in tensors:
+        if t.layout != torch.strided:
+            continue
+        t = torch.view_as_real(t.detach().resolve_conj()) if t.is_complex() else t.detach()
+        if t.numel() <= SMALL:
+            small.setdefault((t.device, t.dtype), []).append(t.reshape(-1))
+        else:
+            for part in (_bits(t), _projections(t)):
+                large.setdefault((part.device, part.dtype), []).append(part)
+    return tuple(torch.cat(some) for group in (small, large) for some in group.values())
+
+
+def same(now: tuple[Tensor, ...], then: tuple[Tensor, ...]) -> bool:
+    """Whether two digests are of the same numbers; undefined ones count as equal to themselves."""
+    return len(now) == len(then) and all(
+        a.shape == b.shape and a.dtype == b.dtype and a.device == b.device and _equal(a, b)
+        for a, b in zip(now, then, strict=True)
+    )
+
+
+def _equal(a: Tensor, b: Tensor) -> bool:
+    return torch.equal(a, b) or (
+        a.is_floating_point() and torch.equal(a.view(torch.uint8), b.view(torch.uint8))
+    )
+
+
+def _bits(t: Tensor) -> Tensor:
+    """Sums of the bits, 8 bytes to a word, over rows of words, and the bytes that are left."""
+    flat = t.contiguous().view(-1).view(torch.uint8)
+    if flat.storage_offset() % 8:
+        flat = flat.clone()
+    whole = flat.numel() // 8 * 8
+    words = flat[:whole].view(torch.int64)
+    rows = words.numel() // ROW * ROW
+    return torch.cat(
+        [words[:rows].view(-1, ROW).sum(1), words[rows:].sum().view(1), flat[whole:].to(torch.int64)]
+    )
+
+
+def _projections(t: Tensor) -> Tensor:
+    """Every row times random weights in (1/2, 3/2); of whole numbers in double precision."""
+    rows = t.flatten(1) if t.dim() > 1 else t.view(1, -1)
+    if rows.shape[1] > ROW:
+        rows = t.contiguous().view(-1)[: t.numel() // ROW * ROW].view(-1, ROW)
+    rows = rows if rows.is_floating_point() else rows.double()
+    return rows @ _weights(rows.device)[: rows.shape[1]].to(rows.dtype)
+
+
+@cache
+def _weights(device: torch.device) -> Tensor:
+    return (torch.rand(ROW, generator=generator(0), dtype=torch.float64) + 0.5).to(device)

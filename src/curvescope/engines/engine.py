@@ -1,0 +1,248 @@
+"""The engine: how products of a problem are executed, batch by batch.
+
+    bind    what the product depends on is looked at; what is kept of another state is forgotten (watch)
+    check   a model that is new, or does something else than before, is tried on a few positions (check)
+    run     the module is run: as it is, or with our kernels; its layers kept, or computed again (run)
+    keep    the graph that does not depend on the directions is kept while memory allows (works, keep)
+    replay  a product that is asked for again is recorded and replayed (replay)
+
+Methods take trees: tangents are {parameter: (k, *shape)}, k directions at once, and results are the same
+for the parameters in `rows`. A parameter that a result does not depend on may be missing. `index` counts the
+batches, so that the engine can keep what does not depend on the directions. An engine knows nothing of
+spaces or normalisation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Literal, TypeVar, final, get_args
+
+import torch
+from torch import Tensor
+
+from curvescope.core.errors import CurvescopeError, UsageError, near_misses
+from curvescope.data.batches import Batch
+from curvescope.engines import ask, works
+from curvescope.engines.check import Known
+from curvescope.engines.keep import Kept
+from curvescope.engines.memory import directions_per_pass, result_bytes
+from curvescope.engines.passes import Linearised, pull
+from curvescope.engines.replay import cpu, cuda
+from curvescope.engines.run import PlainRunner, Runner
+from curvescope.engines.watch import Watch
+from curvescope.engines.works import Names, Work, there
+from curvescope.losses.base import Part
+from curvescope.models.exchange import locked
+from curvescope.problem import Problem, differentiating
+
+Tree = dict[str, Tensor]
+Middle = Callable[[Tensor, Tensor], Tensor]
+"""M u for the outputs z and u of shape (k, *z.shape)."""
+EngineName = Literal["auto", "autograd", "fast"]
+GRAPH_SIZE = 4  # of the gradient's graph, in units of the forward pass's results
+T = TypeVar("T")
+
+
+@final
+class Engine:
+    """Products of one problem.
+
+    Args:
+        problem: What it is bound to.
+        name: `fast` runs the module with our kernels, and it is an error if they cannot; `autograd` as it is;
+            `auto` is `fast`, or `autograd` for modules that our kernels cannot run.
+        checkpoint: Whether layers are computed again instead of being kept.
+    """
+
+    def __init__(self, problem: Problem, name: EngineName = "auto", *, checkpoint: bool = False):
+        if name not in get_args(EngineName):
+            hint = near_misses(name, list(get_args(EngineName)))
+            raise UsageError(f"expected an engine, got {name!r}", hint=hint)
+        self.problem, self._wanted, self._checkpoint = problem, name, checkpoint
+        self._watch = Watch(problem, engine=name, checkpoint=checkpoint)
+        self._runner: Runner = PlainRunner(problem, checkpoint=checkpoint)
+        self._kept = Kept()
+        self._recorder: cpu.Recorder | cuda.Recorder | None = None
+        self._group: int | None = None
+        self._steady = 0
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(Engine, checkpoint=self._checkpoint), (self.problem, self._wanted)  # begins empty
+
+    @property
+    def name(self) -> str:
+        """How the module was run last."""
+        return self._runner.name
+
+    # ------------------------------------------------------------------------------- bind and check
+
+    def product(self, work: Callable[[], T]) -> T:
+        """What `work` makes of the methods below, at the problem as it is; nothing that is kept is stale.
+
+        Threads take turns with a module. `work` is called a second time where numbers had been written in a
+        way that is only seen afterwards.
+        """
+        with locked(self.problem.model.module), differentiating():
+            self._bind()
+            found = work()
+            if self._steady or self._watch.confirm():
+                return found
+            self._forget()
+            self._bind()
+            found = work()
+            if not self._watch.confirm():
+                ask.refuse_random(self.problem, self._watch.few.batch)
+                raise CurvescopeError(
+                    f"{self.problem.model.name} gave other outputs each time it was asked during a product",
+                    hint="let nothing write to the model or the data meanwhile",
+                )
+            return found
+
+    @contextmanager
+    def steady(self) -> Iterator[None]:
+        """Products inside belong together: the whole guarantee is given once for all of them.
+
+        Raises:
+            CurvescopeError: The model or the data have changed before the end.
+        """
+        self.product(lambda: None)
+        self._steady += 1
+        try:
+            yield
+        finally:
+            self._steady -= 1
+        with locked(self.problem.model.module), differentiating():
+            if self._watch.look() is not None or not self._watch.confirm():
+                self._forget()
+                raise _moved(self.problem)
+
+    def _bind(self) -> None:
+        before, known = self._watch.known, self._watch.look()
+        if known is None:
+            return
+        if self._steady:
+            self._forget()
+            raise _moved(self.problem)
+        self._kept.forget()
+        self._recorder = self._group = None
+        self._runner = known.runner(self.problem, checkpoint=self._checkpoint)
+        if known is before:  # the same model at other numbers: its derivatives were checked
+            self._verify(known)
+
+    def _verify(self, known: Known) -> None:
+        """Raise unless our kernels still give the module's own outputs."""
+        few, theirs = self._watch.few.batch, self._watch.few.answer
+        if known.fused is None or theirs is None:
+            return
+        with torch.no_grad():
+            ours = self._runner.outputs(few, {}, second_order=False, lazy=False)
+        assert isinstance(ours, Tensor)
+        if not _near(ours, theirs):
+            ask.refuse_random(self.problem, few)
+            raise CurvescopeError(
+                f"the fast engine does not give the outputs of {self.problem.model.name} itself",
+                hint="use engine='autograd'",
+            )
+
+    def _forget(self) -> None:
+        self._watch.forget()
+        self._kept.forget()
+
+    # ------------------------------------------------------------------------------- products of a batch
+
+    def second_derivative(
+        self, index: int, batch: Batch, part: Part, rows: Names, tangents: Mapping[str, Tensor]
+    ) -> Tree:
+        """∂²s/∂θ_rows ∂θ_cols applied to the tangents (of the parameters cols), s the scalar of `part`."""
+        columns = tuple(tangents)
+        build = partial(works.second_derivative, self.problem, self._runner, batch, part, rows, columns)
+        return self._done((index, part, rows, columns), build, batch, tangents)
+
+    def ggn(self, index: int, batch: Batch, rows: Names, tangents: Mapping[str, Tensor]) -> Tree:
+        """Jᵀ (∂²loss/∂z²) J applied to the tangents."""
+        columns = tuple(tangents)
+        build = partial(works.ggn, self.problem, self._runner, batch, rows, columns)
+        return self._done((index, "ggn", rows, columns), build, batch, tangents)
+
+    def sandwich(
+        self, index: int, batch: Batch, middle: Middle, rows: Names, tangents: Mapping[str, Tensor]
+    ) -> Tree:
+        """Jᵀ M J applied to the tangents."""
+        columns, group = tuple(tangents), self._directions(batch, tangents)
+        build = partial(works.linearised, self.problem, self._runner, batch, rows, columns, lazy=False)
+        graph: Linearised = self._keep((index, "sandwich", rows, columns), build, batch)
+        (z,), (Jv,) = graph.outputs, graph.push(list(tangents.values()), group)
+        into = [graph.leaves[name] for name in rows]
+        return _tree(rows, pull([z], [middle(there(z).detach(), Jv)], into, group))
+
+    def jacobian(self, batch: Batch, tangents: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Outputs z, and J applied to the tangents: (k, *z.shape)."""
+        graph = works.linearised(self.problem, self._runner, batch, (), tuple(tangents), lazy=False)
+        group = self._directions(batch, tangents)
+        (z,), (Jv,) = graph.outputs, graph.push(list(tangents.values()), group)
+        return there(z).detach(), Jv
+
+    def jacobian_transpose(self, batch: Batch, rows: Names, cotangents: Tensor) -> Tree:
+        """Jᵀ applied to cotangents (k, *z.shape)."""
+        graph = works.linearised(self.problem, self._runner, batch, rows, (), lazy=False)
+        group = self._directions(batch, {"": cotangents})
+        return _tree(rows, pull(graph.outputs, [cotangents], [graph.leaves[name] for name in rows], group))
+
+    # ------------------------------------------------------------------------------- keep and replay
+
+    def _done(
+        self, key: Any, build: Callable[[], Work], batch: Batch, tangents: Mapping[str, Tensor]
+    ) -> Tree:
+        """A work, kept and replayed where it can be, applied to the tangents."""
+        group = self._directions(batch, tangents)
+        work: Work = self._keep(key, partial(self._replayed, build), batch)
+        return _tree(key[-2], work(list(tangents.values()), group))
+
+    def _replayed(self, build: Callable[[], Work]) -> Work:
+        device = self.problem.device
+        if device.type not in ("cpu", "cuda") or self._runner.name != "fast" or self._checkpoint:
+            return build()
+        if self._recorder is None:
+            self._recorder = cuda.Recorder(device) if device.type == "cuda" else cpu.Recorder()
+        with self._recorder.building():
+            work = build()
+        return self._recorder.replayed(work)
+
+    def _keep(self, key: Any, build: Callable[[], T], batch: Batch) -> T:
+        few = self._watch.few
+        positions = max(t.numel() for t in batch.tensors()) / max(t.numel() for t in few.batch.tensors())
+        size = int(GRAPH_SIZE * few.result_bytes * positions)
+        return self._kept.get(key, build, device=self.problem.device, size=size)
+
+    def _directions(self, batch: Batch, tangents: Mapping[str, Tensor]) -> int:
+        """Directions at once; found with the first batch that is given several, then kept."""
+        if next(iter(tangents.values())).shape[0] == 1 or self._checkpoint:
+            return 1
+        if self._group is None:
+            run = partial(self._runner.outputs, batch, {}, second_order=False, lazy=True)
+            self._group = directions_per_pass(self.problem, result_bytes(run)[1])
+        return self._group
+
+
+def _moved(problem: Problem) -> CurvescopeError:
+    return CurvescopeError(
+        f"{problem.model.name} or its data changed while something was computed from many products",
+        hint="begin again, and let nothing write to them meanwhile",
+    )
+
+
+def _near(ours: Tensor, theirs: Tensor) -> bool:
+    """Whether outputs are the same up to what another order of operations may change; in any precision."""
+    from curvescope.models.hf_module import rounding
+
+    finite = theirs.isfinite()
+    if not bool(finite.any()):
+        return True  # the product will say so
+    scale = max(float(theirs[finite].abs().max()), 1e-30)
+    return float((ours - theirs)[finite].abs().max()) <= rounding(theirs) * scale
+
+
+def _tree(names: Names, found: Any) -> Tree:
+    return {name: x for name, x in zip(names, found, strict=True) if x is not None}

@@ -1,0 +1,86 @@
+"""What engines keep between products: graphs that do not depend on the directions, while memory allows.
+
+One store for all engines of a process, because they share one memory: the entry that was used longest ago
+goes first, and an engine's entries go with it.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from threading import RLock
+from typing import Any, TypeVar, final
+
+import torch
+
+from curvescope.engines.memory import free_bytes
+
+SHARE = 0.5  # of the memory that is free when nothing is kept
+T = TypeVar("T")
+_alone = RLock()
+_store: OrderedDict[tuple[int, Hashable], tuple[Any, int]] = OrderedDict()
+
+
+@final
+class Kept:
+    """The entries of one engine. They hold while the engine does not forget them."""
+
+    def __init__(self) -> None:
+        self._owner = id(self)
+        weakref.finalize(self, _forget, self._owner)
+
+    def forget(self) -> None:
+        """Free all entries: they are of another state."""
+        _forget(self._owner)
+
+    def get(self, key: Hashable, build: Callable[[], T], *, device: torch.device, size: int) -> T:
+        """The entry, built when it is not there.
+
+        Args:
+            size: bytes it is expected to take; on a GPU they are measured instead.
+        """
+        at = (self._owner, key)
+        with _alone:
+            if at in _store:
+                _store.move_to_end(at)
+                return _store[at][0]
+        before = _allocated(device)
+        try:
+            found = build()
+        except torch.OutOfMemoryError:
+            if not _store:
+                raise
+            forget_everything()
+            before = _allocated(device)
+            found = build()
+        size = max(_allocated(device) - before, 0) if device.type == "cuda" else size
+        with _alone:
+            _insert(at, found, size, device)
+        return found
+
+
+def forget_everything() -> None:
+    """Free what all engines keep."""
+    with _alone:
+        _store.clear()
+
+
+def _insert(at: tuple[int, Hashable], found: Any, size: int, device: torch.device) -> None:
+    """Keep an entry if it fits, at the cost of those used longest ago."""
+    held = sum(entry[1] for entry in list(_store.values()))
+    budget = SHARE * (free_bytes(device) + held + (size if device.type == "cuda" else 0))
+    while _store and held + size > budget:
+        held -= _store.popitem(last=False)[1][1]
+    if size <= budget:
+        _store[at] = (found, size)
+
+
+def _forget(owner: int) -> None:
+    with _alone:
+        for at in [at for at in list(_store) if at[0] == owner]:
+            _store.pop(at, None)
+
+
+def _allocated(device: torch.device) -> int:
+    return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0

@@ -1,0 +1,129 @@
+"""Reverse passes through a graph that is kept: Jᵀu, J v, and the derivative of a gradient.
+
+Forward modes are avoided on purpose: reverse-over-forward is silently wrong through `F.layer_norm`, and
+several fused operations have no forward rule. J v comes from two reverse passes: Jᵀu is linear
+in u, so its derivative in u, contracted with v, is J v.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from curvescope.core.errors import CurvescopeError
+from curvescope.core.graph import once_differentiable_node
+
+
+@dataclass(frozen=True)
+class Linearised:
+    """Outputs, and Jᵀu as a function of cotangents u: one tensor z, or what a linear head makes it from."""
+
+    leaves: Mapping[str, Tensor]
+    outputs: tuple[Tensor | None, ...]
+    cotangents: tuple[Tensor | None, ...]
+    pulled: Sequence[Tensor | None]
+
+    def push(self, tangents: Sequence[Tensor], group: int) -> tuple[Tensor, ...]:
+        """J v for k tangents, for every output that is there: (k, *shape)."""
+        k = tangents[0].shape[0]
+        moved = iter(pull(self.pulled, tangents, [u for u in self.cotangents if u is not None], group))
+        found = [None if u is None else next(moved) for u in self.cotangents]
+        return tuple(
+            x.new_zeros(k, *x.shape) if Jv is None else Jv
+            for x, Jv in zip(self.outputs, found, strict=True)
+            if x is not None
+        )
+
+
+def linearise(
+    leaves: Mapping[str, Tensor], outputs: tuple[Tensor | None, ...], columns: Sequence[str]
+) -> Linearised:
+    """Outputs of leaves, to be pushed along the columns and pulled back."""
+    moving = [x for x in outputs if x is not None and x.requires_grad]
+    for x in moving:
+        refuse_once_differentiable(x)
+    u = {id(x): torch.zeros_like(x, requires_grad=True) for x in moving}
+    wanted = [leaves[name] for name in columns]
+    pulled: Sequence[Tensor | None] = [None] * len(wanted)
+    if moving and wanted:
+        given = [u[id(x)] for x in moving]
+        pulled = torch.autograd.grad(moving, wanted, given, create_graph=True, allow_unused=True)
+    return Linearised(leaves, outputs, tuple(u.get(id(x)) for x in outputs), pulled)
+
+
+def gradient(s: Tensor, wanted: list[Tensor]) -> Sequence[Tensor | None]:
+    """∂s/∂wanted, to be differentiated again; None where s does not depend on it."""
+    if not s.requires_grad:
+        return [None] * len(wanted)
+    refuse_once_differentiable(s)
+    return torch.autograd.grad(s, wanted, create_graph=True, allow_unused=True)
+
+
+def pull(
+    sources: Sequence[Tensor | None],
+    cotangents: Sequence[Tensor | None],
+    into: Sequence[Tensor],
+    group: int,
+) -> Sequence[Tensor | None]:
+    """Σ_s cᵀ_s ∂source_s/∂leaf for each leaf and k cotangents c, `group` at a time: (k, *shape) each."""
+    pairs = [
+        (s, c)
+        for s, c in zip(sources, cotangents, strict=True)
+        if s is not None and c is not None and s.requires_grad
+    ]
+    if not pairs or not pairs[0][1].shape[0]:
+        return [None] * len(into)
+    outputs, leaves = [s for s, _ in pairs], list(into)
+    k = pairs[0][1].shape[0]
+    parts = []
+    for start in range(0, k, group):
+        directions = [c[start : start + group] for _, c in pairs]
+        parts.append(_grad(outputs, leaves, directions))
+    if len(parts) == 1:
+        return parts[0]
+    return [None if part[0] is None else torch.cat(part) for part in zip(*parts, strict=True)]
+
+
+def _grad(outputs: list[Tensor], leaves: list[Tensor], directions: list[Tensor]) -> list[Tensor | None]:
+    """Gradients for directions (k, …) of the outputs: one pass for all of them, or one each."""
+    k = directions[0].shape[0]
+    if k > 1:
+        try:
+            return list(_reverse(outputs, leaves, directions, batched=True))
+        except RuntimeError:
+            pass  # an operation without a rule for batches; one by one gives the same numbers
+    try:
+        found = [_reverse(outputs, leaves, [d[j] for d in directions]) for j in range(k)]
+    except RuntimeError as error:
+        if "derivative" not in str(error) or "not implemented" not in str(error):
+            raise
+        raise CurvescopeError(
+            f"the module uses an operation without a second derivative: {str(error).splitlines()[0]}",
+            hint="switch it to plain attention, e.g. attn_implementation='eager'",
+        ) from error
+    if k == 1:
+        return [None if part is None else part[None] for part in found[0]]
+    return [None if part[0] is None else torch.stack(part) for part in zip(*found, strict=True)]
+
+
+def _reverse(
+    outputs: list[Tensor], leaves: list[Tensor], cotangents: list[Tensor], *, batched: bool = False
+) -> tuple[Any, ...]:
+    return torch.autograd.grad(
+        outputs, leaves, cotangents, retain_graph=True, allow_unused=True, is_grads_batched=batched
+    )
+
+
+def refuse_once_differentiable(z: Tensor) -> None:
+    """Raise where z was made by a function marked @once_differentiable."""
+    node = once_differentiable_node(z)
+    if node is not None:
+        raise CurvescopeError(
+            "the module uses an operation without a second derivative: "
+            f"{type(node).__name__} has only a first",
+            hint="switch it to plain PyTorch operations",
+        )

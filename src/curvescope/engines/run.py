@@ -1,0 +1,135 @@
+"""How the module is run: as it is, or with our kernels inside; its layers kept, or computed again.
+
+A runner is bound to a problem and gives its outputs as a function of leaves. Everything it puts into the
+user's module stands there for one call, as a list of changes that `Model.forward` makes and takes back.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from curvescope.data.batches import Batch
+from curvescope.engines.checkpoint import checkpointed
+from curvescope.kernels.attention_hf import differentiated
+from curvescope.kernels.backends import casting
+from curvescope.kernels.head import LinearHead
+from curvescope.kernels.substitute import FindHead, PlainAttention, Substitute
+from curvescope.models.exchange import Change, evaluation, exchanged
+from curvescope.models.fused import Fused
+from curvescope.problem import Problem
+
+
+class Runner(ABC):
+    """The outputs of a problem's module, as a function of leaves."""
+
+    name: str
+    checkpoint: bool
+
+    @abstractmethod
+    def outputs(
+        self, batch: Batch, leaves: Mapping[str, Tensor], *, second_order: bool, lazy: bool
+    ) -> Tensor | LinearHead:
+        """The outputs z.
+
+        Args:
+            batch: A placed one.
+            leaves: In place of the parameters.
+            second_order: Whether they will be differentiated twice, or only once (and Jᵀu in u).
+            lazy: Whether the last linear map may be left to the loss.
+        """
+
+
+@final
+class PlainRunner(Runner):
+    """The module as it is, with attention that has second derivatives."""
+
+    name = "autograd"
+
+    def __init__(self, problem: Problem, *, checkpoint: bool = False):
+        self.checkpoint, self._problem = checkpoint, problem
+
+    def outputs(
+        self, batch: Batch, leaves: Mapping[str, Tensor], *, second_order: bool, lazy: bool
+    ) -> Tensor | LinearHead:
+        layers = _layers(self._problem, [], PlainAttention) if self.checkpoint else []
+        with PlainAttention():
+            return self._problem.outputs(batch, leaves, changes=layers)
+
+
+@final
+class FusedRunner(Runner):
+    """The module with our kernels in it.
+
+    Args:
+        problem: What is run.
+        fused: The kernels that fit its module.
+        head: Which linear map makes the outputs, if one does.
+        checkpoint: Whether layers are computed again instead of being kept.
+    """
+
+    name = "fast"
+
+    def __init__(self, problem: Problem, fused: Fused, head: int | None, *, checkpoint: bool = False):
+        self.checkpoint, self._problem = checkpoint, problem
+        self._fused, self._head = fused, head
+
+    def outputs(
+        self, batch: Batch, leaves: Mapping[str, Tensor], *, second_order: bool, lazy: bool
+    ) -> Tensor | LinearHead:
+        problem = self._problem
+        changes = kernel_changes(problem, self._fused, second_order=second_order)
+        inside = partial(kernels, second_order=second_order)
+        layers = _layers(problem, changes, inside) if self.checkpoint else []
+        head = self._head if lazy and problem.loss.takes_head else None
+        with kernels(second_order=second_order, head=head) as mode:
+            z = problem.outputs(batch, leaves, changes=[*changes, *layers])
+        if mode.placeholder is None:
+            return z
+        if z is mode.placeholder and mode.head is not None:
+            return mode.head
+        return self.outputs(batch, leaves, second_order=second_order, lazy=False)
+
+
+def kernel_changes(problem: Problem, fused: Fused, *, second_order: bool) -> list[Change]:
+    """Our kernels in the module, unless autocast is on: types are then PyTorch's to choose."""
+    return [] if casting() else fused.changes(problem.model.module, second_order=second_order)
+
+
+@contextmanager
+def kernels(*, second_order: bool, head: int | None = None) -> Iterator[Substitute]:
+    """PyTorch's functions are ours inside; attention that has no counterpart of ours is plain."""
+    with (
+        differentiated(second_order=second_order),
+        PlainAttention(),
+        Substitute(second_order=second_order, head=head) as mode,
+    ):
+        yield mode
+
+
+def find_head(problem: Problem, fused: Fused, batch: Batch) -> int | None:
+    """Which linear map makes the outputs of a module with our kernels, seen on a placed batch."""
+    changes = kernel_changes(problem, fused, second_order=False)
+    with torch.no_grad(), kernels(second_order=False), FindHead() as mode:
+        return mode.place(problem.outputs(batch, changes=changes))
+
+
+def _layers(problem: Problem, changes: list[Change], inside: Any) -> list[Change]:
+    """The model's layers checkpointed: computed again in eval mode, with these changes, in this context."""
+    model = problem.model
+
+    @contextmanager
+    def again() -> Iterator[None]:
+        # Without the lock: on a GPU autograd computes layers again in threads of its own, while the one that
+        # holds the lock waits for them.
+        found: AbstractContextManager[Any] = inside()
+        with exchanged([*evaluation(model.module), *model.settings(model.module), *changes]), found:
+            yield
+
+    return checkpointed(model, again)

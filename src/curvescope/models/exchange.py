@@ -1,0 +1,126 @@
+"""The user's module, exchanged in part while it runs: one lock for a module, one way to put things back.
+
+A product runs the user's own module, in eval mode, at leaves of its own and with our kernels inside. What
+stands in a module's places for that time is a `Change`; `exchanged` puts changes in place and takes them
+back, in whatever order such blocks are left, after errors and interrupts too. `locked` makes threads take
+turns with a module and with every module that shares a part with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from itertools import count
+from threading import RLock
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+from torch import Tensor, nn
+
+from curvescope.core.interrupts import uninterrupted
+
+_ABSENT = object()
+_alone = RLock()
+_numbers = count()
+_locks: WeakKeyDictionary[nn.Module, tuple[int, Any]] = WeakKeyDictionary()
+
+
+class Change(NamedTuple):
+    """A value for one item of a dictionary; an attribute is one of `vars(object)`."""
+
+    holder: dict[str, Any]
+    name: str
+    value: Any
+
+
+@contextmanager
+def locked(module: nn.Module) -> Iterator[None]:
+    """Nobody else works with the module, or with a part of it; the same thread may enter again."""
+    with _alone:
+        found = {_locks.setdefault(part, (next(_numbers), RLock())) for part in module.modules()}
+    with ExitStack() as held:
+        for _, lock in sorted(found, key=lambda entry: entry[0]):
+            held.enter_context(lock)
+        yield
+
+
+def evaluation(module: nn.Module) -> list[Change]:
+    """Eval mode for every submodule that is not in it."""
+    return [Change(vars(part), "training", False) for part in module.modules() if part.training]
+
+
+def parameters_at(module: nn.Module, values: Mapping[str, Tensor]) -> list[Change]:
+    """Other tensors in the place of the named parameters, wherever the module holds them."""
+    own = dict(module.named_parameters())
+    new = {id(own[name]): value for name, value in values.items()}
+    return [
+        Change(part._parameters, name, new[id(p)])
+        for part in module.modules()
+        for name, p in part._parameters.items()
+        if id(p) in new
+    ]
+
+
+@contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """The module in eval mode inside, every submodule back in its own mode after; threads take turns."""
+    with locked(module), exchanged(evaluation(module)):
+        yield
+
+
+# ------------------------------------------------------------------------------------------------- places
+
+
+class _Place:
+    """What a place held before anybody exchanged it, and the values put there since, the last one on top."""
+
+    def __init__(self, before: Any):
+        self.before = before
+        self.layers: list[tuple[object, Any]] = []
+
+
+_places: dict[tuple[int, str], _Place] = {}
+
+
+@contextmanager
+def exchanged(changes: Iterable[Change]) -> Iterator[None]:
+    """All changes in place inside. Of two changes of one place the later counts.
+
+    A place is put back when the last block that changed it is left, unless somebody else wrote to it.
+    """
+    owner = object()
+    found = list(changes)
+    try:
+        with uninterrupted(), _alone:
+            for change in found:
+                _put(owner, change)
+        yield
+    finally:
+        try:
+            _take_back(owner, found)
+        finally:  # again, for an interrupt that came before the first try had begun
+            _take_back(owner, found)
+
+
+def _put(owner: object, change: Change) -> None:
+    holder, name, value = change
+    place = _places.setdefault((id(holder), name), _Place(holder.get(name, _ABSENT)))
+    place.layers.append((owner, value))
+    holder[name] = value
+
+
+def _take_back(owner: object, changes: list[Change]) -> None:
+    with uninterrupted(), _alone:
+        for holder, name, _ in changes:
+            place = _places.get((id(holder), name))
+            if place is None:
+                continue
+            ours = any(value is holder.get(name, _ABSENT) for _, value in place.layers)
+            place.layers = [layer for layer in place.layers if layer[0] is not owner]
+            value = place.layers[-1][1] if place.layers else place.before
+            if ours and value is _ABSENT:
+                del holder[name]
+            elif ours:
+                holder[name] = value
+            if not place.layers:
+                del _places[id(holder), name]
