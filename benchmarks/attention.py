@@ -1,7 +1,7 @@
 """Fused attention with two derivatives: time of every kernel, against PyTorch's fused and plain attention.
 
 On a CUDA device. `--tune` tries some tiles for every kernel and prints the fastest, in the words of
-`attention_triton.TILES`. Errors are relative to float64 on a smaller shape; times are medians.
+`triton_passes.TILES`. Errors are relative to float64 on a smaller shape; times are medians.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from _timing import short, table
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from curvescope.kernels import attention_triton as kernels
 from curvescope.kernels.attention import attention
-from curvescope.kernels.attention_mask import Mask
+from curvescope.kernels.attention import triton_passes as kernels
+from curvescope.kernels.attention.mask import Mask
 
 KINDS = {"bf16": torch.bfloat16, "fp16": torch.float16, "tf32": torch.float32, "full": torch.float32}
 PRODUCTS = {"forward": 2, "dq": 3, "dkv": 4, "ho": 5, "hq": 7, "hkv": 8}  # of tiles, each 2·L²·d operations

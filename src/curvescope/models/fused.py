@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from curvescope.core.seeds import generator
 from curvescope.kernels import activations, norms
 from curvescope.kernels.activations import Name
-from curvescope.kernels.activations_gated import gated
+from curvescope.kernels.activations.gated import gated
 from curvescope.kernels.attention import attention
-from curvescope.kernels.attention_hf import NAME, differentiated, register_hf
+from curvescope.kernels.attention.hf import NAME, differentiated, register_hf
 from curvescope.kernels.backends import casting
 from curvescope.models.hf_module import is_transformers, rounding, small_outputs
 from curvescope.models.model import Model

@@ -102,9 +102,9 @@ class _Norm(torch.autograd.Function):
     @staticmethod
     def forward(x: Tensor, weight: Tensor | None, bias: Tensor | None, form: Form) -> tuple[Tensor, ...]:
         if form.triton and not transformed():
-            from curvescope.kernels import norms_triton
+            from curvescope.kernels.norms import triton_kernels
 
-            return norms_triton.forward(form, x, weight, bias)
+            return triton_kernels.forward(form, x, weight, bias)
         return _forward(form, x, weight, bias)
 
     @staticmethod
@@ -189,7 +189,7 @@ def _run_first(
 ) -> Tensors:
     """dx, dγ, dβ (None where not needed) and ⟨x̂ḡ⟩ (None unless `keep`)."""
     if form.triton:
-        from curvescope.kernels.norms_triton import backward as run
+        from curvescope.kernels.norms.triton_kernels import backward as run
     else:
         run = _first
 
@@ -202,7 +202,7 @@ def _run_first(
 def _run_second(form: Form, needs: Any, constants: Tensors, directions: Tensors) -> Tensors:
     """h_g, h_x, h_γ, None where not needed."""
     if form.triton:
-        from curvescope.kernels.norms_triton import second as run
+        from curvescope.kernels.norms.triton_kernels import second as run
     else:
         run = _second
 

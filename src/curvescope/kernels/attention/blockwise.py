@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from curvescope.kernels.attention_mask import Mask, Tile, cut, num_scores
+from curvescope.kernels.attention.mask import Mask, Tile, cut, num_scores
 
 TILE_BYTES = {"cpu": 4 << 20, "cuda": 256 << 20}  # of the scores of one tile
 CAUSAL_ROWS = {"cpu": 64, "cuda": 512}  # of a causal tile at most: a cut leaves out what nobody sees

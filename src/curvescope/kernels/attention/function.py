@@ -18,9 +18,9 @@ from torch.autograd import Function
 from torch.autograd.function import FunctionCtx
 
 from curvescope.core.errors import CurvescopeError, MissingExtra, UsageError
-from curvescope.kernels import attention_blockwise
-from curvescope.kernels.attention_batching import apply, fold, lead, unfold
-from curvescope.kernels.attention_mask import Mask, check
+from curvescope.kernels.attention import blockwise
+from curvescope.kernels.attention.batching import apply, fold, lead, unfold
+from curvescope.kernels.attention.mask import Mask, check
 
 Backend = Literal["auto", "triton", "blockwise"]
 TRITON_HEADS = {torch.float32: 256, torch.float16: 256, torch.bfloat16: 256}  # largest head of the kernels
@@ -61,7 +61,7 @@ def attention(
     mask = Mask(causal=causal, window=window, lengths=lengths)
     check(q, k, v, mask)
     rows = _implementation(backend, q, v)
-    keep = rows is attention_blockwise and _records(q, k, v) and attention_blockwise.worth_keeping(q, k)
+    keep = rows is blockwise and _records(q, k, v) and blockwise.worth_keeping(q, k)
     size = q.shape[-1] ** -0.5 if scale is None else float(scale)
     if keep:
         q, k, v = q.contiguous(), k.contiguous(), v.contiguous()  # once, not in every pass
@@ -238,13 +238,13 @@ def _implementation(backend: str, q: Tensor, v: Tensor) -> ModuleType:
     fits = max(q.shape[-1], v.shape[-1]) <= largest
     wanted = backend == "triton" or (backend == "auto" and q.is_cuda)
     if not (wanted and fits):
-        return attention_blockwise
+        return blockwise
     if find_spec("triton") is None:
         if backend == "auto":
-            return attention_blockwise
+            return blockwise
         raise MissingExtra(
             "backend='triton' needs the package triton", hint="install it, or use backend='auto'"
         )
-    from curvescope.kernels import attention_triton
+    from curvescope.kernels.attention import triton_passes
 
-    return attention_triton
+    return triton_passes

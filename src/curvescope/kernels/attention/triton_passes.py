@@ -1,6 +1,6 @@
 """Attention, its derivative and its second derivative as Triton kernels: how they are launched.
 
-The functions are those of `attention_blockwise`. Nothing is kept between the passes but LSE. Single
+The functions are those of `blockwise`. Nothing is kept between the passes but LSE. Single
 precision is multiplied as PyTorch multiplies it: fully, or in TF32 where that is allowed.
 """
 
@@ -14,9 +14,9 @@ import torch
 import triton
 from torch import Tensor
 
-from curvescope.kernels.attention_mask import Mask
-from curvescope.kernels.attention_triton_first import dkv_kernel, dq_kernel, forward_kernel
-from curvescope.kernels.attention_triton_second import hkv_kernel, ho_kernel, hq_kernel
+from curvescope.kernels.attention.mask import Mask
+from curvescope.kernels.attention.triton_first import dkv_kernel, dq_kernel, forward_kernel
+from curvescope.kernels.attention.triton_second import hkv_kernel, ho_kernel, hq_kernel
 
 Directions = tuple[Tensor | None, Tensor | None, Tensor | None]
 Outputs = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
@@ -87,7 +87,7 @@ TILES: dict[str, dict[tuple[str, int], Tile]] = {
         ("tf32", 128): Tile(64, 16, 4, 2),
         ("tf32", 256): Tile(16, 16, 4, 1),
         ("full", 64): Tile(64, 16, 4, 2),
-        ("full", 128): Tile(64, 16, 8, 1),
+        ("full", 128): Tile(64, 16, 4, 1),
         ("full", 256): Tile(16, 16, 4, 1),
     },
     "hkv": {
