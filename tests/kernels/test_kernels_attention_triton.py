@@ -19,6 +19,7 @@ if not (INTERPRETED or torch.cuda.is_available()):
 
 from curvescope.kernels.attention import attention, triton_passes  # noqa: E402
 
+pytestmark = pytest.mark.cuda
 DEVICE = "cpu" if INTERPRETED else "cuda"
 BOUND = {torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 4e-2}
 CASES = {  # options, then B, H, Hkv, Lq, Lk, d, d_v
