@@ -1,7 +1,7 @@
 """Fused attention with two derivatives: time of every kernel, against PyTorch's fused and plain attention.
 
 On a CUDA device. `--tune` tries some tiles for every kernel and prints the fastest, in the words of
-`triton_passes.TILES`. Errors are relative to float64 on a smaller shape; times are medians.
+`triton_tiles.TILES`. Errors are relative to float64 on a smaller shape; times are medians.
 """
 
 from __future__ import annotations
@@ -19,9 +19,11 @@ from _timing import short, table
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from curvescope.core.errors import UsageError
 from curvescope.kernels.attention import attention
 from curvescope.kernels.attention import triton_passes as kernels
 from curvescope.kernels.attention.mask import Mask
+from curvescope.kernels.attention.triton_tiles import Tile
 
 KINDS = {"bf16": torch.bfloat16, "fp16": torch.float16, "tf32": torch.float32, "full": torch.float32}
 PRODUCTS = {"forward": 2, "dq": 3, "dkv": 4, "ho": 5, "hq": 7, "hkv": 8}  # of tiles, each 2·L²·d operations
@@ -195,13 +197,15 @@ def show_tuning(case: Case, kind: str, names: Sequence[str]) -> dict[str, list]:
         tried = []
         for rows, cols in shapes:
             for warps, stages in ((4, 1), (4, 2), (8, 2), (8, 3)):
-                tile = kernels.Tile(rows, cols, warps, stages)
+                tile = Tile(rows, cols, warps, stages)
                 if (warps, max(rows, cols)) in ((4, 128), (8, 32)):  # too few warps, or too many
                     continue
                 try:
                     tried.append((kernel_milliseconds(passes, name, **{name: tile}), *tile))
                 except Exception as error:  # a tile that does not fit is only left out
-                    if not isinstance(error, (RuntimeError, ValueError)) and "Resources" not in repr(error):
+                    if not isinstance(
+                        error, (RuntimeError, ValueError, UsageError)
+                    ) and "Resources" not in repr(error):
                         raise
         found[name] = sorted(tried)
         rows_ = [(f"{ms:.3f}", *tile) for ms, *tile in found[name][:8]]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import nullcontext
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
@@ -17,92 +17,13 @@ from torch import Tensor
 from curvescope.kernels.attention.mask import Mask
 from curvescope.kernels.attention.triton_first import dkv_kernel, dq_kernel, forward_kernel
 from curvescope.kernels.attention.triton_second import hkv_kernel, ho_kernel, hq_kernel
+from curvescope.kernels.attention.triton_tiles import OVER_KEYS, Tile, check_tile, precision, tile_of
 
 Directions = tuple[Tensor | None, Tensor | None, Tensor | None]
 Outputs = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
 
 
-class Tile(NamedTuple):
-    """Queries and keys of one tile, warps of one program, stages of the pipeline of its loads."""
-
-    rows: int
-    cols: int
-    warps: int
-    stages: int
-
-
-FULL_PRECISION = "tf32x3"  # three products in TF32, to about 2⁻²²; "ieee" is without tensor cores
-
-# Tile of a kernel by how entries are multiplied and the larger head size, rounded up to a power of two.
-TILES: dict[str, dict[tuple[str, int], Tile]] = {
-    "forward": {
-        ("half", 64): Tile(128, 64, 4, 3),
-        ("half", 128): Tile(128, 64, 8, 3),
-        ("half", 256): Tile(64, 32, 8, 2),
-        ("tf32", 64): Tile(64, 64, 4, 2),
-        ("tf32", 128): Tile(64, 32, 4, 2),
-        ("tf32", 256): Tile(32, 32, 4, 1),
-        ("full", 64): Tile(64, 32, 4, 2),
-        ("full", 128): Tile(64, 16, 4, 2),
-        ("full", 256): Tile(32, 16, 4, 1),
-    },
-    "dq": {
-        ("half", 64): Tile(128, 64, 8, 2),
-        ("half", 128): Tile(64, 64, 4, 2),
-        ("half", 256): Tile(128, 16, 8, 2),
-        ("tf32", 64): Tile(64, 32, 4, 2),
-        ("tf32", 128): Tile(128, 16, 8, 2),
-        ("tf32", 256): Tile(32, 16, 4, 1),
-        ("full", 64): Tile(64, 32, 4, 2),
-        ("full", 128): Tile(64, 16, 4, 2),
-        ("full", 256): Tile(16, 16, 4, 1),
-    },
-    "dkv": {
-        ("half", 64): Tile(64, 128, 8, 2),
-        ("half", 128): Tile(64, 64, 8, 2),
-        ("half", 256): Tile(16, 64, 8, 2),
-        ("tf32", 64): Tile(64, 128, 8, 2),
-        ("tf32", 128): Tile(16, 64, 4, 2),
-        ("tf32", 256): Tile(16, 32, 4, 1),
-        ("full", 64): Tile(32, 64, 4, 2),
-        ("full", 128): Tile(16, 64, 4, 2),
-        ("full", 256): Tile(16, 16, 4, 1),
-    },
-    "ho": {
-        ("half", 64): Tile(128, 64, 8, 2),
-        ("half", 128): Tile(128, 32, 8, 2),
-        ("half", 256): Tile(64, 16, 8, 2),
-        ("tf32", 64): Tile(64, 64, 4, 1),
-        ("tf32", 128): Tile(64, 16, 4, 2),
-        ("tf32", 256): Tile(16, 16, 4, 1),
-        ("full", 64): Tile(64, 32, 4, 2),
-        ("full", 128): Tile(64, 16, 4, 1),
-        ("full", 256): Tile(16, 16, 4, 1),
-    },
-    "hq": {
-        ("half", 64): Tile(128, 64, 8, 2),
-        ("half", 128): Tile(128, 32, 8, 2),
-        ("half", 256): Tile(64, 16, 4, 2),
-        ("tf32", 64): Tile(128, 64, 8, 2),
-        ("tf32", 128): Tile(64, 16, 4, 2),
-        ("tf32", 256): Tile(16, 16, 4, 1),
-        ("full", 64): Tile(64, 16, 4, 2),
-        ("full", 128): Tile(64, 16, 4, 1),
-        ("full", 256): Tile(16, 16, 4, 1),
-    },
-    "hkv": {
-        ("half", 64): Tile(32, 128, 8, 2),
-        ("half", 128): Tile(16, 128, 8, 2),
-        ("half", 256): Tile(16, 16, 4, 2),
-        ("tf32", 64): Tile(64, 128, 8, 2),
-        ("tf32", 128): Tile(16, 64, 4, 2),
-        ("tf32", 256): Tile(16, 16, 4, 1),
-        ("full", 64): Tile(16, 64, 4, 2),
-        ("full", 128): Tile(16, 32, 4, 1),
-        ("full", 256): Tile(16, 16, 4, 1),
-    },
-}
-Tiles = Mapping[str, Tile]  # of some kernels, instead of those above
+Tiles = Mapping[str, Tile]  # of some kernels, instead of those of the table
 
 
 def forward(
@@ -189,24 +110,14 @@ def second(
     return hq, hk if needs[1] else None, hv if needs[2] else None, ho if needs[3] else None
 
 
-def tile_of(name: str, dtype: torch.dtype, head: int) -> Tile:
-    """The tile of a kernel from `TILES`."""
-    kind = "half" if dtype.itemsize == 2 else "tf32" if precision() == "tf32" else "full"
-    return TILES[name][kind, max(64, triton.next_power_of_2(head))]
-
-
-def precision() -> str:
-    """How single precision is multiplied: in TF32 where PyTorch's products may use it."""
-    return FULL_PRECISION if torch.get_float32_matmul_precision() == "highest" else "tf32"
-
-
 def _launch(
     name: str, kernel: Any, given: dict[str, Any], tiles: Tiles | None, num: int = 1, /, **tensors: Tensor
 ) -> None:
     """One program for each tile of queries (or of keys), each head, and each of `num` directions."""
     q, k = tensors["q"], tensors["k"]
     tile = (tiles or {}).get(name) or tile_of(name, q.dtype, max(given["d"], given["e"]))
-    over_keys = name in ("dkv", "hkv")
+    check_tile(name, tile)
+    over_keys = name in OVER_KEYS
     count = triton.cdiv(k.shape[2], tile.cols) if over_keys else triton.cdiv(q.shape[2], tile.rows)
     grid = (count, q.shape[0] * (k.shape[1] if over_keys else q.shape[1]), num)
     with torch.cuda.device(q.device) if q.is_cuda else nullcontext():
