@@ -23,6 +23,7 @@ from curvescope.core.errors import UsageError
 from curvescope.kernels.attention import attention
 from curvescope.kernels.attention import triton_passes as kernels
 from curvescope.kernels.attention.mask import Mask
+from curvescope.kernels.attention.passes import Saved
 from curvescope.kernels.attention.triton_tiles import Tile
 
 KINDS = {"bf16": torch.bfloat16, "fp16": torch.float16, "tf32": torch.float32, "full": torch.float32}
@@ -101,14 +102,14 @@ class Passes:
 
     def run(self, name: str, **tiles: Any) -> Any:
         given = self.common | ({"tiles": tiles} if tiles else {})
-        saved = (*self.x[:3], self.o, self.lse, self.empty, self.x[3])
+        saved = Saved(*self.x[:3], self.o, self.lse, self.empty)
         if name == "forward":
             return kernels.forward(*self.x[:3], **given)
         if name in ("backward", "dq", "dkv"):
-            return kernels.backward(*saved, **given)
+            return kernels.backward(saved, self.x[3], **given)
         moves = tuple(g[None] for g in self.x[4:])
         needs = (name != "ho",) * 3 + (True,)
-        return kernels.second(*saved, self.empty, moves, **given, needs=needs)
+        return kernels.second(saved, self.x[3], self.empty, moves, **given, needs=needs)
 
 
 def milliseconds(call: Callable[[], Any], rounds: int = ROUNDS) -> float:

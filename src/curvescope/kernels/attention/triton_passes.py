@@ -15,13 +15,10 @@ import triton
 from torch import Tensor
 
 from curvescope.kernels.attention.mask import Mask
+from curvescope.kernels.attention.passes import Directions, Needs, Outputs, Saved
 from curvescope.kernels.attention.triton_first import dkv_kernel, dq_kernel, forward_kernel
 from curvescope.kernels.attention.triton_second import hkv_kernel, ho_kernel, hq_kernel
 from curvescope.kernels.attention.triton_tiles import OVER_KEYS, Tile, check_tile, precision, tile_of
-
-Directions = tuple[Tensor | None, Tensor | None, Tensor | None]
-Outputs = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
-
 
 Tiles = Mapping[str, Tile]  # of some kernels, instead of those of the table
 
@@ -45,12 +42,7 @@ def forward(
 
 
 def backward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    o: Tensor,
-    lse: Tensor,
-    kept_P: Tensor,
+    saved: Saved,
     do: Tensor,
     *,
     mask: Mask,
@@ -59,7 +51,8 @@ def backward(
     tiles: Tiles | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """dQ, dK, dV for an incoming dO, and an empty tensor: dS is not kept."""
-    q, k, v, o, do, lse = _dense(q), _dense(k), _dense(v), _dense(o), _dense(do), lse.contiguous()
+    q, k, v, o, do = (_dense(x) for x in (saved.q, saved.k, saved.v, saved.o, do))
+    lse = saved.lse.contiguous()
     dq, dk, dv = _empty(q, q.shape[3]), _empty(k, k.shape[3]), _empty(v, v.shape[3])
     delta = torch.empty_like(lse)
     given = _given(q, k, v, mask, scale) | _strides(q=q, k=k, v=v, do=do)
@@ -70,23 +63,19 @@ def backward(
 
 
 def second(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    o: Tensor,
-    lse: Tensor,
-    kept_P: Tensor,
+    saved: Saved,
     do: Tensor | None,
-    kept_dS: Tensor,
+    dS: Tensor,
     directions: Directions,
     *,
     mask: Mask,
     scale: float,
-    needs: tuple[bool, bool, bool, bool],
+    needs: Needs,
     tiles: Tiles | None = None,
 ) -> Outputs:
     """hQ, hK, hV, h_dO for n directions (n, B, H, L, d); None where `needs` says so."""
-    q, k, v, o, lse = _dense(q), _dense(k), _dense(v), _dense(o), lse.contiguous()
+    q, k, v, o = (_dense(x) for x in (saved.q, saved.k, saved.v, saved.o))
+    lse = saved.lse.contiguous()
     num = next(g.shape[0] for g in directions if g is not None)
     stats = do is not None and any(needs[:3])
     do = o if do is None else _dense(do)

@@ -145,7 +145,7 @@ class _NormGradient(torch.autograd.Function):
     def forward(
         dy: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, rstd: Tensor, form: Form, needs: Any
     ) -> Any:
-        keep = form.second_order or forward_mode()
+        keep = form.second_order or forward_mode() or transformed()  # torch.vmap takes no None from here
         return tuple(_run_first(form, needs, keep, dy, x, weight, mean, rstd))
 
     @staticmethod
