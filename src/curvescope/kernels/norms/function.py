@@ -327,10 +327,10 @@ def _gain(form: Form, weight: Tensor | None) -> Tensor | None:
     return weight if weight is None or not form.offset else weight + form.offset
 
 
-def _rows(*tensors: Tensor | None) -> list[Any]:
-    """Tokens as rows (T, ·), in at least single precision."""
-    flat = (t if t is None or t.ndim == 1 else t.reshape(-1, t.shape[-1]) for t in tensors)
-    return [None if t is None else widen(t) for t in flat]
+def _rows(x: Tensor | None, mean: Tensor | None, rstd: Tensor | None, weight: Any, *more: Any) -> list[Any]:
+    """Tokens as rows (T, ·), in at least single precision; the weight stays (d,)."""
+    x, mean, rstd, *more = (None if t is None else t.reshape(-1, t.shape[-1]) for t in (x, mean, rstd, *more))
+    return [None if t is None else widen(t) for t in (x, mean, rstd, weight, *more)]
 
 
 def widen(t: Tensor) -> Tensor:
