@@ -329,8 +329,8 @@ def _gain(form: Form, weight: Tensor | None) -> Tensor | None:
 
 def _rows(x: Tensor | None, mean: Tensor | None, rstd: Tensor | None, weight: Any, *more: Any) -> list[Any]:
     """Tokens as rows (T, ·), in at least single precision; the weight stays (d,)."""
-    x, mean, rstd, *more = (None if t is None else t.reshape(-1, t.shape[-1]) for t in (x, mean, rstd, *more))
-    return [None if t is None else widen(t) for t in (x, mean, rstd, weight, *more)]
+    flat = [None if t is None else t.reshape(-1, t.shape[-1]) for t in (x, mean, rstd, *more)]
+    return [None if t is None else widen(t) for t in (*flat[:3], weight, *flat[3:])]
 
 
 def widen(t: Tensor) -> Tensor:
