@@ -1,7 +1,7 @@
 """Fused attention with two derivatives: time of every kernel, against PyTorch's fused and plain attention.
 
 On a CUDA device. `--tune` tries some tiles for every kernel and prints the fastest, in the words of
-`attention_triton.TILES`. Errors are relative to float64 on a smaller shape; times are medians.
+`triton_tiles.TILES`. Errors are relative to float64 on a smaller shape; times are medians.
 """
 
 from __future__ import annotations
@@ -19,9 +19,12 @@ from _timing import short, table
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from curvescope.kernels import attention_triton as kernels
+from curvescope.core.errors import UsageError
 from curvescope.kernels.attention import attention
-from curvescope.kernels.attention_mask import Mask
+from curvescope.kernels.attention import triton_passes as kernels
+from curvescope.kernels.attention.mask import Mask
+from curvescope.kernels.attention.passes import Saved
+from curvescope.kernels.attention.triton_tiles import Tile
 
 KINDS = {"bf16": torch.bfloat16, "fp16": torch.float16, "tf32": torch.float32, "full": torch.float32}
 PRODUCTS = {"forward": 2, "dq": 3, "dkv": 4, "ho": 5, "hq": 7, "hkv": 8}  # of tiles, each 2·L²·d operations
@@ -99,14 +102,14 @@ class Passes:
 
     def run(self, name: str, **tiles: Any) -> Any:
         given = self.common | ({"tiles": tiles} if tiles else {})
-        saved = (*self.x[:3], self.o, self.lse, self.empty, self.x[3])
+        saved = Saved(*self.x[:3], self.o, self.lse, self.empty)
         if name == "forward":
             return kernels.forward(*self.x[:3], **given)
         if name in ("backward", "dq", "dkv"):
-            return kernels.backward(*saved, **given)
+            return kernels.backward(saved, self.x[3], **given)
         moves = tuple(g[None] for g in self.x[4:])
         needs = (name != "ho",) * 3 + (True,)
-        return kernels.second(*saved, self.empty, moves, **given, needs=needs)
+        return kernels.second(saved, self.x[3], self.empty, moves, **given, needs=needs)
 
 
 def milliseconds(call: Callable[[], Any], rounds: int = ROUNDS) -> float:
@@ -195,13 +198,15 @@ def show_tuning(case: Case, kind: str, names: Sequence[str]) -> dict[str, list]:
         tried = []
         for rows, cols in shapes:
             for warps, stages in ((4, 1), (4, 2), (8, 2), (8, 3)):
-                tile = kernels.Tile(rows, cols, warps, stages)
+                tile = Tile(rows, cols, warps, stages)
                 if (warps, max(rows, cols)) in ((4, 128), (8, 32)):  # too few warps, or too many
                     continue
                 try:
                     tried.append((kernel_milliseconds(passes, name, **{name: tile}), *tile))
                 except Exception as error:  # a tile that does not fit is only left out
-                    if not isinstance(error, (RuntimeError, ValueError)) and "Resources" not in repr(error):
+                    if not isinstance(
+                        error, (RuntimeError, ValueError, UsageError)
+                    ) and "Resources" not in repr(error):
                         raise
         found[name] = sorted(tried)
         rows_ = [(f"{ms:.3f}", *tile) for ms, *tile in found[name][:8]]

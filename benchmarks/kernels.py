@@ -22,8 +22,8 @@ from _timing import arguments, interleave, machine, short, state, table
 from torch import Tensor
 
 from curvescope.kernels.activations import gelu
-from curvescope.kernels.activations_gated import gated
-from curvescope.kernels.cross_entropy_head import cross_entropy_head
+from curvescope.kernels.activations.gated import gated
+from curvescope.kernels.cross_entropy import cross_entropy_head
 from curvescope.kernels.norms import layer_norm, rms_norm
 
 STAGES = ("forward", "graph", "backward", "second")

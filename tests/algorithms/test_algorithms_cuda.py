@@ -21,7 +21,10 @@ from curvescope.algorithms import (
 from curvescope.core.operator import Matrix
 from curvescope.core.seeds import probes
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+pytestmark = [
+    pytest.mark.cuda,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
 
 SLICES = {"a": slice(0, 90), "b": slice(90, 110), "c": slice(110, 200)}
 

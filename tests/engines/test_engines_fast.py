@@ -214,6 +214,7 @@ def test_a_head_in_the_middle_of_the_mode_is_a_placeholder():
     torch.testing.assert_close(mode.head.h @ mode.head.W.T + mode.head.b, linear(x))
 
 
+@pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a GPU")
 @pytest.mark.parametrize("operator", ["hessian", "ggn", "functional"])
 def test_a_recorded_product_is_the_same(operator):

@@ -10,12 +10,16 @@ import pytest
 import torch
 from torch import Tensor
 
-needs_triton = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None
-    or not (torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET") == "1"),
-    reason="needs Triton, and CUDA or TRITON_INTERPRET=1",
+RUNS_TRITON = importlib.util.find_spec("triton") is not None and (
+    torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET") == "1"
 )
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def needs_triton(test: Callable) -> Callable:
+    """Marks a test that runs on a card, or in Triton's interpreter."""
+    skipped = pytest.mark.skipif(not RUNS_TRITON, reason="needs Triton, and CUDA or TRITON_INTERPRET=1")
+    return pytest.mark.cuda(skipped(test))
 
 
 def draw(seed: int, *shapes: tuple[int, ...], dtype: torch.dtype = torch.float64) -> list[Tensor]:

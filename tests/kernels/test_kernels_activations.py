@@ -13,7 +13,7 @@ from torch import Tensor
 from curvescope.core.errors import CurvescopeError
 from curvescope.kernels import activations
 from curvescope.kernels.activations import activate
-from curvescope.kernels.activations_gated import gated
+from curvescope.kernels.activations.gated import gated
 
 FORMULAS = {
     "gelu": lambda x: x * (1 + torch.erf(x / math.sqrt(2))) / 2,

@@ -13,8 +13,7 @@ from torch.func import grad, jacfwd, jacrev, jvp, vmap
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from curvescope.core.errors import CurvescopeError, ShapeError, UsageError
-from curvescope.kernels import attention_blockwise as blockwise
-from curvescope.kernels.attention import attention
+from curvescope.kernels.attention import attention, blockwise
 
 TIGHT = {"rtol": 1e-10, "atol": 1e-12}
 MASKS = {

@@ -11,8 +11,8 @@ from kernels_attention_plain import plain
 from torch import Tensor
 
 from curvescope.core.errors import CurvescopeError, ShapeError
-from curvescope.kernels import attention_hf
-from curvescope.kernels.attention_hf import hf_attention, hf_mask, register_hf
+from curvescope.kernels.attention import hf
+from curvescope.kernels.attention.hf import hf_attention, hf_mask, register_hf
 
 transformers = pytest.importorskip("transformers")
 VOCABULARY, LENGTH = 19, 11
@@ -96,8 +96,8 @@ def double(monkeypatch):
 @pytest.mark.parametrize("name", MODELS)
 def test_logits_and_products_are_those_of_eager_attention(name, padding, double, monkeypatch):
     fallbacks = []
-    plainly = attention_hf._plain
-    monkeypatch.setattr(attention_hf, "_plain", lambda *a, **k: fallbacks.append(1) or plainly(*a, **k))
+    plainly = hf._plain
+    monkeypatch.setattr(hf, "_plain", lambda *a, **k: fallbacks.append(1) or plainly(*a, **k))
     ours, eager = build(name, "curvescope"), build(name, "eager")
     torch.testing.assert_close(outputs(ours, padding), outputs(eager, padding), rtol=0, atol=1e-10)
     assert bool(fallbacks) == (padding == "left" or name == "gemma2")
@@ -180,7 +180,7 @@ def test_masks_of_whole_sequences_are_short():
     sliding = hf_mask(**size, mask_function=sliding_window_causal_mask_function(3), local_size=3)
     assert sliding is not None
     assert sliding.shape == (2, 6)
-    assert getattr(sliding, attention_hf.WINDOW) == 3
+    assert getattr(sliding, hf.WINDOW) == 3
     chunks = chunked_causal_mask_function(3, torch.zeros(2, dtype=torch.long))
     assert hf_mask(**size, mask_function=chunks, local_size=3).shape == (2, 1, 6, 6)
     later = size | {"q_length": 2, "q_offset": 4}

@@ -17,9 +17,9 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 if not (INTERPRETED or torch.cuda.is_available()):
     pytest.skip("needs a CUDA device or TRITON_INTERPRET=1", allow_module_level=True)
 
-from curvescope.kernels import attention_triton  # noqa: E402
-from curvescope.kernels.attention import attention  # noqa: E402
+from curvescope.kernels.attention import attention, triton_tiles  # noqa: E402
 
+pytestmark = pytest.mark.cuda
 DEVICE = "cpu" if INTERPRETED else "cuda"
 BOUND = {torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 4e-2}
 CASES = {  # options, then B, H, Hkv, Lq, Lk, d, d_v
@@ -52,9 +52,9 @@ def interpreted(monkeypatch):
 @pytest.fixture(params=[(32, 16), (16, 32)])
 def tiles(request, monkeypatch):
     """Tiles so small that every loop takes several turns."""
-    small = attention_triton.Tile(*request.param, 4, 1)
-    made = {name: dict.fromkeys(table, small) for name, table in attention_triton.TILES.items()}
-    monkeypatch.setattr(attention_triton, "TILES", made)
+    small = triton_tiles.Tile(*request.param, 4, 1)
+    made = {name: dict.fromkeys(table, small) for name, table in triton_tiles.TILES.items()}
+    monkeypatch.setattr(triton_tiles, "TILES", made)
 
 
 def inputs(B, H, Hkv, Lq, Lk, d, dv) -> list[Tensor]:
@@ -134,10 +134,10 @@ def test_forward_mode_and_first_order_only(tiles):
 
 
 def test_every_head_size_has_a_tile():
-    for name in attention_triton.TILES:
+    for name in triton_tiles.TILES:
         for dtype in BOUND:
             for head in (1, 16, 40, 64, 80, 128, 192, 256):
-                tile = attention_triton.tile_of(name, dtype, head)
+                tile = triton_tiles.tile_of(name, dtype, head)
                 assert min(tile.rows, tile.cols) >= 16
 
 

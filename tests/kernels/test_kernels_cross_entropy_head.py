@@ -11,8 +11,7 @@ from kernel_checks import DEVICE, agree, draw, leaves, needs_triton
 from torch import Tensor
 
 from curvescope.core.errors import CurvescopeError
-from curvescope.kernels import cross_entropy_sweeps
-from curvescope.kernels.cross_entropy_head import HeadCurvature, cross_entropy_head, log_partition
+from curvescope.kernels.cross_entropy import HeadCurvature, cross_entropy_head, log_partition, sweeps
 from curvescope.losses.cross_entropy import CrossEntropy
 
 T, D, V = 7, 4, 9
@@ -216,11 +215,11 @@ def test_third_derivative_is_refused():
 
 
 def test_slices_are_bounded_and_even(monkeypatch):
-    monkeypatch.setattr(cross_entropy_sweeps, "SLICE_BYTES", {"cpu": 100 * 1000 * 8})
+    monkeypatch.setattr(sweeps, "SLICE_BYTES", {"cpu": 100 * 1000 * 8})
     h, W = torch.empty(330, 2).double(), torch.empty(1000, 2).double()
-    assert cross_entropy_sweeps.make_plan(h, W, 0.0, None, False).chunk == 83  # four slices, not of 100
-    assert cross_entropy_sweeps.make_plan(h[:120], W, 0.0, None, False).chunk == 64  # aligned where it fits
-    assert cross_entropy_sweeps.make_plan(h[:3], W, 0.0, None, False).chunk == 3
+    assert sweeps.make_plan(h, W, 0.0, None, False).chunk == 83  # four slices, not of 100
+    assert sweeps.make_plan(h[:120], W, 0.0, None, False).chunk == 64  # aligned where it fits
+    assert sweeps.make_plan(h[:3], W, 0.0, None, False).chunk == 3
 
 
 def test_wrong_inputs_are_refused():
@@ -266,9 +265,9 @@ def test_triton(options, batched):
 
 @needs_triton
 def test_triton_with_several_blocks_and_large_logits(monkeypatch):
-    from curvescope.kernels import cross_entropy_head_triton
+    from curvescope.kernels.cross_entropy import triton_kernels
 
-    monkeypatch.setattr(cross_entropy_head_triton, "_shape", lambda z: {"NUM": 5, "BLOCK": 8, "num_warps": 1})
+    monkeypatch.setattr(triton_kernels, "_shape", lambda z: {"NUM": 5, "BLOCK": 8, "num_warps": 1})
     shapes, y = ((T, D), (37, D)), targets_of(T, 37)
     inputs, v = leaves([40 * x for x in draw(0, *shapes)]), draw(1, *shapes)
     want = two_derivatives(lambda h, W: plain(h, W, None, y), inputs, v)

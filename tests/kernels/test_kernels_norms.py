@@ -214,3 +214,18 @@ def test_triton_without_second_order_and_for_one_direction(case):
             first = torch.autograd.grad(f(*at), at, cotangent, create_graph=True)
             results.append(torch.autograd.grad(first[i], cotangent, along[i].detach()))
         agree(*results, 1e-5)
+
+
+@pytest.mark.parametrize("second_order", [True, False])
+def test_inside_vmap_the_jacobian_is_torchs(second_order):
+    x, weight, bias, g, u = draw(5, (3, 4), (4,), (4,), (3, 4), (3, 4))
+
+    def along(norm):
+        inputs = leaves([x, weight, bias])
+        v = torch.zeros_like(u, requires_grad=True)
+        y = torch.vmap(lambda t: norm(t, *inputs[1:]))(inputs[0])
+        first = torch.autograd.grad(y, inputs, v, create_graph=True)
+        return torch.autograd.grad(first, v, [g, weight, bias])[0]
+
+    found = along(lambda t, w, b: layer_norm(t, w, b, second_order=second_order))
+    torch.testing.assert_close(found, along(lambda t, w, b: torch.nn.functional.layer_norm(t, (4,), w, b)))

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from curvescope.data.batches import Batch
 from curvescope.engines.checkpoint import checkpointed
-from curvescope.kernels.attention_hf import differentiated
+from curvescope.kernels.attention.hf import differentiated
 from curvescope.kernels.backends import casting
 from curvescope.kernels.head import LinearHead
 from curvescope.kernels.substitute import FindHead, PlainAttention, Substitute

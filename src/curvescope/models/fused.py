@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from curvescope.core.seeds import generator
-from curvescope.kernels.attention_hf import NAME, register_hf
+from curvescope.kernels.attention.hf import NAME, register_hf
 from curvescope.models.exchange import Change, exchanged
 from curvescope.models.hf_module import attention_is, is_transformers, rounding, small_outputs
 from curvescope.models.model import Model

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from curvescope.kernels import activations, norms
-from curvescope.kernels.activations import Name
-from curvescope.kernels.activations_gated import gated
+from curvescope.kernels.activations import Name, gated
 from curvescope.kernels.attention import attention
 
 GATES: tuple[Name, ...] = ("silu", "gelu_tanh", "gelu")

@@ -32,8 +32,8 @@ from curvescope.kernels.backends import (
     transformed,
     use_triton,
 )
-from curvescope.kernels.cross_entropy_sweeps import Plan, make_plan, probabilities, second_products, sweep
-from curvescope.kernels.norms import given, plus, widen
+from curvescope.kernels.cross_entropy.sweeps import Plan, make_plan, probabilities, second_products, sweep
+from curvescope.kernels.norms.function import given, plus, widen
 
 IGNORED = -100
 Part = Literal["hessian", "functional"]

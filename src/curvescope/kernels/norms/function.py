@@ -102,9 +102,9 @@ class _Norm(torch.autograd.Function):
     @staticmethod
     def forward(x: Tensor, weight: Tensor | None, bias: Tensor | None, form: Form) -> tuple[Tensor, ...]:
         if form.triton and not transformed():
-            from curvescope.kernels import norms_triton
+            from curvescope.kernels.norms import triton_kernels
 
-            return norms_triton.forward(form, x, weight, bias)
+            return triton_kernels.forward(form, x, weight, bias)
         return _forward(form, x, weight, bias)
 
     @staticmethod
@@ -145,7 +145,7 @@ class _NormGradient(torch.autograd.Function):
     def forward(
         dy: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, rstd: Tensor, form: Form, needs: Any
     ) -> Any:
-        keep = form.second_order or forward_mode()
+        keep = form.second_order or forward_mode() or transformed()  # torch.vmap takes no None from here
         return tuple(_run_first(form, needs, keep, dy, x, weight, mean, rstd))
 
     @staticmethod
@@ -189,7 +189,7 @@ def _run_first(
 ) -> Tensors:
     """dx, dγ, dβ (None where not needed) and ⟨x̂ḡ⟩ (None unless `keep`)."""
     if form.triton:
-        from curvescope.kernels.norms_triton import backward as run
+        from curvescope.kernels.norms.triton_kernels import backward as run
     else:
         run = _first
 
@@ -202,7 +202,7 @@ def _run_first(
 def _run_second(form: Form, needs: Any, constants: Tensors, directions: Tensors) -> Tensors:
     """h_g, h_x, h_γ, None where not needed."""
     if form.triton:
-        from curvescope.kernels.norms_triton import second as run
+        from curvescope.kernels.norms.triton_kernels import second as run
     else:
         run = _second
 
@@ -327,10 +327,10 @@ def _gain(form: Form, weight: Tensor | None) -> Tensor | None:
     return weight if weight is None or not form.offset else weight + form.offset
 
 
-def _rows(*tensors: Tensor | None) -> list[Any]:
-    """Tokens as rows (T, ·), in at least single precision."""
-    flat = (t if t is None or t.ndim == 1 else t.reshape(-1, t.shape[-1]) for t in tensors)
-    return [None if t is None else widen(t) for t in flat]
+def _rows(x: Tensor | None, mean: Tensor | None, rstd: Tensor | None, weight: Any, *more: Any) -> list[Any]:
+    """Tokens as rows (T, ·), in at least single precision; the weight stays (d,)."""
+    flat = [None if t is None else t.reshape(-1, t.shape[-1]) for t in (x, mean, rstd, *more)]
+    return [None if t is None else widen(t) for t in (*flat[:3], weight, *flat[3:])]
 
 
 def widen(t: Tensor) -> Tensor:

@@ -29,7 +29,7 @@ from curvescope.kernels.backends import (
     transformed,
     use_triton,
 )
-from curvescope.kernels.norms import given, plus, widen
+from curvescope.kernels.norms.function import given, plus, widen
 
 Name = Literal["gelu", "gelu_tanh", "silu", "relu", "quick_gelu"]
 _QUICK = 1.702
@@ -169,9 +169,9 @@ class _ActivationGradient(torch.autograd.Function):
 
         def core(constants: Tensors, directions: Tensors) -> Tensors:
             if in_triton:
-                from curvescope.kernels import activations_triton
+                from curvescope.kernels.activations import triton_kernels
 
-                return activations_triton.second(name, needs[:2], constants, directions)
+                return triton_kernels.second(name, needs[:2], constants, directions)
             (slope, curve), along = constants, given(directions[0])
             h_x = None if curve is None or not needs[1] else curve * along
             return given(slope) * along if needs[0] else None, h_x

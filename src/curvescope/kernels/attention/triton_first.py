@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from curvescope.kernels.attention_triton_tiles import (
+from curvescope.kernels.attention.triton_shared import (
     LOG2E,
     key_range,
     load_row,

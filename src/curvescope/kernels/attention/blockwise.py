@@ -17,14 +17,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from curvescope.kernels.attention_mask import Mask, Tile, cut, num_scores
+from curvescope.kernels.attention.mask import Mask, Tile, cut, num_scores
+from curvescope.kernels.attention.passes import Directions, Needs, Outputs, Saved
 
 TILE_BYTES = {"cpu": 4 << 20, "cuda": 256 << 20}  # of the scores of one tile
 CAUSAL_ROWS = {"cpu": 64, "cuda": 512}  # of a causal tile at most: a cut leaves out what nobody sees
 KEEP_BYTES = 32 << 20  # P and dS are kept between the passes where each is smaller; CPU only
-
-Directions = tuple[Tensor | None, Tensor | None, Tensor | None]
-Outputs = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
 
 
 @dataclass(frozen=True)
@@ -91,12 +89,7 @@ def forward(
 
 
 def backward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    o: Tensor,
-    lse: Tensor,
-    kept_P: Tensor,
+    saved: Saved,
     do: Tensor,
     *,
     mask: Mask,
@@ -104,6 +97,7 @@ def backward(
     keep: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """dQ, dK, dV for an incoming dO, and dS tile after tile, empty unless `keep`."""
+    q, k, v, o, lse, kept_P = saved.q, saved.k, saved.v, saved.o, saved.lse, saved.P
     cuts = plan(q, k, mask, scale)
     Q, K, V, dO = cuts.split(q), cuts.split(k), cuts.split(v), cuts.split(do)
     stats, D = cuts.split(lse), (dO * cuts.split(o)).sum(-1)
@@ -121,39 +115,35 @@ def backward(
 
 
 def second(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    o: Tensor,
-    lse: Tensor,
-    kept_P: Tensor,
+    saved: Saved,
     do: Tensor | None,
-    kept_dS: Tensor,
+    dS: Tensor,
     directions: Directions,
     *,
     mask: Mask,
     scale: float,
-    needs: tuple[bool, bool, bool, bool],
+    needs: Needs,
 ) -> Outputs:
     """hQ, hK, hV, h_dO for n directions (n, B, H, L, d); None where `needs` says so.
 
     Without dO only h_dO can be asked for. A direction that is None is zero.
     """
+    q, k, v, o, lse, kept_P = saved.q, saved.k, saved.v, saved.o, saved.lse, saved.P
     cuts = plan(q, k, mask, scale)
     Q, K, V, stats = cuts.split(q), cuts.split(k), cuts.split(v), cuts.split(lse)
     dO = None if do is None or not any(needs[:3]) else cuts.split(do)
-    D = None if dO is None or kept_dS.numel() else (dO * cuts.split(o)).sum(-1)
+    D = None if dO is None or dS.numel() else (dO * cuts.split(o)).sum(-1)
     num = next(g.shape[0] for g in directions if g is not None)
     moves = [[None if g is None else cuts.split(g[j]) for g in directions] for j in range(num)]
     sizes = (Q.shape, K.shape, V.shape, (*Q.shape[:3], V.shape[3]))
     found = [Q.new_zeros(num, *size) if need else None for size, need in zip(sizes, needs, strict=True)]
     for tile in cuts.tiles:
         q_, k_, v_ = _rows(Q, tile), _cols(K, tile), _cols(V, tile)
-        P, dS, dO_ = _weights(cuts, tile, q_, k_, stats, kept_P), None, None
+        P, dS_, dO_ = _weights(cuts, tile, q_, k_, stats, kept_P), None, None
         if dO is not None:
             dO_ = _rows(dO, tile)
-            dS = tile.view(kept_dS) if D is None else _row_centred(D, tile, dO_, v_).mul_(P)
-        shared = _Shared(tile, scale, q_, k_, v_, dO_, P, dS)
+            dS_ = tile.view(dS) if D is None else _row_centred(D, tile, dO_, v_).mul_(P)
+        shared = _Shared(tile, scale, q_, k_, v_, dO_, P, dS_)
         for j in range(num):
             _add_direction(shared, moves[j], [None if x is None else x[j] for x in found])
     pairs = zip(found, (q, k, v, o), strict=True)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from curvescope.core.errors import ShapeError
-from curvescope.kernels.activations import SHAPES, Form, Name, check_name
+from curvescope.kernels.activations.function import SHAPES, Form, Name, check_name
 from curvescope.kernels.backends import (
     Backend,
     Tensors,
@@ -30,7 +30,7 @@ from curvescope.kernels.backends import (
     transformed,
     use_triton,
 )
-from curvescope.kernels.norms import given, plus, widen
+from curvescope.kernels.norms.function import given, plus, widen
 
 
 def gated(
@@ -55,9 +55,9 @@ class _Gated(torch.autograd.Function):
     @staticmethod
     def forward(gate: Tensor, up: Tensor, form: Form) -> tuple[Tensor]:
         if form.triton and not transformed():
-            from curvescope.kernels import activations_triton
+            from curvescope.kernels.activations import triton_kernels
 
-            return (activations_triton.gated_forward(form.name, gate, up),)
+            return (triton_kernels.gated_forward(form.name, gate, up),)
         return (SHAPES[form.name].value(gate) * up,)
 
     @staticmethod
@@ -129,9 +129,9 @@ class _GatedGradient(torch.autograd.Function):
 
         def core(constants: Tensors, directions: Tensors) -> Tensors:
             if in_triton:
-                from curvescope.kernels import activations_triton
+                from curvescope.kernels.activations import triton_kernels
 
-                return activations_triton.gated_second(name, needs, constants, directions)
+                return triton_kernels.gated_second(name, needs, constants, directions)
             return _gated_second(name, needs, constants, directions)
 
         return *launch(core, ctx.saved_tensors, (a, b)), None
@@ -157,9 +157,9 @@ def _gated_first(form: Form, dy: Tensor, gate: Tensor, up: Tensor) -> Tensors:
     def core(constants: Tensors, directions: Tensors) -> Tensors:
         at, other, g = given(constants[0]), given(constants[1]), given(directions[0])
         if form.triton:
-            from curvescope.kernels import activations_triton
+            from curvescope.kernels.activations import triton_kernels
 
-            return activations_triton.gated_backward(form.name, at, other, g)
+            return triton_kernels.gated_backward(form.name, at, other, g)
         shape = SHAPES[form.name]
         return (shape.slope(other, at) * g, shape.value(at) * g)
 

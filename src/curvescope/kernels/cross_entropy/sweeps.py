@@ -15,7 +15,7 @@ from torch import Tensor
 
 from curvescope.core.errors import UsageError
 from curvescope.kernels.backends import Tensors
-from curvescope.kernels.norms import given, widen
+from curvescope.kernels.norms.function import given, widen
 
 SLICE_BYTES = {"cpu": 8 * 2**20, "cuda": 256 * 2**20}  # a CPU reads a slice again from its cache
 ALIGN = 64  # outputs are rounded up to this on a GPU, and so are rows of a slice
@@ -156,9 +156,9 @@ def _logits_along(z: Tensor, direction: Tensors, rows: slice, h: Tensor, W: Tens
 def _loss_rows(plan: Plan, z: Tensor, targets: Tensor, gradient: bool) -> tuple[Tensor, Tensor]:
     """lse and ℓ of each row; with `gradient` z becomes D."""
     if plan.triton:
-        from curvescope.kernels import cross_entropy_head_triton
+        from curvescope.kernels.cross_entropy import triton_kernels
 
-        return cross_entropy_head_triton.loss_rows(z, targets, plan.smoothing, gradient)
+        return triton_kernels.loss_rows(z, targets, plan.smoothing, gradient)
     lse = torch.logsumexp(z, 1)
     losses = lse - (1 - plan.smoothing) * z.gather(1, targets[:, None])[:, 0]
     if plan.smoothing:
@@ -172,9 +172,9 @@ def _loss_rows(plan: Plan, z: Tensor, targets: Tensor, gradient: bool) -> tuple[
 def _curve_rows(plan: Plan, z: Tensor, dot: Tensor, lse: Tensor | None) -> None:
     """`dot` becomes p∘(dot − p·dot); with lse, z are logits and become p, without it they are p."""
     if plan.triton:
-        from curvescope.kernels import cross_entropy_head_triton
+        from curvescope.kernels.cross_entropy import triton_kernels
 
-        cross_entropy_head_triton.curve_rows(z, dot, lse)
+        triton_kernels.curve_rows(z, dot, lse)
         return
     if lse is not None:
         z.sub_(lse[:, None]).exp_()

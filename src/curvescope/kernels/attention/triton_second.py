@@ -8,7 +8,7 @@ summed over the keys with h_dO = Ṗ V + P gV, so the first kernel needs no prod
 import triton
 import triton.language as tl
 
-from curvescope.kernels.attention_triton_tiles import (
+from curvescope.kernels.attention.triton_shared import (
     LOG2E,
     key_range,
     load_row,

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
-from types import ModuleType
 from typing import Any, Literal
 
 import torch
@@ -18,9 +17,10 @@ from torch.autograd import Function
 from torch.autograd.function import FunctionCtx
 
 from curvescope.core.errors import CurvescopeError, MissingExtra, UsageError
-from curvescope.kernels import attention_blockwise
-from curvescope.kernels.attention_batching import apply, fold, lead, unfold
-from curvescope.kernels.attention_mask import Mask, check
+from curvescope.kernels.attention import blockwise
+from curvescope.kernels.attention.batching import apply, fold, lead, unfold
+from curvescope.kernels.attention.mask import Mask, check
+from curvescope.kernels.attention.passes import Passes, Saved
 
 Backend = Literal["auto", "triton", "blockwise"]
 TRITON_HEADS = {torch.float32: 256, torch.float16: 256, torch.bfloat16: 256}  # largest head of the kernels
@@ -61,7 +61,7 @@ def attention(
     mask = Mask(causal=causal, window=window, lengths=lengths)
     check(q, k, v, mask)
     rows = _implementation(backend, q, v)
-    keep = rows is attention_blockwise and _records(q, k, v) and attention_blockwise.worth_keeping(q, k)
+    keep = rows is blockwise and _records(q, k, v) and blockwise.worth_keeping(q, k)
     size = q.shape[-1] ** -0.5 if scale is None else float(scale)
     if keep:
         q, k, v = q.contiguous(), k.contiguous(), v.contiguous()  # once, not in every pass
@@ -72,7 +72,7 @@ def attention(
 class Options:
     """What the passes of one call have in common."""
 
-    passes: ModuleType  # forward, backward, second
+    passes: Passes
     mask: Mask
     scale: float
     second_order: bool
@@ -127,8 +127,8 @@ class AttentionBackward(Function):
 
     @staticmethod
     def forward(q, k, v, o, lse, P, do, options: Options, keep: bool) -> tuple[Tensor, ...]:
-        tensors = (q, k, v, o, lse, P, do)
-        return options.passes.backward(*tensors, mask=options.mask, scale=options.scale, keep=keep)
+        saved = Saved(q, k, v, o, lse, P)
+        return options.passes.backward(saved, do, mask=options.mask, scale=options.scale, keep=keep)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
@@ -175,9 +175,10 @@ class AttentionSecond(Function):
     @staticmethod
     def forward(q, k, v, o, lse, P, do, dS, gq, gk, gv, options: Options, needs) -> tuple[Tensor, ...]:
         several = any(g is not None and g.dim() == 5 for g in (gq, gk, gv))
-        directions = (gq, gk, gv) if several else tuple(None if g is None else g[None] for g in (gq, gk, gv))
+        gq, gk, gv = (g if several or g is None else g[None] for g in (gq, gk, gv))
+        saved = Saved(q, k, v, o, lse, P)
         found = options.passes.second(
-            q, k, v, o, lse, P, do, dS, directions, mask=options.mask, scale=options.scale, needs=needs
+            saved, do, dS, (gq, gk, gv), mask=options.mask, scale=options.scale, needs=needs
         )
         return tuple(x if several else x[0] for x in found if x is not None)
 
@@ -230,21 +231,21 @@ def _records(*tensors: Tensor) -> bool:
     return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
 
 
-def _implementation(backend: str, q: Tensor, v: Tensor) -> ModuleType:
-    """The module with the passes for these tensors."""
+def _implementation(backend: str, q: Tensor, v: Tensor) -> Passes:
+    """The passes for these tensors."""
     if backend not in ("auto", "triton", "blockwise"):
         raise UsageError(f"expected backend 'auto', 'triton' or 'blockwise', got {backend!r}")
     largest = (TRITON_HEADS if backend == "triton" else AUTO_HEADS).get(q.dtype, 0)
     fits = max(q.shape[-1], v.shape[-1]) <= largest
     wanted = backend == "triton" or (backend == "auto" and q.is_cuda)
     if not (wanted and fits):
-        return attention_blockwise
+        return blockwise
     if find_spec("triton") is None:
         if backend == "auto":
-            return attention_blockwise
+            return blockwise
         raise MissingExtra(
             "backend='triton' needs the package triton", hint="install it, or use backend='auto'"
         )
-    from curvescope.kernels import attention_triton
+    from curvescope.kernels.attention import triton_passes
 
-    return attention_triton
+    return triton_passes

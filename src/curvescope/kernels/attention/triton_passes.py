@@ -1,6 +1,6 @@
 """Attention, its derivative and its second derivative as Triton kernels: how they are launched.
 
-The functions are those of `attention_blockwise`. Nothing is kept between the passes but LSE. Single
+The functions are those of `blockwise`. Nothing is kept between the passes but LSE. Single
 precision is multiplied as PyTorch multiplies it: fully, or in TF32 where that is allowed.
 """
 
@@ -8,101 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import nullcontext
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
 from torch import Tensor
 
-from curvescope.kernels.attention_mask import Mask
-from curvescope.kernels.attention_triton_first import dkv_kernel, dq_kernel, forward_kernel
-from curvescope.kernels.attention_triton_second import hkv_kernel, ho_kernel, hq_kernel
+from curvescope.kernels.attention.mask import Mask
+from curvescope.kernels.attention.passes import Directions, Needs, Outputs, Saved
+from curvescope.kernels.attention.triton_first import dkv_kernel, dq_kernel, forward_kernel
+from curvescope.kernels.attention.triton_second import hkv_kernel, ho_kernel, hq_kernel
+from curvescope.kernels.attention.triton_tiles import OVER_KEYS, Tile, check_tile, precision, tile_of
 
-Directions = tuple[Tensor | None, Tensor | None, Tensor | None]
-Outputs = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
-
-
-class Tile(NamedTuple):
-    """Queries and keys of one tile, warps of one program, stages of the pipeline of its loads."""
-
-    rows: int
-    cols: int
-    warps: int
-    stages: int
-
-
-FULL_PRECISION = "tf32x3"  # three products in TF32, to about 2⁻²²; "ieee" is without tensor cores
-
-# Tile of a kernel by how entries are multiplied and the larger head size, rounded up to a power of two.
-TILES: dict[str, dict[tuple[str, int], Tile]] = {
-    "forward": {
-        ("half", 64): Tile(128, 64, 4, 3),
-        ("half", 128): Tile(128, 64, 8, 3),
-        ("half", 256): Tile(64, 32, 8, 2),
-        ("tf32", 64): Tile(64, 64, 4, 2),
-        ("tf32", 128): Tile(64, 32, 4, 2),
-        ("tf32", 256): Tile(32, 32, 4, 1),
-        ("full", 64): Tile(64, 32, 4, 2),
-        ("full", 128): Tile(64, 16, 4, 2),
-        ("full", 256): Tile(32, 16, 4, 1),
-    },
-    "dq": {
-        ("half", 64): Tile(128, 64, 8, 2),
-        ("half", 128): Tile(64, 64, 4, 2),
-        ("half", 256): Tile(128, 16, 8, 2),
-        ("tf32", 64): Tile(64, 32, 4, 2),
-        ("tf32", 128): Tile(128, 16, 8, 2),
-        ("tf32", 256): Tile(32, 16, 4, 1),
-        ("full", 64): Tile(64, 32, 4, 2),
-        ("full", 128): Tile(64, 16, 4, 2),
-        ("full", 256): Tile(16, 16, 4, 1),
-    },
-    "dkv": {
-        ("half", 64): Tile(64, 128, 8, 2),
-        ("half", 128): Tile(64, 64, 8, 2),
-        ("half", 256): Tile(16, 64, 8, 2),
-        ("tf32", 64): Tile(64, 128, 8, 2),
-        ("tf32", 128): Tile(16, 64, 4, 2),
-        ("tf32", 256): Tile(16, 32, 4, 1),
-        ("full", 64): Tile(32, 64, 4, 2),
-        ("full", 128): Tile(16, 64, 4, 2),
-        ("full", 256): Tile(16, 16, 4, 1),
-    },
-    "ho": {
-        ("half", 64): Tile(128, 64, 8, 2),
-        ("half", 128): Tile(128, 32, 8, 2),
-        ("half", 256): Tile(64, 16, 8, 2),
-        ("tf32", 64): Tile(64, 64, 4, 1),
-        ("tf32", 128): Tile(64, 16, 4, 2),
-        ("tf32", 256): Tile(16, 16, 4, 1),
-        ("full", 64): Tile(64, 32, 4, 2),
-        ("full", 128): Tile(64, 16, 4, 1),
-        ("full", 256): Tile(16, 16, 4, 1),
-    },
-    "hq": {
-        ("half", 64): Tile(128, 64, 8, 2),
-        ("half", 128): Tile(128, 32, 8, 2),
-        ("half", 256): Tile(64, 16, 4, 2),
-        ("tf32", 64): Tile(128, 64, 8, 2),
-        ("tf32", 128): Tile(64, 16, 4, 2),
-        ("tf32", 256): Tile(16, 16, 4, 1),
-        ("full", 64): Tile(64, 16, 4, 2),
-        ("full", 128): Tile(64, 16, 8, 1),
-        ("full", 256): Tile(16, 16, 4, 1),
-    },
-    "hkv": {
-        ("half", 64): Tile(32, 128, 8, 2),
-        ("half", 128): Tile(16, 128, 8, 2),
-        ("half", 256): Tile(16, 16, 4, 2),
-        ("tf32", 64): Tile(64, 128, 8, 2),
-        ("tf32", 128): Tile(16, 64, 4, 2),
-        ("tf32", 256): Tile(16, 16, 4, 1),
-        ("full", 64): Tile(16, 64, 4, 2),
-        ("full", 128): Tile(16, 32, 4, 1),
-        ("full", 256): Tile(16, 16, 4, 1),
-    },
-}
-Tiles = Mapping[str, Tile]  # of some kernels, instead of those above
+Tiles = Mapping[str, Tile]  # of some kernels, instead of those of the table
 
 
 def forward(
@@ -124,12 +42,7 @@ def forward(
 
 
 def backward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    o: Tensor,
-    lse: Tensor,
-    kept_P: Tensor,
+    saved: Saved,
     do: Tensor,
     *,
     mask: Mask,
@@ -138,7 +51,8 @@ def backward(
     tiles: Tiles | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """dQ, dK, dV for an incoming dO, and an empty tensor: dS is not kept."""
-    q, k, v, o, do, lse = _dense(q), _dense(k), _dense(v), _dense(o), _dense(do), lse.contiguous()
+    q, k, v, o, do = (_dense(x) for x in (saved.q, saved.k, saved.v, saved.o, do))
+    lse = saved.lse.contiguous()
     dq, dk, dv = _empty(q, q.shape[3]), _empty(k, k.shape[3]), _empty(v, v.shape[3])
     delta = torch.empty_like(lse)
     given = _given(q, k, v, mask, scale) | _strides(q=q, k=k, v=v, do=do)
@@ -149,23 +63,19 @@ def backward(
 
 
 def second(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    o: Tensor,
-    lse: Tensor,
-    kept_P: Tensor,
+    saved: Saved,
     do: Tensor | None,
-    kept_dS: Tensor,
+    dS: Tensor,
     directions: Directions,
     *,
     mask: Mask,
     scale: float,
-    needs: tuple[bool, bool, bool, bool],
+    needs: Needs,
     tiles: Tiles | None = None,
 ) -> Outputs:
     """hQ, hK, hV, h_dO for n directions (n, B, H, L, d); None where `needs` says so."""
-    q, k, v, o, lse = _dense(q), _dense(k), _dense(v), _dense(o), lse.contiguous()
+    q, k, v, o = (_dense(x) for x in (saved.q, saved.k, saved.v, saved.o))
+    lse = saved.lse.contiguous()
     num = next(g.shape[0] for g in directions if g is not None)
     stats = do is not None and any(needs[:3])
     do = o if do is None else _dense(do)
@@ -189,24 +99,14 @@ def second(
     return hq, hk if needs[1] else None, hv if needs[2] else None, ho if needs[3] else None
 
 
-def tile_of(name: str, dtype: torch.dtype, head: int) -> Tile:
-    """The tile of a kernel from `TILES`."""
-    kind = "half" if dtype.itemsize == 2 else "tf32" if precision() == "tf32" else "full"
-    return TILES[name][kind, max(64, triton.next_power_of_2(head))]
-
-
-def precision() -> str:
-    """How single precision is multiplied: in TF32 where PyTorch's products may use it."""
-    return FULL_PRECISION if torch.get_float32_matmul_precision() == "highest" else "tf32"
-
-
 def _launch(
     name: str, kernel: Any, given: dict[str, Any], tiles: Tiles | None, num: int = 1, /, **tensors: Tensor
 ) -> None:
     """One program for each tile of queries (or of keys), each head, and each of `num` directions."""
     q, k = tensors["q"], tensors["k"]
     tile = (tiles or {}).get(name) or tile_of(name, q.dtype, max(given["d"], given["e"]))
-    over_keys = name in ("dkv", "hkv")
+    check_tile(name, tile)
+    over_keys = name in OVER_KEYS
     count = triton.cdiv(k.shape[2], tile.cols) if over_keys else triton.cdiv(q.shape[2], tile.rows)
     grid = (count, q.shape[0] * (k.shape[1] if over_keys else q.shape[1]), num)
     with torch.cuda.device(q.device) if q.is_cuda else nullcontext():

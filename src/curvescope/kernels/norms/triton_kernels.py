@@ -18,7 +18,7 @@ from torch import Tensor
 
 from curvescope.core.errors import ShapeError
 from curvescope.kernels.backends import Tensors, num_programs, on_device
-from curvescope.kernels.norms import MAX_WIDTH
+from curvescope.kernels.norms.function import MAX_WIDTH
 
 
 @triton.jit
