@@ -7,24 +7,13 @@ import time
 
 import pytest
 
-from curvescope.cli import main
+from commands import call
 
 SMALL = "n_layers = 1\nd_model = 4\nn_heads = 1\nd_ff = 0\nvocab_size = 12\nn_ctx = 18\n"
 QUICK = [
     *("--set", "num_steps=8", "--set", "num_probes=2", "--set", "num_eigenvalues=1"),
     *("--set", "num_trace_probes=2", "--set", "num_map_probes=2", "--set", "batch_size=64"),
 ]
-
-
-def call(*words, capsys=None):
-    """Exit code, stdout and stderr of a command."""
-    code = 0
-    try:
-        main([str(word) for word in words])
-    except SystemExit as stop:
-        code = stop.code or 0
-    found = capsys.readouterr()
-    return code, found.out, found.err
 
 
 @pytest.fixture

@@ -4,8 +4,8 @@ import json
 import types
 
 import pytest
-from test_cli import call
 
+from commands import call
 from curvescope.cli import model_info
 
 TIED = "n_layers = 3\nd_model = 4\nn_heads = 2\nd_ff = 0\nvocab_size = 12\nn_ctx = 18\ntied = true\n"

@@ -4,7 +4,6 @@ import types
 
 import pytest
 import torch
-from test_data_masking import FIRST, LAST, MASK, PAD, Encoder
 
 from curvescope.core.errors import UsageError
 from curvescope.core.seeds import generator
@@ -12,6 +11,7 @@ from curvescope.data.corruption import hidden_patches, masked_text, replaced_tex
 from curvescope.data.labels import images
 from curvescope.data.text import text
 from curvescope.tokenizers import ByteTokenizer
+from encoders import FIRST, LAST, MASK, PAD, Encoder
 
 CONTENT = "".join(f"{i * i} is the square of {i}.\n" for i in range(50))
 

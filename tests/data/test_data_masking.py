@@ -12,15 +12,9 @@ from curvescope.data.labels import classification, images, read_labelled, sample
 from curvescope.data.masking import masked_lm, special_tokens
 from curvescope.studies.setting import ModelOnData, kind_of, make_batches
 from curvescope.tokenizers import ByteTokenizer
+from encoders import FIRST, LAST, MASK, PAD, Encoder
 
 CONTENT = "".join(f"{i * i} is the square of {i}.\n" for i in range(50))
-MASK, FIRST, LAST, PAD = 259, 257, 258, 256
-
-
-class Encoder(ByteTokenizer):
-    """Bytes with the special tokens of an encoder."""
-
-    mask_id, cls_id, sep_id, pad_id = MASK, FIRST, LAST, PAD
 
 
 @pytest.fixture

@@ -223,3 +223,75 @@ def test_every_method_of_cross_entropy_checks_its_targets(method: str, misfit: s
     }
     with pytest.raises(cs.UsageError, match="expected"):
         getattr(CrossEntropy(), method)(z, y, *rest.get(method, (None,)))
+
+
+def test_a_byte_of_156_is_a_class_in_every_method():
+    """−100 and 156 are the same byte."""
+    z = torch.randn(3, 200, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    y, loss = torch.tensor([156, 3, 7], dtype=torch.uint8), CrossEntropy()
+    assert loss.total_weight(y, None) == 3
+    assert loss.total_weight(y, torch.tensor([2.0, 1.0, 1.0])) == 4
+    torch.testing.assert_close(loss.gradient(z, y, None), loss.gradient(z, y.long(), None))
+    u = torch.ones_like(z).cumsum(-1)
+    for method in (loss.hessian_product, loss.term_outer_product):
+        torch.testing.assert_close(method(z, y, None, u), method(z, y.long(), None, u))
+
+
+def test_drawn_classes_do_not_wrap_in_small_integers():
+    z = torch.zeros(4, 300, dtype=torch.float64)
+    z[:, 299] = 100.0
+    drawn = CrossEntropy().sample_targets(
+        z, torch.zeros(4, dtype=torch.uint8), torch.Generator().manual_seed(0)
+    )
+    assert drawn.tolist() == [299] * 4
+
+
+def test_a_custom_loss_takes_a_weight_per_sequence_of_many_terms():
+    z, y, w = example("mse_mean", SHAPES["tokens"], "sequence")
+    custom = CustomLoss(
+        lambda z, y, w: (w[:, None, None] * (z - y) ** 2).sum(),
+        lambda y, w: float(w.sum()) * y[0].numel(),
+        terms=lambda z, y: (z - y) ** 2,
+    )
+    expected = SquaredError("mean").term_outer_product(z, y, w, z)
+    torch.testing.assert_close(custom.term_outer_product(z, y, w, z), expected)
+
+
+def test_a_custom_loss_that_is_constant_has_no_derivatives():
+    z = torch.ones(2, 3, dtype=torch.float64)
+    custom = CustomLoss(lambda z, y, w: y.sum(), lambda y, w: 6)
+    assert not custom.gradient(z, z, None).any()
+    assert not custom.hessian_product(z, z, None, z).any()
+
+
+Z = torch.zeros(2, 3, dtype=torch.float64)
+REFUSED = {
+    "sum with axes": (
+        lambda: CustomLoss(lambda z, y, w: z, lambda y, w: 1).sum(Z, Z, None),
+        r"got a tensor \(2, 3",
+    ),
+    "sum is a float": (
+        lambda: CustomLoss(lambda z, y, w: 1.0, lambda y, w: 1).sum(Z, Z, None),
+        "got a float",
+    ),
+    "count is nan": (
+        lambda: CustomLoss(lambda z, y, w: z.sum(), lambda y, w: float("nan")).total_weight(Z, None),
+        "expected a number of terms from the loss 'custom', got nan",
+    ),
+    "no functions": (lambda: CustomLoss(None, None), "expected two functions"),
+    "tree for classes": (lambda: CrossEntropy().total_weight((Z, Z), None), "one tensor, got a tuple"),
+    "tree for numbers": (lambda: SquaredError().total_weight({"a": Z}, None), "one tensor, got a dict"),
+    "tree in the sum": (lambda: SquaredError().sum(Z, (Z,), None), "one tensor, got a tuple"),
+    "smoothing": (lambda: CrossEntropy("a"), r"label_smoothing in \[0, 1\), got a"),
+    "normalisation": (lambda: SquaredError("sum"), "expected 'theory' or 'mean', got 'sum'"),
+    "complex classes": (
+        lambda: CrossEntropy().sum(Z, torch.zeros(2, dtype=torch.complex64), None),
+        "expected integer targets",
+    ),
+}
+
+
+@pytest.mark.parametrize(("make", "message"), REFUSED.values(), ids=REFUSED)
+def test_odd_losses_are_refused_in_one_sentence(make, message: str):
+    with pytest.raises(cs.UsageError, match=message):
+        make()

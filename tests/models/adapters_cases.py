@@ -311,6 +311,8 @@ class KeepDouble(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
+        if func is Tensor.matmul and args[0].dtype != args[1].dtype:  # which does not promote
+            args = tuple(factor.double() for factor in args)
         double = bool(args) and isinstance(args[0], Tensor) and args[0].dtype == torch.float64
         if double and func is Tensor.float:
             self.casts += 1

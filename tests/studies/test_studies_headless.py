@@ -1,23 +1,19 @@
 """Models without a head: denoising against a loss written by hand, and studies through the command line."""
 
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "cli"))
-
-from test_cli import call
-from test_studies_real_models import TINY, WORDS, save_bert
-
 import curvescope as cs
+from commands import call
 from curvescope.core.errors import UsageError
 from curvescope.studies import blocks, spectrum
 from curvescope.studies.denoising import NOTE
 from curvescope.studies.setting import ModelOnData, make_problem
+from saved_models import TINY, WORDS, save_bert
 
 transformers = pytest.importorskip("transformers")
 TEXT = "the block of a matrix is a block and the matrix is a matrix of blocks of the " * 12

@@ -6,19 +6,14 @@ sampling noise, and falls as the text grows.
 """
 
 import json
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "cli"))
-
-from test_cli import call
-
 import curvescope as cs
 from assets import LONG_STORY, asset, minilm
+from commands import call
 from curvescope.studies.folder import load as load_run
 
 transformers = pytest.importorskip("transformers")

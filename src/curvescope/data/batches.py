@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any, Self
 
 import torch
 from torch import Tensor
 
-from curvescope.core.errors import ShapeError, UsageError
+from curvescope.core.errors import UsageError
+from curvescope.core.trees import Tree, leaves, tree_map
+from curvescope.data.checks import check_arrays, check_lengths, check_weights, usable
 
 IGNORED = -100
 """An integer target of this value does not count."""
@@ -22,31 +25,32 @@ class Batch:
     """Inputs, targets and optional weights of some sequences; axis 0 counts the sequences.
 
     Targets align with the model's outputs: integers (B, …) where −100 does not count, or floats of the
-    outputs' shape. Weights (None = all 1) have one number per term, or anything that broadcasts to that.
+    outputs' shape; or what a loss of one's own takes, a tuple or dictionary of tensors (B, …). A "sequence"
+    is whatever the terms of the loss do not cross: for a loss over pairs, one pair. Weights (None = all 1)
+    have one number per term, or anything that broadcasts to that.
     """
 
     inputs: Inputs
-    targets: Tensor
+    targets: Tree
     weights: Tensor | None = None
 
     @property
     def num_sequences(self) -> int:
         """Length of axis 0."""
-        return self.targets.shape[0]
+        return leaves(self.targets)[0].shape[0]
 
     def tensors(self) -> list[Tensor]:
         """Inputs, targets and weights, as far as they are there."""
-        inputs = list(self.inputs.values()) if isinstance(self.inputs, Mapping) else [self.inputs]
-        return [*inputs, self.targets, *([] if self.weights is None else [self.weights])]
+        return [
+            *leaves(self.inputs),
+            *leaves(self.targets),
+            *([] if self.weights is None else [self.weights]),
+        ]
 
-    def map(self, move: Any) -> Batch:
+    def map(self, move: Callable[[Tensor], Tensor]) -> Batch:
         """The batch with `move` applied to each tensor."""
-        inputs = {k: move(v) for k, v in self.inputs.items()} if isinstance(self.inputs, Mapping) else None
-        return Batch(
-            move(self.inputs) if inputs is None else inputs,
-            move(self.targets),
-            None if self.weights is None else move(self.weights),
-        )
+        weights = None if self.weights is None else move(self.weights)
+        return Batch(tree_map(move, self.inputs), tree_map(move, self.targets), weights)
 
     def __getitem__(self, index: slice) -> Batch:
         return self.map(lambda tensor: tensor[index])
@@ -65,7 +69,10 @@ class Batches(Sequence[Batch]):
                 f"expected a list of Batch, got {type(batches).__name__}, which can be read only once",
                 hint="Batches.from_tensors(x, y, batch_size=8), or Batches.from_loader(loader)",
             )
-        self._batches = tuple(batch for batch in map(_checked, batches) if batch.num_sequences)
+        checked = map(_checked, batches)
+        if not isinstance(batches, list | tuple | Batches):
+            checked = map(_copied, checked)  # one buffer may be behind all of them
+        self._batches = tuple(batch for batch in checked if batch.num_sequences)
         self.name = name
         if not self._batches:
             raise UsageError("expected at least one sequence, got none")
@@ -74,16 +81,16 @@ class Batches(Sequence[Batch]):
     def from_tensors(
         cls,
         inputs: Inputs,
-        targets: Tensor,
+        targets: Tree,
         weights: Tensor | None = None,
         *,
         batch_size: int | None = None,
         name: str = "tensors",
     ) -> Self:
         """Consecutive batches of `batch_size` sequences (default: one batch) of tensors in memory."""
-        if batch_size is not None and batch_size < 1:
+        if batch_size is not None and (not isinstance(batch_size, Integral) or batch_size < 1):
             raise UsageError(f"expected a batch_size of at least 1, got {batch_size}")
-        everything = _checked(Batch(inputs, torch.as_tensor(targets), weights))
+        everything = _checked(Batch(inputs, _as_targets(targets), weights))
         total = everything.num_sequences
         step = total if batch_size is None else batch_size
         return cls([everything[i : i + step] for i in range(0, total, max(step, 1))], name=name)
@@ -92,7 +99,8 @@ class Batches(Sequence[Batch]):
     def from_loader(cls, loader: Iterable[Any], *, max_bytes: int = 2**30, name: str = "loader") -> Self:
         """Every batch of a DataLoader, or of any finite iterable of (inputs, targets[, weights]), kept.
 
-        Raises when the tensors pass `max_bytes`.
+        The tensors of a list or tuple are kept themselves; those of any other loader are copied, since it may
+        write every batch into one buffer. Raises when the tensors pass `max_bytes`.
         """
         if isinstance(loader, Iterator):
             raise UsageError(
@@ -103,7 +111,7 @@ class Batches(Sequence[Batch]):
         size = 0
         for item in loader:
             batch = item if isinstance(item, Batch) else _batch_of(item)
-            kept.append(batch)
+            kept.append(batch if isinstance(loader, list | tuple) else _copied(_checked(batch)))
             size += _bytes(batch)
             if size > max_bytes:
                 raise UsageError(
@@ -129,14 +137,11 @@ class Batches(Sequence[Batch]):
 
     @property
     def num_terms(self) -> int:
-        """Counted targets (integers other than −100), or sequences where targets are real numbers.
+        """Counted targets (integers other than −100), or sequences where targets are anything else.
 
         A loss may weigh its terms: `Problem.num_terms` is what a product is divided by.
         """
-        return sum(
-            b.num_sequences if b.targets.is_floating_point() else int((b.targets != IGNORED).sum())
-            for b in self._batches
-        )
+        return sum(map(_num_terms, self._batches))
 
     def __repr__(self) -> str:
         counts = f"{len(self)} batches, {self.num_sequences} sequences, {self.num_terms} terms"
@@ -147,8 +152,10 @@ def as_batches(data: Any) -> Batches:
     """`data` as Batches: itself, a DataLoader or list of pairs, or one (inputs, targets) pair of tensors."""
     if isinstance(data, Batches):
         return data
-    if isinstance(data, tuple) and len(data) in (2, 3) and isinstance(data[1], Tensor):
-        return Batches.from_tensors(*data)
+    if isinstance(data, tuple) and len(data) in (2, 3):
+        inputs, targets = data[:2]
+        if isinstance(inputs, Tensor | Mapping) or isinstance(targets, Tensor):
+            return Batches.from_tensors(*data)
     if isinstance(data, Iterable):
         return Batches.from_loader(data)
     raise UsageError(
@@ -158,30 +165,15 @@ def as_batches(data: Any) -> Batches:
 
 
 def _checked(batch: Batch) -> Batch:
+    """The batch, its tensors such as a graph can keep; raises where they do not fit together."""
     if not isinstance(batch, Batch):
         raise UsageError(f"expected a Batch, got {type(batch).__name__}")
-    tensors = list(batch.inputs.values()) if isinstance(batch.inputs, Mapping) else [batch.inputs]
-    for item in batch.tensors():
-        if not isinstance(item, Tensor):
-            raise UsageError(
-                f"expected inputs, targets and weights as tensors, got a {type(item).__name__}",
-                hint="torch.as_tensor(x) makes one",
-            )
-    lengths = {t.shape[0] if t.dim() else -1 for t in [*tensors, batch.targets]}
-    if len(lengths) != 1 or -1 in lengths:
-        shapes = ", ".join(str(tuple(t.shape)) for t in [*tensors, batch.targets])
-        raise ShapeError(
-            f"expected inputs and targets with the same number of sequences, got shapes {shapes}"
-        )
+    check_arrays(batch.tensors())
+    check_lengths(leaves(batch.inputs), leaves(batch.targets))
     if batch.weights is not None:
-        if batch.weights.shape[:1] != batch.targets.shape[:1]:
-            raise ShapeError(
-                f"expected one weight per term, got shape {tuple(batch.weights.shape)} "
-                f"for targets {tuple(batch.targets.shape)}"
-            )
-        if not bool(((batch.weights >= 0) & torch.isfinite(batch.weights)).all()):
-            raise UsageError("expected weights that are finite and not negative")
-    return batch
+        check_weights(batch.weights, batch.num_sequences)
+    same = not any(t.is_inference() for t in batch.tensors())
+    return batch if same and not isinstance(batch.targets, list) else batch.map(usable)
 
 
 def _batch_of(item: Any) -> Batch:
@@ -191,6 +183,27 @@ def _batch_of(item: Any) -> Batch:
         f"expected items (inputs, targets) or (inputs, targets, weights) from the loader, "
         f"got a {type(item).__name__}"
     )
+
+
+def _as_targets(targets: Any) -> Tree:
+    """A tree of tensors as it is, anything else (numbers, arrays) as a tensor."""
+    if isinstance(targets, Mapping | tuple | list) and any(isinstance(t, Tensor) for t in leaves(targets)):
+        return targets
+    try:
+        return torch.as_tensor(targets)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise UsageError(f"expected targets as tensors, got a {type(targets).__name__}") from error
+
+
+def _copied(batch: Batch) -> Batch:
+    return batch.map(lambda tensor: tensor.detach().clone())
+
+
+def _num_terms(batch: Batch) -> int:
+    y = batch.targets
+    if not isinstance(y, Tensor) or y.is_floating_point():
+        return batch.num_sequences
+    return int((y.long() != IGNORED).sum())  # among bytes −100 is 156
 
 
 def _bytes(batch: Batch) -> int:

@@ -2,7 +2,8 @@
 
 With outputs z, targets y and weights w of one batch, every loss gives
 the sum Σ_t w_t ℓ_t(z), its gradient in z, its Hessian applied to a direction in z, and Σ_t w_t. So how
-the data is cut into batches, ordered or padded cannot change the mean.
+the data is cut into batches, ordered or padded cannot change the mean. Targets are a tensor, or for a loss of
+one's own a tree of tensors (a tuple or dictionary), each with the sequences on axis 0.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 from curvescope.core.errors import ShapeError, UsageError
+from curvescope.core.trees import Tree
 from curvescope.kernels.head import LinearHead
 
 Part = Literal["hessian", "functional"]
@@ -29,42 +31,51 @@ class Loss(ABC):
     takes_head: bool = False  # whether it can make the outputs of a linear head itself, slice by slice
 
     @abstractmethod
-    def sum(self, outputs: Tensor, targets: Tensor, weights: Tensor | None) -> Tensor:
+    def sum(self, outputs: Tensor, targets: Tree, weights: Tensor | None) -> Tensor:
         """Σ_t w_t ℓ_t, a scalar; differentiable twice in `outputs`."""
 
     @abstractmethod
-    def total_weight(self, targets: Tensor, weights: Tensor | None) -> float:
+    def total_weight(self, targets: Tree, weights: Tensor | None) -> float:
         """Σ_t w_t: the number of terms when there are no weights."""
 
     @abstractmethod
-    def gradient(self, outputs: Tensor, targets: Tensor, weights: Tensor | None) -> Tensor:
+    def gradient(self, outputs: Tensor, targets: Tree, weights: Tensor | None) -> Tensor:
         """∂(sum)/∂z, in the outputs' shape."""
 
     @abstractmethod
     def hessian_product(
-        self, outputs: Tensor, targets: Tensor, weights: Tensor | None, direction: Tensor
+        self, outputs: Tensor, targets: Tree, weights: Tensor | None, direction: Tensor
     ) -> Tensor:
         """∂²(sum)/∂z² applied to directions of shape (…, *outputs.shape)."""
 
     def term_outer_product(
-        self, outputs: Tensor, targets: Tensor, weights: Tensor | None, direction: Tensor
+        self, outputs: Tensor, targets: Tree, weights: Tensor | None, direction: Tensor
     ) -> Tensor:
         """Σ_t w_t r_t r_tᵀ applied to `direction`, r_t = ∂ℓ_t/∂z: the empirical Fisher in the outputs."""
         raise UsageError(f"the loss {self.name!r} does not split into terms, which an empirical Fisher needs")
 
-    def sample_targets(self, outputs: Tensor, targets: Tensor, source: torch.Generator) -> Tensor:
+    def sample_targets(self, outputs: Tensor, targets: Tree, source: torch.Generator) -> Tensor:
         """Targets drawn from the model's own distribution, with the ignored ones of `targets` kept."""
         raise UsageError(f"the loss {self.name!r} is no log-likelihood, which a Monte-Carlo Fisher needs")
 
-    def head_sum(self, head: LinearHead, targets: Tensor, weights: Tensor | None, *, part: Part) -> Tensor:
+    def head_sum(self, head: LinearHead, targets: Tree, weights: Tensor | None, *, part: Part) -> Tensor:
         """Σ_t w_t ℓ_t of the head's outputs, or, for `functional`, ⟨its gradient held fixed, outputs⟩."""
         raise NotImplementedError
 
     def head_curvature(
-        self, head: LinearHead, targets: Tensor, weights: Tensor | None
+        self, head: LinearHead, targets: Tree, weights: Tensor | None
     ) -> Callable[[Sequence[Tensor]], list[Tensor | None]]:
         """The Gauss-Newton product of the head: tangents (k, …) of h, W and b to their cotangents."""
         raise NotImplementedError
+
+
+def check_one_tensor(targets: Tree) -> None:
+    """Raise unless the targets are a tensor, for a loss that knows no trees."""
+    if not isinstance(targets, Tensor):
+        raise ShapeError(
+            f"expected targets as one tensor, got a {type(targets).__name__}",
+            hint="a tuple or dictionary of targets is for a loss of your own: cs.CustomLoss",
+        )
 
 
 def expand_weights(weights: Tensor, targets: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from numbers import Real
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +13,7 @@ from torch import Tensor
 from curvescope.core.errors import ShapeError, UsageError
 from curvescope.kernels.cross_entropy import HeadCurvature, cross_entropy_head
 from curvescope.kernels.head import LinearHead
-from curvescope.losses.base import Loss, Part, expand_weights
+from curvescope.losses.base import Loss, Part, check_one_tensor, expand_weights
 
 IGNORED = -100
 
@@ -30,7 +31,7 @@ class CrossEntropy(Loss):
     takes_head = True
 
     def __post_init__(self) -> None:
-        if not 0 <= self.label_smoothing < 1:
+        if not isinstance(self.label_smoothing, Real) or not 0 <= self.label_smoothing < 1:
             raise UsageError(f"expected a label_smoothing in [0, 1), got {self.label_smoothing}")
 
     def sum(self, outputs: Tensor, targets: Tensor, weights: Tensor | None) -> Tensor:
@@ -49,10 +50,11 @@ class CrossEntropy(Loss):
         )
 
     def total_weight(self, targets: Tensor, weights: Tensor | None) -> float:
-        counted = targets != IGNORED
-        return float(
-            (counted if weights is None else counted * expand_weights(weights, targets).double()).sum()
-        )
+        check_one_tensor(targets)
+        counted = is_counted(targets)
+        if weights is None:
+            return float(counted.count_nonzero())
+        return float((expand_weights(weights, targets) * counted).sum(dtype=torch.float64))
 
     def gradient(self, outputs: Tensor, targets: Tensor, weights: Tensor | None) -> Tensor:
         """w_t (p_t − q_t)."""
@@ -82,7 +84,7 @@ class CrossEntropy(Loss):
         _check(outputs.shape, targets)
         p = outputs.detach().softmax(-1).reshape(-1, outputs.shape[-1])
         drawn = torch.multinomial(p.cpu(), 1, generator=source).to(targets.device).reshape(targets.shape)
-        return torch.where(targets == IGNORED, targets, drawn.to(targets.dtype))
+        return torch.where(is_counted(targets), drawn, targets.long())
 
     def head_sum(self, head: LinearHead, targets: Tensor, weights: Tensor | None, *, part: Part) -> Tensor:
         terms = self._terms(head, targets, weights)
@@ -117,15 +119,20 @@ class CrossEntropy(Loss):
     def _residual(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """p_t − q_t, zero where the target is ignored."""
         _check(outputs.shape, targets)
-        counted = targets != IGNORED
+        counted = is_counted(targets)
         q = torch.zeros_like(outputs)
         q.scatter_(-1, targets.long().clamp(min=0)[..., None], 1 - self.label_smoothing)
         q = q + self.label_smoothing / outputs.shape[-1]
         return (outputs.softmax(-1) - q) * counted[..., None]
 
 
+def is_counted(targets: Tensor) -> Tensor:
+    """Where a target is a class; compared as int64, since −100 is 156 among bytes."""
+    return targets.long() != IGNORED
+
+
 def _weights(targets: Tensor, weights: Tensor | None, outputs: Tensor) -> Tensor:
-    counted = (targets != IGNORED).to(outputs.dtype)
+    counted = is_counted(targets).to(outputs.dtype)
     return counted if weights is None else counted * expand_weights(weights, targets).to(outputs.dtype)
 
 
@@ -135,14 +142,15 @@ def _flat(head: LinearHead) -> LinearHead:
 
 def _check(shape: tuple[int, ...], targets: Tensor) -> None:
     """Raise unless the targets are classes of outputs of that shape."""
-    if targets.is_floating_point() or shape[:-1] != targets.shape:
+    check_one_tensor(targets)
+    if targets.is_floating_point() or targets.is_complex() or shape[:-1] != targets.shape:
         raise ShapeError(
             f"expected integer targets {tuple(shape[:-1])} for outputs {tuple(shape)}, "
             f"got {str(targets.dtype).removeprefix('torch.')} {tuple(targets.shape)}",
             hint="targets align with outputs; nothing is shifted here",
         )
     if targets.numel():
-        counted = targets[targets != IGNORED]
+        counted = targets.long()[is_counted(targets)]
         if counted.numel() and (int(counted.min()) < 0 or int(counted.max()) >= shape[-1]):
             raise UsageError(
                 f"expected targets below {shape[-1]} (or {IGNORED} to ignore one), "

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import isfinite
 
 import torch
 from torch import Tensor
 
-from curvescope.losses.base import Loss
+from curvescope.core.errors import ShapeError, UsageError
+from curvescope.core.trees import Tree
+from curvescope.losses.base import Loss, expand_weights
 
-SumFunction = Callable[[Tensor, Tensor, Tensor | None], Tensor]
-CountFunction = Callable[[Tensor, Tensor | None], float]
+SumFunction = Callable[[Tensor, Tree, Tensor | None], Tensor]
+CountFunction = Callable[[Tree, Tensor | None], float]
 
 
 class CustomLoss(Loss):
@@ -25,30 +28,48 @@ class CustomLoss(Loss):
         sum: SumFunction,
         count: CountFunction,
         *,
-        terms: Callable[[Tensor, Tensor], Tensor] | None = None,
+        terms: Callable[[Tensor, Tree], Tensor] | None = None,
         name: str = "custom",
         convex: bool = False,
     ):
+        if not callable(sum) or not callable(count):
+            raise UsageError(
+                "expected two functions, sum(outputs, targets, weights) and count(targets, weights)"
+            )
         self._sum, self._count, self._terms, self.name, self.convex = sum, count, terms, name, convex
 
-    def sum(self, outputs: Tensor, targets: Tensor, weights: Tensor | None) -> Tensor:
-        return self._sum(outputs, targets, weights)
-
-    def total_weight(self, targets: Tensor, weights: Tensor | None) -> float:
-        return float(self._count(targets, weights))
-
-    def gradient(self, outputs: Tensor, targets: Tensor, weights: Tensor | None) -> Tensor:
-        with torch.enable_grad():
-            z = outputs.detach().requires_grad_()
-            (found,) = torch.autograd.grad(self._sum(z, targets, weights), z)
+    def sum(self, outputs: Tensor, targets: Tree, weights: Tensor | None) -> Tensor:
+        found = self._sum(outputs, targets, weights)
+        if not isinstance(found, Tensor) or found.numel() != 1:
+            what = (
+                f"a tensor {tuple(found.shape)}" if isinstance(found, Tensor) else f"a {type(found).__name__}"
+            )
+            raise ShapeError(
+                f"expected the sum of the loss {self.name!r} as a tensor of one number, got {what}"
+            )
         return found
 
+    def total_weight(self, targets: Tree, weights: Tensor | None) -> float:
+        count = float(self._count(targets, weights))
+        if not isfinite(count) or count < 0:
+            raise UsageError(f"expected a number of terms from the loss {self.name!r}, got {count}")
+        return count
+
+    def gradient(self, outputs: Tensor, targets: Tree, weights: Tensor | None) -> Tensor:
+        with torch.enable_grad():
+            z = outputs.detach().requires_grad_()
+            total = self.sum(z, targets, weights)
+            return torch.autograd.grad(total, z)[0] if total.requires_grad else torch.zeros_like(z)
+
     def hessian_product(
-        self, outputs: Tensor, targets: Tensor, weights: Tensor | None, direction: Tensor
+        self, outputs: Tensor, targets: Tree, weights: Tensor | None, direction: Tensor
     ) -> Tensor:
         with torch.enable_grad():
             z = outputs.detach().requires_grad_()
-            (g,) = torch.autograd.grad(self._sum(z, targets, weights), z, create_graph=True)
+            total = self.sum(z, targets, weights)
+            if not total.requires_grad:  # a loss that does not depend on the outputs
+                return torch.zeros_like(direction)
+            (g,) = torch.autograd.grad(total, z, create_graph=True)
             if not g.requires_grad:  # a loss that is linear in the outputs
                 return torch.zeros_like(direction)
             flat = direction.reshape(-1, *outputs.shape)
@@ -56,17 +77,21 @@ class CustomLoss(Loss):
         return torch.stack(found).reshape(direction.shape)
 
     def term_outer_product(
-        self, outputs: Tensor, targets: Tensor, weights: Tensor | None, direction: Tensor
+        self, outputs: Tensor, targets: Tree, weights: Tensor | None, direction: Tensor
     ) -> Tensor:
         if self._terms is None:
             return super().term_outer_product(outputs, targets, weights, direction)
         with torch.enable_grad():
             z = outputs.detach().requires_grad_()
-            terms = self._terms(z, targets).reshape(-1)
-            rows = [torch.autograd.grad(term, z, retain_graph=True)[0].flatten() for term in terms]
+            terms = self._terms(z, targets)
+            rows = [
+                torch.autograd.grad(term, z, retain_graph=True)[0].flatten() for term in terms.reshape(-1)
+            ]
         R = torch.stack(rows)  # (terms, entries of z)
         flat = direction.reshape(-1, outputs.numel())
         inner = flat @ R.T
         if weights is not None:
-            inner = inner * weights.reshape(-1).to(inner)
+            same = weights.numel() == terms.numel()
+            w = weights if same else expand_weights(weights, terms)  # one per term, or per sequence
+            inner = inner * w.reshape(-1).to(inner)
         return (inner @ R).reshape(direction.shape)

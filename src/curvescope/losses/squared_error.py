@@ -9,8 +9,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from curvescope.core.errors import ShapeError
-from curvescope.losses.base import Loss, expand_weights
+from curvescope.core.errors import ShapeError, UsageError
+from curvescope.losses.base import Loss, check_one_tensor, expand_weights
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,10 @@ class SquaredError(Loss):
 
     normalisation: Literal["theory", "mean"] = "theory"
 
+    def __post_init__(self) -> None:
+        if self.normalisation not in ("theory", "mean"):
+            raise UsageError(f"expected 'theory' or 'mean', got {self.normalisation!r}")
+
     @property
     def name(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
         """As in `Problem(loss=…)`."""
@@ -33,9 +37,12 @@ class SquaredError(Loss):
         return (self._scale(outputs, targets, weights) * (outputs - targets) ** 2).sum()
 
     def total_weight(self, targets: Tensor, weights: Tensor | None) -> float:
+        check_one_tensor(targets)
         if self.normalisation == "theory":
-            return float(targets.shape[0] if weights is None else weights.double().sum())
-        return float(targets.numel() if weights is None else expand_weights(weights, targets).double().sum())
+            return float(targets.shape[0] if weights is None else weights.sum(dtype=torch.float64))
+        if weights is None:
+            return float(targets.numel())
+        return float(expand_weights(weights, targets).sum(dtype=torch.float64))
 
     def gradient(self, outputs: Tensor, targets: Tensor, weights: Tensor | None) -> Tensor:
         """2 c w_n (z − y)."""
@@ -66,6 +73,7 @@ class SquaredError(Loss):
 
     def _scale(self, outputs: Tensor, targets: Tensor, weights: Tensor | None) -> Tensor | float:
         """c w_n, broadcastable to the outputs."""
+        check_one_tensor(targets)
         if outputs.shape != targets.shape or not targets.is_floating_point():
             raise ShapeError(
                 f"expected real targets of the outputs' shape {tuple(outputs.shape)}, "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import nn
 
 from curvescope.core.errors import UsageError
@@ -21,7 +22,8 @@ def plain_model(module: nn.Module, name: str | None = None) -> Model:
 
 
 def check_parameters(module: nn.Module) -> None:
-    """Raise unless the module has parameters, real ones, of one type."""
+    """Raise unless the module has parameters, real ones, of one type, that torch differentiates twice."""
+    _check_layers(module)
     parameters = dict(module.named_parameters())
     if not parameters:
         raise UsageError(f"expected a module with parameters, {type(module).__name__} has none")
@@ -30,10 +32,31 @@ def check_parameters(module: nn.Module) -> None:
             raise UsageError(
                 f"expected real parameters, {key!r} is {p.dtype}", hint="quantised weights have no Hessian"
             )
+        if p.is_inference():
+            raise UsageError(
+                f"expected parameters that can be differentiated, {key!r} was made in inference mode",
+                hint="make or load the module outside torch.inference_mode()",
+            )
     if len({p.dtype for p in parameters.values()}) > 1:
         raise UsageError(
             "expected parameters of one dtype, got several", hint="cs.load(module, dtype=torch.float32)"
         )
+
+
+def _check_layers(module: nn.Module) -> None:
+    """Raise where a layer has no second derivative, or none at other parameters."""
+    for name, layer in module.named_modules():
+        where = f"{name!r}" if name else "the module"
+        if isinstance(layer, torch.jit.ScriptModule):
+            raise UsageError(
+                f"expected a module of Python, {where} is compiled by torch.jit for its own parameters",
+                hint="pass the module that was scripted or traced",
+            )
+        if isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.sparse:
+            raise UsageError(
+                f"expected dense gradients, {where} is an {type(layer).__name__} with sparse=True",
+                hint="layer.sparse = False gives the same outputs",
+            )
 
 
 def _drop_rate(module: nn.Module) -> float:

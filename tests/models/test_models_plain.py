@@ -1,0 +1,77 @@
+"""Modules that cannot be differentiated twice are refused in one sentence, where they are loaded or run."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import curvescope as cs
+from curvescope.models.reentrant import RefuseReentrant
+
+
+def inference_module() -> nn.Module:
+    with torch.inference_mode():
+        return nn.Linear(2, 2)
+
+
+REFUSED = {
+    "sparse embedding": (
+        lambda: nn.Sequential(nn.Embedding(3, 2, sparse=True), nn.Linear(2, 2)),
+        "'0' is an Embedding with sparse=True.*sparse = False",
+    ),
+    "sparse bag": (
+        lambda: nn.EmbeddingBag(3, 2, sparse=True),
+        "the module is an EmbeddingBag with sparse=True",
+    ),
+    "inference mode": (inference_module, "'weight' was made in inference mode"),
+    "traced": (
+        lambda: torch.jit.trace(nn.Linear(2, 2), torch.ones(1, 2)),
+        "the module is compiled by torch.jit",
+    ),
+    "traced inside": (
+        lambda: nn.Sequential(nn.Linear(2, 2), torch.jit.trace(nn.Linear(2, 2), torch.ones(1, 2))),
+        "'1' is compiled by torch.jit",
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize(("make", "message"), REFUSED.values(), ids=REFUSED)
+def test_modules_without_second_derivatives_are_refused(make, message: str):
+    with pytest.raises(cs.UsageError, match=message):
+        cs.load(make())
+
+
+class Checkpointed(nn.Module):
+    """A layer behind torch's checkpoint, held by the function and not passed to it."""
+
+    def __init__(self, *, reentrant: bool):
+        super().__init__()
+        self.reentrant, self.layer = reentrant, nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(
+            lambda t: nn.functional.linear(t, self.layer.weight).tanh(), x, use_reentrant=self.reentrant
+        )
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs")
+@pytest.mark.parametrize("needs", [False, True])
+def test_a_reentrant_checkpoint_is_refused(needs: bool):
+    x = torch.ones(3, 2, requires_grad=needs)
+    with pytest.raises(cs.UsageError, match="use_reentrant=False"), RefuseReentrant():
+        Checkpointed(reentrant=True)(x)
+    assert torch.is_grad_enabled()
+
+
+def test_other_checkpoints_and_passes_without_a_graph_are_not():
+    x = torch.ones(3, 2)
+    module = Checkpointed(reentrant=False)
+    with RefuseReentrant():
+        found = module(x)
+        with torch.no_grad():
+            nn.Linear(2, 2)(x)
+    assert torch.equal(found, module(x))
+    assert found.requires_grad
