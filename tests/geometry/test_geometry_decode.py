@@ -10,9 +10,9 @@ import curvescope as cs
 from cases import transformer
 from curvescope.core.errors import CurvescopeError
 from curvescope.geometry import Norm, decode_heads, heads, reference, rows_reference, top_tokens
-from curvescope.geometry.decode import GROUP, SPARE
-from curvescope.geometry.directions import Directions
-from curvescope.geometry.references import Reference
+from curvescope.geometry.attention.directions import Directions
+from curvescope.geometry.vocabulary.decode import GROUP, SPARE
+from curvescope.geometry.vocabulary.references import Reference
 from curvescope.tokenizers import ByteTokenizer, CharTokenizer
 
 

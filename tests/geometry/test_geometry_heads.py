@@ -15,7 +15,7 @@ from assets import ASSETS
 from cases import transformer
 from curvescope.core.errors import UsageError
 from curvescope.geometry import check_heads, circuits, copying_score, heads
-from curvescope.geometry.check import sphere_input
+from curvescope.geometry.attention.check import sphere_input
 from curvescope.models.capture import capture
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
@@ -81,7 +81,7 @@ def test_zoo_heads_are_the_models_own_attention(name, folded):
 @pytest.mark.parametrize("field", ["b_Q", "W_K"])
 def test_the_check_notices_a_missing_matrix(monkeypatch, field):
     model = zoo("biases")
-    import curvescope.geometry.check as module
+    import curvescope.geometry.attention.check as module
 
     def wrong(*arguments, **options):
         found = heads(*arguments, **options)

@@ -19,12 +19,13 @@ from hypothesis import strategies as st
 
 import curvescope as cs
 from curvescope.core.errors import UsageError
-from curvescope.geometry import latex, legacy, writers
-from curvescope.geometry.directions import decode_heads
+from curvescope.geometry.attention.directions import decode_heads
 from curvescope.geometry.embeddings import distances, extremes, token_scores
-from curvescope.geometry.probes import probe_keys, probe_values
+from curvescope.geometry.probes.keys import probe_keys, probe_values
 from curvescope.models.zoo import zoo_model
+from curvescope.studies.traveling_words import texts as legacy
 from curvescope.tokenizers import CharTokenizer
+from curvescope.viz import latex, writers
 
 NASTY = [
     r"\alpha", "50%_&#{x}~^$", "a--b,,c", "''``", "\n", "\t\r", "\x00\x1b", " lead", "trail ", "  ", "",

@@ -15,7 +15,7 @@ from curvescope.core.errors import UsageError, near_misses
 from curvescope.core.result import Result
 from curvescope.geometry.roles import Which, embedding, has_lens, norm_of
 from curvescope.geometry.sphere import Norm, NormKind
-from curvescope.geometry.tokens import names_of
+from curvescope.geometry.vocabulary.names import names_of
 from curvescope.models.model import Model
 
 if TYPE_CHECKING:

@@ -15,11 +15,11 @@ import numpy as np
 from curvescope.core.progress import Progress
 from curvescope.core.result import Result
 from curvescope.data.corpora import read_source
-from curvescope.geometry import legacy as texts
 from curvescope.geometry.embeddings import Distances, Extremes, TokenScores, distances, extremes, token_scores
-from curvescope.geometry.writers import visible, write_all
 from curvescope.models.model import Model
 from curvescope.studies.geometry_setting import TokenModel, at_least, load_token_model
+from curvescope.studies.traveling_words import texts
+from curvescope.viz.writers import visible, write_all
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -16,12 +16,10 @@ import numpy as np
 from curvescope.core.progress import Progress
 from curvescope.core.result import Result
 from curvescope.data.batches import Batches
-from curvescope.geometry import legacy as texts
-from curvescope.geometry.composition import Composition, Kind, composition
-from curvescope.geometry.directions import HeadDirections, decode_heads
-from curvescope.geometry.energy import Energy, activation_energy
-from curvescope.geometry.heads import heads
-from curvescope.geometry.writers import label, visible, write_all
+from curvescope.geometry.attention.composition import Composition, Kind, composition
+from curvescope.geometry.attention.directions import HeadDirections, decode_heads
+from curvescope.geometry.attention.energy import Energy, activation_energy
+from curvescope.geometry.attention.heads import heads
 from curvescope.models.model import Model
 from curvescope.studies.geometry_setting import (
     TokenModel,
@@ -32,6 +30,8 @@ from curvescope.studies.geometry_setting import (
     load_token_model,
     read_data,
 )
+from curvescope.studies.traveling_words import texts
+from curvescope.viz.writers import label, visible, write_all
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -20,11 +20,9 @@ from curvescope.core.errors import UsageError
 from curvescope.core.progress import Progress
 from curvescope.core.result import Result
 from curvescope.data.corpora import read_source
-from curvescope.geometry import legacy as texts
-from curvescope.geometry.probes import KeyProbe, ValueProbe, probe_keys, probe_values
-from curvescope.geometry.representations import Representation, represent
-from curvescope.geometry.words import select_words
-from curvescope.geometry.writers import write_all
+from curvescope.geometry.probes.keys import KeyProbe, ValueProbe, probe_keys, probe_values
+from curvescope.geometry.vocabulary.representations import Representation, represent
+from curvescope.geometry.vocabulary.words import select_words
 from curvescope.models.model import Model
 from curvescope.studies.geometry_setting import (
     TokenModel,
@@ -33,6 +31,8 @@ from curvescope.studies.geometry_setting import (
     choose_layers,
     load_token_model,
 )
+from curvescope.studies.traveling_words import texts
+from curvescope.viz.writers import write_all
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -21,12 +21,12 @@ from curvescope.data.batches import Batches
 from curvescope.geometry.projection import APART, Method, Projection, need_umap, project, project_apart
 from curvescope.geometry.roles import embedding, has_lens, norm_of
 from curvescope.geometry.sphere import Norm
-from curvescope.geometry.tokens import names_of
-from curvescope.geometry.trajectory import Path, Trajectories, follow, trajectories
-from curvescope.geometry.trajectory_stream import stream
-from curvescope.geometry.writers import write_all
+from curvescope.geometry.stream import stream
+from curvescope.geometry.trajectory.paths import Path, Trajectories, follow, trajectories
+from curvescope.geometry.vocabulary.names import names_of
 from curvescope.models.model import Model
 from curvescope.studies.geometry_setting import TokenModelOnData, at_least, load_token_model, read_data
+from curvescope.viz.writers import write_all
 
 if TYPE_CHECKING:
     import pandas as pd

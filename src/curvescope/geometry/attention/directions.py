@@ -11,13 +11,14 @@ from torch import Tensor
 
 from curvescope.core.errors import UsageError
 from curvescope.core.result import Result
-from curvescope.geometry.circuits import Circuit
-from curvescope.geometry.composition import copying_score
-from curvescope.geometry.decode import TopTokens, top_tokens
+from curvescope.geometry.attention.circuits import Circuit
+from curvescope.geometry.attention.composition import copying_score
+from curvescope.geometry.attention.heads import heads, without_svd
 from curvescope.geometry.factored import Factored
-from curvescope.geometry.heads import heads, read_norm, without_svd
-from curvescope.geometry.references import Reference, reference
-from curvescope.geometry.tokens import names_of
+from curvescope.geometry.roles import read_norm
+from curvescope.geometry.vocabulary.decode import TopTokens, top_tokens
+from curvescope.geometry.vocabulary.names import names_of
+from curvescope.geometry.vocabulary.references import Reference, reference
 from curvescope.models.model import Model
 
 if TYPE_CHECKING:

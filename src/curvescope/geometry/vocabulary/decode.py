@@ -18,8 +18,8 @@ from torch import Tensor
 
 from curvescope.core.errors import ShapeError, UsageError
 from curvescope.core.result import Result
-from curvescope.geometry.references import Reference, rows_reference
-from curvescope.geometry.tokens import TokenNames, names_of
+from curvescope.geometry.vocabulary.names import TokenNames, names_of
+from curvescope.geometry.vocabulary.references import Reference, rows_reference
 
 if TYPE_CHECKING:
     import pandas as pd

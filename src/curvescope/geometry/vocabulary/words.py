@@ -12,7 +12,7 @@ import numpy as np
 
 from curvescope.core.errors import UsageError
 from curvescope.core.result import Result
-from curvescope.geometry.tokens import TokenNames, single_tokens
+from curvescope.geometry.vocabulary.names import TokenNames, single_tokens
 
 Form = Literal["auto", "bare", "space"]
 FEW = 10  # common nouns that a tokenizer must have, else words of its own vocabulary are taken
@@ -32,7 +32,7 @@ class Words(Result):
 @cache
 def common_nouns() -> tuple[str, ...]:
     """The 100 nouns that ship with the package."""
-    text = (files("curvescope.geometry") / "common_nouns.txt").read_text(encoding="utf-8")
+    text = (files("curvescope.geometry.vocabulary") / "common_nouns.txt").read_text(encoding="utf-8")
     return tuple(line.strip() for line in text.splitlines() if line.strip())
 
 

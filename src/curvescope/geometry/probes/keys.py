@@ -13,14 +13,14 @@ from torch import Tensor
 from curvescope.core.errors import UsageError
 from curvescope.core.result import Result
 from curvescope.core.seeds import generator
-from curvescope.geometry.circuits import Circuit
-from curvescope.geometry.decode import measures, rows_at, top_rows
-from curvescope.geometry.heads import heads
-from curvescope.geometry.lens import behind_attention, logit_lens
-from curvescope.geometry.references import Reference, rows_reference
-from curvescope.geometry.representations import How, Representation, represent
-from curvescope.geometry.tokens import TokenNames, names_of
-from curvescope.geometry.words import Words, select_words
+from curvescope.geometry.attention.circuits import Circuit
+from curvescope.geometry.attention.heads import heads
+from curvescope.geometry.probes.lens import behind_attention, logit_lens
+from curvescope.geometry.vocabulary.decode import measures, rows_at, top_rows
+from curvescope.geometry.vocabulary.names import TokenNames, names_of
+from curvescope.geometry.vocabulary.references import Reference, rows_reference
+from curvescope.geometry.vocabulary.representations import How, Representation, represent
+from curvescope.geometry.vocabulary.words import Words, select_words
 from curvescope.models.model import Model
 
 if TYPE_CHECKING:

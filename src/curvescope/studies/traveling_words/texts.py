@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from curvescope.core.errors import UsageError
-from curvescope.geometry import latex
+from curvescope.viz import latex
 
 if TYPE_CHECKING:
-    from curvescope.geometry.directions import Directions, HeadDirections
+    from curvescope.geometry.attention.directions import Directions, HeadDirections
     from curvescope.geometry.embeddings import Distances, Extremes
-    from curvescope.geometry.probes import KeyProbe, ValueProbe
+    from curvescope.geometry.probes.keys import KeyProbe, ValueProbe
 
 TOP_WORDS = 3  # of the LaTeX tables
 

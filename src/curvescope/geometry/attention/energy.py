@@ -11,9 +11,9 @@ from torch import Tensor
 
 from curvescope.core.errors import UsageError
 from curvescope.core.result import Result
-from curvescope.geometry.check import sphere_input
+from curvescope.geometry.attention.check import sphere_input
+from curvescope.geometry.attention.heads import heads
 from curvescope.geometry.factored import Factored
-from curvescope.geometry.heads import heads
 from curvescope.models.capture import capture
 from curvescope.models.model import Model
 
