@@ -36,8 +36,9 @@ from curvescope.geometry.embeddings import (
     token_scores,
 )
 from curvescope.geometry.factored import Factored
-from curvescope.geometry.probes.keys import KeyProbe, ValueProbe, probe_keys, probe_values
+from curvescope.geometry.probes.keys import KeyProbe, probe_keys
 from curvescope.geometry.probes.lens import LogitLens, logit_lens
+from curvescope.geometry.probes.values import ValueProbe, probe_values
 from curvescope.geometry.roles import norm_of
 from curvescope.geometry.sphere import (
     Ellipsoid,

@@ -16,7 +16,7 @@ from curvescope.models.model import Model
 from curvescope.models.transformer import Transformer
 
 
-def heads(model: Model, layer: int, *, folded: bool = True, legacy: bool = False) -> list[Circuit]:
+def heads(model: Model, layer: int, *, folded: bool = True) -> list[Circuit]:
     """One `Circuit` per query head of a layer (`.head` is its index, `.qk`, `.vo` its low-rank factors).
 
     Query head i of a grouped layer reads the keys and values of head i // (H / H_kv), its `.kv_head`. With
@@ -24,10 +24,10 @@ def heads(model: Model, layer: int, *, folded: bool = True, legacy: bool = False
 
     Args:
         folded: with the norm before attention folded in (pre-norm models); post-norm models and models
-            without a norm come out un-folded, with `.foldable` False and the reason in `.note`.
-        legacy: the raw matrices, as if there were no norm.
+            without a norm come out un-folded, with `.foldable` False and the reason in `.note`. False gives
+            the matrices as they are stored.
     """
-    return _with_svd(without_svd(model, layer, folded=folded and not legacy))
+    return _with_svd(without_svd(model, layer, folded=folded))
 
 
 def without_svd(model: Model, layer: int, *, folded: bool) -> list[Circuit]:

@@ -36,9 +36,7 @@ def common_nouns() -> tuple[str, ...]:
     return tuple(line.strip() for line in text.splitlines() if line.strip())
 
 
-def select_words(
-    tokenizer: Any, words: Sequence[str | int] | None = None, *, form: Form = "auto", legacy: bool = False
-) -> Words:
+def select_words(tokenizer: Any, words: Sequence[str | int] | None = None, *, form: Form = "auto") -> Words:
     """The words that are a single token.
 
     Args:
@@ -46,7 +44,6 @@ def select_words(
             these, words of its own vocabulary.
         form: `bare`, `space` (with one before the word), or `auto`: with a space unless more words are
             single tokens without it.
-        legacy: bare words.
     """
     if form not in ("auto", "bare", "space"):
         raise UsageError(f"form: expected auto, bare or space, got {form!r}")
@@ -58,7 +55,7 @@ def select_words(
             hint="give one (tokenizer=…), or token ids instead of words",
         )
     wanted = [str(word) for word in (common_nouns() if words is None else words)]
-    kept, used = _choose(tokenizer, wanted, "bare" if legacy else form)
+    kept, used = _choose(tokenizer, wanted, form)
     if words is None and len(kept) < FEW:
         return vocabulary_words(tokenizer, found=len(kept))
     if not kept:
