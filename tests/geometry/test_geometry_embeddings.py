@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
+import json
+from dataclasses import fields
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +13,16 @@ import torch
 import curvescope as cs
 from cases import transformer
 from curvescope.core.errors import UsageError
-from curvescope.geometry import Norm, distances, extremes, token_scores
+from curvescope.geometry import (
+    HeadDirections,
+    KeyProbe,
+    Norm,
+    TokenScores,
+    ValueProbe,
+    distances,
+    extremes,
+    token_scores,
+)
 from curvescope.geometry.embeddings import LENGTHS
 from curvescope.tokenizers import CharTokenizer
 
@@ -153,3 +166,20 @@ def test_results_are_saved(model, tmp_path):
     np.testing.assert_array_equal(again.scores["shift"], scores.scores["shift"])
     table = extremes(scores)
     assert type(table).load(table.save(tmp_path / "table")).text == table.text
+
+
+def test_a_saved_result_that_says_legacy_is_read(model, tmp_path):
+    scores = token_scores(model)
+    file = scores.save(tmp_path) / "result.json"
+    tree = json.loads(file.read_text(encoding="utf-8"))
+    assert "legacy" not in tree["fields"]
+    tree["fields"]["legacy"] = True
+    file.write_text(json.dumps(tree), encoding="utf-8")
+    again = type(scores).load(tmp_path)
+    np.testing.assert_array_equal(again.scores["shift"], scores.scores["shift"])
+
+
+@pytest.mark.parametrize("kind", [HeadDirections, KeyProbe, TokenScores, ValueProbe])
+def test_results_accept_legacy_and_do_not_keep_it(kind):
+    assert "legacy" in inspect.signature(kind).parameters
+    assert "legacy" not in {field.name for field in fields(kind)}
