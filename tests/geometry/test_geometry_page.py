@@ -1,4 +1,4 @@
-"""The code of docs/geometry.md runs as it stands, and the files, names and options that it lists are there."""
+"""The code of docs/geometry.md runs as it stands; files and options that it lists are there."""
 
 from __future__ import annotations
 
