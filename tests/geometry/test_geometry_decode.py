@@ -10,9 +10,10 @@ import curvescope as cs
 from cases import transformer
 from curvescope.core.errors import CurvescopeError
 from curvescope.geometry import Norm, decode_heads, heads, reference, rows_reference, top_tokens
-from curvescope.geometry.decode import GROUP, SPARE
-from curvescope.geometry.directions import Directions
-from curvescope.geometry.references import Reference
+from curvescope.geometry.attention.directions import Directions
+from curvescope.geometry.vocabulary.decode import GROUP, SPARE
+from curvescope.geometry.vocabulary.references import Reference
+from curvescope.studies.traveling_words import choices
 from curvescope.tokenizers import ByteTokenizer, CharTokenizer
 
 
@@ -226,9 +227,9 @@ def test_a_planted_head_is_read_exactly():
     assert len(found.qk.to_frame()) == 6
 
 
-def test_legacy_decodes_one_side_of_the_raw_matrices():
+def test_one_side_of_the_raw_matrices():
     model = cs.load(transformer(vocab_size=11, d_model=6, n_layers=2))
-    found = decode_heads(model, 1, k=3, num=2, legacy=True)
+    found = decode_heads(model, 1, k=3, num=2, **choices.DIRECTIONS)
     assert found.qk.left.ids.shape == (4, 1, 3)
     assert not found.folded
     assert found.query_bias is not None

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
+import json
+from dataclasses import fields
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +13,17 @@ import torch
 import curvescope as cs
 from cases import transformer
 from curvescope.core.errors import UsageError
-from curvescope.geometry import distances, extremes, token_scores
+from curvescope.geometry import (
+    HeadDirections,
+    KeyProbe,
+    Norm,
+    TokenScores,
+    ValueProbe,
+    distances,
+    extremes,
+    token_scores,
+)
+from curvescope.geometry.embeddings import LENGTHS
 from curvescope.tokenizers import CharTokenizer
 
 D, V = 6, 17
@@ -29,12 +43,12 @@ def numpy_layernorm(E: np.ndarray, eps: float = 1e-5) -> np.ndarray:
     return centred / np.sqrt(centred.var(1, keepdims=True) + eps)
 
 
-@pytest.mark.parametrize("legacy", [True, False])
-def test_distances(model, legacy):
+@pytest.mark.parametrize("options", [{"norm": Norm("layernorm", eps=1e-5), "all_rows": True}, {}])
+def test_distances(model, options):
     E = array(model, "E")
     N, norm = numpy_layernorm(E), np.linalg.norm(E, axis=1).mean()
     forms = [E, E - E.mean(0), E * D**0.5 / norm, (E - E.mean(0)) * D**0.5 / norm]
-    found = distances(model, legacy=legacy)
+    found = distances(model, **options)
     assert found.settings == ["Original", "Centered", "Scaled", "Centered & Scaled"]
     assert found.mean_norm == pytest.approx(norm)
     for i, form in enumerate(forms):
@@ -60,7 +74,7 @@ def test_distances_use_the_models_own_norm():
     found = distances(model)
     assert found.norm == "rmsnorm"
     assert found.l2_mean[0] == pytest.approx(np.linalg.norm(E - N, axis=1).mean())
-    old = distances(model, legacy=True)
+    old = distances(model, norm=Norm("layernorm", eps=1e-5))
     assert old.l2_mean[0] == pytest.approx(np.linalg.norm(E - numpy_layernorm(E), axis=1).mean())
 
 
@@ -96,22 +110,24 @@ def test_logits_stay_within_what_is_attainable(model):
     assert (logits >= found.scores["min_logit"] - 1e-12).all()
 
 
-def test_another_norm_and_the_legacy_choice(model):
+def test_another_norm_and_some_of_the_scores(model):
     E, g, b = array(model, "E"), array(model, "L1.ln1.g"), array(model, "L1.ln1.b")
     found = token_scores(model, norm="L1.ln1")
     assert (found.norm, found.which) == ("L1.ln1", "input")
     np.testing.assert_allclose(found.scores["bias_and_scale"], np.linalg.norm(g * E, axis=1) + E @ b)
-    old = token_scores(model, legacy=True)
+    old = token_scores(model, which="input", scores=LENGTHS)
     assert list(old.scores) == ["original", "scale", "bias", "bias_and_scale"]
     assert old.which == "input"
     g, b = array(model, "ln_f.g"), array(model, "ln_f.b")
     np.testing.assert_allclose(old.scores["bias_and_scale"], np.linalg.norm(g * E, axis=1) + E @ b)
     with pytest.raises(UsageError, match="role of a norm"):
         token_scores(model, norm="L7.ln1")
+    with pytest.raises(UsageError, match="no score"):
+        token_scores(model, scores=["size"])
 
 
 def test_extremes_are_in_the_order_of_the_table(model):
-    scores = token_scores(model, legacy=True)
+    scores = token_scores(model, scores=LENGTHS)
     found = extremes(scores, k=3)
     assert found.position[:6] == ["Top 1", "Top 2", "Top 3", "Bottom 3", "Bottom 2", "Bottom 1"]
     assert found.setting[::6] == ["original", "scale", "bias", "bias_and_scale"]
@@ -126,11 +142,12 @@ def test_extremes_are_in_the_order_of_the_table(model):
         extremes(scores, settings=["size"])
 
 
-def test_padded_rows_count_in_legacy_only(model):
+def test_padded_rows_count_if_asked_for(model):
     short = CharTokenizer("abcdefgh")
     assert len(token_scores(model, tokenizer=short).ids) == 8
-    assert len(token_scores(model, tokenizer=short, legacy=True).ids) == V
+    assert len(token_scores(model, tokenizer=short, all_rows=True).ids) == V
     assert distances(model, tokenizer=short).num_tokens == 8
+    assert distances(model, tokenizer=short, all_rows=True).num_tokens == V
 
 
 def test_models_without_a_final_norm():
@@ -149,3 +166,20 @@ def test_results_are_saved(model, tmp_path):
     np.testing.assert_array_equal(again.scores["shift"], scores.scores["shift"])
     table = extremes(scores)
     assert type(table).load(table.save(tmp_path / "table")).text == table.text
+
+
+def test_a_saved_result_that_says_legacy_is_read(model, tmp_path):
+    scores = token_scores(model)
+    file = scores.save(tmp_path) / "result.json"
+    tree = json.loads(file.read_text(encoding="utf-8"))
+    assert "legacy" not in tree["fields"]
+    tree["fields"]["legacy"] = True
+    file.write_text(json.dumps(tree), encoding="utf-8")
+    again = type(scores).load(tmp_path)
+    np.testing.assert_array_equal(again.scores["shift"], scores.scores["shift"])
+
+
+@pytest.mark.parametrize("kind", [HeadDirections, KeyProbe, TokenScores, ValueProbe])
+def test_results_accept_legacy_and_do_not_keep_it(kind):
+    assert "legacy" in inspect.signature(kind).parameters
+    assert "legacy" not in {field.name for field in fields(kind)}

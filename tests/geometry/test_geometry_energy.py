@@ -10,7 +10,7 @@ import curvescope as cs
 from cases import transformer
 from curvescope.core.errors import CurvescopeError
 from curvescope.geometry import activation_energy, heads
-from curvescope.geometry.check import sphere_input
+from curvescope.geometry.attention.check import sphere_input
 from curvescope.models.capture import capture
 
 IDS = torch.randint(0, 11, (6, 5), generator=torch.Generator().manual_seed(0))
@@ -58,13 +58,13 @@ def test_a_pair_that_no_state_meets_has_no_energy():
     np.testing.assert_allclose(share, [[0, 1]], atol=1e-12)
 
 
-def test_legacy_and_unfolded_read_behind_the_norm():
+def test_matrices_that_are_not_folded_read_behind_the_norm():
     model = cs.load(transformer(vocab_size=11, n_heads=2))
-    plain, old = (activation_energy(model, 0, [IDS], **way) for way in ({"folded": False}, {"legacy": True}))
+    plain = activation_energy(model, 0, [IDS], folded=False)
     n = states(model, 0, folded=False)
     raw = heads(model, 0, folded=False)[0].vo
     want = (np.square(n @ raw.A.numpy() @ raw.B.numpy().T)).sum(1).mean()
-    np.testing.assert_allclose([np.nansum(plain.vo[0]), np.nansum(old.vo[0])], want, rtol=1e-9)
+    np.testing.assert_allclose(np.nansum(plain.vo[0]), want, rtol=1e-9)
 
 
 def test_no_tokens_are_refused():

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,10 +13,8 @@ from assets import ASSETS
 from cases import transformer
 from curvescope.core.errors import UsageError
 from curvescope.geometry import check_heads, circuits, copying_score, heads
-from curvescope.geometry.check import sphere_input
+from curvescope.geometry.attention.check import sphere_input
 from curvescope.models.capture import capture
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
 
 ZOO = {
     "biases": {},
@@ -81,7 +77,7 @@ def test_zoo_heads_are_the_models_own_attention(name, folded):
 @pytest.mark.parametrize("field", ["b_Q", "W_K"])
 def test_the_check_notices_a_missing_matrix(monkeypatch, field):
     model = zoo("biases")
-    import curvescope.geometry.check as module
+    import curvescope.geometry.attention.check as module
 
     def wrong(*arguments, **options):
         found = heads(*arguments, **options)
@@ -116,11 +112,11 @@ def test_what_cannot_be_folded_says_so():
     assert own.note == ""
 
 
-def test_legacy_heads_are_the_raw_matrices():
+def test_heads_that_are_not_folded_are_the_raw_matrices():
     model = zoo("biases")
     raw = dict(model.module.named_parameters())
     h = model.facts["d_head"]
-    for c in heads(model, 1, legacy=True):
+    for c in heads(model, 1, folded=False):
         own = slice(c.head * h, (c.head + 1) * h)
         dense = raw["L1.W_Q"][:, own] @ raw["L1.W_K"][:, own].T / h**0.5
         torch.testing.assert_close(c.qk.dense(), dense.detach(), rtol=0, atol=1e-14)
@@ -237,7 +233,7 @@ def test_nanogpt(tmp_path):
     assert max(found.pattern_error, found.output_error) < 1e-12
     W = weights["transformer.h.0.attn.c_attn.weight"].double()
     dense = W[4:8].T @ W[d + 4 : d + 8] / 2  # head 1, by nanoGPT's own layout
-    torch.testing.assert_close(heads(model, 0, legacy=True)[1].qk.dense(), dense)
+    torch.testing.assert_close(heads(model, 0, folded=False)[1].qk.dense(), dense)
 
 
 # ------------------------------------------------------------------------------------------- real GPT-2

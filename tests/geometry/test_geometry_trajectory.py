@@ -14,11 +14,11 @@ import torch
 import curvescope as cs
 from curvescope.core.errors import UsageError
 from curvescope.data.batches import IGNORED, Batches
-from curvescope.geometry import trajectory_metrics as metrics
-from curvescope.geometry.trajectory import follow, trajectories
-from curvescope.geometry.trajectory_average import average, curve
-from curvescope.geometry.trajectory_lens import readout
-from curvescope.geometry.trajectory_stream import stream
+from curvescope.geometry.stream import stream
+from curvescope.geometry.trajectory import metrics
+from curvescope.geometry.trajectory.average import average, curve
+from curvescope.geometry.trajectory.paths import follow, trajectories
+from curvescope.geometry.trajectory.readout import readout
 from curvescope.models.capture import capture
 from curvescope.tokenizers import CharTokenizer
 

@@ -24,7 +24,7 @@ def test_a_hundred_nouns_ship():
 
 
 def test_nouns_of_gpt2(gpt2):
-    bare, spaced = select_words(gpt2, legacy=True), select_words(gpt2)
+    bare, spaced = select_words(gpt2, form="bare"), select_words(gpt2)
     assert len(bare.words) == 96
     assert sorted(bare.dropped) == ["idea", "moment", "others", "teacher"]
     assert bare.form == "bare"
@@ -45,7 +45,7 @@ def test_ids_of_the_nouns_are_the_recorded_ones(gpt2):
         pytest.skip("no recorded ids here")
     want = json.loads(file.read_text())["nouns"]
     for key, found in (
-        ("single_no_space", select_words(gpt2, legacy=True)),
+        ("single_no_space", select_words(gpt2, form="bare")),
         ("single_space", select_words(gpt2)),
     ):
         assert dict(zip(found.words, found.ids.tolist(), strict=True)) == want[key]

@@ -19,12 +19,13 @@ from hypothesis import strategies as st
 
 import curvescope as cs
 from curvescope.core.errors import UsageError
-from curvescope.geometry import latex, legacy, writers
-from curvescope.geometry.directions import decode_heads
+from curvescope.geometry import probe_keys, probe_values
+from curvescope.geometry.attention.directions import decode_heads
 from curvescope.geometry.embeddings import distances, extremes, token_scores
-from curvescope.geometry.probes import probe_keys, probe_values
 from curvescope.models.zoo import zoo_model
+from curvescope.studies.traveling_words import choices, texts
 from curvescope.tokenizers import CharTokenizer
+from curvescope.viz import latex, writers
 
 NASTY = [
     r"\alpha", "50%_&#{x}~^$", "a--b,,c", "''``", "\n", "\t\r", "\x00\x1b", " lead", "trail ", "  ", "",
@@ -197,14 +198,15 @@ def planted() -> cs.Model:
 
 
 def test_logs_of_keys_byte_for_byte():
-    found = [probe_keys(planted(), layer, ["a", "d"], k=1, legacy=True) for layer in (0, 1)]
+    found = [probe_keys(planted(), layer, ["a", "d"], k=1, how="raw", **choices.KEYS) for layer in (0, 1)]
     block = "Query: a\nKeys:\n\tHead 0: ['b']\n\nQuery: d\nKeys:\n\tHead 0: ['c']\n\n"
-    assert legacy.keys_text(found) == f"=== block 0 ===\n{block}=== block 1 ===\n{block}"
+    assert texts.keys_text(found) == f"=== block 0 ===\n{block}=== block 1 ===\n{block}"
 
 
 def test_logs_of_values_byte_for_byte():
     """|n(e)| = √6, five times that is 12.2, cut to 12; e = 10 stays smaller in the logits than 12.2."""
-    found = probe_values(planted(), 0, ["a", "f"], k=1, legacy=True)
+    found = probe_values(planted(), 0, ["a", "f"], k=1, how="raw", **choices.VALUES)
+    found = choices.whole_lengths(found)
     lines = [
         "=== block 0 ===",
         "Key: a",
@@ -219,17 +221,17 @@ def test_logs_of_values_byte_for_byte():
         "",
         "",
     ]
-    assert legacy.values_text([found]) == "\n".join(lines)
+    assert texts.values_text([found]) == "\n".join(lines)
 
 
 def test_logs_of_singular_vectors_byte_for_byte():
-    found = decode_heads(planted(), 1, k=1, num=3, legacy=True)
+    found = decode_heads(planted(), 1, k=1, num=3, **choices.DIRECTIONS)
     size = [s / 6**0.5 for s in SCALE[:3]]
     qk = ["", "=== Top singular values for block 1 - head 0 ===", "Left:"]
     qk += [f"[{i}] ['{letter}'] [{s:.2f}]" for i, (letter, s) in enumerate(zip("abc", size, strict=True))]
     qk += ["Right:"]
     qk += [f"[{i}] ['{letter}'] [{s:.2f}]" for i, (letter, s) in enumerate(zip("bad", size, strict=True))]
-    assert legacy.svd_text([found], "qk") == "\n".join([*qk, ""])
+    assert texts.svd_text([found], "qk") == "\n".join([*qk, ""])
     vo = ["", "=== Top singular values for block 1 - head 0 ===", "Left:"]
     vo += [
         f"[{i}] ['{letter}'] [{s:.2f}]" for i, (letter, s) in enumerate(zip("abc", SCALE[:3], strict=True))
@@ -238,23 +240,23 @@ def test_logs_of_singular_vectors_byte_for_byte():
     vo += [
         f"[{i}] ['{letter}'] [{s:.2f}]" for i, (letter, s) in enumerate(zip("bcd", SCALE[:3], strict=True))
     ]
-    assert legacy.svd_text([found], "vo") == "\n".join([*vo, ""])
+    assert texts.svd_text([found], "vo") == "\n".join([*vo, ""])
 
 
 def test_latex_of_singular_vectors_has_the_old_columns_and_labels_of_its_own():
-    found = [decode_heads(planted(), layer, k=1, num=2, legacy=True) for layer in (0, 1)]
-    text = "\n".join(legacy.svd_latex(layer, name) for layer in found for name in ("qk", "vo"))
+    found = [decode_heads(planted(), layer, k=1, num=2, **choices.DIRECTIONS) for layer in (0, 1)]
+    text = "\n".join(texts.svd_latex(layer, name) for layer in found for name in ("qk", "vo"))
     labels = re.findall(r"\\label\{([^}]*)\}", text)
     assert len(labels) == len(set(labels)) == 4
     assert r"Rank & Top-3 Left Words & Top-3 Right Words \\" in text
     assert "Left and Right Singular Vectors at Layer 1 - Head 0" in text
-    assert "\n0 & a & b \\\\\n" in legacy.svd_latex(found[1], "qk")
+    assert "\n0 & a & b \\\\\n" in texts.svd_latex(found[1], "qk")
     assert _balanced(text)
 
 
 def test_logs_of_biases():
-    found = decode_heads(planted(), 0, k=1, legacy=True)
-    text = legacy.bias_text([found])
+    found = decode_heads(planted(), 0, k=1, **choices.DIRECTIONS)
+    text = texts.bias_text([found])
     avoided = [found.query_bias.text[0][1], found.key_bias.text[0][1]]  # pyright: ignore
     lines = [
         "Block 0 - Head: 0",
@@ -263,13 +265,13 @@ def test_logs_of_biases():
     ]  # the query's bias W_Q b_K, e's partner
     lines += [f"[-] Query: {avoided[0]}", f"[-] Key: {avoided[1]}", "", ""]
     assert text == "\n".join(lines)
-    with pytest.raises(UsageError, match="legacy=True"):
-        legacy.bias_text([decode_heads(planted(), 0, k=1)])
+    with pytest.raises(UsageError, match="query_bias=True"):
+        texts.bias_text([decode_heads(planted(), 0, k=1)])
 
 
 def test_text_of_the_embedding_tables():
-    scores = token_scores(planted(), legacy=True)
-    text = legacy.embedding_text(distances(planted(), legacy=True), extremes(scores, k=1))
+    scores = token_scores(planted(), **choices.SCORES)
+    text = texts.embedding_text(distances(planted(), **choices.DISTANCES), extremes(scores, k=1))
     lines = text.splitlines()
     assert lines[0] == "Avg. Norm: 10.000"
     assert lines[1].split() == [
@@ -286,4 +288,4 @@ def test_text_of_the_embedding_tables():
 
 def test_an_unknown_circuit_is_refused():
     with pytest.raises(UsageError, match="qk or vo"):
-        legacy.svd_text([decode_heads(planted(), 0, k=1, legacy=True)], "ov")
+        texts.svd_text([decode_heads(planted(), 0, k=1, **choices.DIRECTIONS)], "ov")

@@ -205,7 +205,7 @@ def test_the_original_picture_is_fitted_to_raw_embeddings(monkeypatch, done):
     """With a projection that keeps three axes, words are rows of E, states are behind the final norm."""
     from curvescope.geometry import norm_of
     from curvescope.geometry.projection import Projection
-    from curvescope.geometry.trajectory_stream import stream
+    from curvescope.geometry.stream import stream
 
     def keep(fitted, groups, **options):
         assert fitted.shape == (512, 96)
@@ -361,7 +361,7 @@ def test_reference_spectra_are_for_gpt2_only(model_folder):
 
 def test_spectra_are_compared_with_the_reference(monkeypatch):
     """With a reference made from the model itself the differences vanish; with another they are found."""
-    from curvescope.geometry.heads import heads
+    from curvescope.geometry.attention.heads import heads
 
     model = cs.load("tiny-gpt")
     own = [

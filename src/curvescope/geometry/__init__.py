@@ -7,17 +7,26 @@ extremes(token_scores(model))             # tokens with the largest and the smal
 composition(heads(model, 0), heads(model, 1), "K")
 """
 
-from curvescope.geometry.check import HeadCheck, check_heads
-from curvescope.geometry.circuits import Circuit, circuits
-from curvescope.geometry.composition import (
+from curvescope.geometry.attention.check import HeadCheck, check_heads
+from curvescope.geometry.attention.circuits import Circuit, circuits
+from curvescope.geometry.attention.composition import (
     Composition,
     composition,
     composition_score,
     copying_score,
     through_vocabulary,
 )
-from curvescope.geometry.decode import TopTokens, top_tokens
-from curvescope.geometry.directions import Directions, HeadDirections, Spectra, decode_heads, spectra
+from curvescope.geometry.attention.directions import (
+    Directions,
+    HeadDirections,
+    Spectra,
+    decode_heads,
+    spectra,
+)
+from curvescope.geometry.attention.energy import Energy, activation_energy
+from curvescope.geometry.attention.heads import heads
+from curvescope.geometry.attention.rotary import Rotary, rotary_of
+from curvescope.geometry.attention.selectable import Hull, Selectable, hull_vertices, selectable_keys
 from curvescope.geometry.embeddings import (
     Distances,
     Extremes,
@@ -26,16 +35,11 @@ from curvescope.geometry.embeddings import (
     extremes,
     token_scores,
 )
-from curvescope.geometry.energy import Energy, activation_energy
 from curvescope.geometry.factored import Factored
-from curvescope.geometry.heads import heads
-from curvescope.geometry.lens import LogitLens, logit_lens
-from curvescope.geometry.probes import KeyProbe, ValueProbe, probe_keys, probe_values
-from curvescope.geometry.references import Reference, reference, rows_reference
-from curvescope.geometry.representations import Representation, represent
+from curvescope.geometry.probes.keys import KeyProbe, probe_keys
+from curvescope.geometry.probes.lens import LogitLens, logit_lens
+from curvescope.geometry.probes.values import ValueProbe, probe_values
 from curvescope.geometry.roles import norm_of
-from curvescope.geometry.rotary import Rotary, rotary_of
-from curvescope.geometry.selectable import Hull, Selectable, hull_vertices, selectable_keys
 from curvescope.geometry.sphere import (
     Ellipsoid,
     Norm,
@@ -48,8 +52,11 @@ from curvescope.geometry.sphere import (
     support,
     unscale,
 )
-from curvescope.geometry.tokens import TokenNames
-from curvescope.geometry.words import Words, common_nouns, select_words, vocabulary_words
+from curvescope.geometry.vocabulary.decode import TopTokens, top_tokens
+from curvescope.geometry.vocabulary.names import TokenNames
+from curvescope.geometry.vocabulary.references import Reference, reference, rows_reference
+from curvescope.geometry.vocabulary.representations import Representation, represent
+from curvescope.geometry.vocabulary.words import Words, common_nouns, select_words, vocabulary_words
 
 __all__ = [
     "Circuit",

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import InitVar, dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,14 +15,14 @@ from curvescope.core.errors import UsageError, near_misses
 from curvescope.core.result import Result
 from curvescope.geometry.roles import Which, embedding, has_lens, norm_of
 from curvescope.geometry.sphere import Norm, NormKind
-from curvescope.geometry.tokens import names_of
+from curvescope.geometry.vocabulary.names import names_of
 from curvescope.models.model import Model
 
 if TYPE_CHECKING:
     import pandas as pd
 
 SETTINGS = ("Original", "Centered", "Scaled", "Centered & Scaled")
-LEGACY = ("original", "scale", "bias", "bias_and_scale")
+LENGTHS = ("original", "scale", "bias", "bias_and_scale")
 _CHUNK = 4096
 
 
@@ -73,7 +73,7 @@ class TokenScores(Result):
     bytes: list[str]
     norm: str  # role of the norm
     which: str
-    legacy: bool
+    legacy: InitVar[object] = None  # of saved results, which may have it; says nothing
 
     def to_frame(self) -> pd.DataFrame:
         """One row per token."""
@@ -114,20 +114,20 @@ def distances(
     model: Model,
     *,
     which: Which = "input",
-    norm: str | None = None,
-    legacy: bool = False,
+    norm: str | Norm | None = None,
+    all_rows: bool = False,
     tokenizer: Any = None,
 ) -> Distances:
     """How far four forms of the embedding E are from n(E), its rows on the sphere of a norm without γ, β.
 
     Args:
         which: input or output embedding.
-        norm: role of the norm whose kind and ε are used; default `ln_f`, or the first there is.
-        legacy: LayerNorm with ε = 1e-5 whatever the model has, and all rows, whether they are tokens or not.
+        norm: whose kind and ε are used, a role or a `Norm`; default `ln_f`, or the first there is.
+        all_rows: those that are no token of the tokenizer too.
     """
     table = embedding(model, which)
-    own = Norm("layernorm", eps=1e-5) if legacy else _norm(model, norm)
-    ids = torch.arange(len(table)) if legacy else _ids(model, table, tokenizer)
+    own = norm if isinstance(norm, Norm) else _norm(model, norm)
+    ids = torch.arange(len(table)) if all_rows else _ids(model, table, tokenizer)
     factor = math.sqrt(table.shape[1])
     mean, length = _mean_row(table, ids), _mean_length(table, ids)
     found: list[list[tuple[Tensor, Tensor]]] = [[] for _ in SETTINGS]
@@ -155,7 +155,8 @@ def token_scores(
     *,
     norm: str | None = None,
     which: Which | None = None,
-    legacy: bool = False,
+    scores: Sequence[str] | None = None,
+    all_rows: bool = False,
     tokenizer: Any = None,
 ) -> TokenScores:
     """Scores of every token, with γ, β of a norm.
@@ -163,17 +164,19 @@ def token_scores(
     Args:
         norm: its role, `ln_f`, `L3.ln1`, …; default `ln_f`, or the first norm that the embedding meets.
         which: rows of the input or the output embedding; the default is output for `ln_f`, else input.
-        legacy: the four scores of the Traveling Words code, of the input embedding and all rows.
+        scores: names of those to keep, such as `LENGTHS`; default all of them.
+        all_rows: those that are no token of the tokenizer too.
     """
     own = _norm(model, norm)
-    which = which or ("output" if own.name == "ln_f" and not legacy else "input")
+    which = which or ("output" if own.name == "ln_f" else "input")
     table, names = embedding(model, which), names_of(model.tokenizer if tokenizer is None else tokenizer)
-    ids = torch.arange(len(table)) if legacy else names.known(len(table))
+    ids = torch.arange(len(table)) if all_rows else names.known(len(table))
     mean = _mean_row(table, ids)
-    parts = [_scores(e, own, mean, legacy) for e in _rows(table, ids)]
-    scores = {name: torch.cat([part[name] for part in parts]).numpy() for name in parts[0]}
+    parts = [_scores(e, own, mean) for e in _rows(table, ids)]
+    kept = list(parts[0]) if scores is None else _known(scores, list(parts[0]))
+    found = {name: torch.cat([part[name] for part in parts]).numpy() for name in kept}
     listed = ids.tolist()
-    return TokenScores(ids.numpy(), scores, names.texts(listed), names.hexes(listed), own.name, which, legacy)
+    return TokenScores(ids.numpy(), found, names.texts(listed), names.hexes(listed), own.name, which)
 
 
 def extremes(scores: TokenScores, *, k: int = 5, settings: Sequence[str] | None = None) -> Extremes:
@@ -184,10 +187,7 @@ def extremes(scores: TokenScores, *, k: int = 5, settings: Sequence[str] | None 
     """
     if k < 1:
         raise UsageError(f"expected k of at least 1, got {k}")
-    chosen = list(scores.scores if settings is None else settings)
-    for name in chosen:
-        if name not in scores.scores:
-            raise UsageError(f"no score is called {name!r}", hint=near_misses(name, list(scores.scores)))
+    chosen = _known(scores.scores if settings is None else settings, list(scores.scores))
     k = min(k, len(scores.ids))
     rows: list[tuple[str, str, int]] = []
     for name in chosen:
@@ -209,14 +209,21 @@ def extremes(scores: TokenScores, *, k: int = 5, settings: Sequence[str] | None 
     )
 
 
-def _scores(e: Tensor, norm: Norm, mean: Tensor, legacy: bool) -> dict[str, Tensor]:
+def _known(wanted: Iterable[str], names: list[str]) -> list[str]:
+    """The names of scores that are wanted; one that there is not is an error."""
+    chosen = list(wanted)
+    for name in chosen:
+        if name not in names:
+            raise UsageError(f"no score is called {name!r}", hint=near_misses(name, names))
+    return chosen
+
+
+def _scores(e: Tensor, norm: Norm, mean: Tensor) -> dict[str, Tensor]:
     """The scores of rows e (c, d)."""
     length, shift = e.norm(dim=1), norm.shift(e)
     scaled = length if norm.gamma is None else (norm.gamma * e).norm(dim=1)
     values = (length, scaled, length + shift, scaled + shift)
-    found: dict[str, Tensor] = dict(zip(LEGACY, values, strict=True))
-    if legacy:
-        return found
+    found: dict[str, Tensor] = dict(zip(LENGTHS, values, strict=True))
     low, high = norm.attainable(e)
     angle = torch.rad2deg(torch.arccos((e.sum(1) / (length * math.sqrt(e.shape[1]))).clamp(-1, 1)))
     return found | {

@@ -1,7 +1,7 @@
 """Points in d dimensions to pictures in 2 or 3: PCA, PCA on the sphere, UMAP.
 
 All points of a picture are fitted together, so that distances within it mean the same everywhere; only
-`project_apart` does not, to draw the picture of the Traveling Words code.
+`project_apart` fits one set of points and puts others into its map.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class Projection(Result):
         """How the picture was made, for a caption."""
         if self.method == APART:
             return (
-                "UMAP as in the Traveling Words code (Euclidean, fitted on raw embeddings alone, every group "
-                f"of points put into it by itself, seed {self.seed}): what moves may be the map"
+                "UMAP (Euclidean, fitted on other points, raw embeddings, every group of points put into it "
+                f"by itself, seed {self.seed}): what moves may be the map"
             )
         if self.explained is None:
             return f"UMAP (cosine, seed {self.seed}): near stays near, lengths and angles mean nothing"

@@ -76,6 +76,22 @@ def has_lens(model: Model) -> bool:
     return model.facts.get("norm") == "pre" and ("ln_f.g" in model.blocks or _exists(model, "ln_f"))
 
 
+def read_norm(model: Model, layer: int) -> tuple[Norm, str]:
+    """The norm whose output attention reads, and a sentence where it cannot be folded into the weights."""
+    place = model.facts.get("norm", "none")
+    if norm_kind(model) == "none":
+        return Norm("none"), "not foldable: the model has no norm, attention reads the stream itself"
+    if place == "pre":
+        return norm_of(model, f"L{layer}.ln1"), ""
+    before = f"L{layer - 1}.ln2" if layer else "ln_e"
+    if f"{before}.g" in model.blocks:
+        norm = norm_of(model, before)
+        read = f"attention reads the stream behind {before}, which also is the skip connection"
+    else:
+        norm, read = Norm("none"), "attention reads the stream itself"
+    return norm, f"not foldable: post-norm, {read}"
+
+
 def check_vocabulary(model: Model) -> None:
     """Raise unless the model reads tokens."""
     tokens = model.facts.get("inputs", "tokens") == "tokens" and model.facts.get("vocab_size")

@@ -15,11 +15,11 @@ import numpy as np
 from curvescope.core.progress import Progress
 from curvescope.core.result import Result
 from curvescope.data.corpora import read_source
-from curvescope.geometry import legacy as texts
 from curvescope.geometry.embeddings import Distances, Extremes, TokenScores, distances, extremes, token_scores
-from curvescope.geometry.writers import visible, write_all
 from curvescope.models.model import Model
 from curvescope.studies.geometry_setting import TokenModel, at_least, load_token_model
+from curvescope.studies.traveling_words import choices, texts
+from curvescope.viz.writers import visible, write_all
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -148,9 +148,14 @@ def run(
     """
     model = load_token_model(cfg)
     kept: MutableMapping[str, Any] = {} if state is None else state
+    of_scores: dict[str, Any] = {"norm": cfg.norm, "which": cfg.which}
+    of_distances: dict[str, Any] = {"norm": cfg.norm, "which": cfg.which or "input"}
+    if cfg.legacy:
+        of_scores |= {**choices.SCORES, "which": cfg.which or choices.SCORES["which"]}
+        of_distances |= choices.DISTANCES
     pieces = {
-        "scores": lambda: token_scores(model, norm=cfg.norm, which=cfg.which, legacy=cfg.legacy),
-        "distances": lambda: distances(model, which=cfg.which or "input", norm=cfg.norm, legacy=cfg.legacy),
+        "scores": lambda: token_scores(model, **of_scores),
+        "distances": lambda: distances(model, **of_distances),
     }
     for number, (name, work) in enumerate(pieces.items(), start=1):
         if progress is not None:

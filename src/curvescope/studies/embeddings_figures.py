@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from curvescope.geometry.writers import label
 from curvescope.studies.embeddings import WORDS
 from curvescope.viz import geometry as viz
 from curvescope.viz.blocks import PALETTE
 from curvescope.viz.trajectory import short
+from curvescope.viz.writers import label
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

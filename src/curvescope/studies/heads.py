@@ -16,12 +16,10 @@ import numpy as np
 from curvescope.core.progress import Progress
 from curvescope.core.result import Result
 from curvescope.data.batches import Batches
-from curvescope.geometry import legacy as texts
-from curvescope.geometry.composition import Composition, Kind, composition
-from curvescope.geometry.directions import HeadDirections, decode_heads
-from curvescope.geometry.energy import Energy, activation_energy
-from curvescope.geometry.heads import heads
-from curvescope.geometry.writers import label, visible, write_all
+from curvescope.geometry.attention.composition import Composition, Kind, composition
+from curvescope.geometry.attention.directions import HeadDirections, decode_heads
+from curvescope.geometry.attention.energy import Energy, activation_energy
+from curvescope.geometry.attention.heads import heads
 from curvescope.models.model import Model
 from curvescope.studies.geometry_setting import (
     TokenModel,
@@ -32,6 +30,8 @@ from curvescope.studies.geometry_setting import (
     load_token_model,
     read_data,
 )
+from curvescope.studies.traveling_words import choices, texts
+from curvescope.viz.writers import label, visible, write_all
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -162,11 +162,11 @@ def run(
     model = load_token_model(cfg)
     layers = choose_layers(cfg.layers, model)
     kept: MutableMapping[str, Any] = {} if state is None else state
-    num = cfg.num or (20 if cfg.legacy else 3)
-    options: dict[str, Any] = {"k": cfg.k, "num": num, "offset": cfg.offset, "legacy": cfg.legacy}
+    num = cfg.num or (choices.NUM_PAIRS if cfg.legacy else 3)
+    options: dict[str, Any] = {"k": cfg.k, "num": num, "offset": cfg.offset, "folded": cfg.folded}
+    options |= choices.DIRECTIONS if cfg.legacy else {}
     pieces: dict[str, Any] = {
-        f"heads of L{layer}": partial(decode_heads, model, layer, folded=cfg.folded, **options)
-        for layer in layers
+        f"heads of L{layer}": partial(decode_heads, model, layer, **options) for layer in layers
     }
     batches = None if cfg.data is None else _read(cfg, model, cfg.data)
     if batches is not None:
@@ -197,12 +197,15 @@ def _read(cfg: Config, model: Model, data: str) -> Batches:
 
 def _energy(cfg: Config, model: Model, batches: Batches, layer: int) -> Energy:
     inputs = (batch.map(lambda t: t.to(model.device)).inputs for batch in batches)
-    options: dict[str, Any] = {"folded": cfg.folded, "offset": cfg.offset, "legacy": cfg.legacy}
-    return activation_energy(model, layer, inputs, **options)
+    return activation_energy(model, layer, inputs, folded=_folded(cfg), offset=cfg.offset)
+
+
+def _folded(cfg: Config) -> bool:
+    return choices.DIRECTIONS["folded"] if cfg.legacy else cfg.folded
 
 
 def _compose(cfg: Config, model: Model, i: int, j: int, kind: Kind) -> Composition:
-    first, second = (heads(model, layer, folded=cfg.folded, legacy=cfg.legacy) for layer in (i, j))
+    first, second = (heads(model, layer, folded=_folded(cfg)) for layer in (i, j))
     return composition(first, second, kind, num_samples=cfg.num_samples, seed=cfg.seed)
 
 

@@ -11,7 +11,7 @@ from curvescope.studies.heads import joined
 if TYPE_CHECKING:
     import pandas as pd
 
-    from curvescope.geometry.directions import Directions, HeadDirections
+    from curvescope.geometry.attention.directions import Directions, HeadDirections
     from curvescope.studies.heads import Heads
 
 BEST = 30  # pairs of heads in the table of compositions

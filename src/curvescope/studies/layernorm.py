@@ -18,11 +18,10 @@ import torch
 from curvescope.core.errors import UsageError
 from curvescope.core.progress import Progress
 from curvescope.core.result import Result
+from curvescope.geometry.attention.selectable import Selectable, selectable_keys
 from curvescope.geometry.roles import norm_of
-from curvescope.geometry.selectable import Selectable, selectable_keys
 from curvescope.geometry.sphere import Ellipsoid, ellipsoid, radius
-from curvescope.geometry.trajectory_stream import stream
-from curvescope.geometry.writers import write_all
+from curvescope.geometry.stream import stream
 from curvescope.models.model import Model
 from curvescope.studies.geometry_setting import (
     TokenModelOnData,
@@ -32,6 +31,7 @@ from curvescope.studies.geometry_setting import (
     load_token_model,
     read_data,
 )
+from curvescope.viz.writers import write_all
 
 if TYPE_CHECKING:
     import pandas as pd

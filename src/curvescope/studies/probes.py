@@ -20,11 +20,10 @@ from curvescope.core.errors import UsageError
 from curvescope.core.progress import Progress
 from curvescope.core.result import Result
 from curvescope.data.corpora import read_source
-from curvescope.geometry import legacy as texts
-from curvescope.geometry.probes import KeyProbe, ValueProbe, probe_keys, probe_values
-from curvescope.geometry.representations import Representation, represent
-from curvescope.geometry.words import select_words
-from curvescope.geometry.writers import write_all
+from curvescope.geometry.probes.keys import KeyProbe, probe_keys
+from curvescope.geometry.probes.values import ValueProbe, probe_values
+from curvescope.geometry.vocabulary.representations import Representation, represent
+from curvescope.geometry.vocabulary.words import select_words
 from curvescope.models.model import Model
 from curvescope.studies.geometry_setting import (
     TokenModel,
@@ -33,6 +32,8 @@ from curvescope.studies.geometry_setting import (
     choose_layers,
     load_token_model,
 )
+from curvescope.studies.traveling_words import choices, texts
+from curvescope.viz.writers import write_all
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -139,40 +140,38 @@ def run(
     words = None if cfg.words is None else read_words(cfg.words)
     model = load_token_model(cfg)
     layers = choose_layers(cfg.layers, model)
-    select_words(model.tokenizer, words, legacy=cfg.legacy)  # words that do not fit are found before the work
+    form = choices.KEYS["form"] if cfg.legacy else "auto"
+    select_words(model.tokenizer, words, form=form)  # words that do not fit are found before the work
     kept: MutableMapping[str, Any] = {} if state is None else state
     corpus = _corpus(cfg, model) if cfg.representation == "mean" else None
-    same: dict[str, Any] = {
-        "k": cfg.k,
-        "num_random": cfg.num_random,
-        "seed": cfg.seed,
-        "legacy": cfg.legacy,
-    }
+    same: dict[str, Any] = {"k": cfg.k, "num_random": cfg.num_random, "seed": cfg.seed}
+    of_keys, of_values = (choices.KEYS, choices.VALUES) if cfg.legacy else ({}, {})
     tokens_at = lru_cache(1)(partial(_tokens, cfg, model, corpus))  # the same for both probes
     pieces = {}
     for layer in layers:
         pieces[f"keys of L{layer}"] = lambda layer=layer: probe_keys(
-            model, layer, words, offset=cfg.offset, tokens=tokens_at(layer), **same
+            model, layer, words, offset=cfg.offset, tokens=tokens_at(layer), **same, **of_keys
         )
         pieces[f"values of L{layer}"] = lambda layer=layer: probe_values(
-            model, layer, words, tokens=tokens_at(layer), **same
+            model, layer, words, tokens=tokens_at(layer), **same, **of_values
         )
     for number, (name, work) in enumerate(pieces.items(), start=1):
         if progress is not None:
             progress(name, number, len(pieces))
         if name not in kept:
             kept[name] = work()
+    values = [kept[f"values of L{layer}"] for layer in layers]
     return Probes(
         model=model.name,
         keys=[kept[f"keys of L{layer}"] for layer in layers],
-        values=[kept[f"values of L{layer}"] for layer in layers],
+        values=[choices.whole_lengths(p) if cfg.legacy else p for p in values],
         legacy=cfg.legacy,
     )
 
 
 def _tokens(cfg: Config, model: Model, corpus: Tensor | None, layer: int) -> Representation:
     """Every token as the block meets it."""
-    how = "raw" if cfg.legacy and cfg.representation == "auto" else cfg.representation
+    how = choices.REPRESENTATION if cfg.legacy and cfg.representation == "auto" else cfg.representation
     return represent(model, layer, how=how, position=cfg.position, corpus=corpus)
 
 

@@ -11,7 +11,8 @@ from curvescope.studies.heads import joined
 if TYPE_CHECKING:
     import pandas as pd
 
-    from curvescope.geometry.probes import KeyProbe, ValueProbe
+    from curvescope.geometry.probes.keys import KeyProbe
+    from curvescope.geometry.probes.values import ValueProbe
     from curvescope.studies.probes import Probes
 
 BEST = 3  # words per head

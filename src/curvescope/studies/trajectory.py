@@ -21,18 +21,18 @@ from curvescope.data.batches import Batches
 from curvescope.geometry.projection import APART, Method, Projection, need_umap, project, project_apart
 from curvescope.geometry.roles import embedding, has_lens, norm_of
 from curvescope.geometry.sphere import Norm
-from curvescope.geometry.tokens import names_of
-from curvescope.geometry.trajectory import Path, Trajectories, follow, trajectories
-from curvescope.geometry.trajectory_stream import stream
-from curvescope.geometry.writers import write_all
+from curvescope.geometry.stream import stream
+from curvescope.geometry.trajectory.paths import Path, Trajectories, follow, trajectories
+from curvescope.geometry.vocabulary.names import names_of
 from curvescope.models.model import Model
 from curvescope.studies.geometry_setting import TokenModelOnData, at_least, load_token_model, read_data
+from curvescope.studies.traveling_words import choices
+from curvescope.viz.writers import write_all
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-LEGACY_ROWS = 10_000  # of the embedding, to which the original's UMAP is fitted
 PROMPT = "To kill two birds with one stone"
 TARGET = {  # what has a target, with the words for it
     "angle_target": "angle to the target (°)",
@@ -190,7 +190,7 @@ def run(
     pieces = {
         "means": lambda: trajectories(model, batches, num_shuffles=cfg.num_shuffles, seed=cfg.seed),
         "path": lambda: path,
-        "picture": lambda: _legacy_picture(cfg, model, path) if cfg.legacy else _picture(cfg, path),
+        "picture": lambda: _picture_apart(cfg, model, path) if cfg.legacy else _picture(cfg, path),
     }
     for number, (name, work) in enumerate(pieces.items(), start=1):
         if progress is not None:
@@ -218,7 +218,7 @@ def _picture(cfg: Config, path: Path) -> Projection:
     return project(points, method=cfg.projection, seed=cfg.seed, **options)
 
 
-def _legacy_picture(cfg: Config, model: Model, path: Path) -> Projection:
+def _picture_apart(cfg: Config, model: Model, path: Path) -> Projection:
     """Raw embeddings of the prompt, then its states behind the final norm, one depth at a time."""
     E = embedding(model)
     norm = norm_of(model, "ln_f") if has_lens(model) else Norm("none")
@@ -226,7 +226,11 @@ def _legacy_picture(cfg: Config, model: Model, path: Path) -> Projection:
     points = norm(stream(model, ids[None].to(model.device)).points[0].double().cpu()).numpy()  # (T, N, d)
     groups = [E[ids].numpy(), *(points[:, n] for n in range(points.shape[1]))]
     found = project_apart(
-        E[:LEGACY_ROWS].numpy(), groups, seed=cfg.seed, neighbours=cfg.neighbours, min_dist=cfg.min_dist
+        E[: choices.FITTED_ROWS].numpy(),
+        groups,
+        seed=cfg.seed,
+        neighbours=cfg.neighbours,
+        min_dist=cfg.min_dist,
     )
     words, states = found.coordinates[: len(ids)], found.coordinates[len(ids) :]
     by_token = states.reshape(points.shape[1], len(ids), -1).swapaxes(0, 1)

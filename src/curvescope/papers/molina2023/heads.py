@@ -12,7 +12,7 @@ import numpy as np
 
 from curvescope.core.progress import Progress
 from curvescope.core.result import Result
-from curvescope.geometry.heads import heads as head_circuits
+from curvescope.geometry.attention.heads import heads as head_circuits
 from curvescope.models.load import load
 from curvescope.papers.claims import AGREES, DIFFERS
 from curvescope.papers.molina2023.setting import AUTO, Reproduced, is_gpt2, with_model

@@ -14,7 +14,7 @@ from torch import Tensor
 from curvescope.core.errors import ShapeError, UsageError
 from curvescope.core.result import Result
 from curvescope.core.seeds import generator
-from curvescope.geometry.circuits import Circuit
+from curvescope.geometry.attention.circuits import Circuit
 from curvescope.geometry.factored import Factored
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import numpy as np
 
 from curvescope.core.errors import UsageError
 from curvescope.core.result import Result
-from curvescope.geometry.tokens import TokenNames, single_tokens
+from curvescope.geometry.vocabulary.names import TokenNames, single_tokens
 
 Form = Literal["auto", "bare", "space"]
 FEW = 10  # common nouns that a tokenizer must have, else words of its own vocabulary are taken
@@ -32,13 +32,11 @@ class Words(Result):
 @cache
 def common_nouns() -> tuple[str, ...]:
     """The 100 nouns that ship with the package."""
-    text = (files("curvescope.geometry") / "common_nouns.txt").read_text(encoding="utf-8")
+    text = (files("curvescope.geometry.vocabulary") / "common_nouns.txt").read_text(encoding="utf-8")
     return tuple(line.strip() for line in text.splitlines() if line.strip())
 
 
-def select_words(
-    tokenizer: Any, words: Sequence[str | int] | None = None, *, form: Form = "auto", legacy: bool = False
-) -> Words:
+def select_words(tokenizer: Any, words: Sequence[str | int] | None = None, *, form: Form = "auto") -> Words:
     """The words that are a single token.
 
     Args:
@@ -46,7 +44,6 @@ def select_words(
             these, words of its own vocabulary.
         form: `bare`, `space` (with one before the word), or `auto`: with a space unless more words are
             single tokens without it.
-        legacy: bare words.
     """
     if form not in ("auto", "bare", "space"):
         raise UsageError(f"form: expected auto, bare or space, got {form!r}")
@@ -58,7 +55,7 @@ def select_words(
             hint="give one (tokenizer=…), or token ids instead of words",
         )
     wanted = [str(word) for word in (common_nouns() if words is None else words)]
-    kept, used = _choose(tokenizer, wanted, "bare" if legacy else form)
+    kept, used = _choose(tokenizer, wanted, form)
     if words is None and len(kept) < FEW:
         return vocabulary_words(tokenizer, found=len(kept))
     if not kept:

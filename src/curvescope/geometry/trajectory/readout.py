@@ -14,7 +14,7 @@ from torch import Tensor
 
 from curvescope.geometry.roles import check_vocabulary, has_lens, norm_of, weight
 from curvescope.geometry.sphere import Norm, project
-from curvescope.geometry.trajectory_stream import Stream, block_paths
+from curvescope.geometry.stream import Stream, block_paths
 from curvescope.models.exchange import evaluating
 from curvescope.models.model import Model
 

@@ -9,12 +9,11 @@ import torch
 from torch import Tensor
 
 from curvescope.core.errors import UsageError
-from curvescope.geometry.heads import read_norm
-from curvescope.geometry.references import Reference, ReferenceKind
-from curvescope.geometry.roles import check_layer, embedding, weight
+from curvescope.geometry.roles import check_layer, embedding, read_norm, weight
 from curvescope.geometry.sphere import Norm
-from curvescope.geometry.tokens import names_of
-from curvescope.geometry.trajectory_stream import block_paths
+from curvescope.geometry.stream import block_paths
+from curvescope.geometry.vocabulary.names import names_of
+from curvescope.geometry.vocabulary.references import Reference, ReferenceKind
 from curvescope.models.exchange import evaluating
 from curvescope.models.model import Model
 

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from curvescope.core.errors import UsageError
 from curvescope.core.result import Result
-from curvescope.geometry.check import sphere_input
+from curvescope.geometry.attention.check import sphere_input
+from curvescope.geometry.attention.heads import heads
 from curvescope.geometry.factored import Factored
-from curvescope.geometry.heads import heads
 from curvescope.models.capture import capture
 from curvescope.models.model import Model
 
@@ -46,16 +46,15 @@ def activation_energy(
     *,
     folded: bool = True,
     offset: float = 0.0,
-    legacy: bool = False,
 ) -> Energy:
     """Energy of all singular pairs of a layer on the tokens of `inputs`.
 
     Args:
         inputs: what the model is run on, a batch at a time.
-        folded, legacy: which matrices, see `heads`.
+        folded: which matrices, see `heads`.
         offset: query's position less the key's, for rotary positions.
     """
-    own = heads(model, layer, folded=folded, legacy=legacy)
+    own = heads(model, layer, folded=folded)
     total, moment, count = torch.zeros(()), torch.zeros(()), 0
     for batch in inputs:
         place = f"L{layer}.attn.in"

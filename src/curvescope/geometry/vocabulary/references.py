@@ -13,7 +13,7 @@ from torch import Tensor
 from curvescope.core.errors import ShapeError, UsageError
 from curvescope.geometry.roles import Which, embedding, has_lens, norm_kind, norm_of, weight
 from curvescope.geometry.sphere import Norm, project
-from curvescope.geometry.tokens import names_of
+from curvescope.geometry.vocabulary.names import names_of
 from curvescope.models.model import Model
 
 ReferenceKind = Literal["raw", "sphere", "normed", "logit"]

@@ -8,16 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from curvescope.geometry.circuits import Circuit, circuits
+from curvescope.geometry.attention.circuits import Circuit, circuits
+from curvescope.geometry.attention.rotary import rotary_of
 from curvescope.geometry.factored import factor_all
-from curvescope.geometry.roles import check_layer, norm_kind, norm_of, weight
-from curvescope.geometry.rotary import rotary_of
-from curvescope.geometry.sphere import Norm
+from curvescope.geometry.roles import check_layer, norm_of, read_norm, weight
 from curvescope.models.model import Model
 from curvescope.models.transformer import Transformer
 
 
-def heads(model: Model, layer: int, *, folded: bool = True, legacy: bool = False) -> list[Circuit]:
+def heads(model: Model, layer: int, *, folded: bool = True) -> list[Circuit]:
     """One `Circuit` per query head of a layer (`.head` is its index, `.qk`, `.vo` its low-rank factors).
 
     Query head i of a grouped layer reads the keys and values of head i // (H / H_kv), its `.kv_head`. With
@@ -25,10 +24,10 @@ def heads(model: Model, layer: int, *, folded: bool = True, legacy: bool = False
 
     Args:
         folded: with the norm before attention folded in (pre-norm models); post-norm models and models
-            without a norm come out un-folded, with `.foldable` False and the reason in `.note`.
-        legacy: the raw matrices, as if there were no norm.
+            without a norm come out un-folded, with `.foldable` False and the reason in `.note`. False gives
+            the matrices as they are stored.
     """
-    return _with_svd(without_svd(model, layer, folded=folded and not legacy))
+    return _with_svd(without_svd(model, layer, folded=folded))
 
 
 def without_svd(model: Model, layer: int, *, folded: bool) -> list[Circuit]:
@@ -55,22 +54,6 @@ def without_svd(model: Model, layer: int, *, folded: bool) -> list[Circuit]:
             replace(own, layer=layer, head=i, kv_head=j, foldable=not why, note="; ".join(notes), **marks)
         )
     return found
-
-
-def read_norm(model: Model, layer: int) -> tuple[Norm, str]:
-    """The norm whose output attention reads, and a sentence where it cannot be folded into the weights."""
-    place = model.facts.get("norm", "none")
-    if norm_kind(model) == "none":
-        return Norm("none"), "not foldable: the model has no norm, attention reads the stream itself"
-    if place == "pre":
-        return norm_of(model, f"L{layer}.ln1"), ""
-    before = f"L{layer - 1}.ln2" if layer else "ln_e"
-    if f"{before}.g" in model.blocks:
-        norm = norm_of(model, before)
-        read = f"attention reads the stream behind {before}, which also is the skip connection"
-    else:
-        norm, read = Norm("none"), "attention reads the stream itself"
-    return norm, f"not foldable: post-norm, {read}"
 
 
 def _matrices(model: Model, layer: int, head: int, kv_head: int) -> dict[str, Tensor | None]:

@@ -11,12 +11,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from curvescope.core.errors import UsageError
-from curvescope.geometry import latex
+from curvescope.viz import latex
 
 if TYPE_CHECKING:
-    from curvescope.geometry.directions import Directions, HeadDirections
+    from curvescope.geometry.attention.directions import Directions, HeadDirections
     from curvescope.geometry.embeddings import Distances, Extremes
-    from curvescope.geometry.probes import KeyProbe, ValueProbe
+    from curvescope.geometry.probes.keys import KeyProbe
+    from curvescope.geometry.probes.values import ValueProbe
 
 TOP_WORDS = 3  # of the LaTeX tables
 
@@ -99,7 +100,9 @@ def bias_text(layers: Sequence[HeadDirections]) -> str:
     lines = []
     for layer in layers:
         if layer.query_bias is None:
-            raise UsageError("expected directions with the query's bias", hint="decode_heads(…, legacy=True)")
+            raise UsageError(
+                "expected directions with the query's bias", hint="decode_heads(…, query_bias=True)"
+            )
         for head in range(layer.num_heads):
             lines.append(f"Block {layer.layer} - Head: {head}")
             for side, sign in enumerate("+-"):

@@ -59,6 +59,12 @@ class TokenNames:
         """`hex` of each."""
         return [self.hex(i) for i in ids]
 
+    def nested(self, ids: Tensor) -> tuple[list[list[list[str]]], list[list[list[str]]]]:
+        """`text` and `hex` of ids (m, n, k), each token looked up once, as lists of lists of lists."""
+        called = {i: (self.text(i), self.hex(i)) for i in ids.unique().tolist()}
+        text, raw = ([[[called[i][j] for i in c] for c in row] for row in ids.tolist()] for j in (0, 1))
+        return text, raw
+
 
 def names_of(tokenizer: Any) -> TokenNames:
     """The names of a tokenizer's tokens; of None, those of no tokenizer."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import InitVar, dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -11,17 +11,21 @@ from torch import Tensor
 
 from curvescope.core.errors import UsageError
 from curvescope.core.result import Result
-from curvescope.geometry.circuits import Circuit
-from curvescope.geometry.composition import copying_score
-from curvescope.geometry.decode import TopTokens, top_tokens
+from curvescope.geometry.attention.circuits import Circuit
+from curvescope.geometry.attention.composition import copying_score
+from curvescope.geometry.attention.heads import heads, without_svd
 from curvescope.geometry.factored import Factored
-from curvescope.geometry.heads import heads, read_norm, without_svd
-from curvescope.geometry.references import Reference, reference
-from curvescope.geometry.tokens import names_of
+from curvescope.geometry.roles import read_norm
+from curvescope.geometry.vocabulary.decode import TopTokens, top_tokens
+from curvescope.geometry.vocabulary.names import names_of
+from curvescope.geometry.vocabulary.references import Reference, ReferenceKind, reference
 from curvescope.models.model import Model
 
 if TYPE_CHECKING:
     import pandas as pd
+
+Sides = Literal[1, 2]
+Written = Literal["logit", "embedding"]
 
 
 @dataclass(frozen=True)
@@ -32,7 +36,7 @@ class Spectra(Result):
     rank: np.ndarray  # (H,)
     frobenius: np.ndarray  # (H,)
     effective_rank: np.ndarray  # (H,) exp of the entropy of s²
-    num_99: np.ndarray  # (H,) first singular values that hold 99 % (legacy: of Σ s, else of Σ s²)
+    num_99: np.ndarray  # (H,) first singular values that hold 99 % of Σ s² (of Σ s where that was asked for)
     coverage: np.ndarray  # (H, r) share of the first ones, of the same sum
 
 
@@ -42,7 +46,7 @@ class Directions(Result):
 
     Axis 1 of the token tables is the sign: both vectors of a pair are turned together so that side 0 is the
     one with the stronger tokens on the right, by the mean of its top scores less the mean of all; `sign` is
-    −1 where that turned them. In legacy mode there is only side 0, chosen by the single largest score.
+    −1 where that turned them. With one side there is only side 0, chosen by the single largest score.
     """
 
     circuit: str  # qk or vo
@@ -80,15 +84,15 @@ class HeadDirections(Result):
     qk_spectra: Spectra
     vo_spectra: Spectra
     key_bias: TopTokens  # (H, 2, k) tokens that every query of a head prefers or avoids
-    query_bias: TopTokens | None  # legacy only: softmax cancels it
+    query_bias: TopTokens | None  # if asked for: softmax cancels it
     key_bias_size: np.ndarray  # (H,) |k₀|
     bias_share: np.ndarray  # (H,) of the key score's variance, from b̂_Q
     copying: np.ndarray  # (H,) Re Σλ / Σ|λ| of the value-output matrix as stored
     folded: bool
     foldable: bool
-    legacy: bool
     offset: float  # of rotary positions
     notes: list[str]
+    legacy: InitVar[object] = None  # of saved results, which may have it; says nothing
 
 
 def decode_heads(
@@ -99,7 +103,10 @@ def decode_heads(
     num: int | None = 20,
     folded: bool = True,
     offset: float = 0.0,
-    legacy: bool = False,
+    sides: Sides = 2,
+    written: Written = "logit",
+    query_bias: bool = False,
+    energy: bool = True,
     tokenizer: Any = None,
 ) -> HeadDirections:
     """Singular directions of W_QK and W_VO of all heads of a layer as tokens, on both sides.
@@ -113,73 +120,78 @@ def decode_heads(
         num: largest singular values per head; None is all.
         folded: see `heads`.
         offset: query's position less the key's, for rotary positions.
-        legacy: as the Traveling Words code: raw matrices, compared with γ ∘ n(e) + β (VO right: with e), one
-            side, and the query's bias as well.
+        sides: 2 lists tokens of v and −v, 1 only those of the side with the single largest score.
+        written: what VO is compared with on the right: `logit` directions, or the input `embedding` as it is.
+        query_bias: decode scale Ŵ_Q b̂_K as well, which softmax cancels.
+        energy: coverage counts s², False counts s.
     """
-    if k < 1 or (num is not None and num < 1):
-        raise UsageError(f"expected k and num of at least 1, got {k} and {num}")
+    _check(k, num, sides, written)
     names = names_of(model.tokenizer if tokenizer is None else tokenizer)
-    own = heads(model, layer, folded=folded, legacy=legacy)
-    read, write = _references(model, layer, own[0], legacy, names)
+    own = heads(model, layer, folded=folded)
+    read, write = _references(model, layer, own[0], written, names)
     qk = [c.qk if offset == 0 or c.rotary is None else c.qk_at(offset) for c in own]
     vo = [c.vo for c in own]
     biases = [torch.stack([c.key_bias for c in own])]
-    biases += [torch.stack([c.query_bias for c in own])] if legacy else []
+    biases += [torch.stack([c.query_bias for c in own])] if query_bias else []
     options = {"k": k, "tokenizer": names}
     decoded = _decode(qk, vo, biases, read, write, num, options)
     key = decoded["bias"][0]
     return HeadDirections(
         layer=layer,
         num_heads=len(own),
-        qk=_pairs("qk", qk, decoded["qk"], num, legacy, read),
-        vo=_pairs("vo", vo, decoded["vo"], num, legacy, write),
-        qk_spectra=spectra(qk, legacy=legacy),
-        vo_spectra=spectra(vo, legacy=legacy),
+        qk=_pairs("qk", qk, decoded["qk"], num, sides, read),
+        vo=_pairs("vo", vo, decoded["vo"], num, sides, write),
+        qk_spectra=spectra(qk, energy=energy),
+        vo_spectra=spectra(vo, energy=energy),
         key_bias=key,
-        query_bias=decoded["bias"][1] if legacy else None,
+        query_bias=decoded["bias"][1] if query_bias else None,
         key_bias_size=biases[0].norm(dim=1).numpy(),
         bias_share=np.array([c.bias_share() for c in own]),
         copying=np.array([copying_score(raw.vo) for raw in without_svd(model, layer, folded=False)]),
         folded=own[0].folded,
         foldable=own[0].foldable,
-        legacy=legacy,
         offset=float(offset),
         notes=[note for note in own[0].note.split("; ") if note],
     )
 
 
-def spectra(factors: list[Factored], *, legacy: bool = False) -> Spectra:
-    """Singular values of several matrices side by side; coverage counts s² (legacy: s)."""
+def spectra(factors: list[Factored], *, energy: bool = True) -> Spectra:
+    """Singular values of several matrices side by side; coverage counts s² (s without `energy`)."""
     width = max((f.rank for f in factors), default=0)
     values, cover = (np.full((len(factors), width), np.nan) for _ in range(2))
     for i, f in enumerate(factors):
         values[i, : f.rank] = f.singular_values.numpy()
-        cover[i, : f.rank] = f.coverage(energy=not legacy).numpy()
+        cover[i, : f.rank] = f.coverage(energy=energy).numpy()
     return Spectra(
         values,
         np.array([f.rank for f in factors]),
         np.array([f.frobenius for f in factors]),
         np.array([f.effective_rank for f in factors]),
-        np.array([f.num_for(0.99, energy=not legacy) for f in factors]),
+        np.array([f.num_for(0.99, energy=energy) for f in factors]),
         cover,
     )
 
 
+def _check(k: int, num: int | None, sides: int, written: str) -> None:
+    if k < 1 or (num is not None and num < 1):
+        raise UsageError(f"expected k and num of at least 1, got {k} and {num}")
+    if sides not in (1, 2):
+        raise UsageError(f"sides: expected 1 or 2, got {sides!r}")
+    if written not in ("logit", "embedding"):
+        raise UsageError(f"written: expected logit or embedding, got {written!r}")
+
+
 def _references(
-    model: Model, layer: int, head: Circuit, legacy: bool, names: Any
+    model: Model, layer: int, head: Circuit, written: Written, names: Any
 ) -> tuple[Reference, Reference]:
     """What is read (queries, keys, sources) and what is written is compared with."""
     options: dict[str, Any] = {"tokenizer": names}
     norm, _ = read_norm(model, layer)
-    role = norm.name or None
-    if legacy:
-        kind = "normed" if norm.kind != "none" else "raw"
-        return reference(model, kind, norm=role, **options), reference(model, "raw", **options)
-    write = reference(model, "logit", centred=True, **options)
-    if head.folded:
-        return reference(model, "sphere", norm=role, **options), write
-    kind = "normed" if norm.kind != "none" else "raw"
-    return reference(model, kind, norm=role, **options), write
+    kind: ReferenceKind = "sphere" if head.folded else "normed" if norm.kind != "none" else "raw"
+    read = reference(model, kind, norm=norm.name or None, **options)
+    if written == "embedding":
+        return read, reference(model, "raw", **options)
+    return read, reference(model, "logit", centred=True, **options)
 
 
 def _decode(
@@ -220,14 +232,14 @@ def _pairs(
     factors: list[Factored],
     found: tuple[TopTokens, TopTokens],
     num: int | None,
-    legacy: bool,
+    sides: Sides,
     right: Reference,
 ) -> Directions:
     """Pairs with their sign chosen."""
     counts = [len(f.singular_values[:num]) for f in factors]
     vectors = torch.cat([f.right.T[:num] for f in factors])
-    flip = _flips(found[1], vectors, right, legacy)
-    left, right_tokens = (_turned(top, flip, one_side=legacy) for top in found)
+    flip = _flips(found[1], vectors, right, sides)
+    left, right_tokens = (_turned(top, flip, sides) for top in found)
     return Directions(
         circuit=name,
         head=np.repeat(np.arange(len(factors)), counts),
@@ -240,17 +252,17 @@ def _pairs(
     )
 
 
-def _flips(top: TopTokens, vectors: Tensor, right: Reference, legacy: bool) -> np.ndarray:
+def _flips(top: TopTokens, vectors: Tensor, right: Reference, sides: Sides) -> np.ndarray:
     """Whether the negative side is the stronger one: (p,)."""
-    if legacy:
+    if sides == 1:
         return top.scores[:, 1, 0] > top.scores[:, 0, 0]
     middle = np.zeros(len(vectors)) if right.centred else (vectors @ right.mean).numpy()
     return top.scores[:, 1].mean(-1) + middle > top.scores[:, 0].mean(-1) - middle
 
 
-def _turned(top: TopTokens, flip: np.ndarray, *, one_side: bool) -> TopTokens:
-    """The sides in the order that the sign asks for; only the first with `one_side`."""
-    index = np.where(flip[:, None], [[1, 0]], [[0, 1]])[:, : 1 if one_side else 2]
+def _turned(top: TopTokens, flip: np.ndarray, sides: Sides) -> TopTokens:
+    """The first `sides` sides in the order that the sign asks for."""
+    index = np.where(flip[:, None], [[1, 0]], [[0, 1]])[:, :sides]
     row = np.arange(len(flip))[:, None]
     arrays = {name: getattr(top, name)[row, index] for name in ("ids", "scores", "cosine", "fraction")}
     lists = {

@@ -17,11 +17,11 @@ from torch import Tensor
 from curvescope.core.errors import ShapeError, UsageError
 from curvescope.core.result import Result
 from curvescope.core.seeds import generator
-from curvescope.geometry.heads import read_norm, without_svd
-from curvescope.geometry.representations import How, represent
-from curvescope.geometry.roles import embedding
+from curvescope.geometry.attention.heads import without_svd
+from curvescope.geometry.roles import embedding, read_norm
 from curvescope.geometry.sphere import Norm, fold
-from curvescope.geometry.tokens import names_of
+from curvescope.geometry.vocabulary.names import names_of
+from curvescope.geometry.vocabulary.representations import How, represent
 from curvescope.models.model import Model
 
 if TYPE_CHECKING:

@@ -86,5 +86,5 @@ def _hugging_face(model: Model, layer: int) -> Rotary:
                 return Rotary(found.detach().double().cpu(), "half", factor)
     raise UsageError(
         f"expected the frequencies of rotary positions in {model.name!r}, found none",
-        hint="give the matrices to curvescope.geometry.circuits yourself",
+        hint="give the matrices to curvescope.geometry.attention.circuits yourself",
     )

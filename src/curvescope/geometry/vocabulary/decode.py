@@ -18,8 +18,8 @@ from torch import Tensor
 
 from curvescope.core.errors import ShapeError, UsageError
 from curvescope.core.result import Result
-from curvescope.geometry.references import Reference, rows_reference
-from curvescope.geometry.tokens import TokenNames, names_of
+from curvescope.geometry.vocabulary.names import TokenNames, names_of
+from curvescope.geometry.vocabulary.references import Reference, rows_reference
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -210,15 +210,14 @@ def _named(v: Tensor, places: Tensor, source: Reference, names: TokenNames) -> T
     for side, sign in enumerate((1, -1)[: places.shape[1]]):
         scores[:, side], cosine[:, side], fraction[:, side] = measures(sign * v, places[:, side], source)
     ids = source.ids[places]
-    called = {i: (names.text(i), names.hex(i)) for i in ids.unique().tolist()}
-    nested = ids.tolist()
+    text, raw = names.nested(ids)
     return TopTokens(
         ids.numpy(),
         scores.numpy(),
         cosine.numpy(),
         fraction.numpy(),
-        [[[called[i][0] for i in side] for side in row] for row in nested],
-        [[[called[i][1] for i in side] for side in row] for row in nested],
+        text,
+        raw,
         source.words,
         len(source),
     )

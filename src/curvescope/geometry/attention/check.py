@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from curvescope.core.result import Result
-from curvescope.geometry.circuits import Circuit
-from curvescope.geometry.heads import heads, read_norm
+from curvescope.geometry.attention.circuits import Circuit
+from curvescope.geometry.attention.heads import heads
+from curvescope.geometry.roles import read_norm
 from curvescope.geometry.sphere import unscale
 from curvescope.models.capture import capture
 from curvescope.models.model import Model

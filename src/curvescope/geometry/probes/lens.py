@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from curvescope.geometry.references import Reference, reference
 from curvescope.geometry.roles import has_lens, norm_kind, norm_of, weight
 from curvescope.geometry.sphere import Norm
+from curvescope.geometry.vocabulary.references import Reference, reference
 from curvescope.models.model import Model
 
 

@@ -18,12 +18,12 @@ from curvescope.core.progress import track
 from curvescope.core.result import Result
 from curvescope.core.seeds import generator
 from curvescope.data.batches import IGNORED, Batch, Batches
-from curvescope.geometry import trajectory_metrics as metrics
 from curvescope.geometry.roles import check_vocabulary
-from curvescope.geometry.tokens import names_of
-from curvescope.geometry.trajectory_average import Curve, curve
-from curvescope.geometry.trajectory_lens import Readout, readout
-from curvescope.geometry.trajectory_stream import Stream, stream
+from curvescope.geometry.stream import Stream, stream
+from curvescope.geometry.trajectory import metrics
+from curvescope.geometry.trajectory.average import Curve, curve
+from curvescope.geometry.trajectory.readout import Readout, readout
+from curvescope.geometry.vocabulary.names import names_of
 from curvescope.models.model import Model
 
 MAX_LOGITS = 2**23

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from curvescope.core.errors import ShapeError
+from curvescope.geometry.attention.rotary import Rotary
 from curvescope.geometry.factored import Factored
-from curvescope.geometry.rotary import Rotary
 from curvescope.geometry.sphere import NormKind, fold, project
 
 

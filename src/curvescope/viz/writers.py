@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from curvescope.core.errors import UsageError
-from curvescope.geometry import latex
+from curvescope.viz import latex
 
 if TYPE_CHECKING:
     import pandas as pd
