@@ -10,9 +10,7 @@ from torch import Tensor
 
 from curvescope.closed_form.softmax import softmax_along
 from curvescope.core.errors import ShapeError
-
-IGNORED = -100
-"""A target that does not count."""
+from curvescope.core.targets import IGNORED
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,7 @@ import torch
 from torch import Tensor
 
 from curvescope.core.errors import ShapeError, UsageError
-
-IGNORED = -100
-"""An integer target of this value does not count."""
+from curvescope.core.targets import IGNORED
 
 Inputs = Tensor | Mapping[str, Tensor]
 
