@@ -5,7 +5,7 @@ import torch
 from torch.func import jvp
 
 from curvescope.closed_form import norms
-from curvescope.closed_form import third_order as third
+from curvescope.closed_form.softmax import third_order as third
 from curvescope.core.errors import ShapeError
 from curvescope.core.seeds import generator
 

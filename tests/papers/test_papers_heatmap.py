@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from curvescope.closed_form.from_model import attention_curvature
+from curvescope.closed_form.network.from_model import attention_curvature
 from curvescope.core.errors import UsageError
 from curvescope.operators import Hessian
 from curvescope.papers.ormaniec2025 import heatmap

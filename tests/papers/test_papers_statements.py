@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from curvescope.closed_form import growth
+from curvescope.closed_form.bounds import growth
 from curvescope.papers.ormaniec2025 import statements, statements_data, statements_softmax, statements_weights
 from curvescope.papers.ormaniec2025.statement_rows import (
     CORRECTED,

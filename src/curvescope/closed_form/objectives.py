@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from curvescope.closed_form.softmax import softmax_along
+from curvescope.closed_form.softmax.deviations import softmax_along
 from curvescope.core.errors import ShapeError
 from curvescope.core.targets import IGNORED
 

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from curvescope.closed_form.attention.block_norms import HeadNorms
 from curvescope.closed_form.block_matrix import Part as ClosedPart
-from curvescope.closed_form.block_norms import HeadNorms
 from curvescope.papers.ormaniec2025.draws import Source
 from curvescope.papers.ormaniec2025.growth_settings import PARTS, Part
 from curvescope.papers.ormaniec2025.inner_layers import Block, Suffix, suffix

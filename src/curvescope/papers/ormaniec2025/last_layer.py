@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from curvescope.closed_form.attention_layer import make_layer
-from curvescope.closed_form.block_norms import HeadNorms
-from curvescope.closed_form.norms import NormPoint, norm_curvature, norm_output, norm_point
+from curvescope.closed_form.attention.block_norms import HeadNorms
+from curvescope.closed_form.attention.layer import make_layer
+from curvescope.closed_form.norms.derivatives import NormPoint, norm_curvature, norm_output, norm_point
 from curvescope.papers.ormaniec2025.network import SCORED, Layer, Task, Weights, layer_at
 
 EPS = 1e-5  # of the norms

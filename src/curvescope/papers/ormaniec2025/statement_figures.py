@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from curvescope.closed_form import growth
+from curvescope.closed_form.bounds import growth
 from curvescope.papers.ormaniec2025.statement_rows import HALVES, SYMBOLS
 
 if TYPE_CHECKING:

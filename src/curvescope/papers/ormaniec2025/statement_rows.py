@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from curvescope.closed_form import growth
-from curvescope.closed_form.attention_curvature import AttentionCurvature
+from curvescope.closed_form.attention.hessian import AttentionCurvature
 from curvescope.closed_form.block_matrix import Pair
+from curvescope.closed_form.bounds import growth
 from curvescope.core.result import Result
 from curvescope.core.seeds import generator
 

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from curvescope.closed_form import attention, growth
-from curvescope.closed_form.bounds_corrected import attention_norm_bounds
+from curvescope.closed_form import attention
+from curvescope.closed_form.bounds import growth
+from curvescope.closed_form.bounds.operator_norms import attention_norm_bounds
 from curvescope.papers.ormaniec2025.statement_rows import (
     CORRECTED,
     FAILS,

@@ -8,8 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from curvescope.closed_form import attention, growth, linear_attention
-from curvescope.closed_form.attention_layer import Kind
+from curvescope.closed_form import attention
+from curvescope.closed_form.attention import linear as linear_attention
+from curvescope.closed_form.attention.layer import Kind
+from curvescope.closed_form.bounds import growth
 from curvescope.closed_form.loss_curvature import squared_error
 from curvescope.papers.ormaniec2025.histograms import Histograms, measure
 from curvescope.papers.ormaniec2025.statement_rows import (

@@ -7,9 +7,10 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from curvescope.closed_form import attention, growth
+from curvescope.closed_form import attention
 from curvescope.closed_form.block_matrix import Pair
-from curvescope.closed_form.kronecker import Theorem
+from curvescope.closed_form.bounds import growth
+from curvescope.closed_form.printed.kronecker import Theorem
 from curvescope.papers.ormaniec2025.statement_rows import (
     CORRECTED,
     FAILS,
