@@ -15,7 +15,7 @@ from curvescope.models.mlp import MLPConfig
 from curvescope.models.model import Model
 from curvescope.models.transformer import TransformerConfig
 from curvescope.operators import GGN, Functional
-from curvescope.papers.ormaniec2025.statement_rows import (
+from curvescope.papers.ormaniec2025.statements.rows import (
     CORRECTED,
     FAILS,
     HOLDS,

@@ -14,13 +14,8 @@ from typing import TYPE_CHECKING, Any
 from curvescope.core.progress import Progress
 from curvescope.core.result import Result
 from curvescope.papers.claims import Claim
-from curvescope.papers.ormaniec2025 import (
-    statements_data,
-    statements_depth,
-    statements_softmax,
-    statements_weights,
-)
-from curvescope.papers.ormaniec2025.statement_rows import FAILS, VERDICTS, Group
+from curvescope.papers.ormaniec2025.statements import data, depth, softmax, weights
+from curvescope.papers.ormaniec2025.statements.rows import FAILS, VERDICTS, Group
 from curvescope.papers.setting import FigureConfig
 
 if TYPE_CHECKING:
@@ -95,9 +90,9 @@ class Statements(Result):
 
     def figures(self) -> dict[str, Figure]:
         """Figures by name; drawing computes nothing."""
-        from curvescope.papers.ormaniec2025 import statement_figures
+        from curvescope.papers.ormaniec2025.statements import figures
 
-        return statement_figures.draw(self)
+        return figures.draw(self)
 
 
 def run(
@@ -117,15 +112,15 @@ def run(
 
 def _groups(heads: int, models: int, device: str) -> dict[str, Callable[[], Group]]:
     return {
-        "data": lambda: statements_data.growth_in_data(heads),
-        "saturation": lambda: statements_data.saturation(heads),
-        "targets": lambda: statements_data.scaled_targets(heads),
-        "centring": lambda: statements_data.centring(heads),
-        "weights": lambda: statements_weights.growth_in_weights(heads),
-        "moments": lambda: statements_weights.attention_moments(heads),
-        "softmax": lambda: statements_softmax.heterogeneity(heads, device),
-        "parameterisation": lambda: statements_softmax.parameterisation(heads),
-        "linear": lambda: statements_softmax.linear(heads),
-        "depth": lambda: statements_depth.depth(models),
-        "pre_norm": lambda: statements_depth.pre_norm(models),
+        "data": lambda: data.growth_in_data(heads),
+        "saturation": lambda: data.saturation(heads),
+        "targets": lambda: data.scaled_targets(heads),
+        "centring": lambda: data.centring(heads),
+        "weights": lambda: weights.growth_in_weights(heads),
+        "moments": lambda: weights.attention_moments(heads),
+        "softmax": lambda: softmax.heterogeneity(heads, device),
+        "parameterisation": lambda: softmax.parameterisation(heads),
+        "linear": lambda: softmax.linear(heads),
+        "depth": lambda: depth.depth(models),
+        "pre_norm": lambda: depth.pre_norm(models),
     }

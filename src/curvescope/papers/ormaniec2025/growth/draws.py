@@ -18,8 +18,8 @@ from curvescope.core import seeds
 from curvescope.data.tasks.addition import addition
 from curvescope.models.mlp import MLP, MLPConfig
 from curvescope.models.transformer import Transformer, TransformerConfig
-from curvescope.papers.ormaniec2025 import streams
-from curvescope.papers.ormaniec2025.growth_settings import (
+from curvescope.papers.ormaniec2025.growth import streams
+from curvescope.papers.ormaniec2025.growth.settings import (
     CONTEXT,
     EXPERIMENTS,
     REPEATS,

@@ -10,7 +10,7 @@ import torch
 from curvescope.closed_form import attention
 from curvescope.closed_form.bounds import growth
 from curvescope.closed_form.bounds.operator_norms import attention_norm_bounds
-from curvescope.papers.ormaniec2025.statement_rows import (
+from curvescope.papers.ormaniec2025.statements.rows import (
     CORRECTED,
     FAILS,
     HALVES,

@@ -1,10 +1,10 @@
-"""The networks of the sweeps at a point: what their derivatives need, layer by layer, computed once.
+"""A causal network of one head at a point: what its derivatives need, layer by layer, computed once.
 
-Everything is written for the paper's architecture (one head, learned positions, causal, ReLU or no
-feed-forward layer, no biases, no norm), so that only what can reach the loss is computed: the last token of
-a sequence cannot, and in the last layer only the six queries that are scored can. The scores are
-x_i W_QK x_jᵀ with W_QK = W_Q W_Kᵀ/√d and values enter as x_j W_VO, W_VO = W_V W_O, so that a tangent of the
-stream costs one product with a d × d matrix per attention layer and not four.
+Causal attention, ReLU or no feed-forward layer, no biases, no norm, and a loss of some positions only. Only
+what can reach the loss is computed: no token behind the last scored position can, and in the last layer only
+the s scored queries. The scores are x_i W_QK x_jᵀ with W_QK = W_Q W_Kᵀ/√d and values enter as x_j W_VO,
+W_VO = W_V W_O, so that a tangent of the stream costs one product with a d × d matrix per attention layer and
+not four.
 """
 
 from __future__ import annotations
@@ -18,9 +18,6 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-SCORED = slice(11, 17)  # the positions that predict a digit of the sum
-LENGTH = 17  # tokens that can reach the loss
-
 Loss = Literal["ce", "mse"]
 Kind = Literal["softmax", "linear"]
 Weights = Mapping[str, Tensor]
@@ -29,35 +26,37 @@ Weights = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class Task:
-    """Tokens (n, 18) and the loss of the outputs at the scored positions.
+    """Tokens (n, T) of V kinds and the loss of the outputs at s scored positions.
 
     "ce" is the mean cross-entropy of the next token over the scored positions; "mse" the squared error of the
-    one-hot of the current token (so in the paper), summed.
+    one-hot of the current token, summed.
     """
 
     tokens: Tensor
     loss: Loss
+    scored: slice
+    num_classes: int
 
     @cached_property
     def onehot(self) -> Tensor:
-        """Targets (n, 6, 12)."""
+        """Targets (n, s, V)."""
         shift = 1 if self.loss == "ce" else 0
-        targets = self.tokens[:, SCORED.start + shift : SCORED.stop + shift]
-        return torch.nn.functional.one_hot(targets, 12).double()
+        targets = self.tokens[:, self.scored.start + shift : self.scored.stop + shift]
+        return torch.nn.functional.one_hot(targets, self.num_classes).double()
 
     @property
     def factor(self) -> float:
-        """What multiplies the loss of a position: 1/(6 n), or 1 for a sum."""
+        """What multiplies the loss of a position: 1/(s n), or 1 for a sum."""
         return 1 / self.onehot[..., 0].numel() if self.loss == "ce" else 1.0
 
     def gradient(self, z: Tensor) -> Tensor:
-        """∂L/∂z, (n, 6, 12)."""
+        """∂L/∂z, (n, s, V)."""
         if self.loss == "mse":
             return 2 * (z - self.onehot)
         return self.factor * (z.softmax(-1) - self.onehot)
 
     def root(self, z: Tensor) -> Tensor:
-        """R (n, 6, 12, 12) with R Rᵀ = ∂²L/∂z²: √f (diag √p − p √pᵀ), or √2 I."""
+        """R (n, s, V, V) with R Rᵀ = ∂²L/∂z²: √f (diag √p − p √pᵀ), or √2 I."""
         eye = torch.eye(z.shape[-1], dtype=z.dtype, device=z.device)
         if self.loss == "mse":
             return (math.sqrt(2) * eye).expand(*z.shape, z.shape[-1])
@@ -67,7 +66,7 @@ class Task:
         )
 
     def curve(self, z: Tensor, u: Tensor) -> Tensor:
-        """∂²L/∂z² u for tangents u (n, k, 6, 12) at z (n, 6, 12)."""
+        """∂²L/∂z² u for tangents u (n, k, s, V) at z (n, s, V)."""
         if self.loss == "mse":
             return 2 * u
         p = z.softmax(-1)[:, None]
@@ -117,34 +116,42 @@ class Layer:
 
 
 def layer_at(
-    x: Tensor, weights: Weights, index: int, *, kind: Kind, skip: float, last: bool, feed: bool = True
+    x: Tensor,
+    weights: Weights,
+    index: int,
+    *,
+    kind: Kind,
+    skip: float,
+    queries: slice | None = None,
+    feed: bool = True,
 ) -> Layer:
-    """Layer `index` at its input x (n, T, d); without `feed` nothing comes behind its attention."""
+    """Layer `index` at its input x (n, T, d), at some queries or all.
+
+    Without `feed` nothing comes behind its attention.
+    """
     W = {role: weights[f"L{index}.{role}"] for role in ("W_Q", "W_K", "W_V", "W_O")}
     W["W_QK"] = W["W_Q"] @ W["W_K"].T / math.sqrt(W["W_Q"].shape[1])
     W["W_VO"] = W["W_V"] @ W["W_O"]
     W |= {role: weights[f"L{index}.{role}"] for role in ("W_1", "W_2") if f"L{index}.{role}" in weights}
-    chosen = SCORED if last else slice(0, x.shape[1])
+    chosen = slice(0, x.shape[1]) if queries is None else queries
     mask = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).tril()[chosen]
     x_Q = x[:, chosen]
-    queries, keys, values = x_Q @ W["W_QK"], x @ W["W_QK"].T, x @ W["W_VO"]
-    scores = queries @ x.mT
+    q, keys, values = x_Q @ W["W_QK"], x @ W["W_QK"].T, x @ W["W_VO"]
+    scores = q @ x.mT
     A = scores * mask if kind == "linear" else scores.masked_fill(~mask, -torch.inf).softmax(-1)
     r = skip * x_Q + A @ values
     active = (r @ W["W_1"] > 0).to(x.dtype) if "W_1" in W and feed else None
-    return Layer(x, x_Q, A, keys, queries, values, r, active, W, skip, kind, mask)
+    return Layer(x, x_Q, A, keys, q, values, r, active, W, skip, kind, mask)
 
 
-def embed(E: Tensor, P: Tensor, tokens: Tensor) -> Tensor:
-    """The stream before the first layer, of the tokens that count: (n, 17, d)."""
-    return (E[tokens] + P[: tokens.shape[1]])[:, :LENGTH]
-
-
-def forward(x: Tensor, weights: Weights, depth: int, *, kind: Kind, skip: float) -> list[Layer]:
-    """All layers at the stream x (n, 17, d) that enters the first."""
+def forward(
+    x: Tensor, weights: Weights, depth: int, *, kind: Kind, skip: float, scored: slice
+) -> list[Layer]:
+    """All layers at the stream x (n, T, d) that enters the first, T = `scored.stop`."""
     found: list[Layer] = []
     for index in range(depth):
-        found.append(layer_at(x, weights, index, kind=kind, skip=skip, last=index == depth - 1))
+        queries = scored if index == depth - 1 else None
+        found.append(layer_at(x, weights, index, kind=kind, skip=skip, queries=queries))
         x = found[-1].feed(found[-1].r)
     return found
 

@@ -26,8 +26,8 @@ from curvescope.models.model import Model
 from curvescope.models.transformer import Transformer, TransformerConfig
 from curvescope.operators import GGN, Functional
 from curvescope.papers.claims import Claim
-from curvescope.papers.ormaniec2025.growth_settings import PARTS
-from curvescope.papers.ormaniec2025.slopes import fit
+from curvescope.papers.ormaniec2025.growth.settings import PARTS
+from curvescope.papers.ormaniec2025.growth.slopes import fit
 from curvescope.papers.setting import FigureConfig
 from curvescope.problem import Problem
 from curvescope.studies.blocks_probes import own_probes
@@ -162,9 +162,9 @@ class Beyond(Result):
 
     def figures(self) -> dict[str, Figure]:
         """Figures by name; drawing computes nothing."""
-        from curvescope.papers.ormaniec2025 import beyond_figures
+        from curvescope.papers.ormaniec2025.beyond import figures
 
-        return beyond_figures.draw(self)
+        return figures.draw(self)
 
 
 def run(

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from curvescope.papers.claims import Claim
-from curvescope.papers.ormaniec2025.growth_settings import Experiment
-from curvescope.papers.ormaniec2025.published import published_curves
-from curvescope.papers.ormaniec2025.slopes import HOLDS, Slope
+from curvescope.papers.ormaniec2025.growth.published import published_curves
+from curvescope.papers.ormaniec2025.growth.settings import Experiment
+from curvescope.papers.ormaniec2025.growth.slopes import HOLDS, Slope
 
 if TYPE_CHECKING:
-    from curvescope.papers.ormaniec2025.growth import Growth, Sweep
+    from curvescope.papers.ormaniec2025.growth.study import Growth, Sweep
 
 NEAR = 3.0  # standard errors
 

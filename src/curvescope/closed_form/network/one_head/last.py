@@ -1,4 +1,4 @@
-"""The last layer of a sweep's network is a layer with fixed inputs, so the norms of its blocks are exact.
+"""The last layer of a network is a layer with fixed inputs, so the norms of its blocks are exact.
 
 Behind its attention every scored token goes its own way: r ↦ z = r U with a ReLU layer and norms on the way.
 Its first derivative gives the gradient and the Gauss-Newton part at attention's output, and with norms there
@@ -14,8 +14,8 @@ from torch import Tensor
 
 from curvescope.closed_form.attention.block_norms import HeadNorms
 from curvescope.closed_form.attention.layer import make_layer
+from curvescope.closed_form.network.one_head.layers import Layer, Task, Weights, layer_at
 from curvescope.closed_form.norms.derivatives import NormPoint, norm_curvature, norm_output, norm_point
-from curvescope.papers.ormaniec2025.network import SCORED, Layer, Task, Weights, layer_at
 
 EPS = 1e-5  # of the norms
 TOKENS = 32  # whose ReLU layers are multiplied out at once
@@ -25,9 +25,9 @@ TOKENS = 32  # whose ReLU layers are multiplied out at once
 class Tail:
     """What attention's output meets, per scored token: gradient, factor of the outer part, and the rest."""
 
-    G: Tensor  # (n, 6, d)
-    outer: Tensor  # (n, 6, d, 12)
-    functional: Tensor | None  # (n, 6, d, d)
+    G: Tensor  # (n, s, d)
+    outer: Tensor  # (n, s, d, V)
+    functional: Tensor | None  # (n, s, d, d)
 
 
 def last_blocks(layer: Layer, U: Tensor, task: Task) -> HeadNorms:
@@ -38,14 +38,14 @@ def last_blocks(layer: Layer, U: Tensor, task: Task) -> HeadNorms:
 
 
 def pre_norm_blocks(x: Tensor, weights: Weights, task: Task) -> HeadNorms:
-    """The blocks of a network of one layer, pre-norm, at the stream x (n, 17, d); gains 1 and shifts 0."""
+    """The blocks of a network of one layer, pre-norm, at the stream x (n, T, d); gains 1 and shifts 0."""
     normed = norm_output(norm_point(x, eps=EPS))
-    layer = layer_at(normed, weights, 0, kind="softmax", skip=0.0, last=True, feed=False)
-    return _blocks(layer, normed_tail(x[:, SCORED] + layer.r, weights, task))
+    layer = layer_at(normed, weights, 0, kind="softmax", skip=0.0, queries=task.scored, feed=False)
+    return _blocks(layer, normed_tail(x[:, task.scored] + layer.r, weights, task))
 
 
 def slope_of_outputs(layer: Layer, U: Tensor) -> Tensor:
-    """∂z/∂r = U + W_1 D W_2 U for each scored token: (n, 6, d, 12)."""
+    """∂z/∂r = U + W_1 D W_2 U for each scored token: (n, s, d, V)."""
     if layer.active is None:
         return U.expand(*layer.r.shape[:2], *U.shape)
     return U + layer.weights["W_1"] @ (layer.active[..., None] * (layer.weights["W_2"] @ U))
@@ -74,7 +74,7 @@ def normed_tail(r: Tensor, weights: Weights, task: Task) -> Tail:
 
 
 def _relu_layer(W_1: Tensor, active: Tensor, W_2: Tensor) -> Tensor:
-    """W_1 D W_2 for each token, a few at a time: (n, 6, d, d)."""
+    """W_1 D W_2 for each token, a few at a time: (n, s, d, d)."""
     tokens = active.flatten(0, 1).split(TOKENS)
     return torch.cat([(W_1 * part[:, None]) @ W_2 for part in tokens]).unflatten(0, active.shape[:2])
 

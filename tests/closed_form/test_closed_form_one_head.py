@@ -1,13 +1,14 @@
-"""The fast routes of the sweeps against the package's own operators, on small networks of the same kind."""
+"""Networks of one head: the fast routes of sweeps against the operators, on networks of the same kind."""
 
 import pytest
 import torch
 
 import curvescope as cs
+from curvescope.closed_form.network.one_head import inner, last
+from curvescope.closed_form.network.one_head.layers import Task, forward
 from curvescope.core.seeds import generator
 from curvescope.data.tasks import task
-from curvescope.papers.ormaniec2025 import inner_layers, last_layer
-from curvescope.papers.ormaniec2025.network import Task, embed, forward
+from curvescope.papers.ormaniec2025.growth.points import SCORED, embed
 from draws import normal
 
 OPERATORS = {"outer": cs.GGN, "functional": cs.Functional, "total": cs.Hessian}
@@ -33,13 +34,13 @@ class Network:
         self.weights = {name: p.detach() for name, p in model.parameters.items()}
         tokens = next(iter(data)).inputs
         self.task, self.x = (
-            Task(tokens, "mse" if linear else "ce"),
+            Task(tokens, "mse" if linear else "ce", SCORED, 12),
             embed(self.weights["E"], self.weights["P"], tokens),
         )
         self.kind, self.skip, self.depth = kind, 0.0 if linear else 1.0, depth
 
     def layers(self):
-        return forward(self.x, self.weights, self.depth, kind=self.kind, skip=self.skip)
+        return forward(self.x, self.weights, self.depth, kind=self.kind, skip=self.skip, scored=SCORED)
 
     def operator(self, part, block):
         return OPERATORS[part](self.problem).block(block)
@@ -55,13 +56,13 @@ def assert_close(found, expected):
 @pytest.mark.parametrize(("kind", "depth"), CASES)
 def test_last_layer_is_exact(kind, depth):
     network = Network(kind, depth)
-    found = last_layer.last_blocks(network.layers()[-1], network.weights["U"], network.task)
+    found = last.last_blocks(network.layers()[-1], network.weights["U"], network.task)
     check_last(network, found)
 
 
 def test_pre_norm_is_exact():
     network = Network("softmax", 1, norm="pre", std=0.3)
-    check_last(network, last_layer.pre_norm_blocks(network.x, network.weights, network.task))
+    check_last(network, last.pre_norm_blocks(network.x, network.weights, network.task))
 
 
 def check_last(network, found):
@@ -76,7 +77,7 @@ def check_last(network, found):
 @pytest.mark.parametrize(("kind", "depth"), [case for case in CASES if case[1] > 1])
 def test_inner_products_are_those_of_the_operators(kind, depth):
     network = Network(kind, depth)
-    found = inner_layers.suffix(network.layers(), network.weights["U"], network.task)
+    found = inner.suffix(network.layers(), network.weights["U"], network.task)
     V = normal(generator(5), 3, WIDTH, WIDTH)
     for layer in range(depth - 1):
         for block in ("W_Q", "W_V"):
@@ -87,11 +88,11 @@ def test_inner_products_are_those_of_the_operators(kind, depth):
 
 def test_inner_products_do_not_depend_on_the_cut_into_sequences_nor_on_the_other_parts(monkeypatch):
     network = Network("softmax", 3)
-    found = inner_layers.suffix(network.layers(), network.weights["U"], network.task)
+    found = inner.suffix(network.layers(), network.weights["U"], network.task)
     V = normal(generator(6), 2, WIDTH, WIDTH)
     whole = found.products(0, "W_Q", V, ["outer", "functional", "total"])
     torch.testing.assert_close(whole[0] + whole[1], whole[2], rtol=1e-12, atol=1e-14)
-    monkeypatch.setattr(inner_layers, "CACHE_BYTES", 1)
+    monkeypatch.setattr(inner, "CACHE_BYTES", 1)
     for i, part in enumerate(OPERATORS):
         alone = found.products(0, "W_Q", V, [part])[0]
         torch.testing.assert_close(alone, whole[i], rtol=1e-12, atol=1e-14)
@@ -100,6 +101,6 @@ def test_inner_products_do_not_depend_on_the_cut_into_sequences_nor_on_the_other
 def test_last_layers_are_linear_where_they_should_be():
     for kind, depth in CASES:
         network = Network(kind, depth)
-        found = last_layer.last_blocks(network.layers()[-1], network.weights["U"], network.task)
+        found = last.last_blocks(network.layers()[-1], network.weights["U"], network.task)
         zero = {weight: float(norm.functional) == 0.0 for weight, norm in found.norms("QV").items()}
         assert zero == {"Q": kind == "linear", "V": True}

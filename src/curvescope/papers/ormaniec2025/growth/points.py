@@ -15,13 +15,14 @@ from torch import Tensor
 
 from curvescope.closed_form.attention.block_norms import HeadNorms
 from curvescope.closed_form.block_matrix import Part as ClosedPart
-from curvescope.papers.ormaniec2025.draws import Source
-from curvescope.papers.ormaniec2025.growth_settings import PARTS, Part
-from curvescope.papers.ormaniec2025.inner_layers import Block, Suffix, suffix
-from curvescope.papers.ormaniec2025.last_layer import last_blocks, pre_norm_blocks
-from curvescope.papers.ormaniec2025.network import SCORED, Task, embed, forward
+from curvescope.closed_form.network.one_head.inner import Block, Suffix, suffix
+from curvescope.closed_form.network.one_head.last import last_blocks, pre_norm_blocks
+from curvescope.closed_form.network.one_head.layers import Task, forward
+from curvescope.papers.ormaniec2025.growth.draws import Source
+from curvescope.papers.ormaniec2025.growth.settings import PARTS, VOCABULARY, Part
 
 WORDS: dict[Part, ClosedPart] = {"H_o": "outer", "H_f": "functional", "H": "total"}
+SCORED = slice(11, 17)  # the positions that predict a digit of the sum
 Norms = dict[tuple[str, Part, int], tuple[Tensor, Tensor]]
 """Norm and its standard error over probes, by block, part and layer."""
 
@@ -44,6 +45,11 @@ def measure(
     return values[:, 0], values[:, 1]
 
 
+def embed(E: Tensor, P: Tensor, tokens: Tensor) -> Tensor:
+    """The stream before the first layer, of the tokens that can reach the loss: (n, 17, d)."""
+    return (E[tokens] + P[: tokens.shape[1]])[:, : SCORED.stop]
+
+
 def _transformer(
     source: Source,
     index: int,
@@ -55,11 +61,11 @@ def _transformer(
 ) -> Norms:
     experiment = source.experiment
     last, linear = experiment.depth - 1, experiment.family == "linear"
-    task = Task(tokens, "mse" if linear else "ce")
+    task = Task(tokens, "mse" if linear else "ce", SCORED, VOCABULARY)
     if experiment.norm == "pre":
         return _last(pre_norm_blocks(x, weights, task), source, index, probes, exact)
     kind, skip = ("linear", 0.0) if linear else ("softmax", 1.0)
-    layers = forward(x, weights, experiment.depth, kind=kind, skip=skip)
+    layers = forward(x, weights, experiment.depth, kind=kind, skip=skip, scored=SCORED)
     found = _last(last_blocks(layers[-1], weights["U"], task), source, index, probes, exact)
     if last:
         behind = suffix(layers, weights["U"], task)

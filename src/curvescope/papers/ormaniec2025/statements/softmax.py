@@ -13,8 +13,8 @@ from curvescope.closed_form.attention import linear as linear_attention
 from curvescope.closed_form.attention.layer import Kind
 from curvescope.closed_form.bounds import growth
 from curvescope.closed_form.loss_curvature import squared_error
-from curvescope.papers.ormaniec2025.histograms import Histograms, measure
-from curvescope.papers.ormaniec2025.statement_rows import (
+from curvescope.papers.ormaniec2025.histograms.study import Histograms, measure
+from curvescope.papers.ormaniec2025.statements.rows import (
     CORRECTED,
     FAILS,
     HOLDS,

@@ -13,7 +13,7 @@ curvature of attention adds to the cotangents of the scores and of the stream
     x_j      Σ_i dA_ij γ_i + Σ_i τ_ij dx_i W_QK
     x_i      Σ_j τ_ij dx_j W_QKᵀ.
 
-Per probe and layer in between that is 29 products of 17 n rows with a d × d matrix, 24 of them in the
+Per probe and layer in between that is 29 products of T n rows with a d × d matrix, 24 of them in the
 feed-forward layer.
 """
 
@@ -27,8 +27,8 @@ import torch
 from torch import Tensor
 
 from curvescope.closed_form.block_matrix import Part
-from curvescope.papers.ormaniec2025.last_layer import slope_of_outputs
-from curvescope.papers.ormaniec2025.network import Layer, Task
+from curvescope.closed_form.network.one_head.last import slope_of_outputs
+from curvescope.closed_form.network.one_head.layers import Layer, Task
 
 Block = Literal["W_Q", "W_V"]
 Record = TypeVar("Record", Layer, "Slopes", "End")
@@ -48,10 +48,10 @@ class Slopes:
 class End:
     """From the last layer's attention to the outputs, as the small matrices that they are per query."""
 
-    z: Tensor  # (n, 6, 12)
-    straight: Tensor  # (n, 6, d, 12): ∂z_i/∂r_i
-    value: Tensor  # (n, 6, d, 12): W_VO ∂z_i/∂r_i
-    seen: Tensor  # (n, 6, T, 12): x_j W_VO ∂z_i/∂r_i
+    z: Tensor  # (n, s, V)
+    straight: Tensor  # (n, s, d, V): ∂z_i/∂r_i
+    value: Tensor  # (n, s, d, V): W_VO ∂z_i/∂r_i
+    seen: Tensor  # (n, s, T, V): x_j W_VO ∂z_i/∂r_i
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,7 @@ def _score_tangent(layer: Layer, dx: Tensor, dx_Q: Tensor) -> Tensor:
 
 
 def _last_tangent(layer: Layer, end: End, dx: Tensor) -> tuple[Tensor, Tensor]:
-    """dA (n, k, 6, T) and dz (n, k, 6, 12)."""
+    """dA (n, k, s, T) and dz (n, k, s, V)."""
     dx_Q = dx[:, :, -_queries(layer) :]
     dA = layer.attend(_score_tangent(layer, dx, dx_Q))
     dz = layer.skip * _per_query(dx_Q, end.straight) + _per_query(layer.A[:, None] @ dx, end.value)
@@ -165,7 +165,7 @@ def _last_tangent(layer: Layer, end: End, dx: Tensor) -> tuple[Tensor, Tensor]:
 def _last_cotangent(
     layer: Layer, end: End, slopes: Slopes, c: Tensor, step: tuple[Tensor, Tensor], curved: list[int]
 ) -> Tensor:
-    """From outputs (n, p k, 6, 12) to the stream that enters the last layer, (n, p k, T, d)."""
+    """From outputs (n, p k, s, V) to the stream that enters the last layer, (n, p k, T, d)."""
     c_A = _per_query(c, end.seen.mT)
     c_x = layer.A.mT[:, None] @ _per_query(c, end.value.mT)
     return _scores_back(layer, slopes, c_A, c_x, layer.skip * _per_query(c, end.straight.mT), step, curved)

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from curvescope.closed_form.bounds import growth
-from curvescope.papers.ormaniec2025.statement_rows import HALVES, SYMBOLS
+from curvescope.papers.ormaniec2025.statements.rows import HALVES, SYMBOLS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from curvescope.papers.ormaniec2025.statements import Statements
+    from curvescope.papers.ormaniec2025.statements.study import Statements
 
 PAIRS = ["".join(pair) for pair in growth.PAIRS]
 COLOURS = dict(zip(PAIRS, ("#1b9e77", "#66c2a5", "#0b5d48", "#d95f02", "#e6ab02", "#7570b3"), strict=True))

@@ -181,15 +181,15 @@ class HeatMap(Result):
 
     def figures(self) -> dict[str, Figure]:
         """Figures by name; drawing computes nothing."""
-        from curvescope.papers.ormaniec2025 import heatmap_figures
+        from curvescope.papers.ormaniec2025.heatmap import figures
 
-        return heatmap_figures.draw(self)
+        return figures.draw(self)
 
     def scenes(self) -> dict[str, Any]:
         """The same for a browser, as plotly's JSON: a block says its numbers when pointed at."""
-        from curvescope.papers.ormaniec2025 import heatmap_figures
+        from curvescope.papers.ormaniec2025.heatmap import figures
 
-        return heatmap_figures.scenes(self)
+        return figures.scenes(self)
 
 
 def run(

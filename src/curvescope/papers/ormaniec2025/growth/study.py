@@ -2,7 +2,7 @@
 
 H = H_o + H_f, Gauss-Newton part and functional part, in all sweeps of the paper: softmax attention of depth 1
 to 5, on logarithmic and linear grids, pre-norm, linear attention of depth 1 to 3, and linear MLPs. Everything
-is in float64. Layers are counted from 0. What is exact and what comes from probes stands in `growth_points`;
+is in float64. Layers are counted from 0. What is exact and what comes from probes stands in `points`;
 by default one draw of the embeddings is scaled along σ, so that curves are smooth.
 """
 
@@ -19,11 +19,11 @@ from curvescope.core.errors import UsageError
 from curvescope.core.progress import Progress
 from curvescope.core.result import Result
 from curvescope.papers.claims import Claim
-from curvescope.papers.ormaniec2025.draws import Source, sweep_tokens
-from curvescope.papers.ormaniec2025.growth_points import measure
-from curvescope.papers.ormaniec2025.growth_settings import EXPERIMENTS, REPEATS, Experiment, chosen
-from curvescope.papers.ormaniec2025.slopes import Slope, slopes
-from curvescope.papers.ormaniec2025.streams import PROBES
+from curvescope.papers.ormaniec2025.growth.draws import Source, sweep_tokens
+from curvescope.papers.ormaniec2025.growth.points import measure
+from curvescope.papers.ormaniec2025.growth.settings import EXPERIMENTS, REPEATS, Experiment, chosen
+from curvescope.papers.ormaniec2025.growth.slopes import Slope, slopes
+from curvescope.papers.ormaniec2025.growth.streams import PROBES
 from curvescope.papers.setting import FigureConfig
 
 if TYPE_CHECKING:
@@ -121,19 +121,19 @@ class Growth(Result):
 
     def claims(self) -> list[Claim]:
         """The paper's exponents, published and measured, sweeps and layers of one kind together."""
-        from curvescope.papers.ormaniec2025.growth_words import claims
+        from curvescope.papers.ormaniec2025.growth.words import claims
 
         return claims(self)
 
     def summary(self) -> list[tuple[str, str, str]]:
         """The numbers to look at first: label, value, words."""
-        from curvescope.papers.ormaniec2025.growth_words import summary
+        from curvescope.papers.ormaniec2025.growth.words import summary
 
         return summary(self)
 
     def captions(self) -> dict[str, str]:
         """What each figure and table shows."""
-        from curvescope.papers.ormaniec2025.growth_words import captions
+        from curvescope.papers.ormaniec2025.growth.words import captions
 
         return captions(self)
 
@@ -152,9 +152,9 @@ class Growth(Result):
 
     def figures(self) -> dict[str, Figure]:
         """One figure per sweep; drawing computes nothing."""
-        from curvescope.papers.ormaniec2025 import growth_figures
+        from curvescope.papers.ormaniec2025.growth import figures
 
-        return growth_figures.draw(self)
+        return figures.draw(self)
 
 
 def run(

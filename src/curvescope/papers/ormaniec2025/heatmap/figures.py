@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from curvescope.papers.ormaniec2025.heatmap import CELL, FLOOR
+from curvescope.papers.ormaniec2025.heatmap.study import CELL, FLOOR
 from curvescope.viz.interactive import Scene, scene
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from curvescope.papers.ormaniec2025.heatmap import HeatMap
+    from curvescope.papers.ormaniec2025.heatmap.study import HeatMap
 
 LABEL = "log10(|entry| + 1e-6)"
 GAP = 0.033  # between the names of blocks, as a share of the side

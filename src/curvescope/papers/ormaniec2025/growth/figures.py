@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from curvescope.papers.ormaniec2025.growth_settings import PARTS, Experiment, laws
-from curvescope.papers.ormaniec2025.growth_words import title
-from curvescope.papers.ormaniec2025.published import published_curves
+from curvescope.papers.ormaniec2025.growth.published import published_curves
+from curvescope.papers.ormaniec2025.growth.settings import PARTS, Experiment, laws
+from curvescope.papers.ormaniec2025.growth.words import title
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from curvescope.papers.ormaniec2025.growth import Growth, Sweep
+    from curvescope.papers.ormaniec2025.growth.study import Growth, Sweep
 
 COLOURS = {"W_V": "#7570b3", "W_Q": "#1b9e77", "W": "#2060c0"}
 TITLES = {"H_o": "$H_o$ (Gauss–Newton)", "H_f": "$H_f$ (functional)", "H": "$H$"}

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from curvescope.papers.ormaniec2025.growth_figures import TITLES
-from curvescope.papers.ormaniec2025.growth_settings import PARTS
+from curvescope.papers.ormaniec2025.growth.figures import TITLES
+from curvescope.papers.ormaniec2025.growth.settings import PARTS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from curvescope.papers.ormaniec2025.beyond import Beyond
+    from curvescope.papers.ormaniec2025.beyond.study import Beyond
 
 MANY = 16  # blocks beyond which no numbers are written
 

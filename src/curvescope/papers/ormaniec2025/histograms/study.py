@@ -167,9 +167,9 @@ class Histograms(Result):
 
     def figures(self) -> dict[str, Figure]:
         """Figures by name; drawing computes nothing."""
-        from curvescope.papers.ormaniec2025 import histogram_figures
+        from curvescope.papers.ormaniec2025.histograms import figures
 
-        return histogram_figures.draw(self)
+        return figures.draw(self)
 
 
 def run(

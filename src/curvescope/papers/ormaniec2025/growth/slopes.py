@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from curvescope.papers.ormaniec2025.growth_settings import Experiment, Law, laws
-from curvescope.papers.ormaniec2025.published import published_curves
+from curvescope.papers.ormaniec2025.growth.published import published_curves
+from curvescope.papers.ormaniec2025.growth.settings import Experiment, Law, laws
 
 HOLDS, FAILS, UNCLAIMED = "holds", "fails", "not claimed"
 

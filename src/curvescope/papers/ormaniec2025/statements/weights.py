@@ -11,7 +11,7 @@ from curvescope.closed_form import attention
 from curvescope.closed_form.block_matrix import Pair
 from curvescope.closed_form.bounds import growth
 from curvescope.closed_form.printed.kronecker import Theorem
-from curvescope.papers.ormaniec2025.statement_rows import (
+from curvescope.papers.ormaniec2025.statements.rows import (
     CORRECTED,
     FAILS,
     HALVES,
