@@ -1,4 +1,4 @@
-"""What docs/theory.md states and no other file checks: readings, exponents, conditioning, exact norms."""
+"""What docs/theory states and no other file checks: readings, exponents, conditioning, exact norms."""
 
 import math
 from dataclasses import replace

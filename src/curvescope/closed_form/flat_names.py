@@ -43,26 +43,29 @@ NAMES = {
     "primitives": "network.primitives",
     "reduction": "spectra.reduction",
     "stack": "network.stack",
-    "third_order": "softmax.third_order",
+    "third_order": "norms.third softmax.third",
     "vec_rules": "printed.vec_rules",
 }
 
 
 @final
 class Forwarding(ModuleType):
-    """A module that has the names of another, which is imported when the first of them is asked for."""
+    """A module that has the names of others, which are imported when the first of them is asked for."""
 
-    def __init__(self, name: str, target: str):
-        super().__init__(name, f"See `{target}`.")
-        self._target = target
+    def __init__(self, name: str, targets: list[str]):
+        super().__init__(name, f"See {' and '.join(targets)}.")
+        self._targets = targets
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # what importlib and inspect ask of every module
-            raise AttributeError(name)
-        return getattr(import_module(self._target), name)
+        if not name.startswith("__"):  # what importlib and inspect ask of every module
+            for module in map(import_module, self._targets):
+                if hasattr(module, name):
+                    return getattr(module, name)
+        raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
 
 
 def register(package: str) -> None:
     """Make `package.attention_split` and so on importable."""
-    for name, target in NAMES.items():
-        sys.modules[f"{package}.{name}"] = Forwarding(f"{package}.{name}", f"{package}.{target}")
+    for name, homes in NAMES.items():
+        targets = [f"{package}.{home}" for home in homes.split()]
+        sys.modules[f"{package}.{name}"] = Forwarding(f"{package}.{name}", targets)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from curvescope.closed_form.block_matrix import MatrixName, check_matrix_name
-from curvescope.closed_form.softmax.third_order import cumulants
+from curvescope.closed_form.softmax.third import cumulants
 from curvescope.closed_form.spectra.reduction import (
     ExactSpectrum,
     ProductBulk,
