@@ -16,6 +16,7 @@ from typing import Literal, get_args
 from curvescope.core.errors import UsageError
 
 Part = Literal["outer", "functional", "total"]
+Symbol = Literal["H_o", "H_f", "H"]
 Half = Literal["outer", "functional"]
 MatrixName = Literal["hessian", "ggn", "functional"]
 LossPart = Literal["hessian", "functional"]
@@ -25,8 +26,9 @@ PARTS: tuple[Part, ...] = get_args(Part)
 HALVES: tuple[Half, ...] = get_args(Half)
 MATRICES: tuple[MatrixName, ...] = get_args(MatrixName)
 
-SYMBOLS: Mapping[Part, str] = MappingProxyType({"outer": "H_o", "functional": "H_f", "total": "H"})
-MATRIX_SYMBOLS: Mapping[MatrixName, str] = MappingProxyType(
+SYMBOLS: Mapping[Part, Symbol] = MappingProxyType({"outer": "H_o", "functional": "H_f", "total": "H"})
+PART_OF: Mapping[Symbol, Part] = MappingProxyType({symbol: part for part, symbol in SYMBOLS.items()})
+MATRIX_SYMBOLS: Mapping[MatrixName, Symbol] = MappingProxyType(
     {"hessian": "H", "ggn": "H_o", "functional": "H_f"}
 )
 TITLES: Mapping[MatrixName, str] = MappingProxyType(

@@ -12,7 +12,7 @@ p pᵀ on the rows of W_Q, W_V, W_O and on the columns of W_K:
 
 where B_i = ∂²ℓ/∂F_i², k̃ is centred under A (not, if attention is linear) and τ = ∂ℓ/∂scores, which counts for
 softmax only. Then ‖Σ_a p_a p_aᵀ ⊗ S_a‖² = Σ_ab (p_a · p_b)² ⟨S_a, S_b⟩: a Gram matrix over queries.
-`attention_curvature.AttentionCurvature.frobenius` does the same for any pair of weights and any number of
+`hessian.AttentionCurvature.frobenius` does the same for any pair of weights and any number of
 heads; this is its fast case.
 """
 
@@ -27,8 +27,8 @@ import torch
 from torch import Tensor
 
 from curvescope.closed_form.attention.layer import AttentionLayer
-from curvescope.closed_form.block_matrix import Part, check_part
 from curvescope.core.errors import ShapeError, UsageError
+from curvescope.core.parts import Part, check_part
 
 Weight = Literal["Q", "K", "V", "O"]
 WEIGHTS: tuple[Weight, ...] = ("Q", "K", "V", "O")

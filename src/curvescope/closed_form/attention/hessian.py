@@ -14,8 +14,9 @@ from curvescope.closed_form.attention.layer import ROLE, AttentionLayer
 from curvescope.closed_form.attention.sums.head import Head, Jacobian
 from curvescope.closed_form.attention.sums.outer import outer_term
 from curvescope.closed_form.attention.sums.terms import Term, dense_sum, frobenius_squared
-from curvescope.closed_form.block_matrix import BlockMatrix, Part, check_part, slices
+from curvescope.closed_form.block_matrix import BlockMatrix, slices
 from curvescope.core.errors import ShapeError, UsageError, near_misses
+from curvescope.core.parts import Part, check_part
 
 Pair = tuple[str, str]
 ORDER = "QKVO"

@@ -26,9 +26,9 @@ from curvescope.closed_form.attention.rest import (
     make_problem,
     rest_of_model,
 )
-from curvescope.closed_form.block_matrix import MatrixName
 from curvescope.closed_form.softmax import moments
 from curvescope.core.errors import UsageError
+from curvescope.core.parts import MatrixName
 from curvescope.losses import Loss
 from curvescope.models.load import load
 from curvescope.models.model import Model

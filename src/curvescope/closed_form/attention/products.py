@@ -2,7 +2,7 @@
 
 One forward pass with tangents, then one backward pass: the outer part pulls B dF back, the functional part
 differentiates the pull-back of a fixed G. What happens between queries, keys, values and the heads' outputs
-is in `attention_core`; here are the projections around it, with rotations and shared heads.
+is in `core`; here are the projections around it, with rotations and shared heads.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from curvescope.closed_form.attention.core import (
     merge_heads,
 )
 from curvescope.closed_form.attention.layer import ROLE, AttentionLayer
-from curvescope.closed_form.block_matrix import check_part
+from curvescope.core.parts import check_part
 
 
 def product(

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from curvescope.closed_form.block_matrix import MatrixName
 from curvescope.core.errors import ShapeError, UsageError
+from curvescope.core.parts import MatrixName
 from curvescope.core.seeds import generator
 from curvescope.data.batches import Batch, Batches
 from curvescope.losses import Loss

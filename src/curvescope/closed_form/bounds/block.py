@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from curvescope.closed_form.bounds.head import BlockBounds, block_bounds, upper_bounds
+from curvescope.closed_form.bounds.inputs import HeadInputs, head_inputs
 from curvescope.closed_form.bounds.operator_norms import gradient_norms
-from curvescope.closed_form.bounds.per_query import HeadFactors, HeadLocals, head_core, head_locals
+from curvescope.closed_form.bounds.per_query import HeadFactors, HeadLocals, head_locals
 from curvescope.closed_form.bounds.sums import ROUNDING, spectral_norm
 from curvescope.closed_form.loss_curvature import squared_error
 from curvescope.closed_form.norms.derivatives import NormPoint, norm_curvature_norm, norm_point
@@ -28,8 +29,8 @@ NAMES = ["1", "2", "Q", "K", "V"]
 class BlockPoint:
     """One forward pass of the block, float64; a row is a token."""
 
-    X: Tensor  # (L, d)
-    weights: dict[str, Tensor]  # Q, K, V, 1, 2
+    head: HeadInputs  # X (L, d)
+    weights: dict[str, Tensor]  # 1, 2
     R: Tensor  # X + F(X), the first norm's input
     S: Tensor  # Y + FFN(Y), the second norm's input
     first: NormPoint  # at R
@@ -63,19 +64,17 @@ class _Norms:
 
 def block_forward(X: Tensor, W_Q: Tensor, W_K: Tensor, W_V: Tensor, W_1: Tensor, W_2: Tensor) -> BlockPoint:
     """The block's activations at X (L, d); W_Q, W_K (d, d_K), W_V (d, d), W_1 (d, d_ff), W_2 (d_ff, d)."""
-    X, W_Q, W_K, W_V, W_1, W_2 = (tensor.double() for tensor in (X, W_Q, W_K, W_V, W_1, W_2))
-    d = X.shape[-1]
+    head, W_1, W_2, d = head_inputs(X, W_Q, W_K, W_V), W_1.double(), W_2.double(), X.shape[-1]
     if X.ndim != 2 or W_V.shape != (d, d) or W_1.shape[:1] != (d,) or W_2.shape != (W_1.shape[-1], d):
         raise ShapeError(
             f"expected X (L, d), W_V (d, d), W_1 (d, d_ff), W_2 (d_ff, d), got {tuple(X.shape)}, "
             f"{tuple(W_V.shape)}, {tuple(W_1.shape)}, {tuple(W_2.shape)}"
         )
-    R = X + head_core(X, W_Q, W_K, None, W_Q.shape[1] ** -0.5).output @ W_V
+    R = head.X + head.core().output @ head.W_V
     first = norm_point(R)
     hidden = torch.relu(first.x_hat @ W_1)
     S = first.x_hat + hidden @ W_2
-    weights = {"Q": W_Q, "K": W_K, "V": W_V, "1": W_1, "2": W_2}
-    return BlockPoint(X, weights, R, S, first, norm_point(S), hidden, (hidden > 0).double())
+    return BlockPoint(head, {"1": W_1, "2": W_2}, R, S, first, norm_point(S), hidden, (hidden > 0).double())
 
 
 def theorem6_corrected(
@@ -141,8 +140,8 @@ def _assemble(at: BlockPoint, norms: _Norms, V: Tensor, e: Tensor, curvature: fl
 def _measured(at: BlockPoint, G: Tensor, W: Tensor, U: Tensor) -> _Norms:
     """Norms of the Jacobians as they are; of the attention by its a-posteriori bounds."""
     weights = at.weights
-    head = head_locals(at.X, weights["Q"], weights["K"], weights["V"], U, 0.0)
-    eye = torch.eye(at.X.shape[1]).to(at.X)
+    head = head_locals(at.head, U, 0.0)
+    eye = torch.eye(at.R.shape[1]).to(at.R)
     through = eye + torch.einsum("ha,th,bh->tab", weights["2"], at.active, weights["1"])  # ∂S/∂Y
     F = _attention_jacobians(head)
     Y = [at.first.jacobian @ jacobian for jacobian in F]
@@ -162,10 +161,8 @@ def _measured(at: BlockPoint, G: Tensor, W: Tensor, U: Tensor) -> _Norms:
 
 def _from_operator_norms(at: BlockPoint, G: Tensor, W: Tensor, U: Tensor) -> _Norms:
     """Norms as products: ‖J_LN‖ ≤ 1/σ, ‖J_SY‖ ≤ 1 + ‖W_1‖‖W_2‖, and the attention's a-priori ones."""
-    weights, d = at.weights, at.X.shape[1]
-    head = gradient_norms(
-        at.X, weights["Q"], weights["K"], weights["V"], U, scale=weights["Q"].shape[1] ** -0.5
-    )
+    weights, d = at.weights, at.R.shape[1]
+    head = gradient_norms(at.head, U)
     first, second = spectral_norm(weights["1"]), spectral_norm(weights["2"])
     jacobians = torch.stack([head.J_Q, head.J_K, head.J_V])
     Y = jacobians / at.first.sigma.min()

@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Literal
 
 from curvescope.closed_form.block_matrix import Pair
+from curvescope.core.parts import Half
 
 Exponents = tuple[int, ...]
 PAIRS: tuple[Pair, ...] = (("Q", "Q"), ("Q", "K"), ("K", "K"), ("Q", "V"), ("K", "V"), ("V", "V"))
@@ -31,16 +31,16 @@ class GrowthTable:
     functional: Mapping[Pair, Exponents]
     exact: bool  # whether the exponents are slopes at every scale, not only near zero
 
-    def exponents(self, pair: Pair, part: Literal["outer", "functional"]) -> Exponents:
+    def exponents(self, pair: Pair, part: Half) -> Exponents:
         """Exponents of a block's terms, the pair in either order."""
         table = self.outer if part == "outer" else self.functional
         return table[pair] if pair in table else table[pair[1], pair[0]]
 
-    def slope(self, pair: Pair, part: Literal["outer", "functional"]) -> int | None:
+    def slope(self, pair: Pair, part: Half) -> int | None:
         """Slope of log ‖block‖_F near scale zero: the smallest exponent; None if the block is zero."""
         return min(self.exponents(pair, part), default=None)
 
-    def bound(self, pair: Pair, part: Literal["outer", "functional"]) -> int | None:
+    def bound(self, pair: Pair, part: Half) -> int | None:
         """The exponent that bounds the growth at any scale: the largest; None if the block is zero."""
         return max(self.exponents(pair, part), default=None)
 
@@ -113,7 +113,7 @@ MOMENTS_FUNCTIONAL: Mapping[Pair, tuple[MomentPowers, ...]] = MappingProxyType(
 """Moments in the functional blocks, in the order of the exponents of `DATA`: linear in M₃ or M₂."""
 
 
-def saturation_slope(pair: Pair, part: Literal["outer", "functional"], spread: float) -> float | None:
+def saturation_slope(pair: Pair, part: Half, spread: float) -> float | None:
     """Slope of log ‖block‖_F against log σ for tokens σ X at large σ, where attention is nearly one-hot.
 
     M₂ and M₃ then fall like exp(−σ²Δ), Δ being the smallest gap over queries between the two largest scores

@@ -1,8 +1,8 @@
 """Certified bounds on the Hessian of an attention head, block by block and whole.
 
 These are a-posteriori bounds, from the per-query matrices of one forward pass: no block is formed, and the
-ratio to the truth is typically below two. Bounds from operator norms are in `bounds_corrected.py`, those of a
-whole Transformer block in `bounds_block.py`, the published ones in `bounds_as_printed.py`.
+ratio to the truth is typically below two. Bounds from operator norms are in `operator_norms`, those of a
+whole Transformer block in `block`, the published ones in `printed.bounds`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from curvescope.closed_form.block_matrix import MatrixName, check_matrix_name
+from curvescope.closed_form.bounds.inputs import head_inputs
 from curvescope.closed_form.bounds.per_query import HeadFactors, head_locals
 from curvescope.closed_form.bounds.sums import (
     ROUNDING,
@@ -23,6 +23,7 @@ from curvescope.closed_form.bounds.sums import (
     spectral_norm,
     symmetric_sum_bound,
 )
+from curvescope.core.parts import MatrixName, check_matrix_name
 from curvescope.core.result import Result
 
 NAMES = ["Q", "K", "V"]
@@ -86,7 +87,7 @@ def attention_bounds(
         lower: also give lower bounds.
     """
     check_matrix_name(part)
-    at = head_locals(X, W_Q, W_K, W_V, G, B, mask=mask, scale=scale)
+    at = head_locals(head_inputs(X, W_Q, W_K, W_V, mask=mask, scale=scale), G, B)
     factors = HeadFactors(at, part != "functional", part != "ggn")
     multiple = not isinstance(B, Tensor) or B.ndim == 0
     upper = upper_bounds(factors, multiple=multiple)

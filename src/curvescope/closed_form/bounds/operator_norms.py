@@ -2,7 +2,7 @@
 
 The published theorem leaves the blocks KK and VK out of its maximum and takes for the norm of the softmax
 Jacobian 1/L, its value at uniform attention, where only 1/2 is a bound. Here all six blocks are bounded
-(`bounds_as_printed.py` has the original, `bounds.py` far tighter bounds).
+(`printed.bounds` has the original, `head` far tighter bounds).
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from curvescope.closed_form.bounds.head import NAMES, BlockBounds, block_bounds
-from curvescope.closed_form.bounds.per_query import HeadLocals, head_core, head_locals
+from curvescope.closed_form.bounds.inputs import HeadInputs, head_inputs
+from curvescope.closed_form.bounds.per_query import HeadLocals, head_locals
 from curvescope.closed_form.bounds.sums import ROUNDING, spectral_norm, symmetric_sum_bound
 from curvescope.closed_form.loss_curvature import squared_error, token_curvature
 from curvescope.core.errors import ShapeError
@@ -69,18 +70,16 @@ def theorem1_corrected(
     forward pass, for any mask. Or `measured`: with the Jacobians, moments and residual of one. Shapes as in
     `attention_bounds`; the mean is over all tokens and features.
     """
-    X, W_Q, W_K, W_V, target = (tensor.double() for tensor in (X, W_Q, W_K, W_V, target))
+    head, target = head_inputs(X, W_Q, W_K, W_V, mask=mask, scale=scale), target.double()
     if target.shape != (*X.shape[:-1], W_V.shape[1]):
         raise ShapeError(f"expected a target {(*X.shape[:-1], W_V.shape[1])}, got {tuple(target.shape)}")
-    s = W_Q.shape[1] ** -0.5 if scale is None else scale
     if measured:
-        G, B = squared_error(head_core(X, W_Q, W_K, mask, s).output @ W_V, target)
-        return attention_norm_bounds(X, W_Q, W_K, W_V, G, B, measured=True, mask=mask, scale=s)
+        return _measured_bounds(head, *squared_error(head.core().output @ head.W_V, target))
     c = 2 / target.numel()
-    x, w = spectral_norm(X.flatten(0, -2)), spectral_norm(W_V)
+    x, w = spectral_norm(head.X.flatten(0, -2)), spectral_norm(head.W_V)
     whole = c * (sqrt(X.shape[-2]) * x * w + target.norm())
     token = c * (x * w + target.norm(dim=-1).max())
-    norms = a_priori_norms(X, W_Q, W_K, W_V, G=whole, frobenius=whole, pulled=token * w, scale=s)
+    norms = a_priori_norms(head, G=whole, frobenius=whole, pulled=token * w)
     return block_bounds(NAMES, norms.table(c))
 
 
@@ -97,50 +96,40 @@ def attention_norm_bounds(
     scale: float | None = None,
 ) -> BlockBounds:
     """As `theorem1_corrected` for any loss, by its gradient G and Hessian B in the outputs."""
+    head = head_inputs(X, W_Q, W_K, W_V, mask=mask, scale=scale)
     if measured:
-        at = head_locals(X, W_Q, W_K, W_V, G, B, mask=mask, scale=scale)
-        return block_bounds(NAMES, measured_norms(at).table(spectral_norm(at.B).max()))
-    s = W_Q.shape[1] ** -0.5 if scale is None else scale
+        return _measured_bounds(head, G, B)
     curvature = spectral_norm(token_curvature(B, G.double().flatten(0, -2))).max()
-    return block_bounds(NAMES, gradient_norms(X, W_Q, W_K, W_V, G, scale=s).table(curvature))
+    return block_bounds(NAMES, gradient_norms(head, G).table(curvature))
 
 
-def gradient_norms(X: Tensor, W_Q: Tensor, W_K: Tensor, W_V: Tensor, G: Tensor, *, scale: float) -> HeadNorms:
+def _measured_bounds(head: HeadInputs, G: Tensor, B: float | Tensor) -> BlockBounds:
+    at = head_locals(head, G, B)
+    return block_bounds(NAMES, measured_norms(at).table(spectral_norm(at.B).max()))
+
+
+def gradient_norms(head: HeadInputs, G: Tensor) -> HeadNorms:
     """A-priori norms of the head, with a loss gradient G that is known."""
     G = G.double()
     return a_priori_norms(
-        X,
-        W_Q,
-        W_K,
-        W_V,
+        head,
         G=spectral_norm(G.flatten(0, -2)),
         frobenius=G.norm(),
-        pulled=(G @ W_V.double().mT).norm(dim=-1).max(),
-        scale=scale,
+        pulled=(G @ head.W_V.mT).norm(dim=-1).max(),
     )
 
 
-def a_priori_norms(
-    X: Tensor,
-    W_Q: Tensor,
-    W_K: Tensor,
-    W_V: Tensor,
-    *,
-    G: Tensor,
-    frobenius: Tensor,
-    pulled: Tensor,
-    scale: float,
-) -> HeadNorms:
+def a_priori_norms(head: HeadInputs, *, G: Tensor, frobenius: Tensor, pulled: Tensor) -> HeadNorms:
     """Norms that follow from those of the weights, the tokens and the loss gradient.
 
     ‖M2_i‖ ≤ min(½‖X‖², ¼ diam²), ‖T_i‖ ≤ min(√2‖X‖, diam) ‖M2‖ max|W_V G_i|, ‖J_V‖ ≤ √L ‖X‖,
     ‖J_Q‖ ≤ s‖W_V‖‖W_K‖‖M2‖‖X‖, ‖J_K‖ ≤ s‖W_V‖‖M2‖‖X‖‖W_Q‖, ‖Γ‖ ≤ s‖X‖‖M2‖‖W_V‖‖G‖_F.
 
-    Shapes as in `attention_bounds`. Of the gradient of the loss in the outputs, all tokens stacked, its
-    spectral norm `G`, its norm `frobenius` = ‖G‖_F and `pulled` = max_i |W_V G_i| are given; `scale` is s.
+    Of the gradient of the loss in the outputs, all tokens stacked, its spectral norm `G`, its norm
+    `frobenius` = ‖G‖_F and `pulled` = max_i |W_V G_i| are given.
     """
-    X = X.double()
-    x, w_Q, w_K, w_V = (spectral_norm(A.double()) for A in (X.flatten(0, -2), W_Q, W_K, W_V))
+    X, scale = head.X, head.scale
+    x, w_Q, w_K, w_V = map(spectral_norm, (X.flatten(0, -2), head.W_Q, head.W_K, head.W_V))
     diameter = torch.cdist(X, X, compute_mode="donot_use_mm_for_euclid_dist").max()
     M2 = torch.minimum(x**2 / 2, diameter**2 / 4)
     return HeadNorms(

@@ -10,17 +10,15 @@ T_i = Σ_j A_ij (G_i·W_Vᵀx̃_ij) x̃ x̃ᵀ give every block of the Hessian:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from curvescope.closed_form.attention.checks import check_loss, check_weights
-from curvescope.closed_form.attention.core import CorePoint, core_point
+from curvescope.closed_form.bounds.inputs import HeadInputs
 from curvescope.closed_form.loss_curvature import token_curvature
 from curvescope.closed_form.softmax.moments import deviations
-from curvescope.core.errors import ShapeError, UsageError
 
 _MAX_ENTRIES = 1 << 22  # of one intermediate tensor
 
@@ -123,47 +121,17 @@ def _rows(A: Tensor, x: Tensor) -> Tensor:
     return (A @ x[:, :, None])[:, :, 0]
 
 
-def head_core(X: Tensor, W_Q: Tensor, W_K: Tensor, mask: Tensor | None, scale: float) -> CorePoint:
-    """Softmax attention with the tokens X (…, L, d) themselves as values; `mask` as in `attention_bounds`."""
-    boolean = mask is not None and mask.dtype == torch.bool
-    hidden, bias = (mask, None) if boolean else (None, mask)
-    return core_point(X @ W_Q, X @ W_K, X, scale=scale, mask=hidden, bias=bias)
-
-
-def head_locals(
-    X: Tensor,
-    W_Q: Tensor,
-    W_K: Tensor,
-    W_V: Tensor,
-    G: Tensor,
-    B: float | Tensor,
-    *,
-    mask: Tensor | None = None,
-    scale: float | None = None,
-) -> HeadLocals:
-    """The per-query quantities of one softmax head; arguments as in `attention_bounds`."""
-    X, W_Q, W_K, W_V, G = (tensor.double() for tensor in (X, W_Q, W_K, W_V, G))
-    _check(X, W_Q, W_K, W_V, G)
-    s = W_Q.shape[1] ** -0.5 if scale is None else scale
-    X, G = X.reshape(-1, *X.shape[-2:]), G.reshape(-1, *G.shape[-2:])
-    at = head_core(X, W_Q, W_K, mask, s)
-    moments = [_moments(x, a, g @ W_V.mT) for x, a, g in zip(X, at.A, G, strict=True)]
+def head_locals(head: HeadInputs, G: Tensor, B: float | Tensor) -> HeadLocals:
+    """The per-query quantities of one softmax head; G and B as in `attention_bounds`."""
+    G = G.double()
+    head.check(G)
+    at = replace(head, X=head.X.reshape(-1, *head.X.shape[-2:])).core()
+    G, W_V = G.reshape(-1, *G.shape[-2:]), head.W_V
+    moments = [_moments(x, a, g @ W_V.mT) for x, a, g in zip(at.v, at.A, G, strict=True)]
     M2, T = (torch.cat(part) for part in zip(*moments, strict=True))
-    rows, q, m, G = (tensor.flatten(0, 1) for tensor in (X, at.q, at.output, G))
+    X, q, m, G = (tensor.flatten(0, 1) for tensor in (at.v, at.q, at.output, G))
     slope = _rows(M2, G @ W_V.mT)
-    return HeadLocals(rows, q, m, M2, T, slope, G, token_curvature(B, G), W_K, W_V, s)
-
-
-def _check(X: Tensor, W_Q: Tensor, W_K: Tensor, W_V: Tensor, G: Tensor) -> None:
-    if X.ndim not in (2, 3):
-        raise ShapeError(f"expected X of shape (L, d) or (n, L, d), got {tuple(X.shape)}")
-    named = {"Q": W_Q, "K": W_K, "V": W_V}
-    X, G = (tensor if X.ndim == 3 else tensor[None] for tensor in (X, G))
-    check_weights(X, X, X, named, 1, 1)
-    check_loss(X, named, G, 0.0)
-    for name, tensor in (("X", X), *named.items(), ("G", G)):
-        if not bool(torch.isfinite(tensor).all()):
-            raise UsageError(f"expected finite numbers in {name}, got inf or nan")
+    return HeadLocals(X, q, m, M2, T, slope, G, token_curvature(B, G), head.W_K, W_V, head.scale)
 
 
 def _moments(X: Tensor, A: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:

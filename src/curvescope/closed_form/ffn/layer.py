@@ -14,9 +14,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from curvescope.closed_form.block_matrix import INPUT, BlockMatrix, Pair, Part, check_part, symmetric
+from curvescope.closed_form.block_matrix import INPUT, BlockMatrix, Pair, symmetric
 from curvescope.closed_form.ffn.activations import Activation
 from curvescope.core.errors import ShapeError, UsageError
+from curvescope.core.parts import Part, check_part
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from curvescope.closed_form.block_matrix import BlockMatrix, Pair, Part, check_part, symmetric
+from curvescope.closed_form.block_matrix import BlockMatrix, Pair, symmetric
 from curvescope.closed_form.ffn.layer import FeedForwardPoint, features
 from curvescope.closed_form.loss_curvature import token_curvature
 from curvescope.core.errors import UsageError
+from curvescope.core.parts import Part, check_part
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from curvescope.closed_form.block_matrix import INPUT, BlockMatrix, Part, check_part
+from curvescope.closed_form.block_matrix import INPUT, BlockMatrix
 from curvescope.closed_form.network.assembly import assemble, curvature_sources
 from curvescope.closed_form.network.block import Architecture, record_block, record_norm
 from curvescope.closed_form.network.ends import Embedding, Linear, MeanOverTokens, Positions
@@ -26,6 +26,7 @@ from curvescope.closed_form.network.primitives import Recorder, Tape, Tree
 from curvescope.closed_form.objectives import Objective
 from curvescope.core.errors import ShapeError, UsageError, near_misses
 from curvescope.core.operator import FunctionOperator
+from curvescope.core.parts import Part, check_part
 
 
 def stack_tape(params: Tree, inputs: Tensor, arch: Architecture) -> Tape:

@@ -1,6 +1,6 @@
 """The bounds of petrov2025 (arXiv:2510.16927), Theorems 1 and 6, exactly as they are printed.
 
-They are kept to be compared with, not to be relied on: Theorem 1 is false (`bounds_corrected.py` says why),
+They are kept to be compared with, not to be relied on: Theorem 1 is false (`bounds.operator_norms` says why),
 some of the estimates behind Theorem 6 are, and where they hold they are loose by many orders of magnitude.
 The setting is the paper's: one head, d_V = d, squared error ‖· − target‖_F²/(Ld), no mask, no ε.
 """

@@ -1,6 +1,6 @@
 """Exact Hessian spectra of one-dimensional self-attention and of scalar two-layer networks.
 
-Each is a case of the reduction lemma (`reduction.py`): the outputs depend on the weights through a few inner
+Each is a case of the reduction lemma (`reduction`): the outputs depend on the weights through a few inner
 products, so that only their derivatives in those scalars are needed. Any loss enters by its gradient G and
 Hessian B in the outputs. The small matrix is diagonalised; its characteristic polynomial is not used, because
 roots of a cubic lose half of the digits where two outliers meet.
@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from curvescope.closed_form.block_matrix import MatrixName, check_matrix_name
 from curvescope.closed_form.softmax.third import cumulants
 from curvescope.closed_form.spectra.reduction import (
     ExactSpectrum,
@@ -25,6 +24,7 @@ from curvescope.closed_form.spectra.reduction import (
     reduced_spectrum,
 )
 from curvescope.core.errors import ShapeError, UsageError
+from curvescope.core.parts import MatrixName, check_matrix_name
 
 __all__ = [
     "ExactSpectrum",

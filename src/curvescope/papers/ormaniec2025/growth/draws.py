@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from curvescope.core import seeds
+from curvescope.core.parts import Symbol
 from curvescope.data.tasks.addition import addition
 from curvescope.models.mlp import MLP, MLPConfig
 from curvescope.models.transformer import Transformer, TransformerConfig
@@ -26,11 +27,10 @@ from curvescope.papers.ormaniec2025.growth.settings import (
     VOCABULARY,
     WIDTH,
     Experiment,
-    Part,
 )
 
 _WEIGHTS, _EMBEDDINGS, _PROBES = range(3)  # children of a repeat's seed
-_STREAM_PARTS: tuple[Part, ...] = ("H", "H_o", "H_f")  # in the order in which the paper draws probes
+_STREAM_PARTS: tuple[Symbol, ...] = ("H", "H_o", "H_f")  # in the order in which the paper draws probes
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Source:
             E, P = (self._own(i, shape, index, sigma) for i, shape in enumerate(shapes))
         return E.to(self.device), P.to(self.device)
 
-    def probes(self, index: int, layer: int, block: str, part: Part, num: int) -> Tensor:
+    def probes(self, index: int, layer: int, block: str, part: Symbol, num: int) -> Tensor:
         """Rademacher probes of a block, (num, d, d); by own seeds the same for every part and scale."""
         if not self.replay:
             which = (self.repeat, _PROBES, layer, int(block == "W_V"))

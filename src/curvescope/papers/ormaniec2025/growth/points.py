@@ -14,16 +14,15 @@ import torch
 from torch import Tensor
 
 from curvescope.closed_form.attention.block_norms import HeadNorms
-from curvescope.closed_form.block_matrix import Part as ClosedPart
 from curvescope.closed_form.network.one_head.inner import Block, Suffix, suffix
 from curvescope.closed_form.network.one_head.last import last_blocks, pre_norm_blocks
 from curvescope.closed_form.network.one_head.layers import Task, forward
+from curvescope.core.parts import PART_OF, Symbol
 from curvescope.papers.ormaniec2025.growth.draws import Source
-from curvescope.papers.ormaniec2025.growth.settings import PARTS, VOCABULARY, Part
+from curvescope.papers.ormaniec2025.growth.settings import PARTS, VOCABULARY
 
-WORDS: dict[Part, ClosedPart] = {"H_o": "outer", "H_f": "functional", "H": "total"}
 SCORED = slice(11, 17)  # the positions that predict a digit of the sum
-Norms = dict[tuple[str, Part, int], tuple[Tensor, Tensor]]
+Norms = dict[tuple[str, Symbol, int], tuple[Tensor, Tensor]]
 """Norm and its standard error over probes, by block, part and layer."""
 
 
@@ -83,11 +82,11 @@ def _last(head: HeadNorms, source: Source, index: int, probes: int, exact: bool)
         norms = terms.norms() if exact else None
         for part in PARTS:
             if norms is not None:
-                value = getattr(norms, WORDS[part])
+                value = getattr(norms, PART_OF[part])
                 found[block, part, last] = value, torch.zeros_like(value)
             else:
                 V = source.probes(index, last, block, part, probes)
-                found[block, part, last] = estimate(terms.product(V, WORDS[part]))
+                found[block, part, last] = estimate(terms.product(V, PART_OF[part]))
     return found
 
 
@@ -95,7 +94,7 @@ def _inner(behind: Suffix, source: Source, index: int, layer: int, block: Block,
     if source.replay:  # each part has its own probes
         products = {
             part: behind.products(
-                layer, block, source.probes(index, layer, block, part, probes), [WORDS[part]]
+                layer, block, source.probes(index, layer, block, part, probes), [PART_OF[part]]
             )[0]
             for part in PARTS
         }

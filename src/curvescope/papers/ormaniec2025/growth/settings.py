@@ -14,10 +14,10 @@ from typing import Literal
 import numpy as np
 
 from curvescope.core.errors import UsageError, near_misses
+from curvescope.core.parts import SYMBOLS, Symbol
 
 Family = Literal["softmax", "linear", "mlp"]
-Part = Literal["H_o", "H_f", "H"]
-PARTS: tuple[Part, ...] = ("H_o", "H_f", "H")
+PARTS: tuple[Symbol, ...] = tuple(SYMBOLS.values())
 WIDTH, VOCABULARY, CONTEXT = 128, 12, 18
 REPEATS = 20
 
@@ -50,7 +50,7 @@ class Experiment:
         return ("W",) if self.family == "mlp" else ("W_V", "W_Q")
 
     @property
-    def rows(self) -> list[tuple[str, Part, int]]:
+    def rows(self) -> list[tuple[str, Symbol, int]]:
         """Everything that is measured at one scale: block, part and layer, counted from 0."""
         return [
             (block, part, layer) for block in self.blocks for part in PARTS for layer in range(self.depth)

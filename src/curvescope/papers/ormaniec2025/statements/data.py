@@ -10,13 +10,12 @@ import torch
 from curvescope.closed_form import attention
 from curvescope.closed_form.bounds import growth
 from curvescope.closed_form.bounds.operator_norms import attention_norm_bounds
+from curvescope.core.parts import HALVES, Half
 from curvescope.papers.ormaniec2025.statements.rows import (
     CORRECTED,
     FAILS,
-    HALVES,
     HOLDS,
     Group,
-    HalfName,
     Head,
     Slopes,
     Statement,
@@ -71,7 +70,7 @@ def growth_in_data(num_heads: int) -> Group:
     return Group("growth in the data", rows, _curves(heads))
 
 
-def _zero(heads: Sequence[Head], pair: tuple[str, str], part: HalfName) -> Statement:
+def _zero(heads: Sequence[Head], pair: tuple[str, str], part: Half) -> Statement:
     norms = [float(attention.curvature(*h, B).frobenius(pair, part)) for h in heads]
     verdict = HOLDS if not any(norms) else FAILS
     note = "not only bounded: exactly zero, at every σ" if verdict == HOLDS else "is not zero"

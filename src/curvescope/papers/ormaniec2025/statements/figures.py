@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from curvescope.closed_form.bounds import growth
-from curvescope.papers.ormaniec2025.statements.rows import HALVES, SYMBOLS
+from curvescope.core.parts import HALVES, SYMBOLS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor
 from curvescope.closed_form.attention.hessian import AttentionCurvature
 from curvescope.closed_form.block_matrix import Pair
 from curvescope.closed_form.bounds import growth
+from curvescope.core.parts import HALVES, SYMBOLS, Half
 from curvescope.core.result import Result
 from curvescope.core.seeds import generator
 
@@ -23,11 +24,8 @@ CORRECTED = "holds with a correction"
 FAILS = "fails"
 VERDICTS = (HOLDS, SLOPE, CORRECTED, FAILS)
 
-HalfName = Literal["outer", "functional"]
-HALVES: tuple[HalfName, ...] = ("outer", "functional")
-SYMBOLS = {"outer": "H_o", "functional": "H_f"}
 STEP = 1.001  # of the difference that gives a local slope
-Slopes = dict[tuple[Pair, HalfName], float]
+Slopes = dict[tuple[Pair, Half], float]
 
 
 @dataclass(frozen=True)
@@ -132,6 +130,6 @@ def exponent(before: float, after: float, factor: float) -> float:
     return math.log(after / before) / math.log(factor)
 
 
-def name(pair: Pair, part: str) -> str:
+def name(pair: Pair, part: Half) -> str:
     """H_o(Q, K)."""
-    return f"{SYMBOLS.get(part, part)}({pair[0]}, {pair[1]})"
+    return f"{SYMBOLS[part]}({pair[0]}, {pair[1]})"

@@ -13,6 +13,7 @@ from curvescope.closed_form.attention import linear as linear_attention
 from curvescope.closed_form.attention.layer import Kind
 from curvescope.closed_form.bounds import growth
 from curvescope.closed_form.loss_curvature import squared_error
+from curvescope.core.parts import HALVES
 from curvescope.papers.ormaniec2025.histograms.study import Histograms, measure
 from curvescope.papers.ormaniec2025.statements.rows import (
     CORRECTED,
@@ -174,7 +175,7 @@ def linear(num_heads: int) -> Group:
     words = "Σ_XX and Ω_XY are all the Hessian knows of the data: largest relative error"
     rows = [state(words, "slides", 0, errors, tolerance=1e-10)]
     curves: dict[str, np.ndarray] = {}
-    for part, claims in (("outer", (3, 0)), ("functional", (1, 1))):
+    for part, claims in zip(HALVES, ((3, 0), (1, 1)), strict=True):
         for pair in growth.PAIRS:
             if part == "functional" and not growth.DATA_LINEAR.exponents(pair, part):
                 continue

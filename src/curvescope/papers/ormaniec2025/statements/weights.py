@@ -11,13 +11,12 @@ from curvescope.closed_form import attention
 from curvescope.closed_form.block_matrix import Pair
 from curvescope.closed_form.bounds import growth
 from curvescope.closed_form.printed.kronecker import Theorem
+from curvescope.core.parts import HALVES, Half
 from curvescope.papers.ormaniec2025.statements.rows import (
     CORRECTED,
     FAILS,
-    HALVES,
     HOLDS,
     Group,
-    HalfName,
     Head,
     Statement,
     exponent,
@@ -64,7 +63,7 @@ def _scaled(head: Head, place: int, t: float) -> attention.AttentionCurvature:
 
 
 def _weight_row(
-    table: growth.GrowthTable, pair: Pair, part: HalfName, near: np.ndarray, far: np.ndarray
+    table: growth.GrowthTable, pair: Pair, part: Half, near: np.ndarray, far: np.ndarray
 ) -> Statement:
     exponents = table.exponents(pair, part)
     claimed, slope = max(exponents), min(exponents)
@@ -107,7 +106,7 @@ def attention_moments(num_heads: int) -> Group:
     return Group("attention moments", rows, curves)
 
 
-def _powers(theorem: Theorem, part: HalfName, moment: str) -> dict[tuple[str, str], list[float]]:
+def _powers(theorem: Theorem, part: Half, moment: str) -> dict[tuple[str, str], list[float]]:
     """Power of a moment in the terms of every block; the residual F − Y is kept."""
     moments = replace(theorem.moments, **{moment: FACTOR * getattr(theorem.moments, moment)})
     scaled = replace(theorem, Y=theorem.Y + (moments.M1 - theorem.moments.M1) @ theorem.W_V)
