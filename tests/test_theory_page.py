@@ -1,4 +1,4 @@
-"""docs/theory.md: verdicts are complete, the tests and the code it names exist, its links lead somewhere."""
+"""docs/theory: verdicts are complete, the tests and the code it names exist, its links lead somewhere."""
 
 import ast
 import re
@@ -11,12 +11,14 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
+THEORY = DOCS / "theory"
 VERDICTS = ("holds", "holds with this reading", "false")
 SOURCES = ("ormaniec2025", "singh2025", "petrov2025", "ours", "practice")
 LINK = re.compile(r"\[([^\]]+)\]\(([^)]+)\)")
 
 
 class Statement(NamedTuple):
+    page: str  # the file it stands in
     number: int
     title: str
     text: str  # without the three lists
@@ -40,21 +42,26 @@ def read_tests(text: str) -> list[tuple[str, list[str]]]:
     ]
 
 
-def read_statement(number: str, title: str, body: str) -> Statement:
-    text, *lists = re.split(r"(?m)^- (?=(?:Source|Code|Test): )", re.split(r"(?m)^## ", body)[0])
+def read_statement(page: str, number: str, title: str, body: str) -> Statement:
+    text, *lists = re.split(r"(?m)^- (?=(?:Source|Code|Test): )", body)
     fields = dict(squeeze(item).split(": ", 1) for item in lists)
     verdicts = re.findall(r"(?m)^Verdict: \*\*(.*?)\*\*", text)
     assert len(verdicts) == 1, f"expected one verdict in statement {number}, got {verdicts}"
     assert set(fields) == {"Source", "Code", "Test"}, f"statement {number} has the lists {set(fields)}"
     code = re.findall(r"`([^`]+)`", fields["Code"])
     return Statement(
-        int(number), title, text, verdicts[0], fields["Source"], code, read_tests(fields["Test"])
+        page, int(number), title, text, verdicts[0], fields["Source"], code, read_tests(fields["Test"])
     )
 
 
-PAGE = (DOCS / "theory.md").read_text(encoding="utf-8")
-_PARTS = re.split(r"(?m)^### (\d+)\. (.+)$", PAGE)
-STATEMENTS = [read_statement(*parts) for parts in zip(_PARTS[1::3], _PARTS[2::3], _PARTS[3::3], strict=True)]
+def read_page(name: str) -> list[Statement]:
+    parts = re.split(r"(?m)^## (\d+)\. (.+)$", PAGES[name])
+    return [read_statement(name, *found) for found in zip(parts[1::3], parts[2::3], parts[3::3], strict=True)]
+
+
+PAGES = {path.name: path.read_text(encoding="utf-8") for path in sorted(THEORY.glob("*.md"))}
+INDEX = PAGES["index.md"]
+STATEMENTS = sorted((s for name in PAGES for s in read_page(name)), key=lambda s: s.number)
 each = pytest.mark.parametrize("statement", STATEMENTS, ids=lambda s: str(s.number))
 
 
@@ -83,8 +90,9 @@ def test_there_are_at_least_thirty_statements_numbered_in_order():
     assert len(STATEMENTS) >= 30
     assert [s.number for s in STATEMENTS] == list(range(1, len(STATEMENTS) + 1))
     assert {s.verdict for s in STATEMENTS} == set(VERDICTS)
-    for number in re.findall(r"statement (\d+)", squeeze(PAGE)):
-        assert 1 <= int(number) <= len(STATEMENTS), f"statement {number} does not exist"
+    for name, text in PAGES.items():
+        for number in re.findall(r"statement (\d+)", squeeze(text)):
+            assert 1 <= int(number) <= len(STATEMENTS), f"{name}: statement {number} does not exist"
 
 
 @each
@@ -100,7 +108,7 @@ def test_a_verdict_is_one_of_three_and_comes_with_what_it_owes(statement: Statem
 def test_the_named_tests_are_defined_in_the_linked_files(statement: Statement):
     assert statement.tests
     for link, names in statement.tests:
-        path = (DOCS / link).resolve()
+        path = (THEORY / link).resolve()
         assert path.is_relative_to(ROOT / "tests"), link
         assert path.is_file(), link
         assert names, f"{link} without the name of a test"
@@ -117,17 +125,18 @@ def test_the_implementing_names_can_be_imported(statement: Statement):
 
 
 def test_the_summary_has_every_statement_with_its_source_verdict_and_anchor():
-    rows = re.findall(r"(?m)^\| (\d+) \| \[(.+?)\]\(#(.+?)\) \| (.+?) \| (.+?) \|$", PAGE)
+    rows = re.findall(r"(?m)^\| (\d+) \| \[(.+?)\]\((.+?)#(.+?)\) \| (.+?) \| (.+?) \|$", INDEX)
     assert len(rows) == len(STATEMENTS)
-    for (number, title, anchor, source, verdict), statement in zip(rows, STATEMENTS, strict=True):
+    for (number, title, page, anchor, source, verdict), statement in zip(rows, STATEMENTS, strict=True):
         assert (int(number), title, source) == (statement.number, statement.title, statement.source)
+        assert page == statement.page
         assert verdict.strip("*") == statement.verdict
         heading = f"{number}. {title}"
         assert heading.isascii(), "GitHub and MkDocs make different anchors of other letters"
         assert anchor == re.sub(r"\s+", "-", re.sub(r"[^\w\s-]", "", heading).lower())
 
 
-@pytest.mark.parametrize("page", sorted(DOCS.glob("*.md")), ids=lambda path: path.name)
+@pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=lambda path: str(path.relative_to(DOCS)))
 def test_links_of_the_documentation_lead_somewhere(page: Path):
     """MkDocs leaves links out of docs/, as those to tests, unchecked."""
     for _, target in LINK.findall(page.read_text(encoding="utf-8")):
@@ -135,5 +144,7 @@ def test_links_of_the_documentation_lead_somewhere(page: Path):
             assert (page.parent / target.partition("#")[0]).exists(), target
 
 
-def test_the_page_is_in_the_navigation():
-    assert "theory.md" in (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+def test_the_pages_are_in_the_navigation():
+    navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    for name in PAGES:
+        assert f"theory/{name}\n" in navigation, name

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 import torch
 from torch.autograd.functional import hessian, jacobian
 
-from curvescope.closed_form.block import Architecture
+from curvescope.closed_form.network.block import Architecture
+from curvescope.closed_form.network.stack import StackCurvature, stack_tape
 from curvescope.closed_form.objectives import cross_entropy_objective, squared_error_objective
-from curvescope.closed_form.stack import StackCurvature, stack_tape
 from curvescope.core.seeds import generator
 
 B, T, D, HEADS, HIDDEN, VOCAB = 2, 3, 4, 2, 3, 3

@@ -6,7 +6,7 @@ import torch
 from closed_form_attention_oracle import differentiate, random_instance, turn
 
 from curvescope.closed_form import attention
-from curvescope.closed_form.attention_layer import rope_table, rotate
+from curvescope.closed_form.attention.layer import rope_table, rotate
 from curvescope.core.seeds import generator
 
 SEEDS = range(40, 52)

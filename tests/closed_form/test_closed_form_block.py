@@ -5,9 +5,9 @@ import torch
 from closed_form_block_oracle import CASES, HEADS, B, D, T, arch, closed, loss_of, model, oracle
 from torch.autograd.functional import hessian
 
-from curvescope.closed_form.block import block_tape
+from curvescope.closed_form.network.block import block_tape
+from curvescope.closed_form.network.stack import StackCurvature, stack_tape
 from curvescope.closed_form.objectives import Objective, cross_entropy_objective, squared_error_objective
-from curvescope.closed_form.stack import StackCurvature, stack_tape
 from curvescope.core.errors import ShapeError, UsageError
 from curvescope.core.seeds import generator
 

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from curvescope.closed_form.attention_curvature import AttentionCurvature
-from curvescope.closed_form.attention_layer import make_layer, rope_table
-from curvescope.closed_form.block_norms import ROWS, HeadNorms
+from curvescope.closed_form.attention.block_norms import ROWS, HeadNorms
+from curvescope.closed_form.attention.hessian import AttentionCurvature
+from curvescope.closed_form.attention.layer import make_layer, rope_table
 from curvescope.core.errors import ShapeError, UsageError
 from curvescope.core.seeds import generator
 from draws import normal

@@ -5,15 +5,15 @@ import pytest
 import torch
 from torch.autograd.functional import hessian as autodiff_hessian
 
-from curvescope.closed_form.bound_sums import (
+from curvescope.closed_form.bounds.head import attention_bounds
+from curvescope.closed_form.bounds.operator_norms import attention_norm_bounds, theorem1_corrected
+from curvescope.closed_form.bounds.sums import (
     joint_sum_bound,
     rectangular_sum_bound,
     separable_rayleigh,
     symmetric_sum_bound,
 )
-from curvescope.closed_form.bounds import attention_bounds
-from curvescope.closed_form.bounds_as_printed import theorem1_as_printed
-from curvescope.closed_form.bounds_corrected import attention_norm_bounds, theorem1_corrected
+from curvescope.closed_form.printed.bounds import theorem1_as_printed
 from curvescope.core.errors import ShapeError, UsageError
 from curvescope.core.seeds import generator
 from oracles import normal, whole_number

@@ -6,8 +6,8 @@ import torch
 from torch.autograd.functional import hessian as autodiff_hessian
 from torch.autograd.functional import jacobian
 
-from curvescope.closed_form.bounds_as_printed import layernorm_norms_as_printed, theorem6_as_printed
-from curvescope.closed_form.bounds_block import block_forward, theorem6_corrected
+from curvescope.closed_form.bounds.block import block_forward, theorem6_corrected
+from curvescope.closed_form.printed.bounds import layernorm_norms_as_printed, theorem6_as_printed
 from curvescope.core.errors import ShapeError, UsageError
 from curvescope.core.seeds import generator
 from oracles import normal, whole_number

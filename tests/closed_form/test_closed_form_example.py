@@ -9,8 +9,8 @@ import curvescope as cs
 
 def example():
     """Five lines; a second or two and about 0.5 GB on a laptop."""
-    from curvescope.closed_form.attention_split import block_split
-    from curvescope.closed_form.from_model import attention_curvature
+    from curvescope.closed_form.attention.split import block_split
+    from curvescope.closed_form.network.from_model import attention_curvature
 
     model = cs.load("tiny-gpt")
     batch = cs.text("sample", model, tokens=16, seq_len=8)

@@ -5,9 +5,9 @@ import torch
 
 import curvescope as cs
 import oracles
-from curvescope.closed_form import from_model
-from curvescope.closed_form.attention_split import BlockSplit, block_split
-from curvescope.closed_form.from_model import (
+from curvescope.closed_form.attention.split import BlockSplit, block_split
+from curvescope.closed_form.network import from_model
+from curvescope.closed_form.network.from_model import (
     attention_blocks,
     attention_curvature,
     attention_moments,

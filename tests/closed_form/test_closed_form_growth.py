@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from curvescope.closed_form import attention, growth
+from curvescope.closed_form import attention
+from curvescope.closed_form.bounds import growth
 from curvescope.core.seeds import generator
 
 PARTS = ("outer", "functional")

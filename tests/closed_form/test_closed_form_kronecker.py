@@ -4,8 +4,14 @@ import pytest
 import torch
 
 from curvescope.closed_form import attention
-from curvescope.closed_form.kronecker import Theorem, commutation, khatri_rao, kron, softmax_derivatives
 from curvescope.closed_form.loss_curvature import squared_error
+from curvescope.closed_form.printed.kronecker import (
+    Theorem,
+    commutation,
+    khatri_rao,
+    kron,
+    softmax_derivatives,
+)
 from curvescope.core.errors import ShapeError
 from curvescope.core.seeds import generator
 

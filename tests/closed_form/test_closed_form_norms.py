@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch.autograd.functional import hessian, jacobian
 
-from curvescope.closed_form import norm_theorems, norms
+from curvescope.closed_form import norms
+from curvescope.closed_form.printed import norm_theorems
 from curvescope.core.errors import ShapeError, UsageError
 from curvescope.core.seeds import generator
 

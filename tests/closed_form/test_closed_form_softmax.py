@@ -3,9 +3,14 @@
 import pytest
 import torch
 
-from curvescope.closed_form.attention_core import core_point, core_push, core_vjp
+from curvescope.closed_form.attention.core import core_point, core_push, core_vjp
 from curvescope.closed_form.objectives import class_targets, cross_entropy_objective
-from curvescope.closed_form.softmax import centred, masked_softmax, softmax_along, softmax_covariance
+from curvescope.closed_form.softmax.deviations import (
+    centred,
+    masked_softmax,
+    softmax_along,
+    softmax_covariance,
+)
 from curvescope.core.errors import ShapeError
 from curvescope.core.seeds import generator
 from oracles import normal

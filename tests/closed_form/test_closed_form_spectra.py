@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.autograd.functional import hessian as autodiff_hessian
 
-from curvescope.closed_form.spectra import (
+from curvescope.closed_form.spectra.one_dimensional import (
     attention_1d_outputs,
     attention_1d_spectrum,
     product_bulk,

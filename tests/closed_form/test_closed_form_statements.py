@@ -1,4 +1,4 @@
-"""What docs/theory.md states and no other file checks: readings, exponents, conditioning, exact norms."""
+"""What docs/theory states and no other file checks: readings, exponents, conditioning, exact norms."""
 
 import math
 from dataclasses import replace
@@ -8,16 +8,18 @@ import numpy as np
 import pytest
 import torch
 
-from curvescope.closed_form import attention, block_theorems, growth
-from curvescope.closed_form.bounds_corrected import attention_norm_bounds
-from curvescope.closed_form.kronecker import Theorem, softmax_derivatives
-from curvescope.closed_form.norm_theorems import (
+from curvescope.closed_form import attention
+from curvescope.closed_form.bounds import growth
+from curvescope.closed_form.bounds.operator_norms import attention_norm_bounds
+from curvescope.closed_form.norms.derivatives import norm_curvature_supremum, norm_point
+from curvescope.closed_form.printed import block_theorems
+from curvescope.closed_form.printed.kronecker import Theorem, softmax_derivatives
+from curvescope.closed_form.printed.norm_theorems import (
     layernorm_jacobian_theorem2,
     layernorm_second_derivative_theorem3,
 )
-from curvescope.closed_form.norms import norm_curvature_supremum, norm_point
-from curvescope.closed_form.spectra import attention_1d_spectrum
-from curvescope.closed_form.vec_rules import kron, kron_derivatives
+from curvescope.closed_form.printed.vec_rules import kron, kron_derivatives
+from curvescope.closed_form.spectra.one_dimensional import attention_1d_spectrum
 from curvescope.core.seeds import generator
 
 

@@ -4,12 +4,18 @@ import pytest
 import torch
 from torch.autograd.functional import hessian, jacobian
 
-from curvescope.closed_form import attention_theorems as heads
-from curvescope.closed_form import block_theorems as theorems
-from curvescope.closed_form.block import Architecture, block_tape
+from curvescope.closed_form.network.block import Architecture, block_tape
+from curvescope.closed_form.network.stack import StackCurvature
 from curvescope.closed_form.objectives import squared_error_objective
-from curvescope.closed_form.stack import StackCurvature
-from curvescope.closed_form.vec_rules import commutation, diagonal_derivative, kron, kron_derivatives, vec
+from curvescope.closed_form.printed import block_theorems as theorems
+from curvescope.closed_form.printed import head_theorems as heads
+from curvescope.closed_form.printed.vec_rules import (
+    commutation,
+    diagonal_derivative,
+    kron,
+    kron_derivatives,
+    vec,
+)
 from curvescope.core.seeds import generator
 
 L, D, M, K = 2, 3, 4, 2

@@ -5,7 +5,8 @@ import torch
 from torch.func import jvp
 
 from curvescope.closed_form import norms
-from curvescope.closed_form import third_order as third
+from curvescope.closed_form.norms import third as norm_third
+from curvescope.closed_form.softmax import third
 from curvescope.core.errors import ShapeError
 from curvescope.core.seeds import generator
 
@@ -59,8 +60,8 @@ def test_norm_along_directions(kind, d, eps):
     def f(x):
         return written_out(x, kind=kind, eps=eps)
 
-    close(third.norm_second_along(at, u, v), along(f, (u,), (v,))(x), size)
-    close(third.norm_third_along(at, u, v, w), along(f, (u,), (v,), (w,))(x), size)
+    close(norms.norm_second_along(at, u, v), along(f, (u,), (v,))(x), size)
+    close(norm_third.norm_third_along(at, u, v, w), along(f, (u,), (v,), (w,))(x), size)
 
 
 @pytest.mark.parametrize(("kind", "d", "eps"), CASES)
@@ -73,33 +74,33 @@ def test_norm_with_a_moving_gain_and_a_cotangent(kind, d, eps):
     def f(x, gamma):
         return written_out(x, gamma, 0.4, kind=kind, eps=eps)
 
-    found = third.norm_third_derivative(at, dx, gamma=gamma, dgamma=dgamma)
+    found = norm_third.norm_third_derivative(at, dx, gamma=gamma, dgamma=dgamma)
     close(found, along(f, delta, delta, delta)(x, gamma), 30 * size)
-    still = third.norm_third_derivative(at, dx, gamma=gamma)
+    still = norm_third.norm_third_derivative(at, dx, gamma=gamma)
     close(still, along(lambda x: f(x, gamma), (dx,), (dx,), (dx,))(x), 30 * size)
     leaves = x.clone().requires_grad_(), gamma.expand_as(x).clone().requires_grad_()
     s = (g * along(f, (dx, dgamma.expand_as(x)), (dx, dgamma.expand_as(x)))(*leaves)).sum()
     expected = torch.autograd.grad(s, leaves)
     for one, two in zip(
-        third.norm_third_product(at, g, dx, gamma=gamma, dgamma=dgamma), expected, strict=True
+        norm_third.norm_third_product(at, g, dx, gamma=gamma, dgamma=dgamma), expected, strict=True
     ):
         close(one, two, 30 * size)
-    no_gain = third.norm_third_product(at, g, dx, gamma=gamma)[0]
-    close(no_gain, third.norm_third_along(at, dx, dx, gamma * g), size)
+    no_gain = norm_third.norm_third_product(at, g, dx, gamma=gamma)[0]
+    close(no_gain, norm_third.norm_third_along(at, dx, dx, gamma * g), size)
 
 
 @pytest.mark.parametrize(("kind", "d", "eps"), CASES)
 def test_norm_tensor_is_every_contraction_and_symmetric(kind, d, eps):
     _, at, scale, (u, v, w, *_) = norm_case(kind, d, eps)
-    T = third.norm_third_tensor(at)
+    T = norm_third.norm_third_tensor(at)
     assert T.shape == (3, d, d, d, d)
     for order in ((0, 2, 1, 3, 4), (0, 1, 3, 2, 4), (0, 1, 2, 4, 3)):
         close(T.permute(order), T, scale)
     size = 10 * scale * float(u.abs().max() * v.abs().max() * w.abs().max())
     found = torch.einsum("nabce,nb,nc,ne->na", T, u, v, w)
-    close(third.norm_third_along(at, u, v, w), found, size)
+    close(norm_third.norm_third_along(at, u, v, w), found, size)
     (gamma,) = draw(1, d, stream=2)
-    close(third.norm_third_tensor(at, gamma), gamma[:, None, None, None] * T, scale)
+    close(norm_third.norm_third_tensor(at, gamma), gamma[:, None, None, None] * T, scale)
 
 
 @pytest.mark.parametrize("kind", ["layernorm", "rmsnorm"])
@@ -107,21 +108,21 @@ def test_norm_is_homogeneous_without_eps(kind):
     """x̂(cx) = x̂(x), so by Euler D³x̂[x,u,v] = −2 D²x̂[u,v], and D³ falls with the third power of the scale."""
     x, u, v, w = draw(4, 2, 6)
     at = norms.norm_point(x, kind=kind)
-    expected = -2 * third.norm_second_along(at, u, v)
-    close(third.norm_third_along(at, x, u, v), expected, 10 * float(expected.abs().max()))
-    far = third.norm_third_along(norms.norm_point(10 * x, kind=kind), u, v, w)
-    near = third.norm_third_along(at, u, v, w)
+    expected = -2 * norms.norm_second_along(at, u, v)
+    close(norm_third.norm_third_along(at, x, u, v), expected, 10 * float(expected.abs().max()))
+    far = norm_third.norm_third_along(norms.norm_point(10 * x, kind=kind), u, v, w)
+    near = norm_third.norm_third_along(at, u, v, w)
     close(1000 * far, near, 10 * float(near.abs().max()))
 
 
 @pytest.mark.parametrize(("kind", "d", "eps"), CASES)
 def test_norm_supremum_is_attained_and_never_exceeded(kind, d, eps):
     _, at, _, _ = norm_case(kind, d, eps)
-    bound, slack = third.norm_third_supremum(at), 1e-12 * at.sigma[:, 0] ** -3
+    bound, slack = norm_third.norm_third_supremum(at), 1e-12 * at.sigma[:, 0] ** -3
     for trial in range(20):
         u, v, w = (r / r.norm(dim=-1, keepdim=True) for r in draw(3, 3, d, stream=trial + 5))
         for three in ((u, v, w), (u, u, v), (u, u, u)):
-            assert bool((third.norm_third_along(at, *three).norm(dim=-1) <= bound + slack).all())
+            assert bool((norm_third.norm_third_along(at, *three).norm(dim=-1) <= bound + slack).all())
     (u,) = draw(1, 3, d, stream=3)
     u = norms.project(u, kind)
     if at.multiplicity:
@@ -132,7 +133,7 @@ def test_norm_supremum_is_attained_and_never_exceeded(kind, d, eps):
         assert not bound.any()
         return
     u = u / u.norm(dim=-1, keepdim=True)
-    assert bool(((third.norm_third_along(at, u, u, u).norm(dim=-1) - bound).abs() <= slack).all())
+    assert bool(((norm_third.norm_third_along(at, u, u, u).norm(dim=-1) - bound).abs() <= slack).all())
 
 
 def probabilities(*shape, sharp=1.0):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from curvescope.core.result import Result
-from curvescope.papers.ormaniec2025 import histograms
+from curvescope.papers.ormaniec2025.histograms import study as histograms
 
 COLUMNS = ["attention", "block", "bin", "edge_lo", "edge_hi", "count"]
 

@@ -10,10 +10,11 @@ import torch
 from curvescope.core.errors import UsageError
 from curvescope.core.result import Result
 from curvescope.core.seeds import generator, probes
-from curvescope.papers.ormaniec2025 import growth, slopes
-from curvescope.papers.ormaniec2025.growth_points import estimate
-from curvescope.papers.ormaniec2025.growth_settings import EXPERIMENTS, Law
-from curvescope.papers.ormaniec2025.published import published_curves
+from curvescope.papers.ormaniec2025.growth import slopes
+from curvescope.papers.ormaniec2025.growth import study as growth
+from curvescope.papers.ormaniec2025.growth.points import estimate
+from curvescope.papers.ormaniec2025.growth.published import published_curves
+from curvescope.papers.ormaniec2025.growth.settings import EXPERIMENTS, Law
 
 CHEAP = ("mlp_L2", "linattn_none_mse_log_short_L1")
 

@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 import torch
 
-from curvescope.papers.ormaniec2025 import growth, streams
-from curvescope.papers.ormaniec2025.draws import Source, sweep_tokens
-from curvescope.papers.ormaniec2025.growth_points import measure
-from curvescope.papers.ormaniec2025.growth_settings import EXPERIMENTS
-from curvescope.papers.ormaniec2025.published import published_curves
+from curvescope.papers.ormaniec2025.growth import streams
+from curvescope.papers.ormaniec2025.growth import study as growth
+from curvescope.papers.ormaniec2025.growth.draws import Source, sweep_tokens
+from curvescope.papers.ormaniec2025.growth.points import measure
+from curvescope.papers.ormaniec2025.growth.published import published_curves
+from curvescope.papers.ormaniec2025.growth.settings import EXPERIMENTS
 
 REFERENCE = Path(__file__).parent / "data" / "ormaniec_exact_norms.csv"
 

@@ -5,9 +5,12 @@ import math
 import numpy as np
 import pytest
 
-from curvescope.closed_form import growth
-from curvescope.papers.ormaniec2025 import statements, statements_data, statements_softmax, statements_weights
-from curvescope.papers.ormaniec2025.statement_rows import (
+from curvescope.closed_form.bounds import growth
+from curvescope.papers.ormaniec2025.statements import data as statements_data
+from curvescope.papers.ormaniec2025.statements import softmax as statements_softmax
+from curvescope.papers.ormaniec2025.statements import study as statements
+from curvescope.papers.ormaniec2025.statements import weights as statements_weights
+from curvescope.papers.ormaniec2025.statements.rows import (
     CORRECTED,
     FAILS,
     HOLDS,

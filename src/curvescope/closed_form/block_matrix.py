@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -12,10 +11,6 @@ from torch import Tensor
 from curvescope.core.errors import ShapeError, UsageError, near_misses
 
 Pair = tuple[str, str]
-Part = Literal["outer", "functional", "total"]
-"""Of a block of second derivatives: JᵀBJ (Gauss-Newton), Σ G ∂²F, or their sum."""
-MatrixName = Literal["hessian", "ggn", "functional"]
-"""Of a whole loss: its Hessian, the Gauss-Newton matrix, or their difference."""
 INPUT = "x"
 """Name of the input of a layer or network among its blocks."""
 
@@ -81,18 +76,6 @@ def slices(sizes: Mapping[str, int]) -> dict[str, slice]:
         found[name] = slice(start, start + size)
         start += size
     return found
-
-
-def check_part(part: str) -> None:
-    """Raise unless `part` names one."""
-    if part not in get_args(Part):
-        raise UsageError(f"expected part of {', '.join(get_args(Part))}, got {part!r}")
-
-
-def check_matrix_name(part: str) -> None:
-    """Raise unless `part` names a matrix of a whole loss."""
-    if part not in get_args(MatrixName):
-        raise UsageError(f"expected part 'hessian', 'ggn' or 'functional', got {part!r}")
 
 
 def symmetric(blocks: Mapping[Pair, Tensor], sizes: Mapping[str, int], like: Tensor) -> BlockMatrix:

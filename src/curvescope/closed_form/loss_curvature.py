@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from curvescope.closed_form.objectives import IGNORED, class_targets
-from curvescope.closed_form.softmax import softmax_covariance
+from curvescope.closed_form.softmax.deviations import softmax_covariance
 from curvescope.core.errors import ShapeError
 
 

@@ -8,11 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from curvescope.closed_form.softmax import softmax_along
+from curvescope.closed_form.softmax.deviations import softmax_along
 from curvescope.core.errors import ShapeError
-
-IGNORED = -100
-"""A target that does not count."""
+from curvescope.core.targets import IGNORED
 
 
 @dataclass(frozen=True)

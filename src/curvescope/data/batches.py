@@ -11,11 +11,9 @@ import torch
 from torch import Tensor
 
 from curvescope.core.errors import UsageError
+from curvescope.core.targets import IGNORED
 from curvescope.core.trees import Tree, leaves, tree_map
 from curvescope.data.checks import check_arrays, check_lengths, check_weights, usable
-
-IGNORED = -100
-"""An integer target of this value does not count."""
 
 Inputs = Tensor | Mapping[str, Tensor]
 

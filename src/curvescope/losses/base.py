@@ -10,17 +10,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from curvescope.core.errors import ShapeError, UsageError
+from curvescope.core.parts import LossPart as Part
 from curvescope.core.trees import Tree
 from curvescope.kernels.head import LinearHead
-
-Part = Literal["hessian", "functional"]
-"""What is differentiated twice: the loss, or ⟨G, z⟩ with G = ∂loss/∂z held fixed."""
 
 
 class Loss(ABC):

@@ -15,12 +15,14 @@ time; on a CPU a third one is kept where it is all of them.
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from curvescope.core.errors import ShapeError, UsageError
+from curvescope.core.parts import LossPart as Part
+from curvescope.core.targets import IGNORED
 from curvescope.kernels.backends import (
     Backend,
     Tensors,
@@ -34,9 +36,6 @@ from curvescope.kernels.backends import (
 )
 from curvescope.kernels.cross_entropy.sweeps import Plan, make_plan, probabilities, second_products, sweep
 from curvescope.kernels.norms.function import given, plus, widen
-
-IGNORED = -100
-Part = Literal["hessian", "functional"]
 
 
 def cross_entropy_head(

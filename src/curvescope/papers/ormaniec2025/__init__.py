@@ -1,6 +1,6 @@
 """'What Does It Mean to Be a Transformer?' (Ormaniec, Dangel and Singh, ICLR 2025), figure by figure.
 
-Every figure is a module of this package, imported when it is asked for.
+Every figure is a folder of this package, imported when it is asked for: `study` computes it, `figures` draws.
 """
 
 from __future__ import annotations

@@ -1,0 +1,228 @@
+"""The Hessian of an attention layer in its weights, block by block, dense or without forming a block."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from curvescope.closed_form.attention import products as attention_products
+from curvescope.closed_form.attention.layer import ROLE, AttentionLayer
+from curvescope.closed_form.attention.sums.head import Head, Jacobian
+from curvescope.closed_form.attention.sums.outer import outer_term
+from curvescope.closed_form.attention.sums.terms import Term, dense_sum, frobenius_squared
+from curvescope.closed_form.block_matrix import BlockMatrix, slices
+from curvescope.core.errors import ShapeError, UsageError, near_misses
+from curvescope.core.parts import Part, check_part
+
+Pair = tuple[str, str]
+ORDER = "QKVO"
+
+
+@dataclass(frozen=True)
+class Split:
+    """A block H[a, c, b, e] = ∂²ℓ/∂W_ac ∂W'_be in two parts; `.reshape(W.numel(), W'.numel())` is the matrix.
+
+    `outer` is JᵀBJ (generalised Gauss–Newton), `functional` is Σ_iv G_iv ∂²F_iv.
+    """
+
+    outer: Tensor
+    functional: Tensor
+
+    @property
+    def total(self) -> Tensor:
+        """The block of the Hessian itself."""
+        return self.outer + self.functional
+
+    @property
+    def T(self) -> Split:
+        """The block with its two weights exchanged."""
+        return Split(self.outer.permute(2, 3, 0, 1), self.functional.permute(2, 3, 0, 1))
+
+
+class AttentionCurvature:
+    """∂²ℓ of an attention layer in its weights, H = JᵀBJ + Σ G ∂²F.
+
+    A block is named by two weights, ("Q", "K"), and a part of it by "outer", "functional" or "total". Only
+    `dense`, `split`, `blocks` and `hessian` form a block; the others work with sums over queries of small
+    matrices, which are kept once made. `product` needs neither.
+    """
+
+    def __init__(self, layer: AttentionLayer):
+        self.layer = layer
+        self.names = tuple(layer.weights)
+        self.shapes = {name: (W.shape[0], W.shape[1]) for name, W in layer.weights.items()}
+        self._jacobians: dict[tuple[str, int], Jacobian] = {}
+        self._terms: dict[tuple[Pair, str, int, int], list[Term]] = {}
+
+    @cached_property
+    def heads(self) -> list[Head]:
+        """The query heads."""
+        return [Head(self.layer, index) for index in range(self.layer.num_heads)]
+
+    def dense(self, pair: Pair, part: Part = "total") -> Tensor:
+        """The block as an array [a, c, b, e], in any memory order; one that is zero takes no memory."""
+        one, two = self._check(pair)
+        pieces = list(self._pieces(pair, part))
+        if len(pieces) == self._layout(one)[1] * self._layout(two)[1] == 1:
+            return dense_sum(pieces[0][2])
+        shape = (*self.shapes[one], *self.shapes[two])
+        if not pieces:
+            return self.layer.G.new_zeros(()).expand(shape)
+        block = self.layer.G.new_zeros(shape)
+        for i, j, terms in pieces:
+            block[(*self._place(one, i), *self._place(two, j))] = dense_sum(terms)
+        return block
+
+    def matvec(self, pair: Pair, V: Tensor, part: Part = "total") -> Tensor:
+        """The block times V, a matrix shaped like the second weight; the result is like the first."""
+        one, two = self._check(pair)
+        if V.shape != self.shapes[two]:
+            raise ShapeError(
+                f"expected a matrix shaped like W_{two} {self.shapes[two]}, got {tuple(V.shape)}"
+            )
+        result = torch.zeros(self.shapes[one], dtype=V.dtype, device=V.device)
+        for i, j, terms in self._pieces(pair, part):
+            place, piece = result[self._place(one, i)], V[self._place(two, j)]
+            for term in terms:
+                place += term.matvec(piece)
+        return result
+
+    def diagonal(self, pair: Pair, part: Part = "total") -> Tensor:
+        """H[a, c, a, c], shaped like the weight; of two weights too, if they have one shape and layout."""
+        one, _ = self._check_aligned(pair)
+        result = self.layer.G.new_zeros(self.shapes[one])
+        for slot in range(self._layout(one)[1]):
+            for term in self.terms(pair, part, slots=(slot, slot)):
+                result[self._place(one, slot)] += term.diagonal()
+        return result
+
+    def trace(self, pair: Pair, part: Part = "total") -> Tensor:
+        """Σ_ac H[a, c, a, c]."""
+        one, _ = self._check_aligned(pair)
+        total = self.layer.G.new_zeros(())
+        for slot in range(self._layout(one)[1]):
+            for term in self.terms(pair, part, slots=(slot, slot)):
+                total = total + term.trace()
+        return total
+
+    def frobenius(self, pair: Pair, part: Part = "total") -> Tensor:
+        """Frobenius norm of the block."""
+        one, two = self._check(pair)
+        total = self.layer.G.new_zeros(())
+        for i, j, terms in self._pieces(pair, part):
+            if one == two and i > j:
+                continue  # the transpose of a piece that has been counted
+            weight = 2 if one == two and i < j else 1
+            total = total + weight * frobenius_squared(terms, total)
+        return total.clamp_min(0).sqrt()
+
+    def product(self, directions: Mapping[str, Tensor], part: Part = "total") -> dict[str, Tensor]:
+        """The whole Hessian times a direction, weight by weight; absent weights do not move.
+
+        Costs a few products of L × S matrices with heads, whatever the number of weights.
+        """
+        for name, V in directions.items():
+            self._check((name, name))
+            if V.shape != self.shapes[name]:
+                raise ShapeError(f"expected direction {name} of {self.shapes[name]}, got {tuple(V.shape)}")
+        return attention_products.product(self.layer, directions, part=part)
+
+    def split(self, pair: Pair) -> Split:
+        """Both parts of a block, dense."""
+        return Split(self.dense(pair, "outer"), self.dense(pair, "functional"))
+
+    def blocks(self) -> dict[Pair, Split]:
+        """Every block, dense; of two different weights also with the weights exchanged, as a view."""
+        found: dict[Pair, Split] = {}
+        for i, one in enumerate(self.names):
+            for two in self.names[i:]:
+                found[one, two] = self.split((one, two))
+                if one != two:
+                    found[two, one] = found[one, two].T
+        return found
+
+    def hessian(self, part: Part = "total") -> BlockMatrix:
+        """All blocks in one matrix: `H["Q", "K"]`, or `H.matrix` with the weights in the order of `names`."""
+        sizes = {name: rows * columns for name, (rows, columns) in self.shapes.items()}
+        H, place = self.layer.G.new_empty(sum(sizes.values()), sum(sizes.values())), slices(sizes)
+        for i, one in enumerate(self.names):
+            for two in self.names[i:]:
+                here, block = H[place[one], place[two]], self.dense((one, two), part)
+                here.unflatten(1, block.shape[2:]).unflatten(0, block.shape[:2]).copy_(block)
+                if one != two:
+                    H[place[two], place[one]] = here.T
+        return BlockMatrix(H, sizes)
+
+    def terms(self, pair: Pair, part: Part = "total", *, slots: tuple[int, int] = (0, 0)) -> list[Term]:
+        """The factored terms of a block between two heads' places in the stacked weights."""
+        check_part(part)
+        if part == "total":
+            return self.terms(pair, "outer", slots=slots) + self.terms(pair, "functional", slots=slots)
+        one, two = pair
+        if ORDER.index(ROLE[one]) > ORDER.index(ROLE[two]):
+            return [term.T for term in self.terms((two, one), part, slots=(slots[1], slots[0]))]
+        key = (pair, part, *slots)
+        if key not in self._terms:
+            self._terms[key] = self._make_terms(pair, part, slots)
+        return self._terms[key]
+
+    def _make_terms(self, pair: Pair, part: Part, slots: tuple[int, int]) -> list[Term]:
+        found: list[Term] = []
+        for h in self._heads_at(pair[0], slots[0]):
+            for g in self._heads_at(pair[1], slots[1]):
+                if part == "outer":
+                    found.append(
+                        outer_term(self.layer, self._jacobian(pair[0], h), self._jacobian(pair[1], g))
+                    )
+                elif g == h:
+                    found.extend(self.heads[h].functional(*pair))
+        return found
+
+    def _pieces(self, pair: Pair, part: Part) -> Iterator[tuple[int, int, list[Term]]]:
+        """Terms of all pairs of places; heads meet in the outer part only."""
+        for i in range(self._layout(pair[0])[1]):
+            for j in range(self._layout(pair[1])[1]):
+                terms = self.terms(pair, part, slots=(i, j))
+                if terms:
+                    yield i, j, terms
+
+    def _jacobian(self, name: str, head: int) -> Jacobian:
+        if (name, head) not in self._jacobians:
+            self._jacobians[name, head] = self.heads[head].jacobian(name)
+        return self._jacobians[name, head]
+
+    def _heads_at(self, name: str, slot: int) -> range:
+        """The query heads that use place `slot` of a stacked weight: several if they share it."""
+        share = self.layer.num_heads // self.layer.num_kv_heads if ROLE[name] in "KV" else 1
+        return range(slot * share, (slot + 1) * share)
+
+    def _layout(self, name: str) -> tuple[int, int]:
+        """Which axis of a stacked weight the heads cut, and into how many places."""
+        if name == "b_O":
+            return 1, 1
+        return int(name != "O"), self.layer.num_kv_heads if ROLE[name] in "KV" else self.layer.num_heads
+
+    def _place(self, name: str, slot: int) -> tuple[slice, slice]:
+        axis, num = self._layout(name)
+        size = self.shapes[name][axis] // num
+        cut = slice(slot * size, (slot + 1) * size)
+        return (slice(None), cut) if axis == 1 else (cut, slice(None))
+
+    def _check(self, pair: Pair) -> Pair:
+        for name in pair:
+            if name not in self.names:
+                raise UsageError(f"no weight is called {name!r}", hint=near_misses(name, list(self.names)))
+        return pair
+
+    def _check_aligned(self, pair: Pair) -> Pair:
+        one, two = self._check(pair)
+        if (self.shapes[one], self._layout(one)) != (self.shapes[two], self._layout(two)):
+            raise UsageError(
+                f"the block of W_{one} {self.shapes[one]} and W_{two} {self.shapes[two]} has no diagonal",
+                hint="both weights must have the same shape, cut into heads in the same way",
+            )
+        return pair

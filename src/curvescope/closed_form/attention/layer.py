@@ -1,0 +1,227 @@
+"""One attention layer on a batch: checked inputs, attention weights, and the derivatives of its loss.
+
+Every closed form for attention starts here. A layer has weights named Q, K, V and, if it has an output
+projection, O; their biases are b_Q, b_K, b_V, b_O. Heads are column groups of W_Q, W_K, W_V and row groups
+of W_O; keys and values may have fewer heads than queries, each then shared by consecutive query heads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, TypedDict, TypeVar
+
+import torch
+from torch import Tensor
+
+from curvescope.closed_form.attention.checks import check_loss, check_rope, check_scores, check_weights
+from curvescope.closed_form.softmax.deviations import masked_softmax
+from curvescope.core.errors import ShapeError, UsageError
+
+Kind = Literal["softmax", "linear"]
+Rope = tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor, Tensor]
+T = TypeVar("T")
+ROLE = {"Q": "Q", "b_Q": "Q", "QK": "Q", "K": "K", "b_K": "K", "V": "V", "b_V": "V", "O": "O", "b_O": "O"}
+
+
+class AttentionOptions(TypedDict, total=False):
+    """What may be said about a layer besides its weights."""
+
+    X_K: Tensor | None  # inputs of the keys (S, d); X unless given (cross-attention)
+    X_V: Tensor | None  # inputs of the values (S, d'); X_K unless given
+    mask: Tensor | None  # boolean, true where a query (row) may look at a key (column)
+    bias: Tensor | None  # added to the scores; −inf hides a key
+    scale: float | None  # of q kᵀ; 1/√d_K unless given
+    rope: Rope | None  # cos, sin (L, d_K/2); then those of the keys, if they are other tokens
+    kind: Kind  # "softmax" unless given
+
+
+@dataclass(frozen=True)
+class AttentionLayer:
+    """Attention F = concat_h(A_h v_h) W_O + b_O on n samples, with G = ∂ℓ/∂F and B = ∂²ℓ/∂F².
+
+    Scores are t = scale · q̂ k̂ᵀ + bias, q̂ and k̂ being rotated if `rope` is given; A is their softmax over
+    the keys a query may see, or t itself, zero where masked, if `kind` is "linear". Without W_O there is
+    one head and F is its output; without W_K the keys are the inputs themselves.
+    """
+
+    X: Tensor  # (n, L, d) query inputs
+    X_K: Tensor  # (n, S, d) key inputs
+    X_V: Tensor  # (n, S, d') value inputs
+    weights: Mapping[str, Tensor]  # by name; a bias is one row
+    G: Tensor  # (n, L, o)
+    B: float | Tensor  # number, (n, L, o, o) or (n, L, o, L, o)
+    num_heads: int
+    num_kv_heads: int
+    scale: float
+    mask: Tensor | None  # broadcasts to (n, h, L, S), true where a query may look
+    bias: Tensor | None  # broadcasts to (n, h, L, S)
+    rope: tuple[Tensor, Tensor, Tensor, Tensor] | None  # cos, sin of queries (L, c/2), then of keys
+    kind: Kind
+
+    def feature(self, name: str) -> Tensor:
+        """What the weight `name` multiplies: the inputs of its side, or a column of ones for a bias."""
+        source = {"Q": self.X, "K": self.X_K, "V": self.X_V}[ROLE[name]]
+        return torch.ones_like(source[..., :1]) if name.startswith("b_") else source
+
+    def project(self, role: str, weights: Mapping[str, Tensor]) -> Tensor | None:
+        """Σ feature · weight over the weights of one role, by query head: (n, h, T, c); None if none."""
+        names = [name for name in weights if ROLE[name] == role]
+        if not names:
+            return None
+        total = torch.stack([self.feature(name) @ weights[name] for name in names]).sum(0)
+        num = self.num_heads if role == "Q" else self.num_kv_heads
+        heads = total.unflatten(-1, (num, -1)).transpose(1, 2)
+        return heads.repeat_interleave(self.num_heads // num, dim=1)
+
+    @cached_property
+    def q(self) -> Tensor:
+        """Rotated queries (n, h, L, c)."""
+        queries = self.project("Q", self.weights)
+        assert queries is not None
+        return self.rotate_queries(queries)
+
+    @cached_property
+    def k(self) -> Tensor:
+        """Rotated keys (n, h, S, c)."""
+        keys = self.project("K", self.weights)
+        return self.X_K[:, None] if keys is None else self.rotate_keys(keys)
+
+    @cached_property
+    def v(self) -> Tensor:
+        """Values (n, h, S, d_V)."""
+        values = self.project("V", self.weights)
+        assert values is not None
+        return values
+
+    def rotate_queries(self, x: Tensor, *, back: bool = False) -> Tensor:
+        """R_i x_i over the queries i, or R_iᵀ x_i; x itself without rotary positions."""
+        return x if self.rope is None else rotate(x, self.rope[0], -self.rope[1] if back else self.rope[1])
+
+    def rotate_keys(self, x: Tensor, *, back: bool = False) -> Tensor:
+        """R_j x_j over the keys j, or R_jᵀ x_j."""
+        return x if self.rope is None else rotate(x, self.rope[2], -self.rope[3] if back else self.rope[3])
+
+    @cached_property
+    def A(self) -> Tensor:
+        """Attention weights (n, h, L, S); a query that may look nowhere has weights zero."""
+        scores = self.scale * self.q @ self.k.mT
+        if self.bias is not None:
+            scores = scores + self.bias
+        if self.kind == "linear":
+            return scores if self.mask is None else scores * self.mask
+        return masked_softmax(scores, self.mask)
+
+    @cached_property
+    def slope(self) -> Tensor:
+        """Weights of the first derivative of A in the scores: A itself, or the mask if linear."""
+        if self.kind == "softmax":
+            return self.A
+        ones = torch.ones_like(self.A)
+        return ones if self.mask is None else ones * self.mask
+
+    @cached_property
+    def top(self) -> Tensor:
+        """The key each query attends to most: (n, h, L)."""
+        return self.A.argmax(-1)
+
+    def centre(self, t: Tensor) -> Tensor:
+        """Each row of t (n, h, L, S) minus its mean under A; t itself if attention is linear.
+
+        Differences to the most attended key come first: their mean is then accurate relative to itself,
+        however little weight the other keys have.
+        """
+        if self.kind == "linear":
+            return t
+        t = t - t.gather(-1, self.top[..., None])
+        return t - (self.A * t).sum(-1, keepdim=True)
+
+    @cached_property
+    def heads_out(self) -> Tensor:
+        """Output of each head, A v: (n, h, L, d_V)."""
+        return self.A @ self.v
+
+    @cached_property
+    def G_heads(self) -> Tensor:
+        """∂ℓ/∂ of each head's output: (n, h, L, d_V)."""
+        return self.pull_output(self.G, self.weights.get("O"))
+
+    def pull_output(self, U: Tensor, W_O: Tensor | None) -> Tensor:
+        """U W_Oᵀ by head, (n, h, L, d_V), for U (n, L, o)."""
+        if W_O is None:
+            return U[:, None]
+        return (U @ W_O.mT).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+
+    @cached_property
+    def tau(self) -> Tensor:
+        """τ = ∂⟨G, F⟩/∂ scores, (n, h, L, S): A (ρ − ρ̄) with ρ = G vᵀ; rows sum to zero under softmax."""
+        return self.slope * self.centre(self.G_heads @ self.v.mT)
+
+    def curve_loss(self, U: Tensor) -> Tensor:
+        """B U for columns U (n, L, o, k)."""
+        if not isinstance(self.B, Tensor):
+            return self.B * U
+        if self.B.dim() == 4:
+            return self.B @ U
+        return torch.einsum("niojw,njwk->niok", self.B, U)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary positions in the rotate-half layout: dimension f turns with f + c/2 by its angle.
+
+    x is (…, T, c), cos and sin are (T, c/2) or broadcast to x's halves:
+    (x_f, x_{f+c/2}) ↦ (x_f cos − x_{f+c/2} sin, x_{f+c/2} cos + x_f sin).
+    """
+    one, two = x.chunk(2, dim=-1)
+    return torch.cat([one * cos - two * sin, two * cos + one * sin], dim=-1)
+
+
+def rope_table(
+    num_positions: int, d_K: int, *, base: float = 10000.0, dtype: torch.dtype = torch.float64
+) -> tuple[Tensor, Tensor]:
+    """cos and sin, (num_positions, d_K/2), of the angles position · base^(−2f/d_K), f = 0 … d_K/2 − 1."""
+    frequency = base ** (-2.0 * torch.arange(d_K // 2, dtype=torch.float64) / d_K)
+    angle = torch.arange(num_positions, dtype=torch.float64)[:, None] * frequency
+    return angle.cos().to(dtype), angle.sin().to(dtype)
+
+
+def make_layer(
+    X: Tensor,
+    weights: Mapping[str, Tensor | None],
+    G: Tensor,
+    B: float | Tensor,
+    *,
+    num_heads: int = 1,
+    num_kv_heads: int | None = None,
+    X_K: Tensor | None = None,
+    X_V: Tensor | None = None,
+    mask: Tensor | None = None,
+    bias: Tensor | None = None,
+    scale: float | None = None,
+    rope: Rope | None = None,
+    kind: Kind = "softmax",
+) -> AttentionLayer:
+    """The checked layer: a sample axis everywhere, biases as rows, absent weights left out."""
+    if X.dim() not in (2, 3):
+        raise ShapeError(f"expected X of shape (L, d) or (n, L, d), got {tuple(X.shape)}")
+    if kind not in ("softmax", "linear"):
+        raise UsageError(f"expected kind 'softmax' or 'linear', got {kind!r}")
+    X_K = _given(X_K, X)
+    X_V = _given(X_V, X_K)
+    B = B if isinstance(B, Tensor) and B.dim() > 0 else float(B)
+    if X.dim() == 2:
+        X, X_K, X_V, G = X[None], X_K[None], X_V[None], G[None]
+        B = B[None] if isinstance(B, Tensor) else B
+    named = {n: W.reshape(1, -1) if n.startswith("b_") else W for n, W in weights.items() if W is not None}
+    num_kv_heads = _given(num_kv_heads, num_heads)
+    width = check_weights(X, X_K, X_V, named, num_heads, num_kv_heads)
+    check_loss(X, named, G, B)
+    full = (X.shape[0], num_heads, X.shape[1], X_K.shape[1])
+    mask, bias = check_scores("mask", mask, full), check_scores("bias", bias, full)
+    tables, scale = check_rope(rope, full, width), _given(scale, width**-0.5)
+    return AttentionLayer(X, X_K, X_V, named, G, B, num_heads, num_kv_heads, scale, mask, bias, tables, kind)
+
+
+def _given(value: T | None, otherwise: T) -> T:
+    return otherwise if value is None else value

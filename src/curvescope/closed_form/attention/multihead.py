@@ -1,0 +1,82 @@
+"""Closed-form Hessian of multi-head attention, with output projection, biases and grouped-query heads.
+
+    F = Σ_h O_h W_O^h + b_O,   O_h = A_h v_h.
+
+A head sees the loss through its rows of W_O: G_h = G W_O^hᵀ. Heads meet in the outer part only,
+H_o(θ_h, θ'_g) = Σ_i J_hiᵀ B_i J_gi; the functional part of Q, K, V and O of different heads is zero, that of
+W_O with itself too, and that of b_O with anything. Heads that share keys and values add their blocks.
+Weights are whole matrices: heads are column groups of W_Q, W_K, W_V and row groups of W_O.
+"""
+
+from __future__ import annotations
+
+from typing import Unpack
+
+from torch import Tensor
+
+from curvescope.closed_form.attention.hessian import AttentionCurvature, Pair, Split
+from curvescope.closed_form.attention.layer import AttentionOptions, make_layer
+
+
+def multihead_curvature(
+    X: Tensor,
+    W_Q: Tensor,
+    W_K: Tensor,
+    W_V: Tensor,
+    W_O: Tensor,
+    G: Tensor,
+    B: float | Tensor,
+    *,
+    num_heads: int,
+    num_kv_heads: int | None = None,
+    b_Q: Tensor | None = None,
+    b_K: Tensor | None = None,
+    b_V: Tensor | None = None,
+    b_O: Tensor | None = None,
+    **options: Unpack[AttentionOptions],
+) -> AttentionCurvature:
+    """The Hessian of ℓ(F) in the weights of a layer, as an object that forms blocks only when asked.
+
+    Args:
+        X: inputs (L, d), or (n, L, d) for the sum over n samples.
+        W_Q: (d, h d_K), heads as columns; W_K (d, h_kv d_K) and W_V (d, h_kv d_V) likewise.
+        W_O: (h d_V, d_out), heads as rows.
+        G: ∂ℓ/∂F, (L, d_out) or (n, L, d_out).
+        B: ∂²ℓ/∂F² as a number, (L, d_out, d_out) or (L, d_out, L, d_out); with n in front when X has it.
+        num_heads: query heads h.
+        num_kv_heads: h_kv, which divides h and is h unless given; query head i uses key-value head
+            i // (h / h_kv).
+        b_Q: (h d_K,); b_K (h_kv d_K,), b_V (h_kv d_V,) and b_O (d_out,) likewise.
+        **options: see `AttentionOptions`; mask and bias broadcast to (n, h, L, S).
+    """
+    weights = {"Q": W_Q, "b_Q": b_Q, "K": W_K, "b_K": b_K, "V": W_V, "b_V": b_V, "O": W_O, "b_O": b_O}
+    layer = make_layer(X, weights, G, B, num_heads=num_heads, num_kv_heads=num_kv_heads, **options)
+    return AttentionCurvature(layer)
+
+
+def multihead_blocks(
+    X: Tensor,
+    W_Q: Tensor,
+    W_K: Tensor,
+    W_V: Tensor,
+    W_O: Tensor,
+    G: Tensor,
+    B: float | Tensor,
+    *,
+    num_heads: int,
+    num_kv_heads: int | None = None,
+    b_Q: Tensor | None = None,
+    b_K: Tensor | None = None,
+    b_V: Tensor | None = None,
+    b_O: Tensor | None = None,
+    **options: Unpack[AttentionOptions],
+) -> dict[Pair, Split]:
+    """Every block of a multi-head layer, dense, in the layout of the whole matrices.
+
+    Names are Q, K, V, O and, where given, b_Q, b_K, b_V, b_O; arguments as for `multihead_curvature`.
+    """
+    found = multihead_curvature(
+        X, W_Q, W_K, W_V, W_O, G, B, num_heads=num_heads, num_kv_heads=num_kv_heads,
+        b_Q=b_Q, b_K=b_K, b_V=b_V, b_O=b_O, **options,
+    )  # fmt: skip
+    return found.blocks()

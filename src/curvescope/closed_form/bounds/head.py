@@ -1,0 +1,194 @@
+"""Certified bounds on the Hessian of an attention head, block by block and whole.
+
+These are a-posteriori bounds, from the per-query matrices of one forward pass: no block is formed, and the
+ratio to the truth is typically below two. Bounds from operator norms are in `operator_norms`, those of a
+whole Transformer block in `block`, the published ones in `printed.bounds`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from curvescope.closed_form.bounds.inputs import head_inputs
+from curvescope.closed_form.bounds.per_query import HeadFactors, head_locals
+from curvescope.closed_form.bounds.sums import (
+    ROUNDING,
+    joint_sum_bound,
+    rectangular_sum_bound,
+    separable_rayleigh,
+    spectral_norm,
+    symmetric_sum_bound,
+)
+from curvescope.core.parts import MatrixName, check_matrix_name
+from curvescope.core.result import Result
+
+NAMES = ["Q", "K", "V"]
+_MAX_JOINT = 2048  # rows of the Gram matrix that the joint bound of QV and KV may need
+_NUM_STEPS = 8  # power steps of a lower bound
+
+
+@dataclass(frozen=True)
+class BlockBounds(Result):
+    """Bounds on the spectral norms of the blocks of a Hessian and of the whole."""
+
+    names: list[str]  # of the weights, in order
+    upper: np.ndarray  # (b, b) ≥ ‖H_ij‖₂
+    whole: float  # ≥ ‖H‖₂: the norm of `upper`
+    lower: np.ndarray | None = None  # (b, b) ≤ ‖H_ij‖₂
+    whole_lower: float | None = None  # ≤ ‖H‖₂
+
+
+def block_bounds(
+    names: list[str], upper: Tensor, lower: Tensor | None = None, whole_lower: Tensor | None = None
+) -> BlockBounds:
+    """The result for symmetric tables of bounds; the whole is at most the norm of the table of its blocks."""
+    return BlockBounds(
+        names=list(names),
+        upper=upper.numpy(force=True),
+        whole=float(spectral_norm(upper)) * (1 + ROUNDING),
+        lower=None if lower is None else lower.numpy(force=True),
+        whole_lower=None if whole_lower is None else float(whole_lower),
+    )
+
+
+def attention_bounds(
+    X: Tensor,
+    W_Q: Tensor,
+    W_K: Tensor,
+    W_V: Tensor,
+    G: Tensor,
+    B: float | Tensor,
+    *,
+    part: MatrixName = "hessian",
+    mask: Tensor | None = None,
+    scale: float | None = None,
+    lower: bool = True,
+) -> BlockBounds:
+    """A-posteriori bounds for one softmax head F = softmax(s X W_Q W_Kᵀ Xᵀ) X W_V, weights Q, K, V.
+
+    QQ = Σ x_i x_iᵀ ⊗ C_i and KK = Σ q_i q_iᵀ ⊗ D_i by `symmetric_sum_bound`, the off-diagonal blocks by the
+    least of their splits, VV as QQ (exactly where B = c I); the whole by the 3 × 3 matrix of these. Lower
+    bounds are norms of products with a unit vector, and hold whatever the iteration does.
+
+    Args:
+        X: tokens (L, d), or (n, L, d) for a batch.
+        W_Q: (d, d_K).
+        W_K: (d, d_K).
+        W_V: (d, d_V).
+        G: gradient of the loss in F, shaped as F.
+        B: Hessian of the loss in F: c for c I, or (…, L, d_V, d_V), one symmetric matrix for each token.
+        part: the Hessian, its Gauss–Newton part JᵀBJ, or the functional part.
+        mask: (L, L), True where a query may look; or numbers added to the scores.
+        scale: s; 1/√d_K by default.
+        lower: also give lower bounds.
+    """
+    check_matrix_name(part)
+    at = head_locals(head_inputs(X, W_Q, W_K, W_V, mask=mask, scale=scale), G, B)
+    factors = HeadFactors(at, part != "functional", part != "ggn")
+    multiple = not isinstance(B, Tensor) or B.ndim == 0
+    upper = upper_bounds(factors, multiple=multiple)
+    if not lower:
+        return block_bounds(NAMES, upper)
+    return block_bounds(NAMES, upper, *_lower(factors))
+
+
+def upper_bounds(f: HeadFactors, *, multiple: bool = False) -> Tensor:
+    """Upper bounds of the blocks: (3, 3). `multiple`: the loss curvature is a multiple of the identity."""
+    at = f.at
+    QQ, KK = symmetric_sum_bound(at.X, f.C), symmetric_sum_bound(at.q, f.D)
+    if multiple:
+        VV = spectral_norm(at.m) ** 2 * f.B[0, 0, 0].abs() * (1 + ROUNDING)
+    else:
+        VV = symmetric_sum_bound(at.m, f.B)
+    QK = _query_key(f)
+    QV = _with_values(f, at.X, f.P @ at.W_K, at.W_K.mT @ f.M)
+    KV = _with_values(f, at.q, f.P, f.M)
+    if not f.functional and bool((torch.linalg.eigvalsh(f.B)[:, 0] >= 0).all()):
+        QK, QV, KV = (
+            torch.minimum(b, (i * j).sqrt()) for b, i, j in ((QK, QQ, KK), (QV, QQ, VV), (KV, KK, VV))
+        )
+    return torch.stack([torch.stack(row) for row in ((QQ, QK, QV), (QK, KK, KV), (QV, KV, VV))])
+
+
+def _query_key(f: HeadFactors) -> Tensor:
+    """Bound of QK: its sum over queries and the mixed term apart, or the Frobenius norm of both."""
+    at = f.at
+    apart = rectangular_sum_bound(at.X, f.N, at.q) + spectral_norm(f.Gamma)
+    lengths = at.X.norm(dim=1) * at.q.norm(dim=1) * torch.linalg.matrix_norm(f.N)
+    unit = torch.maximum(lengths.max(), spectral_norm(f.Gamma))
+    if unit == 0:
+        return unit
+    flat = (f.N / unit).flatten(1)
+    gram = (at.X @ at.X.mT) * (at.q @ at.q.mT) * (flat @ flat.mT)
+    crossed = ((at.X @ (f.Gamma / unit)) * (f.N.mT @ at.q[:, :, None])[:, :, 0] / unit).sum(1)
+    mixed = at.q.shape[1] * ((f.Gamma / unit) ** 2).sum()
+    room = gram.abs().sum() + 2 * crossed.abs().sum() + mixed
+    square = (gram.sum() + 2 * crossed.sum() + mixed).clamp(min=0)
+    eps = torch.finfo(gram.dtype).eps
+    return torch.minimum(apart, unit * (square + 8 * flat.shape[1] * eps * room).sqrt()) * (1 + ROUNDING)
+
+
+def _with_values(f: HeadFactors, rows: Tensor, P: Tensor, M: Tensor) -> Tensor:
+    """Bound of Σ rows_i (P_i m_i + M_i G_i), i.e. of QV or KV: the two terms apart, or as one wide term."""
+    at = f.at
+    apart = rectangular_sum_bound(rows, P.mT, at.m) + rectangular_sum_bound(rows, M, at.G)
+    wide = M.shape[2] * at.G.shape[1]
+    if min(wide, M.shape[0] * M.shape[1]) > _MAX_JOINT:
+        return apart
+    joint = torch.einsum("iwc,ib->icbw", P, at.m) + torch.einsum("icb,iw->icbw", M, at.G)
+    return torch.minimum(apart, joint_sum_bound(rows, joint.flatten(2)))
+
+
+def _lower(f: HeadFactors) -> tuple[Tensor, Tensor]:
+    """Lower bounds of the blocks (3, 3) and of the whole."""
+    starts = _starts(f)
+    table = f.at.X.new_zeros(3, 3)
+    for i, one in enumerate(NAMES):
+        for j, two in enumerate(NAMES[: i + 1]):
+            value = _block_lower(f, one, two, starts[two])
+            table[i, j] = table[j, i] = value
+    whole = torch.maximum(table.max(), _whole_lower(f, starts))
+    return table * (1 - ROUNDING), whole * (1 - ROUNDING)
+
+
+def _starts(f: HeadFactors) -> dict[str, Tensor]:
+    """For each weight a unit matrix on which its diagonal block is nearly largest."""
+    at = f.at
+    q, k, v = separable_rayleigh(at.X, f.C), separable_rayleigh(at.q, f.D), separable_rayleigh(at.m, f.at.B)
+    return {"Q": torch.outer(q.a, q.c), "K": torch.outer(k.c, k.a), "V": torch.outer(v.a, v.c)}
+
+
+def _block_lower(f: HeadFactors, one: str, two: str, start: Tensor) -> Tensor:
+    """‖H_ij v‖ for a unit v, after power steps with H_ji H_ij from `start`."""
+    best, v = start.new_zeros(()), start
+    for _ in range(_NUM_STEPS):
+        image = f.matvec(one + two, v)
+        best = torch.maximum(best, image.norm())
+        v = f.matvec(two + one, image)
+        if v.norm() == 0:
+            break
+        v = v / v.norm()
+    return best
+
+
+def _whole_lower(f: HeadFactors, starts: dict[str, Tensor]) -> Tensor:
+    """‖Hv‖ for a unit v, after power steps from the best combination of the blocks' starts."""
+    table = torch.stack(
+        [torch.stack([(starts[i] * f.matvec(i + j, starts[j])).sum() for j in NAMES]) for i in NAMES]
+    )
+    values, vectors = torch.linalg.eigh((table + table.mT) / 2)
+    weights = vectors[:, values.abs().argmax()]
+    v = {name: w * starts[name] for name, w in zip(NAMES, weights, strict=True)}
+    best = values.abs().max()
+    for _ in range(_NUM_STEPS):
+        image = {i: sum((f.matvec(i + j, v[j]) for j in NAMES), torch.zeros_like(v[i])) for i in NAMES}
+        length = torch.stack([part.norm() for part in image.values()]).norm()
+        best = torch.maximum(best, length)
+        if length == 0:
+            break
+        v = {name: part / length for name, part in image.items()}
+    return best

@@ -1,0 +1,165 @@
+"""Theorem 1 of petrov2025 with its errors mended: bounds of an attention head from operator norms.
+
+The published theorem leaves the blocks KK and VK out of its maximum and takes for the norm of the softmax
+Jacobian 1/L, its value at uniform attention, where only 1/2 is a bound. Here all six blocks are bounded
+(`printed.bounds` has the original, `head` far tighter bounds).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import sqrt
+
+import torch
+from torch import Tensor
+
+from curvescope.closed_form.bounds.head import NAMES, BlockBounds, block_bounds
+from curvescope.closed_form.bounds.inputs import HeadInputs, head_inputs
+from curvescope.closed_form.bounds.per_query import HeadLocals, head_locals
+from curvescope.closed_form.bounds.sums import ROUNDING, spectral_norm, symmetric_sum_bound
+from curvescope.closed_form.loss_curvature import squared_error, token_curvature
+from curvescope.core.errors import ShapeError
+
+
+@dataclass(frozen=True)
+class HeadNorms:
+    """Norms from which the blocks of a head are bounded, each an upper bound of what it names."""
+
+    X: Tensor  # ‖X‖
+    q: Tensor  # ‖XW_Q‖
+    W_K: Tensor  # ‖W_K‖
+    M2: Tensor  # max_i ‖M2_i‖, the second moments of the tokens under attention
+    T: Tensor  # max_i ‖T_i‖, the third moments tilted by the loss gradient
+    J_Q: Tensor  # ‖∂F/∂W_Q‖
+    J_K: Tensor
+    J_V: Tensor
+    G: Tensor  # ‖∂ℓ/∂F‖
+    Gamma: Tensor  # ‖∂ℓ/∂(W_Q W_Kᵀ)‖
+    scale: float
+
+    def table(self, curvature: Tensor | float) -> Tensor:
+        """Bounds of the blocks Q, K, V, (3, 3), for a loss Hessian of norm `curvature`.
+
+        b_QQ = β J_Q² + s² W_K² X² T, b_KK = β J_K² + s² q² T, b_QK = β J_Q J_K + s² W_K X q T + Γ,
+        b_QV = β J_Q J_V + s G M2 W_K X, b_KV = β J_K J_V + s G M2 q, b_VV = β J_V².
+        """
+        J = torch.stack([self.J_Q, self.J_K, self.J_V])
+        zero = torch.zeros_like(self.T)
+        sides = self.scale * torch.stack([self.W_K * self.X, self.q, zero])
+        third = torch.outer(sides, sides) * self.T
+        third[0, 1] += self.Gamma
+        third[1, 0] += self.Gamma
+        third[2] = third[:, 2] = sides * self.G * self.M2
+        return (curvature * torch.outer(J, J) + third) * (1 + ROUNDING)
+
+
+def theorem1_corrected(
+    X: Tensor,
+    W_Q: Tensor,
+    W_K: Tensor,
+    W_V: Tensor,
+    target: Tensor,
+    *,
+    measured: bool = False,
+    mask: Tensor | None = None,
+    scale: float | None = None,
+) -> BlockBounds:
+    """Bounds for one softmax head under mean squared error ‖F − target‖_F²/(L d_V), blocks Q, K, V.
+
+    A priori: from the norms of X, W_Q, W_K, W_V and the target and the diameter of the tokens, without a
+    forward pass, for any mask. Or `measured`: with the Jacobians, moments and residual of one. Shapes as in
+    `attention_bounds`; the mean is over all tokens and features.
+    """
+    head, target = head_inputs(X, W_Q, W_K, W_V, mask=mask, scale=scale), target.double()
+    if target.shape != (*X.shape[:-1], W_V.shape[1]):
+        raise ShapeError(f"expected a target {(*X.shape[:-1], W_V.shape[1])}, got {tuple(target.shape)}")
+    if measured:
+        return _measured_bounds(head, *squared_error(head.core().output @ head.W_V, target))
+    c = 2 / target.numel()
+    x, w = spectral_norm(head.X.flatten(0, -2)), spectral_norm(head.W_V)
+    whole = c * (sqrt(X.shape[-2]) * x * w + target.norm())
+    token = c * (x * w + target.norm(dim=-1).max())
+    norms = a_priori_norms(head, G=whole, frobenius=whole, pulled=token * w)
+    return block_bounds(NAMES, norms.table(c))
+
+
+def attention_norm_bounds(
+    X: Tensor,
+    W_Q: Tensor,
+    W_K: Tensor,
+    W_V: Tensor,
+    G: Tensor,
+    B: float | Tensor,
+    *,
+    measured: bool = False,
+    mask: Tensor | None = None,
+    scale: float | None = None,
+) -> BlockBounds:
+    """As `theorem1_corrected` for any loss, by its gradient G and Hessian B in the outputs."""
+    head = head_inputs(X, W_Q, W_K, W_V, mask=mask, scale=scale)
+    if measured:
+        return _measured_bounds(head, G, B)
+    curvature = spectral_norm(token_curvature(B, G.double().flatten(0, -2))).max()
+    return block_bounds(NAMES, gradient_norms(head, G).table(curvature))
+
+
+def _measured_bounds(head: HeadInputs, G: Tensor, B: float | Tensor) -> BlockBounds:
+    at = head_locals(head, G, B)
+    return block_bounds(NAMES, measured_norms(at).table(spectral_norm(at.B).max()))
+
+
+def gradient_norms(head: HeadInputs, G: Tensor) -> HeadNorms:
+    """A-priori norms of the head, with a loss gradient G that is known."""
+    G = G.double()
+    return a_priori_norms(
+        head,
+        G=spectral_norm(G.flatten(0, -2)),
+        frobenius=G.norm(),
+        pulled=(G @ head.W_V.mT).norm(dim=-1).max(),
+    )
+
+
+def a_priori_norms(head: HeadInputs, *, G: Tensor, frobenius: Tensor, pulled: Tensor) -> HeadNorms:
+    """Norms that follow from those of the weights, the tokens and the loss gradient.
+
+    ‖M2_i‖ ≤ min(½‖X‖², ¼ diam²), ‖T_i‖ ≤ min(√2‖X‖, diam) ‖M2‖ max|W_V G_i|, ‖J_V‖ ≤ √L ‖X‖,
+    ‖J_Q‖ ≤ s‖W_V‖‖W_K‖‖M2‖‖X‖, ‖J_K‖ ≤ s‖W_V‖‖M2‖‖X‖‖W_Q‖, ‖Γ‖ ≤ s‖X‖‖M2‖‖W_V‖‖G‖_F.
+
+    Of the gradient of the loss in the outputs, all tokens stacked, its spectral norm `G`, its norm
+    `frobenius` = ‖G‖_F and `pulled` = max_i |W_V G_i| are given.
+    """
+    X, scale = head.X, head.scale
+    x, w_Q, w_K, w_V = map(spectral_norm, (X.flatten(0, -2), head.W_Q, head.W_K, head.W_V))
+    diameter = torch.cdist(X, X, compute_mode="donot_use_mm_for_euclid_dist").max()
+    M2 = torch.minimum(x**2 / 2, diameter**2 / 4)
+    return HeadNorms(
+        X=x,
+        q=x * w_Q,
+        W_K=w_K,
+        M2=M2,
+        T=torch.minimum(sqrt(2) * x, diameter) * M2 * pulled,
+        J_Q=scale * w_V * w_K * M2 * x,
+        J_K=scale * w_V * M2 * x * w_Q,
+        J_V=sqrt(X.shape[-2]) * x,
+        G=G,
+        Gamma=scale * x * M2 * w_V * frobenius,
+        scale=scale,
+    )
+
+
+def measured_norms(at: HeadLocals) -> HeadNorms:
+    """Norms measured in one forward pass; those of J_Q and J_K by certified bounds on JᵀJ."""
+    E = at.scale * at.W_V.mT @ at.M2
+    return HeadNorms(
+        X=spectral_norm(at.X),
+        q=spectral_norm(at.q),
+        W_K=spectral_norm(at.W_K),
+        M2=spectral_norm(at.M2).max(),
+        T=spectral_norm(at.T).max(),
+        J_Q=symmetric_sum_bound(at.X, (E @ at.W_K).mT @ (E @ at.W_K)).sqrt(),
+        J_K=symmetric_sum_bound(at.q, E.mT @ E).sqrt(),
+        J_V=spectral_norm(at.m),
+        G=spectral_norm(at.G),
+        Gamma=spectral_norm(at.Gamma),
+        scale=at.scale,
+    )

@@ -1,0 +1,1 @@
+"""Whole networks: maps with known derivatives, put together into blocks and stacks."""

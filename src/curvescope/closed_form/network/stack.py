@@ -1,0 +1,194 @@
+"""Whole networks: exact gradient, Hessian, Gauss-Newton matrix, sources of curvature and their products.
+
+    tape = stack_tape(params, tokens, Architecture(num_heads=2))
+    curvature = StackCurvature(tape, lambda z: cross_entropy_objective(z, targets))
+    curvature.hessian()["L0.W_Q", "L1.W_K"]; curvature.sources(); curvature.hvp(direction)
+
+Parameters are one dictionary in the names of the project (`E, P, L0.W_Q, …, L1.ln2.b, ln_f.g, U`), every
+weight inputs × outputs. Nothing here differentiates by machine.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import final
+
+import torch
+from torch import Tensor
+
+from curvescope.closed_form.block_matrix import INPUT, BlockMatrix
+from curvescope.closed_form.network.assembly import assemble, curvature_sources
+from curvescope.closed_form.network.block import Architecture, record_block, record_norm
+from curvescope.closed_form.network.ends import Embedding, Linear, MeanOverTokens, Positions
+from curvescope.closed_form.network.primitives import Recorder, Tape, Tree
+from curvescope.closed_form.objectives import Objective
+from curvescope.core.errors import ShapeError, UsageError, near_misses
+from curvescope.core.operator import FunctionOperator
+from curvescope.core.parts import Part, check_part
+
+
+def stack_tape(params: Tree, inputs: Tensor, arch: Architecture) -> Tape:
+    """A network at its inputs: tokens (B, T), or real inputs (B, T, d) with or without a matrix E.
+
+    Blocks are `L0.…, L1.…`. With pre-norm, `ln_f` follows the last block. The unembedding is `U` (with
+    `b_U`), or Eᵀ where `arch.tied`; without either the output is the last stream. Parameters are detached.
+    """
+    params, real = {name: p.detach() for name, p in params.items()}, inputs.is_floating_point()
+    recorder = Recorder(inputs if real else torch.zeros(0).to(next(iter(params.values()))))
+    if not real:
+        if "E" not in params:
+            raise UsageError("tokens need an embedding 'E'", hint="give real inputs (B, T, d) instead")
+        recorder.apply(lambda x: Embedding(x, params, tokens=inputs))
+    elif "E" in params:
+        recorder.apply(lambda x: Linear(x, params, weight="E", bias="", label="embedding"))
+    if "P" in params:
+        recorder.apply(lambda x: Positions(x, params))
+    for i in range(_num_blocks(params)):
+        record_block(recorder, params, arch, prefix=f"L{i}.")
+    if arch.norm == "pre":
+        record_norm(recorder, params, arch, prefix="ln_f.")
+    if arch.pooled:
+        recorder.apply(MeanOverTokens)
+    if arch.tied or "U" in params:
+        weight = "E" if arch.tied else "U"
+        recorder.apply(lambda x: Linear(x, params, weight=weight, transposed=arch.tied))
+    tape = recorder.tape()
+    _refuse_unused(params, tape)
+    return tape
+
+
+@final
+class StackCurvature:
+    """First and second derivatives of a loss of a network, in closed form.
+
+    Args:
+        tape: the network at its inputs.
+        loss: outputs to `Objective`, for instance `lambda z: cross_entropy_objective(z, targets)`.
+    """
+
+    def __init__(self, tape: Tape, loss: Callable[[Tensor], Objective]):
+        self.tape, self.objective = tape, loss(tape.output)
+        if self.objective.gradient.shape != tape.output.shape:
+            raise ShapeError(
+                f"expected a loss gradient of shape {tuple(tape.output.shape)}, "
+                f"got {tuple(self.objective.gradient.shape)}"
+            )
+
+    @property
+    def value(self) -> Tensor:
+        """The loss."""
+        return self.objective.value
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Parameters, in the order of their first use."""
+        return tuple(self.tape.parameters)
+
+    @cached_property
+    def _swept(self) -> tuple[list[Tensor], dict[str, Tensor]]:
+        return self.tape.cotangents(self.objective.gradient)
+
+    def gradient(self) -> dict[str, Tensor]:
+        """∂ℓ/∂θ, by name."""
+        return {name: self._swept[1][name] for name in self.names}
+
+    def hessian(self) -> BlockMatrix:
+        """Every block of the Hessian, by backward assembly. Small models only.
+
+        Rows are the parameters, and the input `x` where that is real: `.dense(names)` chooses.
+        """
+        return self._ordered(assemble(self.tape, self.objective))
+
+    def ggn(self) -> BlockMatrix:
+        """Every block of the Gauss-Newton matrix Jᵀ B J, by backward assembly without curvatures."""
+        return self._ordered(assemble(self.tape, self.objective, functional=False))
+
+    def sources(self) -> dict[str, BlockMatrix]:
+        """The functional part H − GGN as a sum over its sources.
+
+        Keys: `L0.ln1`, `L0.attention.core`, `L0.attention.bilinear`, `L0.ffn.activation`,
+        `L0.ffn.bilinear`, …, `ln_f`, `unembedding`.
+        """
+        found = curvature_sources(self.tape, self.objective.gradient)
+        return {source: self._ordered(term) for source, term in found.items()}
+
+    def product(self, direction: Tree, *, part: Part = "total") -> dict[str, Tensor]:
+        """H v (`total`), GGN v (`outer`) or (H − GGN) v (`functional`), without forming a matrix.
+
+        One forward sweep of tangents and one backward sweep. `direction` is a tree of parameters; a
+        missing name is zero.
+        """
+        check_part(part)
+        self._check(direction)
+        tangents = self.tape.tangents(torch.zeros_like(self.tape.input), direction)
+        dg = self.objective.product(tangents[-1])
+        if part == "functional":
+            dg = torch.zeros_like(dg)
+        curved = part != "outer"
+        _, found = self.tape.second_order(self._swept[0], tangents, direction, dg, curved=curved)
+        return {name: found.get(name, torch.zeros_like(p)) for name, p in self.tape.parameters.items()}
+
+    def hvp(self, direction: Tree) -> dict[str, Tensor]:
+        """The exact Hessian-vector product."""
+        return self.product(direction)
+
+    def ggn_vp(self, direction: Tree) -> dict[str, Tensor]:
+        """The exact Gauss-Newton-vector product."""
+        return self.product(direction, part="outer")
+
+    def operator(self, names: Sequence[str] | None = None, *, part: Part = "total") -> FunctionOperator:
+        """The matrix over `names` (all parameters without) as an operator on flat columns."""
+        check_part(part)
+        names = self.names if names is None else tuple(names)
+        self._check(dict.fromkeys(names))
+        shapes = {name: self.tape.parameters[name].shape for name in names}
+        sizes = [shapes[name].numel() for name in names]
+
+        def apply(column: Tensor) -> Tensor:
+            parts = column.split(sizes)
+            tree = {name: v.reshape(shapes[name]) for name, v in zip(names, parts, strict=True)}
+            found = self.product(tree, part=part)
+            return torch.cat([found[name].reshape(-1) for name in names])
+
+        n, like = sum(sizes), self.tape.output
+        return FunctionOperator(
+            lambda V: torch.stack([apply(v) for v in V.unbind(1)], dim=1) if V.shape[1] else V.clone(),
+            (n, n),
+            dtype=like.dtype,
+            device=like.device,
+            symmetric=True,
+            psd=part == "outer",
+        )
+
+    def _ordered(self, found: BlockMatrix) -> BlockMatrix:
+        """Parameters first, then a real input."""
+        last = [INPUT] if self.tape.input.numel() else []
+        return found.select([*self.names, *last])
+
+    def _check(self, tree: Mapping[str, Tensor | None]) -> None:
+        known = self.tape.parameters
+        for name, value in tree.items():
+            if name not in known:
+                raise UsageError(f"no parameter is called {name!r}", hint=near_misses(name, list(self.names)))
+            if value is not None and value.shape != known[name].shape:
+                raise ShapeError(
+                    f"expected {name} of shape {tuple(known[name].shape)}, got {tuple(value.shape)}"
+                )
+
+
+def _num_blocks(params: Tree) -> int:
+    found = {int(match[1]) for name in params if (match := re.match(r"L(\d+)\.", name))}
+    if found != set(range(len(found))):
+        raise UsageError(f"expected blocks L0, L1, … without a gap, got {sorted(found)}")
+    return len(found)
+
+
+def _refuse_unused(params: Tree, tape: Tape) -> None:
+    unused = [name for name in params if name not in tape.parameters]
+    if unused:
+        raise UsageError(
+            f"parameters that the network does not use: {', '.join(unused)}",
+            hint="names are E, P, L0.W_Q, L0.ln1.g, ln_f.g, U; gated layers have W_g, W_u",
+        )

@@ -1,0 +1,252 @@
+"""Beyond the published sweeps: every block, every pair of blocks, of any zoo Transformer, against σ.
+
+The embeddings E and P of the model are multiplied by each scale in turn. Those of a new model are drawn with
+standard deviation 1, so that the scale is the paper's σ; a trained model is itself at scale 1. Where the
+chosen blocks are small enough together the matrices H_o and H_f are formed and everything is exact: Frobenius
+norms of all pairs, spectral norms and traces of the diagonal blocks. Otherwise norms and traces of the
+diagonal blocks come from probes. Float64 throughout.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import MutableMapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+
+from curvescope.core.errors import UsageError
+from curvescope.core.progress import Progress
+from curvescope.core.result import Result
+from curvescope.models.load import load
+from curvescope.models.model import Model
+from curvescope.models.transformer import Transformer, TransformerConfig
+from curvescope.operators import GGN, Functional
+from curvescope.papers.claims import Claim
+from curvescope.papers.ormaniec2025.growth.settings import PARTS
+from curvescope.papers.ormaniec2025.growth.slopes import fit
+from curvescope.papers.setting import FigureConfig
+from curvescope.problem import Problem
+from curvescope.studies.blocks_probes import own_probes
+from curvescope.studies.setting import ModelOnData, make_batches
+from curvescope.train import TrainConfig, train
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+DENSE = 2500  # rows of a matrix that is formed
+SMALL = 0.05  # scales up to which exponents are fitted
+
+
+@dataclass(frozen=True)
+class Config(FigureConfig):
+    """A model, data, blocks and scales. The defaults take about a minute on a CPU.
+
+    Without `model` a zoo Transformer on the addition task is made from the fields below it.
+    """
+
+    blocks: tuple[str, ...] = ("*",)  # globs; single heads too, e.g. L0.h*.W_Q
+    model: str | None = None  # a bundled name, a folder or a TOML file of a zoo Transformer
+    n_layers: int = 1
+    d_model: int = 8
+    n_heads: int = 2
+    norm: Literal["none", "pre", "post"] = "none"
+    attention: Literal["softmax", "linear"] = "softmax"
+    activation: Literal["relu", "gelu", "silu", "identity"] = "gelu"
+    steps: int = 0  # of training before anything is measured
+    data: str = "task:addition"  # or, for a model with a tokenizer, a corpus such as sample
+    tokens: int = 256  # of a corpus
+    seq_len: int = 32
+    scales: int | None = None  # how many, from 0.01 to 10
+    probes: int = 8  # where blocks are too large
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if isinstance(self.blocks, str):
+            object.__setattr__(self, "blocks", (self.blocks,))
+        super().__post_init__()
+        for name, least in {"steps": 0, "probes": 1, "tokens": 1, "seq_len": 1}.items():
+            if getattr(self, name) < least:
+                raise UsageError(f"{name}: expected at least {least}, got {getattr(self, name)}")
+        if self.scales is not None and self.scales < 2:
+            raise UsageError(f"scales: expected at least 2, got {self.scales}")
+
+    @property
+    def sigma(self) -> np.ndarray:
+        """The scales."""
+        return np.logspace(-2, 1, self.scales or (7 if self.profile == "quick" else 19))
+
+
+@dataclass(frozen=True)
+class Scale(Result):
+    """The blocks at one scale, by part in the order of PARTS; NaN is what was not computed."""
+
+    frobenius: np.ndarray  # (3, b, b)
+    stderr: np.ndarray  # (3, b) of the diagonal, over probes
+    spectral: np.ndarray  # (3, b)
+    trace: np.ndarray  # (3, b)
+
+
+@dataclass(frozen=True)
+class Beyond(Result):
+    """All scales."""
+
+    settings: dict[str, Any]
+    model: str
+    names: list[str]
+    sizes: list[int]
+    sigma: np.ndarray  # (S,)
+    frobenius: np.ndarray  # (S, 3, b, b)
+    stderr: np.ndarray  # (S, 3, b)
+    spectral: np.ndarray  # (S, 3, b)
+    trace: np.ndarray  # (S, 3, b)
+    exponents: np.ndarray  # (3, b, b) of σ ≤ SMALL; NaN where a norm is zero or unknown
+
+    @property
+    def exact(self) -> bool:
+        """Whether the matrices were formed."""
+        return bool((self.stderr == 0).all())
+
+    def claims(self) -> list[Claim]:
+        """The paper's exponents where this model has such blocks and no norm."""
+        expected = {("W_Q", "H_o"): 6, ("W_Q", "H_f"): 5, ("W_V", "H_o"): 2}
+        if self.settings.get("norm") != "none" or self.settings.get("attention") != "softmax":
+            return []
+        found = []
+        for i, name in enumerate(self.names):
+            for part in ("H_o", "H_f"):
+                power, slope = expected.get((name[-3:], part)), self.exponents[PARTS.index(part), i, i]
+                if power is not None and not math.isnan(slope):
+                    verdict = "holds" if abs(slope - power) < 0.1 else "fails"
+                    found.append(Claim(f"{name}, {part} ~ σ^{power}", str(power), f"{slope:.2f}", verdict))
+        return found
+
+    def summary(self) -> list[tuple[str, str, str]]:
+        """The numbers to look at first: label, value, words."""
+        how = "exact" if self.exact else f"from {self.settings['probes']} probes"
+        return [
+            ("blocks", str(len(self.names)), f"{sum(self.sizes):,} parameters of {self.model}, {how}"),
+            *((c.claim, c.measured, f"expected {c.published}: {c.verdict}") for c in self.claims()),
+        ]
+
+    def captions(self) -> dict[str, str]:
+        """What each figure and table shows."""
+        return {
+            "beyond_exponents": f"Exponent of σ in the Frobenius norm of every block of {self.model} for "
+            f"σ ≤ {SMALL:g}, from a line through the logarithms. Blank: exactly zero, or not computed.",
+            "beyond_curves": "Frobenius norm of the diagonal blocks against the scale σ of the embeddings.",
+            "beyond": "Every norm; spectral norm and trace of diagonal blocks. stderr is 0 where exact.",
+        }
+
+    def tables(self) -> dict[str, pd.DataFrame]:
+        """One row per pair of blocks, part and scale; upper triangle with the diagonal."""
+        import pandas as pd
+
+        rows = []
+        for s, sigma in enumerate(self.sigma):
+            for p, part in enumerate(PARTS):
+                for i, one in enumerate(self.names):
+                    for j, two in enumerate(self.names[i:], start=i):
+                        if math.isnan(self.frobenius[s, p, i, j]):
+                            continue
+                        row = {"row": one, "col": two, "part": part, "sigma": sigma}
+                        row["frobenius"] = self.frobenius[s, p, i, j]
+                        for what in ("stderr", "spectral", "trace"):
+                            row[what] = getattr(self, what)[s, p, i] if i == j else math.nan
+                        rows.append(row)
+        return {"beyond": pd.DataFrame(rows)}
+
+    def figures(self) -> dict[str, Figure]:
+        """Figures by name; drawing computes nothing."""
+        from curvescope.papers.ormaniec2025.beyond import figures
+
+        return figures.draw(self)
+
+
+def run(
+    cfg: Config, *, progress: Progress | None = None, state: MutableMapping[str, Result] | None = None
+) -> Beyond:
+    """Measure the blocks at every scale; `state` has a piece for each."""
+    kept: MutableMapping[str, Any] = {} if state is None else state  # pyright: ignore[reportAssignmentType]
+    problem = _problem(cfg)
+    space, sigma = problem.space(*cfg.blocks), cfg.sigma
+    for index, scale in enumerate(sigma):
+        name = f"scale{index:02d}"
+        if progress is not None:
+            progress(f"σ = {scale:.3g}", index + 1, len(sigma))
+        if name not in kept:
+            kept[name] = _measure(_scaled(problem, float(scale)), cfg)
+    found = [kept[f"scale{index:02d}"] for index in range(len(sigma))]
+    arrays = {
+        what: np.stack([getattr(piece, what) for piece in found])
+        for what in ("frobenius", "stderr", "spectral", "trace")
+    }
+    small, names = sigma <= SMALL * 1.001, [block.name for block in space]
+    exponents = np.array(
+        [
+            [[fit(sigma[small], arrays["frobenius"][small, p, i, j]).slope for j in range(len(names))]
+             for i in range(len(names))]
+            for p in range(len(PARTS))
+        ]
+    )  # fmt: skip
+    sizes = [block.size for block in space]
+    return Beyond(cfg.to_dict(), problem.model.name, names, sizes, sigma, **arrays, exponents=exponents)
+
+
+def _problem(cfg: Config) -> Problem:
+    """The model, trained if that was asked for, on its data."""
+    if cfg.model is None:
+        config = TransformerConfig(
+            n_layers=cfg.n_layers, d_model=cfg.d_model, n_heads=cfg.n_heads, n_ctx=18, vocab_size=12,
+            norm=cfg.norm, attention=cfg.attention, activation=cfg.activation, init="scaled", embed_std=1.0,
+            seed=cfg.seed,
+        )  # fmt: skip
+        model = replace(load(Transformer(config).double().to(cfg.device)), name="a zoo Transformer")
+    else:
+        model = load(cfg.model, dtype="float64", device=cfg.device)
+    if not isinstance(model.module, Transformer) or model.module.E is None:
+        raise UsageError(f"expected a zoo Transformer with an embedding, got {model.name!r}")
+    on = ModelOnData(
+        model=model.name, data=cfg.data, tokens=cfg.tokens, seq_len=cfg.seq_len, batch_size=64, seed=cfg.seed
+    )
+    batches = make_batches(on, model)
+    if cfg.steps:
+        model = train(model, batches, TrainConfig(steps=cfg.steps, warmup=min(50, cfg.steps)))[0]
+    return Problem(model, batches)
+
+
+def _scaled(problem: Problem, scale: float) -> Problem:
+    """The problem with E and P multiplied; a tied unembedding is scaled along."""
+    module = copy.deepcopy(problem.model.module)
+    with torch.no_grad():
+        for name in ("E", "P"):
+            if getattr(module, name) is not None:
+                getattr(module, name).mul_(scale)
+    model: Model = replace(problem.model, module=module)
+    return Problem(model, problem.batches, problem.loss)
+
+
+def _measure(problem: Problem, cfg: Config) -> Scale:
+    space = problem.space(*cfg.blocks)
+    operators = GGN(problem, *cfg.blocks), Functional(problem, *cfg.blocks)
+    names, b = [block.name for block in space], len(space)
+    frobenius = np.full((3, b, b), math.nan)
+    stderr, spectral, trace = np.zeros((3, b)), np.full((3, b), math.nan), np.full((3, b), math.nan)
+    if space.size <= DENSE:
+        outer, functional = (op.dense() for op in operators)
+        cuts = [space.slices[name] for name in names]
+        for p, H in enumerate((outer, functional, outer + functional)):
+            frobenius[p] = [[float(H[rows, columns].norm()) for columns in cuts] for rows in cuts]
+            spectral[p] = [float(torch.linalg.eigvalsh(H[cut, cut]).abs().max()) for cut in cuts]
+            trace[p] = [float(H[cut, cut].trace()) for cut in cuts]
+        return Scale(frobenius, stderr, spectral, trace)
+    for i, name in enumerate(names):
+        outer, functional = (op.block(name) for op in operators)
+        for p, block in enumerate((outer, functional, outer + functional)):
+            found = own_probes(block, num_probes=cfg.probes, seed=cfg.seed)
+            frobenius[p, i, i], stderr[p, i], trace[p, i] = found.norm, found.norm_stderr, found.trace
+    return Scale(frobenius, stderr, spectral, trace)

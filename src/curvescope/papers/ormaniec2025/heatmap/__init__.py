@@ -1,0 +1,5 @@
+"""The heat map: every entry of the Hessian of a small Transformer, and of its attention."""
+
+from curvescope.papers.ormaniec2025.heatmap.study import Columns, Config, HeatMap, run
+
+__all__ = ["Columns", "Config", "HeatMap", "run"]

@@ -1,0 +1,150 @@
+"""The figures of the heat map: from its arrays, nothing computed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from curvescope.papers.ormaniec2025.heatmap.study import CELL, FLOOR
+from curvescope.viz.interactive import Scene, scene
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from curvescope.papers.ormaniec2025.heatmap.study import HeatMap
+
+LABEL = "log10(|entry| + 1e-6)"
+GAP = 0.033  # between the names of blocks, as a share of the side
+
+
+def draw(result: HeatMap) -> dict[str, Figure]:
+    """The two panels of the paper, and the blocks as numbers."""
+    return {"heatmap": _panels(result), "heatmap_blocks": _blocks(result)}
+
+
+def _shown(result: HeatMap) -> dict[str, tuple[np.ndarray, list[str], list[int]]]:
+    """Panels: title to values, block names and block sizes in pixels."""
+    sizes = dict(zip(result.names, result.sizes, strict=True))
+    panels = {"Transformer Block": (result.picture, result.names, [n // CELL for n in result.sizes])}
+    if result.attention_names:
+        values = np.log10(np.abs(result.attention) + FLOOR)
+        panels["Self-Attention"] = (
+            values,
+            result.attention_names,
+            [sizes[name] for name in result.attention_names],
+        )
+    return panels
+
+
+def _panels(result: HeatMap) -> Figure:
+    import matplotlib.pyplot as plt
+
+    panels = _shown(result)
+    low, high = result.limits
+    figure, axes = plt.subplots(
+        1, len(panels), figsize=(7.2 * len(panels) + 1, 7.4), layout="constrained", squeeze=False
+    )
+    image = None
+    for ax, (title, (values, names, sizes)) in zip(axes[0], panels.items(), strict=True):
+        image = ax.imshow(values, vmin=low, vmax=high, cmap="viridis", interpolation="antialiased")
+        ax.set_title(title, fontsize=17, pad=10)
+        _mark(ax, names, sizes)
+    bar = figure.colorbar(image, ax=list(axes[0]), shrink=0.8, pad=0.02)  # pyright: ignore[reportArgumentType]
+    bar.set_label(LABEL, fontsize=13)
+    return figure
+
+
+def _mark(ax: Axes, names: Sequence[str], sizes: Sequence[int]) -> None:
+    """Dashed lines between blocks; names in the middle of each, those of slivers pulled apart."""
+    stops = np.cumsum(sizes)
+    for stop in stops[:-1]:
+        ax.axhline(stop - 0.5, color="white", ls=(0, (4, 3)), lw=0.7, alpha=0.8)
+        ax.axvline(stop - 0.5, color="white", ls=(0, (4, 3)), lw=0.7, alpha=0.8)
+    ax.set_xticks([])
+    ax.set_yticks([])
+    total = float(stops[-1])
+    where = _apart((stops - np.asarray(sizes) / 2) / total, GAP)
+    for name, centre, place in zip(names, (stops - np.asarray(sizes) / 2) / total, where, strict=True):
+        arrow = {"arrowstyle": "-", "lw": 0.6, "color": "0.4", "shrinkA": 0, "shrinkB": 0}
+        words = name.removeprefix("L0.")
+        ax.annotate(
+            words, (0, 1 - centre), (-0.016, 1 - place), xycoords="axes fraction", ha="right", va="center",
+            fontsize=10, arrowprops=arrow,
+        )  # fmt: skip
+        ax.annotate(
+            words, (centre, 0), (place, -0.016), xycoords="axes fraction", ha="center", va="top",
+            fontsize=10, rotation=90, arrowprops=arrow,
+        )  # fmt: skip
+
+
+def _apart(centres: np.ndarray, gap: float) -> np.ndarray:
+    """Positions in the same order, at least `gap` from each other, as near to `centres` as one pass gets."""
+    found = centres.copy()
+    for i in range(1, len(found)):
+        found[i] = max(found[i], found[i - 1] + gap)
+    over = max(0.0, found[-1] - (1 - gap / 4))
+    found[-1] -= over
+    for i in reversed(range(len(found) - 1)):
+        found[i] = min(found[i], found[i + 1] - gap)
+    return found
+
+
+def _blocks(result: HeatMap) -> Figure:
+    import matplotlib.pyplot as plt
+
+    low, high = result.limits
+    values = np.log10(result.median_abs + FLOOR)
+    side = 1.6 + 0.62 * len(result.names)
+    figure, ax = plt.subplots(figsize=(side + 1.2, side), layout="constrained")
+    image = ax.imshow(values, vmin=low, vmax=high, cmap="viridis")
+    ax.set_xticks(range(len(result.names)), result.names, rotation=90)
+    ax.set_yticks(range(len(result.names)), result.names)
+    ax.tick_params(length=0)
+    for (i, j), value in np.ndenumerate(result.median_abs):
+        dark = values[i, j] < (low + high) / 2 + 0.6
+        text = "0" if value == 0 else f"{value:.0e}".replace("e-0", "e-")
+        ax.text(j, i, text, ha="center", va="center", fontsize=8, color="white" if dark else "black")
+    ax.spines[:].set_linewidth(0)
+    figure.colorbar(image, ax=ax, label="log10(median |entry| + 1e-6)", shrink=0.8)
+    return figure
+
+
+def scenes(result: HeatMap) -> dict[str, Scene]:
+    """The two panels for a browser; a block says its numbers when pointed at."""
+    import matplotlib.pyplot as plt
+
+    figure = _panels(result)
+    found = scene(figure)
+    plt.close(figure)
+    for number, (_, names, sizes) in enumerate(_shown(result).values(), start=1):
+        key = "" if number == 1 else str(number)
+        edges = [-0.5, *(np.cumsum(sizes) - 0.5).tolist()]
+        found["data"].append(
+            {
+                "type": "heatmap", "x": edges, "y": edges, "z": [[0] * len(names)] * len(names), "opacity": 0,
+                "showscale": False, "text": _words(result, names), "xaxis": f"x{key}", "yaxis": f"y{key}",
+                "hovertemplate": "%{text}<extra></extra>",
+            }
+        )  # fmt: skip
+    low, high = result.limits
+    bar = {"title": {"text": LABEL, "side": "right"}, "len": 0.8}
+    marker = {"colorscale": "Viridis", "cmin": low, "cmax": high, "color": [low], "colorbar": bar}
+    found["data"].append({"type": "scatter", "mode": "markers", "x": [None], "y": [None], "marker": marker,
+                          "showlegend": False, "hoverinfo": "skip"})  # fmt: skip
+    return {"heatmap": found}
+
+
+def _words(result: HeatMap, names: Sequence[str]) -> list[list[str]]:
+    place = [result.names.index(name) for name in names]
+    return [
+        [
+            f"{result.names[i]} × {result.names[j]}<br>Frobenius {result.frobenius[i, j]:.4g}<br>"
+            f"mean {result.mean_abs[i, j]:.3g}, median {result.median_abs[i, j]:.3g}, "
+            f"max {result.max_abs[i, j]:.3g}"
+            for j in place
+        ]
+        for i in place
+    ]

@@ -1,0 +1,263 @@
+"""The heat map: every entry of the Hessian of the d = 16 Transformer, and of its attention.
+
+Blocks of columns are computed one after the other, above the diagonal only, from exact products with the unit
+vectors in float64. What is kept of the whole matrix are four numbers for every block and a picture of 4 × 4
+entries per pixel; all sizes are multiples of four, so no pixel mixes two blocks. Of the attention part every
+entry is kept.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import MutableMapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from curvescope.core.errors import UsageError, near_misses
+from curvescope.core.progress import Progress
+from curvescope.core.result import Result
+from curvescope.operators import Hessian
+from curvescope.papers.claims import AGREES, DIFFERS, Claim, as_printed
+from curvescope.papers.ormaniec2025.small_model import heatmap_data, small_problem
+from curvescope.papers.setting import FigureConfig
+from curvescope.problem import Problem
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+ORDER = (
+    "E", "P", "L0.W_Q", "L0.W_K", "L0.W_V", "L0.W_O", "L0.W_1", "L0.b_1", "L0.W_2", "L0.b_2", "U", "b_U",
+)  # fmt: skip
+ATTENTION = ("L0.W_Q", "L0.W_K", "L0.W_V", "L0.W_O")
+FLOOR = 1e-6  # the picture shows log10(|entry| + FLOOR)
+CELL = 4  # entries along a side of a pixel of the large picture
+PUBLISHED = {
+    "loss": "2.48540626",
+    "‖H‖_F of the whole": "3.5441",
+    "‖H‖_F of L0.W_Q, L0.W_Q": "2.647e-4",
+    "‖H‖_F of L0.W_V, L0.W_V": "2.549e-2",
+    "‖H‖_F of L0.W_Q, L0.W_V": "9.272e-3",
+    "lower end of the colours": "-6.0000",
+    "upper end of the colours": "-0.9210",
+}
+
+
+@dataclass(frozen=True)
+class Config(FigureConfig):
+    """Which blocks. The published picture has all of them; attention biases are left out, as there."""
+
+    blocks: tuple[str, ...] = ("*",)  # globs
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for pattern in self.blocks:
+            if not any(fnmatchcase(name, pattern) for name in ORDER):
+                raise UsageError(
+                    f"blocks: expected globs of the heat map's blocks, got {pattern!r}",
+                    hint=near_misses(pattern, list(ORDER)),
+                )
+
+    @property
+    def names(self) -> list[str]:
+        """The chosen blocks, in the published order."""
+        return [name for name in ORDER if any(fnmatchcase(name, glob) for glob in self.blocks)]
+
+
+@dataclass(frozen=True)
+class Columns(Result):
+    """The columns of one block, down to the diagonal."""
+
+    rows: list[str]
+    frobenius: np.ndarray  # (rows,), as the next four
+    mean_abs: np.ndarray
+    median_abs: np.ndarray
+    max_abs: np.ndarray
+    min_abs: np.ndarray
+    picture: np.ndarray  # (entries of the rows / CELL, entries of the block / CELL)
+    entries: np.ndarray  # (entries of the rows in attention, entries of the block); nothing of other blocks
+
+
+@dataclass(frozen=True)
+class HeatMap(Result):
+    """The Hessian as numbers per block and as two pictures."""
+
+    names: list[str]
+    sizes: list[int]
+    loss: float
+    frobenius: np.ndarray  # (b, b), as the next four; symmetric
+    mean_abs: np.ndarray
+    median_abs: np.ndarray
+    max_abs: np.ndarray
+    min_abs: np.ndarray
+    picture: np.ndarray  # means of log10(|H| + FLOOR) over CELL × CELL entries
+    attention_names: list[str]
+    attention: np.ndarray  # the entries themselves, float32
+
+    @property
+    def norm(self) -> float:
+        """Frobenius norm of the whole matrix."""
+        return float(np.sqrt((self.frobenius**2).sum()))
+
+    @property
+    def limits(self) -> tuple[float, float]:
+        """Ends of the colours: the least and largest log10(|entry| + FLOOR), before any averaging."""
+        return math.log10(self.min_abs.min() + FLOOR), math.log10(self.max_abs.max() + FLOOR)
+
+    def pair(self, one: str, two: str) -> float:
+        """Frobenius norm of a block."""
+        return float(self.frobenius[self.names.index(one), self.names.index(two)])
+
+    def claims(self) -> list[Claim]:
+        """The published numbers, digit by digit, and what the picture shows."""
+        found = {"loss": self.loss}
+        for one, two in (("L0.W_Q", "L0.W_Q"), ("L0.W_V", "L0.W_V"), ("L0.W_Q", "L0.W_V")):
+            if {one, two} <= set(self.names):
+                found[f"‖H‖_F of {one}, {two}"] = self.pair(one, two)
+        if len(self.names) == len(ORDER):
+            found["‖H‖_F of the whole"] = self.norm
+            found["lower end of the colours"], found["upper end of the colours"] = self.limits
+        rows = [as_printed(name, text, found[name]) for name, text in PUBLISHED.items() if name in found]
+        return [*rows, *self._darkest()]
+
+    def _darkest(self) -> list[Claim]:
+        """In the attention panel the quadrant of W_Q and W_K is the darkest."""
+        if self.attention_names != list(ATTENTION):
+            return []
+        place = [self.names.index(name) for name in ATTENTION]
+        median = self.median_abs[np.ix_(place, place)]
+        dark, others = median[:2, :2].max(), min(median[2:, 2:].min(), median[:2, 2:].min())
+        return [
+            Claim(
+                "W_Q, W_K quadrant against the rest of attention",
+                "darkest",
+                f"medians up to {dark:.1e}, elsewhere from {others:.1e}",
+                AGREES if dark < others else DIFFERS,
+            )
+        ]
+
+    def summary(self) -> list[tuple[str, str, str]]:
+        """The numbers to look at first: label, value, words."""
+        entries = sum(self.sizes)
+        return [(c.claim, c.measured, f"published {c.published}: {c.verdict}") for c in self.claims()] + [
+            ("entries", f"{entries:,}²", f"exact, in float64; {len(self.names)} blocks")
+        ]
+
+    def captions(self) -> dict[str, str]:
+        """What each figure and table shows."""
+        low, high = self.limits
+        return {
+            "heatmap": f"log10(|entry| + 1e-6) of the exact Hessian. Left: {sum(self.sizes):,} parameters in "
+            f"{len(self.names)} blocks, a pixel is the mean over {CELL} × {CELL} entries of one block. "
+            f"Right: the attention part, every entry. Colours from {low:.3f} to {high:.3f}, the ends before "
+            "averaging. The published picture blurs over 5 × 5 entries, across the borders of blocks. The "
+            "table has a row per block of the upper triangle, diagonal included.",
+            "heatmap_blocks": "Median |entry| of every block: the picture above in numbers.",
+        }
+
+    def tables(self) -> dict[str, pd.DataFrame]:
+        """One row per pair of blocks, upper triangle with the diagonal."""
+        import pandas as pd
+
+        rows = [
+            {
+                "row": one,
+                "col": two,
+                "rows": self.sizes[i],
+                "cols": self.sizes[j],
+                **{
+                    name: float(getattr(self, name)[i, j])
+                    for name in ("frobenius", "mean_abs", "median_abs", "max_abs")
+                },
+            }
+            for i, one in enumerate(self.names)
+            for j, two in enumerate(self.names)
+            if i <= j
+        ]
+        return {"heatmap": pd.DataFrame(rows)}
+
+    def figures(self) -> dict[str, Figure]:
+        """Figures by name; drawing computes nothing."""
+        from curvescope.papers.ormaniec2025.heatmap import figures
+
+        return figures.draw(self)
+
+    def scenes(self) -> dict[str, Any]:
+        """The same for a browser, as plotly's JSON: a block says its numbers when pointed at."""
+        from curvescope.papers.ormaniec2025.heatmap import figures
+
+        return figures.scenes(self)
+
+
+def run(
+    cfg: Config, *, progress: Progress | None = None, state: MutableMapping[str, Result] | None = None
+) -> HeatMap:
+    """Compute the blocks of columns, those of `state` excepted."""
+    problem = small_problem("softmax", heatmap_data(), device=cfg.device)
+    kept: MutableMapping[str, Any] = {} if state is None else state  # pyright: ignore[reportAssignmentType]
+    names = cfg.names
+    for number, name in enumerate(names, start=1):
+        if progress is not None:
+            progress(f"columns of {name}", number, len(names))
+        if name not in kept:
+            kept[name] = _columns(problem, names[:number])
+    return _joined(problem, names, [kept[name] for name in names])
+
+
+def _columns(problem: Problem, rows: list[str]) -> Columns:
+    """The columns of the last of these blocks, over the rows of all of them."""
+    H = Hessian(problem).block(rows, rows[-1])
+    dense = H.dense().cpu().numpy()
+    blocks = [np.abs(dense[H.space.slices[name]]) for name in rows]
+    in_attention = [name for name in rows if name in ATTENTION and rows[-1] in ATTENTION]
+    entries = [dense[H.space.slices[name]] for name in in_attention]
+    return Columns(
+        rows,
+        np.array([np.linalg.norm(block) for block in blocks]),
+        np.array([block.mean() for block in blocks]),
+        np.array([np.median(block) for block in blocks]),
+        np.array([block.max() for block in blocks]),
+        np.array([block.min() for block in blocks]),
+        pooled(np.log10(np.concatenate(blocks) + FLOOR)).astype(np.float32),
+        np.concatenate(entries or [dense[:0]]).astype(np.float32),
+    )
+
+
+def pooled(values: np.ndarray) -> np.ndarray:
+    """Means over CELL × CELL entries."""
+    m, n = values.shape
+    return values.reshape(m // CELL, CELL, n // CELL, CELL).mean((1, 3))
+
+
+def _joined(problem: Problem, names: list[str], columns: list[Columns]) -> HeatMap:
+    sizes = [problem.model.blocks[name].size for name in names]
+    tables = {}
+    for what in ("frobenius", "mean_abs", "median_abs", "max_abs", "min_abs"):
+        tables[what] = np.zeros((len(names), len(names)))
+        for j, part in enumerate(columns):
+            tables[what][: j + 1, j] = tables[what][j, : j + 1] = getattr(part, what)
+    own = [name for name in names if name in ATTENTION]
+    return HeatMap(
+        names,
+        sizes,
+        problem.value(),
+        **tables,
+        picture=_mirrored([part.picture for part in columns]),
+        attention_names=own,
+        attention=_mirrored([columns[names.index(name)].entries for name in own]),
+    )
+
+
+def _mirrored(columns: list[np.ndarray]) -> np.ndarray:
+    """The symmetric matrix whose columns down to the diagonal block are given."""
+    n = sum(part.shape[1] for part in columns)
+    found, start = np.zeros((n, n), np.float32), 0
+    for part in columns:
+        stop = start + part.shape[1]
+        found[:stop, start:stop] = part[:stop]
+        found[start:stop, :stop] = part[:stop].T
+        start = stop
+    return found

@@ -1,0 +1,5 @@
+"""What the paper and its slides state in words and exponents, each checked in closed form."""
+
+from curvescope.papers.ormaniec2025.statements.study import Config, Statements, run
+
+__all__ = ["Config", "Statements", "run"]
