@@ -9,7 +9,7 @@ from algorithms_known import Counting, diagonal_operator, low_rank_operator, wan
 
 from curvescope.algorithms import eigsh
 from curvescope.core.errors import CurvescopeError
-from curvescope.core.operator import FunctionOperator
+from curvescope.core.operator import FunctionOperator, Matrix
 
 ENDS = np.r_[1000.0, 700, 200, 50, 3, -400, -90, -8]
 
@@ -122,3 +122,25 @@ def test_exact_starts_cost_a_handful(k):
     assert warm.converged
     assert warm.num_products <= 2 * k + 5
     np.testing.assert_allclose(warm.values, cold.values, rtol=1e-6)
+
+
+@pytest.mark.parametrize("moved", [1e-3, 1e-1])
+def test_a_start_near_the_eigenvector_costs_a_handful(moved):
+    A = with_spectrum(np.r_[100.0, 60, 40, np.random.default_rng(0).normal(0, 1, 397)]).A
+    E = with_spectrum(np.random.default_rng(1).normal(0, 1, 400), seed=1).A
+    before = eigsh(Matrix(A), 1, tol=1e-4)
+    op = Matrix(A + moved * E, symmetric=True)
+    cold, warm = eigsh(op, 1, tol=1e-4), eigsh(op, 1, tol=1e-4, v0=before.vectors)
+    assert warm.converged
+    assert warm.num_products <= 8 < cold.num_products
+    np.testing.assert_allclose(warm.values, cold.values, rtol=1e-6)
+
+
+def test_starts_that_are_the_wrong_eigenvectors_do_no_harm():
+    eigenvalues = np.r_[5.0, 4, 3, 2, np.random.default_rng(0).uniform(-1, 1, 396)]
+    op = with_spectrum(eigenvalues)
+    vectors = np.linalg.eigh(op.A.numpy())[1]
+    for starts in (vectors[:, -4:-2], vectors[:, :3], vectors[:, [5, 5, 5]], np.ones((400, 2))):
+        found = eigsh(op, 2, v0=starts)
+        assert found.converged
+        np.testing.assert_allclose(found.values, [5, 4], atol=1e-8)

@@ -159,7 +159,7 @@ class Search:
         enough = len(self.locked) + self.count >= self.k
         settled = enough and len(found) > 0 and bool(small[found].all())
         lead = int(np.abs(S[0]).argmax())  # what a given start has become
-        tracked = self._given and self.kept == 0 and bool(small[lead])
+        tracked = self._given and (not len(found) or (self.kept == 0 and bool(small[lead])))
         spent = self.products == self.max_products
         whole = len(self.locked) + self.count == self.n
         if not (len(found) or self._given) and self._nothing_missed(theta, residual):
