@@ -1,0 +1,138 @@
+"""The algorithms on operators with very many rows and known spectra: are they right, and what do they cost?
+
+    python benchmarks/large_operators.py --rows 1e6 --rows 1e7 --out benchmarks/results/large-operators
+    python benchmarks/large_operators.py --rows 1e9 --device cuda --quick
+
+Products are those of a diagonal plus a low rank, in float32: cheap, so that the rest of the time is the
+algorithm's own. It is compared with the product of a language model, about 15 ns for each parameter.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from curvescope.algorithms import eigsh, solve, spectral_density
+from curvescope.core.operator import LinearOperator
+from curvescope.core.seeds import generator
+
+MODEL_PRODUCT = 15e-9  # seconds per parameter: SmolLM2-135M, 48 tokens, takes about 2 s on two cores
+ENDS = {
+    "two": np.array([1000.0, -400.0]),
+    "eight": np.array([1000.0, 700, 200, 50, 3, -400, -90, -8]),
+    "repeated": np.array([30.0, 30, 30, 12, -25, -25]),
+}
+
+
+class Timed(LinearOperator):
+    """diag(d) + U diag(λ) Uᵀ, U with disjoint supports, and the processor time of its products."""
+
+    symmetric = True
+
+    def __init__(self, n: int, ends: np.ndarray, *, bulk: float, device: str):
+        self.shape, self.dtype, self.device = (n, n), torch.float32, torch.device(device)
+        self.d = torch.full((n,), bulk, device=device)
+        half = len(ends) // 2  # the first half on the diagonal, the others on vectors of a thousand entries
+        places = torch.randperm(min(n, 10**6), generator=generator(n))
+        self.d[places[:half].to(device)] = torch.as_tensor(ends[:half], dtype=torch.float32).to(device)
+        self.rows = places[half : half + 1000 * (len(ends) - half)].view(-1, 1000).to(device)
+        signs = torch.where(torch.rand(self.rows.shape, generator=generator(n, 1)) < 0.5, -1.0, 1.0)
+        self.U = (signs / 1000**0.5).to(device)
+        self.values = torch.as_tensor(ends[half:] - bulk, dtype=torch.float32).to(device)
+        self.seconds, self.columns = 0.0, 0
+
+    def _matmat(self, V: torch.Tensor) -> torch.Tensor:
+        start = time.process_time()
+        out = self.d[:, None] * V
+        inner = torch.einsum("rj,rjk->rk", self.U, V[self.rows]) * self.values[:, None]
+        out.index_add_(0, self.rows.reshape(-1), (self.U[:, :, None] * inner[:, None]).flatten(0, 1))
+        if V.is_cuda:
+            torch.cuda.synchronize()
+        self.seconds, self.columns = self.seconds + time.process_time() - start, self.columns + V.shape[1]
+        return out
+
+
+def wanted(ends: np.ndarray, bulk: float, k: int, which: str) -> np.ndarray:
+    """The k eigenvalues that `which` means, in the order of eigsh; of |λ| for LM."""
+    ascending = np.sort(np.r_[ends, np.full(12, bulk)])
+    if which == "LM":
+        return np.sort(np.abs(ascending))[::-1][:k]
+    if which == "BE":
+        return np.r_[ascending[: k // 2], ascending[len(ascending) - (k - k // 2) :]]
+    return ascending[::-1][:k] if which == "LA" else ascending[:k]
+
+
+def sweep(n: int, device: str, quick: bool) -> dict:
+    """Every case of eigsh at one size: how many converged, how many of those are wrong."""
+    kinds, tols = (("two",), (1e-1, 1e-3)) if quick else (tuple(ENDS), (1e-1, 1e-2, 1e-3, 1e-4, 1e-5))
+    counts = {"rows": n, "cases": 0, "converged": 0, "wrong": 0, "products": 0}
+    for name in kinds:
+        op = Timed(n, ENDS[name], bulk=1e-3, device=device)
+        for which in ("LA", "SA", "LM", "BE"):
+            for k in (1,) if quick else (1, 2, 5, 10):
+                for tol in tols:
+                    found = eigsh(op, k, which=which, tol=tol, max_basis=max(14, k + 4), vectors=False)
+                    values = np.abs(found.values) if which == "LM" else found.values
+                    error = np.abs(values - wanted(ENDS[name], 1e-3, k, which)).max()
+                    wrong = bool(error > (tol + 1e-6) * np.abs(ENDS[name]).max())
+                    counts["cases"] += 1
+                    counts["converged"] += found.converged
+                    counts["wrong"] += found.converged and wrong
+                    counts["products"] += found.num_products
+    return counts
+
+
+def costs(n: int, device: str) -> list[dict]:
+    """Seconds of each algorithm outside its products, per product, and as a share of a model's product."""
+    op = Timed(n, ENDS["eight"], bulk=1.0, device=device)
+    b = torch.ones(n, device=device)
+    cases = {
+        "eigsh, basis 14": lambda: eigsh(op, 5, tol=1e-3, max_basis=14, vectors=False),
+        "density, 8 steps": lambda: spectral_density(op, num_probes=1, num_steps=8, max_gib=64),
+        "density, not reorthogonalised": lambda: spectral_density(
+            op, num_probes=1, num_steps=8, reorthogonalize=False
+        ),
+        "minres": lambda: solve(op, b, method="minres", tol=1e-3),
+    }
+    found = []
+    for name, run in cases.items():
+        op.seconds, op.columns, start = 0.0, 0, time.process_time()
+        run()
+        own = (time.process_time() - start - op.seconds) / op.columns
+        share = own / (MODEL_PRODUCT * n)
+        found.append(
+            {"rows": n, "algorithm": name, "products": op.columns, "own_seconds": own, "share": share}
+        )
+    return found
+
+
+def main() -> None:
+    """Print both tables; write them as JSON where asked."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rows", type=float, action="append", required=True)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--quick", action="store_true", help="eight cases instead of 240")
+    parser.add_argument("--only", choices=["sweep", "costs"])
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    tables: dict[str, list[dict]] = {"sweep": [], "costs": []}
+    for n in map(int, args.rows):
+        if args.only != "costs":
+            tables["sweep"].append(sweep(n, args.device, args.quick))
+            print(tables["sweep"][-1], flush=True)
+        if args.only != "sweep":
+            tables["costs"] += costs(n, args.device)
+            print(*tables["costs"][-4:], sep="\n", flush=True)
+    if args.out:
+        args.out.mkdir(parents=True, exist_ok=True)
+        threads = {"threads": torch.get_num_threads(), "torch": torch.__version__, "device": args.device}
+        (args.out / "result.json").write_text(json.dumps(threads | tables, indent=1))
+
+
+if __name__ == "__main__":
+    main()
