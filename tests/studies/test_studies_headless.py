@@ -15,9 +15,9 @@ from test_studies_real_models import TINY, WORDS, save_bert
 
 import curvescope as cs
 from curvescope.core.errors import UsageError
+from curvescope.data.denoising import NOTE
 from curvescope.studies import blocks, spectrum
-from curvescope.studies.denoising import NOTE
-from curvescope.studies.setting import ModelOnData, make_problem
+from curvescope.studies.setting import ModelOnData, make_problem, notes_of
 
 transformers = pytest.importorskip("transformers")
 TEXT = "the block of a matrix is a block and the matrix is a matrix of blocks of the " * 12
@@ -238,7 +238,7 @@ def test_a_model_with_a_head_has_no_such_note(tmp_path):
     result = spectrum.Config(tokens=8)
     problem = make_problem(result)
     assert problem.loss.name == "cross_entropy"
-    assert spectrum.notes_of(result, problem) == []
+    assert notes_of(result, problem) == []
 
 
 def test_real_targets_choose_the_squared_error(tmp_path):

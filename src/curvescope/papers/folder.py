@@ -22,8 +22,8 @@ from curvescope.core.config import Config
 from curvescope.core.errors import CurvescopeError, MissingExtra
 from curvescope.core.result import Result
 from curvescope.papers import PAPERS
-from curvescope.studies.folder import STATE, environment
-from curvescope.studies.pieces import RESULT, Pieces
+from curvescope.runs.folder import STATE, environment
+from curvescope.runs.pieces import RESULT, Pieces
 
 SETTINGS, ARRAYS = "settings.json", "arrays.npz"
 DPI = {"pdf": 200, "png": 150}  # of a PDF: its pictures

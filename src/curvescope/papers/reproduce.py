@@ -13,7 +13,7 @@ from curvescope.core.errors import CurvescopeError, UsageError, near_misses
 from curvescope.core.progress import Progress
 from curvescope.papers import find, find_figure
 from curvescope.papers.folder import FigureFolder, load_result, publish, read_settings
-from curvescope.studies.folder import STATE
+from curvescope.runs.folder import STATE
 
 EVERYWHERE = ("profile", "replay", "device")  # what a figure that has no use for it is not told
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from curvescope.core.config import Config
 from curvescope.core.errors import UsageError
+from curvescope.data import denoising
 from curvescope.data.batches import Batches
 from curvescope.data.labels import classification, images, num_sequences, read_labelled, sample
 from curvescope.data.masking import masked_lm
@@ -14,7 +15,6 @@ from curvescope.data.text import text
 from curvescope.models.load import load
 from curvescope.models.model import Model
 from curvescope.problem import Problem
-from curvescope.studies import denoising
 
 TASK = "task:"
 KINDS = ("causal-lm", "masked-lm", "classification", "image-classification", denoising.FEATURES)

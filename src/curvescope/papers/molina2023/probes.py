@@ -11,6 +11,7 @@ from curvescope.core.progress import Progress
 from curvescope.core.result import Result
 from curvescope.papers.molina2023.setting import AUTO, Reproduced, with_model
 from curvescope.studies import probes
+from curvescope.studies.probes.study import share_kept
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ def run(
     own, why = with_model(cfg)
     found = probes.run(own, progress=progress, state=state)
     strength = [float(np.median(np.nanmax(p.z[:, :, 0], axis=1))) for p in found.keys]
-    kept = [probes.share_kept(p) for p in found.values]
+    kept = [share_kept(p) for p in found.values]
     layers = [f"L{p.layer}" for p in found.keys]
     claims = [
         [

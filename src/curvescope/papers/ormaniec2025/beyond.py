@@ -30,7 +30,7 @@ from curvescope.papers.ormaniec2025.growth_settings import PARTS
 from curvescope.papers.ormaniec2025.slopes import fit
 from curvescope.papers.setting import FigureConfig
 from curvescope.problem import Problem
-from curvescope.studies.blocks_probes import own_probes
+from curvescope.studies.blocks.probes import own_probes
 from curvescope.studies.setting import ModelOnData, make_batches
 from curvescope.train import TrainConfig, train
 

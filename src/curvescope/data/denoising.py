@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-import torch
 from torch import Tensor
 
-from curvescope.data.batches import Batch, Batches
+from curvescope.core.errors import UsageError
+from curvescope.data.batches import Batch, Batches, Inputs
 from curvescope.data.corpora import MAX_BYTES
 from curvescope.data.corruption import RATE, Corrupted, hidden_patches, masked_text, replaced_text
 from curvescope.data.labels import num_sequences
-from curvescope.models.load import load
-from curvescope.models.model import Model
-from curvescope.problem import Problem
 
 FEATURES = "features"
 """The task of a model whose outputs are its last hidden states."""
@@ -27,9 +24,20 @@ NOTE = (
 )
 
 
+class Reader(Protocol):
+    """What is asked of a model: `cs.Model` is one."""
+
+    @property
+    def facts(self) -> Mapping[str, Any]: ...
+
+    def evaluate(self, inputs: Inputs) -> Tensor:
+        """The outputs, in eval mode and without derivatives."""
+        ...
+
+
 def denoising(
     source: str | Path,
-    model: Any,
+    model: Reader,
     *,
     tokens: int = 4096,
     seq_len: int = 64,
@@ -55,7 +63,8 @@ def denoising(
         tokens: Of the text, as in `cs.text` and `cs.masked_lm`; of images ⌈tokens / seq_len⌉.
         rate: The share that is hidden, at least one token or patch of every sequence.
     """
-    model = load(model)
+    if not callable(getattr(model, "evaluate", None)):
+        raise UsageError(f"expected a cs.Model, got {type(model).__name__}", hint="cs.load(model) makes one")
     cut: dict[str, Any] = {"batch_size": batch_size, "seed": seed, "rate": rate}
     if sees(model):
         return _with_targets(model, hidden_patches(model, num_sequences(tokens, seq_len), **cut))
@@ -64,23 +73,15 @@ def denoising(
     return _with_targets(model, corrupt(source, model, **cut))
 
 
-def sees(model: Model) -> bool:
+def sees(model: Reader) -> bool:
     """Whether a model takes images; a zoo model has the fact image_size also where it reads tokens."""
     return "image_size" in model.facts and model.facts.get("inputs", "patches") == "patches"
 
 
-def _with_targets(model: Model, pair: Corrupted) -> Batches:
+def _with_targets(model: Reader, pair: Corrupted) -> Batches:
     """The corrupted inputs with the outputs on the whole ones, and no weight at padding."""
-    found = [
-        Batch(batch.inputs, target, None if counted is None else counted.to(target.dtype))
-        for batch, counted, target in zip(pair.hidden, pair.counted, _outputs(model, pair.whole), strict=True)
-    ]
+    found = []
+    for hidden, whole, counted in zip(pair.hidden, pair.whole, pair.counted, strict=True):
+        targets = model.evaluate(whole.inputs).cpu()  # where batches are kept
+        found.append(Batch(hidden.inputs, targets, None if counted is None else counted.to(targets.dtype)))
     return Batches(found, name=pair.hidden.name)
-
-
-def _outputs(model: Model, batches: Batches) -> Iterator[Tensor]:
-    """The model's outputs in eval mode, on the CPU, where batches are kept."""
-    problem = Problem(model, batches)
-    for batch in problem.placed_batches("targets"):
-        with torch.no_grad():
-            yield problem.outputs(batch).cpu()

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from curvescope.studies.trajectory import TARGET
+from curvescope.studies.trajectory.study import TARGET
 from curvescope.viz import trajectory as viz
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from curvescope.studies.trajectory import Trajectory
+    from curvescope.studies.trajectory.study import Trajectory
 
 NUM_BLOCKS = 6  # of the grid: the first three and the last three
 

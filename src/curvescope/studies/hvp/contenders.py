@@ -20,7 +20,7 @@ from curvescope.data.batches import Batch, Batches
 from curvescope.models.load import load
 from curvescope.operators import GGN, Functional, Hessian
 from curvescope.problem import Problem
-from curvescope.studies.hvp_models import logits, plain_attention
+from curvescope.studies.hvp.models import logits, plain_attention
 
 Tree = Sequence[Tensor]
 """Tensors in the order of `module.parameters()`."""

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from curvescope.studies.heads import joined
+from curvescope.studies.heads.study import joined
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from curvescope.geometry.directions import Directions, HeadDirections
-    from curvescope.studies.heads import Heads
+    from curvescope.studies.heads.study import Heads
 
 BEST = 30  # pairs of heads in the table of compositions
 

@@ -11,7 +11,7 @@ from curvescope.viz import geometry as viz
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from curvescope.studies.layernorm import LayerNorms
+    from curvescope.studies.layernorm.study import LayerNorms
 
 MOST_PANELS = 8
 

@@ -103,9 +103,9 @@ class Probes(Result):
 
     def tables(self) -> dict[str, pd.DataFrame]:
         """The strongest words of every head; `files` has all of them."""
-        from curvescope.studies import probes_tables
+        from curvescope.studies.probes import tables
 
-        return probes_tables.make(self)
+        return tables.make(self)
 
     def files(self) -> dict[str, str]:
         """The tables in other formats, every word and rank as CSV, and in legacy mode the original's logs."""
@@ -122,9 +122,9 @@ class Probes(Result):
 
     def figures(self) -> dict[str, Figure]:
         """Figures by name; drawing computes nothing."""
-        from curvescope.studies import probes_figures
+        from curvescope.studies.probes import figures
 
-        return probes_figures.draw(self)
+        return figures.draw(self)
 
 
 def run(

@@ -131,9 +131,9 @@ class Spectrum(Result):
 
     def figures(self) -> dict[str, Figure]:
         """Figures by name; drawing computes nothing."""
-        from curvescope.studies import spectrum_figures
+        from curvescope.studies.spectrum import figures
 
-        return spectrum_figures.draw(self)
+        return figures.draw(self)
 
     def _extremes(self) -> pd.DataFrame:
         import pandas as pd

@@ -11,7 +11,7 @@ from curvescope.viz import geometry as viz
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from curvescope.studies.heads import Heads
+    from curvescope.studies.heads.study import Heads
 
 
 def draw(result: Heads) -> dict[str, Figure]:

@@ -31,8 +31,8 @@ from curvescope.models.load import load
 from curvescope.operators import Hessian
 from curvescope.operators.kept import forget_everything
 from curvescope.problem import Problem
-from curvescope.studies.hvp_contenders import CONTENDERS, PACKAGES, Tree, gradient
-from curvescope.studies.hvp_models import SHAPES, build, logits, plain_attention
+from curvescope.studies.hvp.contenders import CONTENDERS, PACKAGES, Tree, gradient
+from curvescope.studies.hvp.models import SHAPES, build, logits, plain_attention
 
 if TYPE_CHECKING:
     import pandas as pd

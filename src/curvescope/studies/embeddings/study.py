@@ -132,9 +132,9 @@ class Embeddings(Result):
 
     def figures(self) -> dict[str, Figure]:
         """Figures by name; drawing computes nothing."""
-        from curvescope.studies import embeddings_figures
+        from curvescope.studies.embeddings import figures
 
-        return embeddings_figures.draw(self)
+        return figures.draw(self)
 
 
 def run(

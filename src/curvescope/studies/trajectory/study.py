@@ -148,9 +148,9 @@ class Trajectory(Result):
 
     def tables(self) -> dict[str, pd.DataFrame]:
         """Along the depth, the changes, the shares, and the prompt's tokens."""
-        from curvescope.studies import trajectory_tables
+        from curvescope.studies.trajectory import tables
 
-        return trajectory_tables.make(self)
+        return tables.make(self)
 
     def files(self) -> dict[str, str]:
         """The tables in other formats."""
@@ -158,9 +158,9 @@ class Trajectory(Result):
 
     def figures(self) -> dict[str, Figure]:
         """Figures by name; drawing computes nothing."""
-        from curvescope.studies import trajectory_figures
+        from curvescope.studies.trajectory import figures
 
-        return trajectory_figures.draw(self)
+        return figures.draw(self)
 
     def scenes(self) -> dict[str, dict[str, Any]]:
         """Figures to turn in a browser, as plotly's JSON."""

@@ -9,7 +9,7 @@ from curvescope.viz import geometry as viz
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from curvescope.studies.probes import Probes
+    from curvescope.studies.probes.study import Probes
 
 
 def draw(result: Probes) -> dict[str, Figure]:

@@ -142,9 +142,9 @@ class LayerNorms(Result):
 
     def figures(self) -> dict[str, Figure]:
         """Figures by name; drawing computes nothing."""
-        from curvescope.studies import layernorm_figures
+        from curvescope.studies.layernorm import figures
 
-        return layernorm_figures.draw(self)
+        return figures.draw(self)
 
 
 def run(

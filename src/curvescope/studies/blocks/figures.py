@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from curvescope.studies.spectrum import SYMBOLS, TITLES
+from curvescope.studies.spectrum.study import SYMBOLS, TITLES
 from curvescope.viz import blocks, spectrum
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from curvescope.studies.blocks import Blocks
+    from curvescope.studies.blocks.study import Blocks
 
 LAYER = re.compile(r"L(\d+)\.(.+)")
 DECADES = 4  # of the colours, below the largest value

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from curvescope.geometry.writers import label
-from curvescope.studies.embeddings import WORDS
+from curvescope.studies.embeddings.study import WORDS
 from curvescope.viz import geometry as viz
 from curvescope.viz.blocks import PALETTE
 from curvescope.viz.trajectory import short
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from curvescope.studies.embeddings import Embeddings
+    from curvescope.studies.embeddings.study import Embeddings
 
 SHOWN = ("original", "scale", "bias", "bias_and_scale", "max_logit", "min_logit")
 NAMED = 5  # tokens named at each end of a histogram

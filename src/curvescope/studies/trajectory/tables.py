@@ -9,7 +9,7 @@ import numpy as np
 if TYPE_CHECKING:
     import pandas as pd
 
-    from curvescope.studies.trajectory import Trajectory
+    from curvescope.studies.trajectory.study import Trajectory
 
 
 def make(result: Trajectory) -> dict[str, pd.DataFrame]:
@@ -31,7 +31,7 @@ def make(result: Trajectory) -> dict[str, pd.DataFrame]:
 
 
 def _target(result: Trajectory) -> dict[str, object]:
-    from curvescope.studies.trajectory import TARGET
+    from curvescope.studies.trajectory.study import TARGET
 
     found: dict[str, object] = {"point": result.means.names}
     for name, words in TARGET.items():
@@ -42,7 +42,7 @@ def _target(result: Trajectory) -> dict[str, object]:
 
 
 def _motion(result: Trajectory) -> dict[str, object]:
-    from curvescope.studies.trajectory import MOTION
+    from curvescope.studies.trajectory.study import MOTION
 
     found: dict[str, object] = {"point": result.means.names}
     for name, words in MOTION.items():
@@ -55,7 +55,7 @@ def _motion(result: Trajectory) -> dict[str, object]:
 def _change(result: Trajectory) -> pd.DataFrame:
     import pandas as pd
 
-    from curvescope.studies.trajectory import TARGET
+    from curvescope.studies.trajectory.study import TARGET
 
     rows = [
         {

@@ -33,10 +33,10 @@ from curvescope.core.progress import Progress
 from curvescope.core.result import Result
 from curvescope.operators.base import CurvatureOperator
 from curvescope.problem import Problem
-from curvescope.studies.blocks_heterogeneity import Heterogeneity, heterogeneity
-from curvescope.studies.blocks_probes import OwnProbes, own_probes
+from curvescope.studies.blocks.heterogeneity import Heterogeneity, heterogeneity
+from curvescope.studies.blocks.probes import OwnProbes, own_probes
 from curvescope.studies.setting import ModelOnData, make_problem, notes_of
-from curvescope.studies.spectrum import OPERATORS, TITLES
+from curvescope.studies.spectrum.study import OPERATORS, TITLES
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -209,9 +209,9 @@ class Blocks(Result):
 
     def figures(self) -> dict[str, Figure]:
         """Figures by name; drawing computes nothing."""
-        from curvescope.studies import blocks_figures
+        from curvescope.studies.blocks import figures
 
-        return blocks_figures.draw(self)
+        return figures.draw(self)
 
 
 Piece = Callable[[CurvatureOperator], Result]

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from curvescope.studies.heads import joined
+from curvescope.studies.heads.study import joined
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from curvescope.geometry.probes import KeyProbe, ValueProbe
-    from curvescope.studies.probes import Probes
+    from curvescope.studies.probes.study import Probes
 
 BEST = 3  # words per head
 

@@ -128,9 +128,9 @@ class Heads(Result):
 
     def tables(self) -> dict[str, pd.DataFrame]:
         """Numbers of the heads, their directions, biases and compositions."""
-        from curvescope.studies import heads_tables
+        from curvescope.studies.heads import tables
 
-        return heads_tables.make(self)
+        return tables.make(self)
 
     def files(self) -> dict[str, str]:
         """The tables in other formats; in legacy mode the original's logs."""
@@ -145,9 +145,9 @@ class Heads(Result):
 
     def figures(self) -> dict[str, Figure]:
         """Figures by name; drawing computes nothing."""
-        from curvescope.studies import heads_figures
+        from curvescope.studies.heads import figures
 
-        return heads_figures.draw(self)
+        return figures.draw(self)
 
 
 def run(

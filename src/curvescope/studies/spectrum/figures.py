@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from curvescope.studies.spectrum import SYMBOLS, TITLES
+from curvescope.studies.spectrum.study import SYMBOLS, TITLES
 from curvescope.viz import blocks, spectrum
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from curvescope.studies.spectrum import Spectrum
+    from curvescope.studies.spectrum.study import Spectrum
 
 
 def draw(result: Spectrum) -> dict[str, Figure]:
