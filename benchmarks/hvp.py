@@ -19,7 +19,8 @@ from typing import Any
 import pandas as pd
 import torch
 
-from curvescope.runs.folder import environment, write_figures, write_tables
+from curvescope.runs.folder import environment
+from curvescope.runs.writing import write_figures, write_tables
 from curvescope.studies import hvp
 from curvescope.studies.hvp.contenders import CONTENDERS, PACKAGES
 from curvescope.studies.hvp.models import SHAPES, build

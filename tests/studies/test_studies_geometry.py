@@ -25,7 +25,7 @@ from curvescope.papers.molina2023.heads import compare_spectra, reference
 from curvescope.papers.molina2023.setting import is_gpt2, with_model
 from curvescope.papers.reproduce import reproduce
 from curvescope.report import write_page
-from curvescope.runs.folder import write_tables
+from curvescope.runs.writing import write_tables
 from curvescope.studies import find, folder
 from curvescope.studies import trajectory as trajectory_study
 

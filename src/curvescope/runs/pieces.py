@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from collections.abc import Callable, Iterator, MutableMapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import final
 
+from curvescope.core.errors import CurvescopeError
 from curvescope.core.result import Result
 
 RESULT, OWNER = "result.json", "pid"
@@ -18,7 +21,8 @@ class Pieces(MutableMapping[str, Result]):
     """A folder with one saved result per piece; a piece is there when it is complete.
 
     Args:
-        begin: called before anything is written: a folder is made when the first piece is done.
+        begin: called once, with the folder, before anything is written there; it returns the folder to use.
+            So a folder is made when the first piece is done.
         done: called with the name of a piece that was written.
     """
 
@@ -26,15 +30,25 @@ class Pieces(MutableMapping[str, Result]):
         self,
         folder: Path,
         *,
-        begin: Callable[[], None] = lambda: None,
+        begin: Callable[[Path], Path] | None = None,
         done: Callable[[str], None] = lambda name: None,
     ):
-        self.folder, self._begin, self._done = folder, begin, done
+        self.folder, self.done, self._begin, self._begun = folder, done, begin, False
+
+    def begin(self) -> None:
+        """Make the folder, and note that this process works on it."""
+        if self._begun:
+            return
+        if self._begin is not None:
+            self.folder = self._begin(self.folder)
+        if not self.own():
+            raise CurvescopeError(f"another process works on {self.folder}", hint="wait for it")
+        self._begun = True
 
     def __setitem__(self, name: str, piece: Result) -> None:
-        self._begin()
+        self.begin()
         piece.save(self.folder / name)
-        self._done(name)
+        self.done(name)
 
     def __getitem__(self, name: str) -> Result:
         if name not in self:
@@ -54,10 +68,14 @@ class Pieces(MutableMapping[str, Result]):
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
-    def own(self) -> None:
-        """Note that this process works on the pieces."""
+    def own(self) -> bool:
+        """Note that this process works on the pieces; False, and nothing done, where another one does."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        (self.folder / OWNER).write_text(str(os.getpid()), encoding="utf-8")
+        with _locked(self.folder):
+            if self.owned:
+                return False
+            (self.folder / OWNER).write_text(str(os.getpid()), encoding="utf-8")
+            return True
 
     @property
     def owned(self) -> bool:
@@ -68,3 +86,19 @@ class Pieces(MutableMapping[str, Result]):
         except (OSError, ValueError):
             return False
         return owner != os.getpid()
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """One process at a time inside, where the system has such locks; they end with the process."""
+    if sys.platform == "win32":
+        yield
+        return
+    import fcntl
+
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)

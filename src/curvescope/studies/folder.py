@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from curvescope.core.errors import CurvescopeError
 from curvescope.core.progress import Progress
-from curvescope.core.result import Result
-from curvescope.runs.folder import CONFIG, STATE, RunFolder
+from curvescope.runs.folder import CONFIG, STATE, RunFolder, Say
 from curvescope.runs.pieces import RESULT
+from curvescope.runs.shown import Shown
 from curvescope.studies import find
 
 
 def run(
     study: str,
-    settings: dict[str, Any],
+    settings: Mapping[str, Any],
     *,
     out: str | Path = "runs",
     progress: Progress | None = None,
-    say: Callable[[str], None] = lambda line: None,
-) -> tuple[Path, Any]:
-    """Run a study with these settings, in a folder under `out`; an unfinished run of the same is resumed.
+    say: Say = lambda line: None,
+) -> tuple[Path, Shown]:
+    """Run a study with these settings, in a folder under `out`.
+
+    An unfinished run with the same settings, on the same contents of model and data, is resumed.
 
     Args:
         say: called with lines for a person, such as that a run is resumed.
@@ -30,18 +32,15 @@ def run(
     Returns:
         The folder and the result.
     """
-    module = find(study)
-    cfg = module.Config.from_dict(settings)
-    folder = RunFolder(Path(out), study, cfg)
-    if folder.resumed:
-        say(f"resuming {folder.path} with {len(folder.pieces)} pieces done")
-        folder.log("resumed")
-    result = module.run(cfg, progress=progress, state=folder.pieces)
+    found = find(study)
+    cfg = found.Config.from_dict(settings)
+    folder = RunFolder(Path(out), study, cfg, say=say)
+    result = found.run(cfg, progress=progress, state=folder)
     folder.finish(result)
     return folder.path, result
 
 
-def load(path: str | Path) -> tuple[dict[str, Any], Any]:
+def load(path: str | Path) -> tuple[dict[str, Any], Shown]:
     """Configuration (with `study` and `version`) and result of a finished run."""
     import tomllib
 
@@ -56,4 +55,4 @@ def load(path: str | Path) -> tuple[dict[str, Any], Any]:
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise CurvescopeError(f"could not read {path / CONFIG}: {error}") from error
     find(str(config.get("study")))
-    return config, Result.load(path)
+    return config, Shown.load(path)

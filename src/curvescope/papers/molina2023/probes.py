@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from curvescope.core.progress import Progress
-from curvescope.core.result import Result
 from curvescope.papers.molina2023.setting import AUTO, Reproduced, with_model
+from curvescope.runs.work import State
 from curvescope.studies import probes
 from curvescope.studies.probes.study import share_kept
 
@@ -21,9 +20,7 @@ class Config(probes.Config):
     model: str = AUTO
 
 
-def run(
-    cfg: Config, *, progress: Progress | None = None, state: MutableMapping[str, Result] | None = None
-) -> Reproduced:
+def run(cfg: Config, *, progress: Progress | None = None, state: State | None = None) -> Reproduced:
     """The study, and what can be counted of the findings."""
     own, why = with_model(cfg)
     found = probes.run(own, progress=progress, state=state)

@@ -11,10 +11,10 @@ of the two is shown. Pieces are stored in `state` as they are done.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, MutableMapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -33,6 +33,9 @@ from curvescope.core.progress import Progress
 from curvescope.core.result import Result
 from curvescope.operators.base import CurvatureOperator
 from curvescope.problem import Problem
+from curvescope.runs.contents import fingerprint
+from curvescope.runs.shown import Line, Shown
+from curvescope.runs.work import Finished, Piece, State, work_through
 from curvescope.studies.blocks.heterogeneity import Heterogeneity, heterogeneity
 from curvescope.studies.blocks.probes import OwnProbes, own_probes
 from curvescope.studies.setting import ModelOnData, make_problem, notes_of
@@ -43,6 +46,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Globs = tuple[str, ...]
+R = TypeVar("R", bound=Result)
 
 
 @dataclass(frozen=True)
@@ -121,7 +125,7 @@ class Part(Result):
 
 
 @dataclass(frozen=True)
-class Blocks(Result):
+class Blocks(Shown):
     """The blocks of a model, on one set of data."""
 
     model: str
@@ -132,9 +136,8 @@ class Blocks(Result):
     names: list[str]  # every block that something was asked of
     sizes: np.ndarray  # entries of each
     parts: dict[str, Part]
-    notes: list[str] = field(default_factory=list)  # what to know of how the loss was made
 
-    def summary(self) -> list[tuple[str, str, str]]:
+    def summary(self) -> list[Line]:
         """The numbers to look at first: label, value, words."""
         size = dict(zip(self.names, self.sizes, strict=True))
         rows = [
@@ -214,12 +217,10 @@ class Blocks(Result):
         return figures.draw(self)
 
 
-Piece = Callable[[CurvatureOperator], Result]
+Measure = Callable[[CurvatureOperator], Result]
 
 
-def run(
-    cfg: Config, *, progress: Progress | None = None, state: MutableMapping[str, Result] | None = None
-) -> Blocks:
+def run(cfg: Config, *, progress: Progress | None = None, state: State | None = None) -> Blocks:
     """Measure the blocks of every operator.
 
     Args:
@@ -227,19 +228,19 @@ def run(
         state: finished pieces by name; filled as the study goes, used when it goes on.
     """
     problem = make_problem(cfg)
-    kept = {} if state is None else state
     operators = {
         name: OPERATORS[name](problem, *cfg.blocks, engine=cfg.engine, checkpoint=cfg.checkpoint)  # pyright: ignore[reportArgumentType]
         for name in cfg.operators
     }
     chosen = _chosen(cfg, problem)
-    pieces = _pieces(cfg, chosen)
-    for number, (name, piece) in enumerate(((o, p) for o in operators for p in pieces), start=1):
-        if progress is not None:
-            progress(f"{piece.replace('.', ' of ', 1)}, {TITLES[name]}", number, len(operators) * len(pieces))
-        if f"{name}.{piece}" not in kept:
-            kept[f"{name}.{piece}"] = pieces[piece](operators[name])
-    parts = {name: _part(name, kept, chosen) for name in operators}
+    pieces = [
+        Piece(f"{name}.{piece}", partial(measure, op), f"{piece.replace('.', ' of ', 1)}, {TITLES[name]}")
+        for name, op in operators.items()
+        for piece, measure in _pieces(cfg, chosen).items()
+    ]
+    contents = fingerprint(problem.model, problem.batches)
+    found = work_through(pieces, contents=contents, progress=progress, state=state)
+    parts = {name: _part(name, found, chosen) for name in operators}
     return _result(problem, chosen, parts, notes_of(cfg, problem))
 
 
@@ -260,16 +261,16 @@ def _chosen(cfg: Config, problem: Problem) -> dict[str, list[Block]]:
     }
 
 
-def _pieces(cfg: Config, chosen: dict[str, list[Block]]) -> dict[str, Piece]:
+def _pieces(cfg: Config, chosen: dict[str, list[Block]]) -> dict[str, Measure]:
     """What is measured of one operator: the traces of all blocks at once, the rest block by block."""
-    work: dict[str, Callable[[CurvatureOperator], Result]] = {
+    work: dict[str, Measure] = {
         "norm": lambda op: own_probes(op, num_probes=cfg.num_norm_probes, seed=cfg.seed),
         "extremes": lambda op: _ends(op, cfg),
         "density": lambda op: spectral_density(
             op, num_probes=cfg.num_density_probes, num_steps=cfg.num_steps, seed=cfg.seed
         ),
     }
-    found: dict[str, Piece] = {
+    found: dict[str, Measure] = {
         "traces": lambda op: block_traces(op, num_probes=cfg.num_trace_probes, seed=cfg.seed)
     }
     for kind, measure in work.items():
@@ -278,7 +279,7 @@ def _pieces(cfg: Config, chosen: dict[str, list[Block]]) -> dict[str, Piece]:
     return found
 
 
-def _of_block(measure: Piece, name: str, op: CurvatureOperator) -> Result:
+def _of_block(measure: Measure, name: str, op: CurvatureOperator) -> Result:
     """A measure of one diagonal block, by the operator of that block."""
     return measure(op.block(name))
 
@@ -290,13 +291,18 @@ def _ends(op: CurvatureOperator, cfg: Config) -> Eigenpairs:
     return eigsh(op, k, which=which, vectors=False, max_products=cfg.max_products, seed=cfg.seed)
 
 
-def _part(operator: str, kept: MutableMapping[str, Any], chosen: dict[str, list[Block]]) -> Part:
-    found = {
-        kind: {block.name: kept[f"{operator}.{kind}.{block.name}"] for block in chosen[kind]}
-        for kind in ("norm", "extremes", "density")
-    }
-    compared = heterogeneity(found["density"]) if len(found["density"]) > 1 else None
-    return Part(kept[f"{operator}.traces"], found["norm"], found["extremes"], found["density"], compared)
+def _part(operator: str, found: Finished, chosen: dict[str, list[Block]]) -> Part:
+    def of(kind: str, result: type[R]) -> dict[str, R]:
+        return {b.name: found.take(result, f"{operator}.{kind}.{b.name}") for b in chosen[kind]}
+
+    densities = of("density", SpectralDensity)
+    return Part(
+        traces=found.take(BlockTraces, f"{operator}.traces"),
+        norms=of("norm", OwnProbes),
+        extremes=of("extremes", Eigenpairs),
+        densities=densities,
+        heterogeneity=heterogeneity(densities) if len(densities) > 1 else None,
+    )
 
 
 def _result(

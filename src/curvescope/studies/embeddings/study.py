@@ -6,12 +6,13 @@ By length, by length behind a norm's γ and β, and by the greatest and least lo
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from curvescope.core.config import at_least
 from curvescope.core.progress import Progress
 from curvescope.core.result import Result
 from curvescope.data.corpora import read_source
@@ -19,7 +20,10 @@ from curvescope.geometry import legacy as texts
 from curvescope.geometry.embeddings import Distances, Extremes, TokenScores, distances, extremes, token_scores
 from curvescope.geometry.writers import visible, write_all
 from curvescope.models.model import Model
-from curvescope.studies.geometry_setting import TokenModel, at_least, load_token_model
+from curvescope.runs.contents import fingerprint
+from curvescope.runs.shown import Line, Shown
+from curvescope.runs.work import Piece, State, work_through
+from curvescope.studies.setting import TokenModel, load_token_model
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -66,7 +70,7 @@ class Counts(Result):
 
 
 @dataclass(frozen=True)
-class Embeddings(Result):
+class Embeddings(Shown):
     """The two tables about an embedding, and all scores."""
 
     model: str
@@ -76,7 +80,7 @@ class Embeddings(Result):
     counts: Counts | None
     legacy: bool
 
-    def summary(self) -> list[tuple[str, str, str]]:
+    def summary(self) -> list[Line]:
         """The numbers to look at first: label, value, words."""
         d, s = self.distances, self.scores.scores
         rows = [
@@ -137,9 +141,7 @@ class Embeddings(Result):
         return figures.draw(self)
 
 
-def run(
-    cfg: Config, *, progress: Progress | None = None, state: MutableMapping[str, Result] | None = None
-) -> Embeddings:
+def run(cfg: Config, *, progress: Progress | None = None, state: State | None = None) -> Embeddings:
     """Make the two tables.
 
     Args:
@@ -147,17 +149,16 @@ def run(
         state: finished pieces by name; filled as the study goes, used when it goes on.
     """
     model = load_token_model(cfg)
-    kept: MutableMapping[str, Any] = {} if state is None else state
-    pieces = {
-        "scores": lambda: token_scores(model, norm=cfg.norm, which=cfg.which, legacy=cfg.legacy),
-        "distances": lambda: distances(model, which=cfg.which or "input", norm=cfg.norm, legacy=cfg.legacy),
-    }
-    for number, (name, work) in enumerate(pieces.items(), start=1):
-        if progress is not None:
-            progress(f"{name} of the embedding", number, len(pieces))
-        if name not in kept:
-            kept[name] = work()
-    scores = kept["scores"]
+    text = _text(cfg, model)
+    how: dict[str, Any] = {"norm": cfg.norm, "legacy": cfg.legacy}
+    scores_of = partial(token_scores, model, which=cfg.which, **how)
+    distances_of = partial(distances, model, which=cfg.which or "input", **how)
+    pieces = [
+        Piece("scores", scores_of, "scores of the embedding"),
+        Piece("distances", distances_of, "distances of the embedding"),
+    ]
+    found = work_through(pieces, contents=fingerprint(model, text), progress=progress, state=state)
+    scores = found.take(TokenScores, "scores")
     chosen = (
         None
         if cfg.legacy
@@ -165,28 +166,33 @@ def run(
     )
     return Embeddings(
         model=model.name,
-        distances=kept["distances"],
+        distances=found.take(Distances, "distances"),
         scores=scores,
         extremes=extremes(scores, k=cfg.k, settings=chosen),
-        counts=None if cfg.legacy else _counts(cfg, model, scores),
+        counts=None if text is None else _counts(f"text:{cfg.data}", text, model, scores),
         legacy=cfg.legacy,
     )
 
 
-def _counts(cfg: Config, model: Model, scores: TokenScores) -> Counts | None:
-    """Counts of the tokens in the text; None without a tokenizer or a text."""
+def _text(cfg: Config, model: Model) -> str | None:
+    """The text in which tokens are counted; None where none are."""
+    if cfg.legacy or cfg.data is None or model.tokenizer is None:
+        return None
+    return read_source(cfg.data, max_bytes=MAX_BYTES)
+
+
+def _counts(name: str, text: str, model: Model, scores: TokenScores) -> Counts:
+    """Counts of the tokens in the text."""
     from scipy.stats import rankdata
 
-    if cfg.data is None or model.tokenizer is None:
-        return None
-    ids = np.array(model.tokenizer.encode(read_source(cfg.data, max_bytes=MAX_BYTES)), dtype=np.int64)
+    ids = np.array(model.tokenizer.encode(text), dtype=np.int64)
     counts = np.bincount(ids, minlength=int(scores.ids.max()) + 1)[scores.ids]
     seen = counts > 0
     found = {}
     for name, values in scores.scores.items():
         varies = seen.sum() > 2 and np.ptp(values[seen]) > 0 and np.ptp(counts[seen]) > 0
         found[name] = _spearman(rankdata(values[seen]), rankdata(counts[seen])) if varies else float("nan")
-    return Counts(f"text:{cfg.data}", len(ids), counts, found)
+    return Counts(name, len(ids), counts, found)
 
 
 def _spearman(a: np.ndarray, b: np.ndarray) -> float:

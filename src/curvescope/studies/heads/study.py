@@ -6,15 +6,14 @@ singular vectors, the bias of the keys, copying and composition scores with chan
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from curvescope.core.config import as_tuples, at_least
 from curvescope.core.progress import Progress
-from curvescope.core.result import Result
 from curvescope.data.batches import Batches
 from curvescope.geometry import legacy as texts
 from curvescope.geometry.composition import Composition, Kind, composition
@@ -23,11 +22,12 @@ from curvescope.geometry.energy import Energy, activation_energy
 from curvescope.geometry.heads import heads
 from curvescope.geometry.writers import label, visible, write_all
 from curvescope.models.model import Model
-from curvescope.studies.geometry_setting import (
+from curvescope.runs.contents import fingerprint
+from curvescope.runs.shown import Line, Shown
+from curvescope.runs.work import Piece, State, work_through
+from curvescope.studies.setting import (
     TokenModel,
     TokenModelOnData,
-    as_tuples,
-    at_least,
     choose_layers,
     load_token_model,
     read_data,
@@ -62,7 +62,7 @@ class Config(TokenModel):
 
 
 @dataclass(frozen=True)
-class Heads(Result):
+class Heads(Shown):
     """The heads of some layers, and how they compose."""
 
     model: str
@@ -72,7 +72,7 @@ class Heads(Result):
     energies: list[Energy]  # of the pairs of each layer on the data; empty without data
     data: str | None
 
-    def summary(self) -> list[tuple[str, str, str]]:
+    def summary(self) -> list[Line]:
         """The numbers to look at first: label, value, words."""
         rows = []
         for name in ("qk", "vo"):
@@ -150,9 +150,7 @@ class Heads(Result):
         return figures.draw(self)
 
 
-def run(
-    cfg: Config, *, progress: Progress | None = None, state: MutableMapping[str, Result] | None = None
-) -> Heads:
+def run(cfg: Config, *, progress: Progress | None = None, state: State | None = None) -> Heads:
     """Decode the heads of every chosen layer and compare all pairs of these layers.
 
     Args:
@@ -161,31 +159,33 @@ def run(
     """
     model = load_token_model(cfg)
     layers = choose_layers(cfg.layers, model)
-    kept: MutableMapping[str, Any] = {} if state is None else state
     num = cfg.num or (20 if cfg.legacy else 3)
     options: dict[str, Any] = {"k": cfg.k, "num": num, "offset": cfg.offset, "legacy": cfg.legacy}
-    pieces: dict[str, Any] = {
-        f"heads of L{layer}": partial(decode_heads, model, layer, folded=cfg.folded, **options)
+    pieces = [
+        Piece(f"heads of L{layer}", partial(decode_heads, model, layer, folded=cfg.folded, **options))
         for layer in layers
-    }
+    ]
     batches = None if cfg.data is None else _read(cfg, model, cfg.data)
     if batches is not None:
-        pieces |= {f"energy of L{layer}": partial(_energy, cfg, model, batches, layer) for layer in layers}
+        pieces += [Piece(f"energy of L{i}", partial(_energy, cfg, model, batches, i)) for i in layers]
     pairs = [(i, j) for i in layers for j in layers if i < j]
-    for i, j in pairs:
-        for kind in KINDS:
-            pieces[f"{kind}-composition of L{i} and L{j}"] = partial(_compose, cfg, model, i, j, kind)
-    for number, (name, work) in enumerate(pieces.items(), start=1):
-        if progress is not None:
-            progress(name, number, len(pieces))
-        if name not in kept:
-            kept[name] = work()
+    pieces += [
+        Piece(f"{kind}-composition of L{i} and L{j}", partial(_compose, cfg, model, i, j, kind))
+        for i, j in pairs
+        for kind in KINDS
+    ]
+    contents = fingerprint(model, batches)
+    found = work_through(pieces, contents=contents, progress=progress, state=state)
     return Heads(
         model=model.name,
-        layers=[kept[f"heads of L{layer}"] for layer in layers],
-        compositions=[kept[f"{kind}-composition of L{i} and L{j}"] for kind in KINDS for i, j in pairs],
+        layers=[found.take(HeadDirections, f"heads of L{layer}") for layer in layers],
+        compositions=[
+            found.take(Composition, f"{kind}-composition of L{i} and L{j}")
+            for kind in KINDS
+            for i, j in pairs
+        ],
         legacy=cfg.legacy,
-        energies=[] if batches is None else [kept[f"energy of L{layer}"] for layer in layers],
+        energies=[] if batches is None else [found.take(Energy, f"energy of L{i}") for i in layers],
         data=None if batches is None else batches.name,
     )
 

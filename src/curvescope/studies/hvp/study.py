@@ -10,9 +10,10 @@ import gc
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -31,6 +32,8 @@ from curvescope.models.load import load
 from curvescope.operators import Hessian
 from curvescope.operators.kept import forget_everything
 from curvescope.problem import Problem
+from curvescope.runs.shown import Line, Shown
+from curvescope.runs.work import Piece, State, work_through
 from curvescope.studies.hvp.contenders import CONTENDERS, PACKAGES, Tree, gradient
 from curvescope.studies.hvp.models import SHAPES, build, logits, plain_attention
 
@@ -79,7 +82,7 @@ class Measured(Result):
 
 
 @dataclass(frozen=True)
-class Cost(Result):
+class Cost(Shown):
     """All contenders, on one model and batch."""
 
     model: str
@@ -100,7 +103,7 @@ class Cost(Result):
         found = [a / b for a, b in zip(m.seconds, m.unit, strict=True)]
         return (statistics.median(found), min(found), max(found)) if found else (nan, nan, nan)
 
-    def summary(self) -> list[tuple[str, str, str]]:
+    def summary(self) -> list[Line]:
         """Each contender: time in gradients, and the rest in words."""
         lines = [("model", self.model, f"{self.num_parameters:,} parameters, {self.tokens} on {self.device}")]
         for m in self.measured:
@@ -162,9 +165,7 @@ class Cost(Result):
         }
 
 
-def run(
-    cfg: Config, *, progress: Progress | None = None, state: MutableMapping[str, Result] | None = None
-) -> Cost:
+def run(cfg: Config, *, progress: Progress | None = None, state: State | None = None) -> Cost:
     """Measure the contenders, one at a time, each against a gradient of the same rounds."""
     device = torch.device(cfg.device)
     with torch.random.fork_rng():
@@ -176,13 +177,10 @@ def run(
     source = generator(cfg.seed, 2)
     v = [torch.randn(p.shape, generator=source).to(p) for p in module.parameters()]
     exact = _exact(module, x, y, v)
-    found: list[Measured] = []
     with _precision(tf32=cfg.tf32):
         names = ("gradient", *(c for c in cfg.contenders if c != "gradient"))
-        for number, name in enumerate(names):
-            if progress is not None:
-                progress(name, number + 1, len(names))
-            found.append(_measure(name, module, x, y, v, exact, cfg.rounds))
+        pieces = [Piece(name, partial(_measure, name, module, x, y, v, exact, cfg.rounds)) for name in names]
+        found = work_through(pieces, progress=progress)  # times of one process only: no state
         slq = _slq(module, x, y, cfg.seed) if cfg.slq else nan
     return Cost(
         f"{cfg.model} {cfg.size}",
@@ -190,7 +188,7 @@ def run(
         sum(p.numel() for p in module.parameters()),
         f"{cfg.batch_size} × {cfg.seq_len} tokens",
         cfg.tf32,
-        found,
+        [found.take(Measured, name) for name in names],
         slq,
     )
 

@@ -7,31 +7,28 @@ no query can attend to them most (Brody, Alon & Yahav 2023).
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
+from curvescope.core.config import as_tuples, at_least
 from curvescope.core.errors import UsageError
 from curvescope.core.progress import Progress
 from curvescope.core.result import Result
+from curvescope.data.batches import Batches
 from curvescope.geometry.roles import norm_of
 from curvescope.geometry.selectable import Selectable, selectable_keys
 from curvescope.geometry.sphere import Ellipsoid, ellipsoid, radius
 from curvescope.geometry.trajectory_stream import stream
 from curvescope.geometry.writers import write_all
 from curvescope.models.model import Model
-from curvescope.studies.geometry_setting import (
-    TokenModelOnData,
-    as_tuples,
-    at_least,
-    choose_layers,
-    load_token_model,
-    read_data,
-)
+from curvescope.runs.contents import fingerprint
+from curvescope.runs.shown import Line, Shown
+from curvescope.runs.work import Piece, State, work_through
+from curvescope.studies.setting import TokenModelOnData, choose_layers, load_token_model, read_data
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -73,7 +70,7 @@ class NormShape(Result):
 
 
 @dataclass(frozen=True)
-class LayerNorms(Result):
+class LayerNorms(Shown):
     """The norms of a model, and the keys of its heads."""
 
     model: str
@@ -82,9 +79,8 @@ class LayerNorms(Result):
     norms: list[NormShape]
     selectable: list[Selectable]
     seed: int
-    notes: list[str]
 
-    def summary(self) -> list[tuple[str, str, str]]:
+    def summary(self) -> list[Line]:
         """The numbers to look at first: label, value, words."""
         ratio = {n.role: n.ellipsoid.semi_axes[0] / n.ellipsoid.semi_axes[-1] for n in self.norms}
         role, most = max(ratio.items(), key=lambda item: item[1])
@@ -147,9 +143,7 @@ class LayerNorms(Result):
         return figures.draw(self)
 
 
-def run(
-    cfg: Config, *, progress: Progress | None = None, state: MutableMapping[str, Result] | None = None
-) -> LayerNorms:
+def run(cfg: Config, *, progress: Progress | None = None, state: State | None = None) -> LayerNorms:
     """Measure the norms on the data, and test the keys of the chosen layers.
 
     Args:
@@ -160,24 +154,20 @@ def run(
     roles = _roles(cfg, model)
     layers = choose_layers(cfg.layers, model)
     batches = read_data(cfg, model)
-    kept: MutableMapping[str, Any] = {} if state is None else state
     inputs = _norm_inputs(model, batches)
-    pieces: dict[str, Any] = {f"norm {role}": partial(_shape, model, role, inputs) for role in roles}
-    for layer in layers:
-        pieces[f"keys of L{layer}"] = partial(
-            selectable_keys, model, layer, num_tokens=cfg.num_keys, seed=cfg.seed
-        )
-    for number, (name, work) in enumerate(pieces.items(), start=1):
-        if progress is not None:
-            progress(name, number, len(pieces))
-        if name not in kept:
-            kept[name] = work()
-    selectable = [kept[f"keys of L{layer}"] for layer in layers]
+    test_keys = partial(selectable_keys, model, num_tokens=cfg.num_keys, seed=cfg.seed)
+    pieces = [
+        *(Piece(f"norm {role}", partial(_shape, model, role, inputs)) for role in roles),
+        *(Piece(f"keys of L{layer}", partial(test_keys, layer)) for layer in layers),
+    ]
+    contents = fingerprint(model, batches)
+    found = work_through(pieces, contents=contents, progress=progress, state=state)
+    selectable = [found.take(Selectable, f"keys of L{layer}") for layer in layers]
     return LayerNorms(
         model=model.name,
         data=batches.name,
         d=model.facts["d_model"],
-        norms=[kept[f"norm {role}"] for role in roles],
+        norms=[found.take(NormShape, f"norm {role}") for role in roles],
         selectable=selectable,
         seed=cfg.seed,
         notes=[note for note in selectable[0].notes if "foldable" in note] if selectable else [],
@@ -200,7 +190,7 @@ def _roles(cfg: Config, model: Model) -> list[str]:
     return list(cfg.norms) or known
 
 
-def _norm_inputs(model: Model, batches: Any) -> dict[str, torch.Tensor]:
+def _norm_inputs(model: Model, batches: Batches) -> dict[str, torch.Tensor]:
     """What each norm reads (pre-norm) or gives (post-norm), for all tokens of the data: (M, d)."""
     seen = [stream(model, batch.map(lambda t: t.to(model.device)).inputs) for batch in batches]
     points = torch.cat([s.points.flatten(0, 1) for s in seen]).double().cpu()  # (M, N, d)

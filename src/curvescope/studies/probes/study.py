@@ -6,7 +6,6 @@ once the head has written the word's value; with random tokens in the words' pla
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
@@ -16,9 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from curvescope.core.config import as_tuples, at_least
 from curvescope.core.errors import UsageError
 from curvescope.core.progress import Progress
-from curvescope.core.result import Result
 from curvescope.data.corpora import read_source
 from curvescope.geometry import legacy as texts
 from curvescope.geometry.probes import KeyProbe, ValueProbe, probe_keys, probe_values
@@ -26,13 +25,10 @@ from curvescope.geometry.representations import Representation, represent
 from curvescope.geometry.words import select_words
 from curvescope.geometry.writers import write_all
 from curvescope.models.model import Model
-from curvescope.studies.geometry_setting import (
-    TokenModel,
-    as_tuples,
-    at_least,
-    choose_layers,
-    load_token_model,
-)
+from curvescope.runs.contents import fingerprint
+from curvescope.runs.shown import Line, Shown
+from curvescope.runs.work import Piece, State, work_through
+from curvescope.studies.setting import TokenModel, choose_layers, load_token_model
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -62,7 +58,7 @@ class Config(TokenModel):
 
 
 @dataclass(frozen=True)
-class Probes(Result):
+class Probes(Shown):
     """Both probes of every chosen layer."""
 
     model: str
@@ -70,7 +66,7 @@ class Probes(Result):
     values: list[ValueProbe]
     legacy: bool
 
-    def summary(self) -> list[tuple[str, str, str]]:
+    def summary(self) -> list[Line]:
         """The numbers to look at first: label, value, words."""
         z = {(p.layer, h): float(np.median(p.z[:, h, 0])) for p in self.keys for h in range(p.z.shape[1])}
         (layer, head), best = max(z.items(), key=lambda item: item[1])
@@ -127,9 +123,7 @@ class Probes(Result):
         return figures.draw(self)
 
 
-def run(
-    cfg: Config, *, progress: Progress | None = None, state: MutableMapping[str, Result] | None = None
-) -> Probes:
+def run(cfg: Config, *, progress: Progress | None = None, state: State | None = None) -> Probes:
     """Probe the keys and values of every chosen layer.
 
     Args:
@@ -140,7 +134,6 @@ def run(
     model = load_token_model(cfg)
     layers = choose_layers(cfg.layers, model)
     select_words(model.tokenizer, words, legacy=cfg.legacy)  # words that do not fit are found before the work
-    kept: MutableMapping[str, Any] = {} if state is None else state
     corpus = _corpus(cfg, model) if cfg.representation == "mean" else None
     same: dict[str, Any] = {
         "k": cfg.k,
@@ -149,23 +142,24 @@ def run(
         "legacy": cfg.legacy,
     }
     tokens_at = lru_cache(1)(partial(_tokens, cfg, model, corpus))  # the same for both probes
-    pieces = {}
-    for layer in layers:
-        pieces[f"keys of L{layer}"] = lambda layer=layer: probe_keys(
-            model, layer, words, offset=cfg.offset, tokens=tokens_at(layer), **same
-        )
-        pieces[f"values of L{layer}"] = lambda layer=layer: probe_values(
-            model, layer, words, tokens=tokens_at(layer), **same
-        )
-    for number, (name, work) in enumerate(pieces.items(), start=1):
-        if progress is not None:
-            progress(name, number, len(pieces))
-        if name not in kept:
-            kept[name] = work()
+
+    def keys(layer: int) -> KeyProbe:
+        return probe_keys(model, layer, words, offset=cfg.offset, tokens=tokens_at(layer), **same)
+
+    def values(layer: int) -> ValueProbe:
+        return probe_values(model, layer, words, tokens=tokens_at(layer), **same)
+
+    pieces = [
+        Piece(f"{what} of L{layer}", partial(work, layer))
+        for layer in layers
+        for what, work in (("keys", keys), ("values", values))
+    ]
+    contents = fingerprint(model, corpus, repr(words))
+    found = work_through(pieces, contents=contents, progress=progress, state=state)
     return Probes(
         model=model.name,
-        keys=[kept[f"keys of L{layer}"] for layer in layers],
-        values=[kept[f"values of L{layer}"] for layer in layers],
+        keys=[found.take(KeyProbe, f"keys of L{layer}") for layer in layers],
+        values=[found.take(ValueProbe, f"values of L{layer}") for layer in layers],
         legacy=cfg.legacy,
     )
 

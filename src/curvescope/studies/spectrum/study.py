@@ -7,8 +7,9 @@ run that was stopped goes on from there and ends with the same numbers.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, MutableMapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,6 +32,9 @@ from curvescope.core.result import Result
 from curvescope.operators import GGN, Functional, Hessian
 from curvescope.operators.base import CurvatureOperator
 from curvescope.problem import Problem
+from curvescope.runs.contents import fingerprint
+from curvescope.runs.shown import Line, Shown
+from curvescope.runs.work import Finished, Piece, State, work_through
 from curvescope.studies.setting import ModelOnData, make_problem, notes_of
 
 if TYPE_CHECKING:
@@ -80,7 +84,7 @@ class Part(Result):
 
 
 @dataclass(frozen=True)
-class Spectrum(Result):
+class Spectrum(Shown):
     """The Hessian and its two parts, on one model and one set of data."""
 
     model: str
@@ -92,9 +96,8 @@ class Spectrum(Result):
     num_parameters: int
     num_blocks: int
     parts: dict[str, Part]  # hessian, ggn, functional
-    notes: list[str] = field(default_factory=list)  # what to know of how the loss was made
 
-    def summary(self) -> list[tuple[str, str, str]]:
+    def summary(self) -> list[Line]:
         """The numbers to look at first: label, value, words."""
         H, G, F = (self.parts[name] for name in OPERATORS)
         ends = H.extremes.values
@@ -170,9 +173,7 @@ class Spectrum(Result):
         return table
 
 
-def run(
-    cfg: Config, *, progress: Progress | None = None, state: MutableMapping[str, Result] | None = None
-) -> Spectrum:
+def run(cfg: Config, *, progress: Progress | None = None, state: State | None = None) -> Spectrum:
     """Measure the three operators.
 
     Args:
@@ -180,19 +181,27 @@ def run(
         state: finished pieces by name; filled as the study goes, used when it goes on.
     """
     problem = make_problem(cfg)
-    kept = {} if state is None else state
-    pieces = {(name, piece): work for name in OPERATORS for piece, work in _pieces(cfg).items()}
     how: dict[str, Any] = {"engine": cfg.engine, "checkpoint": cfg.checkpoint}
     operators = {name: make(problem, *cfg.blocks, **how) for name, make in OPERATORS.items()}
     _map_slices(operators["hessian"], cfg)  # a pattern that matches nothing is found before the work
-    for number, ((name, piece), work) in enumerate(pieces.items(), start=1):
-        key = f"{name}.{piece}"
-        if progress is not None:
-            progress(f"{piece} of the {TITLES[name]}", number, len(pieces))
-        if key not in kept:
-            kept[key] = work(operators[name])
-    parts = {name: Part(**{piece: kept[f"{name}.{piece}"] for piece in _pieces(cfg)}) for name in OPERATORS}  # pyright: ignore[reportArgumentType]
+    pieces = [
+        Piece(f"{name}.{piece}", partial(work, op), f"{piece} of the {TITLES[name]}")
+        for name, op in operators.items()
+        for piece, work in _pieces(cfg).items()
+    ]
+    contents = fingerprint(problem.model, problem.batches)
+    found = work_through(pieces, contents=contents, progress=progress, state=state)
+    parts = {name: _part(found, name) for name in OPERATORS}
     return _result(problem, operators["hessian"], parts, notes_of(cfg, problem))
+
+
+def _part(found: Finished, name: str) -> Part:
+    return Part(
+        density=found.take(SpectralDensity, f"{name}.density"),
+        extremes=found.take(Eigenpairs, f"{name}.extremes"),
+        traces=found.take(BlockTraces, f"{name}.traces"),
+        map=found.take(BlockMap, f"{name}.map"),
+    )
 
 
 def _result(problem: Problem, H: CurvatureOperator, parts: dict[str, Part], notes: list[str]) -> Spectrum:

@@ -6,17 +6,17 @@ lens reads on the way, and who moves it; with shuffled targets beside it. Then t
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
+from curvescope.core.config import at_least
 from curvescope.core.errors import UsageError
 from curvescope.core.numbers import with_error
 from curvescope.core.progress import Progress
-from curvescope.core.result import Result
 from curvescope.data.batches import Batches
 from curvescope.geometry.projection import APART, Method, Projection, need_umap, project, project_apart
 from curvescope.geometry.roles import embedding, has_lens, norm_of
@@ -26,7 +26,10 @@ from curvescope.geometry.trajectory import Path, Trajectories, follow, trajector
 from curvescope.geometry.trajectory_stream import stream
 from curvescope.geometry.writers import write_all
 from curvescope.models.model import Model
-from curvescope.studies.geometry_setting import TokenModelOnData, at_least, load_token_model, read_data
+from curvescope.runs.contents import fingerprint
+from curvescope.runs.shown import Line, Scene, Shown
+from curvescope.runs.work import Piece, State, work_through
+from curvescope.studies.setting import TokenModelOnData, load_token_model, read_data
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -73,7 +76,7 @@ class Config(TokenModelOnData):
 
 
 @dataclass(frozen=True)
-class Trajectory(Result):
+class Trajectory(Shown):
     """Averages over a text, and one prompt."""
 
     model: str
@@ -96,7 +99,7 @@ class Trajectory(Result):
         T, N = self.path.states.shape[:2]
         return self.picture.coordinates[T:].reshape(T, N, -1)
 
-    def summary(self) -> list[tuple[str, str, str]]:
+    def summary(self) -> list[Line]:
         """The numbers to look at first: label, value, words."""
         m, words = self.means, []
         where = f"{m.num_tokens:,} tokens, {m.num_sequences} sequences of {self.data}"
@@ -162,7 +165,7 @@ class Trajectory(Result):
 
         return figures.draw(self)
 
-    def scenes(self) -> dict[str, dict[str, Any]]:
+    def scenes(self) -> dict[str, Scene]:
         """Figures to turn in a browser, as plotly's JSON."""
         from curvescope.viz.trajectory import path_scene
 
@@ -170,9 +173,7 @@ class Trajectory(Result):
         return {"paths": path_scene(self.words_xyz, self.states_xyz, p.tokens, p.names, token=self.token)}
 
 
-def run(
-    cfg: Config, *, progress: Progress | None = None, state: MutableMapping[str, Result] | None = None
-) -> Trajectory:
+def run(cfg: Config, *, progress: Progress | None = None, state: State | None = None) -> Trajectory:
     """Measure the averages, follow the prompt, and project it.
 
     Args:
@@ -183,32 +184,28 @@ def run(
         need_umap()
     model = load_token_model(cfg)
     batches = read_data(cfg, model)
-    kept: MutableMapping[str, Any] = {} if state is None else state
     prompt = _prompt(cfg, model, batches)
     path = follow(model, prompt)  # before the rest: a prompt that does not fit is found at once
     token = _token(cfg, path)
-    pieces = {
-        "means": lambda: trajectories(model, batches, num_shuffles=cfg.num_shuffles, seed=cfg.seed),
-        "path": lambda: path,
-        "picture": lambda: _legacy_picture(cfg, model, path) if cfg.legacy else _picture(cfg, path),
-    }
-    for number, (name, work) in enumerate(pieces.items(), start=1):
-        if progress is not None:
-            progress(
-                {"means": "paths of all tokens", "path": "the prompt"}.get(name, name), number, len(pieces)
-            )
-        if name not in kept:
-            kept[name] = work()
+    means = partial(trajectories, model, batches, num_shuffles=cfg.num_shuffles, seed=cfg.seed)
+    picture = partial(_legacy_picture, cfg, model, path) if cfg.legacy else partial(_picture, cfg, path)
+    pieces = [
+        Piece("means", means, "paths of all tokens"),
+        Piece("path", lambda: path, "the prompt"),
+        Piece("picture", picture),
+    ]
+    contents = fingerprint(model, batches)
+    found = work_through(pieces, contents=contents, progress=progress, state=state)
     target = None if not model.facts.get("causal", True) or token + 1 == len(path.tokens) else token + 1
     return Trajectory(
         model=model.name,
         data=batches.name,
-        means=kept["means"],
-        path=kept["path"],
+        means=found.take(Trajectories, "means"),
+        path=found.take(Path, "path"),
         reads=_reads(model, path),
         token=token,
         target=target,
-        picture=kept["picture"],
+        picture=found.take(Projection, "picture"),
     )
 
 
