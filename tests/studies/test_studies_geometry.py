@@ -389,3 +389,7 @@ def test_recalled_numbers_of_the_paper_are_nowhere():
     for path in [*package.rglob("*.py"), *own]:
         text = path.read_text(encoding="utf-8")
         assert not any(number in text for number in recalled), path
+
+
+def test_counts_say_which_text(done):
+    assert done["embeddings"][1].counts.data == "text:sample"

@@ -181,7 +181,7 @@ def _text(cfg: Config, model: Model) -> str | None:
     return read_source(cfg.data, max_bytes=MAX_BYTES)
 
 
-def _counts(name: str, text: str, model: Model, scores: TokenScores) -> Counts:
+def _counts(data: str, text: str, model: Model, scores: TokenScores) -> Counts:
     """Counts of the tokens in the text."""
     from scipy.stats import rankdata
 
@@ -192,7 +192,7 @@ def _counts(name: str, text: str, model: Model, scores: TokenScores) -> Counts:
     for name, values in scores.scores.items():
         varies = seen.sum() > 2 and np.ptp(values[seen]) > 0 and np.ptp(counts[seen]) > 0
         found[name] = _spearman(rankdata(values[seen]), rankdata(counts[seen])) if varies else float("nan")
-    return Counts(name, len(ids), counts, found)
+    return Counts(data, len(ids), counts, found)
 
 
 def _spearman(a: np.ndarray, b: np.ndarray) -> float:
