@@ -19,10 +19,11 @@ from typing import Any
 import pandas as pd
 import torch
 
+from curvescope.runs.folder import environment
+from curvescope.runs.writing import write_figures, write_tables
 from curvescope.studies import hvp
-from curvescope.studies.folder import environment, write_figures, write_tables
-from curvescope.studies.hvp_contenders import CONTENDERS, PACKAGES
-from curvescope.studies.hvp_models import SHAPES, build
+from curvescope.studies.hvp.contenders import CONTENDERS, PACKAGES
+from curvescope.studies.hvp.models import SHAPES, build
 
 OURS = ("hessian", "ggn", "functional")
 PEERS = ("eigenthings", "eigenthings ggn", "curvlinops", "curvlinops ggn", "PyHessian")

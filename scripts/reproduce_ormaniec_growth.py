@@ -15,7 +15,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 
 from curvescope.papers.ormaniec2025.growth import study as growth
-from curvescope.studies.pieces import Pieces
+from curvescope.runs.pieces import Pieces
 
 
 class Clock:

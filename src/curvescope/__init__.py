@@ -24,7 +24,7 @@ _HOME = {
     "masked_lm": "data.masking",
     "classification": "data.labels",
     "images": "data.labels",
-    "denoising": "studies.denoising",
+    "denoising": "data.denoising",
     "task": "data.tasks",
     "CrossEntropy": "losses",
     "SquaredError": "losses",
@@ -140,6 +140,7 @@ if TYPE_CHECKING:
     from curvescope.core.errors import CurvescopeError, UsageError
     from curvescope.core.operator import LinearOperator
     from curvescope.data.batches import Batch, Batches
+    from curvescope.data.denoising import denoising
     from curvescope.data.labels import classification, images
     from curvescope.data.masking import masked_lm
     from curvescope.data.tasks import task
@@ -160,4 +161,3 @@ if TYPE_CHECKING:
         third_derivative,
     )
     from curvescope.problem import Problem
-    from curvescope.studies.denoising import denoising

@@ -3,6 +3,7 @@
 import json
 import sys
 from dataclasses import dataclass
+from functools import partial
 from types import ModuleType
 
 import numpy as np
@@ -11,11 +12,13 @@ import pytest
 from curvescope.cli import main
 from curvescope.core.errors import CurvescopeError, UsageError
 from curvescope.core.result import Result
-from curvescope.papers import PAPERS, find, find_figure
+from curvescope.papers import PAPERS, find_figure
 from curvescope.papers.claims import Claim, as_printed, like, within
 from curvescope.papers.reproduce import redraw, reproduce
 from curvescope.papers.setting import FigureConfig
 from curvescope.report import write_page
+from curvescope.runs.shown import Shown
+from curvescope.runs.work import Piece, work_through
 
 
 @dataclass(frozen=True)
@@ -25,12 +28,12 @@ class Config(FigureConfig):
 
 
 @dataclass(frozen=True)
-class Piece(Result):
+class Curve(Result):
     x: np.ndarray
 
 
 @dataclass(frozen=True)
-class Small(Result):
+class Small(Shown):
     pieces: list
 
     def claims(self):
@@ -60,19 +63,19 @@ class Small(Result):
 class Counter:
     done = 0
     stop_at = None
+    contents = ""
 
 
 def run(cfg, *, progress=None, state=None):
-    kept = {} if state is None else state
-    for i in range(cfg.curves):
-        if progress is not None:
-            progress(f"curve {i}", i + 1, cfg.curves)
-        if f"piece{i}" not in kept:
-            if Counter.stop_at == i:
-                raise KeyboardInterrupt
-            Counter.done += 1
-            kept[f"piece{i}"] = Piece(np.arange(3.0) + i)
-    return Small([kept[f"piece{i}"] for i in range(cfg.curves)])
+    def curve(i):
+        if Counter.stop_at == i:
+            raise KeyboardInterrupt
+        Counter.done += 1
+        return Curve(np.arange(3.0) + i)
+
+    pieces = [Piece(f"piece{i}", partial(curve, i), f"curve {i}") for i in range(cfg.curves)]
+    found = work_through(pieces, contents=Counter.contents, progress=progress, state=state)
+    return Small([found.take(Curve, f"piece{i}") for i in range(cfg.curves)])
 
 
 @pytest.fixture(autouse=True)
@@ -81,8 +84,10 @@ def small_figure(monkeypatch):
     module = ModuleType("curvescope.papers.ormaniec2025.small")
     module.Config, module.run = Config, run
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    monkeypatch.setattr(find("ormaniec2025"), "FIGURES", {"small": "two curves", "histograms": "bars"})
-    Counter.done, Counter.stop_at = 0, None
+    monkeypatch.setattr(
+        "curvescope.papers.ormaniec2025.FIGURES", {"small": "two curves", "histograms": "bars"}
+    )
+    Counter.done, Counter.stop_at, Counter.contents = 0, None, ""
 
 
 def call(*words, capsys):
@@ -226,7 +231,7 @@ def test_a_model_is_told_to_the_figures(tmp_path, monkeypatch, capsys):
         model: str = "auto"
 
     told = []
-    module = find_figure("ormaniec2025", "small")
+    module = sys.modules["curvescope.papers.ormaniec2025.small"]
     monkeypatch.setattr(module, "Config", WithModel)
     monkeypatch.setattr(module, "run", lambda cfg, **rest: told.append(cfg.model) or run(cfg, **rest))
     for words in (["some/model"], []):
@@ -255,6 +260,27 @@ def test_a_folder_that_another_process_works_on_is_refused(tmp_path):
     (place,) = (tmp_path / "state").iterdir()
     (place / "pid").write_text(str(os.getppid()), encoding="utf-8")
     with pytest.raises(CurvescopeError, match="another process works on small"):
+        reproduce("ormaniec2025", ["small"], out=tmp_path)
+
+
+def test_what_was_begun_with_other_data_is_not_gone_on_with(tmp_path):
+    Counter.stop_at, Counter.contents = 1, "one model"
+    with pytest.raises(KeyboardInterrupt):
+        reproduce("ormaniec2025", ["small"], out=tmp_path)
+    Counter.stop_at, Counter.contents, said = None, "another", []
+    reproduce("ormaniec2025", ["small"], out=tmp_path, say=said.append)
+    assert Counter.done == 3  # one, and then both again
+    assert "beginning anew" in said[0]
+    entry = json.loads((tmp_path / "settings.json").read_text(encoding="utf-8"))["figures"]["small"]
+    assert entry["contents"] == "another"
+
+
+def test_a_file_of_another_figure_is_not_overwritten(tmp_path):
+    reproduce("ormaniec2025", ["small"], out=tmp_path)
+    settings = json.loads((tmp_path / "settings.json").read_text(encoding="utf-8"))
+    settings["figures"] = {"histograms": {"files": ["small.csv"]}}
+    (tmp_path / "settings.json").write_text(json.dumps(settings), encoding="utf-8")
+    with pytest.raises(CurvescopeError, match=r"two outputs have one name: 'small\.csv'"):
         reproduce("ormaniec2025", ["small"], out=tmp_path)
 
 

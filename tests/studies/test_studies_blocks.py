@@ -15,8 +15,9 @@ from curvescope.core.operator import Matrix
 from curvescope.operators import GGN, Functional, Hessian
 from curvescope.report import write_page
 from curvescope.studies import blocks, folder
-from curvescope.studies.blocks_heterogeneity import WIDTH, heterogeneity
-from curvescope.studies.blocks_probes import own_probes
+from curvescope.studies.blocks import study
+from curvescope.studies.blocks.heterogeneity import WIDTH, heterogeneity
+from curvescope.studies.blocks.probes import own_probes
 from curvescope.studies.setting import make_problem
 
 TOML = """
@@ -251,9 +252,9 @@ def test_a_stopped_run_goes_on_and_ends_with_the_same_numbers(settings, tmp_path
     (begun,) = (tmp_path / "runs" / "blocks").iterdir()
     assert len(list((begun / "state").glob("*/result.json"))) == 4
     computed = []
-    original = blocks.spectral_density
-    monkeypatch.setattr(blocks, "spectral_density", lambda *a, **k: computed.append(1) or original(*a, **k))
-    monkeypatch.setattr(blocks, "block_traces", None)
+    original = study.spectral_density
+    monkeypatch.setattr(study, "spectral_density", lambda *a, **k: computed.append(1) or original(*a, **k))
+    monkeypatch.setattr(study, "block_traces", None)
     path, result = folder.run("blocks", settings, out=tmp_path / "runs")
     assert path == begun
     assert len(computed) == 3

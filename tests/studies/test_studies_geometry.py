@@ -25,6 +25,7 @@ from curvescope.papers.molina2023.heads import compare_spectra, reference
 from curvescope.papers.molina2023.setting import is_gpt2, with_model
 from curvescope.papers.reproduce import reproduce
 from curvescope.report import write_page
+from curvescope.runs.writing import write_tables
 from curvescope.studies import find, folder
 from curvescope.studies import trajectory as trajectory_study
 
@@ -185,7 +186,7 @@ def test_texts_are_written_and_not_added_to(tmp_path):
         files = staticmethod(lambda: {"a.txt": "line\n"})
 
     for _ in range(2):
-        folder.write_tables(Text(), tmp_path)
+        write_tables(Text(), tmp_path)
     assert (tmp_path / "a.txt").read_bytes() == b"line\n"
 
 
@@ -211,8 +212,8 @@ def test_the_original_picture_is_fitted_to_raw_embeddings(monkeypatch, done):
         assert fitted.shape == (512, 96)
         return Projection(np.concatenate([g[:, :3] for g in groups]), "umap apart", None, options["seed"])
 
-    monkeypatch.setattr(trajectory_study, "need_umap", lambda: None)
-    monkeypatch.setattr(trajectory_study, "project_apart", keep)
+    monkeypatch.setattr("curvescope.studies.trajectory.study.need_umap", lambda: None)
+    monkeypatch.setattr("curvescope.studies.trajectory.study.project_apart", keep)
     found, plain = run("trajectory", legacy=True), done["trajectory"][1]
     model, ids = cs.load("tiny-gpt"), torch.from_numpy(found.path.ids)
     E = dict(model.module.named_parameters())["E"].detach()
@@ -388,3 +389,7 @@ def test_recalled_numbers_of_the_paper_are_nowhere():
     for path in [*package.rglob("*.py"), *own]:
         text = path.read_text(encoding="utf-8")
         assert not any(number in text for number in recalled), path
+
+
+def test_counts_say_which_text(done):
+    assert done["embeddings"][1].counts.data == "text:sample"

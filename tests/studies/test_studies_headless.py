@@ -10,9 +10,9 @@ import torch
 import curvescope as cs
 from commands import call
 from curvescope.core.errors import UsageError
+from curvescope.data.denoising import NOTE
 from curvescope.studies import blocks, spectrum
-from curvescope.studies.denoising import NOTE
-from curvescope.studies.setting import ModelOnData, make_problem
+from curvescope.studies.setting import ModelOnData, make_problem, notes_of
 from saved_models import TINY, WORDS, save_bert
 
 transformers = pytest.importorskip("transformers")
@@ -234,7 +234,7 @@ def test_a_model_with_a_head_has_no_such_note(tmp_path):
     result = spectrum.Config(tokens=8)
     problem = make_problem(result)
     assert problem.loss.name == "cross_entropy"
-    assert spectrum.notes_of(result, problem) == []
+    assert notes_of(result, problem) == []
 
 
 def test_real_targets_choose_the_squared_error(tmp_path):

@@ -7,8 +7,9 @@ import torch
 
 import curvescope as cs
 from curvescope.studies import hvp
-from curvescope.studies.hvp_contenders import CONTENDERS, PACKAGES
-from curvescope.studies.hvp_models import build, logits, plain_attention
+from curvescope.studies.hvp import study
+from curvescope.studies.hvp.contenders import CONTENDERS, PACKAGES
+from curvescope.studies.hvp.models import build, logits, plain_attention
 
 TINY = {"batch_size": 2, "seq_len": 8, "rounds": 2}
 
@@ -43,7 +44,7 @@ def test_the_result_is_shown_and_stored(cost, tmp_path):
 
 
 def test_a_library_that_is_not_there_is_named(monkeypatch):
-    monkeypatch.setattr(hvp, "find_spec", lambda name: None)
+    monkeypatch.setattr(study, "find_spec", lambda name: None)
     found = hvp.run(hvp.Config(**TINY, contenders=("eigenthings",)))
     assert found.of("eigenthings").note == "hessian_eigenthings is not installed"
     assert found.of("eigenthings").seconds == []

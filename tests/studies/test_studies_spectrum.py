@@ -10,6 +10,7 @@ import curvescope as cs
 from curvescope.core.errors import CurvescopeError, UsageError
 from curvescope.studies import folder, spectrum
 from curvescope.studies.setting import make_problem
+from curvescope.studies.spectrum import study
 
 TOML = """
 n_layers = 1
@@ -45,7 +46,7 @@ def test_numbers_meet_the_dense_matrices(settings):
     result = spectrum.run(cfg)
     problem = make_problem(cfg)
     assert result.loss == pytest.approx(problem.value())
-    for name, make in spectrum.OPERATORS.items():
+    for name, make in study.OPERATORS.items():
         A = make(problem, *cfg.blocks).dense()
         exact = torch.linalg.eigvalsh(A).numpy()
         part = result.parts[name]
@@ -84,8 +85,8 @@ def test_a_stopped_run_goes_on_and_ends_with_the_same_numbers(settings, tmp_path
     assert not (begun / "result.json").exists()
     assert len(list((begun / "state").glob("*/result.json"))) == 5
     computed = []
-    original = spectrum.spectral_density
-    monkeypatch.setattr(spectrum, "spectral_density", lambda *a, **k: computed.append(1) or original(*a, **k))
+    original = study.spectral_density
+    monkeypatch.setattr(study, "spectral_density", lambda *a, **k: computed.append(1) or original(*a, **k))
     said = []
     path, result = folder.run("spectrum", settings, out=tmp_path / "runs", say=said.append)
     assert path == begun

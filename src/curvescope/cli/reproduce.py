@@ -11,7 +11,7 @@ import typer
 from curvescope.cli import printing
 from curvescope.cli.study_run import shown
 from curvescope.core.errors import UsageError
-from curvescope.papers import PAPERS, find, find_figure
+from curvescope.papers import PAPERS, figures_of, find_figure
 from curvescope.papers.reproduce import default_folder, redraw, reproduce
 
 HEADER = ("claim", "published", "measured", "verdict")
@@ -23,7 +23,7 @@ def check_model(paper: str, figures: list[str], model: str | None, *, draw: bool
         return
     if draw:
         raise UsageError(f"--draw computes nothing, got the model {model!r} as well", hint="leave one out")
-    kinds = {name: find_figure(paper, name).Config for name in figures or find(paper).FIGURES}
+    kinds = {name: find_figure(paper, name).Config for name in figures or figures_of(paper)}
     takes = [name for name, kind in kinds.items() if any(field.name == "model" for field in fields(kind))]
     others = [name for name in kinds if name not in takes]
     if others:

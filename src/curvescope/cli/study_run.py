@@ -6,13 +6,16 @@ import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from curvescope.cli import printing
 from curvescope.core.errors import UsageError
 from curvescope.core.progress import Progress, listening
+
+if TYPE_CHECKING:
+    from curvescope.runs.shown import Shown
 
 
 def merge(config: Path | None, pairs: list[str], given: dict[str, Any]) -> dict[str, Any]:
@@ -50,7 +53,7 @@ def show(study: str, settings: dict[str, Any], *, out: Path, quiet: bool) -> Non
         rows = frame.to_numpy(dtype=object).tolist()
         numbers = [i for i, kind in enumerate(frame.dtypes) if kind.kind in "fi"]
         printing.table(list(frame.columns), rows, right=numbers)
-    for note in getattr(result, "notes", []):
+    for note in result.notes:
         typer.echo(f"\nnote: {note}")
     typer.echo(f"\n{path}")
 
@@ -66,7 +69,7 @@ def report(runs: list[Path], *, page: Path, out: Path, quiet: bool) -> None:
     typer.echo(f"the report is in {page.resolve()}")
 
 
-def _run(study: str, settings: dict[str, Any], *, out: Path, quiet: bool) -> tuple[Path, Any]:
+def _run(study: str, settings: dict[str, Any], *, out: Path, quiet: bool) -> tuple[Path, Shown]:
     from curvescope.studies import folder
 
     with shown(quiet) as progress:

@@ -35,6 +35,21 @@ class Config:
         }
 
 
+def as_tuples(cfg: Config, *names: str) -> None:
+    """In a frozen configuration, let fields that hold several values be given a single one."""
+    for name in names:
+        value: Any = getattr(cfg, name)
+        if not isinstance(value, tuple):
+            object.__setattr__(cfg, name, (value,))
+
+
+def at_least(cfg: Config, fewest: int, *names: str) -> None:
+    """Raise unless the numbers are large enough."""
+    for name in names:
+        if getattr(cfg, name) < fewest:
+            raise UsageError(f"{name}: expected at least {fewest}, got {getattr(cfg, name)}")
+
+
 def _check_value(name: str, kind: Any, value: Any) -> None:
     if get_origin(kind) is Literal:
         if value not in get_args(kind):

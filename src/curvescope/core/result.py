@@ -13,6 +13,7 @@ from typing import IO, Any, Self
 import numpy as np
 
 from curvescope.core.errors import CurvescopeError
+from curvescope.core.moved import HOMES, SAVED_NAMES
 
 SCHEMA = 1
 _CLASSES: dict[str, type[Result]] = {}
@@ -29,7 +30,7 @@ class Result:
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        _CLASSES[_full_name(cls)] = cls
+        _CLASSES[saved_name(cls)] = cls
 
     def save(self, folder: str | Path) -> Path:
         """Write result.json and arrays.npz into `folder`, each complete or absent; return the folder."""
@@ -89,7 +90,7 @@ def _pack(value: Any, path: str, arrays: dict[str, np.ndarray]) -> Any:
     """`value` as JSON, its arrays moved to `arrays` under their path."""
     if isinstance(value, Result):
         packed = {f.name: _pack(getattr(value, f.name), _join(path, f.name), arrays) for f in fields(value)}
-        return {"@class": _full_name(type(value)), "fields": packed}
+        return {"@class": saved_name(type(value)), "fields": packed}
     if isinstance(value, np.ndarray):
         if value.dtype.hasobject:
             raise TypeError(f"a result holds arrays of numbers and text; {path} is an array of objects")
@@ -123,15 +124,17 @@ def _unpack(value: Any, arrays: dict[str, np.ndarray]) -> Any:
     return {key: _unpack(item, arrays) for key, item in value.items()}
 
 
-def _full_name(cls: type) -> str:
-    return f"{cls.__module__}.{cls.__qualname__}"
+def saved_name(cls: type[Result]) -> str:
+    """The name of a class in saved results: that of its module and itself when it was first saved."""
+    name = f"{cls.__module__}.{cls.__qualname__}"
+    return SAVED_NAMES.get(name, name)
 
 
 def _class(name: str) -> type[Result]:
-    """A result class by its full name; one of this package is imported if need be, nothing else is."""
+    """A result class by its saved name; one of this package is imported if need be, nothing else is."""
     if name not in _CLASSES and name.startswith("curvescope."):
         with suppress(ImportError):  # another version wrote it: said below
-            import_module(name.rpartition(".")[0])
+            import_module(HOMES.get(name, name.rpartition(".")[0]))
     if name not in _CLASSES:
         raise CurvescopeError(f"no result class is called {name}", hint="import the module that defines it")
     return _CLASSES[name]

@@ -111,6 +111,19 @@ class Model:
             )
         return outputs
 
+    def evaluate(self, inputs: Tensor | Mapping[str, Tensor]) -> Tensor:
+        """Outputs at the module's own parameters, in eval mode and without derivatives.
+
+        Inputs may be anywhere: they go to the model's device, real numbers in its type.
+        """
+
+        def placed(x: Tensor) -> Tensor:
+            return x.to(self.device, self.dtype if x.is_floating_point() else None)
+
+        own = {k: placed(v) for k, v in inputs.items()} if isinstance(inputs, Mapping) else placed(inputs)
+        with torch.no_grad(), evaluating(self.module):
+            return self.forward({}, own)
+
     def __repr__(self) -> str:
         return f"Model({self.name!r}: {self.num_parameters} parameters, {len(self.blocks)} blocks)"
 

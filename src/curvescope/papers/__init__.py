@@ -1,17 +1,17 @@
 """Papers: their figures and tables measured again, published next to measured. Imports none of them.
 
-A paper is a package here with `FIGURES`, a line on each. A figure is a module in it with a frozen `Config`
-and `run(cfg, *, progress=None, state=None) -> Result`; the result has what that of a study has (`summary`,
-`captions`, `tables`, `figures`) and `claims`, and `reproduce` writes all of it into one folder.
+A paper is a package here with `FIGURES` and `MORE`, a line on each. A figure is a module in it, and all that
+a study is: a frozen `Config` and `run(cfg, *, progress=None, state=None) -> Shown`. Its result has `claims`
+too, and `reproduce` writes everything into one folder.
 """
 
 from __future__ import annotations
 
 from importlib import import_module
-from types import ModuleType
 from typing import NamedTuple
 
 from curvescope.core.errors import UsageError, near_misses
+from curvescope.runs.study import Study, study_in
 
 
 class Paper(NamedTuple):
@@ -35,17 +35,19 @@ PAPERS = {
 }
 
 
-def find(paper: str) -> ModuleType:
-    """The package of a paper."""
+def figures_of(paper: str, *, more: bool = False) -> dict[str, str]:
+    """The figures of a paper with a line on each; with those it does not have itself if `more`."""
     if paper not in PAPERS:
         raise UsageError(f"expected a paper, got {paper!r}", hint=near_misses(paper, list(PAPERS)))
-    return import_module(f"curvescope.papers.{paper}")
+    package = import_module(f"curvescope.papers.{paper}")
+    return {**package.FIGURES, **(package.MORE if more else {})}
 
 
-def find_figure(paper: str, figure: str) -> ModuleType:
-    """The module of a figure of a paper."""
-    package = find(paper)
-    known = [*package.FIGURES, *getattr(package, "MORE", ())]
+def find_figure(paper: str, figure: str) -> Study:
+    """A figure of a paper; its module is imported now."""
+    known = figures_of(paper, more=True)
     if figure not in known:
-        raise UsageError(f"expected a figure of {paper}, got {figure!r}", hint=near_misses(figure, known))
-    return import_module(f"curvescope.papers.{paper}.{figure}")
+        raise UsageError(
+            f"expected a figure of {paper}, got {figure!r}", hint=near_misses(figure, list(known))
+        )
+    return study_in(f"curvescope.papers.{paper}.{figure}")

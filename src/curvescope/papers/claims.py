@@ -1,19 +1,10 @@
-"""A claim of a paper next to what was measured, and what it means to agree with a printed number."""
+"""What it means for a claim of a paper to agree with what was measured."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from curvescope.runs.shown import Claim
 
 AGREES, DIFFERS = "agrees", "differs"
-
-
-class Claim(NamedTuple):
-    """One line of the table that a reproduction prints."""
-
-    claim: str
-    published: str
-    measured: str
-    verdict: str
 
 
 def as_printed(claim: str, published: str, measured: float) -> Claim:

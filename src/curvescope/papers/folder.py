@@ -9,61 +9,74 @@ killed goes on where it was, and nothing that is half written looks finished.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from curvescope import __version__
 from curvescope.core.config import Config
 from curvescope.core.errors import CurvescopeError, MissingExtra
-from curvescope.core.result import Result
 from curvescope.papers import PAPERS
-from curvescope.studies.folder import STATE, environment
-from curvescope.studies.pieces import RESULT, Pieces
+from curvescope.runs.folder import STATE, Say, digest_of, environment
+from curvescope.runs.pieces import RESULT, Pieces
+from curvescope.runs.shown import Shown
+from curvescope.runs.work import Place
+from curvescope.runs.writing import check_distinct
 
 SETTINGS, ARRAYS = "settings.json", "arrays.npz"
 DPI = {"pdf": 200, "png": 150}  # of a PDF: its pictures
-Say = Callable[[str], None]
 
 
-class FigureFolder:
-    """One figure of a paper in the folder `out`; `pieces` is the state of its computation."""
+class FigureFolder(Place):
+    """One figure of a paper in the folder `out`; pieces of it are under state/<figure>-<hash>.
 
-    def __init__(self, out: Path, paper: str, figure: str, cfg: Config):
-        self.out, self.paper, self.figure, self.cfg = out, paper, figure, cfg
-        words = json.dumps({"version": __version__, **cfg.to_dict()}, sort_keys=True)
-        digest = hashlib.sha256(words.encode()).hexdigest()[:8]
-        self.state = out / STATE / f"{figure}-{digest}"
-        self.pieces = Pieces(self.state, begin=self._begin)
-        if self.pieces.owned:
+    The hash is that of version, settings, and contents of model and data.
+    """
+
+    def __init__(self, out: Path, paper: str, figure: str, cfg: Config, *, say: Say = lambda line: None):
+        self.out, self.paper, self.figure, self.cfg, self._say = out, paper, figure, cfg, say
+        self._settings = json.dumps({"version": __version__, **cfg.to_dict()}, sort_keys=True)
+        self._contents = ""
+        self._pieces: Pieces | None = None
+
+    def at(self, contents: str) -> Pieces:
+        """The pieces of this figure with these settings and contents."""
+        self._contents = contents
+        place = self.out / STATE / f"{self.figure}-{digest_of(self._settings, contents)}"
+        pieces = self._pieces = Pieces(place)
+        if pieces.owned:
             raise CurvescopeError(
-                f"another process works on {figure} in {out}", hint="wait for it, or choose another --out"
+                f"another process works on {self.figure} in {self.out}",
+                hint="wait for it, or choose another --out",
             )
+        if len(pieces):
+            self._say(f"{self.figure}: resuming with {len(pieces)} pieces done")
+        elif any(place.parent.glob(f"{self.figure}-*")):
+            self._say(f"{self.figure}: beginning anew, what was begun has other settings, model or data")
+        return pieces
 
-    def _begin(self) -> None:
-        self.pieces.own()
-
-    def finish(self, result: Any, *, seconds: float, say: Say) -> list[str]:
+    def finish(self, result: Shown, *, seconds: float, say: Say) -> list[str]:
         """Write everything, note it in the settings, forget the state; the names of the files."""
         entry = {
             "settings": self.cfg.to_dict(),
             "version": __version__,
+            "contents": self._contents,
             "environment": environment(),
             "seconds": round(seconds, 1),
         }
-        self._begin()
-        files = publish(self.out, self.paper, self.figure, result, entry, self.state / "finished", say)
-        shutil.rmtree(self.state, ignore_errors=True)
+        pieces = self.at("") if self._pieces is None else self._pieces
+        pieces.begin()
+        staging = pieces.folder / "finished"
+        files = publish(self.out, self.paper, self.figure, result, entry, staging, say)
+        shutil.rmtree(pieces.folder, ignore_errors=True)
         _remove_if_empty(self.out / STATE)
         return files
 
 
 def publish(
-    out: Path, paper: str, figure: str, result: Any, entry: dict[str, Any], staging: Path, say: Say
+    out: Path, paper: str, figure: str, result: Shown, entry: dict[str, Any], staging: Path, say: Say
 ) -> list[str]:
     """Write a result's files into `staging`, then move them to `out` and note them there."""
     shutil.rmtree(staging, ignore_errors=True)
@@ -73,6 +86,8 @@ def publish(
     if meta["paper"] != paper:
         raise CurvescopeError(f"{out} has the figures of {meta['paper']}", hint="choose another --out")
     files = sorted(path.name for path in staging.iterdir())
+    others = [name for other, found in meta["figures"].items() if other != figure for name in found["files"]]
+    check_distinct([*files, *others])
     old = meta["figures"].pop(figure, {}).get("files", [])
     _write_settings(out, meta)  # from here on until the end the figure does not count as finished
     for name in set(old) - set(files):
@@ -85,7 +100,7 @@ def publish(
     return files
 
 
-def write(result: Any, folder: Path, stem: str, *, title: str, say: Say) -> None:
+def write(result: Shown, folder: Path, stem: str, *, title: str, say: Say) -> None:
     """Tables as CSV, figures as PDF and PNG, all of them as one page for a browser, the result itself."""
     import matplotlib
 
@@ -97,13 +112,15 @@ def write(result: Any, folder: Path, stem: str, *, title: str, say: Say) -> None
     for name, table in result.tables().items():
         table.to_csv(folder / f"{name}.csv", index=False)
     figures = result.figures()
+    check_distinct(figures)
+    check_distinct(result.tables())
     with plt.rc_context({"pdf.fonttype": 42}):
         for name, figure in figures.items():
             for kind, dpi in DPI.items():
                 options: dict[str, Any] = {"metadata": {"CreationDate": None}} if kind == "pdf" else {}
                 figure.savefig(folder / f"{name}.{kind}", dpi=dpi, **options)
     scenes = {name: interactive.scene(figure) for name, figure in figures.items()}
-    scenes |= result.scenes() if hasattr(result, "scenes") else {}
+    scenes |= result.scenes()
     for figure in figures.values():
         plt.close(figure)
     try:
@@ -117,7 +134,7 @@ def write(result: Any, folder: Path, stem: str, *, title: str, say: Say) -> None
     saved.rmdir()
 
 
-def load_result(out: Path, figure: str) -> Any:
+def load_result(out: Path, figure: str) -> Shown:
     """The stored result of a figure that is finished."""
     if figure not in read_settings(out)["figures"]:
         raise CurvescopeError(
@@ -129,7 +146,7 @@ def load_result(out: Path, figure: str) -> Any:
             if not source.exists():
                 raise CurvescopeError(f"{source} is missing", hint="run the figure again without --draw")
             shutil.copyfile(source, Path(place) / name)
-        return Result.load(place)
+        return Shown.load(place)
 
 
 def read_settings(out: Path) -> dict[str, Any]:

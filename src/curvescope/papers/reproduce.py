@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -11,9 +11,10 @@ from typing import Any
 from curvescope.core.config import Config
 from curvescope.core.errors import CurvescopeError, UsageError, near_misses
 from curvescope.core.progress import Progress
-from curvescope.papers import find, find_figure
+from curvescope.papers import figures_of, find_figure
 from curvescope.papers.folder import FigureFolder, load_result, publish, read_settings
-from curvescope.studies.folder import STATE
+from curvescope.runs.folder import STATE, Say
+from curvescope.runs.shown import Shown
 
 EVERYWHERE = ("profile", "replay", "device")  # what a figure that has no use for it is not told
 
@@ -25,11 +26,11 @@ def reproduce(
     settings: Mapping[str, Any] | None = None,
     out: str | Path | None = None,
     progress: Progress | None = None,
-    say: Callable[[str], None] = lambda line: None,
-) -> dict[str, Any]:
+    say: Say = lambda line: None,
+) -> dict[str, Shown]:
     """Compute the named figures, or all of a paper, and write them into `out`.
 
-    A figure that was begun with the same settings and not finished goes on where it was.
+    A figure that was begun with the same settings, model and data and not finished goes on where it was.
 
     Args:
         settings: of the figures' `Config`s; each figure is told what it knows.
@@ -46,11 +47,9 @@ def reproduce(
         raise UsageError(f"expected a folder, got the file {folder}")
     found = {}
     for name, cfg in configs.items():
-        place = FigureFolder(folder, paper, name, cfg)
-        if len(place.pieces):
-            say(f"{name}: resuming with {len(place.pieces)} pieces done")
+        place = FigureFolder(folder, paper, name, cfg, say=say)
         start = time.monotonic()
-        result = find_figure(paper, name).run(cfg, progress=_prefixed(progress, name), state=place.pieces)
+        result = find_figure(paper, name).run(cfg, progress=_prefixed(progress, name), state=place)
         place.finish(result, seconds=time.monotonic() - start, say=say)
         found[name] = result
     return found
@@ -61,11 +60,11 @@ def redraw(
     figures: Sequence[str] = (),
     *,
     out: str | Path | None = None,
-    say: Callable[[str], None] = lambda line: None,
-) -> dict[str, Any]:
+    say: Say = lambda line: None,
+) -> dict[str, Shown]:
     """Draw the named figures, or all that are stored in `out`, again; nothing is computed."""
     folder = default_folder(paper) if out is None else Path(out)
-    find(paper)
+    figures_of(paper)
     meta = read_settings(folder)
     names = _names(paper, figures) if figures else list(meta["figures"])
     if meta["paper"] != paper or not names:
@@ -88,7 +87,7 @@ def default_folder(paper: str) -> Path:
 def _names(paper: str, figures: Sequence[str]) -> list[str]:
     for name in figures:
         find_figure(paper, name)
-    return list(dict.fromkeys(figures)) or list(find(paper).FIGURES)
+    return list(dict.fromkeys(figures)) or list(figures_of(paper))
 
 
 def _configs(paper: str, names: Sequence[str], settings: Mapping[str, Any]) -> dict[str, Config]:

@@ -8,14 +8,18 @@ import math
 from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from curvescope import __version__
 from curvescope.core.errors import UsageError
-from curvescope.papers import find
+from curvescope.papers import figures_of
 from curvescope.papers import folder as reproduction
 from curvescope.report.scenes import library, scenes
+from curvescope.runs.folder import CONFIG
 from curvescope.studies import STUDIES, folder
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 KINDS = {".svg": "image/svg+xml", ".png": "image/png"}
 MOST_ROWS = 2000  # of a table on the page
@@ -44,10 +48,10 @@ def write_page(runs: Sequence[str | Path], page: str | Path) -> Path:
 
 def _sections(run: Path) -> list[dict[str, Any]]:
     """One of a run folder, one per figure of a paper's."""
-    if (run / reproduction.SETTINGS).exists() and not (run / folder.CONFIG).exists():
+    if (run / reproduction.SETTINGS).exists() and not (run / CONFIG).exists():
         meta = reproduction.read_settings(run)
         return [
-            _paper_section(run, meta, name) for name in find(meta["paper"]).FIGURES if name in meta["figures"]
+            _paper_section(run, meta, name) for name in figures_of(meta["paper"]) if name in meta["figures"]
         ]
     return [_section(run)]
 
@@ -63,7 +67,7 @@ def _paper_section(run: Path, meta: dict[str, Any], figure: str) -> dict[str, An
     pictures = [run / name for name in entry["files"] if name.endswith(".png")]
     return {
         "study": figure,
-        "words": f"{find(paper).FIGURES[figure]}. {meta['citation']}",
+        "words": f"{figures_of(paper)[figure]}. {meta['citation']}",
         "model": paper,
         "revision": "",
         "run": run.name,
@@ -120,7 +124,7 @@ def _figure(path: Path, captions: dict[str, str]) -> dict[str, str]:
     }
 
 
-def _table(name: str, frame: Any, captions: dict[str, str]) -> dict[str, Any]:
+def _table(name: str, frame: pd.DataFrame, captions: dict[str, str]) -> dict[str, Any]:
     shown = frame.head(MOST_ROWS)
     rows = [[_cell(cell) for cell in row] for row in shown.to_numpy(dtype=object).tolist()]
     rest = (

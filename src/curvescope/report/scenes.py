@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from curvescope.runs.shown import Shown
 
-def scenes(result: Any, captions: dict[str, str]) -> list[dict[str, Any]]:
+
+def scenes(result: Shown, captions: dict[str, str]) -> list[dict[str, Any]]:
     """The scenes of a result that has any: name, plotly's JSON, caption."""
-    found = getattr(result, "scenes", dict)()
     return [
         {"name": name.replace("_", " "), "figure": figure, "caption": captions.get(name, "")}
-        for name, figure in found.items()
+        for name, figure in result.scenes().items()
     ]
 
 

@@ -1,11 +1,9 @@
-"""Studies: one module per question, `Config` in, `run(cfg) -> Result` out. This list imports none of them."""
+"""Studies: one folder per question, `Config` in, `run(cfg) -> Shown` out. This list imports none of them."""
 
 from __future__ import annotations
 
-from importlib import import_module
-from types import ModuleType
-
 from curvescope.core.errors import UsageError, near_misses
+from curvescope.runs.study import Study, study_in
 
 STUDIES = {
     "spectrum": "spectral densities, extreme eigenvalues and block maps of the Hessian and its two parts",
@@ -19,8 +17,8 @@ STUDIES = {
 }
 
 
-def find(name: str) -> ModuleType:
-    """The module of a study."""
+def find(name: str) -> Study:
+    """The study of that name; its folder is imported now."""
     if name not in STUDIES:
         raise UsageError(f"expected a study, got {name!r}", hint=near_misses(name, list(STUDIES)))
-    return import_module(f"curvescope.studies.{name}")
+    return study_in(f"curvescope.studies.{name}")

@@ -14,3 +14,4 @@ FIGURES = {
     "heads": "singular vectors of W_QK and W_VO as tokens, spectra and coverage",
     "trajectory": "a sentence's tokens on their way through the layers; do they come to the next token?",
 }
+MORE: dict[str, str] = {}

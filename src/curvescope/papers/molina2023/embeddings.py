@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from curvescope.core.progress import Progress
-from curvescope.core.result import Result
 from curvescope.papers.molina2023.setting import AUTO, Reproduced, with_model
+from curvescope.runs.work import State
 from curvescope.studies import embeddings
 
 
@@ -20,9 +19,7 @@ class Config(embeddings.Config):
     model: str = AUTO
 
 
-def run(
-    cfg: Config, *, progress: Progress | None = None, state: MutableMapping[str, Result] | None = None
-) -> Reproduced:
+def run(cfg: Config, *, progress: Progress | None = None, state: State | None = None) -> Reproduced:
     """The study, and what its tables say in a line each."""
     own, why = with_model(cfg)
     found = embeddings.run(own, progress=progress, state=state)

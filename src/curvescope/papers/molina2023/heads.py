@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import MutableMapping
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
@@ -11,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from curvescope.core.progress import Progress
-from curvescope.core.result import Result
 from curvescope.geometry.attention.heads import heads as head_circuits
 from curvescope.models.load import load
 from curvescope.papers.claims import AGREES, DIFFERS
 from curvescope.papers.molina2023.setting import AUTO, Reproduced, is_gpt2, with_model
+from curvescope.runs.work import State
 from curvescope.studies import heads
 
 DIGITS = 4
@@ -28,9 +27,7 @@ class Config(heads.Config):
     model: str = AUTO
 
 
-def run(
-    cfg: Config, *, progress: Progress | None = None, state: MutableMapping[str, Result] | None = None
-) -> Reproduced:
+def run(cfg: Config, *, progress: Progress | None = None, state: State | None = None) -> Reproduced:
     """The study; for GPT-2 the comparison of its spectra."""
     own, why = with_model(cfg)
     found = heads.run(own, progress=progress, state=state)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
 from dataclasses import dataclass
 
 from curvescope.core.progress import Progress
-from curvescope.core.result import Result
 from curvescope.papers.claims import AGREES, DIFFERS
 from curvescope.papers.molina2023.setting import AUTO, Reproduced, measured_on, with_model
+from curvescope.runs.work import State
 from curvescope.studies import layernorm
 
 EXACT = 1e-9
@@ -21,9 +20,7 @@ class Config(layernorm.Config):
     model: str = AUTO
 
 
-def run(
-    cfg: Config, *, progress: Progress | None = None, state: MutableMapping[str, Result] | None = None
-) -> Reproduced:
+def run(cfg: Config, *, progress: Progress | None = None, state: State | None = None) -> Reproduced:
     """The study, and the claim."""
     own, why = with_model(cfg)
     found = layernorm.run(own, progress=progress, state=state)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from curvescope.core.progress import Progress
-from curvescope.core.result import Result
 from curvescope.papers.molina2023.setting import AUTO, Reproduced, with_model
+from curvescope.runs.work import State
 from curvescope.studies import probes
+from curvescope.studies.probes.study import share_kept
 
 
 @dataclass(frozen=True)
@@ -20,14 +20,12 @@ class Config(probes.Config):
     model: str = AUTO
 
 
-def run(
-    cfg: Config, *, progress: Progress | None = None, state: MutableMapping[str, Result] | None = None
-) -> Reproduced:
+def run(cfg: Config, *, progress: Progress | None = None, state: State | None = None) -> Reproduced:
     """The study, and what can be counted of the findings."""
     own, why = with_model(cfg)
     found = probes.run(own, progress=progress, state=state)
     strength = [float(np.median(np.nanmax(p.z[:, :, 0], axis=1))) for p in found.keys]
-    kept = [probes.share_kept(p) for p in found.values]
+    kept = [share_kept(p) for p in found.values]
     layers = [f"L{p.layer}" for p in found.keys]
     claims = [
         [

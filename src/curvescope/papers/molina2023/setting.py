@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from curvescope.core.result import Result
 from curvescope.models.load import load
-from curvescope.papers.claims import Claim
-from curvescope.studies.geometry_setting import TokenModel
+from curvescope.runs.shown import Claim, Line, Scene, Shown
+from curvescope.studies.setting import TokenModel
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -20,16 +19,17 @@ WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 SHAPE = {"kind": "gpt2", "n_layers": 12, "d_model": 768, "vocab_size": 50257}
 
 Setting = TypeVar("Setting", bound=TokenModel)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Reproduced(Result):
+class Reproduced(Shown):
     """A study's result as a figure of the paper: its names carry the figure's, its claims come with it."""
 
     figure: str
     model: str
     chosen: str  # why this model, in words
-    result: Result
+    result: Shown
     found: list[list[str]]  # the claims
 
     def claims(self) -> list[Claim]:
@@ -39,33 +39,29 @@ class Reproduced(Result):
             *(Claim(*row) for row in self.found),
         ]
 
-    def summary(self) -> list[tuple[str, str, str]]:
+    def summary(self) -> list[Line]:
         """That of the study, with the model before it."""
-        return [("model", self.model, self.chosen), *self._study.summary()]
+        return [("model", self.model, self.chosen), *self.result.summary()]
 
     def captions(self) -> dict[str, str]:
         """What each figure and table shows, and on which model."""
         return self._named(
-            {name: f"{words} Model: {self.model}." for name, words in self._study.captions().items()}
+            {name: f"{words} Model: {self.model}." for name, words in self.result.captions().items()}
         )
 
     def tables(self) -> dict[str, pd.DataFrame]:
         """Tables by name."""
-        return self._named(self._study.tables())
+        return self._named(self.result.tables())
 
     def figures(self) -> dict[str, Figure]:
         """Figures by name."""
-        return self._named(self._study.figures())
+        return self._named(self.result.figures())
 
-    def scenes(self) -> dict[str, dict[str, Any]]:
+    def scenes(self) -> dict[str, Scene]:
         """Figures to turn in a browser."""
-        return self._named(getattr(self._study, "scenes", dict)())
+        return self._named(self.result.scenes())
 
-    @property
-    def _study(self) -> Any:
-        return self.result
-
-    def _named(self, found: dict[str, Any]) -> dict[str, Any]:
+    def _named(self, found: dict[str, T]) -> dict[str, T]:
         return {f"{self.figure}_{name}": value for name, value in found.items()}
 
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
 from dataclasses import dataclass, replace
 
 from curvescope.core.numbers import with_error
 from curvescope.core.progress import Progress
-from curvescope.core.result import Result
 from curvescope.papers.claims import AGREES, DIFFERS
 from curvescope.papers.molina2023.setting import AUTO, Reproduced, measured_on, with_model
 from curvescope.papers.setting import Profile
+from curvescope.runs.work import State
 from curvescope.studies import trajectory
 
 FULL_TOKENS = 16384
@@ -25,9 +24,7 @@ class Config(trajectory.Config):
     profile: Profile = "quick"
 
 
-def run(
-    cfg: Config, *, progress: Progress | None = None, state: MutableMapping[str, Result] | None = None
-) -> Reproduced:
+def run(cfg: Config, *, progress: Progress | None = None, state: State | None = None) -> Reproduced:
     """The study, and whether tokens come nearer to the next one, in the picture and over many."""
     own, why = with_model(cfg)
     if cfg.profile == "full":

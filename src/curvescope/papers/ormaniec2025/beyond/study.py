@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import MutableMapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -30,7 +29,10 @@ from curvescope.papers.ormaniec2025.growth.settings import PARTS
 from curvescope.papers.ormaniec2025.growth.slopes import fit
 from curvescope.papers.setting import FigureConfig
 from curvescope.problem import Problem
-from curvescope.studies.blocks_probes import own_probes
+from curvescope.runs.contents import fingerprint
+from curvescope.runs.shown import Line, Shown
+from curvescope.runs.work import Piece, State, work_through
+from curvescope.studies.blocks.probes import own_probes
 from curvescope.studies.setting import ModelOnData, make_batches
 from curvescope.train import TrainConfig, train
 
@@ -92,7 +94,7 @@ class Scale(Result):
 
 
 @dataclass(frozen=True)
-class Beyond(Result):
+class Beyond(Shown):
     """All scales."""
 
     settings: dict[str, Any]
@@ -125,7 +127,7 @@ class Beyond(Result):
                     found.append(Claim(f"{name}, {part} ~ σ^{power}", str(power), f"{slope:.2f}", verdict))
         return found
 
-    def summary(self) -> list[tuple[str, str, str]]:
+    def summary(self) -> list[Line]:
         """The numbers to look at first: label, value, words."""
         how = "exact" if self.exact else f"from {self.settings['probes']} probes"
         return [
@@ -167,20 +169,18 @@ class Beyond(Result):
         return figures.draw(self)
 
 
-def run(
-    cfg: Config, *, progress: Progress | None = None, state: MutableMapping[str, Result] | None = None
-) -> Beyond:
+def run(cfg: Config, *, progress: Progress | None = None, state: State | None = None) -> Beyond:
     """Measure the blocks at every scale; `state` has a piece for each."""
-    kept: MutableMapping[str, Any] = {} if state is None else state  # pyright: ignore[reportAssignmentType]
     problem = _problem(cfg)
     space, sigma = problem.space(*cfg.blocks), cfg.sigma
-    for index, scale in enumerate(sigma):
-        name = f"scale{index:02d}"
-        if progress is not None:
-            progress(f"σ = {scale:.3g}", index + 1, len(sigma))
-        if name not in kept:
-            kept[name] = _measure(_scaled(problem, float(scale)), cfg)
-    found = [kept[f"scale{index:02d}"] for index in range(len(sigma))]
+    names = [f"scale{index:02d}" for index in range(len(sigma))]
+    pieces = [
+        Piece(name, lambda scale=scale: _measure(_scaled(problem, float(scale)), cfg), f"σ = {scale:.3g}")
+        for name, scale in zip(names, sigma, strict=True)
+    ]
+    contents = fingerprint(problem.model, problem.batches)
+    done = work_through(pieces, contents=contents, progress=progress, state=state)
+    found = [done.take(Scale, name) for name in names]
     arrays = {
         what: np.stack([getattr(piece, what) for piece in found])
         for what in ("frobenius", "stderr", "spectral", "trace")
@@ -194,7 +194,18 @@ def run(
         ]
     )  # fmt: skip
     sizes = [block.size for block in space]
-    return Beyond(cfg.to_dict(), problem.model.name, names, sizes, sigma, **arrays, exponents=exponents)
+    return Beyond(
+        cfg.to_dict(),
+        problem.model.name,
+        names,
+        sizes,
+        sigma,
+        arrays["frobenius"],
+        arrays["stderr"],
+        arrays["spectral"],
+        arrays["trace"],
+        exponents,
+    )
 
 
 def _problem(cfg: Config) -> Problem:

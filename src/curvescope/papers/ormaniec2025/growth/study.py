@@ -8,8 +8,9 @@ by default one draw of the embeddings is scaled along σ, so that curves are smo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,6 +26,8 @@ from curvescope.papers.ormaniec2025.growth.settings import EXPERIMENTS, REPEATS,
 from curvescope.papers.ormaniec2025.growth.slopes import Slope, slopes
 from curvescope.papers.ormaniec2025.growth.streams import PROBES
 from curvescope.papers.setting import FigureConfig
+from curvescope.runs.shown import Line, Shown
+from curvescope.runs.work import Finished, Piece, State, work_through
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -113,7 +116,7 @@ class Sweep(Result):
 
 
 @dataclass(frozen=True)
-class Growth(Result):
+class Growth(Shown):
     """All sweeps that were asked for."""
 
     settings: dict[str, Any]
@@ -125,7 +128,7 @@ class Growth(Result):
 
         return claims(self)
 
-    def summary(self) -> list[tuple[str, str, str]]:
+    def summary(self) -> list[Line]:
         """The numbers to look at first: label, value, words."""
         from curvescope.papers.ormaniec2025.growth.words import summary
 
@@ -157,9 +160,7 @@ class Growth(Result):
         return figures.draw(self)
 
 
-def run(
-    cfg: Config, *, progress: Progress | None = None, state: MutableMapping[str, Result] | None = None
-) -> Growth:
+def run(cfg: Config, *, progress: Progress | None = None, state: State | None = None) -> Growth:
     """Measure the sweeps.
 
     Args:
@@ -167,22 +168,19 @@ def run(
         state: finished pieces by name, one for each scale of a deep network or each repeat of the others;
             filled as the study goes, used when it goes on.
     """
-    kept: MutableMapping[str, Any] = {} if state is None else state  # pyright: ignore[reportAssignmentType]
     tokens = sweep_tokens().to(cfg.device)
-    work = [(e, repeat) for e in chosen(cfg.experiments) for repeat in range(cfg.num_repeats)]
-    total = sum(len(list(_pieces(cfg, *item))) for item in work)
-    number = 0
-    for experiment, repeat in work:
-        source = Source(experiment, repeat, cfg.seed, cfg.replay, bool(cfg.redraw) or cfg.replay, cfg.device)
-        weights: dict[str, torch.Tensor] = {}
-        for name, indices in _pieces(cfg, experiment, repeat):
-            number += 1
-            if progress is not None:
-                progress(name, number, total)
-            if name not in kept:
-                weights = weights or source.weights()
-                kept[name] = _points(cfg, source, weights, tokens, indices)
-    sweeps = {e.name: _sweep(cfg, e, kept) for e in chosen(cfg.experiments)}
+    redraw = bool(cfg.redraw) or cfg.replay
+    weights = lru_cache(1)(Source.weights)  # one draw for all pieces of a repeat
+    pieces = []
+    for experiment in chosen(cfg.experiments):
+        for repeat in range(cfg.num_repeats):
+            source = Source(experiment, repeat, cfg.seed, cfg.replay, redraw, cfg.device)
+            pieces += [
+                Piece(name, partial(_points, cfg, source, weights, tokens, indices))
+                for name, indices in _pieces(cfg, experiment, repeat)
+            ]
+    found = work_through(pieces, progress=progress, state=state)
+    sweeps = {e.name: _sweep(cfg, e, found) for e in chosen(cfg.experiments)}
     return Growth({**cfg.to_dict(), **_meaning(cfg)}, sweeps)
 
 
@@ -206,19 +204,24 @@ def _pieces(cfg: Config, experiment: Experiment, repeat: int) -> Iterator[tuple[
 
 
 def _points(
-    cfg: Config, source: Source, weights: dict[str, torch.Tensor], tokens: torch.Tensor, indices: list[int]
+    cfg: Config,
+    source: Source,
+    weights: Callable[[Source], dict[str, torch.Tensor]],
+    tokens: torch.Tensor,
+    indices: list[int],
 ) -> Points:
     with torch.no_grad():
         found = [
-            measure(source, index, weights, tokens, probes=cfg.num_probes, exact=cfg.exact)
+            measure(source, index, weights(source), tokens, probes=cfg.num_probes, exact=cfg.exact)
             for index in indices
         ]
     return Points(np.stack([norm for norm, _ in found]), np.stack([stderr for _, stderr in found]))
 
 
-def _sweep(cfg: Config, experiment: Experiment, kept: MutableMapping[str, Any]) -> Sweep:
+def _sweep(cfg: Config, experiment: Experiment, found: Finished) -> Sweep:
     repeats = [
-        [kept[name] for name, _ in _pieces(cfg, experiment, repeat)] for repeat in range(cfg.num_repeats)
+        [found.take(Points, name) for name, _ in _pieces(cfg, experiment, repeat)]
+        for repeat in range(cfg.num_repeats)
     ]
     frobenius = np.stack([np.concatenate([p.frobenius for p in pieces]) for pieces in repeats])
     stderr = np.stack([np.concatenate([p.stderr for p in pieces]) for pieces in repeats])

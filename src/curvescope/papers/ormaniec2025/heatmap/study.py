@@ -9,9 +9,9 @@ entry is kept.
 from __future__ import annotations
 
 import math
-from collections.abc import MutableMapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,6 +24,9 @@ from curvescope.papers.claims import AGREES, DIFFERS, Claim, as_printed
 from curvescope.papers.ormaniec2025.small_model import heatmap_data, small_problem
 from curvescope.papers.setting import FigureConfig
 from curvescope.problem import Problem
+from curvescope.runs.contents import fingerprint
+from curvescope.runs.shown import Line, Shown
+from curvescope.runs.work import Piece, State, work_through
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -82,7 +85,7 @@ class Columns(Result):
 
 
 @dataclass(frozen=True)
-class HeatMap(Result):
+class HeatMap(Shown):
     """The Hessian as numbers per block and as two pictures."""
 
     names: list[str]
@@ -139,7 +142,7 @@ class HeatMap(Result):
             )
         ]
 
-    def summary(self) -> list[tuple[str, str, str]]:
+    def summary(self) -> list[Line]:
         """The numbers to look at first: label, value, words."""
         entries = sum(self.sizes)
         return [(c.claim, c.measured, f"published {c.published}: {c.verdict}") for c in self.claims()] + [
@@ -192,19 +195,17 @@ class HeatMap(Result):
         return figures.scenes(self)
 
 
-def run(
-    cfg: Config, *, progress: Progress | None = None, state: MutableMapping[str, Result] | None = None
-) -> HeatMap:
+def run(cfg: Config, *, progress: Progress | None = None, state: State | None = None) -> HeatMap:
     """Compute the blocks of columns, those of `state` excepted."""
     problem = small_problem("softmax", heatmap_data(), device=cfg.device)
-    kept: MutableMapping[str, Any] = {} if state is None else state  # pyright: ignore[reportAssignmentType]
     names = cfg.names
-    for number, name in enumerate(names, start=1):
-        if progress is not None:
-            progress(f"columns of {name}", number, len(names))
-        if name not in kept:
-            kept[name] = _columns(problem, names[:number])
-    return _joined(problem, names, [kept[name] for name in names])
+    pieces = [
+        Piece(name, partial(_columns, problem, names[:number]), f"columns of {name}")
+        for number, name in enumerate(names, start=1)
+    ]
+    contents = fingerprint(problem.model, problem.batches)
+    found = work_through(pieces, contents=contents, progress=progress, state=state)
+    return _joined(problem, names, [found.take(Columns, name) for name in names])
 
 
 def _columns(problem: Problem, rows: list[str]) -> Columns:

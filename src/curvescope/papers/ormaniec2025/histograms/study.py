@@ -7,10 +7,10 @@ entry, 50 of them, 30 for W_Q with softmax; raw counts of all 65,536 entries; sm
 from __future__ import annotations
 
 import csv
-from collections.abc import MutableMapping
 from dataclasses import dataclass
+from functools import partial
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, get_args
 
 import numpy as np
 
@@ -20,6 +20,8 @@ from curvescope.operators import GGN, Functional, Hessian
 from curvescope.papers.claims import AGREES, DIFFERS, Claim, as_printed, within
 from curvescope.papers.ormaniec2025.small_model import Kind, histogram_data, small_problem
 from curvescope.papers.setting import FigureConfig
+from curvescope.runs.shown import Line, Shown
+from curvescope.runs.work import Piece, State, work_through
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -62,7 +64,7 @@ class Bars(Result):
 
 
 @dataclass(frozen=True)
-class Histograms(Result):
+class Histograms(Shown):
     """The four blocks."""
 
     bars: list[Bars]
@@ -123,7 +125,7 @@ class Histograms(Result):
             ),
         ]  # fmt: skip
 
-    def summary(self) -> list[tuple[str, str, str]]:
+    def summary(self) -> list[Line]:
         """The numbers to look at first: label, value, words."""
         return [(c.claim, c.measured, f"published {c.published}: {c.verdict}") for c in self.claims()]
 
@@ -172,18 +174,19 @@ class Histograms(Result):
         return figures.draw(self)
 
 
-def run(
-    cfg: Config, *, progress: Progress | None = None, state: MutableMapping[str, Result] | None = None
-) -> Histograms:
+def run(cfg: Config, *, progress: Progress | None = None, state: State | None = None) -> Histograms:
     """Compute the blocks, those of `state` excepted."""
-    kept: MutableMapping[str, Any] = {} if state is None else state  # pyright: ignore[reportAssignmentType]
     wanted: list[tuple[Kind, str]] = [(kind, block) for kind in KINDS for block in BLOCKS]
-    for number, (kind, block) in enumerate(wanted, start=1):
-        if progress is not None:
-            progress(f"{block} with {kind} attention", number, len(wanted))
-        if f"{kind}.{block}" not in kept:
-            kept[f"{kind}.{block}"] = measure(kind, block, device=cfg.device)
-    return Histograms([kept[f"{kind}.{block}"] for kind, block in wanted])
+    pieces = [
+        Piece(
+            f"{kind}.{block}",
+            partial(measure, kind, block, device=cfg.device),
+            f"{block} with {kind} attention",
+        )
+        for kind, block in wanted
+    ]
+    found = work_through(pieces, progress=progress, state=state)
+    return Histograms([found.take(Bars, f"{kind}.{block}") for kind, block in wanted])
 
 
 def measure(

@@ -7,16 +7,17 @@ networks for depth and norms. `low` and `high` are the least and largest value o
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from curvescope.core.progress import Progress
-from curvescope.core.result import Result
 from curvescope.papers.claims import Claim
 from curvescope.papers.ormaniec2025.statements import data, depth, softmax, weights
 from curvescope.papers.ormaniec2025.statements.rows import FAILS, VERDICTS, Group
 from curvescope.papers.setting import FigureConfig
+from curvescope.runs.shown import Line, Shown
+from curvescope.runs.work import Piece, State, work_through
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -32,7 +33,7 @@ class Config(FigureConfig):
 
 
 @dataclass(frozen=True)
-class Statements(Result):
+class Statements(Shown):
     """All groups of statements."""
 
     num_heads: int
@@ -54,7 +55,7 @@ class Statements(Result):
             if row.verdict == FAILS
         ]
 
-    def summary(self) -> list[tuple[str, str, str]]:
+    def summary(self) -> list[Line]:
         """The numbers to look at first: label, value, words."""
         return [(c.claim, c.published, f"{c.measured}") for c in self.claims()]
 
@@ -95,19 +96,13 @@ class Statements(Result):
         return figures.draw(self)
 
 
-def run(
-    cfg: Config, *, progress: Progress | None = None, state: MutableMapping[str, Result] | None = None
-) -> Statements:
+def run(cfg: Config, *, progress: Progress | None = None, state: State | None = None) -> Statements:
     """Measure the groups, those of `state` excepted."""
-    kept: MutableMapping[str, Any] = {} if state is None else state  # pyright: ignore[reportAssignmentType]
     heads, models = NUM_HEADS[cfg.profile], NUM_MODELS[cfg.profile]
     groups = _groups(heads, models, cfg.device)
-    for number, (name, measure) in enumerate(groups.items(), start=1):
-        if progress is not None:
-            progress(name, number, len(groups))
-        if name not in kept:
-            kept[name] = measure()
-    return Statements(heads, models, {name: kept[name] for name in groups})
+    pieces = [Piece(name, measure) for name, measure in groups.items()]
+    found = work_through(pieces, progress=progress, state=state)
+    return Statements(heads, models, {name: found.take(Group, name) for name in groups})
 
 
 def _groups(heads: int, models: int, device: str) -> dict[str, Callable[[], Group]]:

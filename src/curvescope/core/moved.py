@@ -1,0 +1,50 @@
+"""Result classes that live elsewhere than their saved name says: moving one is one line here.
+
+A saved result names its classes, so a name that was written once is kept for good: `HOMES` says where the
+class of that name is now. A class that is not listed is saved under its full name.
+"""
+
+from __future__ import annotations
+
+_MOVED = {  # saved in this module: now in that one, these classes
+    "studies.spectrum": {"studies.spectrum.study": "Part Spectrum"},
+    "studies.blocks": {"studies.blocks.study": "Part Blocks"},
+    "studies.blocks_heterogeneity": {"studies.blocks.heterogeneity": "Heterogeneity"},
+    "studies.blocks_probes": {"studies.blocks.probes": "OwnProbes"},
+    "studies.hvp": {"studies.hvp.study": "Measured Cost"},
+    "studies.embeddings": {"studies.embeddings.study": "Counts Embeddings"},
+    "studies.probes": {"studies.probes.study": "Probes"},
+    "studies.heads": {"studies.heads.study": "Heads"},
+    "studies.trajectory": {"studies.trajectory.study": "Trajectory"},
+    "studies.layernorm": {"studies.layernorm.study": "NormShape LayerNorms"},
+    "geometry.words": {"geometry.vocabulary.words": "Words"},
+    "geometry.decode": {"geometry.vocabulary.decode": "TopTokens"},
+    "geometry.check": {"geometry.attention.check": "HeadCheck"},
+    "geometry.composition": {"geometry.attention.composition": "Composition"},
+    "geometry.energy": {"geometry.attention.energy": "Energy"},
+    "geometry.directions": {"geometry.attention.directions": "Spectra Directions HeadDirections"},
+    "geometry.selectable": {"geometry.attention.selectable": "Hull Selectable"},
+    "geometry.probes": {"geometry.probes.keys": "KeyProbe", "geometry.probes.values": "ValueProbe"},
+    "geometry.trajectory": {"geometry.trajectory.paths": "Trajectories Path"},
+    "geometry.trajectory_average": {"geometry.trajectory.average": "Curve"},
+    "closed_form.attention_split": {"closed_form.attention.split": "BlockSplit"},
+    "closed_form.reduction": {"closed_form.spectra.reduction": "ExactSpectrum ProductBulk"},
+    "closed_form.bounds": {"closed_form.bounds.head": "BlockBounds"},
+    "closed_form.bounds_as_printed": {"closed_form.printed.bounds": "PrintedBound"},
+    "papers.ormaniec2025.heatmap": {"papers.ormaniec2025.heatmap.study": "Columns HeatMap"},
+    "papers.ormaniec2025.histograms": {"papers.ormaniec2025.histograms.study": "Bars Histograms"},
+    "papers.ormaniec2025.growth": {"papers.ormaniec2025.growth.study": "Points Sweep Growth"},
+    "papers.ormaniec2025.beyond": {"papers.ormaniec2025.beyond.study": "Scale Beyond"},
+    "papers.ormaniec2025.statements": {"papers.ormaniec2025.statements.study": "Statements"},
+    "papers.ormaniec2025.statement_rows": {"papers.ormaniec2025.statements.rows": "Statement Group"},
+}
+HOMES = {
+    f"curvescope.{before}.{name}": f"curvescope.{now}"
+    for before, places in _MOVED.items()
+    for now, names in places.items()
+    for name in names.split()
+}
+"""Saved name of a class: the module that has it now."""
+
+SAVED_NAMES = {f"{module}.{name.rpartition('.')[2]}": name for name, module in HOMES.items()}
+"""Full name of a class that has moved: the name it is saved under."""

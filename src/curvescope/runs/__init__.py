@@ -1,0 +1,1 @@
+"""Run folders, pieces that are worked through, and resuming: what studies and papers share."""

@@ -1,0 +1,104 @@
+"""Finished pieces of a computation on disk, by name: what lets a run that was killed go on."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator, MutableMapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import final
+
+from curvescope.core.errors import CurvescopeError
+from curvescope.core.result import Result
+
+RESULT, OWNER = "result.json", "pid"
+
+
+@final
+class Pieces(MutableMapping[str, Result]):
+    """A folder with one saved result per piece; a piece is there when it is complete.
+
+    Args:
+        begin: called once, with the folder, before anything is written there; it returns the folder to use.
+            So a folder is made when the first piece is done.
+        done: called with the name of a piece that was written.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        begin: Callable[[Path], Path] | None = None,
+        done: Callable[[str], None] = lambda name: None,
+    ):
+        self.folder, self.done, self._begin, self._begun = folder, done, begin, False
+
+    def begin(self) -> None:
+        """Make the folder, and note that this process works on it."""
+        if self._begun:
+            return
+        if self._begin is not None:
+            self.folder = self._begin(self.folder)
+        if not self.own():
+            raise CurvescopeError(f"another process works on {self.folder}", hint="wait for it")
+        self._begun = True
+
+    def __setitem__(self, name: str, piece: Result) -> None:
+        self.begin()
+        piece.save(self.folder / name)
+        self.done(name)
+
+    def __getitem__(self, name: str) -> Result:
+        if name not in self:
+            raise KeyError(name)
+        return Result.load(self.folder / name)
+
+    def __delitem__(self, name: str) -> None:
+        shutil.rmtree(self.folder / name)
+
+    def __contains__(self, name: object) -> bool:
+        return (self.folder / str(name) / RESULT).exists()
+
+    def __iter__(self) -> Iterator[str]:
+        found = self.folder.iterdir() if self.folder.exists() else ()
+        return iter(sorted(path.name for path in found if path.name in self))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def own(self) -> bool:
+        """Note that this process works on the pieces; False, and nothing done, where another one does."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with _locked(self.folder):
+            if self.owned:
+                return False
+            (self.folder / OWNER).write_text(str(os.getpid()), encoding="utf-8")
+            return True
+
+    @property
+    def owned(self) -> bool:
+        """Whether another process that is still alive works on them."""
+        try:
+            owner = int((self.folder / OWNER).read_text(encoding="utf-8"))
+            os.kill(owner, 0)
+        except (OSError, ValueError):
+            return False
+        return owner != os.getpid()
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """One process at a time inside, where the system has such locks; they end with the process."""
+    if sys.platform == "win32":
+        yield
+        return
+    import fcntl
+
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)

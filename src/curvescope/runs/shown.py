@@ -1,0 +1,65 @@
+"""What every study and every figure of a paper gives: a result that can be shown."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from curvescope.core.result import Result
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+Line = tuple[str, str, str]
+"""A line of a summary: label, value, words."""
+Scene = dict[str, Any]
+"""A figure to turn in a browser: plotly's JSON."""
+
+
+class Claim(NamedTuple):
+    """A claim of a paper next to what was measured."""
+
+    claim: str
+    published: str
+    measured: str
+    verdict: str
+
+
+@dataclass(frozen=True)
+class Shown(Result, ABC):
+    """A result with words, tables and figures, made from its own arrays: showing computes nothing.
+
+    A name stands for one thing among the tables and one among the figures; a caption belongs to both.
+    """
+
+    notes: list[str] = field(default_factory=list, kw_only=True)  # what a reader should know
+
+    @abstractmethod
+    def summary(self) -> list[Line]:
+        """The numbers to look at first."""
+
+    @abstractmethod
+    def captions(self) -> dict[str, str]:
+        """What each figure, scene and table shows."""
+
+    @abstractmethod
+    def tables(self) -> dict[str, pd.DataFrame]:
+        """Tables by name, for CSV files and the report."""
+
+    @abstractmethod
+    def figures(self) -> dict[str, Figure]:
+        """Figures by name."""
+
+    def scenes(self) -> dict[str, Scene]:
+        """Interactive figures; one with the name of a figure takes its place in a browser."""
+        return {}
+
+    def files(self) -> dict[str, str]:
+        """Further texts by file name, beside the tables."""
+        return {}
+
+    def claims(self) -> list[Claim]:
+        """What a paper says next to what was measured; empty for a study."""
+        return []

@@ -1,0 +1,225 @@
+"""The figures of the study `blocks`: from its arrays, nothing computed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from curvescope.studies.spectrum.study import SYMBOLS, TITLES
+from curvescope.viz import blocks, spectrum
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from curvescope.studies.blocks.study import Blocks
+
+LAYER = re.compile(r"L(\d+)\.(.+)")
+DECADES = 4  # of the colours, below the largest value
+PANELS_PER_ROW = 5
+Numbers = Mapping[str, tuple[float, float]]  # value and standard error by block
+
+
+def draw(result: Blocks) -> dict[str, Figure]:
+    """Maps of traces and norms; eigenvalues, densities and divergences where they were asked for."""
+    traces = {
+        operator: {name: part.trace_of(name)[:2] for name in result.names if part.trace_of(name)[2]}
+        for operator, part in result.parts.items()
+    }
+    norms = {
+        operator: {name: (n.norm, n.norm_stderr) for name, n in part.norms.items()}
+        for operator, part in result.parts.items()
+    }
+    first = next(iter(result.parts.values()))
+    found = {"traces": _maps(traces, "trace of the block", signed=True)}
+    if first.norms:
+        found["norms"] = _maps(norms, "Frobenius norm of the block", signed=False)
+    if first.extremes:
+        found["extremes"] = _extremes(result)
+    if first.densities:
+        found["densities"] = _densities(result)
+    if first.heterogeneity is not None:
+        found["heterogeneity"] = _heterogeneity(result)
+    return found
+
+
+def _maps(numbers: Mapping[str, Numbers], label: str, *, signed: bool) -> Figure:
+    """Layer × role maps, one row of panels per operator; bars where no block belongs to a layer."""
+    import matplotlib.pyplot as plt
+
+    names = list(next(iter(numbers.values())))
+    inside = [match for name in names if (match := LAYER.fullmatch(name))]
+    if not inside:
+        figure, ax = plt.subplots(figsize=(12, 3.6), layout="constrained")
+        series = {SYMBOLS[o]: _columns(found, names) for o, found in numbers.items()}
+        blocks.bars(ax, names, series, label=label)
+        return figure
+    layers = sorted({int(match[1]) for match in inside})
+    roles = list(dict.fromkeys(match[2] for match in inside))
+    outside = [name for name in names if not LAYER.fullmatch(name)]
+    height = 1.3 + 0.27 * max(len(layers), 2)
+    size = (min(4.5 + 0.48 * (len(roles) + len(outside)), 20), height * len(numbers) + 0.3)
+    ratio = [max(len(roles), 2), max(len(outside), 1)]
+    figure, axes = plt.subplots(
+        len(numbers), 2, figsize=size, layout="constrained", width_ratios=ratio, squeeze=False
+    )
+    norm = _scale([pair[0] for found in numbers.values() for pair in found.values()], signed)
+    for (left, right), (operator, found) in zip(axes, numbers.items(), strict=True):
+        cells = [[f"L{layer}.{role}" for role in roles] for layer in layers]
+        image = _cells(left, cells, found, norm, signed)
+        left.set_xticks(range(len(roles)), roles, rotation=90, fontsize=8)
+        left.set_yticks(range(len(layers)), [f"L{layer}" for layer in layers], fontsize=8)
+        left.set_title(TITLES[operator], fontsize=11, loc="left")
+        right.set_visible(bool(outside))
+        if outside:
+            _cells(right, [outside], found, norm, signed)
+            right.set_xticks(range(len(outside)), outside, rotation=90, fontsize=8)
+            right.set_yticks([])
+        figure.colorbar(image, ax=[left, right], label=label, pad=0.01, aspect=12)
+    return figure
+
+
+def _columns(found: Numbers, names: list[str]) -> tuple[np.ndarray, np.ndarray]:
+    pairs = np.array([found[name] for name in names], dtype=float)
+    return pairs[:, 0], pairs[:, 1]
+
+
+def _scale(values: list[float], signed: bool) -> Any:
+    """Colours over four decades, on both sides of zero where values have a sign."""
+    from matplotlib.colors import LogNorm, SymLogNorm
+
+    top = max((abs(value) for value in values if np.isfinite(value)), default=0.0) or 1.0
+    if signed and min(values) < 0:
+        return SymLogNorm(linthresh=top * 10.0**-DECADES, vmin=-top, vmax=top)
+    return LogNorm(vmin=top * 10.0**-DECADES, vmax=top, clip=True)
+
+
+def _cells(ax: Axes, cells: list[list[str]], found: Numbers, norm: Any, signed: bool) -> Any:
+    """A heat map with its numbers; blank where there is no block, hatched where zero is not excluded."""
+    values = np.array([[found.get(name, (np.nan, 0.0))[0] for name in row] for row in cells])
+    values = values.reshape(len(cells), -1)
+    two_sided = norm.vmin < 0
+    image = ax.imshow(values, norm=norm, cmap="RdBu_r" if two_sided else "YlOrRd", aspect="auto")
+    for i, row in enumerate(cells):
+        for j, name in enumerate(row):
+            if name not in found:
+                continue
+            value, stderr = found[name]
+            depth = 2 * abs(float(norm(value)) - 0.5) if two_sided else float(norm(value))
+            colour = "white" if depth > 0.75 else "black"
+            ax.text(j, i, _short(value), ha="center", va="center", fontsize=7, color=colour)
+            if signed and abs(value) < 2 * stderr:
+                ax.fill_between(
+                    [j - 0.5, j + 0.5],
+                    i - 0.5,
+                    i + 0.5,
+                    facecolor="none",
+                    hatch="////",
+                    edgecolor="0.55",
+                    lw=0,
+                )
+    ax.tick_params(length=0)
+    ax.set_facecolor("0.96")
+    for side in ax.spines.values():
+        side.set_visible(False)
+    return image
+
+
+def _short(value: float) -> str:
+    """Two digits in as few characters as possible."""
+    if value == 0:
+        return "0"
+    if 0.01 <= abs(value) < 1000:
+        return f"{float(f'{value:.2g}'):g}"
+    mantissa, exponent = f"{value:.0e}".split("e")
+    return f"{mantissa}e{int(exponent)}"
+
+
+def _extremes(result: Blocks) -> Figure:
+    import matplotlib.pyplot as plt
+
+    count = len(result.parts)
+    figure, axes = plt.subplots(
+        1, count, figsize=(6.2 * count, 3.8), layout="constrained", sharey=True, squeeze=False
+    )
+    values: list[float] = []
+    for ax, (operator, part) in zip(axes[0], result.parts.items(), strict=True):
+        pairs = list(part.extremes.values())
+        ends = {"λ max": -1} | ({"λ min": 0} if all(len(pair.values) > 1 for pair in pairs) else {})
+        series = {  # bars are twice what they are given
+            label: (np.array([p.values[i] for p in pairs]), np.array([p.residuals[i] / 2 for p in pairs]))
+            for label, i in ends.items()
+        }
+        values += [float(value) for found, _ in series.values() for value in found]
+        blocks.bars(ax, list(part.extremes), series, label="eigenvalue of the block", log=False)
+        ax.set_title(TITLES[operator], fontsize=11, loc="left")
+    top = max(map(abs, values), default=0.0) or 1.0
+    smallest = min((abs(value) for value in values if abs(value) >= 1e-6 * top), default=top)
+    axes[0, 0].set_yscale("symlog", linthresh=10.0 ** np.floor(np.log10(smallest)), linscale=0.7)
+    axes[0, 0].set_ylim(3 * min(*values, 0.0), 3 * max(*values, smallest / 3))
+    return figure
+
+
+def _densities(result: Blocks) -> Figure:
+    """One panel per block, all operators in it."""
+    import matplotlib.pyplot as plt
+
+    names = list(next(iter(result.parts.values())).densities)
+    columns = min(len(names), PANELS_PER_ROW)
+    rows = -(-len(names) // columns)
+    figure, axes = plt.subplots(
+        rows, columns, figsize=(max(2.6 * columns, 5), 1.9 * rows + 0.5), layout="constrained", squeeze=False
+    )
+    for ax, name in zip(axes.flat, names, strict=False):
+        for i, (_, part) in enumerate(result.parts.items()):
+            ax.set_prop_cycle(color=[blocks.PALETTE[i]])
+            d = part.densities[name]
+            spectrum.density(ax, d.grid, d.density, d.stderr, log_y=True)
+        ax.set_title(name, fontsize=9)
+        ax.set(xlabel="", ylabel="")
+        ax.tick_params(labelsize=7)
+        ax.locator_params(axis="x", nbins=4)
+        ax.axvline(0, color="0.6", lw=0.5)  # after the curves, which the legend counts on
+    for ax in axes.flat[len(names) :]:
+        ax.set_visible(False)
+    figure.supxlabel("eigenvalue λ", fontsize=9)
+    figure.supylabel("density of eigenvalues", fontsize=9)
+    lines = axes.flat[0].lines[: len(result.parts)]
+    figure.legend(
+        lines,
+        [TITLES[o] for o in result.parts],
+        loc="outside upper right",
+        ncols=3,
+        frameon=False,
+        fontsize=8,
+    )
+    return figure
+
+
+def _heterogeneity(result: Blocks) -> Figure:
+    import matplotlib.pyplot as plt
+
+    parts = {o: p.heterogeneity for o, p in result.parts.items() if p.heterogeneity is not None}
+    count = max(len(h.names) for h in parts.values())
+    side = 2.0 + 0.32 * min(count, 30)
+    figure, axes = plt.subplots(
+        1, len(parts), figsize=(side * len(parts) + 1, side), layout="constrained", squeeze=False
+    )
+    top = max(float(h.divergence.max()) for h in parts.values()) or 1.0
+    image = None
+    for ax, (operator, h) in zip(axes[0], parts.items(), strict=True):
+        image = ax.imshow(h.divergence, vmin=0, vmax=top, cmap="viridis_r", interpolation="nearest")
+        small = 8 if count <= 20 else 6
+        ax.set_xticks(range(count), h.names, rotation=90, fontsize=small)
+        ax.set_yticks(range(count), h.names, fontsize=small)
+        ax.set_title(TITLES[operator], fontsize=11, loc="left")
+        if count <= 14:
+            for (i, j), value in np.ndenumerate(h.divergence):
+                colour = "white" if value > 0.55 * top else "black"
+                ax.text(j, i, _short(value), ha="center", va="center", fontsize=6, color=colour)
+    if image is not None:
+        figure.colorbar(image, ax=list(axes[0]), label="Jensen–Shannon divergence (bits)", shrink=0.9)
+    return figure

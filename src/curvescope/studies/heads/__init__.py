@@ -1,0 +1,5 @@
+"""The heads of a model as matrices: what their queries look for, what their values write, what they feed."""
+
+from curvescope.studies.heads.study import Config, Heads, run
+
+__all__ = ["Config", "Heads", "run"]

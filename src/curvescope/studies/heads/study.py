@@ -1,0 +1,213 @@
+"""The heads of a model as matrices: what their queries look for, what their values write, what they feed.
+
+W_QK and W_VO of every head with the norm folded in, their singular values, the tokens at both ends of their
+singular vectors, the bias of the keys, copying and composition scores with chance beside them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from curvescope.core.config import as_tuples, at_least
+from curvescope.core.progress import Progress
+from curvescope.data.batches import Batches
+from curvescope.geometry.attention.composition import Composition, Kind, composition
+from curvescope.geometry.attention.directions import HeadDirections, decode_heads
+from curvescope.geometry.attention.energy import Energy, activation_energy
+from curvescope.geometry.attention.heads import heads
+from curvescope.models.model import Model
+from curvescope.runs.contents import fingerprint
+from curvescope.runs.shown import Line, Shown
+from curvescope.runs.work import Piece, State, work_through
+from curvescope.studies.setting import (
+    TokenModel,
+    TokenModelOnData,
+    choose_layers,
+    load_token_model,
+    read_data,
+)
+from curvescope.studies.traveling_words import choices, texts
+from curvescope.viz.writers import label, visible, write_all
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+KINDS: tuple[Kind, ...] = ("Q", "K", "V")
+
+
+@dataclass(frozen=True)
+class Config(TokenModel):
+    """What to look at. The defaults take a few seconds on a CPU."""
+
+    layers: tuple[int, ...] = ()  # by default all of a small model, else the first, middle and last
+    k: int = 5  # tokens at each end of a direction
+    num: int | None = None  # singular pairs of each head; by default 3, in legacy mode 20
+    folded: bool = True
+    offset: float = 0.0  # query's position less the key's, for rotary positions
+    num_samples: int = 100  # of chance, for composition
+    data: str | None = None  # a text or task to measure the energy of the pairs on; by default none
+    tokens: int = 1024  # of that text
+    legacy: bool = False  # the original's choices: raw matrices, raw decoding, one side
+
+    def __post_init__(self) -> None:
+        as_tuples(self, "layers")
+        super().__post_init__()
+        at_least(self, 1, "k", "tokens", *(["num"] if self.num is not None else []))
+        at_least(self, 2, "num_samples")
+
+
+@dataclass(frozen=True)
+class Heads(Shown):
+    """The heads of some layers, and how they compose."""
+
+    model: str
+    layers: list[HeadDirections]
+    compositions: list[Composition]  # Q, K, V for every pair of layers
+    legacy: bool
+    energies: list[Energy]  # of the pairs of each layer on the data; empty without data
+    data: str | None
+
+    def summary(self) -> list[Line]:
+        """The numbers to look at first: label, value, words."""
+        rows = []
+        for name in ("qk", "vo"):
+            spectra = {layer.layer: getattr(layer, f"{name}_spectra") for layer in self.layers}
+            ranks = np.concatenate([s.effective_rank for s in spectra.values()])
+            most = max(int(s.rank.max()) for s in spectra.values())
+            note = f"median effective rank over heads, {ranks.min():.1f} to {ranks.max():.1f}, of {most}"
+            rows.append((f"{name.upper()} rank", f"{np.median(ranks):.1f}", note))
+        copying = {(layer.layer, h): v for layer in self.layers for h, v in enumerate(layer.copying)}
+        for words, pick in (("copies most", max), ("negates most", min)):
+            (at, head), value = pick(copying.items(), key=lambda item: item[1])
+            rows.append((words, f"{value:+.2f}", f"L{at}.h{head}: Re Σλ / Σ|λ| of its value-output matrix"))
+        bias = {(layer.layer, h): v for layer in self.layers for h, v in enumerate(layer.bias_share)}
+        (at, head), value = max(bias.items(), key=lambda item: item[1])
+        note = (
+            f"of the variance of key scores in L{at}.h{head} comes from the query's bias, the largest share"
+        )
+        rows.append(("query bias", f"{value:.0%}", note))
+        if self.compositions:
+            best = max(self.compositions, key=lambda c: float(np.nanmax(c.z)))
+            i, j = np.unravel_index(int(np.nanargmax(best.z)), best.z.shape)
+            note = (
+                f"{best.kind}-composition of L{best.layers[0]}.h{i} with L{best.layers[1]}.h{j}: "
+                f"{best.z[i, j]:.0f} standard deviations above chance ({best.chance:.3f})"
+            )
+            rows.append(("composition", f"{best.scores[i, j]:.3f}", note))
+        return rows + [("note", "", note) for note in self.layers[0].notes]
+
+    def captions(self) -> dict[str, str]:
+        """What each figure and table shows."""
+        first = self.layers[0]
+        how = "with the norm folded in" if first.folded else "of the matrices as they are stored"
+        both = "one side, chosen by its largest score" if self.legacy else "both sides, the stronger first"
+        of = "Σ s" if self.legacy else "Σ s²"
+        pairs = f"Singular pairs {how}: tokens nearest to the left and right vectors, {both}."
+        energy = f" The share on data is that of s² weighted by how far states of {self.data} reach along "
+        qk, vo = (energy + "u, and keys spread along v.", energy + "u.") if self.energies else ("", "")
+        return {
+            "spectra": f"Singular values of W_QK and W_VO of every head, {how}, and the share of {of} in the "
+            "first of them; dots are the first above 99 %.",
+            "scores": "Effective rank exp(entropy of s²/Σ s²) of both matrices, the copying score Re Σλ / "
+            "Σ|λ| of the value-output matrix (1 copies, −1 negates), and the share of the key scores' "
+            "variance that comes from the query's bias.",
+            "composition": "How strongly earlier heads write what later ones read in queries, keys and "
+            "values: |M₁ M₂| / (|M₁| |M₂|) in standard deviations above chance (same singular values, random "
+            "directions). Grey: not a pair.",
+            "heads": "One row per head: largest singular values, effective ranks, number of singular values "
+            "for 99 %, copying score, size and share of the query's bias.",
+            "qk": f"{pairs} Left is what queries have, right what keys have.{qk}",
+            "vo": f"{pairs} Left is what is read, right what is written, by its effect on logits.{vo}",
+            "key_bias": "Tokens whose keys every query of a head prefers (+) and avoids (−): k₀ = b̂_Q Ŵ_Kᵀ.",
+        }
+
+    def tables(self) -> dict[str, pd.DataFrame]:
+        """Numbers of the heads, their directions, biases and compositions."""
+        from curvescope.studies.heads import tables
+
+        return tables.make(self)
+
+    def files(self) -> dict[str, str]:
+        """The tables in other formats; in legacy mode the original's logs."""
+        found = write_all(self.tables(), self.captions())
+        if self.legacy:
+            for name in ("qk", "vo"):
+                found[f"svd_{name}_logs.txt"] = texts.svd_text(self.layers, name)
+                for layer in self.layers:
+                    found[f"svd_{name}_latex_table_layer_{layer.layer}.txt"] = texts.svd_latex(layer, name)
+            found["key_query_bias_logs.txt"] = texts.bias_text(self.layers)
+        return found
+
+    def figures(self) -> dict[str, Figure]:
+        """Figures by name; drawing computes nothing."""
+        from curvescope.studies.heads import figures
+
+        return figures.draw(self)
+
+
+def run(cfg: Config, *, progress: Progress | None = None, state: State | None = None) -> Heads:
+    """Decode the heads of every chosen layer and compare all pairs of these layers.
+
+    Args:
+        progress: called with (what, number, total) as each piece begins.
+        state: finished pieces by name; filled as the study goes, used when it goes on.
+    """
+    model = load_token_model(cfg)
+    layers = choose_layers(cfg.layers, model)
+    num = cfg.num or (choices.NUM_PAIRS if cfg.legacy else 3)
+    options: dict[str, Any] = {"k": cfg.k, "num": num, "offset": cfg.offset, "folded": cfg.folded}
+    options |= choices.DIRECTIONS if cfg.legacy else {}
+    pieces = [Piece(f"heads of L{layer}", partial(decode_heads, model, layer, **options)) for layer in layers]
+    batches = None if cfg.data is None else _read(cfg, model, cfg.data)
+    if batches is not None:
+        pieces += [Piece(f"energy of L{i}", partial(_energy, cfg, model, batches, i)) for i in layers]
+    pairs = [(i, j) for i in layers for j in layers if i < j]
+    pieces += [
+        Piece(f"{kind}-composition of L{i} and L{j}", partial(_compose, cfg, model, i, j, kind))
+        for i, j in pairs
+        for kind in KINDS
+    ]
+    contents = fingerprint(model, batches)
+    found = work_through(pieces, contents=contents, progress=progress, state=state)
+    return Heads(
+        model=model.name,
+        layers=[found.take(HeadDirections, f"heads of L{layer}") for layer in layers],
+        compositions=[
+            found.take(Composition, f"{kind}-composition of L{i} and L{j}")
+            for kind in KINDS
+            for i, j in pairs
+        ],
+        legacy=cfg.legacy,
+        energies=[] if batches is None else [found.take(Energy, f"energy of L{i}") for i in layers],
+        data=None if batches is None else batches.name,
+    )
+
+
+def _read(cfg: Config, model: Model, data: str) -> Batches:
+    own = TokenModelOnData(model=cfg.model, data=data, tokens=cfg.tokens, seed=cfg.seed)
+    return read_data(own, model)
+
+
+def _energy(cfg: Config, model: Model, batches: Batches, layer: int) -> Energy:
+    inputs = (batch.map(lambda t: t.to(model.device)).inputs for batch in batches)
+    return activation_energy(model, layer, inputs, folded=_folded(cfg), offset=cfg.offset)
+
+
+def _folded(cfg: Config) -> bool:
+    return choices.DIRECTIONS["folded"] if cfg.legacy else cfg.folded
+
+
+def _compose(cfg: Config, model: Model, i: int, j: int, kind: Kind) -> Composition:
+    first, second = (heads(model, layer, folded=_folded(cfg)) for layer in (i, j))
+    return composition(first, second, kind, num_samples=cfg.num_samples, seed=cfg.seed)
+
+
+def joined(texts_of: list[str], bytes_of: list[str]) -> str:
+    """Tokens on one line, in quotation marks; control characters, and bytes that are no UTF-8, spelt out."""
+    pairs = zip(texts_of, bytes_of, strict=True)
+    return " ".join(f"'{visible(label(text, raw))}'" for text, raw in pairs)

@@ -1,0 +1,82 @@
+"""The figures of the study `spectrum`: from its arrays, nothing computed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from curvescope.studies.spectrum.study import SYMBOLS, TITLES
+from curvescope.viz import blocks, spectrum
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from curvescope.studies.spectrum.study import Spectrum
+
+
+def draw(result: Spectrum) -> dict[str, Figure]:
+    """Densities, block maps, traces and norms, by name."""
+    return {
+        "density": _densities(result),
+        "block_maps": _maps(result),
+        "traces": _traces(result),
+        "norms": _norms(result),
+    }
+
+
+def _densities(result: Spectrum) -> Figure:
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(1, 3, figsize=(12, 3.4), layout="constrained")
+    for ax, colour, (name, part) in zip(axes, blocks.PALETTE, result.parts.items(), strict=False):
+        d = part.density
+        ax.set_prop_cycle(color=[colour])
+        spectrum.density(ax, d.grid, d.density, d.stderr, nodes=part.extremes.values, log_y=True)
+        ax.set_title(TITLES[name], fontsize=11)
+        ax.axvline(0, color="0.6", lw=0.6)
+    return figure
+
+
+def _maps(result: Spectrum) -> Figure:
+    import matplotlib.pyplot as plt
+
+    maps = {name: part.map for name, part in result.parts.items()}
+    scaled = {
+        name: m.frobenius / np.sqrt(np.outer(m.sizes, m.sizes)) for name, m in maps.items()
+    }  # root mean square entry: comparable between blocks of different size
+    positive = np.concatenate([values[values > 0] for values in scaled.values()])
+    top = float(positive.max(initial=1e-300))
+    limits = (max(top * 1e-6, float(positive.min(initial=top))), top)
+    figure, axes = plt.subplots(1, 3, figsize=(15, 5), layout="constrained", sharey=True)
+    for ax, (name, values) in zip(axes, scaled.items(), strict=True):
+        blocks.heat_map(ax, maps[name].names, values, limits=limits, colour_bar=False)
+        ax.set_title(TITLES[name], fontsize=11)
+    figure.colorbar(axes[0].images[0], ax=axes, label="root mean square entry", shrink=0.9)
+    return figure
+
+
+def _traces(result: Spectrum) -> Figure:
+    """The blocks of the map; the table has all of them."""
+    names = result.parts["hessian"].traces.names
+    shown = [i for i, name in enumerate(names) if name in result.parts["hessian"].map.names]
+    series = {
+        f"tr {SYMBOLS[n]}": (p.traces.values[shown], p.traces.stderr[shown]) for n, p in result.parts.items()
+    }
+    return _bars([names[i] for i in shown], series, "trace of the block")
+
+
+def _norms(result: Spectrum) -> Figure:
+    names = result.parts["hessian"].map.names
+    series = {
+        f"‖{SYMBOLS[n]}‖": (np.diag(p.map.frobenius), np.diag(p.map.stderr)) for n, p in result.parts.items()
+    }
+    return _bars(names, series, "Frobenius norm of the block")
+
+
+def _bars(names: list[str], series: dict[str, tuple[np.ndarray, np.ndarray]], label: str) -> Figure:
+    import matplotlib.pyplot as plt
+
+    figure, ax = plt.subplots(figsize=(12, 3.6), layout="constrained")
+    blocks.bars(ax, names, series, label=label)
+    return figure

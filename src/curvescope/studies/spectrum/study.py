@@ -1,0 +1,259 @@
+"""The spectrum of a model: density, extreme eigenvalues, traces and norms of every block.
+
+For the Hessian H and its parts H = GGN + functional. Each piece is stored in `state` when it is done, so a
+run that was stopped goes on from there and ends with the same numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from curvescope.algorithms import (
+    BlockMap,
+    BlockTraces,
+    Eigenpairs,
+    SpectralDensity,
+    block_map,
+    block_traces,
+    eigsh,
+    spectral_density,
+)
+from curvescope.core.errors import UsageError
+from curvescope.core.numbers import with_error
+from curvescope.core.operator import LinearOperator
+from curvescope.core.progress import Progress
+from curvescope.core.result import Result
+from curvescope.operators import GGN, Functional, Hessian
+from curvescope.operators.base import CurvatureOperator
+from curvescope.problem import Problem
+from curvescope.runs.contents import fingerprint
+from curvescope.runs.shown import Line, Shown
+from curvescope.runs.work import Finished, Piece, State, work_through
+from curvescope.studies.setting import ModelOnData, make_problem, notes_of
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+OPERATORS: dict[str, type[CurvatureOperator]] = {"hessian": Hessian, "ggn": GGN, "functional": Functional}
+TITLES = {"hessian": "Hessian", "ggn": "GGN (outer-product part)", "functional": "functional part"}
+SYMBOLS = {"hessian": "H", "ggn": "H_o", "functional": "H_f"}
+
+
+@dataclass(frozen=True)
+class Config(ModelOnData):
+    """What to look at and how hard. The defaults take about a minute on a CPU."""
+
+    blocks: tuple[str, ...] = ("*",)  # the parameters of the operators, by globs
+    map_blocks: tuple[str, ...] = ("E", "P", "L*.W_*", "U", "W_*")  # of those, the blocks of the map
+    num_probes: int = 4  # of the density
+    num_steps: int = 40
+    num_eigenvalues: int = 3  # at each end
+    num_trace_probes: int = 32
+    num_map_probes: int = 4
+    max_products: int = 400  # for the eigenvalues
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("num_probes", "num_steps", "num_eigenvalues", "num_trace_probes", "num_map_probes"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name}: expected at least 1, got {getattr(self, name)}")
+
+
+@dataclass(frozen=True)
+class Part(Result):
+    """One operator."""
+
+    density: SpectralDensity
+    extremes: Eigenpairs  # both ends, ascending; of the GGN the upper end
+    traces: BlockTraces
+    map: BlockMap
+
+    @property
+    def trace(self) -> tuple[float, float]:
+        """Estimate and standard error: the blocks' samples, summed probe by probe."""
+        samples = self.traces.samples.sum(axis=1)
+        stderr = float(samples.std(ddof=1) / math.sqrt(len(samples))) if len(samples) > 1 else math.nan
+        return float(samples.mean()), stderr
+
+
+@dataclass(frozen=True)
+class Spectrum(Shown):
+    """The Hessian and its two parts, on one model and one set of data."""
+
+    model: str
+    data: str
+    loss_name: str
+    loss: float
+    gradient_norm: float
+    num_terms: float
+    num_parameters: int
+    num_blocks: int
+    parts: dict[str, Part]  # hessian, ggn, functional
+
+    def summary(self) -> list[Line]:
+        """The numbers to look at first: label, value, words."""
+        H, G, F = (self.parts[name] for name in OPERATORS)
+        ends = H.extremes.values
+        unsure = "" if H.extremes.converged else "; not all converged, see the residuals"
+        return [
+            ("loss", f"{self.loss:.4f}", f"{self.loss_name} over {self.num_terms:g} terms of {self.data}"),
+            ("‖gradient‖", f"{self.gradient_norm:.3g}", f"over {self.num_parameters:,} parameters"),
+            ("λ max", f"{ends[-1]:.4g}", f"largest eigenvalue of the Hessian{unsure}"),
+            ("λ min", f"{ends[0]:.4g}", f"{abs(ends[0] / ends[-1]):.2g} of the largest, in size{unsure}"),
+            ("trace", with_error(*H.trace), f"of the GGN {with_error(*G.trace)}"),
+            ("functional part", f"{max(abs(F.extremes.values)):.3g}", "its largest eigenvalue in size"),
+            *(("note", "", note) for note in self.notes),
+        ]
+
+    def captions(self) -> dict[str, str]:
+        """What each figure and table shows."""
+        H = self.parts["hessian"]
+        probes, steps = H.density.nodes.shape
+        return {
+            "density": f"Density by stochastic Lanczos quadrature ({probes} probes, {steps} steps), "
+            f"Gaussians of width {H.density.width:.2g} (Hessian). The band is two standard errors over "
+            "probes; ticks mark the extreme eigenvalues, found by Lanczos.",
+            "block_maps": "Root mean square entry of every block, diagonal and not, all on one scale.",
+            "traces": f"Trace of every diagonal block, from {len(H.traces.samples)} probes that all blocks "
+            "share; bars are two standard errors. The table has the small blocks too.",
+            "norms": "Frobenius norm of every diagonal block; bars are two standard errors.",
+            "extremes": "Extreme eigenvalues with the residual ‖A v − λ v‖ of a unit vector v: there is an "
+            "eigenvalue within that distance.",
+        }
+
+    def tables(self) -> dict[str, pd.DataFrame]:
+        """Tables by name, for CSV files and the report."""
+        return {"extremes": self._extremes(), "traces": self._traces(), "block_norms": self._norms()}
+
+    def figures(self) -> dict[str, Figure]:
+        """Figures by name; drawing computes nothing."""
+        from curvescope.studies.spectrum import figures
+
+        return figures.draw(self)
+
+    def _extremes(self) -> pd.DataFrame:
+        import pandas as pd
+
+        rows = [
+            {
+                "operator": SYMBOLS[name],
+                "eigenvalue": value,
+                "residual": part.extremes.residuals[i],
+                "converged": bool(part.extremes.converged_mask[i]),
+            }
+            for name, part in self.parts.items()
+            for i, value in enumerate(part.extremes.values)
+        ]
+        return pd.DataFrame(rows)
+
+    def _traces(self) -> pd.DataFrame:
+        import pandas as pd
+
+        table = pd.DataFrame({"block": self.parts["hessian"].traces.names})
+        for name, part in self.parts.items():
+            table[f"tr {SYMBOLS[name]}"] = part.traces.values
+            table[f"± {SYMBOLS[name]}"] = part.traces.stderr
+        return table
+
+    def _norms(self) -> pd.DataFrame:
+        import pandas as pd
+
+        first = self.parts["hessian"].map
+        table = pd.DataFrame({"block": first.names, "parameters": first.sizes})
+        for name, part in self.parts.items():
+            table[f"‖{SYMBOLS[name]}‖"] = np.diag(part.map.frobenius)
+            table[f"± {SYMBOLS[name]}"] = np.diag(part.map.stderr)
+        return table
+
+
+def run(cfg: Config, *, progress: Progress | None = None, state: State | None = None) -> Spectrum:
+    """Measure the three operators.
+
+    Args:
+        progress: called with (what, number, total) as each piece begins.
+        state: finished pieces by name; filled as the study goes, used when it goes on.
+    """
+    problem = make_problem(cfg)
+    how: dict[str, Any] = {"engine": cfg.engine, "checkpoint": cfg.checkpoint}
+    operators = {name: make(problem, *cfg.blocks, **how) for name, make in OPERATORS.items()}
+    _map_slices(operators["hessian"], cfg)  # a pattern that matches nothing is found before the work
+    pieces = [
+        Piece(f"{name}.{piece}", partial(work, op), f"{piece} of the {TITLES[name]}")
+        for name, op in operators.items()
+        for piece, work in _pieces(cfg).items()
+    ]
+    contents = fingerprint(problem.model, problem.batches)
+    found = work_through(pieces, contents=contents, progress=progress, state=state)
+    parts = {name: _part(found, name) for name in OPERATORS}
+    return _result(problem, operators["hessian"], parts, notes_of(cfg, problem))
+
+
+def _part(found: Finished, name: str) -> Part:
+    return Part(
+        density=found.take(SpectralDensity, f"{name}.density"),
+        extremes=found.take(Eigenpairs, f"{name}.extremes"),
+        traces=found.take(BlockTraces, f"{name}.traces"),
+        map=found.take(BlockMap, f"{name}.map"),
+    )
+
+
+def _result(problem: Problem, H: CurvatureOperator, parts: dict[str, Part], notes: list[str]) -> Spectrum:
+    return Spectrum(
+        model=problem.model.name,
+        data=problem.batches.name,
+        loss_name=problem.loss.name,
+        loss=problem.value(),
+        gradient_norm=float(problem.gradient(*(block.name for block in H.space)).double().norm()),
+        num_terms=problem.num_terms,
+        num_parameters=H.shape[0],
+        num_blocks=len(H.space),
+        parts=parts,
+        notes=notes,
+    )
+
+
+def _pieces(cfg: Config) -> dict[str, Callable[[CurvatureOperator], Result]]:
+    """What is measured of one operator."""
+    return {
+        "density": lambda op: spectral_density(
+            op, num_probes=cfg.num_probes, num_steps=cfg.num_steps, seed=cfg.seed
+        ),
+        "extremes": lambda op: _extremes(op, cfg),
+        "traces": lambda op: block_traces(op, num_probes=cfg.num_trace_probes, seed=cfg.seed),
+        "map": lambda op: block_map(op, _map_slices(op, cfg), num_probes=cfg.num_map_probes, seed=cfg.seed),
+    }
+
+
+def _extremes(op: LinearOperator, cfg: Config) -> Eigenpairs:
+    """The lowest and highest eigenvalues, ascending; of a positive semi-definite operator the highest.
+
+    The low end of such an operator is a crowd at zero, which no Krylov method tells apart.
+    """
+    k = min(cfg.num_eigenvalues if op.psd else 2 * cfg.num_eigenvalues, op.shape[0])
+    which = "LA" if op.psd else "BE"
+    found = eigsh(op, k, which=which, vectors=False, max_products=cfg.max_products, seed=cfg.seed)
+    if which == "BE":
+        return found
+    backwards = {
+        name: getattr(found, name)[::-1].copy() for name in ("values", "residuals", "converged_mask")
+    }
+    return replace(found, **backwards)
+
+
+def _map_slices(op: CurvatureOperator, cfg: Config) -> dict[str, slice]:
+    """Blocks of the operator that match `map_blocks`; all of them when none does."""
+    from fnmatch import fnmatchcase
+
+    found = {
+        name: rows
+        for name, rows in op.space.slices.items()
+        if any(fnmatchcase(name, pattern) for pattern in cfg.map_blocks)
+    }
+    return found or op.space.slices

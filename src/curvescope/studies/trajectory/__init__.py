@@ -1,0 +1,5 @@
+"""The paths of tokens through a model: does a token travel to the next one, and how?"""
+
+from curvescope.studies.trajectory.study import Config, Trajectory, run
+
+__all__ = ["Config", "Trajectory", "run"]

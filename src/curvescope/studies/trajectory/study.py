@@ -1,0 +1,261 @@
+"""The paths of tokens through a model: does a token travel to the next one, and how?
+
+First in the space itself, over many tokens: angles to where a token began, ends and should go, what the logit
+lens reads on the way, and who moves it; with shuffled targets beside it. Then the pictures of one prompt.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from curvescope.core.config import at_least
+from curvescope.core.errors import UsageError
+from curvescope.core.numbers import with_error
+from curvescope.core.progress import Progress
+from curvescope.data.batches import Batches
+from curvescope.geometry.projection import APART, Method, Projection, need_umap, project, project_apart
+from curvescope.geometry.roles import embedding, has_lens, norm_of
+from curvescope.geometry.sphere import Norm
+from curvescope.geometry.stream import stream
+from curvescope.geometry.trajectory.paths import Path, Trajectories, follow, trajectories
+from curvescope.geometry.vocabulary.names import names_of
+from curvescope.models.model import Model
+from curvescope.runs.contents import fingerprint
+from curvescope.runs.shown import Line, Scene, Shown
+from curvescope.runs.work import Piece, State, work_through
+from curvescope.studies.setting import TokenModelOnData, load_token_model, read_data
+from curvescope.studies.traveling_words import choices
+from curvescope.viz.writers import write_all
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+PROMPT = "To kill two birds with one stone"
+TARGET = {  # what has a target, with the words for it
+    "angle_target": "angle to the target (°)",
+    "cos_target": "cosine to the target",
+    "logp_target": "log p(target)",
+    "log_rank": "log rank of the target",
+    "top1": "share with the target first",
+    "gain": "log p(target) − log p(current)",
+}
+MOTION = {
+    "norm": "|x|",
+    "angle_start": "angle to the start (°)",
+    "angle_end": "angle to the end (°)",
+    "step": "step (°)",
+    "length": "path so far (°)",
+    "turn": "turn (°)",
+    "entropy": "entropy (nats)",
+    "kl_end": "KL(end ‖ here)",
+}
+
+
+@dataclass(frozen=True)
+class Config(TokenModelOnData):
+    """What to follow. The defaults take a few seconds on a CPU."""
+
+    prompt: str = PROMPT
+    token: int = -2  # whose path is drawn; −2 is the one that should come to the last
+    projection: Method = "pca"
+    num_shuffles: int = 2
+    neighbours: int = 15  # of UMAP
+    min_dist: float = 0.1  # of UMAP
+    legacy: bool = False  # the original's picture: Euclidean UMAP of raw embeddings, states put in later
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(self, 1, "num_shuffles", "tokens", "seq_len", "batch_size")
+        at_least(self, 2, "neighbours")
+
+
+@dataclass(frozen=True)
+class Trajectory(Shown):
+    """Averages over a text, and one prompt."""
+
+    model: str
+    data: str
+    means: Trajectories
+    path: Path
+    reads: list[list[str]]  # (T, N) the lens's first token, as text; empty without a lens
+    token: int  # whose path is drawn
+    target: int | None  # which of the prompt's tokens it should come to
+    picture: Projection  # of the T words, then of the T × N states
+
+    @property
+    def words_xyz(self) -> np.ndarray:
+        """(T, 3) the prompt's tokens as the readout sees them."""
+        return self.picture.coordinates[: len(self.path.tokens)]
+
+    @property
+    def states_xyz(self) -> np.ndarray:
+        """(T, N, 3) the states."""
+        T, N = self.path.states.shape[:2]
+        return self.picture.coordinates[T:].reshape(T, N, -1)
+
+    def summary(self) -> list[Line]:
+        """The numbers to look at first: label, value, words."""
+        m, words = self.means, []
+        where = f"{m.num_tokens:,} tokens, {m.num_sequences} sequences of {self.data}"
+        if "angle_target" in m.curves:
+            c = m.curves["angle_target"]
+            assert c.shuffled is not None
+            note = f"from {c.mean[0]:.1f}° at the input; {c.shuffled[-1]:.1f}° with shuffled targets; {where}"
+            words.append((f"angle to {m.target}", f"{c.mean[-1]:.1f}°", note))
+            note = f"with depth, beyond shuffled targets; {c.falling:.0%} of the tokens come nearer"
+            words.append(("change of that angle", f"{with_error(c.change, c.change_stderr)}°", note))
+        if "logp_target" in m.curves:
+            c = m.curves["logp_target"]
+            note = f"by the lens, from {c.mean[0]:.2f} at the input"
+            words.append(("log p at the end", with_error(float(c.mean[-1]), float(c.stderr[-1])), note))
+        length, angle = m.curves["length"].mean[-1], m.curves["angle_start"].mean[-1]
+        words.append(("path", f"{length:.0f}°", f"long on the sphere, its ends {angle:.0f}° apart"))
+        share = m.shares["attention_share"]
+        note = f"its largest share of a block's step, in {m.blocks[int(share.mean.argmax())]}"
+        words.append(("attention", f"{share.mean.max():.0%}", note))
+        return words + [("note", "", note) for note in m.notes]
+
+    def captions(self) -> dict[str, str]:
+        """What each figure and table shows."""
+        m = self.means
+        bands = "bands are two standard errors, with sequences as the independent units"
+        lens = "the logit lens (final norm and unembedding applied to the state)"
+        apart = self.picture.method == APART
+        how = "; tokens are raw embeddings" if apart else ", fitted to all points at once"
+        own = f"{short_quote(self.path.prompt)}"
+        return {
+            "target": f"Does a token come to {m.target}? Angle on the sphere of normalised states between "
+            f"the state and P(γ_f ∘ u) of the target, and what {lens} says of it; {bands}. Dashed: the same "
+            f"with the targets of other tokens ({m.num_shuffles} permutations). Small dots lie inside a "
+            "block, behind attention. The rank is a geometric mean.",
+            "motion": f"How a token moves, averaged over {m.num_tokens:,} tokens; {bands}. Angles are "
+            "between normalised states; a turn of 90° leaves at a right angle to the way it came. Shares are "
+            "⟨part, step⟩ / |step|² of each block's step.",
+            "prompt": f"{own}: angle to {m.target} at every point, and the token that the lens reads first.",
+            "grid": f"{own}: all tokens at the input and behind the first and last blocks, with the path so "
+            f"far of one. {self.picture.words}{how}.",
+            "path": f"{own}: the path of one token among the directions of the prompt's tokens, from three "
+            f"sides. {self.picture.words}.",
+            "paths": f"{own}: drag to turn, scroll to come nearer, click names to show other paths. "
+            f"{self.picture.words}.",
+            "change": "Change from the input to the output less that with shuffled targets, token by token.",
+            "shares": "Attention's share of each block's step, and the lengths of both parts.",
+            "tokens": "The prompt's tokens: where they should go and what the lens reads at the end.",
+        }
+
+    def tables(self) -> dict[str, pd.DataFrame]:
+        """Along the depth, the changes, the shares, and the prompt's tokens."""
+        from curvescope.studies.trajectory import tables
+
+        return tables.make(self)
+
+    def files(self) -> dict[str, str]:
+        """The tables in other formats."""
+        return write_all(self.tables(), self.captions())
+
+    def figures(self) -> dict[str, Figure]:
+        """Figures by name; drawing computes nothing."""
+        from curvescope.studies.trajectory import figures
+
+        return figures.draw(self)
+
+    def scenes(self) -> dict[str, Scene]:
+        """Figures to turn in a browser, as plotly's JSON."""
+        from curvescope.viz.trajectory import path_scene
+
+        p = self.path
+        return {"paths": path_scene(self.words_xyz, self.states_xyz, p.tokens, p.names, token=self.token)}
+
+
+def run(cfg: Config, *, progress: Progress | None = None, state: State | None = None) -> Trajectory:
+    """Measure the averages, follow the prompt, and project it.
+
+    Args:
+        progress: called with (what, number, total) as each piece begins.
+        state: finished pieces by name; filled as the study goes, used when it goes on.
+    """
+    if cfg.legacy:
+        need_umap()
+    model = load_token_model(cfg)
+    batches = read_data(cfg, model)
+    prompt = _prompt(cfg, model, batches)
+    path = follow(model, prompt)  # before the rest: a prompt that does not fit is found at once
+    token = _token(cfg, path)
+    means = partial(trajectories, model, batches, num_shuffles=cfg.num_shuffles, seed=cfg.seed)
+    picture = partial(_picture_apart, cfg, model, path) if cfg.legacy else partial(_picture, cfg, path)
+    pieces = [
+        Piece("means", means, "paths of all tokens"),
+        Piece("path", lambda: path, "the prompt"),
+        Piece("picture", picture),
+    ]
+    contents = fingerprint(model, batches)
+    found = work_through(pieces, contents=contents, progress=progress, state=state)
+    target = None if not model.facts.get("causal", True) or token + 1 == len(path.tokens) else token + 1
+    return Trajectory(
+        model=model.name,
+        data=batches.name,
+        means=found.take(Trajectories, "means"),
+        path=found.take(Path, "path"),
+        reads=_reads(model, path),
+        token=token,
+        target=target,
+        picture=found.take(Projection, "picture"),
+    )
+
+
+def _picture(cfg: Config, path: Path) -> Projection:
+    points = np.concatenate([path.words, path.states.reshape(-1, path.states.shape[-1])])
+    options: dict[str, Any] = {"neighbours": cfg.neighbours, "min_dist": cfg.min_dist}
+    return project(points, method=cfg.projection, seed=cfg.seed, **options)
+
+
+def _picture_apart(cfg: Config, model: Model, path: Path) -> Projection:
+    """Raw embeddings of the prompt, then its states behind the final norm, one depth at a time."""
+    E = embedding(model)
+    norm = norm_of(model, "ln_f") if has_lens(model) else Norm("none")
+    ids = torch.from_numpy(path.ids)
+    points = norm(stream(model, ids[None].to(model.device)).points[0].double().cpu()).numpy()  # (T, N, d)
+    groups = [E[ids].numpy(), *(points[:, n] for n in range(points.shape[1]))]
+    found = project_apart(
+        E[: choices.FITTED_ROWS].numpy(),
+        groups,
+        seed=cfg.seed,
+        neighbours=cfg.neighbours,
+        min_dist=cfg.min_dist,
+    )
+    words, states = found.coordinates[: len(ids)], found.coordinates[len(ids) :]
+    by_token = states.reshape(points.shape[1], len(ids), -1).swapaxes(0, 1)
+    return replace(found, coordinates=np.concatenate([words, by_token.reshape(-1, words.shape[1])]))
+
+
+def _prompt(cfg: Config, model: Model, batches: Batches) -> Any:
+    """The prompt, or the first sequence of a task for a model without a tokenizer."""
+    if model.tokenizer is not None:
+        return cfg.prompt
+    inputs = batches[0].inputs
+    return (inputs["input_ids"] if isinstance(inputs, dict) else inputs)[0].tolist()
+
+
+def _token(cfg: Config, path: Path) -> int:
+    T = len(path.tokens)
+    if not -T <= cfg.token < T:
+        raise UsageError(f"token: expected one of the prompt's {T} tokens (0 to {T - 1}), got {cfg.token}")
+    return cfg.token % T
+
+
+def _reads(model: Model, path: Path) -> list[list[str]]:
+    if (path.reads_id < 0).any():
+        return []
+    names = names_of(model.tokenizer)
+    return [names.texts(row) for row in path.reads_id.tolist()]
+
+
+def short_quote(prompt: str, most: int = 60) -> str:
+    """The prompt in quotation marks, cut where it is long."""
+    return f"'{prompt}'" if len(prompt) <= most else f"'{prompt[: most - 1]}…'"

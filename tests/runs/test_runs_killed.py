@@ -1,0 +1,114 @@
+"""Runs that are killed at any moment, model or data changed in between: resumed, or begun anew; right."""
+
+import multiprocessing
+import random
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import curvescope as cs
+from curvescope.studies import folder
+from curvescope.tokenizers import BPETokenizer
+
+CONFIG = cs.TransformerConfig(
+    n_layers=1, d_model=8, n_heads=2, d_ff=8, vocab_size=260, n_ctx=16, init="scaled"
+)
+TEXTS = ["one text, and nothing else in it. " * 9, "quite another one: 1, 2, 3, 4, 5 and so on. " * 8]
+
+
+@pytest.fixture(scope="module")
+def processes():
+    """Processes that begin with everything imported, and with no thread running."""
+    found = multiprocessing.get_context("forkserver")
+    found.set_forkserver_preload(["curvescope.studies.folder", "curvescope.studies.spectrum"])
+    return found
+
+
+@pytest.fixture(autouse=True)
+def no_figures(monkeypatch):
+    """Figures take longer than everything else."""
+    monkeypatch.setattr("curvescope.runs.folder.write_figures", lambda result, folder: None)
+
+
+def write_model(path, seed):
+    model = cs.load(replace(CONFIG, seed=seed), dtype="float64")
+    cs.save(replace(model, tokenizer=BPETokenizer.train(TEXTS, 260)), path)
+
+
+def write_data(path, number):
+    path.write_text(TEXTS[number], encoding="utf-8")
+
+
+def settings(path):
+    return {
+        "model": str(path / "model"), "data": str(path / "text.txt"), "dtype": "float64", "tokens": 32,
+        "seq_len": 16, "batch_size": 2, "blocks": ["L0.*"], "map_blocks": ["L0.*"], "num_probes": 1,
+        "num_steps": 4, "num_eigenvalues": 1, "num_trace_probes": 2, "num_map_probes": 1, "max_products": 12,
+    }  # fmt: skip
+
+
+def run(path, out):
+    return folder.run("spectrum", settings(path), out=out)[1]
+
+
+def numbers(result):
+    """Every array of the three operators, and what is measured at the end."""
+    found = [np.array([result.loss, result.gradient_norm])]
+    for part in result.parts.values():
+        found += [part.density.nodes, part.extremes.values, part.traces.samples, part.map.frobenius]
+    return found
+
+
+def kill_and_change(processes, path, moments, *, seed):
+    """Kill a run at each of the moments, change something in half of the cases, and run it to its end."""
+    chance, right, resumed = random.Random(seed), {}, 0
+    versions = {"model": 0, "text": 0}
+
+    def expected():
+        key = tuple(versions.values())
+        if key not in right:
+            right[key] = numbers(run(path, path / "right"))
+        return right[key]
+
+    write_model(path / "model", 0)
+    write_data(path / "text.txt", 0)
+    start = time.monotonic()
+    expected()
+    whole = time.monotonic() - start
+    for i, moment in enumerate(moments):
+        out = path / f"runs{i}"
+        process = processes.Process(target=run, args=(path, out))
+        process.start()
+        until = time.monotonic() + 60
+        while not list(out.glob("spectrum/*/state/*/result.json")) and process.is_alive():
+            assert time.monotonic() < until
+            time.sleep(0.002)
+        time.sleep(moment * whole)
+        process.kill()
+        process.join()
+        if i % 2:
+            what = chance.choice(["model", "text"])
+            versions[what] = 1 - versions[what]
+            write_model(path / "model", versions["model"])
+            write_data(path / "text.txt", versions["text"])
+        said = []
+        result = folder.run("spectrum", settings(path), out=out, say=said.append)[1]
+        for found, want in zip(numbers(result), expected(), strict=True):
+            np.testing.assert_array_equal(found, want)
+        resumed += any("resuming" in line for line in said)
+        if i % 2:
+            assert not any("resuming" in line for line in said)
+    return resumed
+
+
+def test_a_few_kills(processes, tmp_path):
+    assert kill_and_change(processes, tmp_path, [0.0, 0.0, 0.1], seed=0) >= 1
+
+
+@pytest.mark.slow
+def test_twenty_kills_at_random_moments(processes, tmp_path):
+    chance = random.Random(1)
+    resumed = kill_and_change(processes, tmp_path, [chance.random() for _ in range(20)], seed=1)
+    assert resumed >= 3
