@@ -10,14 +10,14 @@ from scipy.integrate import quad
 from scipy.stats import norm
 
 import curvescope as cs
+from curvescope.algorithms.block_probes import own_probes
+from curvescope.algorithms.heterogeneity import WIDTH, heterogeneity
 from curvescope.core.errors import UsageError
 from curvescope.core.operator import Matrix
 from curvescope.operators import GGN, Functional, Hessian
 from curvescope.report import write_page
 from curvescope.studies import blocks, folder
 from curvescope.studies.blocks import study
-from curvescope.studies.blocks.heterogeneity import WIDTH, heterogeneity
-from curvescope.studies.blocks.probes import own_probes
 from curvescope.studies.setting import make_problem
 
 TOML = """

@@ -17,8 +17,8 @@ _STUDIES = {
     "layernorm": ("NormShape", "LayerNorms"),
 }
 HOMES = {
-    "curvescope.studies.blocks_heterogeneity.Heterogeneity": "curvescope.studies.blocks.heterogeneity",
-    "curvescope.studies.blocks_probes.OwnProbes": "curvescope.studies.blocks.probes",
+    "curvescope.studies.blocks_heterogeneity.Heterogeneity": "curvescope.algorithms.heterogeneity",
+    "curvescope.studies.blocks_probes.OwnProbes": "curvescope.algorithms.block_probes",
     **{
         f"curvescope.studies.{study}.{name}": f"curvescope.studies.{study}.study"
         for study, names in _STUDIES.items()

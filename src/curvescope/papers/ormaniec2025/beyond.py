@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import torch
 
+from curvescope.algorithms.block_probes import own_probes
 from curvescope.core.errors import UsageError
 from curvescope.core.progress import Progress
 from curvescope.core.result import Result
@@ -30,7 +31,6 @@ from curvescope.papers.ormaniec2025.growth_settings import PARTS
 from curvescope.papers.ormaniec2025.slopes import fit
 from curvescope.papers.setting import FigureConfig
 from curvescope.problem import Problem
-from curvescope.studies.blocks.probes import own_probes
 from curvescope.studies.setting import ModelOnData, make_batches
 from curvescope.train import TrainConfig, train
 

@@ -26,6 +26,8 @@ from curvescope.algorithms import (
     eigsh,
     spectral_density,
 )
+from curvescope.algorithms.block_probes import OwnProbes, own_probes
+from curvescope.algorithms.heterogeneity import Heterogeneity, heterogeneity
 from curvescope.core.blocks import Block, select
 from curvescope.core.errors import UsageError, near_misses
 from curvescope.core.numbers import with_error
@@ -33,8 +35,6 @@ from curvescope.core.progress import Progress
 from curvescope.core.result import Result
 from curvescope.operators.base import CurvatureOperator
 from curvescope.problem import Problem
-from curvescope.studies.blocks.heterogeneity import Heterogeneity, heterogeneity
-from curvescope.studies.blocks.probes import OwnProbes, own_probes
 from curvescope.studies.setting import ModelOnData, make_problem, notes_of
 from curvescope.studies.spectrum.study import OPERATORS, TITLES
 
