@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from curvescope.core.operator import LinearOperator, Matrix
+from curvescope.core.operator import FunctionOperator, LinearOperator, Matrix
 from curvescope.core.seeds import generator
 
 
@@ -22,6 +22,37 @@ def with_spectrum(
 
 def uniform(low: float, high: float, count: int, *, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).uniform(low, high, count)
+
+
+def diagonal_operator(n: int, eigenvalues, *, bulk: float = 0.0, dtype: torch.dtype = torch.float32):
+    """The given eigenvalues at random places of a diagonal, `bulk` at all others."""
+    d = torch.full((n,), bulk, dtype=dtype)
+    d[torch.randperm(n, generator=generator(n))[: len(eigenvalues)]] = torch.as_tensor(
+        eigenvalues, dtype=dtype
+    )
+    return FunctionOperator(lambda V: d[:, None] * V, (n, n), dtype=dtype, symmetric=True)
+
+
+def low_rank_operator(n: int, eigenvalues, *, shift: float = 0.0, dtype: torch.dtype = torch.float32):
+    """U diag(λ) Uᵀ + shift · I with random orthonormal columns U."""
+    values = torch.as_tensor(eigenvalues, dtype=dtype)
+    U = torch.randn(n, len(values), generator=generator(n), dtype=torch.float64)
+    U = torch.linalg.qr(U)[0].to(dtype)
+    return FunctionOperator(
+        lambda V: U @ (values[:, None] * (U.T @ V)) + shift * V, (n, n), dtype=dtype, symmetric=True
+    )
+
+
+def wanted(eigenvalues: np.ndarray, k: int, which: str) -> np.ndarray:
+    """The k eigenvalues that eigsh should find, in its order."""
+    ascending = np.sort(eigenvalues)
+    if which == "LA":
+        return ascending[::-1][:k]
+    if which == "SA":
+        return ascending[:k]
+    if which == "LM":
+        return ascending[np.argsort(-np.abs(ascending), kind="stable")][:k]
+    return np.r_[ascending[: k // 2], ascending[len(ascending) - (k - k // 2) :]]
 
 
 class Counting(LinearOperator):

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from algorithms_known import SPECTRA, Counting, uniform, with_spectrum
+from algorithms_known import SPECTRA, Counting, diagonal_operator, uniform, with_spectrum
 
 from curvescope.algorithms import SpectralDensity, block_density, spectral_density
 from curvescope.algorithms import columns as columns_module
@@ -236,6 +236,31 @@ def test_wrong_operators_and_blocks():
         with pytest.raises(ShapeError, match="expected block 'a'"):
             block_density(op, {"a": wrong})
     assert block_density(op, {"a": slice(None, None)})["a"].size == 30
+
+
+@pytest.mark.parametrize(
+    ("exponent", "dtype"), [(-700, torch.float64), (230, torch.float64), (-100, torch.float32)]
+)
+@pytest.mark.parametrize("reorthogonalize", [True, False])
+def test_the_size_of_an_operator_does_not_matter(exponent, dtype, reorthogonalize):
+    A, size = with_spectrum(SPECTRA["outliers"], dtype=dtype).A, 2.0**exponent
+    options = {"num_probes": 2, "num_steps": 8, "reorthogonalize": reorthogonalize}
+    right = spectral_density(Matrix(A, symmetric=True), **options)
+    found = spectral_density(Matrix(A * size, symmetric=True), **options)
+    np.testing.assert_allclose(found.nodes / size, right.nodes, rtol=1e-9)
+    np.testing.assert_allclose(found.weights, right.weights, rtol=1e-9)
+
+
+@pytest.mark.parametrize("reorthogonalize", [True, False])
+def test_two_million_rows_with_outliers(reorthogonalize):
+    """The bulk keeps its weight and its shape beside eigenvalues a million times larger."""
+    op = diagonal_operator(2_000_000, [1000.0, -400.0], bulk=1e-3)
+    found = spectral_density(op, num_probes=2, num_steps=6, reorthogonalize=reorthogonalize)
+    np.testing.assert_allclose(found.extremes, [-400, 1000], rtol=1e-5)
+    assert found.share_near_zero(0.01).value == pytest.approx(1, abs=1e-5)
+    n = op.shape[0]
+    np.testing.assert_allclose(found.moments[0], 1e-3 + 600 / n, rtol=1e-3)
+    np.testing.assert_allclose(found.moments[1], (1000**2 + 400**2) / n, rtol=1e-3)
 
 
 def test_float32_stays_float32():

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from algorithms_known import SPECTRA, Counting, uniform, with_spectrum
+from algorithms_known import SPECTRA, Counting, uniform, wanted, with_spectrum
 
 from curvescope.algorithms import Eigenpairs, eigsh, lanczos
 from curvescope.algorithms import restart as restart_module
@@ -12,22 +12,11 @@ from curvescope.core.operator import FunctionOperator, Matrix
 from curvescope.core.seeds import generator, probes
 
 
-def expected(eigenvalues: np.ndarray, k: int, which: str) -> np.ndarray:
-    ascending = np.sort(eigenvalues)
-    if which == "LA":
-        return ascending[::-1][:k]
-    if which == "SA":
-        return ascending[:k]
-    if which == "LM":
-        return ascending[np.argsort(-np.abs(ascending), kind="stable")][:k]
-    return np.r_[ascending[: k // 2], ascending[len(ascending) - (k - k // 2) :]]
-
-
 def check(found: Eigenpairs, op: Matrix, eigenvalues: np.ndarray, which: str, slack: float = 1e-10) -> None:
     """Right values in the right order, true residuals, orthonormal vectors."""
     scale = max(np.abs(eigenvalues).max(), 1e-30)
     k = len(found.values)
-    right = expected(eigenvalues, k, which)
+    right = wanted(eigenvalues, k, which)
     if which == "LM":  # the order within ties of |λ| is free
         assert np.all(np.diff(np.abs(found.values)) <= slack * scale)
         np.testing.assert_allclose(np.abs(found.values), np.abs(right), atol=slack * scale)

@@ -6,7 +6,7 @@ import torch
 from algorithms_known import Counting, uniform, with_spectrum
 
 from curvescope.algorithms import Solution, solve
-from curvescope.core.errors import ShapeError, UsageError
+from curvescope.core.errors import CurvescopeError, ShapeError, UsageError
 from curvescope.core.operator import FunctionOperator, Identity, Matrix
 from curvescope.core.seeds import probes
 
@@ -131,6 +131,38 @@ def test_impossible_tolerance_is_reported_with_the_true_residual():
     found = solve(op, b.float(), tol=1e-12)
     assert not found.converged
     np.testing.assert_allclose(found.residual, relative_residual(op, found.x, b.float()), rtol=0.5)
+
+
+@pytest.mark.parametrize("method", ["cg", "minres"])
+@pytest.mark.parametrize("A_size", [1.0, 1e-200, 1e150])
+@pytest.mark.parametrize("b_size", [1.0, 1e-200, 1e200])
+def test_sizes_do_not_matter(method, A_size, b_size):
+    op, b = Matrix(with_spectrum(POSITIVE).A * A_size, symmetric=True, psd=True), right_hand_sides() * b_size
+    if A_size * 1e300 < b_size or b_size / A_size == 0:
+        return
+    found = solve(op, b.numpy(), method=method)  # NumPy is as good as torch
+    assert found.converged
+    exact = torch.linalg.solve(op.A / A_size, b / b_size).numpy()
+    with np.errstate(over="ignore"):
+        np.testing.assert_allclose(found.x / (b_size / A_size), exact, atol=1e-6)
+
+
+def test_a_product_that_is_not_finite_is_reported():
+    broken = FunctionOperator(lambda V: V * torch.nan, (120, 120), symmetric=True, psd=True)
+    for method in ("cg", "minres"):
+        with pytest.raises(CurvescopeError, match="not finite"):
+            solve(broken, right_hand_sides(), method=method)
+
+
+@pytest.mark.parametrize("method", ["cg", "minres"])
+def test_a_million_rows(method):
+    n = 1_000_000
+    d = torch.linspace(1, 50, n)
+    op = FunctionOperator(lambda V: d[:, None] * V, (n, n), dtype=torch.float32, symmetric=True, psd=True)
+    b = probes(n, 1, seed=0, kind="gaussian", dtype=torch.float32)[:, 0]
+    found = solve(op, b, method=method)
+    assert found.converged
+    np.testing.assert_allclose(found.x, (b / d).numpy(), atol=3e-3)
 
 
 def test_wrong_calls():

@@ -115,13 +115,34 @@ def test_wrong_combinations_are_refused():
         (torch.tensor(1.0), r"got \(\)"),
         (random(6).float(), r"expected torch.float64 on cpu, got torch.float32 on cpu"),
         (torch.ones(6, dtype=torch.long), r"expected torch.float64 on cpu, got torch.int64"),
-        (np.ones(6), r"expected a torch tensor of 6 entries, got ndarray"),
-        ([1.0] * 6, r"expected a torch tensor of 6 entries, got list"),
+        (np.ones(5), r"expected a vector of 6 entries or columns \(6, k\), got \(5,\)"),
+        (np.ones(6, dtype=complex), r"expected an array of real numbers, got one of complex128"),
+        (np.array(["a"] * 6), r"expected an array of real numbers"),
+        ([1.0] * 6, r"expected a tensor or a NumPy array of 6 entries, got list"),
     ],
 )
 def test_wrong_vectors_are_refused(vector, message: str):
     with pytest.raises(ShapeError, match=message):
         Matrix(A) @ vector
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.int64])
+def test_numpy_arrays_are_multiplied_like_tensors(dtype):
+    V = np.asarray(random(6, 3).numpy() * 8, dtype=dtype)
+    right = A @ torch.tensor(V).double()
+    for array in (V, np.asfortranarray(V), V[::-1][::-1]):
+        found = Matrix(A) @ array
+        assert isinstance(found, Tensor)
+        torch.testing.assert_close(found, right)
+    torch.testing.assert_close(Matrix(A) @ V[:, 1], right[:, 1])
+    with pytest.raises(TypeError):
+        V.T @ Matrix(A)
+
+
+@pytest.mark.parametrize("chunk", [0, -1])
+def test_no_columns_at_a_time_are_refused(chunk):
+    with pytest.raises(UsageError, match="expected a chunk of at least 1 column, got"):
+        Matrix(A).dense(chunk=chunk)
 
 
 def test_repr():

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
+from curvescope.core import seeds
 from curvescope.core.progress import listening, track
 from curvescope.core.seeds import generator, probes
 
@@ -15,6 +17,20 @@ def test_a_probe_depends_on_seed_and_column_alone():
     assert torch.equal(many, torch.cat([probes(50, 1, seed=3, first=j) for j in range(6)], dim=1))
     assert not torch.equal(many, probes(50, 6, seed=4))
     assert len({tuple(column.tolist()) for column in many.T}) == 6
+
+
+def test_whole_numbers_of_numpy_are_whole_numbers():
+    for seed in (np.int64(3), np.int32(3), np.uint8(3)):
+        assert torch.equal(probes(20, 2, seed=seed, first=np.int64(1)), probes(20, 2, seed=3, first=1))
+        assert generator(seed, np.int64(2)).initial_seed() == generator(3, 2).initial_seed()
+
+
+@pytest.mark.parametrize("kind", ["rademacher", "gaussian"])
+@pytest.mark.parametrize("n", [7, 31, 32, 33, 47, 64, 101])
+def test_a_long_probe_is_drawn_in_pieces(monkeypatch, kind, n):
+    whole = probes(n, 2, seed=5, kind=kind)
+    monkeypatch.setattr(seeds, "PIECE", 16)
+    assert torch.equal(probes(n, 2, seed=5, kind=kind), whole)
 
 
 def test_probes_have_the_moments_they_should():

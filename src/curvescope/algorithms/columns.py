@@ -8,9 +8,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from curvescope.algorithms.vectors import column_dots, norms, summing_dtype, to_numpy
 from curvescope.core.operator import LinearOperator
 from curvescope.core.progress import track
 from curvescope.core.seeds import Probe, probes
+
+__all__ = [
+    "apply",
+    "column_dots",
+    "columns_at_once",
+    "gather_samples",
+    "mean_and_stderr",
+    "norms",
+    "probe_batches",
+    "summing_dtype",
+    "to_numpy",
+]
 
 MAX_COLUMNS = 64
 MAX_COLUMN_BYTES = 2**30  # of one batch of columns, unless a single column is larger
@@ -40,30 +53,6 @@ def apply(op: LinearOperator, V: Tensor) -> Tensor:
     width = columns_at_once(op)
     pieces = [op @ V[:, start : start + width] for start in range(0, V.shape[1], width)]
     return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=1)
-
-
-def summing_dtype(device: torch.device) -> torch.dtype:
-    """float64, except on devices that do not have it."""
-    return torch.float32 if device.type == "mps" else torch.float64
-
-
-def column_dots(V: Tensor, W: Tensor) -> Tensor:
-    """vⱼ · wⱼ for each column, summed in float64, (k,) on the columns' device."""
-    return (V * W).sum(dim=0, dtype=summing_dtype(V.device))
-
-
-def norms(x: Tensor, *, dim: int | None = None) -> Tensor:
-    """Euclidean norms along `dim`, or of all of x, summed in float64; in x's dtype.
-
-    A float32 sum of squares on a CPU is wrong by 2e-4 for vectors of half a million entries that differ in
-    size, and a Lanczos basis normalised with it is not orthonormal.
-    """
-    return torch.linalg.vector_norm(x, dim=dim, dtype=summing_dtype(x.device)).to(x.dtype)
-
-
-def to_numpy(tensor: Tensor) -> np.ndarray:
-    """A float64 array on the CPU."""
-    return tensor.detach().cpu().double().numpy()
 
 
 def mean_and_stderr(samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -10,6 +10,7 @@ import numpy as np
 
 from curvescope.algorithms.checks import check_count, check_number, check_slices, check_symmetric
 from curvescope.algorithms.columns import mean_and_stderr
+from curvescope.algorithms.distribution import Cumulative, Outliers, Share, cumulative, outliers, share_within
 from curvescope.algorithms.quadrature import Measure, exact_measures, lanczos_measures
 from curvescope.core.errors import ShapeError
 from curvescope.core.operator import LinearOperator
@@ -45,6 +46,46 @@ class SpectralDensity(Result):
     exact: bool  # nodes are all the eigenvalues
     num_products: int
     seed: int
+    psd: bool = False  # whether the operator is declared to have no negative eigenvalues
+
+    def cumulative(self, x: np.ndarray | None = None) -> Cumulative:
+        """Share of the eigenvalues up to each x, by default all nodes, with certain bounds and errors."""
+        x = np.unique(self.nodes[self.weights > 0]) if x is None else x
+        return cumulative(self.nodes, self.weights, x, exact=self.exact, psd=self.psd)
+
+    def share_near_zero(self, limit: float | None = None) -> Share:
+        """Share of the eigenvalues with |λ| < limit; by default a thousandth of the largest |node|."""
+        limit = 1e-3 * float(np.abs(self.extremes).max()) if limit is None else limit
+        return share_within(
+            self.nodes,
+            self.weights,
+            check_number("limit", limit, at_least=0.0),
+            exact=self.exact,
+            psd=self.psd,
+        )
+
+    def outliers(self) -> Outliers:
+        """Eigenvalues at either end that stand apart and that all probes agree on."""
+        return outliers(self.nodes, self.weights, self.size, width=self.width)
+
+    def smoothed(
+        self, grid: np.ndarray | None = None, width: float | None = None
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Grid, density and standard error, (G,) each; the kernel respects the sign of a psd operator.
+
+        For λ ≥ 0 the part of the Gaussian below zero is reflected, N(x; θ, σ²) + N(−x; θ, σ²), so that all
+        mass lies at x ≥ 0; otherwise this is `density`. At another width or grid it is computed anew.
+        """
+        sigma = self.width if width is None else check_number("width", width, above=0.0)
+        points = self.grid if grid is None else np.asarray(grid, dtype=float)
+        if self.psd:
+            points = np.unique(np.concatenate([[0.0], points[points > 0]])) if grid is None else points
+        rows = [
+            _broadened(points, *row, sigma, reflected=self.psd)
+            for row in zip(self.nodes, self.weights, strict=True)
+        ]
+        density, stderr = mean_and_stderr(np.stack(rows))
+        return points, density, np.zeros_like(density) if self.exact else stderr
 
     def cdf(self, x: np.ndarray | float) -> np.ndarray:
         """Share of the eigenvalues up to x, from the nodes and weights, without broadening."""
@@ -138,7 +179,7 @@ def block_density(
     if large:
         measures |= lanczos_measures(op, large, **options, reorthogonalize=reorthogonalize, max_gib=max_gib)
     return {
-        name: _density(measures[name], rows.stop - rows.start, num_steps, grid, width, seed)
+        name: _density(measures[name], rows.stop - rows.start, num_steps, grid, width, seed, psd=op.psd)
         for name, rows in blocks.items()
     }
 
@@ -154,7 +195,14 @@ def _check_grid(grid: int | np.ndarray | None, width: float | None) -> None:
 
 
 def _density(
-    measure: Measure, size: int, num_steps: int, grid: int | np.ndarray | None, width: float | None, seed: int
+    measure: Measure,
+    size: int,
+    num_steps: int,
+    grid: int | np.ndarray | None,
+    width: float | None,
+    seed: int,
+    *,
+    psd: bool,
 ) -> SpectralDensity:
     """The measures on a grid, with their moments and errors."""
     low, high = float(measure.nodes.min()), float(measure.nodes.max())
@@ -185,6 +233,7 @@ def _density(
         exact=measure.exact,
         num_products=measure.num_products,
         seed=seed,
+        psd=psd,
     )
 
 
@@ -194,7 +243,12 @@ def _default_width(low: float, high: float, num_steps: int) -> float:
     return (high - low) / num_steps if high - low > 1e-6 * largest else 1e-3 * (largest or 1.0)
 
 
-def _broadened(grid: np.ndarray, nodes: np.ndarray, weights: np.ndarray, width: float) -> np.ndarray:
-    """Σ wᵢ N(x; θᵢ, width²) at the points of the grid."""
+def _broadened(
+    grid: np.ndarray, nodes: np.ndarray, weights: np.ndarray, width: float, *, reflected: bool = False
+) -> np.ndarray:
+    """Σ wᵢ N(x; θᵢ, width²) at the points of the grid; `reflected` at zero, so that none is below it."""
     z = (grid[:, None] - nodes) / width
-    return np.exp(-0.5 * z**2) @ weights / (width * np.sqrt(2 * np.pi))
+    found = np.exp(-0.5 * z**2) @ weights / (width * np.sqrt(2 * np.pi))
+    if not reflected:
+        return found
+    return np.where(grid >= 0, found + _broadened(-grid, nodes, weights, width), 0.0)

@@ -1,7 +1,7 @@
 """Conjugate gradients and minimal residuals on several right-hand sides in lock step.
 
-Each column has its own scalars; one that is done stays as it is while the others go on. Whether any is left
-is read back once for each product.
+Each column has its own scalars, in float64; one that is done stays as it is while the others go on. Whether
+any is left is read back once for each product. Vectors (n, k) are updated in place.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from curvescope.algorithms.columns import norms
+from curvescope.algorithms.vectors import column_dots, norms
 from curvescope.core.progress import track
 
 FLAT = 10.0  # roundings: curvature below this many, relative to the largest seen, is none
@@ -29,10 +29,6 @@ class Stop:
     reason: str = ""
 
 
-def _dots(V: Tensor, W: Tensor) -> Tensor:
-    return (V * W).sum(dim=0)
-
-
 def _quotient(a: Tensor, b: Tensor, where: Tensor) -> Tensor:
     """a / b where allowed, else zero."""
     return torch.where(where, a / torch.where(where, b, 1), 0)
@@ -43,11 +39,11 @@ def conjugate_gradients(
 ) -> tuple[Tensor, Stop, int]:
     """Conjugate gradients from zero until ‖r‖ ≤ target (k,): x, why it stopped, products used.
 
-    A direction p with pᵀ A p not above rounding ends its column.
+    A direction p with pᵀ A p not above rounding ends its column. Memory: X, R, P and a product.
     """
     eps = torch.finfo(B.dtype).eps
     X, R, P = torch.zeros_like(B), B.clone(), B.clone()
-    rho = _dots(R, R)
+    rho = column_dots(R, R)
     steepest = torch.zeros_like(rho)
     flat = torch.zeros_like(rho, dtype=torch.bool)
     used = 0
@@ -55,16 +51,17 @@ def conjugate_gradients(
         active = (rho.sqrt() > target) & ~flat
         if not bool(active.any()):
             break
-        AP, length = product(P), _dots(P, P)
+        AP, length = product(P), column_dots(P, P)
         used += 1
-        curvature = _quotient(_dots(P, AP), length, length > 0)
+        curvature = _quotient(column_dots(P, AP), length, length > 0)
         steepest = torch.maximum(steepest, curvature.abs())
         flat |= active & ~(curvature > FLAT * eps * steepest)
         active = active & ~flat
-        step = _quotient(rho, curvature * length, active)
-        X, R = X + step * P, R - step * AP
-        new_rho = torch.where(active, _dots(R, R), rho)
-        P = torch.where(active, R + _quotient(new_rho, rho, active) * P, P)
+        step = _quotient(rho, curvature * length, active).to(B.dtype)
+        X.addcmul_(P, step)
+        R.addcmul_(AP, step, value=-1)
+        new_rho = torch.where(active, column_dots(R, R), rho)
+        P.mul_(_quotient(new_rho, rho, active).to(B.dtype)).add_(R)
         rho = new_rho
     reason = "met a direction of zero or negative curvature: the system is not positive definite, use minres"
     return X, Stop(reason if bool(flat.any()) else ""), used
@@ -77,10 +74,10 @@ def minimal_residuals(
 
     A column whose residual cannot be reduced ends at its least-squares solution. Rounding lets x drift away
     from what the recurrence says of it, so the true residual is measured now and then; the iteration ends
-    where they disagree, with the better of the last two x measured.
+    where they disagree, with the better of the last two x measured. Memory: seven times B and a product.
     """
     state, used = _Minres(B), 0
-    checked, checked_rest = state.X, state.tau
+    checked, checked_rest = state.X.clone(), state.tau
     for step in track(range(limit), "minimal residuals"):
         active = (state.tau.abs() > target) & ~state.stuck
         if not bool(active.any()) or used >= limit:
@@ -94,7 +91,8 @@ def minimal_residuals(
             if bool(drifted.any()):
                 state.X = torch.where(rest < checked_rest, state.X, checked)
                 break
-            checked, checked_rest = state.X, rest
+            checked_rest = rest
+            checked.copy_(state.X)
     reason = (
         "up to rounding, the rest of b is not in the range of the operator: x is a least-squares solution"
     )
@@ -110,47 +108,56 @@ class _Minres:
     """
 
     def __init__(self, B: Tensor):
-        self.X, self.tau = torch.zeros_like(B), norms(B, dim=0)
-        self.V, self.V_before = _quotient(B, self.tau, self.tau > 0), torch.zeros_like(B)
+        self.X, self.tau = torch.zeros_like(B), norms(B, dim=0).double()
+        self.V, self.V_before = _quotient(B, self.tau.to(B.dtype), self.tau > 0), torch.zeros_like(B)
         self.W, self.W_before = torch.zeros_like(B), torch.zeros_like(B)  # search directions
         zero, one = torch.zeros_like(self.tau), torch.ones_like(self.tau)
         self.beta, self.scale, self.stuck = zero, zero, torch.zeros_like(zero, dtype=torch.bool)
         self.cos, self.sin, self.cos_before, self.sin_before = one, zero, one, zero
-        self.best_X, self.best_slope, self.best_tau = self.X, one * torch.inf, self.tau
+        self.best_X, self.best_slope, self.best_tau = torch.zeros_like(B), one * torch.inf, self.tau
 
     def advance(self, AV: Tensor, active: Tensor) -> None:
         """Take one step in the active columns, given A V."""
-        rounding = FLAT * torch.finfo(AV.dtype).eps
-        alpha = _dots(self.V, AV)
-        AV = AV - alpha * self.V - self.beta * self.V_before
-        beta = norms(AV, dim=0)
+        dtype, rounding = AV.dtype, FLAT * torch.finfo(AV.dtype).eps
+        alpha = column_dots(self.V, AV)
+        rest = self.V_before.mul_(-self.beta.to(dtype)).add_(AV).addcmul_(self.V, alpha.to(dtype), value=-1)
+        beta = norms(rest, dim=0).double()
         self.scale = torch.maximum(self.scale, alpha.abs() + self.beta + beta)
         # the last two rotations, applied to the new column of T
         epsilon, middle = self.sin_before * self.beta, self.cos_before * self.beta
         delta, corner = self.cos * middle + self.sin * alpha, self.cos * alpha - self.sin * middle
         # ‖A r‖ / ‖r‖ of the residual before this step is the norm of (corner, cos β)
-        active = active & ~self._judge(torch.hypot(corner, self.cos * beta), active)
+        active = active & ~self._judge(torch.hypot(corner, self.cos * beta), active, dtype)
         gamma = torch.hypot(corner, beta)
-        direction = _quotient(self.V - epsilon * self.W_before - delta * self.W, gamma, active)
+        direction = self.W_before.mul_(-epsilon.to(dtype)).add_(self.V)
+        direction.addcmul_(self.W, delta.to(dtype), value=-1)
+        direction.mul_(_quotient(torch.ones_like(gamma), gamma, active).to(dtype))
         self.W_before, self.W = self.W, direction
         self.cos_before, self.sin_before = self.cos, self.sin
         self.cos, self.sin = _quotient(corner, gamma, active), _quotient(beta, gamma, active)
-        self.X = self.X + torch.where(active, self.cos * self.tau, 0) * direction
+        self.X.addcmul_(direction, torch.where(active, self.cos * self.tau, 0).to(dtype))
         self.tau = torch.where(active, -self.sin * self.tau, self.tau)
-        self.V_before, self.V = self.V, _quotient(AV, beta, beta > rounding * self.scale)
+        rest.mul_(_quotient(torch.ones_like(beta), beta, beta > rounding * self.scale).to(dtype))
+        self.V_before, self.V = self.V, rest
         self.beta = beta
 
-    def _judge(self, slope: Tensor, active: Tensor) -> Tensor:
-        """Columns (k,) that are stuck, given ‖A r‖ / ‖r‖ of their present residuals."""
-        eps = torch.finfo(slope.dtype).eps
-        better = active & (slope * self.tau.abs() < self.best_slope * self.best_tau.abs())
-        self.best_X = torch.where(better, self.X, self.best_X)
+    def _judge(self, slope: Tensor, active: Tensor, dtype: torch.dtype) -> Tensor:
+        """Columns (k,) that are stuck, given ‖A r‖ / ‖r‖ of their present residuals.
+
+        An x is only remembered where its slope is near what would count as none.
+        """
+        eps = torch.finfo(dtype).eps
+        near = slope <= 10 * NULL * eps**0.5 * self.scale
+        better = active & near & (slope * self.tau.abs() < self.best_slope * self.best_tau.abs())
+        for c in better.nonzero()[:, 0].tolist():
+            self.best_X[:, c] = self.X[:, c]
         self.best_slope = torch.where(better, slope, self.best_slope)
         self.best_tau = torch.where(better, self.tau, self.best_tau)
         null = slope <= FLAT * eps * self.scale
         small = self.best_slope <= NULL * eps**0.5 * self.scale
         grown = (slope > 100 * self.best_slope) & (self.tau.abs() > 0.9 * self.best_tau.abs())
         stuck = active & (null | (small & grown))
-        self.X = torch.where(stuck, self.best_X, self.X)
+        for c in stuck.nonzero()[:, 0].tolist():
+            self.X[:, c] = self.best_X[:, c]
         self.stuck = self.stuck | stuck
         return stuck

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from curvescope.algorithms.checks import check_count, check_symmetric
-from curvescope.algorithms.columns import norms, summing_dtype, to_numpy
-from curvescope.core.errors import CurvescopeError, ShapeError
-from curvescope.core.operator import LinearOperator, check_vector
+from curvescope.algorithms.vectors import check_finite, column_dots, comfortable, norms, orthogonalize
+from curvescope.core.errors import ShapeError
+from curvescope.core.operator import LinearOperator, as_columns
 from curvescope.core.progress import track
 from curvescope.core.result import Result
 
-BREAKDOWN = 10.0  # roundings: a β below this many, relative to the column's largest entry of T, is zero
+BREAKDOWN = 10.0  # roundings: a β below this many, relative to what was subtracted, is zero
 
 
 @dataclass(frozen=True)
@@ -47,9 +47,10 @@ class Tridiagonals(Result):
 class Recurrence:
     """State of the Lanczos recurrence for columns (n, k), advanced by one batched product at a time.
 
-    Columns never meet: each is orthogonalised against its own basis, twice when `reorthogonalize`, else
-    only against its two predecessors. A column whose space is exhausted becomes zero and stays so;
-    nothing is read back from the device before `finish`.
+    Columns never meet: each is orthogonalised against its own basis when `reorthogonalize`, else only against
+    its two predecessors. A column whose space is exhausted becomes zero and stays so.
+
+    Memory: k (num_steps + 1) vectors, or 2k without reorthogonalisation.
     """
 
     def __init__(self, start: Tensor, num_steps: int, *, reorthogonalize: bool = True):
@@ -57,12 +58,13 @@ class Recurrence:
         self.reorthogonalize, self.count = reorthogonalize, 0
         # rows[c, s] is basis vector s of column c; without reorthogonalisation only the last two are kept
         depth = num_steps + 1 if reorthogonalize else 2
-        self.rows = torch.zeros(k, depth, n, dtype=start.dtype, device=start.device)
-        self.rows[:, 0] = (start / norms(start, dim=0)).T
-        self.alpha = torch.zeros(k, num_steps, dtype=start.dtype, device=start.device)
-        self.beta = torch.zeros_like(self.alpha)
-        self.alive = torch.ones(k, num_steps + 1, dtype=torch.bool, device=start.device)
-        self.scale = torch.zeros(k, dtype=start.dtype, device=start.device)
+        self.rows = torch.empty(k, depth, n, dtype=start.dtype, device=start.device)
+        for c, length in enumerate(norms(start, dim=0)):
+            torch.div(start[:, c], length, out=self.rows[c, 0])
+        self.alpha, self.beta = np.zeros((k, num_steps)), np.zeros((k, num_steps))
+        self.lengths = np.zeros(k, dtype=int)
+        self.alive = np.ones(k, dtype=bool)
+        self.factor = 0.0  # what products are multiplied by, once one shows their size
 
     @property
     def vectors(self) -> Tensor:
@@ -74,51 +76,48 @@ class Recurrence:
 
     def advance(self, product: Tensor) -> None:
         """Take one step, given A @ vectors."""
-        j, q = self.count, self.rows[:, self._slot(self.count)]
-        w = product.T
-        alpha = (w * q).sum(dim=1, dtype=summing_dtype(w.device)).to(w.dtype)
-        w = self._orthogonalised(w, alpha)
-        beta = norms(w, dim=1)
-        self.scale = torch.maximum(self.scale, torch.maximum(alpha.abs(), beta))
-        rounding = BREAKDOWN * torch.finfo(w.dtype).eps
-        # not (β ≤ …) so that a nan stays alive and is reported by finish
-        alive = self.alive[:, j] & ~(beta <= rounding * self.scale)
-        self.alpha[:, j] = alpha
-        self.beta[:, j] = torch.where(alive, beta, 0)
-        self.alive[:, j + 1] = alive
-        self.rows[:, self._slot(j + 1)] = torch.where(
-            alive[:, None], w / torch.where(alive, beta, 1)[:, None], 0
-        )
+        for c in range(len(self.rows)):
+            if self.alive[c]:
+                self._advance_column(c, product[:, c])
+            else:
+                self.rows[c, self._slot(self.count + 1)].zero_()
         self.count += 1
 
-    def _orthogonalised(self, w: Tensor, alpha: Tensor) -> Tensor:
-        j = self.count
-        if not self.reorthogonalize:
-            w = w - alpha[:, None] * self.rows[:, j % 2]
-            return w if j == 0 else w - self.beta[:, j - 1, None] * self.rows[:, (j - 1) % 2]
-        # column by column: faster than batched products, and independent of which columns run together
-        return torch.stack([_twice(basis[: j + 1], x) for basis, x in zip(self.rows, w, strict=True)])
+    def _advance_column(self, c: int, product: Tensor) -> None:
+        j, basis = self.count, self.rows[c]
+        q, before = basis[self._slot(j)], float(self.beta[c, j - 1]) if j else 0.0
+        if self.factor == 0.0 and bool(product.any()):
+            self.factor = comfortable(product)
+        if self.reorthogonalize:
+            w = basis[j + 1].copy_(product)
+        else:  # w takes the place of the vector before q
+            w = (
+                basis[(j + 1) % 2].mul_(-before / (self.factor or 1.0)).add_(product)
+                if j
+                else basis[1].copy_(product)
+            )
+        if self.factor not in (0.0, 1.0):
+            w *= self.factor
+        alpha = float(column_dots(w[:, None], q[:, None]))
+        if self.reorthogonalize:
+            beta = orthogonalize(basis[: j + 1], w)[1]
+        else:
+            beta = float(norms(w.sub_(q, alpha=alpha)))
+            beta *= beta > BREAKDOWN * torch.finfo(w.dtype).eps * (abs(alpha) + before)
+        check_finite(alpha, beta)
+        self.alpha[c, j], self.beta[c, j], self.lengths[c] = alpha, beta, j + 1
+        self.alive[c] = beta > 0
+        w.div_(beta) if beta else w.zero_()
 
     def finish(self) -> Tridiagonals:
         """The tridiagonal matrices of the steps taken so far."""
-        alpha, beta = to_numpy(self.alpha[:, : self.count]), to_numpy(self.beta[:, : self.count])
-        if not (np.isfinite(alpha).all() and np.isfinite(beta).all()):
-            raise CurvescopeError(
-                "a product of the operator is not finite", hint="look for nan or inf in op @ v"
-            )
-        lengths = self.alive[:, : self.count].sum(dim=1).cpu().numpy()
-        return Tridiagonals(alpha, beta, lengths, alpha.shape[0] * self.count)
-
-
-def _twice(basis: Tensor, x: Tensor) -> Tensor:
-    """x (n,) made orthogonal to the rows of a basis (s, n), twice, which is enough for full precision."""
-    for _ in range(2):
-        x = torch.addmv(x, basis.T, basis @ x, alpha=-1)
-    return x
+        size = self.factor or 1.0
+        alpha, beta = self.alpha[:, : self.count] / size, self.beta[:, : self.count] / size
+        return Tridiagonals(alpha, beta, self.lengths.copy(), alpha.shape[0] * self.count)
 
 
 def lanczos(
-    op: LinearOperator, start_columns: Tensor, num_steps: int, *, reorthogonalize: bool = True
+    op: LinearOperator, start_columns: Tensor | np.ndarray, num_steps: int, *, reorthogonalize: bool = True
 ) -> Tridiagonals:
     """Run the Lanczos recurrence from each of the columns (n, k), in lock step.
 
@@ -127,13 +126,13 @@ def lanczos(
     eigenvalues (whose weights still add up).
     """
     check_symmetric(op, "lanczos")
-    check_vector(op, start_columns)
-    if start_columns.dim() != 2 or start_columns.shape[1] == 0:
+    start = as_columns(op, start_columns)
+    if start_columns.ndim != 2 or start.shape[1] == 0:
         raise ShapeError(f"expected start columns ({op.shape[0]}, k), got {tuple(start_columns.shape)}")
-    if not bool((start_columns != 0).any(dim=0).all()):
+    if not bool((start != 0).any(dim=0).all()):
         raise ShapeError("expected start columns that are not zero, got a zero column")
     steps = min(check_count("num_steps", num_steps, at_least=1), op.shape[0])
-    recurrence = Recurrence(start_columns, steps, reorthogonalize=reorthogonalize)
+    recurrence = Recurrence(start, steps, reorthogonalize=reorthogonalize)
     for _ in track(range(steps), "Lanczos"):
         recurrence.advance(op @ recurrence.vectors)
     return recurrence.finish()

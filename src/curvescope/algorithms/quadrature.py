@@ -11,11 +11,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from curvescope.algorithms.checks import GIB
-from curvescope.algorithms.columns import columns_at_once, to_numpy
+from curvescope.algorithms.columns import columns_at_once
 from curvescope.algorithms.krylov import Recurrence
-from curvescope.core.errors import CurvescopeError, UsageError
+from curvescope.algorithms.vectors import check_finite, to_numpy
+from curvescope.core.errors import UsageError
 from curvescope.core.operator import LinearOperator
 from curvescope.core.progress import track
 from curvescope.core.seeds import probes
@@ -65,8 +67,7 @@ def exact_measures(op: LinearOperator, blocks: Mapping[str, slice]) -> dict[str,
 
 
 def _eigenvalue_measure(A: np.ndarray) -> Measure:
-    if not np.isfinite(A).all():
-        raise CurvescopeError("a product of the operator is not finite", hint="look for nan or inf in op @ v")
+    check_finite(A)
     nodes = np.linalg.eigvalsh((A + A.T) / 2)[None]
     return Measure(nodes, np.full_like(nodes, 1 / nodes.size), nodes.size, True)
 
@@ -86,11 +87,14 @@ def lanczos_measures(
     groups = list(_grouped(op, blocks, num_probes, vectors, max_gib))
     found: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {name: [] for name in blocks}
     recurrences: list[Recurrence] = []
+    columns: Tensor | None = None
     steps = [(group, step) for group in groups for step in range(num_steps)]
     for group, step in track(steps, "spectral density"):
         if step == 0:
+            recurrences, columns = [], None  # the last group's memory goes first
             recurrences = [_started(op, job, num_steps, seed, reorthogonalize) for job in group]
-        _advance(op, group, recurrences)
+            columns = _buffer(op, group)
+        _advance(op, group, recurrences, columns)
         if step == num_steps - 1:
             for job, recurrence in zip(group, recurrences, strict=True):
                 found[job.name].append(recurrence.finish().quadrature())
@@ -106,10 +110,21 @@ def _started(op: LinearOperator, job: Job, num_steps: int, seed: int, reorthogon
     return Recurrence(start, num_steps, reorthogonalize=reorthogonalize)
 
 
-def _advance(op: LinearOperator, group: list[Job], recurrences: list[Recurrence]) -> None:
-    """One product with the columns of all jobs, each in the rows of its block."""
+def _buffer(op: LinearOperator, group: list[Job]) -> Tensor | None:
+    """Columns (n, c) for the products of a group, zero outside the blocks; none for one whole vector."""
     total = sum(job.count for job in group)
-    columns = torch.zeros(op.shape[1], total, dtype=op.dtype, device=op.device)
+    if total == 1 and group[0].size == op.shape[1]:
+        return None
+    return torch.zeros(op.shape[1], total, dtype=op.dtype, device=op.device)
+
+
+def _advance(
+    op: LinearOperator, group: list[Job], recurrences: list[Recurrence], columns: Tensor | None
+) -> None:
+    """One product with the columns of all jobs, each in the rows of its block."""
+    if columns is None:
+        recurrences[0].advance(op @ recurrences[0].vectors)
+        return
     places, first = [], 0
     for job in group:
         places.append(slice(first, first + job.count))

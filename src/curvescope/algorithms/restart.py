@@ -4,7 +4,10 @@ A sweep runs Lanczos from a random vector, orthogonal to the eigenvectors locked
 its best Ritz vectors whenever the basis is full. When what it wants has converged, it locks those vectors
 and another sweep looks for something better outside them. One Krylov space holds one copy of a repeated
 eigenvalue, so copies come one sweep at a time. The search ends when a sweep has found nothing better and
-it is improbable that it overlooked something.
+it is improbable that it overlooked something (`Search._nothing_missed`); small residuals alone never end
+it, for in many dimensions a random vector has one.
+
+Start vectors that are given are tried first, one sweep each, which ends when the vector has converged.
 """
 
 from __future__ import annotations
@@ -16,19 +19,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from curvescope.algorithms.columns import norms, summing_dtype, to_numpy
-from curvescope.core.errors import CurvescopeError
+from curvescope.algorithms.vectors import check_finite, comfortable, orthogonalize, random_vector, rotate
 from curvescope.core.operator import LinearOperator
 from curvescope.core.progress import track
-from curvescope.core.seeds import probes
 
 Which = Literal["LA", "SA", "LM", "BE"]
 
-MISSED = 1e-3  # accepted probability that the last sweep overlooked an eigenvalue
-SHORTEST = 30  # products of a last sweep that is judged by its length
+MISSED = 1e-3  # accepted probability, at each end, that the last sweep overlooked an eigenvalue
 SAFETY = 0.3  # of the tolerance, for residuals that are estimated
-BREAKDOWN = 50.0  # roundings
-CHUNK = 2**20  # columns of the basis rotated at once
 
 
 def choose(values: np.ndarray, k: int, which: Which, bonus: np.ndarray | float = 0.0) -> np.ndarray:
@@ -61,29 +59,11 @@ def thresholds(values: np.ndarray, which: Which) -> list[tuple[int, float]]:
     return [(1, high.min())] + ([(-1, (-low).min())] if len(low) else [])
 
 
-def rotate(rows: Tensor, S: np.ndarray) -> None:
-    """Overwrite the first p rows of a basis (m, n) by Sᵀ rows for S (m, p), without a second copy of it."""
-    R = torch.as_tensor(np.ascontiguousarray(S.T)).to(rows.dtype).to(rows.device)
-    for start in range(0, rows.shape[1], CHUNK):
-        part = rows[:, start : start + CHUNK]
-        part[: R.shape[0]] = R @ part
-
-
-def gram(rows: Tensor, others: Tensor) -> np.ndarray:
-    """rows @ othersᵀ for (k, n) and (k, n) in float64, some columns at a time.
-
-    A float32 product of long rows is wrong by 2e-4 when their entries differ much in size.
-    """
-    total = np.zeros((rows.shape[0], others.shape[0]))
-    wide = summing_dtype(rows.device)
-    for start in range(0, rows.shape[1], CHUNK):
-        part = slice(start, start + CHUNK)
-        total += to_numpy(rows[:, part].to(wide) @ others[:, part].to(wide).T)
-    return total
-
-
 class Search:
-    """State of one search. `rows` holds the locked vectors, the basis of the sweep, and the next vector."""
+    """State of one search. `rows` holds the locked vectors, the basis of the sweep, and the next vector.
+
+    Memory: max_basis + 1 vectors, and what the operator needs for a product.
+    """
 
     def __init__(
         self,
@@ -95,18 +75,18 @@ class Search:
         max_basis: int,
         max_products: int,
         seed: int,
-        v0: Tensor | None = None,
+        starts: Tensor | None = None,
     ):
         self.op, self.n, self.k = op, op.shape[0], k
         self.which: Which = which
         self.tol, self.max_basis, self.max_products = tol, min(max_basis, self.n), max_products
-        self.seed, self.v0 = seed, v0
-        options = {"dtype": op.dtype, "device": op.device}
-        self.rows = torch.empty(self.max_basis + 1, self.n, **options)
-        self.H = torch.zeros(self.max_basis, self.max_basis, **options)  # upper triangle of the projection
-        self.beta = torch.zeros(self.max_basis, **options)
+        self.seed, self.starts = seed, [] if starts is None else list(starts.T)
+        self.rows = torch.empty(self.max_basis + 1, self.n, dtype=op.dtype, device=op.device)
+        self.H = np.zeros((self.max_basis, self.max_basis))  # upper triangle of the projection
+        self.beta = 0.0  # norm of what the last product left outside the basis
         self.locked = np.zeros(0)  # Ritz values of the locked vectors
-        self.scale, self.products, self.sweeps, self.longest = 0.0, 0, 0, 0
+        self.factor = 0.0  # what the operator is multiplied by, once a product shows its size
+        self.scale, self.products, self.sweeps = 0.0, 0, 0
         self.verified = False
         self._begin()
 
@@ -117,34 +97,47 @@ class Search:
             if self._check_is_due() and self._check():
                 return
 
+    @property
+    def _given(self) -> bool:
+        """Whether the sweep started from a given vector."""
+        return self.sweeps <= len(self.starts)
+
     def _begin(self) -> None:
-        """Start a sweep from a random vector outside the locked ones."""
-        if self.sweeps == 0 and self.v0 is not None:
-            v = self.v0.clone()
-        else:
-            options = {"dtype": self.op.dtype, "device": self.op.device}
-            v = probes(self.n, 1, seed=self.seed, first=self.sweeps, kind="gaussian", **options)[:, 0]
-        locked = self.rows[: len(self.locked)]
-        for _ in range(2):
-            v = v - locked.T @ (locked @ v)
-            v = v / norms(v)
-        self.rows[len(self.locked)] = v
-        self.count, self.kept, self.began = 0, 0, self.products
-        self.sweeps += 1
+        """Start a sweep from the next given vector, or a random one, outside the locked ones."""
+        v, first = self.rows[len(self.locked)], len(self.locked)
+        rest = 0.0
+        while rest == 0.0:  # a given vector may lie in the span of the locked ones
+            given = self.sweeps < len(self.starts)
+            v.copy_(
+                self.starts[self.sweeps]
+                if given
+                else random_vector(self.op, seed=self.seed, index=self.sweeps)
+            )
+            self.sweeps += 1
+            for _ in range(2):
+                rest = orthogonalize(self.rows[:first], v)[1]
+                v /= rest or 1.0
+        self.count, self.kept = 0, 0
+        self.dropped, self.log_beta = np.zeros(0), 0.0
+
+    def multiply(self, v: Tensor, out: Tensor) -> None:
+        """The product of the operator, times `factor`, with v."""
+        out.copy_(self.op @ v)
+        if self.factor == 0.0 and bool(out.any()):
+            self.factor = comfortable(out)
+        if self.factor not in (0.0, 1.0):
+            out *= self.factor
 
     def _step(self) -> None:
         """One product: a new column of the projection and the next basis vector."""
         last = len(self.locked) + self.count
-        basis = self.rows[: last + 1]
-        w = self.op @ self.rows[last]
-        first_pass = basis @ w
-        w = torch.addmv(w, basis.T, first_pass, alpha=-1)
-        second_pass = basis @ w
-        w = torch.addmv(w, basis.T, second_pass, alpha=-1)
-        self.H[: self.count + 1, self.count] = (first_pass + second_pass)[len(self.locked) :]
-        self.beta[self.count] = norms(w)
-        tiny = torch.finfo(w.dtype).tiny
-        self.rows[last + 1] = w / self.beta[self.count].clamp_min(tiny)
+        w = self.rows[last + 1]
+        self.multiply(self.rows[last], out=w)
+        taken, self.beta = orthogonalize(self.rows[: last + 1], w)
+        check_finite(taken, self.beta)
+        self.H[: self.count + 1, self.count] = taken[len(self.locked) :]
+        w /= self.beta or 1.0
+        self.log_beta += math.log(self.beta) if self.beta else -math.inf
         self.count += 1
         self.products += 1
 
@@ -153,52 +146,40 @@ class Search:
         return len(self.locked) + self.count == self.max_basis
 
     def _check_is_due(self) -> bool:
-        """Reading the projection waits for the device, so it is done after 1, 2, 4, 8, 16, 24, … steps."""
+        """After 1, 2, 4, 8, 16, 24, … steps while a sweep collects; after each where it may soon end."""
         new = self.count - self.kept
-        return self._full or self.products == self.max_products or new in (1, 2, 4) or new % 8 == 0
+        ending = self._full or self.products == self.max_products or self.beta == 0
+        return ending or self._given or len(self.locked) == self.k or new in (1, 2, 4) or new % 8 == 0
 
     def _check(self) -> bool:
         """Decide what to do with the sweep; True when the search is over."""
-        theta, S, residual, exhausted = self._ritz()
+        theta, S, residual = self._ritz()
         found = self._wanted(theta)
+        small = residual <= SAFETY * self.tol * self.scale
         enough = len(self.locked) + self.count >= self.k
-        settled = enough and len(found) and bool((residual[found] <= SAFETY * self.tol * self.scale).all())
+        settled = enough and len(found) > 0 and bool(small[found].all())
+        lead = int(np.abs(S[0]).argmax())  # what a given start has become
+        tracked = self._given and self.kept == 0 and bool(small[lead])
         spent = self.products == self.max_products
-        if exhausted or settled or spent:
-            self._lock(found, theta, S)
-            if settled and not (self.sweeps == 1 and self.v0 is not None):
-                self.longest = max(self.longest, self.products - self.began)
-            self.verified = (exhausted and not len(found)) or len(self.locked) == self.n
-            if not (self.verified or spent):
-                self._begin()
-            return self.verified or spent
-        if not len(found) and self._nothing_missed(theta, residual):
+        whole = len(self.locked) + self.count == self.n
+        if not (len(found) or self._given) and self._nothing_missed(theta, residual):
             self.verified = True
-            return True
-        if self._full:
+        elif self.beta == 0 or settled or tracked or spent or whole:
+            only_lead = tracked and not settled
+            self._lock(np.array([lead] if lead in found else [], dtype=int) if only_lead else found, theta, S)
+            self.verified = whole
+            if not (whole or spent):
+                self._begin()
+        elif self._full:
             self._restart(theta, S)
-        return False
+        return self.verified or spent
 
-    def _ritz(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, bool]:
-        """Ritz values and vectors of the sweep, their residuals, and whether its Krylov space is exhausted.
-
-        The residual of a Ritz vector V s is β |s_m|. A small β inside the basis ends it there.
-        """
-        H, beta = to_numpy(self.H[: self.count, : self.count]), to_numpy(self.beta[: self.count])
-        if not (np.isfinite(H).all() and np.isfinite(beta).all()):
-            raise CurvescopeError(
-                "a product of the operator is not finite", hint="look for nan or inf in op @ v"
-            )
-        size = max(self.scale, np.abs(H).max(), beta[self.kept :].max())
-        small = max(0.1 * SAFETY * self.tol, BREAKDOWN * torch.finfo(self.op.dtype).eps) * size
-        ended = np.flatnonzero(beta[self.kept :] <= small)
-        if len(ended):
-            self.count = self.kept + int(ended[0]) + 1
-        H = np.triu(H[: self.count, : self.count])
+    def _ritz(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Ritz values and vectors of the sweep, and their residuals β |s_m|."""
+        H = np.triu(self.H[: self.count, : self.count])
         theta, S = np.linalg.eigh(H + np.triu(H, 1).T)
         self.scale = max(self.scale, float(np.abs(theta).max()))
-        exhausted = len(ended) > 0 or len(self.locked) + self.count == self.n
-        return theta, S, beta[self.count - 1] * np.abs(S[-1]), exhausted
+        return theta, S, self.beta * np.abs(S[-1])
 
     def _wanted(self, theta: np.ndarray) -> np.ndarray:
         """Positions of the Ritz values that belong to the k best, locked ones included; ties stay locked."""
@@ -226,29 +207,33 @@ class Search:
         keep = choose(theta, min(room - 2, wanted + (room - wanted) // 2), self.which)
         rotate(self.rows[first : first + room], S[:, keep])
         self.rows[first + len(keep)] = self.rows[first + room]
-        self.H.zero_()
-        self.H.diagonal()[: len(keep)] = torch.as_tensor(theta[keep]).to(self.H.dtype).to(self.H.device)
+        self.H[:] = 0
+        self.H[range(len(keep)), range(len(keep))] = theta[keep]
+        self.dropped = np.concatenate([self.dropped, np.delete(theta, keep)])
         self.count = self.kept = len(keep)
 
     def _nothing_missed(self, theta: np.ndarray, residual: np.ndarray) -> bool:
-        """Whether a sweep that found nothing better shows that nothing better is there.
+        """Whether a sweep from a random vector q that found nothing better shows that there is nothing.
 
-        It does when, at each end that matters, the outermost Ritz value has converged; or when an
-        eigenvalue above the threshold t would have shown by now: after j steps from a random vector the
-        probability that the largest Ritz value stays ε (t − λ_min) below t is at most
-        1.648 √n exp(−√ε (2j − 1)) (Kuczyński and Woźniakowski 1992, theorem 4.2); or when the sweep has
-        had as many products as the longest sweep that found something.
+        An eigenvector u of λ outside the locked ones has uᵀ A V = λ uᵀ V, so its inner products with the
+        basis follow from η, that with the next vector: (uᵀ xᵢ) = η rᵢ / (λ − θᵢ) for the Ritz vectors with
+        residuals rᵢ, and, through all steps and restarts, (uᵀ q) = η Π β / Π (λ − θ), over every β and every
+        Ritz value, kept or dropped. As u is a unit vector,
+
+            (uᵀ q)² ≤ (Π β / Π (λ − θ))² / (1 + Σ (rᵢ / (λ − θᵢ))²),
+
+        the Christoffel function, which falls as λ moves outwards. A random q has (uᵀ q)² < π p² / 2n with
+        probability at most p: the bound being below that at what is wanted, plus the tolerance, p is the
+        probability that something was missed.
         """
-        if self.longest and self.products - self.began >= max(self.longest, SHORTEST):
-            return True
-        steps = self.count if self.kept == 0 else 0
-        margin = self.tol * self.scale
+        margin, unlikely = self.tol * self.scale, math.log(math.pi / (2 * self.n)) + 2 * math.log(MISSED)
         for sign, threshold in thresholds(self.locked, self.which):
-            ends = sign * theta
-            if residual[ends.argmax()] <= SAFETY * margin:
-                continue
-            span = threshold + margin - ends.min()
-            gap = (threshold + margin - ends.max()) / span if span > 0 else 0.0
-            if 1.648 * math.sqrt(self.n) * math.exp(-math.sqrt(max(gap, 0.0)) * (2 * steps - 1)) > MISSED:
+            away = threshold + margin - sign * theta
+            gone = threshold + margin - sign * self.dropped
+            if self.beta > 0 and (away.min() <= 0 or gone.min(initial=1.0) <= 0):
                 return False
+            if self.beta > 0:
+                overlap = 2 * (self.log_beta - np.log(away).sum() - np.log(gone).sum())
+                if overlap - math.log1p(float(((residual / away) ** 2).sum())) > unlikely:
+                    return False
         return True

@@ -17,10 +17,10 @@ from curvescope.algorithms.checks import (
     check_symmetric,
     relative_tolerance,
 )
-from curvescope.algorithms.columns import norms, to_numpy
 from curvescope.algorithms.iterations import Stop, conjugate_gradients, minimal_residuals
+from curvescope.algorithms.vectors import check_finite, comfortable, norms, to_numpy
 from curvescope.core.errors import UsageError
-from curvescope.core.operator import LinearOperator, check_vector
+from curvescope.core.operator import LinearOperator, as_columns
 from curvescope.core.result import Result
 
 Method = Literal["cg", "minres"]
@@ -44,7 +44,7 @@ class Solution(Result):
 
 def solve(
     op: LinearOperator,
-    b: Tensor,
+    b: Tensor | np.ndarray,
     *,
     method: Method = "cg",
     damping: float = 0.0,
@@ -65,10 +65,10 @@ def solve(
     check_choice("method", method, get_args(Method))
     damping = check_number("damping", damping, at_least=0.0)
     tol = relative_tolerance(tol, op.dtype)
-    check_vector(op, b)
-    if b.dim() == 2 and b.shape[1] == 0:
+    B = as_columns(op, b)
+    if B.shape[1] == 0:
         raise UsageError("expected at least one right-hand side, got columns of shape (n, 0)")
-    if not bool(torch.isfinite(b).all()):
+    if not bool(torch.isfinite(B).all()):
         raise UsageError("expected a finite right-hand side, got nan or inf")
     if method == "cg" and not op.psd and damping == 0:
         raise UsageError(
@@ -78,10 +78,15 @@ def solve(
     limit = min(10 * op.shape[0] + 10, 1000)
     if max_products is not None:
         limit = check_count("max_products", max_products, at_least=2)
-    B = b[:, None] if b.dim() == 1 else b
     iterate = conjugate_gradients if method == "cg" else minimal_residuals
-    X, residual, reason, used = _refined(iterate, _damped(op, damping), B, tol, limit)
-    X, residual = (X[:, 0], residual[0]) if b.dim() == 1 else (X, residual)
+    system, sizes = _System(op, damping), [comfortable(column) for column in B.T]
+    if any(size != 1.0 for size in sizes):
+        B = B * torch.tensor(sizes, dtype=B.dtype, device=B.device)
+    X, residual, reason, used = _refined(iterate, system, B, tol, limit)
+    for column, size in zip(X.T, sizes, strict=True):
+        column *= system.factor or 1.0
+        column /= size
+    X, residual = (X[:, 0], residual[0]) if b.ndim == 1 else (X, residual)
     converged = bool(np.all(residual <= tol))
     return Solution(
         x=X.cpu().numpy(),
@@ -95,11 +100,19 @@ def solve(
     )
 
 
-def _damped(op: LinearOperator, damping: float) -> Callable[[Tensor], Tensor]:
-    def product(V: Tensor) -> Tensor:
-        return torch.add(op @ V, V, alpha=damping) if damping else op @ V
+class _System:
+    """Products with f (A + λ I), where f is a power of two that brings the first of them near one."""
 
-    return product
+    def __init__(self, op: LinearOperator, damping: float):
+        self.op, self.damping, self.factor = op, damping, 0.0
+
+    def __call__(self, V: Tensor) -> Tensor:
+        product = self.op @ V
+        if self.damping:
+            product = torch.add(product, V, alpha=self.damping)
+        if self.factor == 0.0 and bool(product.any()):
+            self.factor = comfortable(product[:, int(product.abs().amax(dim=0).argmax())])
+        return product if self.factor in (0.0, 1.0) else product * self.factor
 
 
 def _refined(
@@ -120,6 +133,7 @@ def _refined(
         step, stop, spent = iterate(product, R, 0.5 * tol * sizes, limit - used - 1)
         new_R = B - product(X + step)
         new_residual = to_numpy(norms(new_R, dim=0) / safe)
+        check_finite(new_residual)
         used += spent + 1
         # the first x is kept even if its residual is not below that of zero: CG reduces another norm
         better = (new_residual < residual) | (turn == 0)

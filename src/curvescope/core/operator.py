@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, overload
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -42,17 +43,18 @@ class LinearOperator(ABC):
             return self._matmat(U)
         raise UsageError(f"{type(self).__name__} has no transposed product")
 
+    __array_ufunc__ = None  # so that NumPy does not take v @ A apart
+
     @overload
-    def __matmul__(self, other: Tensor) -> Tensor: ...
+    def __matmul__(self, other: Tensor | np.ndarray) -> Tensor: ...
     @overload
     def __matmul__(self, other: LinearOperator) -> LinearOperator: ...
-    def __matmul__(self, other: Tensor | LinearOperator) -> Tensor | LinearOperator:
+    def __matmul__(self, other: Tensor | np.ndarray | LinearOperator) -> Tensor | LinearOperator:
+        """A v as a tensor, for a vector or columns of torch or NumPy, or the product of two operators."""
         if isinstance(other, LinearOperator):
             return Product(self, other)
-        check_vector(self, other)
-        if other.dim() == 1:
-            return self._matmat(other[:, None])[:, 0]
-        return self._matmat(other)
+        product = self._matmat(as_columns(self, other))
+        return product[:, 0] if other.ndim == 1 else product
 
     @property
     def T(self) -> LinearOperator:
@@ -75,6 +77,8 @@ class LinearOperator(ABC):
 
     def dense(self, *, chunk: int = 64) -> Tensor:
         """The matrix itself, (m, n), from products with `chunk` columns of the identity at a time."""
+        if chunk < 1:
+            raise UsageError(f"expected a chunk of at least 1 column, got {chunk}")
         m, n = self.shape
         out = torch.empty(m, n, dtype=self.dtype, device=self.device)
         for start in range(0, n, chunk):
@@ -86,7 +90,6 @@ class LinearOperator(ABC):
 
     def to_scipy(self) -> ScipyOperator:
         """The same operator for SciPy's solvers, on numpy vectors."""
-        import numpy as np
         from scipy.sparse.linalg import LinearOperator as ScipyOperator
 
         def numpy_product(product: Callable[[Tensor], Tensor]) -> Callable[[Any], Any]:
@@ -114,8 +117,8 @@ def check_vector(A: LinearOperator, v: Tensor) -> None:
     """Raise unless A @ v is defined: right length, dtype and device."""
     if not isinstance(v, Tensor):
         raise ShapeError(
-            f"expected a torch tensor of {A.shape[1]} entries, got {type(v).__name__}",
-            hint="torch.as_tensor(v) makes one; op.to_scipy() takes numpy arrays",
+            f"expected a tensor or a NumPy array of {A.shape[1]} entries, got {type(v).__name__}",
+            hint="torch.as_tensor(v) makes a tensor",
         )
     if v.dim() not in (1, 2) or v.shape[0] != A.shape[1]:
         raise ShapeError(
@@ -127,6 +130,19 @@ def check_vector(A: LinearOperator, v: Tensor) -> None:
             f"expected {A.dtype} on {A.device}, got {v.dtype} on {v.device}",
             hint="v.to(dtype=op.dtype, device=op.device)",
         )
+
+
+def as_columns(A: LinearOperator, v: Tensor | np.ndarray) -> Tensor:
+    """The columns (n, k) that A is multiplied with, from a vector or columns, of torch or NumPy.
+
+    A NumPy array of real numbers is copied to the operator's dtype and device; a tensor must have them.
+    """
+    if isinstance(v, np.ndarray):
+        if v.dtype.kind not in "fiu":
+            raise ShapeError(f"expected an array of real numbers, got one of {v.dtype}")
+        v = torch.tensor(np.ascontiguousarray(v)).to(dtype=A.dtype, device=A.device)
+    check_vector(A, v)
+    return v[:, None] if v.dim() == 1 else v
 
 
 def check_square_symmetric(A: LinearOperator, what: str) -> None:

@@ -1,5 +1,6 @@
 """Random numbers from a seed, never from global state."""
 
+from collections.abc import Iterator
 from hashlib import blake2b
 from typing import Literal
 
@@ -7,6 +8,7 @@ import torch
 from torch import Tensor
 
 Probe = Literal["rademacher", "gaussian"]
+PIECE = 2**20  # entries drawn at once
 
 
 def generator(seed: int, *stream: int) -> torch.Generator:
@@ -15,6 +17,7 @@ def generator(seed: int, *stream: int) -> torch.Generator:
     CPU draws are the same on every machine, so a probe does not depend on the device it is used on. The
     generator takes 32 bits of seed, so children are told apart by a hash of that length.
     """
+    seed, stream = int(seed), tuple(int(i) for i in stream)  # NumPy's integers print differently
     if not stream:
         return torch.Generator().manual_seed(seed & 0xFFFFFFFF)
     digest = blake2b(repr((seed, *stream)).encode(), digest_size=4).digest()
@@ -37,12 +40,26 @@ def probes(
     """
     found = torch.empty(n, k, dtype=dtype, device=device)
     for j in range(k):
-        found[:, j] = _probe(n, generator(seed, first + j), kind).to(device)
+        source = generator(seed, first + j)
+        for start, stop in _pieces(n):
+            found[start:stop, j] = _probe(stop - start, source, kind).to(device)
     return found if kind == "gaussian" else found.mul_(2).sub_(1)
 
 
+def _pieces(n: int) -> Iterator[tuple[int, int]]:
+    """Bounds of pieces of a column; drawn one after the other they are the draws of the whole column.
+
+    A CPU generator makes normal numbers sixteen at a time, so the last piece has at least that many.
+    """
+    start = 0
+    while start < n:
+        stop = start + PIECE if n - start >= 2 * PIECE else n
+        yield start, stop
+        start = stop
+
+
 def _probe(n: int, source: torch.Generator, kind: Probe) -> Tensor:
-    """One column: real numbers, or 0 and 1."""
+    """One piece of a column: real numbers, or 0 and 1."""
     if kind == "gaussian":
         return torch.randn(n, generator=source, dtype=torch.float64)
     return torch.randint(0, 2, (n,), generator=source, dtype=torch.uint8)  # a byte each on the way to a GPU

@@ -1,0 +1,124 @@
+"""Operators with very many rows and a few large eigenvalues, of which a random vector sees almost nothing."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from algorithms_known import Counting, diagonal_operator, low_rank_operator, wanted, with_spectrum
+
+from curvescope.algorithms import eigsh
+from curvescope.core.errors import CurvescopeError
+from curvescope.core.operator import FunctionOperator
+
+ENDS = np.r_[1000.0, 700, 200, 50, 3, -400, -90, -8]
+
+
+def check_claim(found, eigenvalues: np.ndarray, k: int, which: str) -> None:
+    """What is called converged is right, up to the tolerance."""
+    scale = np.abs(eigenvalues).max()
+    right = wanted(eigenvalues, k, which)
+    values = found.values
+    if which == "LM":
+        right, values = np.abs(right), np.abs(values)
+    if found.converged:
+        np.testing.assert_allclose(values, right, atol=(found.tol + 1e-6) * scale)
+
+
+@pytest.mark.parametrize("which", ["LA", "SA", "LM", "BE"])
+@pytest.mark.parametrize("tol", [1e-1, 1e-2, 1e-3, 1e-5])
+@pytest.mark.parametrize("k", [1, 2, 5, 10])
+def test_few_large_eigenvalues_among_many(which, tol, k):
+    n = 200_000
+    op = diagonal_operator(n, ENDS, bulk=1e-3)
+    found = eigsh(op, k, which=which, tol=tol, max_basis=max(14, k + 4))
+    assert found.converged
+    check_claim(found, np.r_[ENDS, np.full(20, 1e-3)], k, which)
+
+
+@pytest.mark.parametrize(("which", "tol"), [("LA", 1e-2), ("SA", 1e-3)])
+def test_ten_million_rows(which, tol):
+    op = diagonal_operator(10_000_000, [1000.0, -400.0], bulk=1e-3)
+    found = eigsh(op, 1, which=which, tol=tol, max_basis=8)
+    assert found.converged
+    np.testing.assert_allclose(found.values, [-400.0 if which == "SA" else 1000.0], rtol=1e-3)
+
+
+@pytest.mark.parametrize("bulk", [0.0, 1.0])
+def test_an_outlier_that_the_first_products_hardly_show(bulk):
+    """The random vector has residual 1 / √n: small beside any tolerance, and no eigenvector."""
+    op = diagonal_operator(1_000_000, [bulk + 1.0], bulk=bulk)
+    for tol in (0.3, 1e-1, 1e-3):
+        found = eigsh(op, 1, tol=tol, max_basis=6)
+        assert found.converged
+        assert found.values[0] == pytest.approx(bulk + 1.0, abs=tol * (bulk + 1.0))
+    second = eigsh(diagonal_operator(1_000_000, [1000.0, 1.0], bulk=0.0), 2, tol=1e-4, max_basis=8)
+    assert second.converged
+    np.testing.assert_allclose(second.values, [1000, 1], atol=0.1)
+
+
+@pytest.mark.parametrize("which", ["LA", "SA", "LM", "BE"])
+def test_low_rank_plus_identity(which):
+    eigenvalues = np.r_[30.0, 12, 12, -25, -4]
+    op = low_rank_operator(100_000, eigenvalues, shift=0.5)
+    for k in (1, 3, 4):
+        found = eigsh(op, k, which=which, tol=1e-3, max_basis=12)
+        assert found.converged
+        check_claim(found, np.r_[eigenvalues + 0.5, np.full(9, 0.5)], k, which)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_bulk_without_gaps_is_never_claimed_wrongly(seed):
+    bulk = np.random.default_rng(seed).uniform(-1, 1, 50_000)
+    eigenvalues = np.r_[1.05, 1.02, bulk]
+    op = diagonal_operator(len(eigenvalues), eigenvalues)
+    for which in ("LA", "SA", "LM"):
+        found = eigsh(op, 2, which=which, tol=1e-2, max_basis=14, seed=seed, max_products=300)
+        check_claim(found, eigenvalues, 2, which)
+        assert which != "LA" or found.converged
+
+
+@pytest.mark.parametrize(
+    ("size", "dtype"),
+    [(1e-200, torch.float64), (1e200, torch.float64), (1e-30, torch.float32), (1e30, torch.float32)],
+)
+def test_the_size_of_an_operator_does_not_matter(size, dtype):
+    eigenvalues = np.r_[3.0, 2.0, 2.0, np.linspace(-1, 1, 297)]
+    A = (with_spectrum(eigenvalues).A * size).to(dtype)
+    op = FunctionOperator(lambda V: A @ V, (300, 300), dtype=dtype, symmetric=True)
+    found = eigsh(op, 3)
+    assert found.converged
+    np.testing.assert_allclose(found.values / size, [3, 2, 2], rtol=1e-3 if dtype is torch.float32 else 1e-7)
+    assert (found.residuals <= found.tol * 3 * size).all()
+
+
+def test_the_zero_operator_and_single_rows():
+    zero = FunctionOperator(torch.zeros_like, (100_000, 100_000), dtype=torch.float32, symmetric=True)
+    found = eigsh(zero, 3, which="LM")
+    assert found.converged
+    assert (found.values == 0).all()
+    one = FunctionOperator(lambda V: -2 * V, (1, 1), symmetric=True)
+    assert eigsh(one, 1).values[0] == -2
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_a_product_that_breaks_later_is_reported(bad):
+    calls = []
+
+    def product(V):
+        calls.append(1)
+        return V * (bad if len(calls) > 5 else 1.0) * torch.linspace(0, 1, len(V), dtype=V.dtype)[:, None]
+
+    with pytest.raises(CurvescopeError, match="not finite"):
+        eigsh(FunctionOperator(product, (5000, 5000), symmetric=True), 1)
+
+
+@pytest.mark.parametrize("k", [1, 4])
+def test_exact_starts_cost_a_handful(k):
+    op = Counting(diagonal_operator(100_000, ENDS, bulk=1e-3))
+    cold = eigsh(op, k)
+    warm = eigsh(op, k, v0=cold.vectors)
+    assert cold.converged
+    assert warm.converged
+    assert warm.num_products <= 2 * k + 5
+    np.testing.assert_allclose(warm.values, cold.values, rtol=1e-6)
