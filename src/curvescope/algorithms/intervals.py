@@ -10,7 +10,8 @@ interval that is stated, and they are wider than two standard errors when the pr
 - means that cannot be negative from samples that can (a block of such an A from probes shared with other
   blocks): the mean is moved to zero if it is below, and so is the low end.
 
-One probe says nothing about its error: both ends are nan. docs/intervals.md has measured coverages.
+One probe says nothing about its error: both ends are nan. How often they hold:
+benchmarks/coverage.py.
 """
 
 from __future__ import annotations
