@@ -10,14 +10,14 @@ from scipy.integrate import quad
 from scipy.stats import norm
 
 import curvescope as cs
+from curvescope.algorithms.block_probes import own_probes
+from curvescope.algorithms.heterogeneity import WIDTH, heterogeneity
 from curvescope.core.errors import UsageError
 from curvescope.core.operator import Matrix
 from curvescope.operators import GGN, Functional, Hessian
 from curvescope.report import write_page
 from curvescope.studies import blocks, folder
 from curvescope.studies.blocks import study
-from curvescope.studies.blocks.heterogeneity import WIDTH, heterogeneity
-from curvescope.studies.blocks.probes import own_probes
 from curvescope.studies.setting import make_problem
 
 TOML = """
@@ -51,6 +51,7 @@ def settings(tmp_path_factory):
         "extremes": ["L0.W_[VO12]", "L0.h0.W_Q"],
         "density": ["P", "L0.W_[12]"],
         "num_trace_probes": 100,
+        "num_small_probes": 100,
         "num_norm_probes": 100,  # few probes of a block with one large eigenvalue have skew errors
         "num_steps": 15,
     }
@@ -99,11 +100,15 @@ def test_norms_are_those_of_the_block_and_not_of_its_row(measured):
     assert all(result.parts["hessian"].norms[n].norm < 0.75 * rows[n] for n in small)
 
 
-def test_only_matrices_have_norms_by_default(measured):
-    result, problem, _, _ = measured
-    matrices = [b.name for b in problem.model.blocks.values() if len(b.shape) > 1]
-    assert list(result.parts["hessian"].norms) == matrices
+def test_every_block_has_probes_of_its_own_by_default(measured):
+    result, problem, dense, slices = measured
+    assert list(result.parts["hessian"].norms) == list(problem.model.blocks)
     assert result.parts["hessian"].traces.names == list(problem.model.blocks)
+    part, G = result.parts["ggn"], dense["ggn"]
+    ends = {n: part.trace_interval(n) for n in slices}
+    inside = [ends[n][0] - 1e-12 <= np.trace(G[s, s]) <= ends[n][1] + 1e-12 for n, s in slices.items()]
+    assert np.mean(inside) > 0.8
+    assert all(part.trace_of(n)[0] >= -1e-12 for n in slices)
 
 
 def test_the_trace_shown_is_the_one_with_the_smaller_error(measured):
@@ -278,7 +283,9 @@ def test_what_is_not_asked_for_is_not_there(settings, tmp_path):
     path, result = folder.run("blocks", quick, out=tmp_path / "runs")
     assert set(result.figures()) == {"traces"}
     frame = result.tables()["functional"]
-    assert list(frame.columns) == ["block", "parameters", "trace", "± trace", "probes"]
+    assert list(frame.columns) == [
+        *("block", "parameters", "trace", "± trace", "trace low", "trace high", "probes")
+    ]
     assert frame["parameters"].sum() == cs.load(settings["model"]).num_parameters
     page = cs.studies.folder.load(path)[1].summary()
     assert page[0][0] == "loss"

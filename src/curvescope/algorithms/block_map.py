@@ -10,7 +10,9 @@ import numpy as np
 import torch
 
 from curvescope.algorithms.checks import check_count, check_slices, check_square
-from curvescope.algorithms.columns import mean_and_stderr, summing_dtype, to_numpy
+from curvescope.algorithms.columns import to_numpy
+from curvescope.algorithms.intervals import student
+from curvescope.algorithms.mean_square import column_norms, mean_square
 from curvescope.core.operator import LinearOperator
 from curvescope.core.progress import track
 from curvescope.core.result import Result
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class BlockMap(Result):
-    """‖A_bc‖_F for all pairs of blocks."""
+    """‖A_bc‖_F for all pairs of blocks; between `low` and `high` 95 times in 100, see `intervals`."""
 
     names: list[str]  # B blocks
     sizes: np.ndarray  # (B,) entries of each block
@@ -32,18 +34,31 @@ class BlockMap(Result):
     squared: np.ndarray  # (B, B)
     num_products: int
     seed: int
+    low: np.ndarray | None = None  # (B, B) nan with a single probe; None in results of version 0.1
+    high: np.ndarray | None = None
+
+    @property
+    def interval(self) -> tuple[np.ndarray, np.ndarray]:
+        """Ends of the 95 % intervals; of results without them, Student's."""
+        if self.low is not None and self.high is not None:
+            return self.low, self.high
+        half = student(self.num_products // len(self.names) - 1) * self.stderr
+        return np.maximum(self.frobenius - half, 0.0), self.frobenius + half
 
     def to_frame(self) -> pd.DataFrame:
         """One row per pair of blocks."""
         import pandas as pd
 
         rows, columns = np.indices(self.frobenius.shape)
+        low, high = self.interval
         return pd.DataFrame(
             {
                 "row": np.array(self.names, dtype=object)[rows.ravel()],
                 "column": np.array(self.names, dtype=object)[columns.ravel()],
                 "frobenius": self.frobenius.ravel(),
                 "stderr": self.stderr.ravel(),
+                "low": low.ravel(),
+                "high": high.ravel(),
             }
         )
 
@@ -69,16 +84,22 @@ def block_map(
     check_square(op, "block_map")
     check_count("num_probes", num_probes, at_least=1)
     found = check_slices(op, slices)
-    samples = np.empty((num_probes, len(found), len(found)))
+    lengths = np.empty((num_probes, len(found), len(found)))
     for c, columns in enumerate(track(list(found.values()), "block map")):
         size = columns.stop - columns.start
         V = torch.zeros(op.shape[1], num_probes, dtype=op.dtype, device=op.device)
         V[columns] = probes(size, num_probes, seed=seed, dtype=op.dtype, device=op.device)
         AV = op @ V
-        norms = [AV[rows].square().sum(dim=0, dtype=summing_dtype(AV.device)) for rows in found.values()]
-        samples[:, :, c] = to_numpy(torch.stack(norms, dim=1))
-    squared, error = mean_and_stderr(samples)
-    frobenius = np.sqrt(squared)
-    stderr = np.divide(error, 2 * frobenius, out=np.zeros_like(error), where=frobenius > 0)
-    sizes = np.array([rows.stop - rows.start for rows in found.values()])
-    return BlockMap(list(found), sizes, frobenius, stderr, squared, num_probes * len(found), seed)
+        lengths[:, :, c] = to_numpy(torch.stack([column_norms(AV[rows]) for rows in found.values()], dim=1))
+    norms = mean_square(lengths)
+    return BlockMap(
+        names=list(found),
+        sizes=np.array([rows.stop - rows.start for rows in found.values()]),
+        frobenius=norms.root,
+        stderr=norms.root_stderr,
+        squared=norms.squared,
+        num_products=num_probes * len(found),
+        seed=seed,
+        low=norms.low,
+        high=norms.high,
+    )

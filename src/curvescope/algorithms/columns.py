@@ -56,12 +56,17 @@ def apply(op: LinearOperator, V: Tensor) -> Tensor:
 
 
 def mean_and_stderr(samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Mean over the first axis and its standard error; one sample has an unknown error, nan."""
+    """Mean over the first axis and its standard error; one sample has an unknown error, nan.
+
+    Samples are scaled by a power of two first, which changes no digit, so that no square is out of range.
+    """
     count = samples.shape[0]
     mean = samples.mean(axis=0)
     if count == 1:
         return mean, np.full_like(mean, np.nan)
-    return mean, samples.std(axis=0, ddof=1) / np.sqrt(count)
+    top = np.abs(samples).max(axis=0)
+    unit = np.where((top > 0) & np.isfinite(top), np.exp2(np.frexp(top)[1].clip(-1000, 1000)), 1.0)
+    return mean, (samples / unit).std(axis=0, ddof=1) * unit / np.sqrt(count)
 
 
 def gather_samples(pieces: Sequence[Tensor]) -> np.ndarray:

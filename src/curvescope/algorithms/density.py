@@ -11,6 +11,7 @@ import numpy as np
 from curvescope.algorithms.checks import check_count, check_number, check_slices, check_symmetric
 from curvescope.algorithms.columns import mean_and_stderr
 from curvescope.algorithms.distribution import Cumulative, Outliers, Share, cumulative, outliers, share_within
+from curvescope.algorithms.intervals import positive_interval, student
 from curvescope.algorithms.quadrature import Measure, exact_measures, lanczos_measures
 from curvescope.core.errors import ShapeError
 from curvescope.core.operator import LinearOperator
@@ -107,11 +108,41 @@ class SpectralDensity(Result):
 
         return pd.DataFrame({"eigenvalue": self.grid, "density": self.density, "stderr": self.stderr})
 
+    def band(self) -> tuple[np.ndarray, np.ndarray, tuple[np.ndarray, np.ndarray]]:
+        """Grid, `smoothed` density and the ends of its 95 % interval at each point; nan for one probe."""
+        grid, density, stderr = self.smoothed()
+        degrees = 1 if self.exact else len(self.nodes) - 1
+        return grid, density, positive_interval(density, stderr, degrees)
+
+    @property
+    def words(self) -> str:
+        """What to know of the figure: the width of the kernel, the share near zero, the number of probes."""
+        limit = 1e-3 * float(np.abs(self.extremes).max())
+        share = self.share_near_zero(limit)
+        half = 0.0 if self.exact else student(len(self.nodes) - 1) * share.stderr
+        ends = f"{100 * max(share.low, 0):.3g} to {100 * share.high:.3g} %"
+        near = f"|λ| < {limit:.2g}: {100 * share.value:.3g} % of eigenvalues\n({ends} for these probes"
+        near += f", ± {100 * half:.2g} over probes)" if half > 0 else ")"
+        few = "" if self.exact or len(self.nodes) > 1 else "\none probe: its error is unknown, no band"
+        return f"kernel width {self.width:.2g}\n{near}{few}"
+
     def plot(self, ax: Axes | None = None, *, log_y: bool = True, label: str | None = None) -> Axes:
-        """Density against eigenvalue with a band of two standard errors; ticks at the Ritz values."""
-        nodes = self.nodes[self.weights > 0]
-        return spectrum.density(
-            ax, self.grid, self.density, self.stderr, nodes=nodes, log_y=log_y, label=label
+        """Density against eigenvalue with a 95 % band over probes; ticks at outliers; its width is stated."""
+        ax = spectrum.density(ax, *self.band(), nodes=self.outliers().values, log_y=log_y, label=label)
+        spectrum.note(ax, self.words, where="right")
+        return ax
+
+    def plot_cumulative(self, ax: Axes | None = None, *, color: str | None = None) -> Axes:
+        """Share of eigenvalues up to λ: certain bounds of the probes' mean; lighter, with their error."""
+        edges = np.unique(self.nodes[self.weights > 0])
+        if len(edges) == 1:
+            edges = edges + np.array([-1, 1]) * self.width
+        c = self.cumulative((edges[1:] + edges[:-1]) / 2)
+        half = 0.0 if self.exact else student(len(self.nodes) - 1) * c.stderr
+        wider = np.maximum(c.low - half, 0.0), np.minimum(c.high + half, 1.0)
+        linear = 1e-3 * float(np.abs(self.extremes).max()) or 1.0
+        return spectrum.cumulative(
+            ax, edges, (c.low, c.high), wider, linear=linear, nodes=self.outliers().values, color=color
         )
 
 

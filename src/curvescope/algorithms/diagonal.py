@@ -6,21 +6,35 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from curvescope.algorithms.checks import check_count, check_square
 from curvescope.algorithms.columns import probe_batches, summing_dtype, to_numpy
+from curvescope.algorithms.intervals import mean_interval
+from curvescope.algorithms.mean_square import safe_scale
 from curvescope.core.operator import LinearOperator
 from curvescope.core.result import Result
+
+PART = 2**16  # entries at a time
 
 
 @dataclass(frozen=True)
 class DiagonalEstimate(Result):
-    """Diagonal entries with their standard errors over probes (nan for one probe)."""
+    """Diagonal entries with their standard errors over probes (nan for one probe).
+
+    Of a positive semi-definite operator no value is negative: a mean below zero is noise, and the value is 0.
+    """
 
     values: np.ndarray  # (n,)
     stderr: np.ndarray  # (n,)
     num_products: int
     seed: int
+    psd: bool = False
+
+    @property
+    def interval(self) -> tuple[np.ndarray, np.ndarray]:
+        """Ends of 95 % intervals of the entries, (n,) each, see `intervals`; nan for one probe."""
+        return mean_interval(self.values, self.stderr, self.num_products - 1, nonnegative=self.psd)
 
 
 def diagonal(op: LinearOperator, *, num_probes: int = 64, seed: int = 0) -> DiagonalEstimate:
@@ -34,20 +48,31 @@ def diagonal(op: LinearOperator, *, num_probes: int = 64, seed: int = 0) -> Diag
     wide = summing_dtype(op.device)
     mean = torch.zeros(op.shape[0], dtype=wide, device=op.device)
     squares = torch.zeros_like(mean)  # sum of squared deviations from the mean
-    seen = 0
+    seen, scale = 0, 1.0
     for V in probe_batches(op, num_probes, seed=seed, what="diagonal"):
-        samples = (V * (op @ V)).to(wide)
-        count = samples.shape[1]
-        batch_mean = samples.mean(dim=1)
-        shift = batch_mean - mean
-        # combine the batch with what came before (Chan, Golub and LeVeque 1983)
-        squares += ((samples - batch_mean[:, None]) ** 2).sum(dim=1) + shift**2 * (
-            seen * count / (seen + count)
-        )
-        mean += shift * (count / (seen + count))
-        seen += count
+        V.mul_(op @ V)
+        scale = safe_scale(V) if seen == 0 else scale  # squares stay in range
+        for start in range(0, len(mean), PART):
+            part = slice(start, start + PART)
+            _add(mean[part], squares[part], V[part].to(wide) * scale, seen)
+        seen += V.shape[1]
+    values = to_numpy(mean.div_(scale))
     if num_probes == 1:
         stderr = np.full(op.shape[0], np.nan)
     else:
-        stderr = to_numpy(torch.sqrt(squares / (num_probes - 1) / num_probes))
-    return DiagonalEstimate(to_numpy(mean), stderr, num_probes, seed)
+        stderr = to_numpy(squares.div_(num_probes - 1).div_(num_probes).sqrt_().div_(scale))
+    return DiagonalEstimate(
+        np.maximum(values, 0.0) if op.psd else values, stderr, num_probes, seed, psd=op.psd
+    )
+
+
+def _add(mean: Tensor, squares: Tensor, samples: Tensor, seen: int) -> None:
+    """Add columns of samples (n, c) to the mean and squared deviations of `seen` others, in place.
+
+    Chan, Golub and LeVeque 1983.
+    """
+    count = samples.shape[1]
+    own = samples.mean(dim=1)
+    shift = own - mean
+    squares += ((samples - own[:, None]) ** 2).sum(dim=1) + shift**2 * (seen * count / (seen + count))
+    mean += shift * (count / (seen + count))

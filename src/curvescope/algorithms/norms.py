@@ -9,15 +9,20 @@ import numpy as np
 import torch
 
 from curvescope.algorithms.checks import check_count, check_operator, relative_tolerance
-from curvescope.algorithms.columns import column_dots, gather_samples, mean_and_stderr, norms, probe_batches
+from curvescope.algorithms.columns import gather_samples, norms, probe_batches
 from curvescope.algorithms.lanczos import eigsh
+from curvescope.algorithms.mean_square import column_norms, mean_square
 from curvescope.core.operator import FunctionOperator, LinearOperator
 from curvescope.core.result import Result
 
 
 @dataclass(frozen=True)
 class FrobeniusNorm(Result):
-    """Frobenius norm from random probes; `squared` is the estimate without bias."""
+    """Frobenius norm from random probes; `squared` is the estimate without bias.
+
+    The norm lies between `low` and `high` 95 times in 100, see `intervals`; nan for one probe. Where the
+    squares leave the range of float64, `squared` and `samples` are 0 or inf while `value` is right.
+    """
 
     value: float  # √squared
     stderr: float  # squared_stderr / (2 value), to first order
@@ -26,6 +31,8 @@ class FrobeniusNorm(Result):
     samples: np.ndarray  # (probes,) ‖A v‖²
     num_products: int
     seed: int
+    low: float = math.nan
+    high: float = math.nan
 
 
 @dataclass(frozen=True)
@@ -44,15 +51,19 @@ def frobenius_norm(op: LinearOperator, *, num_probes: int = 32, seed: int = 0) -
     """‖A‖_F from E ‖A v‖² = ‖A‖_F² over Rademacher probes v. Needs no transposed products."""
     check_operator(op, "frobenius_norm")
     check_count("num_probes", num_probes, at_least=1)
-    pieces = []
-    for V in probe_batches(op, num_probes, seed=seed, what="Frobenius norm"):
-        product = op @ V
-        pieces.append(column_dots(product, product))
-    samples = gather_samples(pieces)
-    squared, squared_stderr = (float(x) for x in mean_and_stderr(samples))
-    value = math.sqrt(squared)
-    stderr = squared_stderr / (2 * value) if value > 0 else squared_stderr
-    return FrobeniusNorm(value, stderr, squared, squared_stderr, samples, num_probes, seed)
+    batches = probe_batches(op, num_probes, seed=seed, what="Frobenius norm")
+    found = mean_square(gather_samples([column_norms(op @ V) for V in batches]))
+    return FrobeniusNorm(
+        value=float(found.root),
+        stderr=float(found.root_stderr),
+        squared=float(found.squared),
+        squared_stderr=float(found.squared_stderr),
+        samples=found.samples,
+        num_products=num_probes,
+        seed=seed,
+        low=float(found.low),
+        high=float(found.high),
+    )
 
 
 def spectral_norm(

@@ -1,7 +1,8 @@
-"""Traces from random probes: Hutchinson, Hutch++ and XTrace, each with its standard error."""
+"""Traces from random probes: Hutchinson, Hutch++ and XTrace, each with an interval that covers the truth."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
@@ -20,6 +21,8 @@ from curvescope.algorithms.columns import (
     summing_dtype,
     to_numpy,
 )
+from curvescope.algorithms.intervals import mean_interval, positive_interval
+from curvescope.algorithms.xtrace import leave_one_out
 from curvescope.core.operator import LinearOperator
 from curvescope.core.result import Result
 from curvescope.core.seeds import Probe, probes
@@ -33,7 +36,10 @@ FEWEST: dict[str, int] = {"hutchinson": 1, "hutch++": 6, "xtrace": 4}
 
 @dataclass(frozen=True)
 class TraceEstimate(Result):
-    """Trace of an operator: the mean of `samples`, with its standard error (nan for one sample)."""
+    """Trace of an operator: the mean of `samples`, with its standard error (nan for one sample).
+
+    The truth lies between `low` and `high` 95 times in 100, see `intervals`; nan for one sample.
+    """
 
     value: float
     stderr: float
@@ -42,11 +48,16 @@ class TraceEstimate(Result):
     method: str
     probe: str
     seed: int
+    low: float = math.nan
+    high: float = math.nan
 
 
 @dataclass(frozen=True)
 class BlockTraces(Result):
-    """Traces of diagonal blocks, all from the same probes."""
+    """Traces of diagonal blocks, all from the same probes.
+
+    Of a positive semi-definite operator no value is negative: a mean below zero is noise, and the value is 0.
+    """
 
     names: list[str]  # B blocks
     values: np.ndarray  # (B,)
@@ -54,12 +65,44 @@ class BlockTraces(Result):
     samples: np.ndarray  # (probes, B)
     num_products: int
     seed: int
+    low: np.ndarray | None = None  # (B,) ends of the 95 % interval; None in results of version 0.1
+    high: np.ndarray | None = None
+    psd: bool = False  # samples below zero are noise
+
+    @property
+    def noise(self) -> np.ndarray:
+        """(B,) Share of each value that may be noise: half the interval over the value, at most 1."""
+        low, high = self.interval
+        with np.errstate(divide="ignore", invalid="ignore"):
+            share = (high - low) / 2 / np.abs(self.values)
+        return np.where(np.isnan(share), np.where(high > low, 1.0, 0.0), np.minimum(share, 1.0))
+
+    @property
+    def interval(self) -> tuple[np.ndarray, np.ndarray]:
+        """Ends of the 95 % intervals, (B,) each; nan from one probe."""
+        if self.low is not None and self.high is not None:
+            return self.low, self.high
+        return mean_interval(self.values, self.stderr, len(self.samples) - 1)
+
+    @property
+    def total(self) -> TraceEstimate:
+        """The trace of all blocks together, summed probe by probe."""
+        samples = self.samples.sum(axis=1)
+        mean, stderr = mean_and_stderr(samples)
+        low, high = mean_interval(mean, stderr, len(samples) - 1, nonnegative=self.psd)
+        value = max(float(mean), 0.0) if self.psd else float(mean)
+        ends = {"low": float(low), "high": float(high)}
+        return TraceEstimate(
+            value, float(stderr), samples, self.num_products, "hutchinson", "rademacher", self.seed, **ends
+        )
 
     def to_frame(self) -> pd.DataFrame:
         """One row per block."""
         import pandas as pd
 
-        return pd.DataFrame({"block": self.names, "trace": self.values, "stderr": self.stderr})
+        low, high = self.interval
+        columns = {"block": self.names, "trace": self.values, "stderr": self.stderr}
+        return pd.DataFrame({**columns, "low": low, "high": high})
 
 
 def trace(
@@ -78,17 +121,31 @@ def trace(
         method: "hutchinson", the mean of vᵀ A v; "hutch++" (Meyer and others 2021), exact on a basis Q of
             A S and Hutchinson outside of it; "xtrace" (Epperly, Tropp and Webber 2024), the mean over i of
             Hutch++ with probe i left out of the sketch and used outside of it. The error of Hutch++ is
-            that of its part outside. The error of XTrace is that of its leave-one-out estimates as if
-            they were independent, which is up to a third too small when the spectrum decays fast.
+            that of its part outside, over num_probes // 3 probes or a few more. The leave-one-out estimates
+            of XTrace depend on each other, which its error allows for, see `xtrace`.
     """
     check_square(op, "trace")
     check_choice("method", method, get_args(Method))
     check_choice("probe", probe, get_args(Probe))
     check_count(f"num_probes for {method}", num_probes, at_least=FEWEST[method])
-    estimate = {"hutchinson": _hutchinson, "hutch++": _hutch_plus_plus, "xtrace": _xtrace}[method]
-    samples, products = estimate(op, num_probes, probe, seed)
-    mean, stderr = mean_and_stderr(samples)
-    return TraceEstimate(float(mean), float(stderr), samples, products, method, probe, seed)
+    if method == "xtrace":
+        return _xtrace(op, num_probes, probe, seed)
+    estimate = {"hutchinson": _hutchinson, "hutch++": _hutch_plus_plus}[method]
+    inside, samples, products = estimate(op, num_probes, probe, seed)
+    outside, stderr = mean_and_stderr(samples)
+    around = positive_interval if op.psd and outside > 0 else mean_interval
+    low, high = around(outside, stderr, len(samples) - 1)
+    return TraceEstimate(
+        value=float((inside + samples).mean()),
+        stderr=float(stderr),
+        samples=inside + samples,
+        num_products=products,
+        method=method,
+        probe=probe,
+        seed=seed,
+        low=float(inside + low),
+        high=float(inside + high),
+    )
 
 
 def block_traces(
@@ -109,16 +166,22 @@ def block_traces(
         pieces.append(torch.stack(sums, dim=1))
     samples = gather_samples(pieces)
     values, stderr = mean_and_stderr(samples)
-    return BlockTraces(list(blocks), values, stderr, samples, num_probes, seed)
+    low, high = mean_interval(values, stderr, num_probes - 1, nonnegative=op.psd)
+    if op.psd:
+        values = np.maximum(values, 0.0)
+    return BlockTraces(list(blocks), values, stderr, samples, num_probes, seed, low, high, op.psd)
 
 
-def _hutchinson(op: LinearOperator, num_probes: int, kind: Probe, seed: int) -> tuple[np.ndarray, int]:
+Outside = tuple[float, np.ndarray, int]  # what is known exactly, samples of the rest, products
+
+
+def _hutchinson(op: LinearOperator, num_probes: int, kind: Probe, seed: int) -> Outside:
     batches = probe_batches(op, num_probes, seed=seed, kind=kind, what="trace")
-    return gather_samples([column_dots(V, op @ V) for V in batches]), num_probes
+    return 0.0, gather_samples([column_dots(V, op @ V) for V in batches]), num_probes
 
 
-def _hutch_plus_plus(op: LinearOperator, num_probes: int, kind: Probe, seed: int) -> tuple[np.ndarray, int]:
-    """tr(Qᵀ A Q) + gᵀ P A P g for each outer probe g, with P = I − Q Qᵀ and Q = orth(A S)."""
+def _hutch_plus_plus(op: LinearOperator, num_probes: int, kind: Probe, seed: int) -> Outside:
+    """tr(Qᵀ A Q), and gᵀ P A P g for each outer probe g, with P = I − Q Qᵀ and Q = orth(A S)."""
     n = op.shape[0]
     sketch = min(num_probes // 3, n)
     outer = num_probes - 2 * (num_probes // 3)
@@ -128,38 +191,29 @@ def _hutch_plus_plus(op: LinearOperator, num_probes: int, kind: Probe, seed: int
     pieces = []
     for G in probe_batches(op, outer, seed=seed, kind=kind, first=sketch, what="trace"):
         G = G - Q @ (Q.T @ G)
-        pieces.append(inside + column_dots(G, op @ G))
-    return gather_samples(pieces), 2 * sketch + outer
+        pieces.append(column_dots(G, op @ G))
+    return float(inside), gather_samples(pieces), 2 * sketch + outer
 
 
-def _xtrace(op: LinearOperator, num_probes: int, kind: Probe, seed: int) -> tuple[np.ndarray, int]:
-    """Leave-one-out estimates from Y = A Ω = Q R and Z = A Q.
-
-    The range of Y without column i is that of Q (I − sᵢ sᵢᵀ), where sᵢ is the unit vector orthogonal to
-    the other columns of R: the normalised column i of R⁻ᵀ. With H = Qᵀ Z, W = Qᵀ Ω and
-    uᵢ = (I − sᵢ sᵢᵀ) wᵢ, estimate i is tr H − sᵢᵀ H sᵢ + (ωᵢ − Q uᵢ)ᵀ A (ωᵢ − Q uᵢ).
-    """
-    count = num_probes // 2
-    if count >= op.shape[0]:  # as many products write the operator out
-        return np.full(count, np.trace(to_numpy(op.dense()))), op.shape[0]
+def _xtrace(op: LinearOperator, num_probes: int, kind: Probe, seed: int) -> TraceEstimate:
+    """From Y = A Ω = Q R and Z = A Q, see `xtrace`; as many products as rows write the operator out."""
+    count, n = num_probes // 2, op.shape[0]
+    if count >= n:
+        value = float(np.trace(to_numpy(op.dense())))
+        return TraceEstimate(
+            value, 0.0, np.full(count, value), n, "xtrace", kind, seed, low=value, high=value
+        )
     Omega = _sketch(op, count, kind, seed)
     Y = apply(op, Omega)
     Q, R = torch.linalg.qr(Y)
     Z = apply(op, Q)
-    H, W, OmegaZ, QY = (to_numpy(M) for M in (Q.T @ Z, Q.T @ Omega, Omega.T @ Z, Q.T @ Y))
-    S = _left_out(to_numpy(R), torch.finfo(op.dtype).eps)
-    U = W - S * (S * W).sum(axis=0)
-    outside = to_numpy(column_dots(Omega, Y)) - (OmegaZ.T * U).sum(axis=0) - (U * QY).sum(axis=0)
-    outside += (U * (H @ U)).sum(axis=0)
-    return np.trace(H) - (S * (H @ S)).sum(axis=0) + outside, 2 * count
-
-
-def _left_out(R: np.ndarray, eps: float) -> np.ndarray:
-    """Normalised columns of R⁻ᵀ; a singular R is moved by a rounding first, which keeps them orthogonal."""
-    U, sigma, Vt = np.linalg.svd(R)
-    floor = eps * sigma[0] if sigma[0] > 0 else 1.0
-    S = (U / np.maximum(sigma, floor)) @ Vt
-    return S / np.linalg.norm(S, axis=0)
+    small = [to_numpy(M) for M in (R, Q.T @ Z, Q.T @ Omega, Omega.T @ Z, Q.T @ Y, column_dots(Omega, Y))]
+    samples, stderr = leave_one_out(*small, eps=torch.finfo(op.dtype).eps)
+    mean = samples.mean()
+    low, high = mean_interval(mean, np.asarray(stderr), count - 1, nonnegative=op.psd)
+    value = max(float(mean), 0.0) if op.psd else float(mean)
+    ends = {"low": float(low), "high": float(high)}
+    return TraceEstimate(value, stderr, samples, 2 * count, "xtrace", kind, seed, **ends)
 
 
 def _sketch(op: LinearOperator, count: int, kind: Probe, seed: int) -> Tensor:

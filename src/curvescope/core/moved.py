@@ -9,8 +9,8 @@ from __future__ import annotations
 _MOVED = {  # saved in this module: now in that one, these classes
     "studies.spectrum": {"studies.spectrum.study": "Part Spectrum"},
     "studies.blocks": {"studies.blocks.study": "Part Blocks"},
-    "studies.blocks_heterogeneity": {"studies.blocks.heterogeneity": "Heterogeneity"},
-    "studies.blocks_probes": {"studies.blocks.probes": "OwnProbes"},
+    "studies.blocks_heterogeneity": {"algorithms.heterogeneity": "Heterogeneity"},
+    "studies.blocks_probes": {"algorithms.block_probes": "OwnProbes"},
     "studies.hvp": {"studies.hvp.study": "Measured Cost"},
     "studies.embeddings": {"studies.embeddings.study": "Counts Embeddings"},
     "studies.probes": {"studies.probes.study": "Probes"},

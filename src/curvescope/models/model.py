@@ -13,7 +13,7 @@ from curvescope.core.blocks import Block, ParamSpace, select
 from curvescope.core.errors import ShapeError, UsageError
 from curvescope.models.adapters.table import Place
 from curvescope.models.double import exact
-from curvescope.models.exchange import Change, exchanged, locked, parameters_at
+from curvescope.models.exchange import Change, evaluating, exchanged, locked, parameters_at
 from curvescope.models.standins import GENERIC, Standin
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 PALETTE = ("#1b6ca8", "#c8553d", "#2f9e6e", "#8d5fa8", "#b8860b")
+Interval = tuple[np.ndarray, np.ndarray, np.ndarray]  # values and the ends of their intervals
 
 
 def heat_map(
@@ -50,24 +51,24 @@ def heat_map(
 def bars(
     ax: Axes | None,
     names: Sequence[str],
-    series: dict[str, tuple[np.ndarray, np.ndarray]],
+    series: Mapping[str, Interval],
     *,
     label: str = "",
     log: bool = True,
 ) -> Axes:
-    """Draw one point with two standard errors per block and series ({name: (values, stderr)})."""
+    """Draw one point with its interval per block and series ({name: (values, low, high)}); nan: no bar."""
     import matplotlib.pyplot as plt
 
     if ax is None:
         ax = plt.subplots(figsize=(2.5 + 0.2 * len(names), 3.4), layout="constrained")[1]
     x = np.arange(len(names))
-    for i, (name, (values, stderr)) in enumerate(series.items()):
+    for i, (name, (values, low, high)) in enumerate(series.items()):
         shift = 0.18 * (i - (len(series) - 1) / 2)
-        errors = 2 * np.nan_to_num(stderr)
+        errors = np.nan_to_num(np.maximum([values - low, high - values], 0.0))
         style = {"fmt": "o", "ms": 3.5, "lw": 1, "color": PALETTE[i % len(PALETTE)], "label": name}
         ax.errorbar(x + shift, values, yerr=errors, **style)
     if log:
-        largest = max(float(np.abs(values).max(initial=0.0)) for values, _ in series.values())
+        largest = max(float(np.abs(values).max(initial=0.0)) for values, *_ in series.values())
         ax.set_yscale("symlog", linthresh=max(largest * 1e-4, 1e-300))
     ax.axhline(0, color="0.6", lw=0.6)
     ax.set_xticks(x, list(names), rotation=90, fontsize=8 if len(names) <= 20 else 6)

@@ -1,8 +1,8 @@
-"""Figures of spectra: densities of eigenvalues."""
+"""Figures of spectra: densities and cumulative distributions of eigenvalues."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,42 +16,100 @@ def density(
     ax: Axes | None,
     grid: np.ndarray,
     density: np.ndarray,
-    stderr: np.ndarray | None = None,
+    band: tuple[np.ndarray, np.ndarray] | None = None,
     *,
     nodes: np.ndarray | None = None,
     log_y: bool = False,
     label: str | None = None,
 ) -> Axes:
-    """Draw a spectral density as a line with a band of two standard errors; return the Axes.
+    """Draw a spectral density as a line with a band; return the Axes.
 
     Args:
         ax: where to draw; a new figure if None.
-        nodes: eigenvalues or Ritz values, marked by short ticks at the bottom.
+        band: low and high end at each point; without it, or where it is not finite, none is drawn.
+        nodes: eigenvalues, marked by short ticks at the bottom.
         log_y: logarithmic density, eight decades down from its maximum.
     """
-    if ax is None:
-        import matplotlib.pyplot as plt
-
-        ax = plt.subplots(figsize=(6, 3.5), layout="constrained")[1]
+    ax = _axes(ax)
     low_before, high_before = ax.get_ylim() if ax.has_data() else (np.inf, 0.0)  # other curves stay in view
     (line,) = ax.plot(grid, density, lw=1.4, label=label)
     top = float(np.max(density))
     floor = top * 10.0**-DECADES if log_y else 0.0
-    if stderr is not None and np.isfinite(stderr).all() and np.any(stderr > 0):
-        low, high = np.maximum(density - 2 * stderr, floor), np.maximum(density + 2 * stderr, floor)
-        ax.fill_between(grid, low, high, color=line.get_color(), alpha=0.25, lw=0)
-        top = float(np.max(high))
+    if band is not None:
+        low, high = band
+        drawn = np.isfinite(low) & np.isfinite(high) & (high >= floor) & (high > low)
+        low, high = np.maximum(low, floor), np.minimum(high, 100 * top)
+        ax.fill_between(grid, low, high, where=drawn, color=line.get_color(), alpha=0.25, lw=0)
+        top = float(np.max(high, where=drawn & (density > 1e-2 * top), initial=top))
     ax.set_yscale("log" if log_y else "linear")
     ax.set_ylim(min(floor, low_before), max(top * (2 if log_y else 1.05), high_before))
     if nodes is not None:
-        heights = np.zeros(np.size(nodes))
-        ax.plot(
-            np.ravel(nodes), heights, "|", color=line.get_color(), ms=8, alpha=0.4,
-            transform=ax.get_xaxis_transform(), clip_on=False,
-        )  # fmt: skip
+        ticks(ax, nodes, line.get_color())
     ax.set_xlabel("eigenvalue λ")
     ax.set_ylabel("density of eigenvalues")
-    ax.spines[["top", "right"]].set_visible(False)
     if label is not None:
         ax.legend(frameon=False)
+    return ax
+
+
+def cumulative(
+    ax: Axes | None,
+    edges: np.ndarray,
+    bounds: tuple[np.ndarray, np.ndarray],
+    wider: tuple[np.ndarray, np.ndarray] | None = None,
+    *,
+    linear: float,
+    nodes: np.ndarray | None = None,
+    color: str | None = None,
+) -> Axes:
+    """Draw the share of eigenvalues up to λ, between bounds that are constant from edge to edge.
+
+    Args:
+        edges: (G + 1,) ascending.
+        bounds: low and high, (G,) each: drawn dark.
+        wider: bounds with the errors of the probes, drawn light.
+        linear: |λ| below which the axis is linear; logarithmic beyond, on both sides.
+        nodes: eigenvalues, marked by short ticks at the bottom.
+    """
+    ax = _axes(ax)
+    color = color or "C0"
+    if wider is not None and np.isfinite(wider).all():
+        ax.stairs(wider[1], edges, baseline=wider[0], fill=True, color=color, alpha=0.2, lw=0)
+    ax.stairs(bounds[1], edges, baseline=bounds[0], fill=True, color=color, alpha=0.6, lw=0)
+    for ends in bounds:
+        ax.stairs(ends, edges, baseline=None, color=color, lw=0.8)
+    if nodes is not None:
+        ticks(ax, nodes, color)
+    ax.set_xscale("symlog", linthresh=linear, linscale=0.8)
+    span = max(abs(edges[0]), abs(edges[-1]))
+    ax.set_xlim(edges[0] - 0.2 * abs(edges[0]) - linear / 2, edges[-1] + 0.2 * span)
+    decades = 10.0 ** np.arange(np.ceil(np.log10(3 * linear)), np.floor(np.log10(max(span, 30 * linear))) + 1)
+    ax.set_xticks([*(-decades[::-1] if edges[0] < 0 else []), 0.0, *decades])
+    ax.set_ylim(0, 1.02)
+    ax.set_xlabel("eigenvalue λ")
+    ax.set_ylabel("share of eigenvalues ≤ λ")
+    return ax
+
+
+def ticks(ax: Axes, places: np.ndarray, color: Any) -> None:
+    """Short ticks at the bottom."""
+    places = np.ravel(places)
+    ax.plot(
+        places, np.zeros(places.size), "|", color=color, ms=9, mew=1.2, alpha=0.8,
+        transform=ax.get_xaxis_transform(), clip_on=False,
+    )  # fmt: skip
+
+
+def note(ax: Axes, text: str, *, where: str = "right") -> None:
+    """Small words in an upper corner."""
+    x = 0.98 if where == "right" else 0.03
+    ax.text(x, 0.97, text, transform=ax.transAxes, ha=where, va="top", fontsize=8, color="0.3")
+
+
+def _axes(ax: Axes | None) -> Axes:
+    if ax is None:
+        import matplotlib.pyplot as plt
+
+        ax = plt.subplots(figsize=(6, 3.5), layout="constrained")[1]
+    ax.spines[["top", "right"]].set_visible(False)
     return ax

@@ -15,22 +15,27 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from curvescope.algorithms import Eigenpairs
     from curvescope.studies.blocks.study import Blocks
 
 LAYER = re.compile(r"L(\d+)\.(.+)")
 DECADES = 4  # of the colours, below the largest value
 PANELS_PER_ROW = 5
-Numbers = Mapping[str, tuple[float, float]]  # value and standard error by block
+Numbers = Mapping[str, tuple[float, float, float]]  # value and the ends of its interval by block
 
 
 def draw(result: Blocks) -> dict[str, Figure]:
     """Maps of traces and norms; eigenvalues, densities and divergences where they were asked for."""
     traces = {
-        operator: {name: part.trace_of(name)[:2] for name in result.names if part.trace_of(name)[2]}
+        operator: {
+            name: (part.trace_of(name)[0], *part.trace_interval(name))
+            for name in result.names
+            if part.trace_of(name)[2]
+        }
         for operator, part in result.parts.items()
     }
     norms = {
-        operator: {name: (n.norm, n.norm_stderr) for name, n in part.norms.items()}
+        operator: {name: (n.norm, n.norm_low, n.norm_high) for name, n in part.norms.items()}
         for operator, part in result.parts.items()
     }
     first = next(iter(result.parts.values()))
@@ -66,7 +71,7 @@ def _maps(numbers: Mapping[str, Numbers], label: str, *, signed: bool) -> Figure
     figure, axes = plt.subplots(
         len(numbers), 2, figsize=size, layout="constrained", width_ratios=ratio, squeeze=False
     )
-    norm = _scale([pair[0] for found in numbers.values() for pair in found.values()], signed)
+    norm = _scale([item[0] for found in numbers.values() for item in found.values()], signed)
     for (left, right), (operator, found) in zip(axes, numbers.items(), strict=True):
         cells = [[f"L{layer}.{role}" for role in roles] for layer in layers]
         image = _cells(left, cells, found, norm, signed)
@@ -82,9 +87,9 @@ def _maps(numbers: Mapping[str, Numbers], label: str, *, signed: bool) -> Figure
     return figure
 
 
-def _columns(found: Numbers, names: list[str]) -> tuple[np.ndarray, np.ndarray]:
-    pairs = np.array([found[name] for name in names], dtype=float)
-    return pairs[:, 0], pairs[:, 1]
+def _columns(found: Numbers, names: list[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    triples = np.array([found[name] for name in names], dtype=float)
+    return triples[:, 0], triples[:, 1], triples[:, 2]
 
 
 def _scale(values: list[float], signed: bool) -> Any:
@@ -99,7 +104,7 @@ def _scale(values: list[float], signed: bool) -> Any:
 
 def _cells(ax: Axes, cells: list[list[str]], found: Numbers, norm: Any, signed: bool) -> Any:
     """A heat map with its numbers; blank where there is no block, hatched where zero is not excluded."""
-    values = np.array([[found.get(name, (np.nan, 0.0))[0] for name in row] for row in cells])
+    values = np.array([[found.get(name, (np.nan,))[0] for name in row] for row in cells])
     values = values.reshape(len(cells), -1)
     two_sided = norm.vmin < 0
     image = ax.imshow(values, norm=norm, cmap="RdBu_r" if two_sided else "YlOrRd", aspect="auto")
@@ -107,11 +112,11 @@ def _cells(ax: Axes, cells: list[list[str]], found: Numbers, norm: Any, signed: 
         for j, name in enumerate(row):
             if name not in found:
                 continue
-            value, stderr = found[name]
+            value, low, high = found[name]
             depth = 2 * abs(float(norm(value)) - 0.5) if two_sided else float(norm(value))
             colour = "white" if depth > 0.75 else "black"
             ax.text(j, i, _short(value), ha="center", va="center", fontsize=7, color=colour)
-            if signed and abs(value) < 2 * stderr:
+            if signed and low <= 0 <= high and low < high:
                 ax.fill_between(
                     [j - 0.5, j + 0.5],
                     i - 0.5,
@@ -149,11 +154,8 @@ def _extremes(result: Blocks) -> Figure:
     for ax, (operator, part) in zip(axes[0], result.parts.items(), strict=True):
         pairs = list(part.extremes.values())
         ends = {"λ max": -1} | ({"λ min": 0} if all(len(pair.values) > 1 for pair in pairs) else {})
-        series = {  # bars are twice what they are given
-            label: (np.array([p.values[i] for p in pairs]), np.array([p.residuals[i] / 2 for p in pairs]))
-            for label, i in ends.items()
-        }
-        values += [float(value) for found, _ in series.values() for value in found]
+        series = {label: _ends(pairs, i) for label, i in ends.items()}
+        values += [float(value) for found, *_ in series.values() for value in found]
         blocks.bars(ax, list(part.extremes), series, label="eigenvalue of the block", log=False)
         ax.set_title(TITLES[operator], fontsize=11, loc="left")
     top = max(map(abs, values), default=0.0) or 1.0
@@ -161,6 +163,12 @@ def _extremes(result: Blocks) -> Figure:
     axes[0, 0].set_yscale("symlog", linthresh=10.0 ** np.floor(np.log10(smallest)), linscale=0.7)
     axes[0, 0].set_ylim(3 * min(*values, 0.0), 3 * max(*values, smallest / 3))
     return figure
+
+
+def _ends(pairs: list[Eigenpairs], i: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Eigenvalue i of each block, and the ends of value ± residual."""
+    values, residuals = (np.array([getattr(p, name)[i] for p in pairs]) for name in ("values", "residuals"))
+    return values, values - residuals, values + residuals
 
 
 def _densities(result: Blocks) -> Figure:
@@ -176,9 +184,9 @@ def _densities(result: Blocks) -> Figure:
     for ax, name in zip(axes.flat, names, strict=False):
         for i, (_, part) in enumerate(result.parts.items()):
             ax.set_prop_cycle(color=[blocks.PALETTE[i]])
-            d = part.densities[name]
-            spectrum.density(ax, d.grid, d.density, d.stderr, log_y=True)
-        ax.set_title(name, fontsize=9)
+            spectrum.density(ax, *part.densities[name].band(), log_y=True)
+        widths = ", ".join(f"{part.densities[name].width:.2g}" for part in result.parts.values())
+        ax.set_title(f"{name} (width {widths})", fontsize=8)
         ax.set(xlabel="", ylabel="")
         ax.tick_params(labelsize=7)
         ax.locator_params(axis="x", nbins=4)

@@ -5,7 +5,8 @@ Perspective' (Zhang and others 2024). The traces of all blocks come from probes 
 probe does not give ‖H_bb‖, because E‖(H v)_b‖² is the sum of ‖H_bc‖² over the whole row, so every norm has
 probes of its own block, through the operator of that block, which costs a third of columns of the whole
 one: nothing outside the block is differentiated. The same products give the trace once more, and the better
-of the two is shown. Pieces are stored in `state` as they are done.
+of the two is shown. Small blocks (biases, norms) have own probes too, fewer of them: from shared ones their
+traces would be the noise of the rest of their rows. Pieces are stored in `state` as they are done.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from curvescope.algorithms import (
     eigsh,
     spectral_density,
 )
+from curvescope.algorithms.block_probes import OwnProbes, own_probes
+from curvescope.algorithms.heterogeneity import Heterogeneity, heterogeneity
 from curvescope.core.blocks import Block, select
 from curvescope.core.errors import UsageError, near_misses
 from curvescope.core.numbers import with_error
@@ -36,8 +39,6 @@ from curvescope.problem import Problem
 from curvescope.runs.contents import fingerprint
 from curvescope.runs.shown import Line, Shown
 from curvescope.runs.work import Finished, Piece, State, work_through
-from curvescope.studies.blocks.heterogeneity import Heterogeneity, heterogeneity
-from curvescope.studies.blocks.probes import OwnProbes, own_probes
 from curvescope.studies.setting import ModelOnData, make_problem, notes_of
 from curvescope.studies.spectrum.study import OPERATORS, TITLES
 
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
 
 Globs = tuple[str, ...]
 R = TypeVar("R", bound=Result)
+SMALL = 1000  # entries; blocks with fewer have num_small_probes
 
 
 @dataclass(frozen=True)
@@ -55,11 +57,12 @@ class Config(ModelOnData):
 
     operators: tuple[str, ...] = ("hessian", "ggn")  # of hessian, ggn, functional
     blocks: Globs = ("*",)  # whose traces; single heads too, e.g. L*.h*.W_Q
-    norms: Globs | None = None  # blocks with a Frobenius norm; by default those that are matrices
+    norms: Globs | None = None  # blocks with probes of their own, and a Frobenius norm; by default all
     extremes: Globs = ()  # blocks with extreme eigenvalues and the spectral norm
     density: Globs = ()  # blocks with a spectral density, compared with each other
     num_trace_probes: int = 16
     num_norm_probes: int = 8
+    num_small_probes: int = 4  # of their own, for blocks with fewer than 1,000 entries
     num_density_probes: int = 6
     num_steps: int = 40  # of each probe of a density
     max_products: int = 200  # for the eigenvalues of one block
@@ -78,7 +81,7 @@ class Config(ModelOnData):
         if not self.operators:
             raise UsageError("operators: expected at least one, got none")
         least = {"num_trace_probes": 1, "num_norm_probes": 1, "num_density_probes": 1, "num_steps": 3}
-        for name, fewest in {**least, "max_products": 4}.items():
+        for name, fewest in {**least, "num_small_probes": 1, "max_products": 4}.items():
             if getattr(self, name) < fewest:
                 raise UsageError(f"{name}: expected at least {fewest}, got {getattr(self, name)}")
 
@@ -95,27 +98,45 @@ class Part(Result):
 
     def trace_of(self, name: str) -> tuple[float, float, str]:
         """Trace of a block, its standard error, and which probes gave it: those with the smaller error."""
-        found = []
+        value, stderr, _, _, probes = self._best(name)
+        return value, stderr, probes
+
+    def trace_interval(self, name: str) -> tuple[float, float]:
+        """Ends of the 95 % interval of `trace_of`; nan from one probe."""
+        return self._best(name)[2:4]
+
+    def _best(self, name: str) -> tuple[float, float, float, float, str]:
+        found: list[tuple[float, float, float, float, str]] = []
         if name in self.traces.names:
-            i = self.traces.names.index(name)
-            found.append((float(self.traces.values[i]), float(self.traces.stderr[i]), "shared"))
+            i, t = self.traces.names.index(name), self.traces
+            low, high = (float(end[i]) for end in t.interval)
+            found.append((float(t.values[i]), float(t.stderr[i]), low, high, "shared"))
         if name in self.norms:
-            found.append((self.norms[name].trace, self.norms[name].trace_stderr, "own"))
-        nothing = (math.nan, math.nan, "")
+            own = self.norms[name]
+            found.append((own.trace, own.trace_stderr, own.trace_low, own.trace_high, "own"))
+        nothing = (math.nan, math.nan, math.nan, math.nan, "")
         return min(found, key=lambda item: math.inf if math.isnan(item[1]) else item[1], default=nothing)
+
+    def is_noise(self, name: str) -> bool:
+        """Whether the interval of the trace includes zero, or is not known."""
+        low, high = self.trace_interval(name)
+        return not (low > 0 or high < 0 or low == high)
 
     @property
     def trace(self) -> tuple[float, float]:
         """Of all blocks together: estimate and standard error, summed probe by probe."""
-        samples = self.traces.samples.sum(axis=1)
-        stderr = float(samples.std(ddof=1) / math.sqrt(len(samples))) if len(samples) > 1 else math.nan
-        return float(samples.mean()), stderr
+        total = self.traces.total
+        return total.value, total.stderr
 
     def row(self, name: str) -> dict[str, Any]:
         """Everything that is known about one block."""
-        found: dict[str, Any] = dict(zip(("trace", "± trace", "probes"), self.trace_of(name), strict=True))
+        value, stderr, low, high, probes = self._best(name)
+        found: dict[str, Any] = {"trace": value, "± trace": stderr, "trace low": low, "trace high": high}
+        found |= {"probes": probes}
         if name in self.norms:
-            found |= {"‖·‖ F": self.norms[name].norm, "± ‖·‖ F": self.norms[name].norm_stderr}
+            own = self.norms[name]
+            found |= {"‖·‖ F": own.norm, "± ‖·‖ F": own.norm_stderr}
+            found |= {"‖·‖ F low": own.norm_low, "‖·‖ F high": own.norm_high}
         if name in self.extremes:
             pair = self.extremes[name]
             ends = {"λ min": pair.values[0] if len(pair.values) > 1 else math.nan, "λ max": pair.values[-1]}
@@ -146,7 +167,12 @@ class Blocks(Shown):
         for operator, part in self.parts.items():
             t, title = part.traces, TITLES[operator]
             total = f"of {len(t.names)} blocks with {sum(size[n] for n in t.names):,} parameters"
-            rows.append((f"trace, {title}", with_error(*part.trace), total))
+            rows.append((f"trace, {title}", with_error(*part.trace), f"{total}; ± is a standard error"))
+            noise = [n for n in t.names if part.is_noise(n)]
+            if noise:
+                named = ", ".join(noise[:4]) + (", …" if len(noise) > 4 else "")
+                words = f"of {len(t.names)} blocks: the 95 % interval of their trace includes zero ({named})"
+                rows.append(("within noise", str(len(noise)), words))
             curvature = np.array([part.trace_of(n)[0] / size[n] for n in t.names])
             top = int(np.abs(curvature).argmax())
             words = (
@@ -174,17 +200,18 @@ class Blocks(Shown):
         probes, steps = next((d.nodes.shape for d in first.densities.values() if not d.exact), (0, 0))
         lanczos = f" from {probes} probes of {steps} Lanczos steps" if probes else ""
         columns = (
-            "trace and Frobenius norm ‖·‖ F with standard errors; λ min, λ max and the spectral norm ‖·‖ 2 "
+            "trace and Frobenius norm ‖·‖ F with standard errors (±) and 95 % intervals (low, high); "
+            "λ min, λ max and the spectral norm ‖·‖ 2 "
             "with the largest residual ‖A v − λ v‖: there is an eigenvalue within that distance."
         )
         found = {
             "traces": f"Trace of every diagonal block, from {len(first.traces.samples)} probes that all "
-            "blocks share, or from those of its norm where these say more (the table tells; norms=* gives "
-            "every block its own). Hatched: within two standard errors of zero.",
+            "blocks share, or from its own where these say more (the table tells). Hatched: the 95 % "
+            "interval includes zero.",
             "norms": "Frobenius norm of every diagonal block that was asked for, each from its own probes.",
             "extremes": "Extreme eigenvalues of diagonal blocks; bars are the residuals.",
-            "densities": f"Density of the eigenvalues of diagonal blocks{lanczos}, broadened by a Gaussian; "
-            "the band is two standard errors over probes.",
+            "densities": f"Density of the eigenvalues of diagonal blocks{lanczos}, broadened by a kernel "
+            "of the width in each title; the band is a 95 % interval over probes.",
             "heterogeneity": "Jensen–Shannon divergence between the spectra of blocks, in bits: 0 is equal, "
             "1 is no overlap. Both spectra of a pair are broadened alike, by a quarter of the root mean "
             "square eigenvalue of the larger one. In the table: standard error and bias over probes.",
@@ -252,10 +279,9 @@ def _chosen(cfg: Config, problem: Problem) -> dict[str, list[Block]]:
     space = problem.space(*cfg.blocks)
     own = {block.name: block for block in space}
     heads = problem.model.heads
-    matrices = [block for block in space if len(block.shape) > 1]
     return {
         "trace": list(space),
-        "norm": matrices if cfg.norms is None else select(cfg.norms, own, heads) if cfg.norms else [],
+        "norm": list(space) if cfg.norms is None else select(cfg.norms, own, heads) if cfg.norms else [],
         "extremes": select(cfg.extremes, own, heads) if cfg.extremes else [],
         "density": select(cfg.density, own, heads) if cfg.density else [],
     }
@@ -264,7 +290,11 @@ def _chosen(cfg: Config, problem: Problem) -> dict[str, list[Block]]:
 def _pieces(cfg: Config, chosen: dict[str, list[Block]]) -> dict[str, Measure]:
     """What is measured of one operator: the traces of all blocks at once, the rest block by block."""
     work: dict[str, Measure] = {
-        "norm": lambda op: own_probes(op, num_probes=cfg.num_norm_probes, seed=cfg.seed),
+        "norm": lambda op: own_probes(
+            op,
+            num_probes=cfg.num_small_probes if op.shape[0] < SMALL else cfg.num_norm_probes,
+            seed=cfg.seed,
+        ),
         "extremes": lambda op: _ends(op, cfg),
         "density": lambda op: spectral_density(
             op, num_probes=cfg.num_density_probes, num_steps=cfg.num_steps, seed=cfg.seed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -26,15 +27,20 @@ def draw(result: Spectrum) -> dict[str, Figure]:
 
 
 def _densities(result: Spectrum) -> Figure:
+    """Above, densities as a kernel shows them; below, cumulative distributions between their bounds."""
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(1, 3, figsize=(12, 3.4), layout="constrained")
-    for ax, colour, (name, part) in zip(axes, blocks.PALETTE, result.parts.items(), strict=False):
-        d = part.density
-        ax.set_prop_cycle(color=[colour])
-        spectrum.density(ax, d.grid, d.density, d.stderr, nodes=part.extremes.values, log_y=True)
-        ax.set_title(TITLES[name], fontsize=11)
-        ax.axvline(0, color="0.6", lw=0.6)
+    figure, axes = plt.subplots(2, 3, figsize=(13, 6.4), layout="constrained")
+    for (upper, lower), colour, (name, part) in zip(
+        axes.T, blocks.PALETTE, result.parts.items(), strict=False
+    ):
+        d = replace(part.density, psd=name == "ggn")  # older results do not say
+        upper.set_prop_cycle(color=[colour])
+        spectrum.density(upper, *d.band(), nodes=part.extremes.values, log_y=True)
+        upper.set_title(TITLES[name], fontsize=11)
+        upper.axvline(0, color="0.6", lw=0.6)
+        d.plot_cumulative(lower, color=colour)
+        lower.set_title(d.words, fontsize=8, color="0.3")
     return figure
 
 
@@ -61,7 +67,12 @@ def _traces(result: Spectrum) -> Figure:
     names = result.parts["hessian"].traces.names
     shown = [i for i, name in enumerate(names) if name in result.parts["hessian"].map.names]
     series = {
-        f"tr {SYMBOLS[n]}": (p.traces.values[shown], p.traces.stderr[shown]) for n, p in result.parts.items()
+        f"tr {SYMBOLS[n]}": (
+            p.traces.values[shown],
+            p.traces.interval[0][shown],
+            p.traces.interval[1][shown],
+        )
+        for n, p in result.parts.items()
     }
     return _bars([names[i] for i in shown], series, "trace of the block")
 
@@ -69,12 +80,19 @@ def _traces(result: Spectrum) -> Figure:
 def _norms(result: Spectrum) -> Figure:
     names = result.parts["hessian"].map.names
     series = {
-        f"‖{SYMBOLS[n]}‖": (np.diag(p.map.frobenius), np.diag(p.map.stderr)) for n, p in result.parts.items()
+        f"‖{SYMBOLS[n]}‖": (
+            np.diag(p.map.frobenius),
+            np.diag(p.map.interval[0]),
+            np.diag(p.map.interval[1]),
+        )
+        for n, p in result.parts.items()
     }
     return _bars(names, series, "Frobenius norm of the block")
 
 
-def _bars(names: list[str], series: dict[str, tuple[np.ndarray, np.ndarray]], label: str) -> Figure:
+def _bars(
+    names: list[str], series: dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]], label: str
+) -> Figure:
     import matplotlib.pyplot as plt
 
     figure, ax = plt.subplots(figsize=(12, 3.6), layout="constrained")

@@ -6,7 +6,6 @@ run that was stopped goes on from there and ends with the same numbers.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -78,9 +77,8 @@ class Part(Result):
     @property
     def trace(self) -> tuple[float, float]:
         """Estimate and standard error: the blocks' samples, summed probe by probe."""
-        samples = self.traces.samples.sum(axis=1)
-        stderr = float(samples.std(ddof=1) / math.sqrt(len(samples))) if len(samples) > 1 else math.nan
-        return float(samples.mean()), stderr
+        total = self.traces.total
+        return total.value, total.stderr
 
 
 @dataclass(frozen=True)
@@ -107,7 +105,7 @@ class Spectrum(Shown):
             ("‖gradient‖", f"{self.gradient_norm:.3g}", f"over {self.num_parameters:,} parameters"),
             ("λ max", f"{ends[-1]:.4g}", f"largest eigenvalue of the Hessian{unsure}"),
             ("λ min", f"{ends[0]:.4g}", f"{abs(ends[0] / ends[-1]):.2g} of the largest, in size{unsure}"),
-            ("trace", with_error(*H.trace), f"of the GGN {with_error(*G.trace)}"),
+            ("trace", with_error(*H.trace), f"of the GGN {with_error(*G.trace)}; ± is a standard error"),
             ("functional part", f"{max(abs(F.extremes.values)):.3g}", "its largest eigenvalue in size"),
             *(("note", "", note) for note in self.notes),
         ]
@@ -116,14 +114,18 @@ class Spectrum(Shown):
         """What each figure and table shows."""
         H = self.parts["hessian"]
         probes, steps = H.density.nodes.shape
+        band = "The band is a 95 % interval over probes" if probes > 1 else "One probe: the error is unknown"
         return {
-            "density": f"Density by stochastic Lanczos quadrature ({probes} probes, {steps} steps), "
-            f"Gaussians of width {H.density.width:.2g} (Hessian). The band is two standard errors over "
-            "probes; ticks mark the extreme eigenvalues, found by Lanczos.",
+            "density": f"Above: density by stochastic Lanczos quadrature ({probes} probes, {steps} steps) "
+            f"under a kernel of width {H.density.width:.2g} (Hessian; each panel says its own): what is "
+            f"narrower is not seen. {band}; ticks mark the extreme eigenvalues, found by Lanczos. Below: the "
+            "share of eigenvalues up to λ, without a kernel. For these probes it is certain to lie in the "
+            "dark band; that of all eigenvalues lies in the light one 95 times in 100.",
             "block_maps": "Root mean square entry of every block, diagonal and not, all on one scale.",
             "traces": f"Trace of every diagonal block, from {len(H.traces.samples)} probes that all blocks "
-            "share; bars are two standard errors. The table has the small blocks too.",
-            "norms": "Frobenius norm of every diagonal block; bars are two standard errors.",
+            "share; bars are 95 % intervals. The table has the small blocks too, with standard errors (±).",
+            "norms": "Frobenius norm of every diagonal block; bars are 95 % intervals, ± in the table is a "
+            "standard error.",
             "extremes": "Extreme eigenvalues with the residual ‖A v − λ v‖ of a unit vector v: there is an "
             "eigenvalue within that distance.",
         }

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import torch
 
+from curvescope.algorithms.block_probes import own_probes
 from curvescope.core.errors import UsageError
 from curvescope.core.progress import Progress
 from curvescope.core.result import Result
@@ -32,7 +33,6 @@ from curvescope.problem import Problem
 from curvescope.runs.contents import fingerprint
 from curvescope.runs.shown import Line, Shown
 from curvescope.runs.work import Piece, State, work_through
-from curvescope.studies.blocks.probes import own_probes
 from curvescope.studies.setting import ModelOnData, make_batches
 from curvescope.train import TrainConfig, train
 

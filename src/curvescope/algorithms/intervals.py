@@ -1,0 +1,54 @@
+"""Intervals that cover the truth 95 times in 100: of means over a few random probes.
+
+`stderr` in a result is always the standard error, s/√P over P probes. `low` and `high` are the ends of the
+interval that is stated, and they are wider than two standard errors when the probes are few:
+
+- means of any sign: mean ± t · stderr, with Student's quantile t for P − 1 degrees of freedom;
+- means of samples that cannot be negative (‖A v‖², or vᵀ A v of a positive semi-definite A), which are
+  skewed: the same on a logarithmic scale, mean · exp(± t · stderr / mean). For samples with a Gamma
+  distribution this cancels three quarters of what skewness does to Student's interval;
+- means that cannot be negative from samples that can (a block of such an A from probes shared with other
+  blocks): the mean is moved to zero if it is below, and so is the low end.
+
+One probe says nothing about its error: both ends are nan. How often they hold:
+benchmarks/coverage.py.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+CONFIDENCE = 0.95
+
+
+def student(degrees: int, confidence: float = CONFIDENCE) -> float:
+    """Half width, in standard errors, of Student's interval: 12.7, 4.3, 3.2, … to 1.96; nan for 0."""
+    from scipy.special import stdtrit
+
+    return float(stdtrit(degrees, (1 + confidence) / 2)) if degrees > 0 else math.nan
+
+
+def mean_interval(
+    mean: np.ndarray, stderr: np.ndarray, degrees: int, *, nonnegative: bool = False
+) -> tuple[np.ndarray, np.ndarray]:
+    """mean ± t · stderr.
+
+    Args:
+        nonnegative: the truth is not negative, samples may be. The low end is at least zero, and the high
+            end is a half width above zero even if the mean is below.
+    """
+    half = student(degrees) * np.asarray(stderr)
+    if not nonnegative:
+        return mean - half, mean + half
+    return np.maximum(mean - half, 0.0), np.maximum(mean, 0.0) + half
+
+
+def positive_interval(mean: np.ndarray, stderr: np.ndarray, degrees: int) -> tuple[np.ndarray, np.ndarray]:
+    """mean · exp(± t · stderr / mean), of samples that are not negative; a mean of zero is exact."""
+    mean, stderr = np.asarray(mean, dtype=float), np.asarray(stderr, dtype=float)
+    ratio = np.divide(stderr, mean, out=np.zeros_like(mean), where=mean > 0)
+    with np.errstate(over="ignore"):
+        factor = np.exp(student(degrees) * ratio)
+        return mean / factor, mean * factor

@@ -1,0 +1,68 @@
+"""Frobenius norms from random probes, E ‖A v‖² = ‖A‖_F², at any scale of A.
+
+Squares leave the range of numbers long before A does: those of a float32 product of size 1e-30 are zero.
+So lengths are taken of products that are scaled by a power of two, which changes no digit, and averaged
+relative to the largest.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from curvescope.algorithms.columns import mean_and_stderr, summing_dtype
+from curvescope.algorithms.intervals import positive_interval
+
+PART = 2**20  # rows at a time
+SAFE = {torch.float64: 120, torch.float32: 14}  # decades around one where squares are normal numbers
+
+
+class MeanSquare(NamedTuple):
+    """The root of a mean of squares and the mean itself, with standard errors and 95 % intervals."""
+
+    root: np.ndarray
+    root_stderr: np.ndarray  # to first order
+    low: np.ndarray  # of the root
+    high: np.ndarray
+    squared: np.ndarray  # zero or infinite where the range of float64 ends
+    squared_stderr: np.ndarray
+    samples: np.ndarray  # the squares, likewise
+
+
+def column_norms(X: Tensor) -> Tensor:
+    """Lengths of the columns (m, k), in float64 on their device, without a float64 copy of them: (k,)."""
+    scale = safe_scale(X)
+    total = torch.zeros(X.shape[1], dtype=summing_dtype(X.device), device=X.device)
+    for start in range(0, X.shape[0], PART):
+        part = X[start : start + PART]
+        part = part if scale == 1.0 else part * scale
+        total += part.square().sum(dim=0, dtype=total.dtype)
+    return total.sqrt() / scale
+
+
+def safe_scale(X: Tensor) -> float:
+    """A power of two that brings the largest entry near one; 1 if squares are safe as they are."""
+    low, high = X.aminmax()
+    largest, dtype = max(abs(float(low)), abs(float(high))), X.dtype
+    if largest == 0 or not math.isfinite(largest) or abs(math.log10(largest)) <= SAFE[dtype]:
+        return 1.0
+    most = 1000 if dtype == torch.float64 else 120
+    return 2.0 ** max(-most, min(most, -math.frexp(largest)[1]))
+
+
+def mean_square(lengths: np.ndarray) -> MeanSquare:
+    """Of the lengths ‖A v‖ (probes, …), along the first axis."""
+    top = lengths.max(axis=0)
+    unit = np.where((top > 0) & np.isfinite(top), np.exp2(np.frexp(top)[1].clip(-1000, 1000)), 1.0)
+    mean, error = mean_and_stderr((lengths / unit) ** 2)
+    root = np.sqrt(mean)
+    low, high = positive_interval(mean, error, len(lengths) - 1)
+    slope = np.divide(error, 2 * root, out=np.zeros_like(root), where=(root > 0) | np.isnan(error))
+    with np.errstate(over="ignore", under="ignore"):
+        squared, squared_error = mean * unit**2, error * unit**2
+        low, high = np.sqrt(low) * unit, np.sqrt(high) * unit
+        return MeanSquare(root * unit, slope * unit, low, high, squared, squared_error, lengths**2)

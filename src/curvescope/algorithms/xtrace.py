@@ -1,0 +1,65 @@
+"""XTrace (Epperly, Tropp and Webber 2024) from the small matrices of a sketch, and how sure it is.
+
+With probes Ω (n, m), Y = A Ω = Q R and Z = A Q. The range of Y without some columns J is that of
+Q (I − B Bᵀ), where B is an orthonormal basis of the columns J of R⁻ᵀ: each of these is orthogonal to all
+other columns of R. With H = Qᵀ Z, W = Qᵀ Ω and u = (I − B Bᵀ) wᵢ, the estimate from probe i in J is
+
+    tr H − tr(Bᵀ H B) + (ωᵢ − Q u)ᵀ A (ωᵢ − Q u).
+
+XTrace is the mean over i with J = {i}. These m estimates share most of their sketches. Write their errors
+as a sum of terms that depend on k probes each (Hoeffding): such a term is in k of the m estimates, so their
+scatter, as if they were independent, finds 1/k of its variance. The jackknife, which leaves out one probe j
+altogether, J = {i, j}, finds k times its variance: (m − 1)/m Σ_j (T_j − T̄)² with T_j the mean over i ≠ j.
+The geometric mean of the two variances is right for every k, and is used. No further products are needed.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+MOST_LEFT_OUT = 64  # probes that the jackknife leaves out in turn; each costs m³
+
+
+def leave_one_out(
+    R: np.ndarray,
+    H: np.ndarray,
+    W: np.ndarray,
+    ZOmega: np.ndarray,
+    QY: np.ndarray,
+    forms: np.ndarray,
+    *,
+    eps: float,
+) -> tuple[np.ndarray, float]:
+    """The m leave-one-out estimates and the standard error of their mean.
+
+    Args:
+        ZOmega: Ωᵀ Z.
+        QY: Qᵀ Y.
+        forms: ωᵢᵀ A ωᵢ, (m,).
+    """
+    m = len(R)
+    S = _left_out(R, eps)
+
+    def estimates(D: np.ndarray) -> np.ndarray:
+        """For each i, with the sketch also without the unit column dᵢ of D, orthogonal to sᵢ or zero."""
+        U = W - S * (S * W).sum(axis=0) - D * (D * W).sum(axis=0)
+        outside = forms - (ZOmega.T * U).sum(axis=0) - (U * QY).sum(axis=0) + (U * (H @ U)).sum(axis=0)
+        return np.trace(H) - (S * (H @ S)).sum(axis=0) - (D * (H @ D)).sum(axis=0) + outside
+
+    without = []
+    for j in range(min(m, MOST_LEFT_OUT)):
+        D = S[:, j : j + 1] - S * (S[:, j] @ S)
+        length = np.linalg.norm(D, axis=0)
+        D = np.divide(D, length, out=np.zeros_like(D), where=length > eps)
+        without.append(np.delete(estimates(D), j).mean())
+    samples = estimates(np.zeros_like(S))
+    jackknife, scatter = (m - 1) * np.var(without), np.var(samples, ddof=1) / m
+    return samples, float((jackknife * scatter) ** 0.25)
+
+
+def _left_out(R: np.ndarray, eps: float) -> np.ndarray:
+    """Normalised columns of R⁻ᵀ; a singular R is moved by a rounding first, which keeps them orthogonal."""
+    U, sigma, Vt = np.linalg.svd(R)
+    floor = eps * sigma[0] if sigma[0] > 0 else 1.0
+    S = (U / np.maximum(sigma, floor)) @ Vt
+    return S / np.linalg.norm(S, axis=0)

@@ -1,0 +1,158 @@
+"""Stated 95 % intervals: how often they hold over 200 seeds, at the ends of the number range, and for psd."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from algorithms_known import uniform, with_spectrum
+
+from curvescope.algorithms import (
+    BlockTraces,
+    FrobeniusNorm,
+    TraceEstimate,
+    block_map,
+    block_traces,
+    diagonal,
+    frobenius_norm,
+    trace,
+)
+from curvescope.algorithms.block_probes import own_probes
+from curvescope.algorithms.intervals import mean_interval, positive_interval, student
+from curvescope.core.operator import Matrix
+
+SEEDS = range(200)
+DECAYING = np.r_[10.0, 7, 5, 4, 3, uniform(0, 0.5, 75)]
+MIXED = np.r_[DECAYING[:5], -DECAYING[:5] / 2, uniform(-0.5, 0.5, 70)]
+SLICES = {"a": slice(0, 30), "b": slice(30, 80)}
+
+
+def held(low, high, truth) -> float:
+    low, high = np.asarray(low), np.asarray(high)
+    return float(((low <= truth) & (truth <= high)).mean())
+
+
+@pytest.mark.parametrize("spectrum", [DECAYING, MIXED], ids=["psd", "mixed"])
+@pytest.mark.parametrize(
+    ("method", "num_probes"),
+    [
+        *(("hutchinson", count) for count in (2, 4, 10, 30)),
+        *(("hutch++", count) for count in (6, 30)),
+        *(("xtrace", count) for count in (4, 10, 30)),
+    ],
+)
+def test_intervals_of_traces_hold(method, num_probes, spectrum):
+    op = with_spectrum(spectrum, psd=spectrum is DECAYING)
+    runs = [trace(op, num_probes=num_probes, method=method, seed=seed) for seed in SEEDS]
+    assert 0.90 <= held([r.low for r in runs], [r.high for r in runs], spectrum.sum()) <= 0.995
+    assert all(r.low <= r.value <= r.high for r in runs)
+
+
+@pytest.mark.parametrize("num_probes", [2, 4, 10, 30])
+@pytest.mark.parametrize("spectrum", [DECAYING, MIXED], ids=["psd", "mixed"])
+def test_intervals_of_norms_hold(spectrum, num_probes):
+    op = with_spectrum(spectrum)
+    runs = [frobenius_norm(op, num_probes=num_probes, seed=seed) for seed in SEEDS]
+    truth = float(np.linalg.norm(spectrum))
+    assert 0.90 <= held([r.low for r in runs], [r.high for r in runs], truth) <= 0.98
+    old = np.mean([abs(r.value - truth) <= 2 * r.stderr for r in runs])
+    assert num_probes > 4 or old < 0.9  # two standard errors do not do
+
+
+@pytest.mark.parametrize("num_probes", [2, 4, 10])
+def test_intervals_of_blocks_and_entries_hold(num_probes):
+    op = with_spectrum(MIXED)
+    A = op.A.numpy()
+    traces = [block_traces(op, SLICES, num_probes=num_probes, seed=seed) for seed in SEEDS]
+    right = np.array([np.trace(A[s, s]) for s in SLICES.values()])
+    assert 0.92 <= held([r.low for r in traces], [r.high for r in traces], right) <= 0.98
+    maps = [block_map(op, SLICES, num_probes=num_probes, seed=seed) for seed in SEEDS]
+    norms = np.array([[np.linalg.norm(A[r, c]) for c in SLICES.values()] for r in SLICES.values()])
+    assert 0.92 <= held([r.low for r in maps], [r.high for r in maps], norms) <= 0.98
+    entries = [diagonal(op, num_probes=num_probes, seed=seed).interval for seed in SEEDS]
+    low, high = np.moveaxis(np.array(entries), 1, 0)
+    assert 0.92 <= held(low, high, np.diag(A)) <= 0.98
+
+
+def test_a_psd_operator_has_no_negative_traces():
+    """A small block beside large ones: shared probes see noise, and say so; its own do not."""
+    G = torch.randn(60, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    G[:5] *= 1e-2
+    op = Matrix(G @ G.T, symmetric=True, psd=True)
+    slices = {"small": slice(0, 5), "large": slice(5, 60)}
+    right = float((G[:5] ** 2).sum())
+    below = 0
+    for seed in SEEDS:
+        found = block_traces(op, slices, num_probes=4, seed=seed)
+        below += found.samples[:, 0].mean() < 0
+        assert found.values.min() >= 0
+        assert found.low.min() >= 0
+        assert found.high[0] > 0
+        assert found.noise[0] == 1 or found.low[0] > 0
+        assert (diagonal(op, num_probes=2, seed=seed).values >= 0).all()
+    assert below > 50  # means that would have been shown
+    own = own_probes(Matrix(op.A[:5, :5], symmetric=True, psd=True), num_probes=8)
+    assert 0 < own.trace_low < right < own.trace_high < 20 * right
+
+
+@pytest.mark.parametrize(
+    ("dtype", "scale"),
+    [(torch.float32, 1e-30), (torch.float32, 1e30), (torch.float64, 1e-200), (torch.float64, 1e200)],
+)
+def test_any_scale(dtype, scale):
+    """Everything at one is found again at the ends of the range of numbers, digit by digit or nearly."""
+    op = with_spectrum(MIXED, dtype=torch.float32)
+    one = Matrix(op.A.to(dtype), symmetric=True)
+    far = Matrix(op.A.to(dtype) * scale, symmetric=True)
+
+    def same(x, y):
+        np.testing.assert_allclose(np.asarray(x) / scale, y, rtol=1e-5)
+
+    for estimate in (trace, frobenius_norm):
+        x, y = (estimate(A, num_probes=6) for A in (far, one))
+        for name in ("value", "stderr", "low", "high"):
+            same(getattr(x, name), getattr(y, name))
+    x, y = (own_probes(A) for A in (far, one))
+    for name in ("trace", "trace_stderr", "norm", "norm_stderr", "norm_low", "norm_high", "trace_low"):
+        same(getattr(x, name), getattr(y, name))
+    x, y = (block_map(A, SLICES) for A in (far, one))
+    for name in ("frobenius", "stderr", "low", "high"):
+        same(getattr(x, name), getattr(y, name))
+    x, y = (diagonal(A, num_probes=6) for A in (far, one))
+    np.testing.assert_allclose(x.values / scale, y.values, rtol=1e-4, atol=1e-6)
+    same(x.stderr, y.stderr)
+
+
+def test_quantiles_and_ends():
+    assert [round(student(d), 2) for d in (1, 2, 3, 10, 10**6)] == [12.71, 4.3, 3.18, 2.23, 1.96]
+    assert math.isnan(student(0))
+    low, high = mean_interval(np.array([-1.0, 1.0]), np.array([0.1, 0.1]), 10, nonnegative=True)
+    np.testing.assert_allclose([low, high], [[0, 1 - 0.2228], [0.2228, 1.2228]], atol=1e-4)
+    low, high = positive_interval(np.array([0.0, 2.0]), np.array([0.0, 0.2]), 10)
+    np.testing.assert_allclose(low * high, [0, 4])
+    one = trace(with_spectrum(MIXED), num_probes=1)
+    assert math.isnan(one.low)
+    assert math.isnan(one.high)
+
+
+def test_results_without_intervals_still_load(tmp_path):
+    """Results that were saved before there were intervals."""
+    op = with_spectrum(MIXED)
+    for found, kind in (
+        (trace(op), TraceEstimate),
+        (block_traces(op, SLICES), BlockTraces),
+        (frobenius_norm(op), FrobeniusNorm),
+    ):
+        folder = found.save(tmp_path / kind.__name__)
+        tree = json.loads((folder / "result.json").read_text())
+        for name in ("low", "high", "psd"):
+            tree["fields"].pop(name, None)
+        (folder / "result.json").write_text(json.dumps(tree))
+        again = kind.load(folder)
+        assert np.array_equal(again.samples, found.samples)
+    np.testing.assert_allclose(
+        BlockTraces.load(tmp_path / "BlockTraces").interval, block_traces(op, SLICES).interval
+    )
