@@ -1,8 +1,8 @@
 """Whether a problem is still what it was when something of it was kept.
 
-Before a product everything is looked at that costs nothing: what the module does (`snapshot`), where numbers
-lie and how often autograd saw them written. Behind it, so that a GPU does not wait, all numbers are summed up
-(`digest`) and the user's own module is asked on a few positions (`ask`).
+Before a product it is looked at where numbers lie and how often autograd saw them written. Behind it, so that
+a GPU does not wait, everything else is: what the module does (`snapshot`), all numbers, summed up (`digest`),
+and what the user's own module answers on a few positions (`ask`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 from curvescope.engines import ask
 from curvescope.engines.check import Known, known
 from curvescope.engines.digest import digest, same
-from curvescope.engines.snapshot import Snapshot, version
+from curvescope.engines.snapshot import Snapshot, modes, version
 from curvescope.problem import Problem
 
 
@@ -39,33 +39,33 @@ class Watch:
         return self._few
 
     def look(self) -> Known | None:
-        """What is known of the model, or None where nothing seems to have changed since the last look."""
-        moved = self._where() != self._places
-        if moved:
-            self._few = None
-        found = known(self._problem, self.few.batch, engine=self._engine, checkpoint=self._checkpoint)
-        if self._loss is None or not self._loss.same():
-            self._loss, moved = Snapshot(self._problem.loss), True
-        if found is self.known and not moved:
+        """What is known of the model, or None where no number seems to have moved since the last look."""
+        if self.known is not None and self._where() == self._places:
             return None
-        self.known, self._fresh = found, True
-        self._places = self._where()
-        return found
+        self._few, self._fresh = None, True
+        self.known = known(self._problem, self.few.batch, engine=self._engine, checkpoint=self._checkpoint)
+        self._loss, self._places = Snapshot(self._problem.loss), self._where()
+        return self.known
 
     def confirm(self) -> bool:
-        """Whether numbers and answers are still those that were found when something changed last."""
+        """Whether all is what it was when numbers were seen to move last; only noted if that was just now."""
         now = digest(self._tensors())
         if self._fresh:
             self._digest, self._fresh = now, False
             return True
+        assert self.known is not None, "confirmed behind a look"
+        assert self._loss is not None, "found with what is known"
         before = self.few.answer
-        return same(now, self._digest) and (
-            before is None or ask.alike(ask.answer(self._problem, self.few.batch), before)
+        return (
+            self.known.snapshot.same()
+            and self._loss.same()
+            and same(now, self._digest)
+            and (before is None or ask.alike(ask.answer(self._problem, self.few.batch), before))
         )
 
     def forget(self) -> None:
         """Look at everything anew."""
-        self._places, self.known, self._few = (), None, None
+        self._places = ()
 
     def _tensors(self) -> list[Tensor]:
         problem = self._problem
@@ -74,5 +74,5 @@ class Watch:
         return [*problem.model.module.parameters(), *problem.point.values(), *held, *data]
 
     def _where(self) -> tuple[Any, ...]:
-        """Where all numbers lie, how often autograd saw them written, and which data they are."""
-        return self._problem.batches, *((t.data_ptr(), version(t)) for t in self._tensors())
+        """Where all numbers lie, how often autograd saw them written, which data; global settings."""
+        return modes(), self._problem.batches, *((t.data_ptr(), version(t)) for t in self._tensors())

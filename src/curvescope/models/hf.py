@@ -131,7 +131,7 @@ def _read(source: str, where: dict[str, Any], *, dtype: torch.dtype, name: str) 
         _check_report(report, source)
         wants = getattr(module, "main_input_name", "input_ids") == "input_ids"
         tokenizer, note = read_tokenizer(package, source, where) if wants else (None, None)
-        model = adapt(module.eval(), name=name, tokenizer=tokenizer)
+        model = adapt(module.eval(), name=name, tokenizer=tokenizer, own=True)
     return model if note is None else replace(model, notes=(*model.notes, note))
 
 

@@ -37,16 +37,19 @@ def is_transformers(module: Any) -> bool:
     return isinstance(module, nn.Module) and hasattr(config, "model_type") and hasattr(config, "to_dict")
 
 
-def adapt(module: Any, *, name: str | None = None, tokenizer: Any = None) -> Model:
+def adapt(module: Any, *, name: str | None = None, tokenizer: Any = None, own: bool = False) -> Model:
     """The model of a transformers module, chosen by `config.model_type`.
 
-    The module is neither copied nor changed: where its attention has no second derivative, another takes its
-    place while the module is called.
+    The module is not copied, and not changed unless it is our `own`: where its attention has no second
+    derivative, another takes its place while the module is called, or for good.
     """
     check_parameters(module)
     model_type = module.config.model_type
     family = family_of(model_type) or Family(norm="none", positions="none")
     notes = check_settings(module, family)
+    if own:
+        for holder, entry, value in attention_is(module, "eager"):
+            holder[entry] = value
     facts = facts_of(module, family)
     heads = None
     if family.roles:

@@ -28,7 +28,7 @@ def read_lora(folder: Path, *, dtype: torch.dtype) -> Model:
     tokenizer = base.tokenizer
     if (folder / "tokenizer_config.json").exists():
         tokenizer, _ = read_tokenizer(hf.transformers(), str(folder), {"trust_remote_code": False})
-    return adapt(module.to(dtype).eval(), name=folder.name, tokenizer=tokenizer)
+    return adapt(module.to(dtype).eval(), name=folder.name, tokenizer=tokenizer, own=True)
 
 
 def _read_config(folder: Path) -> dict[str, Any]:

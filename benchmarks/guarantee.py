@@ -1,0 +1,89 @@
+"""What it costs that nothing kept is stale: products with the whole guarantee against bare replays, in turns.
+
+    python benchmarks/guarantee.py [--device cuda] [--out FOLDER]
+
+A bare product looks at the places of numbers only, as those inside `operator.steady()` do; the guarantee adds
+a snapshot of the module, sums over all numbers, and one question to the user's module.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+
+import torch
+
+import curvescope as cs
+from curvescope.runs.folder import environment
+from curvescope.studies.hvp.models import build
+
+ROUNDS = 15
+
+
+def seconds(work: Callable[[], object], device: torch.device) -> float:
+    """Wall-clock time of one call, the device's work included."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    start = time.perf_counter()
+    work()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - start
+
+
+def measure(name: str, problem: cs.Problem) -> dict[str, float | str | int]:
+    H = cs.Hessian(problem)
+    v = torch.randn(H.shape[0], dtype=H.dtype, device=H.device)
+    for _ in range(6):
+        H @ v
+    with_, without = [], []
+    for _ in range(ROUNDS):
+        with_.append(seconds(lambda: H @ v, H.device))
+        with H.steady():
+            without.append(seconds(lambda: H @ v, H.device))
+    whole, bare = median(with_), median(without)
+    return {
+        "model": name,
+        "parameters": H.shape[0],
+        "product_ms": 1e3 * bare,
+        "guarantee_ms": 1e3 * (whole - bare),
+        "share": (whole - bare) / whole,
+        "median_of_ratios": median(a / b for a, b in zip(with_, without, strict=True)),
+    }
+
+
+def problems(device: str) -> dict[str, cs.Problem]:
+    if device == "cuda":
+        sizes = [("gpt2", "124M", 8, 1024), ("llama", "124M", 8, 1024)]
+    else:
+        sizes = [("gpt2", "small", 8, 128), ("llama", "small", 8, 128), ("gpt2", "small", 2, 32)]
+    found = {}
+    for family, size, batch, length in sizes:
+        module = build(family, size, length).to(device)
+        tokens = torch.randint(0, 100, (2, batch, length))
+        found[f"{family} {size}, {batch}×{length}"] = cs.Problem(module, (tokens[0], tokens[1]))
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--out", type=Path)
+    asked = parser.parse_args()
+    if asked.device == "cuda":
+        torch.set_float32_matmul_precision("high")
+    rows = [measure(name, problem) for name, problem in problems(asked.device).items()]
+    for row in rows:
+        print(", ".join(f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items()))
+    if asked.out:
+        asked.out.mkdir(parents=True, exist_ok=True)
+        text = json.dumps({"environment": environment(), "rows": rows}, indent=1)
+        (asked.out / "guarantee.json").write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
