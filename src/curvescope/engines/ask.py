@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from curvescope.core.errors import CurvescopeError
 from curvescope.data.batches import Batch
 from curvescope.engines.memory import result_bytes
-from curvescope.engines.run import PlainRunner
 from curvescope.models.exchange import Change, exchanged
 from curvescope.problem import Problem
 
@@ -83,9 +82,7 @@ def _cut(batch: Batch) -> Batch:
 @torch.no_grad()
 def answer(problem: Problem, batch: Batch) -> Tensor:
     """The outputs of the module as it is, on a placed batch."""
-    z = PlainRunner(problem).outputs(batch, {}, second_order=False, lazy=False)
-    assert isinstance(z, Tensor)
-    return z.clone()
+    return problem.outputs(batch).clone()
 
 
 def alike(a: Tensor, b: Tensor) -> bool:

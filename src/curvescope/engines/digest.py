@@ -17,7 +17,7 @@ from torch import Tensor
 from curvescope.core.seeds import generator
 
 SMALL = 4096  # entries
-ROW = 2**14  # words of 8 bytes
+ROW = 2**14  # entries of a row at most
 
 
 @torch.no_grad()
@@ -52,16 +52,13 @@ def _equal(a: Tensor, b: Tensor) -> bool:
 
 
 def _bits(t: Tensor) -> Tensor:
-    """Sums of the bits, 8 bytes to a word, over rows of words, and the bytes that are left."""
-    flat = t.contiguous().view(-1).view(torch.uint8)
-    if flat.storage_offset() % 8:
-        flat = flat.clone()
-    whole = flat.numel() // 8 * 8
-    words = flat[:whole].view(torch.int64)
-    rows = words.numel() // ROW * ROW
-    return torch.cat(
-        [words[:rows].view(-1, ROW).sum(1), words[rows:].sum().view(1), flat[whole:].to(torch.int64)]
-    )
+    """The sum of the bits, 8 bytes to a word, and the bytes that are left."""
+    flat = t.contiguous().view(-1)
+    count, left = divmod(flat.numel() * flat.element_size(), 8)
+    if not left and not flat.storage_offset() * flat.element_size() % 8:
+        return flat.view(torch.int64).sum().view(1)
+    data = flat.clone().view(torch.uint8)
+    return torch.cat([data[: 8 * count].view(torch.int64).sum().view(1), data[8 * count :].to(torch.int64)])
 
 
 def _projections(t: Tensor) -> Tensor:
@@ -70,9 +67,9 @@ def _projections(t: Tensor) -> Tensor:
     if rows.shape[1] > ROW:
         rows = t.contiguous().view(-1)[: t.numel() // ROW * ROW].view(-1, ROW)
     rows = rows if rows.is_floating_point() else rows.double()
-    return rows @ _weights(rows.device)[: rows.shape[1]].to(rows.dtype)
+    return rows @ _weights(rows.device, rows.dtype)[: rows.shape[1]]
 
 
 @cache
-def _weights(device: torch.device) -> Tensor:
-    return (torch.rand(ROW, generator=generator(0), dtype=torch.float64) + 0.5).to(device)
+def _weights(device: torch.device, dtype: torch.dtype) -> Tensor:
+    return (torch.rand(ROW, generator=generator(0), dtype=torch.float64) + 0.5).to(device, dtype)

@@ -7,8 +7,11 @@ and what the user's own module answers on a few positions (`ask`).
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, final
 
+import torch
 from torch import Tensor
 
 from curvescope.engines import ask
@@ -30,6 +33,8 @@ class Watch:
         self._places: tuple[Any, ...] = ()
         self._digest: tuple[Tensor, ...] = ()
         self._fresh = False
+        self._looked: Any = None  # an event of the stream
+        self._side: torch.cuda.Stream | None = None
 
     @property
     def few(self) -> ask.Few:
@@ -40,6 +45,8 @@ class Watch:
 
     def look(self) -> Known | None:
         """What is known of the model, or None where no number seems to have moved since the last look."""
+        if self._problem.device.type == "cuda":
+            self._looked = torch.cuda.current_stream(self._problem.device).record_event()
         if self.known is not None and self._where() == self._places:
             return None
         self._few, self._fresh = None, True
@@ -49,19 +56,32 @@ class Watch:
 
     def confirm(self) -> bool:
         """Whether all is what it was when numbers were seen to move last; only noted if that was just now."""
-        now = digest(self._tensors())
-        if self._fresh:
-            self._digest, self._fresh = now, False
-            return True
         assert self.known is not None, "confirmed behind a look"
         assert self._loss is not None, "found with what is known"
-        before = self.few.answer
-        return (
-            self.known.snapshot.same()
-            and self._loss.same()
-            and same(now, self._digest)
-            and (before is None or ask.alike(ask.answer(self._problem, self.few.batch), before))
-        )
+        with self._aside():
+            now, before = digest(self._tensors()), self.few.answer
+            if self._fresh:
+                self._digest, self._fresh = now, False
+                return True
+            answer = None if before is None else ask.answer(self._problem, self.few.batch)
+            return (
+                self.known.snapshot.same()
+                and self._loss.same()
+                and same(now, self._digest)
+                and (answer is None or before is None or ask.alike(answer, before))
+            )
+
+    @contextmanager
+    def _aside(self) -> Iterator[None]:
+        """On a GPU beside the product, which is still under way: on a stream that waits for `look` alone."""
+        if self._looked is None:
+            yield
+            return
+        self._side = self._side or torch.cuda.Stream(self._problem.device)
+        self._side.wait_event(self._looked)
+        with torch.cuda.stream(self._side):
+            yield
+        torch.cuda.current_stream(self._problem.device).wait_stream(self._side)
 
     def forget(self) -> None:
         """Look at everything anew."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from itertools import count
-from threading import RLock
+from threading import RLock, local
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -21,6 +21,7 @@ from curvescope.core.interrupts import uninterrupted
 
 _ABSENT = object()
 _alone = RLock()
+_mine = local()  # the modules that this thread holds
 _numbers = count()
 _locks: WeakKeyDictionary[nn.Module, tuple[int, Any]] = WeakKeyDictionary()
 
@@ -36,11 +37,17 @@ class Change(NamedTuple):
 @contextmanager
 def locked(module: nn.Module) -> Iterator[None]:
     """Nobody else works with the module, or with a part of it; the same thread may enter again."""
+    mine = _mine.__dict__.setdefault("modules", [])
+    if any(module is other for other in mine):
+        yield
+        return
     with _alone:
         found = {_locks.setdefault(part, (next(_numbers), RLock())) for part in module.modules()}
     with ExitStack() as held:
         for _, lock in sorted(found, key=lambda entry: entry[0]):
             held.enter_context(lock)
+        mine.append(module)
+        held.callback(mine.remove, module)
         yield
 
 
@@ -51,6 +58,8 @@ def evaluation(module: nn.Module) -> list[Change]:
 
 def parameters_at(module: nn.Module, values: Mapping[str, Tensor]) -> list[Change]:
     """Other tensors in the place of the named parameters, wherever the module holds them."""
+    if not values:
+        return []
     own = dict(module.named_parameters())
     new = {id(own[name]): value for name, value in values.items()}
     return [
