@@ -3,21 +3,10 @@
 from __future__ import annotations
 
 import re
-import tomllib
-from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
-SOURCE = ROOT / "src" / "curvescope"
+from rooms import ROOT, SOURCE, contract, opened
+
 PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-OPENED = {p.stem for p in SOURCE.iterdir() if p.suffix == ".py" or (p / "__init__.py").exists()}
-OPENED -= {"__init__", "__main__"}
-
-
-def contract() -> list[list[str]]:
-    """The layers of import-linter, the highest first, each a list of rooms."""
-    with (ROOT / "pyproject.toml").open("rb") as file:
-        (rooms,) = tomllib.load(file)["tool"]["importlinter"]["contracts"]
-    return [re.findall(r"\w+", layer) for layer in rooms["layers"]]
 
 
 def drawing() -> list[list[str]]:
@@ -37,12 +26,12 @@ def test_the_drawing_is_the_import_contract():
 
 def test_rooms_in_parentheses_are_those_that_have_not_opened():
     cells = [cell for row in drawing() for cell in row]
-    assert {cell.strip("()") for cell in cells if cell.startswith("(")} == set(names(cells)) - OPENED
+    assert {cell.strip("()") for cell in cells if cell.startswith("(")} == set(names(cells)) - opened()
 
 
 def test_the_table_has_a_line_for_every_open_room():
     listed = re.findall(r"^\| `(\w+)(/|\.py)` \|", PAGE, flags=re.M)
-    order = [room for layer in contract() for room in layer if room in OPENED]
+    order = [room for layer in contract() for room in layer if room in opened()]
     assert [name for name, _ in listed] == order
     for name, ending in listed:
         assert (SOURCE / f"{name}{ending}").exists(), name
