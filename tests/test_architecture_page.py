@@ -48,7 +48,7 @@ def test_files_and_tests_that_are_named_exist():
     found = set(re.findall(r"`([\w/]+(?:\.py|/))`", part))
     assert len(found) > 20
     for name in found:
-        homes = [SOURCE / name, SOURCE / "engines" / name, SOURCE / "engines" / "replay" / name]
+        homes = [ROOT / name, SOURCE / name, SOURCE / "engines" / name, SOURCE / "engines" / "replay" / name]
         assert any(home.exists() for home in homes), name
     for path, test in re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", PAGE):
         assert f"def {test}(" in (ROOT / path).read_text(encoding="utf-8")
