@@ -1,0 +1,25 @@
+"""CONTRIBUTING.md: its rooms are those of the import contract, and the files that its recipes name exist."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from rooms import ROOT, SOURCE, contract
+
+PAGE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+PATHS = sorted(set(re.findall(r"`([\w./-]+(?:\.(?:py|md|toml|yml|lock)|\w/))`", PAGE)))
+LATER = {"distributed/", "studies/NAME/", "site/"}  # opened or made by somebody
+HOMES = [".", "algorithms", "closed_form", "studies/heads", "kernels/activations", "papers/ormaniec2025"]
+
+
+def test_the_table_of_rooms_is_the_import_contract():
+    table = PAGE.split("| room |")[1].split("\n\n")[0]
+    cells = re.findall(r"^\| (`[^|]*`) \|", table, flags=re.M)
+    assert [re.findall(r"`(\w+)(?:/|\.py)`", cell) for cell in cells] == contract()
+
+
+@pytest.mark.parametrize("path", sorted(set(PATHS) - LATER))
+def test_files_that_are_named_exist(path):
+    assert (ROOT / path).exists() or any((SOURCE / home / path).exists() for home in HOMES)
