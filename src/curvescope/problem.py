@@ -19,6 +19,7 @@ from curvescope.losses import Loss, as_loss
 from curvescope.models.exchange import Change, evaluating
 from curvescope.models.load import load
 from curvescope.models.model import Model
+from curvescope.models.reentrant import RefuseReentrant
 
 T = TypeVar("T")
 Leaves = dict[str, Tensor]
@@ -151,7 +152,8 @@ class Problem:
         """
         parameters = self.parameters
         leaves = {name: parameters[name].detach().requires_grad_() for name in names}
-        found = run(leaves)
+        with RefuseReentrant():
+            found = run(leaves)
         held = self._held(leaves, [end for end in ends(found) if end is not None])
         if not held:
             return leaves, found

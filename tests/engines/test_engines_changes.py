@@ -84,6 +84,13 @@ class LearnedMLP(Gated):
         self.scale = nn.Parameter(torch.tensor(1.0))
 
 
+class PlainMLP(Gated):
+    def __init__(self) -> None:
+        super().__init__()
+        del self._buffers["scale"]
+        self.scale = torch.ones((), dtype=torch.float64)
+
+
 class MyRMSNorm(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -218,6 +225,7 @@ CASES = {
     "targets that do not count any more": Case(Net, lambda m, x, y: y[:1].fill_(-100)),
     "scale of a gated layer": Case(lambda: Inner(GatedMLP()), do(lambda m: m.inner.scale.fill_(0.3))),
     "scale of a gated layer, learned": Case(lambda: Inner(LearnedMLP()), do(lambda m: m.inner.scale.data.fill_(0.3))),
+    "scale of a gated layer, a plain tensor": Case(lambda: Inner(PlainMLP()), do(lambda m: m.inner.scale.fill_(0.3))),
     "activation of a gated layer": Case(lambda: Inner(GatedMLP()), set_("inner.act_fn", torch.sigmoid)),
     "epsilon of an RMS norm": Case(lambda: Inner(MyRMSNorm()), set_("inner.eps", 0.7)),
     "causal or not": Case(lambda: Inner(Attention()), set_("inner.is_causal", False)),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from curvescope.algorithms.checks import check_count, check_slices, check_square
+from curvescope.algorithms.checks import check_count, check_slices, check_square, of_one_matrix
 from curvescope.algorithms.columns import to_numpy
 from curvescope.algorithms.intervals import student
 from curvescope.algorithms.mean_square import column_norms, mean_square
@@ -70,6 +70,7 @@ class BlockMap(Result):
         return blocks.heat_map(ax, self.names, self.frobenius / entries, label="root mean square entry")
 
 
+@of_one_matrix
 def block_map(
     op: LinearOperator, slices: Mapping[str, slice] | None = None, *, num_probes: int = 4, seed: int = 0
 ) -> BlockMap:

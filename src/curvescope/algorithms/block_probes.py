@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from curvescope.algorithms.checks import check_count, check_square
+from curvescope.algorithms.checks import check_count, check_square, of_one_matrix
 from curvescope.algorithms.columns import column_dots, gather_samples, mean_and_stderr, probe_batches
 from curvescope.algorithms.intervals import mean_interval, positive_interval
 from curvescope.algorithms.mean_square import column_norms, mean_square
@@ -36,6 +36,7 @@ class OwnProbes(Result):
     norm_high: float = math.nan
 
 
+@of_one_matrix
 def own_probes(op: LinearOperator, *, num_probes: int = 8, seed: int = 0) -> OwnProbes:
     """Trace and Frobenius norm of a square operator from the same Rademacher probes.
 

@@ -4,15 +4,32 @@ from __future__ import annotations
 
 import math
 import operator as numbers
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
 
 from curvescope.core.errors import ShapeError, UsageError
 from curvescope.core.operator import LinearOperator, check_square_symmetric
 
+P = ParamSpec("P")
+T = TypeVar("T")
 GIB = 2**30
 DEFAULT_TOL = {torch.float64: 1e-8, torch.float32: 1e-4}
+
+
+def of_one_matrix(algorithm: Callable[Concatenate[LinearOperator, P], T]) -> Callable[Concatenate[Any, P], T]:
+    """An algorithm whose products are of one matrix: an error if it changes before the end."""
+
+    @wraps(algorithm)
+    def run(op: Any, *args: P.args, **kwargs: P.kwargs) -> T:
+        if not isinstance(op, LinearOperator):
+            return algorithm(op, *args, **kwargs)  # which says what it needs
+        with op.steady():
+            return algorithm(op, *args, **kwargs)
+
+    return run
 
 
 def check_operator(op: LinearOperator, what: str) -> None:

@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from curvescope.algorithms.checks import check_count, check_number, check_slices, check_symmetric
+from curvescope.algorithms.checks import (
+    check_count,
+    check_number,
+    check_slices,
+    check_symmetric,
+    of_one_matrix,
+)
 from curvescope.algorithms.columns import mean_and_stderr
 from curvescope.algorithms.distribution import Cumulative, Outliers, Share, cumulative, outliers, share_within
 from curvescope.algorithms.intervals import positive_interval, student
@@ -146,6 +152,7 @@ class SpectralDensity(Result):
         )
 
 
+@of_one_matrix
 def spectral_density(
     op: LinearOperator,
     *,
@@ -177,6 +184,7 @@ def spectral_density(
     return block_density(op, whole, **options, reorthogonalize=reorthogonalize, max_gib=max_gib)[""]
 
 
+@of_one_matrix
 def block_density(
     op: LinearOperator,
     slices: Mapping[str, slice] | None = None,

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from curvescope.algorithms.checks import check_count, check_square
+from curvescope.algorithms.checks import check_count, check_square, of_one_matrix
 from curvescope.algorithms.columns import probe_batches, summing_dtype, to_numpy
 from curvescope.algorithms.intervals import mean_interval
 from curvescope.algorithms.mean_square import safe_scale
@@ -37,6 +37,7 @@ class DiagonalEstimate(Result):
         return mean_interval(self.values, self.stderr, self.num_products - 1, nonnegative=self.psd)
 
 
+@of_one_matrix
 def diagonal(op: LinearOperator, *, num_probes: int = 64, seed: int = 0) -> DiagonalEstimate:
     """Diagonal of a square operator, without bias: the mean of v ∘ (A v) over Rademacher probes v.
 

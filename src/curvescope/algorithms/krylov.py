@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from curvescope.algorithms.checks import check_count, check_symmetric
+from curvescope.algorithms.checks import check_count, check_symmetric, of_one_matrix
 from curvescope.algorithms.vectors import check_finite, column_dots, comfortable, norms, orthogonalize
 from curvescope.core.errors import ShapeError
 from curvescope.core.operator import LinearOperator, as_columns
@@ -116,6 +116,7 @@ class Recurrence:
         return Tridiagonals(alpha, beta, self.lengths.copy(), alpha.shape[0] * self.count)
 
 
+@of_one_matrix
 def lanczos(
     op: LinearOperator, start_columns: Tensor | np.ndarray, num_steps: int, *, reorthogonalize: bool = True
 ) -> Tridiagonals:

@@ -14,6 +14,7 @@ from curvescope.algorithms.checks import (
     check_choice,
     check_count,
     check_symmetric,
+    of_one_matrix,
     relative_tolerance,
 )
 from curvescope.algorithms.columns import columns_at_once
@@ -67,6 +68,7 @@ class Eigenpairs(Result):
         return pd.DataFrame(columns)
 
 
+@of_one_matrix
 def eigsh(
     op: LinearOperator,
     k: int = 6,

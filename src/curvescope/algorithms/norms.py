@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from curvescope.algorithms.checks import check_count, check_operator, relative_tolerance
+from curvescope.algorithms.checks import check_count, check_operator, of_one_matrix, relative_tolerance
 from curvescope.algorithms.columns import gather_samples, norms, probe_batches
 from curvescope.algorithms.lanczos import eigsh
 from curvescope.algorithms.mean_square import column_norms, mean_square
@@ -47,6 +47,7 @@ class SpectralNorm(Result):
     seed: int
 
 
+@of_one_matrix
 def frobenius_norm(op: LinearOperator, *, num_probes: int = 32, seed: int = 0) -> FrobeniusNorm:
     """‖A‖_F from E ‖A v‖² = ‖A‖_F² over Rademacher probes v. Needs no transposed products."""
     check_operator(op, "frobenius_norm")
@@ -66,6 +67,7 @@ def frobenius_norm(op: LinearOperator, *, num_probes: int = 32, seed: int = 0) -
     )
 
 
+@of_one_matrix
 def spectral_norm(
     op: LinearOperator, *, tol: float | None = None, max_products: int | None = None, seed: int = 0
 ) -> SpectralNorm:

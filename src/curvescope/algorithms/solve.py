@@ -15,6 +15,7 @@ from curvescope.algorithms.checks import (
     check_count,
     check_number,
     check_symmetric,
+    of_one_matrix,
     relative_tolerance,
 )
 from curvescope.algorithms.iterations import Stop, conjugate_gradients, minimal_residuals
@@ -42,6 +43,7 @@ class Solution(Result):
     damping: float
 
 
+@of_one_matrix
 def solve(
     op: LinearOperator,
     b: Tensor | np.ndarray,

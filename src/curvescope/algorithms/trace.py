@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from curvescope.algorithms.checks import check_choice, check_count, check_slices, check_square
+from curvescope.algorithms.checks import check_choice, check_count, check_slices, check_square, of_one_matrix
 from curvescope.algorithms.columns import (
     apply,
     column_dots,
@@ -105,6 +105,7 @@ class BlockTraces(Result):
         return pd.DataFrame({**columns, "low": low, "high": high})
 
 
+@of_one_matrix
 def trace(
     op: LinearOperator,
     *,
@@ -148,6 +149,7 @@ def trace(
     )
 
 
+@of_one_matrix
 def block_traces(
     op: LinearOperator, slices: Mapping[str, slice] | None = None, *, num_probes: int = 32, seed: int = 0
 ) -> BlockTraces:

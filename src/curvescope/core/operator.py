@@ -7,7 +7,8 @@ and returns `(m,)` or `(m, k)`. Sums, products, multiples and transposes are laz
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
@@ -74,6 +75,19 @@ class LinearOperator(ABC):
 
     def __neg__(self) -> LinearOperator:
         return Scaled(self, -1.0)
+
+    @contextmanager
+    def steady(self) -> Iterator[None]:
+        """Products inside belong together, as those of an algorithm: they are products of one matrix.
+
+        Whoever keeps something between products gives its guarantee once for all of them; an operator that
+        is made of others asks each of them.
+        """
+        with ExitStack() as parts:
+            for part in vars(self).values():
+                if isinstance(part, LinearOperator):
+                    parts.enter_context(part.steady())
+            yield
 
     def dense(self, *, chunk: int = 64) -> Tensor:
         """The matrix itself, (m, n), from products with `chunk` columns of the identity at a time."""

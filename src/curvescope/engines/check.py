@@ -20,6 +20,7 @@ from curvescope.core.errors import CurvescopeError
 from curvescope.core.seeds import generator
 from curvescope.data.batches import Batch
 from curvescope.engines import ask, works
+from curvescope.engines.digest import digest, same
 from curvescope.engines.run import FusedRunner, PlainRunner, Runner, find_head
 from curvescope.engines.snapshot import Snapshot, modes
 from curvescope.models.fused import Fused, fuse
@@ -38,6 +39,11 @@ class Known:
     snapshot: Snapshot
     fused: Fused | None
     head: int | None
+    numbers: tuple[Tensor, ...]  # in tensors that are no parameters, summed up
+
+    def holds(self) -> bool:
+        """Whether the module does what it did, with the same numbers apart from its parameters."""
+        return self.snapshot.same() and same(digest(self.snapshot.tensors), self.numbers)
 
     def runner(self, problem: Problem, *, checkpoint: bool) -> Runner:
         """How the module of the problem is run."""
@@ -49,31 +55,34 @@ class Known:
 _known: WeakKeyDictionary[Model, dict[Any, Known]] = WeakKeyDictionary()
 
 
-def known(problem: Problem, few: Batch, *, engine: str, checkpoint: bool) -> Known:
-    """What is known of the problem's model, found out where nothing is or where the model has changed."""
+def known(problem: Problem, few: Batch, *, engine: str, checkpoint: bool) -> tuple[Known, bool]:
+    """What is known of the problem's model; and whether it was found out now, because the model is new or
+    has changed.
+    """
     kind = (engine, checkpoint, problem.dtype, problem.device, type(problem.loss), modes())
     entries = _known.setdefault(problem.model, {})
-    if kind not in entries or not entries[kind].snapshot.same():
+    new = kind not in entries or not entries[kind].holds()
+    if new:
         problem.check_structure()
-        entries[kind] = _find_out(problem, few, engine, checkpoint)
-    return entries[kind]
+        snapshot = Snapshot(problem.model.module, problem.model.options, problem.loss)
+        fused, head = _find_out(problem, few, engine, checkpoint)
+        snapshot.settle()
+        entries[kind] = Known(snapshot, fused, head, digest(snapshot.tensors))
+    return entries[kind], new
 
 
-def _find_out(problem: Problem, few: Batch, engine: str, checkpoint: bool) -> Known:
+def _find_out(problem: Problem, few: Batch, engine: str, checkpoint: bool) -> tuple[Fused | None, int | None]:
+    """Kernels for the problem's model and its head; None for both where the module is run as it is."""
     model = problem.model
-    snapshot = Snapshot(model.module, model.options, problem.loss)
-    plain = Known(snapshot, None, None)
     if engine == "autograd":
         ask.answer(problem, few)
-        snapshot.settle()
-        return plain
+        return None, None
     fused = fuse(model)
     try:
         v = _direction(problem)
         theirs = _product(problem, few, PlainRunner(problem), v)
     except (CurvescopeError, RuntimeError):
-        snapshot.settle()
-        return Known(snapshot, fused, None)  # nothing to compare with; the product will say why
+        return fused, None  # nothing to compare with; the product will say why
     try:
         head = find_head(problem, fused, few)
         ours = _product(problem, few, FusedRunner(problem, fused, head, checkpoint=checkpoint), v)
@@ -81,12 +90,10 @@ def _find_out(problem: Problem, few: Batch, engine: str, checkpoint: bool) -> Kn
         if engine == "fast":
             raise
         LOG.info("%s is differentiated as it is, without our kernels: %s", model.name, error)
-        snapshot.settle()
-        return plain
-    snapshot.settle()
+        return None, None
     if all(bool(torch.isfinite(t).all()) for t in theirs.values()):  # if not, the product will say so
         _compare(problem, few, v, ours, theirs)
-    return Known(snapshot, fused, head)
+    return fused, head
 
 
 def _direction(problem: Problem) -> dict[str, Tensor]:

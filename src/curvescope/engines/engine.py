@@ -119,7 +119,7 @@ class Engine:
                 raise _moved(self.problem)
 
     def _bind(self) -> None:
-        before, known = self._watch.known, self._watch.look()
+        known = self._watch.look()
         if known is None:
             return
         if self._steady:
@@ -128,7 +128,7 @@ class Engine:
         self._kept.forget()
         self._recorder = self._group = None
         self._runner = known.runner(self.problem, checkpoint=self._checkpoint)
-        if known is before:  # the same model at other numbers: its derivatives were checked
+        if not self._watch.found_out:  # a model whose derivatives were checked, maybe at other numbers
             self._verify(known)
 
     def _verify(self, known: Known) -> None:

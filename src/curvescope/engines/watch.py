@@ -23,10 +23,14 @@ from curvescope.problem import Problem
 
 @final
 class Watch:
-    """The state of a problem, as an engine saw it last; `known` is what was found out of its model."""
+    """The state of a problem, as an engine saw it last.
+
+    `known` is what is known of its model, `found_out` whether that was found at the last look.
+    """
 
     def __init__(self, problem: Problem, *, engine: str, checkpoint: bool):
         self._problem, self._engine, self._checkpoint = problem, engine, checkpoint
+        self.found_out = False
         self._few: ask.Few | None = None
         self.known: Known | None = None
         self._loss: Snapshot | None = None
@@ -50,7 +54,9 @@ class Watch:
         if self.known is not None and self._where() == self._places:
             return None
         self._few, self._fresh = None, True
-        self.known = known(self._problem, self.few.batch, engine=self._engine, checkpoint=self._checkpoint)
+        self.known, self.found_out = known(
+            self._problem, self.few.batch, engine=self._engine, checkpoint=self._checkpoint
+        )
         self._loss, self._places = Snapshot(self._problem.loss), self._where()
         return self.known
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 from abc import abstractmethod
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Self
 
 import torch
@@ -90,9 +90,11 @@ class CurvatureOperator(LinearOperator):
         check_finite(total, self.problem)
         return total
 
-    def steady(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def steady(self) -> Iterator[None]:
         """Products inside belong together: an error at the end if the model or the data have changed."""
-        return self.engine.steady()
+        with self.engine.steady():
+            yield
 
     def _sum(self, V: Tensor, rows: ParamSpace, columns: ParamSpace) -> Tensor:
         """Σ_batches, for at most `chunk` columns at a time."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from math import prod
 from typing import Self
 
@@ -43,9 +44,11 @@ class Jacobian(LinearOperator):
     def _rmatmat(self, U: Tensor) -> Tensor:
         return self.engine.product(lambda: self._pull(U))
 
-    def steady(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def steady(self) -> Iterator[None]:
         """Products inside belong together: an error at the end if the model or the data have changed."""
-        return self.engine.steady()
+        with self.engine.steady():
+            yield
 
     def _push(self, V: Tensor) -> Tensor:
         tangents = self.space.scatter_columns(V)
