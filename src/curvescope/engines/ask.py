@@ -19,6 +19,7 @@ from curvescope.models.exchange import Change, exchanged
 from curvescope.problem import Problem
 
 FEW = 16  # positions of the sequence that is asked
+TRIES = 8  # of a module that draws random numbers, to see that its outputs differ
 ROUNDING = 64  # in units of the last place of the largest output
 
 
@@ -99,9 +100,13 @@ def alike(a: Tensor, b: Tensor) -> bool:
 
 def refuse_random(problem: Problem, batch: Batch) -> None:
     """Raise when the module gives other outputs every time it is asked; the sentence names the layer."""
-    first, second = _layer_outputs(problem, batch), _layer_outputs(problem, batch)
-    other = [name for name in first if name in second and not alike(first[name], second[name])]
-    if not other:
+    first, other = _layer_outputs(problem, batch), []
+    for _ in range(TRIES):  # a few draws may be alike
+        again = _layer_outputs(problem, batch)
+        other = [name for name in first if name in again and not alike(first[name], again[name])]
+        if other:
+            break
+    else:
         return
     name = other[0] or type(problem.model.module).__name__
     raise CurvescopeError(

@@ -92,7 +92,7 @@ class Engine:
             self._forget()
             self._bind()
             found = work()
-            if not self._watch.confirm():
+            if not (self._watch.confirm() and self._watch.confirm()):  # noted, then asked once more
                 ask.refuse_random(self.problem, self._watch.few.batch)
                 raise CurvescopeError(
                     f"{self.problem.model.name} gave other outputs each time it was asked during a product",

@@ -26,6 +26,7 @@ Tensors = Sequence[Tensor | None]
 Core = Callable[[Tensors, Tensors], Tensors]  # constants, directions (k, …) -> outputs (k, …)
 
 _torch: Any = torch  # for names that torch does not declare
+DEEPEST = 8  # nesting of batched backwards
 _SINGLE = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -105,7 +106,7 @@ def launch(core: Core, constants: Tensors, directions: Tensors) -> Tensors:
         return _Launch.apply(core, len(constants), *constants, *directions)
     if not any(is_batched(t) for t in directions):
         return _single(core, constants, directions)
-    level = _level()
+    level = next(level_of(t) for t in directions if t is not None and is_batched(t))
     k = next(_torch._remove_batch_dim(t, level, 1, 0).shape[0] for t in directions if is_batched(t))
     plain = [None if t is None else _torch._remove_batch_dim(t, level, k, 0) for t in directions]
     return tuple(None if t is None else _torch._add_batch_dim(t, 0, level) for t in core(constants, plain))
@@ -134,11 +135,14 @@ def refuse_third() -> None:
         )
 
 
-def _level() -> int:
-    """How deep batched backwards are nested now."""
-    above = _torch._C._vmapmode_increment_nesting()
-    _torch._C._vmapmode_decrement_nesting()
-    return above - 1
+def level_of(t: Tensor) -> int:
+    """At which nesting of batched backwards t was batched.
+
+    The tensor is asked, not the thread: on a GPU a backward runs in threads of autograd's own, which do not
+    know how deep their caller is.
+    """
+    levels = range(1, DEEPEST + 1)
+    return next(level for level in levels if not is_batched(_torch._remove_batch_dim(t, level, 1, 0)))
 
 
 def _single(core: Core, constants: Tensors, directions: Tensors) -> tuple[Tensor | None, ...]:

@@ -1,0 +1,115 @@
+"""Parts of a module are exchanged for a while: left in any order, after errors, one thread at a time."""
+
+import signal
+import threading
+
+import pytest
+import torch
+from torch import nn
+
+from curvescope.core.interrupts import uninterrupted
+from curvescope.models.exchange import Change, evaluating, exchanged, locked, parameters_at
+
+
+def test_a_place_is_put_back_in_whatever_order_blocks_are_left():
+    held = {"a": 1}
+    first, second = exchanged([Change(held, "a", 2)]), exchanged([Change(held, "a", 3)])
+    first.__enter__()
+    second.__enter__()
+    assert held["a"] == 3
+    first.__exit__(None, None, None)
+    assert held["a"] == 3
+    second.__exit__(None, None, None)
+    assert held == {"a": 1}
+
+
+def test_what_was_not_there_is_gone_again():
+    layer = nn.Linear(2, 2)
+    with exchanged([Change(vars(layer), "forward", lambda x: x)]):
+        assert layer(5) == 5
+    assert "forward" not in vars(layer)
+
+
+def test_what_somebody_else_wrote_stays():
+    held = {"a": 1}
+    with exchanged([Change(held, "a", 2)]):
+        held["a"] = 7
+    assert held == {"a": 7}
+
+
+def test_of_two_changes_of_one_place_the_later_counts():
+    held = {"a": 1}
+    with exchanged([Change(held, "a", 2), Change(held, "a", 3)]):
+        assert held["a"] == 3
+    assert held == {"a": 1}
+
+
+def test_after_an_error_everything_is_as_it_was():
+    net = nn.Sequential(nn.Linear(2, 2), nn.Dropout())
+    modes = []
+    net[1].register_forward_hook(lambda m, i, o: modes.append(m.training))
+    net.append(nn.Linear(3, 3))  # which does not fit
+    with pytest.raises(RuntimeError), evaluating(net):
+        net(torch.ones(1, 2))
+    assert modes == [False]
+    assert net.training
+    assert net[1].training
+
+
+def test_tied_parameters_are_exchanged_in_all_their_places():
+    net = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
+    net[1].weight = net[0].weight
+    own = net[0].weight
+    with exchanged(parameters_at(net, {"0.weight": torch.zeros(2, 2)})):
+        assert not net(torch.ones(1, 2)).any()
+    assert net[0].weight is own
+    assert net[1].weight is own
+
+
+def test_threads_take_turns_with_modules_that_share_a_part():
+    shared = nn.Linear(2, 2)
+    left, right = nn.Sequential(shared, nn.ReLU()), nn.Sequential(nn.Tanh(), shared)
+    inside, most = [0], [0]
+
+    def work(module: nn.Module) -> None:
+        for _ in range(50):
+            with locked(module), locked(module):
+                inside[0] += 1
+                most[0] = max(most[0], inside[0])
+                threading.Event().wait(1e-4)
+                inside[0] -= 1
+
+    threads = [threading.Thread(target=work, args=(m,)) for m in (left, right, left)]
+    [t.start() for t in threads]
+    [t.join() for t in threads]
+    assert most == [1]
+
+
+def test_an_interrupt_waits_for_the_end_of_the_block():
+    done = []
+
+    def work() -> None:
+        with uninterrupted():
+            signal.raise_signal(signal.SIGINT)
+            done.append("all of it")
+
+    with pytest.raises(KeyboardInterrupt):
+        work()
+    assert done == ["all of it"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_an_interrupt_in_the_middle_leaves_the_module_as_it_was():
+    net = nn.Sequential(*(nn.Dropout() for _ in range(50)))
+
+    class Interrupting(dict):
+        def __setitem__(self, key, value):
+            super().__setitem__(key, value)
+            signal.raise_signal(signal.SIGINT)
+
+    held = Interrupting(a=1)
+    changes = [*(Change(vars(m), "training", False) for m in net), Change(held, "a", 2)]
+    with pytest.raises(KeyboardInterrupt), exchanged(changes):
+        pass
+    assert all(m.training for m in net)
+    assert held["a"] == 1
