@@ -53,7 +53,9 @@ def check_everything(instance, seed, tolerance):
                 close(found.trace((one, two), part), want.trace())
 
 
-@pytest.mark.parametrize("seed", range(220))
+@pytest.mark.parametrize(
+    "seed", [*range(40), *(pytest.param(i, marks=pytest.mark.slow) for i in range(40, 220))]
+)
 def test_everything_agrees_with_automatic_differentiation(seed):
     check_everything(random_instance(seed), seed, 1e-11)
 

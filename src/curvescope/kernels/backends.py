@@ -26,7 +26,7 @@ Tensors = Sequence[Tensor | None]
 Core = Callable[[Tensors, Tensors], Tensors]  # constants, directions (k, …) -> outputs (k, …)
 
 _torch: Any = torch  # for names that torch does not declare
-DEEPEST = 8  # nesting of batched backwards
+DEEPEST = 64  # nesting of batched backwards
 _SINGLE = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -107,9 +107,9 @@ def launch(core: Core, constants: Tensors, directions: Tensors) -> Tensors:
     if not any(is_batched(t) for t in directions):
         return _single(core, constants, directions)
     level = next(level_of(t) for t in directions if t is not None and is_batched(t))
-    k = next(_torch._remove_batch_dim(t, level, 1, 0).shape[0] for t in directions if is_batched(t))
-    plain = [None if t is None else _torch._remove_batch_dim(t, level, k, 0) for t in directions]
-    return tuple(None if t is None else _torch._add_batch_dim(t, 0, level) for t in core(constants, plain))
+    k = next(without_batch(t, level).shape[0] for t in directions if t is not None and is_batched(t))
+    plain = [None if t is None else without_batch(t, level, k) for t in directions]
+    return tuple(None if t is None else with_batch(t, level) for t in core(constants, plain))
 
 
 def is_batched(t: Tensor | None) -> bool:
@@ -141,8 +141,20 @@ def level_of(t: Tensor) -> int:
     The tensor is asked, not the thread: on a GPU a backward runs in threads of autograd's own, which do not
     know how deep their caller is.
     """
-    levels = range(1, DEEPEST + 1)
-    return next(level for level in levels if not is_batched(_torch._remove_batch_dim(t, level, 1, 0)))
+    for level in range(1, DEEPEST + 1):
+        if not is_batched(without_batch(t, level)):
+            return level
+    raise RuntimeError("batching rule not implemented: nested is_grads_batched")
+
+
+def without_batch(t: Tensor, level: int, k: int = 1) -> Tensor:
+    """The tensor with its batch as axis 0; one that is not batched there gets an axis of k equal entries."""
+    return _torch._remove_batch_dim(t, level, k, 0)
+
+
+def with_batch(t: Tensor, level: int, axis: int = 0) -> Tensor:
+    """An axis of a tensor as its batch."""
+    return _torch._add_batch_dim(t, axis, level)
 
 
 def _single(core: Core, constants: Tensors, directions: Tensors) -> tuple[Tensor | None, ...]:
