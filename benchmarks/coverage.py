@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from curvescope.algorithms import block_map, diagonal, frobenius_norm, trace
-from curvescope.algorithms.block_probes import own_probes
+from curvescope.algorithms.blocks.probes import own_probes
 from curvescope.core.operator import Matrix
 from curvescope.operators import GGN, Functional, Hessian
 from curvescope.studies.blocks import Config

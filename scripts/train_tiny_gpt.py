@@ -22,7 +22,7 @@ from torch import Tensor
 import curvescope as cs
 from curvescope.core.seeds import generator
 from curvescope.data.corpora import stdlib_files
-from curvescope.models.zoo import zoo_model
+from curvescope.models.zoo.folder import zoo_model
 from curvescope.tokenizers import BPETokenizer
 from curvescope.train import TrainConfig, train
 

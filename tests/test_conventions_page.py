@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from curvescope.algorithms.intervals import student
+from curvescope.algorithms.estimates.intervals import student
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "conventions.md").read_text(encoding="utf-8")

@@ -147,10 +147,10 @@ if TYPE_CHECKING:
     from curvescope.data.text import text
     from curvescope.losses import CrossEntropy, CustomLoss, Loss, SquaredError
     from curvescope.models.load import load
-    from curvescope.models.mlp import MLP, MLPConfig
     from curvescope.models.model import Model
-    from curvescope.models.transformer import Transformer, TransformerConfig
-    from curvescope.models.zoo import save
+    from curvescope.models.zoo.folder import save
+    from curvescope.models.zoo.mlp import MLP, MLPConfig
+    from curvescope.models.zoo.transformer import Transformer, TransformerConfig
     from curvescope.operators import (
         GGN,
         EmpiricalFisher,

@@ -16,10 +16,10 @@ from curvescope.core.graph import leaves_of
 from curvescope.core.progress import track
 from curvescope.data.batches import Batch, Batches, as_batches
 from curvescope.losses import Loss, as_loss
-from curvescope.models.exchange import Change, evaluating
 from curvescope.models.load import load
 from curvescope.models.model import Model
-from curvescope.models.reentrant import RefuseReentrant
+from curvescope.models.running.exchange import Change, evaluating
+from curvescope.models.running.reentrant import RefuseReentrant
 
 T = TypeVar("T")
 Leaves = dict[str, Tensor]

@@ -20,8 +20,8 @@ from curvescope.algorithms import (
     frobenius_norm,
     trace,
 )
-from curvescope.algorithms.block_probes import own_probes
-from curvescope.algorithms.intervals import mean_interval, positive_interval, student
+from curvescope.algorithms.blocks.probes import own_probes
+from curvescope.algorithms.estimates.intervals import mean_interval, positive_interval, student
 from curvescope.core.operator import Matrix
 
 SEEDS = range(200)

@@ -6,7 +6,7 @@ import torch
 from algorithms_known import SPECTRA, Counting, uniform, wanted, with_spectrum
 
 from curvescope.algorithms import Eigenpairs, eigsh, lanczos
-from curvescope.algorithms import restart as restart_module
+from curvescope.algorithms.spectra import restart as restart_module
 from curvescope.core.errors import CurvescopeError, ShapeError, UsageError
 from curvescope.core.operator import FunctionOperator, Matrix
 from curvescope.core.seeds import generator, probes

@@ -9,7 +9,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 import curvescope as cs
 from curvescope.engines.checkpoint import checkpointed, repeated_layers
-from curvescope.models.exchange import exchanged
+from curvescope.models.running.exchange import exchanged
 
 MAKERS = {
     "hessian": cs.Hessian,

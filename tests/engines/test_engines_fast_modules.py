@@ -7,8 +7,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import curvescope as cs
-from curvescope.models.fused import fuse
 from curvescope.models.plain import plain_model
+from curvescope.models.running.fused import fuse
 from dense import relative_error
 
 V, D, T = 11, 8, 7

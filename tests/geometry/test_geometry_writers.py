@@ -22,7 +22,7 @@ from curvescope.core.errors import UsageError
 from curvescope.geometry import probe_keys, probe_values
 from curvescope.geometry.attention.directions import decode_heads
 from curvescope.geometry.embeddings import distances, extremes, token_scores
-from curvescope.models.zoo import zoo_model
+from curvescope.models.zoo.folder import zoo_model
 from curvescope.studies.traveling_words import choices, texts
 from curvescope.tokenizers import CharTokenizer
 from curvescope.viz import latex, writers

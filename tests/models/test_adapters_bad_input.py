@@ -14,9 +14,8 @@ import torch
 pytest.importorskip("transformers")
 
 import adapters_cases as cases
-
 import curvescope as cs
-from curvescope.models import hf
+from curvescope.models.hf import source as hf
 
 
 def copied(tmp: Path, **changes: Any) -> Path:

@@ -8,9 +8,8 @@ import torch
 pytest.importorskip("transformers")
 
 import adapters_cases as cases
-from adapters_cases import relative
-
 import curvescope as cs
+from adapters_cases import relative
 
 
 @pytest.mark.parametrize("name", ["gpt2", "gpt_neox", "llama", "gemma", "bert", "vit"])

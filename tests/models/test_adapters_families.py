@@ -11,9 +11,8 @@ import torch
 pytest.importorskip("transformers")
 
 import adapters_cases as cases
-from adapters_cases import relative
-
 import curvescope as cs
+from adapters_cases import relative
 from curvescope.models.adapters import FAMILIES, family_of
 from curvescope.models.capture import capture
 from curvescope.models.model import check_cover

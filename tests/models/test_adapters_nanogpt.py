@@ -9,7 +9,6 @@ from torch import nn
 pytest.importorskip("transformers")
 
 import adapters_cases as cases
-
 import curvescope as cs
 
 

@@ -14,11 +14,11 @@ import torch
 pytest.importorskip("transformers")
 pytest.importorskip("peft")
 
-import adapters_cases as cases
 import peft
-from adapters_cases import relative
 
+import adapters_cases as cases
 import curvescope as cs
+from adapters_cases import relative
 from curvescope.models.capture import capture
 from curvescope.models.model import check_cover
 

@@ -14,8 +14,8 @@ pytest.importorskip("transformers")
 import adapters_cases as cases
 import curvescope as cs
 from adapters_cases import relative
-from curvescope.models import hf
 from curvescope.models.capture import capture
+from curvescope.models.hf import source as hf
 from curvescope.models.model import check_cover
 
 # --------------------------------------------------------------------------------- instances and attention

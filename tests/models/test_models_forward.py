@@ -162,7 +162,7 @@ def test_alibi_slopes_are_exact_in_double_precision(n_heads: int, causal: bool):
 
 
 def test_rope_turns_by_position_and_sees_differences_only():
-    from curvescope.models.transformer import rotate
+    from curvescope.models.zoo.transformer import rotate
 
     source = torch.Generator().manual_seed(0)
     q, k = (torch.randn(4, generator=source).double() for _ in range(2))

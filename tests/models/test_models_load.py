@@ -10,7 +10,7 @@ from torch import nn
 
 import curvescope as cs
 import oracles
-from curvescope.models.zoo import CONFIG, WEIGHTS
+from curvescope.models.zoo.folder import CONFIG, WEIGHTS
 
 SMALL = {"n_layers": 1, "d_model": 4, "n_heads": 2, "n_ctx": 4, "vocab_size": 5}
 

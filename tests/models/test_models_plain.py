@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import curvescope as cs
-from curvescope.models.reentrant import RefuseReentrant
+from curvescope.models.running.reentrant import RefuseReentrant
 
 
 def inference_module() -> nn.Module:

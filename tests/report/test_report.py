@@ -45,7 +45,7 @@ def test_the_report_loads_no_model(run_folder, tmp_path):
     code = (
         "import sys; from curvescope.report import write_page;"
         f"write_page([{str(run_folder)!r}], {str(tmp_path / 'p.html')!r});"
-        "print('curvescope.models.zoo' in sys.modules and 'safetensors' in sys.modules)"
+        "print('curvescope.models.zoo.folder' in sys.modules and 'safetensors' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

@@ -10,8 +10,8 @@ from scipy.integrate import quad
 from scipy.stats import norm
 
 import curvescope as cs
-from curvescope.algorithms.block_probes import own_probes
-from curvescope.algorithms.heterogeneity import WIDTH, heterogeneity
+from curvescope.algorithms.blocks.heterogeneity import WIDTH, heterogeneity
+from curvescope.algorithms.blocks.probes import own_probes
 from curvescope.core.errors import UsageError
 from curvescope.core.operator import Matrix
 from curvescope.operators import GGN, Functional, Hessian

@@ -3,13 +3,13 @@
 They take an operator and nothing about networks, and return frozen results that say how sure they are.
 """
 
-from curvescope.algorithms.block_map import BlockMap, block_map
-from curvescope.algorithms.density import SpectralDensity, block_density, spectral_density
-from curvescope.algorithms.diagonal import DiagonalEstimate, diagonal
-from curvescope.algorithms.lanczos import Eigenpairs, Tridiagonals, eigsh, lanczos
-from curvescope.algorithms.norms import FrobeniusNorm, SpectralNorm, frobenius_norm, spectral_norm
-from curvescope.algorithms.solve import Solution, solve
-from curvescope.algorithms.trace import BlockTraces, TraceEstimate, block_traces, trace
+from curvescope.algorithms.blocks.norm_map import BlockMap, block_map
+from curvescope.algorithms.estimates.diagonal import DiagonalEstimate, diagonal
+from curvescope.algorithms.estimates.norms import FrobeniusNorm, SpectralNorm, frobenius_norm, spectral_norm
+from curvescope.algorithms.estimates.trace import BlockTraces, TraceEstimate, block_traces, trace
+from curvescope.algorithms.spectra.density import SpectralDensity, block_density, spectral_density
+from curvescope.algorithms.spectra.lanczos import Eigenpairs, Tridiagonals, eigsh, lanczos
+from curvescope.algorithms.systems.solve import Solution, solve
 
 __all__ = [
     "BlockMap",

@@ -15,7 +15,7 @@ from curvescope.cli import printing
 from curvescope.data.batches import Batches
 from curvescope.engines import EngineName
 from curvescope.models.load import load
-from curvescope.models.transformer import Transformer, TransformerConfig
+from curvescope.models.zoo.transformer import Transformer, TransformerConfig
 from curvescope.operators import Hessian
 from curvescope.problem import Problem
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from curvescope.core.errors import CurvescopeError
 from curvescope.data.batches import Batch
 from curvescope.engines.memory import result_bytes
-from curvescope.models.exchange import Change, exchanged
+from curvescope.models.running.exchange import Change, exchanged
 from curvescope.problem import Problem
 
 FEW = 16  # positions of the sequence that is asked

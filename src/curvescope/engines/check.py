@@ -23,8 +23,8 @@ from curvescope.engines import ask, works
 from curvescope.engines.digest import digest, same
 from curvescope.engines.run import FusedRunner, PlainRunner, Runner, find_head
 from curvescope.engines.snapshot import Snapshot, modes
-from curvescope.models.fused import Fused, fuse
 from curvescope.models.model import Model
+from curvescope.models.running.fused import Fused, fuse
 from curvescope.problem import Problem, differentiating
 
 LOG = logging.getLogger("curvescope")

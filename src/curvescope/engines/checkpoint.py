@@ -20,9 +20,9 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from curvescope.core.errors import UsageError
 from curvescope.core.graph import leaves_of
 from curvescope.kernels.backends import refuse_third
-from curvescope.models.double import exact
-from curvescope.models.exchange import Change, exchanged, parameters_at
 from curvescope.models.model import Model
+from curvescope.models.running.double import exact
+from curvescope.models.running.exchange import Change, exchanged, parameters_at
 
 Context = Callable[[], AbstractContextManager[Any]]
 Tensors = Sequence[Tensor | None]

@@ -34,7 +34,7 @@ from curvescope.engines.run import PlainRunner, Runner
 from curvescope.engines.watch import Watch
 from curvescope.engines.works import Names, Work, there
 from curvescope.losses.base import Part
-from curvescope.models.exchange import locked
+from curvescope.models.running.exchange import locked
 from curvescope.problem import Problem, differentiating
 
 Tree = dict[str, Tensor]
@@ -235,7 +235,7 @@ def _moved(problem: Problem) -> CurvescopeError:
 
 def _near(ours: Tensor, theirs: Tensor) -> bool:
     """Whether outputs are the same up to what another order of operations may change; in any precision."""
-    from curvescope.models.hf_module import rounding
+    from curvescope.models.hf.module import rounding
 
     finite = theirs.isfinite()
     if not bool(finite.any()):

@@ -21,8 +21,8 @@ from curvescope.kernels.attention.hf import differentiated
 from curvescope.kernels.backends import casting
 from curvescope.kernels.head import LinearHead
 from curvescope.kernels.substitute import FindHead, PlainAttention, Substitute
-from curvescope.models.exchange import Change, evaluation, exchanged
-from curvescope.models.fused import Fused
+from curvescope.models.running.exchange import Change, evaluation, exchanged
+from curvescope.models.running.fused import Fused
 from curvescope.problem import Problem
 
 

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from curvescope.core.errors import UsageError
-from curvescope.models.exchange import evaluating
 from curvescope.models.model import Model
-from curvescope.models.transformer import Transformer
+from curvescope.models.running.exchange import evaluating
+from curvescope.models.zoo.transformer import Transformer
 
 Inputs = Tensor | Mapping[str, Tensor]
 

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from curvescope.core.errors import CurvescopeError, UsageError, near_misses
 from curvescope.models.adapters.table import Place
-from curvescope.models.exchange import evaluating
 from curvescope.models.model import Model
-from curvescope.models.transformer import Transformer
+from curvescope.models.running.exchange import evaluating
+from curvescope.models.zoo.transformer import Transformer
 
 
 def capture(

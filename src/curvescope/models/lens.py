@@ -10,7 +10,7 @@ from torch import nn
 
 from curvescope.models.adapters import hooked_transformer
 from curvescope.models.adapters.build import Heads, build_blocks
-from curvescope.models.hf_module import places_of
+from curvescope.models.hf.module import places_of
 from curvescope.models.model import Model
 from curvescope.models.plain import check_parameters
 

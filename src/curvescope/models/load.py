@@ -12,14 +12,17 @@ import torch
 from torch import nn
 
 from curvescope.core.errors import MissingExtra, UsageError
-from curvescope.models import hf, lens, lora, zoo
-from curvescope.models.hf_module import adapt, is_transformers
-from curvescope.models.mlp import MLP, MLPConfig
+from curvescope.models import lens
+from curvescope.models.hf import lora
+from curvescope.models.hf import source as hf
+from curvescope.models.hf.module import adapt, is_transformers
 from curvescope.models.model import Model
-from curvescope.models.names import BUNDLED
 from curvescope.models.nanogpt import read_nanogpt
 from curvescope.models.plain import mode_notes, plain_model
-from curvescope.models.transformer import Transformer, TransformerConfig
+from curvescope.models.zoo import folder as zoo
+from curvescope.models.zoo.mlp import MLP, MLPConfig
+from curvescope.models.zoo.names import BUNDLED
+from curvescope.models.zoo.transformer import Transformer, TransformerConfig
 
 
 def load(

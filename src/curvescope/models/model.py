@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from curvescope.core.blocks import Block, ParamSpace, select
 from curvescope.core.errors import ShapeError, UsageError
 from curvescope.models.adapters.table import Place
-from curvescope.models.double import exact
-from curvescope.models.exchange import Change, evaluating, exchanged, locked, parameters_at
-from curvescope.models.standins import GENERIC, Standin
+from curvescope.models.running.double import exact
+from curvescope.models.running.exchange import Change, evaluating, exchanged, locked, parameters_at
+from curvescope.models.running.standins import GENERIC, Standin
 
 
 def no_settings(module: nn.Module) -> list[Change]:

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from curvescope.core.errors import CurvescopeError, UsageError
-from curvescope.models import zoo
 from curvescope.models.model import Model
-from curvescope.models.transformer import Transformer, TransformerConfig
+from curvescope.models.zoo import folder as zoo
+from curvescope.models.zoo.transformer import Transformer, TransformerConfig
 
 _ARGS = {"n_layers": "n_layer", "n_heads": "n_head", "d_model": "n_embd", "n_ctx": "block_size"}
 

@@ -32,7 +32,7 @@ from curvescope.core.parts import MatrixName
 from curvescope.losses import Loss
 from curvescope.models.load import load
 from curvescope.models.model import Model
-from curvescope.models.transformer import Transformer, TransformerConfig
+from curvescope.models.zoo.transformer import Transformer, TransformerConfig
 from curvescope.problem import Problem
 
 

@@ -18,9 +18,9 @@ from curvescope.core.parts import MatrixName
 from curvescope.core.seeds import generator
 from curvescope.data.batches import Batch, Batches
 from curvescope.losses import Loss
-from curvescope.models.exchange import evaluating
 from curvescope.models.model import Model
-from curvescope.models.transformer import Transformer
+from curvescope.models.running.exchange import evaluating
+from curvescope.models.zoo.transformer import Transformer
 from curvescope.problem import Problem
 
 LIMIT = 2048  # entries L d of one sequence's attention output; B holds their square

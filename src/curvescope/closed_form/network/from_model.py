@@ -27,7 +27,7 @@ from curvescope.closed_form.objectives import Objective
 from curvescope.core.errors import UsageError
 from curvescope.data.batches import Batch
 from curvescope.losses import Loss
-from curvescope.models.transformer import TransformerConfig
+from curvescope.models.zoo.transformer import TransformerConfig
 from curvescope.problem import Problem
 
 __all__ = [

@@ -16,7 +16,7 @@ from curvescope.geometry.roles import read_norm
 from curvescope.geometry.sphere import unscale
 from curvescope.models.capture import capture
 from curvescope.models.model import Model
-from curvescope.models.transformer import Transformer
+from curvescope.models.zoo.transformer import Transformer
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from curvescope.geometry.attention.rotary import rotary_of
 from curvescope.geometry.factored import factor_all
 from curvescope.geometry.roles import check_layer, norm_of, read_norm, weight
 from curvescope.models.model import Model
-from curvescope.models.transformer import Transformer
+from curvescope.models.zoo.transformer import Transformer
 
 
 def heads(model: Model, layer: int, *, folded: bool = True) -> list[Circuit]:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from curvescope.core.errors import UsageError
 from curvescope.models.model import Model
-from curvescope.models.transformer import Transformer
+from curvescope.models.zoo.transformer import Transformer
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,8 +15,8 @@ from torch import Tensor
 from curvescope.geometry.roles import check_vocabulary, has_lens, norm_of, weight
 from curvescope.geometry.sphere import Norm, project
 from curvescope.geometry.stream import Stream, block_paths
-from curvescope.models.exchange import evaluating
 from curvescope.models.model import Model
+from curvescope.models.running.exchange import evaluating
 
 TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-10}  # of the largest logit, see `readout`
 

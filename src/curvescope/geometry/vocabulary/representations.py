@@ -14,8 +14,8 @@ from curvescope.geometry.sphere import Norm
 from curvescope.geometry.stream import block_paths
 from curvescope.geometry.vocabulary.names import names_of
 from curvescope.geometry.vocabulary.references import Reference, ReferenceKind
-from curvescope.models.exchange import evaluating
 from curvescope.models.model import Model
+from curvescope.models.running.exchange import evaluating
 
 How = Literal["auto", "raw", "position", "run", "mean"]
 _CHUNK = 512

@@ -3,7 +3,7 @@
 from typing import Any
 
 from curvescope.models.adapters.table import Family
-from curvescope.models.exchange import Change
+from curvescope.models.running.exchange import Change
 
 
 def _as_trained(module: Any) -> list[Change]:

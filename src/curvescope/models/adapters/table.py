@@ -16,8 +16,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from curvescope.models.exchange import Change
-from curvescope.models.standins import GENERIC, Standin
+from curvescope.models.running.exchange import Change
+from curvescope.models.running.standins import GENERIC, Standin
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import Literal
 from curvescope.data.batches import Batches
 from curvescope.data.tasks import task
 from curvescope.models.load import load
-from curvescope.models.transformer import TransformerConfig
+from curvescope.models.zoo.transformer import TransformerConfig
 from curvescope.problem import Problem
 
 SEED = 1234

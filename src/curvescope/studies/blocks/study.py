@@ -27,8 +27,8 @@ from curvescope.algorithms import (
     eigsh,
     spectral_density,
 )
-from curvescope.algorithms.block_probes import OwnProbes, own_probes
-from curvescope.algorithms.heterogeneity import Heterogeneity, heterogeneity
+from curvescope.algorithms.blocks.heterogeneity import Heterogeneity, heterogeneity
+from curvescope.algorithms.blocks.probes import OwnProbes, own_probes
 from curvescope.core.blocks import Block, select
 from curvescope.core.errors import UsageError, near_misses
 from curvescope.core.numbers import with_error

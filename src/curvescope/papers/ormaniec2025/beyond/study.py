@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import torch
 
-from curvescope.algorithms.block_probes import own_probes
+from curvescope.algorithms.blocks.probes import own_probes
 from curvescope.core.errors import UsageError
 from curvescope.core.progress import Progress
 from curvescope.core.result import Result
 from curvescope.models.load import load
 from curvescope.models.model import Model
-from curvescope.models.transformer import Transformer, TransformerConfig
+from curvescope.models.zoo.transformer import Transformer, TransformerConfig
 from curvescope.operators import GGN, Functional
 from curvescope.papers.claims import Claim
 from curvescope.papers.ormaniec2025.growth.settings import PARTS

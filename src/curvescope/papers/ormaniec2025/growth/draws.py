@@ -17,8 +17,8 @@ from torch import Tensor
 from curvescope.core import seeds
 from curvescope.core.parts import Symbol
 from curvescope.data.tasks.addition import addition
-from curvescope.models.mlp import MLP, MLPConfig
-from curvescope.models.transformer import Transformer, TransformerConfig
+from curvescope.models.zoo.mlp import MLP, MLPConfig
+from curvescope.models.zoo.transformer import Transformer, TransformerConfig
 from curvescope.papers.ormaniec2025.growth import streams
 from curvescope.papers.ormaniec2025.growth.settings import (
     CONTEXT,

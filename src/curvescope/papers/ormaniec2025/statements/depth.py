@@ -11,9 +11,9 @@ import torch
 from curvescope.core.seeds import generator
 from curvescope.data.batches import Batches
 from curvescope.models.load import load
-from curvescope.models.mlp import MLPConfig
 from curvescope.models.model import Model
-from curvescope.models.transformer import TransformerConfig
+from curvescope.models.zoo.mlp import MLPConfig
+from curvescope.models.zoo.transformer import TransformerConfig
 from curvescope.operators import GGN, Functional
 from curvescope.papers.ormaniec2025.statements.rows import (
     CORRECTED,

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from curvescope.core.config import Config
 from curvescope.core.errors import ShapeError
-from curvescope.models.transformer_checks import check_config, check_inputs
+from curvescope.models.zoo.checks import check_config, check_inputs
 
 Record = Callable[[str, Tensor], None]
 """Called with a place ('L0.attn.pattern', …) and the tensor found there."""

@@ -13,11 +13,11 @@ from torch import nn
 
 from curvescope.core.blocks import Block, whole
 from curvescope.core.errors import CurvescopeError, UsageError, near_misses
-from curvescope.models.mlp import MLP, MLPConfig
 from curvescope.models.model import Model
-from curvescope.models.names import BUNDLED, REVISIONS
-from curvescope.models.standins import ZOO
-from curvescope.models.transformer import Transformer, TransformerConfig
+from curvescope.models.running.standins import ZOO
+from curvescope.models.zoo.mlp import MLP, MLPConfig
+from curvescope.models.zoo.names import BUNDLED, REVISIONS
+from curvescope.models.zoo.transformer import Transformer, TransformerConfig
 
 CONFIG, WEIGHTS, TOKENIZER = "config.toml", "model.safetensors", "tokenizer.json"
 

@@ -15,9 +15,9 @@ from curvescope.core.errors import CurvescopeError
 from curvescope.models.adapters import FAMILIES, family_of
 from curvescope.models.adapters.build import Heads, body_prefix, build_blocks, plain_name
 from curvescope.models.adapters.table import Family, Place
-from curvescope.models.exchange import Change, evaluating, exchanged
 from curvescope.models.model import Model
 from curvescope.models.plain import check_parameters
+from curvescope.models.running.exchange import Change, evaluating, exchanged
 
 LOG = logging.getLogger("curvescope")
 ATTENTION = "_attn_implementation_internal"  # where a configuration keeps the name of its attention

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from curvescope.algorithms.checks import check_count, check_square, of_one_matrix
 from curvescope.algorithms.columns import probe_batches, summing_dtype, to_numpy
-from curvescope.algorithms.intervals import mean_interval
-from curvescope.algorithms.mean_square import safe_scale
+from curvescope.algorithms.estimates.intervals import mean_interval
+from curvescope.algorithms.estimates.mean_square import safe_scale
 from curvescope.core.operator import LinearOperator
 from curvescope.core.result import Result
 

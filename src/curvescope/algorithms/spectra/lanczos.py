@@ -18,8 +18,8 @@ from curvescope.algorithms.checks import (
     relative_tolerance,
 )
 from curvescope.algorithms.columns import columns_at_once
-from curvescope.algorithms.krylov import Tridiagonals, lanczos
-from curvescope.algorithms.restart import Search, Which, choose
+from curvescope.algorithms.spectra.krylov import Tridiagonals, lanczos
+from curvescope.algorithms.spectra.restart import Search, Which, choose
 from curvescope.algorithms.vectors import (
     check_finite,
     gram,

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from curvescope.algorithms.checks import GIB
 from curvescope.algorithms.columns import columns_at_once
-from curvescope.algorithms.krylov import Recurrence
+from curvescope.algorithms.spectra.krylov import Recurrence
 from curvescope.algorithms.vectors import check_finite, to_numpy
 from curvescope.core.errors import UsageError
 from curvescope.core.operator import LinearOperator

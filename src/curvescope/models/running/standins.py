@@ -84,7 +84,7 @@ def _zoo_norm(norm: Any, x: Tensor, *, second_order: bool = True) -> Tensor:
 
 def _zoo_attentions(layer: Any) -> list[Ours]:
     """Softmax attention whose scores are products of queries and keys, and nothing more."""
-    from curvescope.models.transformer import Record, nowhere
+    from curvescope.models.zoo.transformer import Record, nowhere
 
     cfg, original = layer.cfg, layer.attend
     if cfg.attention != "softmax" or cfg.merged_qk or cfg.score_bias != "none":

@@ -9,8 +9,8 @@ import numpy as np
 
 from curvescope.algorithms.checks import check_count, check_square, of_one_matrix
 from curvescope.algorithms.columns import column_dots, gather_samples, mean_and_stderr, probe_batches
-from curvescope.algorithms.intervals import mean_interval, positive_interval
-from curvescope.algorithms.mean_square import column_norms, mean_square
+from curvescope.algorithms.estimates.intervals import mean_interval, positive_interval
+from curvescope.algorithms.estimates.mean_square import column_norms, mean_square
 from curvescope.core.operator import LinearOperator
 from curvescope.core.result import Result
 

@@ -19,9 +19,9 @@ import torch
 
 from curvescope.core.errors import CurvescopeError, MissingExtra, UsageError
 from curvescope.models.adapters import family_of
-from curvescope.models.hf_errors import one_sentence
-from curvescope.models.hf_module import adapt
-from curvescope.models.hf_tokenizer import read_tokenizer
+from curvescope.models.hf.errors import one_sentence
+from curvescope.models.hf.module import adapt
+from curvescope.models.hf.tokenizer import read_tokenizer
 from curvescope.models.model import Model
 
 LOG = logging.getLogger("curvescope")

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from curvescope.core.config import Config
 from curvescope.core.errors import UsageError
-from curvescope.models.transformer import ACTIVATIONS
+from curvescope.models.zoo.transformer import ACTIVATIONS
 
 
 @dataclass(frozen=True)

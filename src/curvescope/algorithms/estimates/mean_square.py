@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from curvescope.algorithms.columns import mean_and_stderr, summing_dtype
-from curvescope.algorithms.intervals import positive_interval
+from curvescope.algorithms.estimates.intervals import positive_interval
 
 PART = 2**20  # rows at a time
 SAFE = {torch.float64: 120, torch.float32: 14}  # decades around one where squares are normal numbers

@@ -10,7 +10,7 @@ from torch import Tensor
 from curvescope.core.errors import ShapeError, UsageError
 
 if TYPE_CHECKING:
-    from curvescope.models.transformer import TransformerConfig
+    from curvescope.models.zoo.transformer import TransformerConfig
 
 
 def check_config(cfg: TransformerConfig) -> None:

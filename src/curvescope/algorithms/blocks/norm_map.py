@@ -11,8 +11,8 @@ import torch
 
 from curvescope.algorithms.checks import check_count, check_slices, check_square, of_one_matrix
 from curvescope.algorithms.columns import to_numpy
-from curvescope.algorithms.intervals import student
-from curvescope.algorithms.mean_square import column_norms, mean_square
+from curvescope.algorithms.estimates.intervals import student
+from curvescope.algorithms.estimates.mean_square import column_norms, mean_square
 from curvescope.core.operator import LinearOperator
 from curvescope.core.progress import track
 from curvescope.core.result import Result

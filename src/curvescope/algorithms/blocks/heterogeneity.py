@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from curvescope.algorithms.density import SpectralDensity
+from curvescope.algorithms.spectra.density import SpectralDensity
 from curvescope.core.errors import UsageError
 from curvescope.core.result import Result
 

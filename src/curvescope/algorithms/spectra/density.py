@@ -16,9 +16,16 @@ from curvescope.algorithms.checks import (
     of_one_matrix,
 )
 from curvescope.algorithms.columns import mean_and_stderr
-from curvescope.algorithms.distribution import Cumulative, Outliers, Share, cumulative, outliers, share_within
-from curvescope.algorithms.intervals import positive_interval, student
-from curvescope.algorithms.quadrature import Measure, exact_measures, lanczos_measures
+from curvescope.algorithms.estimates.intervals import positive_interval, student
+from curvescope.algorithms.spectra.distribution import (
+    Cumulative,
+    Outliers,
+    Share,
+    cumulative,
+    outliers,
+    share_within,
+)
+from curvescope.algorithms.spectra.quadrature import Measure, exact_measures, lanczos_measures
 from curvescope.core.errors import ShapeError
 from curvescope.core.operator import LinearOperator
 from curvescope.core.result import Result

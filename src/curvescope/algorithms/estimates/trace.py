@@ -21,8 +21,8 @@ from curvescope.algorithms.columns import (
     summing_dtype,
     to_numpy,
 )
-from curvescope.algorithms.intervals import mean_interval, positive_interval
-from curvescope.algorithms.xtrace import leave_one_out
+from curvescope.algorithms.estimates.intervals import mean_interval, positive_interval
+from curvescope.algorithms.estimates.xtrace import leave_one_out
 from curvescope.core.operator import LinearOperator
 from curvescope.core.result import Result
 from curvescope.core.seeds import Probe, probes

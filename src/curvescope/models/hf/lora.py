@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from curvescope.core.errors import CurvescopeError, MissingExtra, UsageError
-from curvescope.models import hf
-from curvescope.models.hf_errors import one_sentence
-from curvescope.models.hf_module import adapt
-from curvescope.models.hf_tokenizer import read_tokenizer
+from curvescope.models.hf import source as hf
+from curvescope.models.hf.errors import one_sentence
+from curvescope.models.hf.module import adapt
+from curvescope.models.hf.tokenizer import read_tokenizer
 from curvescope.models.model import Model
 
 CONFIG = "adapter_config.json"

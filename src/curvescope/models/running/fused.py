@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 from curvescope.core.seeds import generator
 from curvescope.kernels.attention.hf import NAME, register_hf
-from curvescope.models.exchange import Change, exchanged
-from curvescope.models.hf_module import attention_is, is_transformers, rounding, small_outputs
+from curvescope.models.hf.module import attention_is, is_transformers, rounding, small_outputs
 from curvescope.models.model import Model
-from curvescope.models.standins import Ours, Standin
+from curvescope.models.running.exchange import Change, exchanged
+from curvescope.models.running.standins import Ours, Standin
 
 LOG = logging.getLogger("curvescope")
 

@@ -10,8 +10,8 @@ import torch
 
 from curvescope.algorithms.checks import check_count, check_operator, of_one_matrix, relative_tolerance
 from curvescope.algorithms.columns import gather_samples, norms, probe_batches
-from curvescope.algorithms.lanczos import eigsh
-from curvescope.algorithms.mean_square import column_norms, mean_square
+from curvescope.algorithms.estimates.mean_square import column_norms, mean_square
+from curvescope.algorithms.spectra.lanczos import eigsh
 from curvescope.core.operator import FunctionOperator, LinearOperator
 from curvescope.core.result import Result
 

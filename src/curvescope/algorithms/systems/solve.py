@@ -18,7 +18,7 @@ from curvescope.algorithms.checks import (
     of_one_matrix,
     relative_tolerance,
 )
-from curvescope.algorithms.iterations import Stop, conjugate_gradients, minimal_residuals
+from curvescope.algorithms.systems.iterations import Stop, conjugate_gradients, minimal_residuals
 from curvescope.algorithms.vectors import check_finite, comfortable, norms, to_numpy
 from curvescope.core.errors import UsageError
 from curvescope.core.operator import LinearOperator, as_columns

@@ -1,0 +1,1 @@
+"""Linear systems: conjugate gradients and minimal residuals."""
