@@ -112,6 +112,11 @@ class Problem:
         with evaluating(self.model.module):
             return self.model.forward({**self.point, **(parameters or {})}, batch.inputs, changes=changes)
 
+    def answer(self, batch: Batch) -> Tensor:
+        """The outputs on a placed batch of the module as its user calls it, in eval mode."""
+        with evaluating(self.model.module):
+            return self.model.forward(self.point, batch.inputs, as_it_is=True)
+
     def value(self) -> float:
         """L(θ)."""
         total = 0.0
@@ -152,11 +157,18 @@ class Problem:
         """
         parameters = self.parameters
         leaves = {name: parameters[name].detach().requires_grad_() for name in names}
-        with RefuseReentrant():
+        frozen = [p for p in self.model.parameters.values() if not p.requires_grad]
+        with RefuseReentrant(), _thawed(frozen):
             found = run(leaves)
         held = self._held(leaves, [end for end in ends(found) if end is not None])
         if not held:
             return leaves, found
+        if any(p is q for p in held.values() for q in frozen):
+            raise UsageError(
+                f"the module holds {min(held)!r} in a second way (a closure or a list), and it is frozen, so "
+                "that derivatives in it cannot be followed",
+                hint="module.requires_grad_(True)",
+            )
         if not held.keys().isdisjoint(self.point):
             raise UsageError(
                 f"the module holds {min(held)!r} in a second way (a closure or a list), "
@@ -182,6 +194,18 @@ class Problem:
 
     def __repr__(self) -> str:
         return f"Problem({self.model.name!r}, {self.batches!r}, {self.loss.name})"
+
+
+@contextmanager
+def _thawed(frozen: list[Tensor]) -> Iterator[None]:
+    """Frozen parameters are seen in a graph that is made inside."""
+    try:
+        for p in frozen:
+            p.requires_grad_(True)
+        yield
+    finally:
+        for p in frozen:
+            p.requires_grad_(False)
 
 
 @contextmanager

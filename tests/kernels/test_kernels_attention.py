@@ -271,3 +271,34 @@ def test_bad_shapes_are_refused(options, change, words):
 def test_unknown_backend_is_refused():
     with pytest.raises(UsageError, match="backend"):
         attention(*inputs()[:3], backend="cuda")
+
+
+@pytest.mark.parametrize("how", ["none", "causal", "bool mask", "added mask", "grouped", "scaled"])
+def test_plain_attention_is_pytorchs_own(how):
+    """The form that is differentiated twice gives what `sdpa_kernel(MATH)` and the fused forms give."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    from curvescope.kernels.substitute import PlainAttention
+
+    source = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(2, 4, 6, 8, generator=source).double() for _ in range(3))
+    seen = torch.rand(2, 1, 6, 6, generator=source) < 0.6
+    seen[..., 0] = True
+    options = {
+        "none": {},
+        "causal": {"is_causal": True},
+        "bool mask": {"attn_mask": seen},
+        "added mask": {"attn_mask": torch.randn(6, 6, generator=source).double()},
+        "grouped": {"enable_gqa": True},
+        "scaled": {"scale": 0.7},
+    }[how]
+    if how == "grouped":
+        k, v = k[:, :2], v[:, :2]
+    attend = torch.nn.functional.scaled_dot_product_attention
+    fused = attend(q, k, v, **options)
+    with sdpa_kernel(SDPBackend.MATH):
+        plain = attend(q, k, v, **options)
+    with PlainAttention():
+        ours = attend(q, k, v, **options)
+    assert torch.equal(ours, plain)
+    torch.testing.assert_close(ours, fused)

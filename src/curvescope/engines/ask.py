@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,12 +23,19 @@ TRIES = 8  # of a module that draws random numbers, to see that its outputs diff
 ROUNDING = 64  # in units of the last place of the largest output
 
 
+class Answer(NamedTuple):
+    """Outputs of the user's module, called as it is, and their loss."""
+
+    outputs: Tensor
+    loss: Tensor
+
+
 @dataclass(frozen=True)
 class Few:
-    """A small part of the data, placed, what the module answers, and the size of all it makes on the way."""
+    """A small part of the data, placed, what module and loss answer, and the size of all made on the way."""
 
     batch: Batch
-    answer: Tensor | None
+    answer: Answer | None
     result_bytes: int
 
 
@@ -81,13 +88,18 @@ def _cut(batch: Batch) -> Batch:
 
 
 @torch.no_grad()
-def answer(problem: Problem, batch: Batch) -> Tensor:
-    """The outputs of the module as it is, on a placed batch."""
-    return problem.outputs(batch).clone()
+def answer(problem: Problem, batch: Batch) -> Answer:
+    """What the module as it is and the loss give on a placed batch."""
+    z = problem.answer(batch).to(problem.dtype)
+    return Answer(z.clone(), problem.loss.sum(z, batch.targets, batch.weights).reshape(1))
 
 
-def alike(a: Tensor, b: Tensor) -> bool:
+def alike(a: Answer, b: Answer) -> bool:
     """Whether two answers are the same up to the order in which sums were taken."""
+    return all(map(_alike, a, b))
+
+
+def _alike(a: Tensor, b: Tensor) -> bool:
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
     if torch.equal(a, b):
@@ -103,7 +115,7 @@ def refuse_random(problem: Problem, batch: Batch) -> None:
     first, other = _layer_outputs(problem, batch), []
     for _ in range(TRIES):  # a few draws may be alike
         again = _layer_outputs(problem, batch)
-        other = [name for name in first if name in again and not alike(first[name], again[name])]
+        other = [name for name in first if name in again and not _alike(first[name], again[name])]
         if other:
             break
     else:
@@ -131,5 +143,5 @@ def _layer_outputs(problem: Problem, batch: Batch) -> dict[str, Tensor]:
 
     parts: dict[str, nn.Module] = dict(problem.model.module.named_modules())
     with exchanged([Change(vars(m), "forward", noting(name, m.forward)) for name, m in parts.items()]):
-        found.setdefault("", answer(problem, batch))
+        found.setdefault("", answer(problem, batch).outputs)
     return found

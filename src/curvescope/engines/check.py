@@ -23,6 +23,8 @@ from curvescope.engines import ask, works
 from curvescope.engines.digest import digest, same
 from curvescope.engines.run import FusedRunner, PlainRunner, Runner, find_head
 from curvescope.engines.snapshot import Snapshot, modes
+from curvescope.kernels.substitute import PlainAttention
+from curvescope.models.hf.module import rounding
 from curvescope.models.model import Model
 from curvescope.models.running.fused import Fused, fuse
 from curvescope.problem import Problem, differentiating
@@ -55,20 +57,17 @@ class Known:
 _known: WeakKeyDictionary[Model, dict[Any, Known]] = WeakKeyDictionary()
 
 
-def known(problem: Problem, few: Batch, *, engine: str, checkpoint: bool) -> tuple[Known, bool]:
-    """What is known of the problem's model; and whether it was found out now, because the model is new or
-    has changed.
-    """
+def known(problem: Problem, few: Batch, *, engine: str, checkpoint: bool) -> Known:
+    """What is known of the problem's model, found out where nothing is or where the model has changed."""
     kind = (engine, checkpoint, problem.dtype, problem.device, type(problem.loss), modes())
     entries = _known.setdefault(problem.model, {})
-    new = kind not in entries or not entries[kind].holds()
-    if new:
+    if kind not in entries or not entries[kind].holds():
         problem.check_structure()
         snapshot = Snapshot(problem.model.module, problem.model.options, problem.loss)
         fused, head = _find_out(problem, few, engine, checkpoint)
         snapshot.settle()
         entries[kind] = Known(snapshot, fused, head, digest(snapshot.tensors))
-    return entries[kind], new
+    return entries[kind]
 
 
 def _find_out(problem: Problem, few: Batch, engine: str, checkpoint: bool) -> tuple[Fused | None, int | None]:
@@ -119,6 +118,7 @@ def _compare(problem: Problem, few: Batch, v: Tree, ours: Tree, theirs: Tree) ->
         tolerance = max(tolerance, 0.05)
     if not error <= tolerance and not error <= 10 * _rounding(problem, few, v, theirs):
         ask.refuse_random(problem, few)
+        refuse_other(problem, few)
         raise CurvescopeError(
             f"the fast engine and autograd disagree on {problem.model.name} by {error:.1e} of the product",
             hint="use engine='autograd'",
@@ -144,3 +144,28 @@ def _rounding(problem: Problem, few: Batch, v: Tree, theirs: Tree) -> float:
     (batch,) = double.placed_batches("check of the engine")
     exact = _product(double, batch, PlainRunner(double), {name: t.double() for name, t in v.items()})
     return _distance(theirs, exact)
+
+
+def refuse_other(problem: Problem, few: Batch) -> None:
+    """Raise where the module gives something else in its plain form than when its user calls it."""
+    with PlainAttention():
+        theirs = ask.answer(problem, few).outputs
+    if near(PlainRunner(problem), few, theirs):
+        return
+    raise CurvescopeError(
+        f"{problem.model.name} gives other outputs when it is called as it is than with attention and "
+        "options that can be differentiated twice",
+        hint="call it so that eager attention and use_cache=False change nothing, and compare",
+    )
+
+
+@torch.no_grad()
+def near(runner: Runner, few: Batch, theirs: Tensor) -> bool:
+    """Whether outputs are the same up to what another order of operations may change; in any precision."""
+    ours = runner.outputs(few, {}, second_order=False, lazy=False)
+    assert isinstance(ours, Tensor)
+    finite = theirs.isfinite()
+    if not bool(finite.any()):
+        return True  # the product will say so
+    scale = max(float(theirs[finite].abs().max()), 1e-30)
+    return float((ours - theirs)[finite].abs().max()) <= rounding(theirs) * scale

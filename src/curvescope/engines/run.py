@@ -129,7 +129,8 @@ def _layers(problem: Problem, changes: list[Change], inside: Any) -> list[Change
         # Without the lock: on a GPU autograd computes layers again in threads of its own, while the one that
         # holds the lock waits for them.
         found: AbstractContextManager[Any] = inside()
-        with exchanged([*evaluation(model.module), *model.settings(model.module), *changes]), found:
+        settings = [*model.settings(model.module), *model.attention(model.module)]
+        with exchanged([*evaluation(model.module), *settings, *changes]), found:
             yield
 
     return checkpointed(model, again)

@@ -8,9 +8,11 @@ millisecond. What a module itself writes while it is called (a counter, a cache)
 
 from __future__ import annotations
 
+import dis
 import types
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
+from itertools import pairwise
 from operator import is_
 from typing import Any
 
@@ -90,10 +92,22 @@ def _containers(x: Any) -> list[Read]:
         return [lambda: (x.func, x.args, x.keywords)]
     if isinstance(x, type):
         return [] if _within(x, FOREIGN) else [partial(_items, vars(x)), partial(tuple, x.__bases__)]
-    if isinstance(x, types.ModuleType) or not hasattr(x, "__dict__"):
+    if isinstance(x, types.ModuleType):
         return []
-    own = [partial(_items, vars(x)), partial(tuple, (type(x),))]
+    own: list[Read] = [partial(_items, vars(x))] if hasattr(x, "__dict__") else []
+    slots = [name for c in type(x).__mro__ for name in _slots(c)]
+    own += [partial(_slotted, x, slots)] if slots else []
+    own += [partial(tuple, (type(x),))] if own else []
     return own if isinstance(x, nn.Module) or not _within(type(x), FOREIGN) else []
+
+
+def _slots(cls: type) -> tuple[str, ...]:
+    found = vars(cls).get("__slots__", ())
+    return (found,) if isinstance(found, str) else tuple(found)
+
+
+def _slotted(x: Any, names: list[str]) -> tuple[Any, ...]:
+    return tuple(getattr(x, name, None) for name in names if not name.startswith("__"))
 
 
 def _within(x: Any, libraries: set[str]) -> bool:
@@ -119,8 +133,25 @@ def _function(f: types.FunctionType) -> tuple[Any, ...]:
             cells.append(None)
     if _within(f, LIBRARIES):
         return f.__code__, f.__defaults__, f.__kwdefaults__, *cells
-    named = [f.__globals__.get(name) for name in f.__code__.co_names]
-    return f.__code__, f.__defaults__, f.__kwdefaults__, *cells, *named
+    named = [_named(f.__globals__, *names) for names in _globals_of(f.__code__)]
+    return f.__code__, f.__defaults__, f.__kwdefaults__, *cells, *vars(f).values(), *named
+
+
+def _named(found: dict[str, Any], name: str, attribute: str | None) -> Any:
+    """A global that a function names, or what it takes from a Python module of that name."""
+    value = found.get(name)
+    return getattr(value, attribute or "", None) if isinstance(value, types.ModuleType) else value
+
+
+@cache
+def _globals_of(code: types.CodeType) -> tuple[tuple[str, str | None], ...]:
+    """The globals that code loads, each with the attribute that it takes from it next, if it does."""
+    steps = list(dis.get_instructions(code))
+    return tuple(
+        (step.argval, after.argval if after.opname in ("LOAD_ATTR", "LOAD_METHOD") else None)
+        for step, after in pairwise([*steps, steps[-1]])
+        if step.opname in ("LOAD_GLOBAL", "LOAD_NAME")
+    )
 
 
 def _equal(now: Any, then: Any) -> bool:

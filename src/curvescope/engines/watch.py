@@ -23,14 +23,10 @@ from curvescope.problem import Problem
 
 @final
 class Watch:
-    """The state of a problem, as an engine saw it last.
-
-    `known` is what is known of its model, `found_out` whether that was found at the last look.
-    """
+    """The state of a problem, as an engine saw it last; `known` is what is known of its model."""
 
     def __init__(self, problem: Problem, *, engine: str, checkpoint: bool):
         self._problem, self._engine, self._checkpoint = problem, engine, checkpoint
-        self.found_out = False
         self._few: ask.Few | None = None
         self.known: Known | None = None
         self._loss: Snapshot | None = None
@@ -54,9 +50,7 @@ class Watch:
         if self.known is not None and self._where() == self._places:
             return None
         self._few, self._fresh = None, True
-        self.known, self.found_out = known(
-            self._problem, self.few.batch, engine=self._engine, checkpoint=self._checkpoint
-        )
+        self.known = known(self._problem, self.few.batch, engine=self._engine, checkpoint=self._checkpoint)
         self._loss, self._places = Snapshot(self._problem.loss), self._where()
         return self.known
 
@@ -101,4 +95,9 @@ class Watch:
 
     def _where(self) -> tuple[Any, ...]:
         """Where all numbers lie, how often autograd saw them written, which data; global settings."""
-        return modes(), self._problem.batches, *((t.data_ptr(), version(t)) for t in self._tensors())
+        return modes(), self._problem.batches, *map(_place, self._tensors())
+
+
+def _place(t: Tensor) -> tuple[int, int, bool]:
+    at = t.data_ptr() if t.layout == torch.strided else id(t)
+    return at, version(t), t.requires_grad

@@ -194,6 +194,8 @@ def _plain_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
+    if attn_mask is not None and attn_mask.dtype == torch.bool:  # the plain form only adds
+        attn_mask = query.new_zeros(attn_mask.shape).masked_fill(~attn_mask, -torch.inf)
     given = query, key, value, attn_mask, dropout_p, is_causal
     return torch._scaled_dot_product_attention_math(*given, scale=scale, enable_gqa=enable_gqa)[0]  # pyright: ignore
 

@@ -31,8 +31,8 @@ class Model:
     `notes` what a reader should know (dropout, tied weights, …). `options` are keywords of every call of the
     module, `places` says where an adapter's module shows its activations, and `casts` whether the module
     computes parts in float32 whatever its parameters are; in float64 those casts are left out. `settings` are
-    changes of the module that hold while it is called (attention that has second derivatives, say), and
-    `standins` what our kernels may stand in for.
+    changes of the module that hold whenever it is called here, `attention` those that give it attention with
+    second derivatives, and `standins` what our kernels may stand in for.
     """
 
     module: nn.Module
@@ -46,6 +46,7 @@ class Model:
     places: Mapping[str, Place] = field(default_factory=dict)
     casts: bool = False
     settings: Callable[[nn.Module], list[Change]] = no_settings
+    attention: Callable[[nn.Module], list[Change]] = no_settings
     standins: tuple[Standin, ...] = GENERIC
 
     @property
@@ -86,18 +87,22 @@ class Model:
         inputs: Tensor | Mapping[str, Tensor],
         *,
         changes: Iterable[Change] = (),
+        as_it_is: bool = False,
     ) -> Tensor:
         """Outputs at `parameters` (those not named keep the module's own values), in the parameters' type.
 
         Of an object the outputs are its `.logits`, or, for a body without a head, its `.last_hidden_state`.
-        The module is changed for the time of the call alone, under its lock: by `settings`, then `changes`.
+        The module is changed for the time of the call alone, under its lock: by `settings`, `attention` and
+        `changes`. Called `as_it_is`, it keeps its own attention, options and casts.
         """
         arguments, options = ((), dict(inputs)) if isinstance(inputs, Mapping) else ((inputs,), {})
-        options = {**self.options, **options}
+        options = options if as_it_is else {**self.options, **options}
+        attention = [] if as_it_is else self.attention(self.module)
+        all_changes = [*self.settings(self.module), *attention, *changes]
         with (
             locked(self.module),
-            exact(self.dtype, casts=self.casts),
-            exchanged([*self.settings(self.module), *changes, *parameters_at(self.module, parameters)]),
+            exact(self.dtype, casts=self.casts and not as_it_is),
+            exchanged([*all_changes, *parameters_at(self.module, parameters)]),
         ):
             outputs = self.module(*arguments, **options)
         for name in ("logits", "last_hidden_state"):

@@ -20,6 +20,7 @@ import math
 
 import numpy as np
 
+FEW = 6  # equal samples below which an interval is not known
 CONFIDENCE = 0.95
 
 
@@ -39,7 +40,7 @@ def mean_interval(
         nonnegative: the truth is not negative, samples may be. The low end is at least zero, and the high
             end is a half width above zero even if the mean is below.
     """
-    half = student(degrees) * np.asarray(stderr)
+    half = _half_width(np.asarray(stderr, dtype=float), np.asarray(mean, dtype=float), degrees)
     if not nonnegative:
         return mean - half, mean + half
     return np.maximum(mean - half, 0.0), np.maximum(mean, 0.0) + half
@@ -50,5 +51,15 @@ def positive_interval(mean: np.ndarray, stderr: np.ndarray, degrees: int) -> tup
     mean, stderr = np.asarray(mean, dtype=float), np.asarray(stderr, dtype=float)
     ratio = np.divide(stderr, mean, out=np.zeros_like(mean), where=mean > 0)
     with np.errstate(over="ignore"):
-        factor = np.exp(student(degrees) * ratio)
+        factor = np.exp(_half_width(ratio, np.ones_like(ratio), degrees))
         return mean / factor, mean * factor
+
+
+def _half_width(stderr: np.ndarray, size: np.ndarray, degrees: int) -> np.ndarray:
+    """t · stderr; nan where fewer than six probes agree to the last digits, which may well be chance.
+
+    A form that takes two values equally often has m equal samples with probability 2^(1 − m).
+    """
+    half = student(degrees) * stderr
+    equal = (stderr <= 1e-12 * np.abs(size)) & (size != 0)
+    return np.where(equal & (degrees + 1 < FEW), np.nan, half) if degrees + 1 < FEW else half

@@ -23,6 +23,7 @@ from curvescope.algorithms.columns import (
 )
 from curvescope.algorithms.estimates.intervals import mean_interval, positive_interval
 from curvescope.algorithms.estimates.xtrace import leave_one_out
+from curvescope.algorithms.vectors import comfortable
 from curvescope.core.operator import LinearOperator
 from curvescope.core.result import Result
 from curvescope.core.seeds import Probe, probes
@@ -207,10 +208,13 @@ def _xtrace(op: LinearOperator, num_probes: int, kind: Probe, seed: int) -> Trac
         )
     Omega = _sketch(op, count, kind, seed)
     Y = apply(op, Omega)
+    scale = comfortable(Y.reshape(-1))  # squares of very small or large numbers would be lost
+    Y = Y * scale
     Q, R = torch.linalg.qr(Y)
-    Z = apply(op, Q)
+    Z = apply(op, Q) * scale
     small = [to_numpy(M) for M in (R, Q.T @ Z, Q.T @ Omega, Omega.T @ Z, Q.T @ Y, column_dots(Omega, Y))]
     samples, stderr = leave_one_out(*small, eps=torch.finfo(op.dtype).eps)
+    samples, stderr = samples / scale, stderr / scale
     mean = samples.mean()
     low, high = mean_interval(mean, np.asarray(stderr), count - 1, nonnegative=op.psd)
     value = max(float(mean), 0.0) if op.psd else float(mean)

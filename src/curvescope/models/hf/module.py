@@ -67,7 +67,8 @@ def adapt(module: Any, *, name: str | None = None, tokenizer: Any = None, own: b
         _options(module),
         places_of(module, family, facts.get("n_layers") or 0),
         casts=bool(family.float32),
-        settings=partial(settings_of, family),
+        settings=family.settings,
+        attention=partial(attention_is, name="eager"),
         standins=family.standins,
     )
 
@@ -212,14 +213,10 @@ def attention_is(module: nn.Module, name: str) -> list[Change]:
     return [Change(config, ATTENTION, name) for config in configs if config[ATTENTION] != name]
 
 
-def settings_of(family: Family, module: nn.Module) -> list[Change]:
-    """What holds while a module is called: attention with second derivatives, and the family's own."""
-    return attention_is(module, "eager") + family.settings(module)
-
-
 def check_settings(module: Any, family: Family) -> list[str]:
     """Raise unless the outputs on a small input are the same with the settings; what there is to say."""
-    changes, own = settings_of(family, module), family.settings(module)
+    own = family.settings(module)
+    changes = attention_is(module, "eager") + own
     if not changes:
         return []
     attention = getattr(module.config, ATTENTION, "eager")

@@ -71,7 +71,7 @@ def _replacement(part: nn.Module, standin: Standin) -> Replacement | None:
 
 
 def _agrees(part: nn.Module, ours: Ours) -> bool:
-    """Whether both give the same on a few random rows, at the part's own numbers and at random ones."""
+    """Whether both give the same on random rows of all sizes, at the part's own numbers and at others."""
     like = next(part.parameters(), None)
     dtype, device = (torch.float64, "cpu") if like is None else (like.dtype, like.device)
     source = generator(0)
@@ -80,7 +80,7 @@ def _agrees(part: nn.Module, ours: Ours) -> bool:
         return torch.randn(shape, generator=source, dtype=torch.float64).to(device, dtype)
 
     width = next((p.shape[-1] for p in part.parameters() if p.dim()), 8)
-    x = random(3, width)
+    x = random(8, width) * torch.logspace(-2, 4, 8, dtype=torch.float64)[:, None].to(device, dtype)
     others = [
         Change(held, name, random(*t.shape))
         for child in part.modules()
@@ -97,8 +97,10 @@ def _same(part: nn.Module, ours: Ours, x: Tensor, changes: list[Change] | None =
             theirs, found = part(x), ours(x)
     except Exception:  # it has another form, or expects other inputs
         return False
-    error = float((theirs - found).abs().max()) / max(float(theirs.abs().max()), 1e-30)
-    return error <= rounding(theirs)
+    if theirs.shape != found.shape:
+        return False
+    size = theirs.abs().amax(-1).clamp_min(1e-30)
+    return bool(((theirs - found).abs().amax(-1) <= rounding(theirs) * size).all())
 
 
 def _takes_our_attention(module: Any) -> bool:
