@@ -51,7 +51,7 @@ def positive_interval(mean: np.ndarray, stderr: np.ndarray, degrees: int) -> tup
     mean, stderr = np.asarray(mean, dtype=float), np.asarray(stderr, dtype=float)
     ratio = np.divide(stderr, mean, out=np.zeros_like(mean), where=mean > 0)
     with np.errstate(over="ignore"):
-        factor = np.exp(_half_width(ratio, np.ones_like(ratio), degrees))
+        factor = np.exp(_half_width(ratio, (mean > 0).astype(float), degrees))
         return mean / factor, mean * factor
 
 

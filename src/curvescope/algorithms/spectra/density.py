@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 GRID_POINTS = 1024
 MARGIN = 5.0  # widths beyond the outermost nodes that the grid covers
 
+VAGUE = 0.2  # bounds of a share this far apart stand alone, without a value between them
+
 
 @dataclass(frozen=True)
 class SpectralDensity(Result):
@@ -135,7 +137,9 @@ class SpectralDensity(Result):
         half = 0.0 if self.exact else student(len(self.nodes) - 1) * share.stderr
         ends = f"{100 * max(share.low, 0):.3g} to {100 * share.high:.3g} %"
         near = f"|λ| < {limit:.2g}: {100 * share.value:.3g} % of eigenvalues\n({ends} for these probes"
-        near += f", ± {100 * half:.2g} over probes)" if half > 0 else ")"
+        near += f", ± {100 * half:.2g} % over probes)" if half > 0 else ")"
+        if share.high - share.low > VAGUE:
+            near = f"|λ| < {limit:.2g}: {ends} of eigenvalues,\nwhich more steps would narrow"
         few = "" if self.exact or len(self.nodes) > 1 else "\none probe: its error is unknown, no band"
         return f"kernel width {self.width:.2g}\n{near}{few}"
 
