@@ -157,6 +157,7 @@ def test_bad_input_is_one_sentence(case, small, tmp_path, capsys, monkeypatch):
 
 
 def test_debug_shows_the_traceback(capsys):
+    from curvescope.cli import main
     from curvescope.core.errors import UsageError
 
     with pytest.raises(UsageError):
