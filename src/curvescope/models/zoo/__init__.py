@@ -1,5 +1,13 @@
-"""The zoo: a readable Transformer and an MLP, and the folders they are saved in."""
+"""The zoo: a readable Transformer and an MLP, and the folders they are saved in.
 
-from curvescope.models.zoo.folder import build, bundled, read_folder, save, zoo_model
+Names of `folder` are names of the zoo; they are imported when asked for, because `names` is read without torch.
+"""
 
-__all__ = ["build", "bundled", "read_folder", "save", "zoo_model"]
+from importlib import import_module
+from typing import Any
+
+
+def __getattr__(name: str) -> Any:
+    if name.startswith("__"):
+        raise AttributeError(name)
+    return getattr(import_module("curvescope.models.zoo.folder"), name)
