@@ -1,6 +1,6 @@
 """The zoo: a readable Transformer and an MLP, and the folders they are saved in.
 
-Names of `folder` are names of the zoo; they are imported when asked for, because `names` is read without torch.
+Names of `folder` are names of the zoo, imported when asked for, because `names` is read without torch.
 """
 
 from importlib import import_module
