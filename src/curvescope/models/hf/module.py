@@ -48,7 +48,7 @@ def adapt(module: Any, *, name: str | None = None, tokenizer: Any = None, own: b
     family = family_of(model_type) or Family(norm="none", positions="none")
     notes = check_settings(module, family)
     if own:
-        for holder, entry, value in attention_is(module, "eager"):
+        for holder, entry, value in [*attention_is(module, "eager"), *family.settings(module)]:
             holder[entry] = value
     facts = facts_of(module, family)
     heads = None
