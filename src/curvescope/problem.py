@@ -18,7 +18,7 @@ from curvescope.data.batches import Batch, Batches, as_batches
 from curvescope.losses import Loss, as_loss
 from curvescope.models.load import load
 from curvescope.models.model import Model
-from curvescope.models.running.exchange import Change, evaluating
+from curvescope.models.running.exchange import Change, evaluating, locked
 from curvescope.models.running.reentrant import RefuseReentrant
 
 T = TypeVar("T")
@@ -158,7 +158,7 @@ class Problem:
         parameters = self.parameters
         leaves = {name: parameters[name].detach().requires_grad_() for name in names}
         frozen = [p for p in self.model.parameters.values() if not p.requires_grad]
-        with RefuseReentrant(), _thawed(frozen):
+        with locked(self.model.module), RefuseReentrant(), _thawed(frozen):
             found = run(leaves)
         held = self._held(leaves, [end for end in ends(found) if end is not None])
         if not held:
