@@ -3,8 +3,9 @@
     python tests/kernels/cuda_grid.py --out FOLDER               the grid, as far as --budget seconds go
     python tests/kernels/cuda_grid.py --out FOLDER --sanitize    few cases, under compute-sanitizer
 
-A group is a precision and a head width. Each runs in a process of its own, several at a time since most of
-the time goes to compiling; one that dies is started again after the case that killed it, which is a failure.
+A group is a precision, a head width, a mask and a kind of length: most of the time goes to compiling, and it
+shares few compiled kernels with others. Each runs in a process of its own, several at a time; one that dies is
+started again after the case that killed it, which is a failure.
 FOLDER gets grid.json and grid.md (sanitize.json and sanitize.md). The exit status is 1 where a case failed.
 """
 
@@ -27,11 +28,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from grid_cases import BOUND, NAMES, PRECISIONS, WIDTHS, Case, cases, errors, few
+from grid_cases import BOUND, KINDS, MASKS, NAMES, PRECISIONS, WIDTHS, Case, cases, errors, few, kind_of
 
 PLACES = ("/usr/local/cuda*/bin/compute-sanitizer", "/usr/local/cuda*/compute-sanitizer/compute-sanitizer")
 DEATHS = 3  # of one group, after which the rest of it is left
-PATIENCE = 60  # seconds for a case that was begun in time
+PATIENCE = 20  # seconds for a case that was begun in time
 SHOWN = 30  # failures in the summary; all are in the JSON
 LATE, SILENT = "late", "compute-sanitizer saw no kernel"
 
@@ -41,8 +42,8 @@ LATE, SILENT = "late", "compute-sanitizer saw no kernel"
 
 def work(group: str, *, skip: int, sanitize: bool, until: float, device: str) -> None:
     """Run a group's cases from number `skip`, a line of JSON before and after each, until the time is up."""
-    precision, width = group.split(":")
-    todo = few() if sanitize else cases()
+    precision, width, *_ = group.split(":")
+    todo = _cases(group, sanitize)
     where = {"device": device, "exact_on": "cpu" if sanitize else device}
     how = {"backend": "triton" if device == "cuda" else "auto"}
     for number, case in list(enumerate(todo))[skip:]:
@@ -58,6 +59,8 @@ def work(group: str, *, skip: int, sanitize: bool, until: float, device: str) ->
                 print(json.dumps(found), flush=True)
                 sys.exit(1)
         print(json.dumps(found), flush=True)
+    sys.stderr.flush()
+    os._exit(0)  # Python's own end may abort while a thread of autograd gives back its last graph
 
 
 # ----------------------------------------------------------------------------------------------- all groups
@@ -66,10 +69,10 @@ def work(group: str, *, skip: int, sanitize: bool, until: float, device: str) ->
 def run_grid(
     groups: list[str], *, budget: float, jobs: int, sanitizer: str | None = None, device: str = "cuda"
 ) -> dict[str, Any]:
-    """Every group, `jobs` at a time, each with an equal share of `budget` seconds; what was found."""
-    start, share = time.time(), budget / -(-len(groups) // jobs)
+    """Every group, `jobs` at a time, in their order, until `budget` seconds have passed; what was found."""
+    start = time.time()
     with ThreadPoolExecutor(jobs) as pool:
-        found = list(pool.map(lambda group: _group(group, sanitizer, device, time.time() + share), groups))
+        found = list(pool.map(lambda group: _group(group, sanitizer, device, start + budget), groups))
     return {
         "device": torch.cuda.get_device_name() if device == "cuda" else device,
         "capability": torch.cuda.get_device_capability() if device == "cuda" else (),
@@ -81,9 +84,16 @@ def run_grid(
     }
 
 
+def _cases(group: str, sanitize: bool) -> list[Case]:
+    if sanitize:
+        return few()
+    mask, kind = group.split(":")[2:]
+    return [case for case in cases() if (case.mask, kind_of(case.Lq)) == (mask, kind)]
+
+
 def _group(group: str, sanitizer: str | None, device: str, until: float) -> dict[str, Any]:
     """Number of cases run, those not reached, the worst error of each output, and failures."""
-    todo = few() if sanitizer else cases()
+    todo = _cases(group, sanitizer is not None)
     result: dict[str, Any] = {"done": 0, "cases": len(todo), "worst": [0.0] * len(NAMES), "failures": []}
     skip, deaths, seen = 0, 0, set()
     while skip < len(todo) and time.time() < until and deaths < DEATHS:
@@ -171,13 +181,24 @@ def summary(found: dict[str, Any]) -> str:
         "",
     ]
     lines += ["| precision | width | cases | " + " | ".join(NAMES) + " |", "|---" * (3 + len(NAMES)) + "|"]
-    for group, r in sorted(groups.items(), key=lambda x: (x[0].split(":")[0], int(x[0].split(":")[1]))):
-        cells = [*group.split(":"), f"{r['done']}/{r['cases']}", *(f"{e:.1e}" for e in r["worst"])]
+    for (precision, width), some in sorted(_by_width(groups).items()):
+        done, number = (sum(r[key] for r in some) for key in ("done", "cases"))
+        worst = [max(errors) for errors in zip(*(r["worst"] for r in some), strict=True)]
+        cells = [precision, str(width), f"{done}/{number}", *(f"{e:.1e}" for e in worst)]
         lines.append("| " + " | ".join(cells) + " |")
     bounds = ", ".join(f"{name} {bound:.0e}" for name, bound in BOUND.items())
     lines += ["", f"Largest relative error over the cases, against float64; bounds: {bounds}.", ""]
     shown = [f"- {line}" for line in wrong[:SHOWN]] + ["- …"] * (len(wrong) > SHOWN)
     return "\n".join([*lines, *shown]) + "\n"
+
+
+def _by_width(groups: dict[str, Any]) -> dict[tuple[str, int], list[dict[str, Any]]]:
+    """The groups of one precision and width, over the masks."""
+    found: dict[tuple[str, int], list[dict[str, Any]]] = {}
+    for group, result in groups.items():
+        precision, width, *_ = group.split(":")
+        found.setdefault((precision, int(width)), []).append(result)
+    return found
 
 
 def find_sanitizer() -> str | None:
@@ -186,9 +207,15 @@ def find_sanitizer() -> str | None:
     return shutil.which("compute-sanitizer") or (places[0] if places else None)
 
 
-def all_groups(precisions: list[str], widths: list[int]) -> list[str]:
-    """Groups in order of value; half precision has one width for each tile, and one in between."""
-    return [f"{p}:{w}" for p in precisions for w in widths if p != "bf16" or w in (16, 64, 80, 128, 256)]
+def all_groups(precisions: list[str], widths: list[int], *, sanitize: bool = False) -> list[str]:
+    """Groups in order of value; half precision has one width for each tile, and one in between.
+
+    Under compute-sanitizer, where starting a process costs more than its cases, a group is a width.
+    """
+    some = [(p, w) for p in precisions for w in widths if p != "bf16" or w in (16, 64, 80, 128, 256)]
+    if sanitize:
+        return [f"{precision}:{width}" for precision, width in some]
+    return [f"{p}:{w}:{mask}:{kind}" for kind in KINDS for p, w in some for mask in MASKS]
 
 
 def main() -> None:
@@ -210,7 +237,7 @@ def main() -> None:
         parser.error("needs a CUDA device, and torch finds none")
     if asked.sanitize and asked.sanitizer is None:
         parser.error("compute-sanitizer was not found: it is part of the CUDA toolkit; --sanitizer names it")
-    groups = all_groups(asked.precisions, asked.widths)
+    groups = all_groups(asked.precisions, asked.widths, sanitize=asked.sanitize)
     sanitizer = asked.sanitizer if asked.sanitize else None
     found = run_grid(groups, sanitizer=sanitizer, budget=asked.budget, jobs=asked.jobs)
     asked.out.mkdir(parents=True, exist_ok=True)

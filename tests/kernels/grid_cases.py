@@ -1,8 +1,4 @@
-"""The cases of the grid on a card, most valuable first, and one of them against float64.
-
-Triton compiles a kernel again where a length, a stride or the size of a group is one or a multiple of 16, so
-cases that share their compiled kernels follow each other.
-"""
+"""The cases of the grid on a card, the lengths that find most first, and one of them against float64."""
 
 from __future__ import annotations
 
@@ -22,14 +18,7 @@ LAYOUTS = ("contiguous", "by token", "packed")
 HEADS = ((4, 2), (2, 2), (3, 1))
 SQUARE = (131, 17, 15, 2, 1024, 16, 1)
 UNEQUAL = ((131, 17), (17, 131), (16, 131), (131, 16), (1, 131), (1024, 131))
-FIRST = [  # mask, one query head for each key head, and how Triton sees the lengths
-    ("causal", False, "odd", "odd"),
-    ("padded", False, "even", "even"),
-    ("full", False, "odd", "odd"),
-    ("window", False, "odd", "odd"),
-    ("causal", True, "one", "one"),
-    ("causal", True, "even", "even"),
-]
+KINDS = ("even", "odd", "one")  # of a number of queries: Triton compiles kernels for each
 NAMES = ("O", "dQ", "dK", "dV", "hQ", "hK", "hV", "h_dO", "J v")
 
 
@@ -48,9 +37,9 @@ class Case(NamedTuple):
 
 
 def cases() -> list[Case]:
-    """Every mask × lengths × heads × layout, in order of value."""
+    """Every mask × lengths × heads × layout."""
     lengths = [(n, n) for n in SQUARE] + list(UNEQUAL)
-    made = [
+    return [
         Case(mask, *length, *heads, layout)
         for mask in MASKS
         for length in lengths
@@ -58,7 +47,11 @@ def cases() -> list[Case]:
         for layout in LAYOUTS
         if length[0] == length[1] or mask in ("full", "padded")
     ]
-    return sorted(made, key=_rank)
+
+
+def kind_of(queries: int) -> str:
+    """Whether Triton knows that a multiple of 16 is one, or that one is one."""
+    return "one" if queries == 1 else "even" if queries % 16 == 0 else "odd"
 
 
 def few() -> list[Case]:
@@ -69,17 +62,6 @@ def few() -> list[Case]:
         Case("full", 131, 17, 4, 2, "contiguous"),
         Case("padded", 112, 112, 4, 2, "packed"),
     ]
-
-
-def _rank(case: Case) -> tuple:
-    """Cases of one compilation side by side, those of `FIRST` before the others."""
-    compiled = (case.mask, case.H == case.G, _kind(case.Lq), _kind(case.Lk))
-    place = FIRST.index(compiled) if compiled in FIRST else len(FIRST)
-    return (place, *compiled, case.Lq, case.Lk, case.H, LAYOUTS.index(case.layout))
-
-
-def _kind(length: int) -> str:
-    return "one" if length == 1 else "even" if length % 16 == 0 else "odd"
 
 
 def errors(case: Case, precision: str, width: int, *, device: str, exact_on: str, **how: Any) -> list[float]:
