@@ -4,7 +4,7 @@
     python tests/kernels/cuda_grid.py --out FOLDER --sanitize    few cases, under compute-sanitizer
 
 A group is a precision, a head width, a mask and a kind of length: most of the time goes to compiling, and it
-shares few compiled kernels with others. Each runs in a process of its own, several at a time; one that dies is
+shares few kernels with others. Each runs in a process of its own, several at a time; one that dies is
 started again after the case that killed it, which is a failure.
 FOLDER gets grid.json and grid.md (sanitize.json and sanitize.md). The exit status is 1 where a case failed.
 """
