@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -142,6 +143,25 @@ def test_a_study_on_a_model_of_transformers(study, family, model_folder):
     if family == "bert" and study == "trajectory":
         assert "no head over the vocabulary" in words
         assert "entropy" not in result.means.curves
+
+
+def test_a_model_without_biases_says_so_and_lists_no_preferred_tokens(model_folder):
+    found = run("heads", model=model_folder("llama"))
+    assert ("query bias", "none") in [(name, value) for name, value, _ in found.summary()]
+    tables = found.tables()
+    assert "key_bias" not in tables
+    assert not {"|k₀|", "bias share"} & set(tables["heads"].columns)
+    assert "bias" not in found.captions()["scores"]
+    assert len(found.figures()["scores"].axes) == 3 * 2  # each with its colour bar
+
+
+def test_rounding_is_no_headline(done):
+    found = done["embeddings"][1]
+    assert "1 − cos(e, n(e))" in dict(line[:2] for line in found.summary())
+    distances = dataclasses.replace(found.distances, cosine_mean=np.full(4, 8e-18))
+    words = dict(line[:2] for line in dataclasses.replace(found, distances=distances).summary())
+    assert words["direction"] == "kept"
+    assert "1 − cos(e, n(e))" not in words
 
 
 def test_the_page_has_the_paths_to_turn_once_and_needs_no_network(done, tmp_path):

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MAX_BYTES = 1_000_000  # of the text that tokens are counted in
+ROUNDING = 1e-10  # of 1 − cos, for embeddings in float32
 WORDS = {
     "original": "|e|",
     "scale": "|γ ∘ e|",
@@ -86,8 +87,11 @@ class Embeddings(Shown):
         rows = [
             ("mean |e|", f"{d.mean_norm:.3g}", f"over {d.num_tokens:,} tokens of the {d.which} embedding"),
             ("distance to n(e)", f"{d.l2_mean[0]:.3g}", f"{d.l2_mean[2]:.3g} once the rows are scaled to √d"),
-            ("1 − cos(e, n(e))", f"{d.cosine_mean[0]:.2g}", "0 is a norm that only rescales"),
         ]
+        if d.cosine_mean[0] > ROUNDING:
+            rows.append(("1 − cos(e, n(e))", f"{d.cosine_mean[0]:.2g}", "0 is a norm that only rescales"))
+        else:
+            rows.append(("direction", "kept", "the norm only rescales embeddings: n(e) points where e does"))
         if "max_logit" in s:
             most = int(s["max_logit"].argmax())
             note = f"the greatest that any token can reach: {self.scores.text[most]!r}"

@@ -52,14 +52,17 @@ def _scores(result: Heads) -> Figure:
         "effective rank of W_QK": (np.stack([x.qk_spectra.effective_rank for x in result.layers]), None),
         "effective rank of W_VO": (np.stack([x.vo_spectra.effective_rank for x in result.layers]), None),
         "copying score": (np.stack([x.copying for x in result.layers]), (-1.0, 1.0)),
-        "share of the query's bias": (np.stack([x.bias_share for x in result.layers]), (0.0, 1.0)),
     }
+    if result.has_bias:
+        panels["share of the query's bias"] = (np.stack([x.bias_share for x in result.layers]), (0.0, 1.0))
     width = 3.0 + 0.34 * result.layers[0].num_heads
     figure, axes = plt.subplots(
         2, 2, figsize=(2 * width, 2 * (1.1 + 0.3 * len(layers))), layout="constrained"
     )
-    for ax, (title, (values, limits)) in zip(axes.flat, panels.items(), strict=True):
+    for ax, (title, (values, limits)) in zip(axes.flat, panels.items(), strict=False):
         viz.head_map(ax, values, layers, title=title, limits=limits)
+    for ax in axes.flat[len(panels) :]:
+        ax.remove()
     return figure
 
 

@@ -85,12 +85,7 @@ class Heads(Shown):
         for words, pick in (("copies most", max), ("negates most", min)):
             (at, head), value = pick(copying.items(), key=lambda item: item[1])
             rows.append((words, f"{value:+.2f}", f"L{at}.h{head}: Re Σλ / Σ|λ| of its value-output matrix"))
-        bias = {(layer.layer, h): v for layer in self.layers for h, v in enumerate(layer.bias_share)}
-        (at, head), value = max(bias.items(), key=lambda item: item[1])
-        note = (
-            f"of the variance of key scores in L{at}.h{head} comes from the query's bias, the largest share"
-        )
-        rows.append(("query bias", f"{value:.0%}", note))
+        rows.append(self._bias_line())
         if self.compositions:
             best = max(self.compositions, key=lambda c: float(np.nanmax(c.z)))
             i, j = np.unravel_index(int(np.nanargmax(best.z)), best.z.shape)
@@ -101,9 +96,29 @@ class Heads(Shown):
             rows.append(("composition", f"{best.scores[i, j]:.3f}", note))
         return rows + [("note", "", note) for note in self.layers[0].notes]
 
+    def _bias_line(self) -> Line:
+        if not self.has_bias:
+            return (
+                "query bias",
+                "none",
+                "queries have no bias here, and no token is preferred by all of them",
+            )
+        bias = {(layer.layer, h): v for layer in self.layers for h, v in enumerate(layer.bias_share)}
+        (at, head), value = max(bias.items(), key=lambda item: item[1])
+        note = (
+            f"of the variance of key scores in L{at}.h{head} comes from the query's bias, the largest share"
+        )
+        return ("query bias", f"{value:.0%}", note)
+
+    @property
+    def has_bias(self) -> bool:
+        """Whether the queries of any head have a bias, k₀ ≠ 0."""
+        return any(layer.key_bias_size.any() for layer in self.layers)
+
     def captions(self) -> dict[str, str]:
         """What each figure and table shows."""
         first = self.layers[0]
+        bias = ", and the share of the key scores' variance that comes from the query's bias"
         how = "with the norm folded in" if first.folded else "of the matrices as they are stored"
         both = "one side, chosen by its largest score" if self.legacy else "both sides, the stronger first"
         of = "Σ s" if self.legacy else "Σ s²"
@@ -114,13 +129,12 @@ class Heads(Shown):
             "spectra": f"Singular values of W_QK and W_VO of every head, {how}, and the share of {of} in the "
             "first of them; dots are the first above 99 %.",
             "scores": "Effective rank exp(entropy of s²/Σ s²) of both matrices, the copying score Re Σλ / "
-            "Σ|λ| of the value-output matrix (1 copies, −1 negates), and the share of the key scores' "
-            "variance that comes from the query's bias.",
+            f"Σ|λ| of the value-output matrix (1 copies, −1 negates){bias if self.has_bias else ''}.",
             "composition": "How strongly earlier heads write what later ones read in queries, keys and "
             "values: |M₁ M₂| / (|M₁| |M₂|) in standard deviations above chance (same singular values, random "
             "directions). Grey: not a pair.",
             "heads": "One row per head: largest singular values, effective ranks, number of singular values "
-            "for 99 %, copying score, size and share of the query's bias.",
+            "for 99 % of Σ s², copying score" + (", |k₀| and the bias's share." if self.has_bias else "."),
             "qk": f"{pairs} Left is what queries have, right what keys have.{qk}",
             "vo": f"{pairs} Left is what is read, right what is written, by its effect on logits.{vo}",
             "key_bias": "Tokens whose keys every query of a head prefers (+) and avoids (−): k₀ = b̂_Q Ŵ_Kᵀ.",

@@ -22,17 +22,18 @@ def make(result: Heads) -> dict[str, pd.DataFrame]:
     import pandas as pd
 
     found = {
-        "heads": pd.DataFrame([row for layer in result.layers for row in _numbers(layer)]),
+        "heads": pd.DataFrame([row for layer in result.layers for row in _numbers(layer, result.has_bias)]),
         "qk": pd.DataFrame([row for i in range(len(result.layers)) for row in _pairs(result, i, "qk")]),
         "vo": pd.DataFrame([row for i in range(len(result.layers)) for row in _pairs(result, i, "vo")]),
-        "key_bias": pd.DataFrame([row for layer in result.layers for row in _bias(layer)]),
     }
+    if result.has_bias:
+        found["key_bias"] = pd.DataFrame([row for layer in result.layers for row in _bias(layer)])
     if result.compositions:
         found["composition"] = _composition(result)
     return found
 
 
-def _numbers(layer: HeadDirections) -> list[dict[str, object]]:
+def _numbers(layer: HeadDirections, has_bias: bool) -> list[dict[str, object]]:
     return [
         {
             "head": f"L{layer.layer}.h{h}",
@@ -43,8 +44,7 @@ def _numbers(layer: HeadDirections) -> list[dict[str, object]]:
             "effective rank VO": layer.vo_spectra.effective_rank[h],
             "99 % VO": int(layer.vo_spectra.num_99[h]),
             "copying": layer.copying[h],
-            "|k₀|": layer.key_bias_size[h],
-            "bias share": layer.bias_share[h],
+            **({"|k₀|": layer.key_bias_size[h], "bias share": layer.bias_share[h]} if has_bias else {}),
         }
         for h in range(layer.num_heads)
     ]
@@ -80,6 +80,7 @@ def _bias(layer: HeadDirections) -> list[dict[str, object]]:
             "avoided": joined(layer.key_bias.text[h][1], layer.key_bias.bytes[h][1]),
         }
         for h in range(layer.num_heads)
+        if layer.key_bias_size[h]
     ]
 
 
