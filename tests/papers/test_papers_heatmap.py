@@ -26,6 +26,7 @@ def test_attention_part_is_the_published_one(attention):
     assert claims["‖H‖_F of L0.W_Q, L0.W_V"].measured == "9.272e-03"
     assert {claim.verdict for claim in claims.values()} == {"agrees"}
     assert len(claims) == 5
+    assert {claim.source for claim in claims.values()} == {"authors' code", "figure"}
 
 
 def test_attention_part_is_the_closed_form(attention):

@@ -14,7 +14,7 @@ from curvescope.core.errors import UsageError
 from curvescope.papers import PAPERS, figures_of, find_figure
 from curvescope.papers.reproduce import default_folder, redraw, reproduce
 
-HEADER = ("claim", "published", "measured", "verdict")
+HEADER = ("claim", "published", "measured", "verdict", "published in")
 
 
 def check_model(paper: str, figures: list[str], model: str | None, *, draw: bool) -> None:

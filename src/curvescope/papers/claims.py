@@ -5,19 +5,20 @@ from __future__ import annotations
 from curvescope.runs.shown import Claim
 
 AGREES, DIFFERS = "agrees", "differs"
+AUTHORS_CODE = "authors' code"  # printed by it when it is run, or stored in its result files
 
 
-def as_printed(claim: str, published: str, measured: float) -> Claim:
+def as_printed(claim: str, published: str, measured: float, *, source: str) -> Claim:
     """A claim whose number is given with a certain number of digits: do all of them come out?"""
     found = like(measured, published)
-    return Claim(claim, published, found, AGREES if float(found) == float(published) else DIFFERS)
+    return Claim(claim, published, found, AGREES if float(found) == float(published) else DIFFERS, source)
 
 
-def within(claim: str, published: float, measured: float, *, relative: float) -> Claim:
+def within(claim: str, published: float, measured: float, *, relative: float, source: str) -> Claim:
     """A claim that agrees if |measured − published| ≤ relative · |published|; it shows the difference."""
     difference = abs(measured - published) / abs(published)
     shown = f"{measured:.9g} (relative difference {difference:.1e})"
-    return Claim(claim, f"{published:.9g}", shown, AGREES if difference <= relative else DIFFERS)
+    return Claim(claim, f"{published:.9g}", shown, AGREES if difference <= relative else DIFFERS, source)
 
 
 def like(value: float, text: str) -> str:

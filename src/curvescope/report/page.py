@@ -64,6 +64,7 @@ def _paper_section(run: Path, meta: dict[str, Any], figure: str) -> dict[str, An
     result = reproduction.load_result(run, figure)
     captions = result.captions()
     claims = pd.DataFrame([claim._asdict() for claim in result.claims()])
+    claims = claims.rename(columns={"source": "published in"})
     pictures = [run / name for name in entry["files"] if name.endswith(".png")]
     return {
         "study": figure,

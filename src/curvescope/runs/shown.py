@@ -25,6 +25,7 @@ class Claim(NamedTuple):
     published: str
     measured: str
     verdict: str
+    source: str = "paper"  # where what is published stands: the paper, its figure, its authors' code
 
 
 @dataclass(frozen=True)

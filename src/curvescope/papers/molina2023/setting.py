@@ -35,8 +35,8 @@ class Reproduced(Shown):
     def claims(self) -> list[Claim]:
         """The model, then what the abstract and the reviews state, next to what was measured."""
         return [
-            Claim("model", "GPT-2, 124M (abstract)", self.model, self.chosen),
-            *(Claim(*row) for row in self.found),
+            Claim("model", "GPT-2, 124M (abstract)", self.model, self.chosen, "abstract"),
+            *(Claim(*row, source="abstract or reviews") for row in self.found),
         ]
 
     def summary(self) -> list[Line]:

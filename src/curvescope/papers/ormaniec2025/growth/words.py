@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from curvescope.papers.claims import Claim
+from curvescope.papers.claims import AUTHORS_CODE, Claim
 from curvescope.papers.ormaniec2025.growth.published import published_curves
 from curvescope.papers.ormaniec2025.growth.settings import Experiment
 from curvescope.papers.ormaniec2025.growth.slopes import HOLDS, Slope
@@ -65,6 +65,7 @@ def _claim(key: tuple[str, ...], rows: list[Slope]) -> Claim:
         _range(row.published for row in rows),
         _range(row.measured for row in rows),
         _verdict([row.verdict for row in rows]),
+        AUTHORS_CODE,
     )
 
 

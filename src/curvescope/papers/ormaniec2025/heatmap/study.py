@@ -20,7 +20,7 @@ from curvescope.core.errors import UsageError, near_misses
 from curvescope.core.progress import Progress
 from curvescope.core.result import Result
 from curvescope.operators import Hessian
-from curvescope.papers.claims import AGREES, DIFFERS, Claim, as_printed
+from curvescope.papers.claims import AGREES, AUTHORS_CODE, DIFFERS, Claim, as_printed
 from curvescope.papers.ormaniec2025.small_model import heatmap_data, small_problem
 from curvescope.papers.setting import FigureConfig
 from curvescope.problem import Problem
@@ -123,7 +123,11 @@ class HeatMap(Shown):
         if len(self.names) == len(ORDER):
             found["‖H‖_F of the whole"] = self.norm
             found["lower end of the colours"], found["upper end of the colours"] = self.limits
-        rows = [as_printed(name, text, found[name]) for name, text in PUBLISHED.items() if name in found]
+        rows = [
+            as_printed(name, text, found[name], source=AUTHORS_CODE)
+            for name, text in PUBLISHED.items()
+            if name in found
+        ]
         return [*rows, *self._darkest()]
 
     def _darkest(self) -> list[Claim]:
@@ -139,6 +143,7 @@ class HeatMap(Shown):
                 "darkest",
                 f"medians up to {dark:.1e}, elsewhere from {others:.1e}",
                 AGREES if dark < others else DIFFERS,
+                "figure",
             )
         ]
 

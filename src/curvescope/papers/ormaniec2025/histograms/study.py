@@ -17,7 +17,7 @@ import numpy as np
 from curvescope.core.progress import Progress
 from curvescope.core.result import Result
 from curvescope.operators import GGN, Functional, Hessian
-from curvescope.papers.claims import AGREES, DIFFERS, Claim, as_printed, within
+from curvescope.papers.claims import AGREES, AUTHORS_CODE, DIFFERS, Claim, as_printed, within
 from curvescope.papers.ormaniec2025.small_model import Kind, histogram_data, small_problem
 from curvescope.papers.setting import FigureConfig
 from curvescope.runs.shown import Line, Shown
@@ -83,7 +83,7 @@ class Histograms(Shown):
         rows = [self._bars(block) for block in BLOCKS]
         rows += [
             within(f"‖{part}‖_F of {block}, {attention}", value, self.of(attention, block).norms[part],
-                   relative=1e-5)
+                   relative=1e-5, source=AUTHORS_CODE)
             for (attention, block, part), value in PUBLISHED_NORMS.items()
         ]  # fmt: skip
         for block, sizes in PUBLISHED_SIZES.items():
@@ -104,7 +104,8 @@ class Histograms(Shown):
         off = np.abs(ours.counts - np.array([int(row["count"]) for row in drawn]))
         words = f"{int((off == 0).sum())} equal" + (f", largest difference {off.max()}" if off.any() else "")
         agrees = off.sum() <= 1  # a count that fell on the other side of an edge in float32
-        return Claim(f"bars of {block}, softmax", f"{len(drawn)} bars", words, AGREES if agrees else DIFFERS)
+        verdict = AGREES if agrees else DIFFERS
+        return Claim(f"bars of {block}, softmax", f"{len(drawn)} bars", words, verdict, AUTHORS_CODE)
 
     def _without_softmax(self) -> list[Claim]:
         """W_Q moves up to where W_V is, which hardly moves."""
@@ -116,12 +117,12 @@ class Histograms(Shown):
         return [
             Claim(
                 "median |entry| of W_V over that of W_Q, with softmax", "about 30", f"{softmax:.1f}",
-                AGREES if 20 < softmax < 45 else DIFFERS,
+                AGREES if 20 < softmax < 45 else DIFFERS, "figure",
             ),
             Claim(
                 "the same without softmax", "W_Q moves up to W_V, which hardly moves",
                 f"{linear:.2f} (W_Q times {Q:.0f}, W_V times {V:.2f})",
-                AGREES if 1 / 5 < linear < 5 and Q > 5 and 1 / 3 < V < 3 else DIFFERS,
+                AGREES if 1 / 5 < linear < 5 and Q > 5 and 1 / 3 < V < 3 else DIFFERS, "figure",
             ),
         ]  # fmt: skip
 
@@ -218,11 +219,12 @@ def published() -> list[dict[str, str]]:
 def _size(claim: str, what: str, text: str, entries: np.ndarray) -> Claim:
     """A size as printed; the smallest entry to a percent, because float32 left it no more digits."""
     value = float(MEASURES[what](entries))
-    return (
-        within(claim, float(text), value, relative=0.01) if what == "min" else as_printed(claim, text, value)
-    )
+    if what == "min":
+        return within(claim, float(text), value, relative=0.01, source=AUTHORS_CODE)
+    return as_printed(claim, text, value, source=AUTHORS_CODE)
 
 
 def _count(claim: str, published: int, measured: int) -> Claim:
     """Counts may differ by one: an entry that fell on the other side of an edge in float32."""
-    return Claim(claim, f"{published}", f"{measured}", AGREES if abs(published - measured) <= 1 else DIFFERS)
+    verdict = AGREES if abs(published - measured) <= 1 else DIFFERS
+    return Claim(claim, f"{published}", f"{measured}", verdict, AUTHORS_CODE)
