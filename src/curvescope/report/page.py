@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +14,7 @@ from curvescope import __version__
 from curvescope.core.errors import UsageError
 from curvescope.papers import figures_of
 from curvescope.papers import folder as reproduction
+from curvescope.report.glossary import used_in
 from curvescope.report.scenes import library, scenes
 from curvescope.runs.folder import CONFIG
 from curvescope.studies import STUDIES, folder
@@ -36,6 +37,8 @@ def write_page(runs: Sequence[str | Path], page: str | Path) -> Path:
         autoescape=select_autoescape(default=True), trim_blocks=True, lstrip_blocks=True
     )
     sections = [section for run in runs for section in _sections(Path(run))]
+    for section in sections:
+        section["terms"] = used_in(_texts(section))
     html = environment.from_string(template).render(
         sections=sections, version=__version__, plotly=library(sections)
     )
@@ -103,6 +106,17 @@ def _section(run: Path) -> dict[str, Any]:
         "config": {key: value for key, value in config.items() if key != "version"},
         "env": json.loads(env_file.read_text(encoding="utf-8")) if env_file.exists() else {},
     }
+
+
+def _texts(section: dict[str, Any]) -> Iterator[str]:
+    """Every word of a section that a reader may want to look up."""
+    for line in section["summary"]:
+        yield from line
+    for one in (*section["figures"], *section["scenes"], *section["tables"]):
+        yield from (one["name"], one["caption"])
+    for table in section["tables"]:
+        yield from table["header"]
+        yield from (cell["text"] for row in table["rows"] for cell in row if not cell["number"])
 
 
 def _in_order(folder: Path, captions: dict[str, str]) -> list[Path]:

@@ -1,0 +1,127 @@
+"""What the words and symbols of tables and figures mean, in a sentence each."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import NamedTuple
+
+
+class Term(NamedTuple):
+    """A word with its meaning; it stands in a text that has one of its `marks`."""
+
+    name: str
+    meaning: str
+    marks: tuple[str, ...] = ()  # by default the name
+
+
+TERMS = (
+    Term("H", "the Hessian: second derivatives of the mean loss in the parameters.", ("Hessian", "H")),
+    Term(
+        "GGN, H_o",
+        "the generalized Gauss–Newton matrix Jᵀ (∂²ℓ) J, or outer-product part: the Hessian of the model "
+        "linearised in its parameters; it has no negative eigenvalue for a convex loss.",
+        ("GGN", "H_o", "outer-product part"),
+    ),
+    Term(
+        "functional part, H_f",
+        "what the Hessian has beyond the GGN, Σ (∂ℓ/∂f) ∂²f: curvature of the model itself; H = H_o + H_f.",
+        ("functional", "H_f"),
+    ),
+    Term(
+        "block",
+        "the parameters with one role, such as L3.W_Q (queries of layer 3), or a matrix's entries between "
+        "two of them. E is the embedding, P positions, U the unembedding, W_1 and W_2 the feed-forward layer, "
+        "ln1, ln2 and ln_f are norms.",
+        ("block", "blocks", "Block"),
+    ),
+    Term(
+        "L3.h1",
+        "head 1 of layer 3, both counted from 0. Of grouped heads, W_K and W_V are those of KV head 1.",
+        ("head", "heads"),
+    ),
+    Term("λ_max, λ_min", "the largest and the least eigenvalue, with sign.", ("λ_max", "λ_min", "extreme")),
+    Term(
+        "residual",
+        "‖A v − λ v‖ of a unit vector v: an eigenvalue of A lies within this distance of λ.",
+        ("residual", "residuals"),
+    ),
+    Term(
+        "learning-rate ceiling",
+        "2/λ_max: plain gradient descent with a larger step moves away from a minimum along the sharpest "
+        "direction. Adam and momentum have other thresholds.",
+        ("ceiling", "2/λ_max"),
+    ),
+    Term(
+        "density",
+        "the share of eigenvalues near λ, by stochastic Lanczos quadrature, broadened by a kernel of "
+        "stated width.",
+        ("density", "densities", "Density"),
+    ),
+    Term(
+        "probe",
+        "a random vector; traces and norms are means over probes, and their spread gives the error. Shared "
+        "probes serve all blocks at once; own ones are drawn for a single, small block.",
+        ("probe", "probes"),
+    ),
+    Term(
+        "±",
+        "one standard error over probes, unless said otherwise; an interval is meant to hold the true value "
+        "in 95 of 100 runs (how often it does was measured: docs/conventions.md).",
+        ("±", "stderr", "standard error"),
+    ),
+    Term("exact", "computed entry by entry, without probes: its error is rounding.", ("exact",)),
+    Term(
+        "below noise",
+        "the estimate cannot be told from zero: it is less than the number shown.",
+        ("below noise", "<"),
+    ),
+    Term("‖A‖_F", "the Frobenius norm: the root of the sum of squared entries.", ("‖_F", "Frobenius")),
+    Term(
+        "rms",
+        "the root mean square of a block's entries: its Frobenius norm free of its size.",
+        ("rms", "Root mean square", "root mean square"),
+    ),
+    Term(
+        "heterogeneity",
+        "how different the spectra of blocks are: Jensen–Shannon divergence in bits, 0 for equal ones, 1 for "
+        "ones that share no eigenvalue.",
+        ("heterogeneity", "Jensen"),
+    ),
+    Term(
+        "QK, VO",
+        "a head's two circuits: W_QK = W_Q W_Kᵀ says what a query looks for, W_VO = W_V W_O what is written "
+        "where it looks.",
+        ("QK", "VO", "qk", "vo"),
+    ),
+    Term("s₁", "the largest singular value."),
+    Term("99 % QK, 99 % VO", "how many singular values hold 99 % of Σ s².", ("99 %",)),
+    Term("effective rank", "exp of the entropy of s²/Σ s²: how many singular directions count."),
+    Term(
+        "copying",
+        "Re Σλ / Σ|λ| over the eigenvalues of W_VO in token space: 1 copies what it reads, −1 negates it.",
+        ("copying", "copies"),
+    ),
+    Term("k₀", "the part of a key's score that is the same for every query, from the query's bias."),
+    Term(
+        "composition",
+        "how strongly a later head reads what an earlier one writes; chance is that of random directions "
+        "with the same singular values.",
+    ),
+    Term("folded", "a norm's γ and β taken into the weights behind it.", ("folded", "γ")),
+    Term("logit lens", "an inner state read by the model's own last norm and unembedding.", ("lens",)),
+    Term("KL", "Kullback–Leibler divergence, in nats.", ("KL",)),
+    Term("σ", "the scale of the embeddings, in the sweeps of ormaniec2025.", ("σ",)),
+)
+
+
+def used_in(texts: Iterable[str]) -> list[Term]:
+    """The terms that stand in any of the texts, in the order of the glossary."""
+    whole = "\n".join(texts)
+    return [term for term in TERMS if any(_stands(mark, whole) for mark in term.marks or (term.name,))]
+
+
+def _stands(mark: str, text: str) -> bool:
+    """Whether a mark stands in a text as a word; one that begins or ends with a sign stands anywhere."""
+    left, right = (r"(?<!\w)" if mark[0].isalnum() else "", r"(?!\w)" if mark[-1].isalnum() else "")
+    return re.search(left + re.escape(mark) + right, text) is not None
