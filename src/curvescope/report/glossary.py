@@ -31,8 +31,8 @@ TERMS = (
     Term(
         "block",
         "the parameters with one role, such as L3.W_Q (queries of layer 3), or a matrix's entries between "
-        "two of them. E is the embedding, P positions, U the unembedding, W_1 and W_2 the feed-forward layer, "
-        "ln1, ln2 and ln_f are norms.",
+        "two of them. E is the embedding, P positions, U the unembedding, W_1 and W_2 the feed-forward "
+        "layer, ln1, ln2 and ln_f are norms.",
         ("block", "blocks", "Block"),
     ),
     Term(
