@@ -35,7 +35,7 @@ from curvescope.kernels.backends import (
     use_triton,
 )
 from curvescope.kernels.cross_entropy.sweeps import Plan, make_plan, probabilities, second_products, sweep
-from curvescope.kernels.norms.function import given, plus, widen
+from curvescope.kernels.tensors import given, plus, widen
 
 
 def cross_entropy_head(
