@@ -20,6 +20,7 @@ from torch import Tensor
 
 from curvescope.core.errors import CurvescopeError
 from curvescope.core.operator import LinearOperator
+from curvescope.core.ranks import together
 from curvescope.core.seeds import Probe, probes
 
 PART = 2**16  # entries at a time on a CPU: a dozen rows of them fit in its cache
@@ -160,6 +161,9 @@ def comfortable(product: Tensor) -> float:
 
 
 def check_finite(*values: float | np.ndarray) -> None:
-    """Raise if a number that came out of a product is nan or infinite."""
-    if not all(np.isfinite(value).all() for value in values):
-        raise CurvescopeError("a product of the operator is not finite", hint="look for nan or inf in op @ v")
+    """Raise, on every rank in step, if a number that came out of a product is nan or infinite."""
+    with together():
+        if not all(np.isfinite(value).all() for value in values):
+            raise CurvescopeError(
+                "a product of the operator is not finite", hint="look for nan or inf in op @ v"
+            )

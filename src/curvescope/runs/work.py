@@ -9,6 +9,7 @@ from typing import TypeVar, final
 
 from curvescope.core.errors import CurvescopeError
 from curvescope.core.progress import Progress
+from curvescope.core.ranks import together
 from curvescope.core.result import Result
 
 R = TypeVar("R", bound=Result)
@@ -81,17 +82,23 @@ def work_through(
     todo = list(pieces)
     names = [piece.name for piece in todo]
     assert len({*names, CONTENTS}) == len(names) + 1, f"two pieces have one name: {sorted(names)}"
-    kept = state.at(contents) if isinstance(state, Place) else _tied({} if state is None else state, contents)
+    with together():
+        kept = _kept(state, contents)
     for number, piece in enumerate(todo, start=1):
         if progress is not None:
             progress(piece.words or piece.name, number, len(todo))
         if piece.name not in kept:
-            kept[piece.name] = piece.work()
+            found = piece.work()
+            with together():
+                kept[piece.name] = found
     return Finished(kept)
 
 
-def _tied(state: MutableMapping[str, Result], contents: str) -> MutableMapping[str, Result]:
-    """The mapping, emptied if its pieces belong to other contents."""
+def _kept(state: State | None, contents: str) -> MutableMapping[str, Result]:
+    """The finished pieces of these contents; a mapping is emptied if its pieces belong to others."""
+    if isinstance(state, Place):
+        return state.at(contents)
+    state = {} if state is None else state
     if not contents:
         return state
     begun = state.get(CONTENTS)
