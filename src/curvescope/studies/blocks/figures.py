@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from curvescope.studies.spectrum.study import SYMBOLS, TITLES
+from curvescope.core.parts import MATRIX_SYMBOLS, TITLES
 from curvescope.viz import blocks, spectrum
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def _maps(numbers: Mapping[str, Numbers], label: str, *, signed: bool) -> Figure
     inside = [match for name in names if (match := LAYER.fullmatch(name))]
     if not inside:
         figure, ax = plt.subplots(figsize=(12, 3.6), layout="constrained")
-        series = {SYMBOLS[o]: _columns(found, names) for o, found in numbers.items()}
+        series = {MATRIX_SYMBOLS[o]: _columns(found, names) for o, found in numbers.items()}
         blocks.bars(ax, names, series, label=label)
         return figure
     layers = sorted({int(match[1]) for match in inside})

@@ -32,15 +32,16 @@ from curvescope.algorithms.blocks.probes import OwnProbes, own_probes
 from curvescope.core.blocks import Block, select
 from curvescope.core.errors import UsageError, near_misses
 from curvescope.core.numbers import with_error
+from curvescope.core.parts import TITLES
 from curvescope.core.progress import Progress
 from curvescope.core.result import Result
 from curvescope.operators.base import CurvatureOperator
+from curvescope.operators.curvature import OPERATORS
 from curvescope.problem import Problem
 from curvescope.runs.contents import fingerprint
 from curvescope.runs.shown import Line, Shown
 from curvescope.runs.work import Finished, Piece, State, work_through
 from curvescope.studies.setting import ModelOnData, make_problem, notes_of
-from curvescope.studies.spectrum.study import OPERATORS, TITLES
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from curvescope.studies.spectrum.study import SYMBOLS, TITLES
+from curvescope.core.parts import MATRIX_SYMBOLS, TITLES
 from curvescope.viz import blocks, spectrum
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def _traces(result: Spectrum) -> Figure:
     names = result.parts["hessian"].traces.names
     shown = [i for i, name in enumerate(names) if name in result.parts["hessian"].map.names]
     series = {
-        f"tr {SYMBOLS[n]}": (
+        f"tr {MATRIX_SYMBOLS[n]}": (
             p.traces.values[shown],
             p.traces.interval[0][shown],
             p.traces.interval[1][shown],
@@ -80,7 +80,7 @@ def _traces(result: Spectrum) -> Figure:
 def _norms(result: Spectrum) -> Figure:
     names = result.parts["hessian"].map.names
     series = {
-        f"‖{SYMBOLS[n]}‖": (
+        f"‖{MATRIX_SYMBOLS[n]}‖": (
             np.diag(p.map.frobenius),
             np.diag(p.map.interval[0]),
             np.diag(p.map.interval[1]),

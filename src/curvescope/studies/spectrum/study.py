@@ -26,10 +26,11 @@ from curvescope.algorithms import (
 from curvescope.core.errors import UsageError
 from curvescope.core.numbers import with_error
 from curvescope.core.operator import LinearOperator
+from curvescope.core.parts import MATRIX_SYMBOLS, TITLES
 from curvescope.core.progress import Progress
 from curvescope.core.result import Result
-from curvescope.operators import GGN, Functional, Hessian
 from curvescope.operators.base import CurvatureOperator
+from curvescope.operators.curvature import OPERATORS
 from curvescope.problem import Problem
 from curvescope.runs.contents import fingerprint
 from curvescope.runs.shown import Line, Shown
@@ -39,10 +40,6 @@ from curvescope.studies.setting import ModelOnData, make_problem, notes_of
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
-
-OPERATORS: dict[str, type[CurvatureOperator]] = {"hessian": Hessian, "ggn": GGN, "functional": Functional}
-TITLES = {"hessian": "Hessian", "ggn": "GGN (outer-product part)", "functional": "functional part"}
-SYMBOLS = {"hessian": "H", "ggn": "H_o", "functional": "H_f"}
 
 
 @dataclass(frozen=True)
@@ -145,7 +142,7 @@ class Spectrum(Shown):
 
         rows = [
             {
-                "operator": SYMBOLS[name],
+                "operator": MATRIX_SYMBOLS[name],
                 "eigenvalue": value,
                 "residual": part.extremes.residuals[i],
                 "converged": bool(part.extremes.converged_mask[i]),
@@ -160,8 +157,8 @@ class Spectrum(Shown):
 
         table = pd.DataFrame({"block": self.parts["hessian"].traces.names})
         for name, part in self.parts.items():
-            table[f"tr {SYMBOLS[name]}"] = part.traces.values
-            table[f"± {SYMBOLS[name]}"] = part.traces.stderr
+            table[f"tr {MATRIX_SYMBOLS[name]}"] = part.traces.values
+            table[f"± {MATRIX_SYMBOLS[name]}"] = part.traces.stderr
         return table
 
     def _norms(self) -> pd.DataFrame:
@@ -170,8 +167,8 @@ class Spectrum(Shown):
         first = self.parts["hessian"].map
         table = pd.DataFrame({"block": first.names, "parameters": first.sizes})
         for name, part in self.parts.items():
-            table[f"‖{SYMBOLS[name]}‖"] = np.diag(part.map.frobenius)
-            table[f"± {SYMBOLS[name]}"] = np.diag(part.map.stderr)
+            table[f"‖{MATRIX_SYMBOLS[name]}‖"] = np.diag(part.map.frobenius)
+            table[f"± {MATRIX_SYMBOLS[name]}"] = np.diag(part.map.stderr)
         return table
 
 

@@ -14,7 +14,7 @@ from curvescope.models.load import load
 from curvescope.models.model import Model
 from curvescope.models.zoo.mlp import MLPConfig
 from curvescope.models.zoo.transformer import TransformerConfig
-from curvescope.operators import GGN, Functional
+from curvescope.operators.curvature import BY_SYMBOL
 from curvescope.papers.ormaniec2025.statements.rows import (
     CORRECTED,
     FAILS,
@@ -27,7 +27,6 @@ from curvescope.papers.ormaniec2025.statements.rows import (
 )
 from curvescope.problem import Problem
 
-OPERATORS = {"H_o": GGN, "H_f": Functional}
 SMALL, TINY, LARGE = 1e-3, 3e-2, 30.0
 L, D_MODEL, D_OUT, SEQUENCES = 5, 4, 3, 2
 BASE: dict[str, Any] = {
@@ -54,7 +53,7 @@ def _data(seed: int, sigma: float) -> Batches:
 def _norm(model: Model, part: str, block: str, sigma: float, seed: int) -> float:
     """Exact Frobenius norm of a diagonal block, from its dense matrix."""
     problem = Problem(model, _data(seed, sigma), loss="mse")
-    return float(OPERATORS[part](problem, block).dense().norm())
+    return float(BY_SYMBOL[part](problem, block).dense().norm())
 
 
 def _slope(model: Model, part: str, block: str, sigma: float, seed: int) -> float:
