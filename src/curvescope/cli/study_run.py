@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -79,8 +80,6 @@ def _run(study: str, settings: dict[str, Any], *, out: Path, quiet: bool) -> tup
 @contextmanager
 def shown(quiet: bool) -> Iterator[Progress | None]:
     """Two bars on a terminal, one for the pieces of the study and one for the loop inside the current one."""
-    import sys
-
     if quiet:
         with listening(lambda what, done, total: None):
             yield None

@@ -20,6 +20,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
+from curvescope.kernels.backends import casting
+
 MOST = 50_000  # containers; what lies beyond is left to asking the module
 VALUES = (int, float, complex, str, bytes, bool, type(None))
 FOREIGN = {"torch", "numpy", "builtins", "logging", "threading", "typing", "collections", "abc", "re", "os"}
@@ -174,8 +176,6 @@ def version(t: Tensor) -> int:
 
 def modes() -> tuple[Any, ...]:
     """Global settings that numbers depend on."""
-    from curvescope.kernels.backends import casting
-
     return (
         casting(),
         torch.get_float32_matmul_precision(),

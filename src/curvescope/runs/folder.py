@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import platform
 import shutil
 import time
 from collections.abc import Callable
@@ -126,8 +127,6 @@ def _text(path: Path) -> str | None:
 
 def environment() -> dict[str, str]:
     """Versions that a number may depend on."""
-    import platform
-
     import numpy
     import torch
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -42,8 +43,6 @@ def run(
 
 def load(path: str | Path) -> tuple[dict[str, Any], Shown]:
     """Configuration (with `study` and `version`) and result of a finished run."""
-    import tomllib
-
     path = Path(path)
     if not (path / RESULT).exists() or not (path / CONFIG).exists():
         unfinished = (

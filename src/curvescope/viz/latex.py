@@ -7,6 +7,7 @@ written as its code in typewriter letters, so that it cannot be taken for the ch
 from __future__ import annotations
 
 import math
+import numbers
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -141,6 +142,4 @@ def _letter(c: str, *, spaces: bool) -> str:
 
 
 def _is_number(value: Any) -> bool:
-    import numbers
-
     return isinstance(value, numbers.Real) and not isinstance(value, bool)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import numbers
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -113,8 +114,6 @@ def _md_cell(value: Any, token: bool) -> str:
 
 
 def _runs(text: str) -> list[str]:
-    import re
-
     return re.findall(r"`+", text)
 
 

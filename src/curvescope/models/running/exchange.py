@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
 
-from curvescope.core.interrupts import uninterrupted
+from curvescope.models.running.interrupts import uninterrupted
 
 _ABSENT = object()
 _alone = RLock()

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from curvescope.kernels import activations, norms
 from curvescope.kernels.activations import Name, gated
 from curvescope.kernels.attention import attention
+from curvescope.models.zoo.transformer import Record, nowhere
 
 GATES: tuple[Name, ...] = ("silu", "gelu_tanh", "gelu")
 Ours = Callable[..., Tensor]
@@ -84,8 +85,6 @@ def _zoo_norm(norm: Any, x: Tensor, *, second_order: bool = True) -> Tensor:
 
 def _zoo_attentions(layer: Any) -> list[Ours]:
     """Softmax attention whose scores are products of queries and keys, and nothing more."""
-    from curvescope.models.zoo.transformer import Record, nowhere
-
     cfg, original = layer.cfg, layer.attend
     if cfg.attention != "softmax" or cfg.merged_qk or cfg.score_bias != "none":
         return []

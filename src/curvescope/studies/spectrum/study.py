@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -248,8 +249,6 @@ def _extremes(op: LinearOperator, cfg: Config) -> Eigenpairs:
 
 def _map_slices(op: CurvatureOperator, cfg: Config) -> dict[str, slice]:
     """Blocks of the operator that match `map_blocks`; all of them when none does."""
-    from fnmatch import fnmatchcase
-
     found = {
         name: rows
         for name, rows in op.space.slices.items()
