@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.typing import ColorType
 
 DECADES = 8  # shown below the highest point of a logarithmic density
 
@@ -91,7 +92,7 @@ def cumulative(
     return ax
 
 
-def ticks(ax: Axes, places: np.ndarray, color: Any) -> None:
+def ticks(ax: Axes, places: np.ndarray, color: ColorType) -> None:
     """Short ticks at the bottom."""
     places = np.ravel(places)
     ax.plot(
