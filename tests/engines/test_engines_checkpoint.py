@@ -134,11 +134,16 @@ def test_studies_take_it():
     from curvescope.studies import spectrum
 
     few = {
-        "tokens": 16,
+        "tokens": 8,
         "seq_len": 8,
-        "blocks": ["L0.W_Q"],
-        "num_probes": 2,
+        "blocks": ["L0.ln1.*"],
+        "map_blocks": ["L0.ln1.*"],
+        "num_probes": 1,
         "num_steps": 3,
+        "num_eigenvalues": 1,
+        "num_trace_probes": 2,
+        "num_map_probes": 1,
+        "max_products": 20,
         "dtype": "float64",
     }
     whole, again = (
