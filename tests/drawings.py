@@ -1,4 +1,4 @@
-"""Figures saved in less time: laying them out and rendering them twice is most of the work of a run folder."""
+"""Figures saved in less time: laying them out and rendering them twice is most of a run folder's work."""
 
 from __future__ import annotations
 
@@ -27,10 +27,11 @@ def sketched() -> Iterator[None]:
     """While this is open, SVG files are drawn without laying the figure out, and all others are empty."""
 
     def savefig(figure: Figure, path: Path, **options: Any) -> None:
-        if Path(path).suffix != ".svg":
-            return _save_nothing(figure, path)
-        figure.set_layout_engine("none")
-        REAL(figure, path, **options)
+        if Path(path).suffix == ".svg":
+            figure.set_layout_engine("none")
+            REAL(figure, path, **options)
+        else:
+            _save_nothing(figure, path)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Figure, "savefig", savefig)

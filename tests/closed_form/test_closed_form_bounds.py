@@ -146,9 +146,7 @@ def check(found, table, whole):
         assert found.whole_lower <= whole * (1 + 1e-9)
 
 
-@pytest.mark.parametrize(
-    "numbers", [range(15), pytest.param(range(15, 100), marks=pytest.mark.slow)], ids=str
-)
+@pytest.mark.parametrize("numbers", [range(15), pytest.param(range(15, 100), marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_bound_fails_on_2000_instances(kind, numbers):
     for number in numbers:

@@ -15,7 +15,7 @@ PARTS = {("softmax", "L0.W_Q"): ("H", "H_o", "H_f"), ("linear", "L0.W_Q"): ("H",
 
 @pytest.fixture(scope="module")
 def result():
-    """The parts that are published or known, from the same sums in one batch: products do not depend on it."""
+    """The parts that are published or known, from the same sums in one batch, which changes no product."""
     with pytest.MonkeyPatch.context() as patch:
         batches = task("addition", draw_size=8, sum_to_nine="coin")
         patch.setattr(histograms, "histogram_data", lambda: batches)
