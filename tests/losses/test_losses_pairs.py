@@ -10,6 +10,7 @@ from torch.func import functional_call, grad, jacfwd, jacrev
 
 import curvescope as cs
 from oracles import relative_error, transformer
+from selection import some
 
 PAIRS, T, V = 4, 3, 5
 SOURCE = torch.Generator().manual_seed(0)
@@ -77,7 +78,7 @@ def in_order(model: cs.Model, truth: Tensor) -> Tensor:
     return truth[order][:, order]
 
 
-@pytest.mark.parametrize("batch_size", [None, 3, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("batch_size", some([None, 3, 1], 2))
 def test_operators_of_a_loss_over_pairs(batch_size: int | None):
     given = problem(batch_size)
     theta = torch.cat([p.detach().flatten() for p in MODULE.parameters()])

@@ -9,7 +9,7 @@ from torch import Tensor
 import curvescope as cs
 import oracles
 from oracles import Bench, as_batches, as_package_loss, cut, make_data, relative_error
-from paired import pairs
+from selection import pairs
 
 EXACT = 1e-12
 OPERATORS = [cs.Hessian, cs.GGN, cs.Functional, cs.EmpiricalFisher]

@@ -8,7 +8,7 @@ import torch
 import curvescope as cs
 import oracles
 from oracles import Bench, relative_error
-from paired import pairs
+from selection import pairs
 
 NAMES = ["hessian", "ggn", "functional", "fisher"]
 SCALE = 1e-11

@@ -9,7 +9,7 @@ import torch
 import curvescope as cs
 import oracles
 from oracles import Bench, relative_error
-from paired import pairs
+from selection import pairs
 
 TIGHT = 1e-10
 CURVATURES = ["hessian", "ggn", "functional", "fisher"]

@@ -1,4 +1,4 @@
-"""Fewer combinations of two lists: each of one with one of the other; the full product is slow."""
+"""Which parameters of a test run every time; the others are slow."""
 
 from __future__ import annotations
 
@@ -6,6 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+
+
+def some(values: Sequence[Any], few: int) -> list[Any]:
+    """All values; those after the first few are slow."""
+    return [*values[:few], *(pytest.param(value, marks=pytest.mark.slow) for value in values[few:])]
 
 
 def pairs(first: Sequence[Any], second: Sequence[Any], *, shift: int = 0) -> list[Any]:
