@@ -9,8 +9,9 @@ import pytest
 
 
 def some(values: Sequence[Any], few: int) -> list[Any]:
-    """All values; those after the first few are slow."""
-    return [*values[:few], *(pytest.param(value, marks=pytest.mark.slow) for value in values[few:])]
+    """All values, which may be tuples of several; those after the first few are slow."""
+    rest = (value if isinstance(value, tuple) else (value,) for value in values[few:])
+    return [*values[:few], *(pytest.param(*value, marks=pytest.mark.slow) for value in rest)]
 
 
 def pairs(first: Sequence[Any], second: Sequence[Any], *, shift: int = 0) -> list[Any]:

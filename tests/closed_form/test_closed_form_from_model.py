@@ -13,6 +13,7 @@ from curvescope.closed_form.network.from_model import (
     attention_moments,
     stack_curvature,
 )
+from selection import pairs
 
 TOL = 1e-10
 SMALL = {"n_layers": 2, "d_model": 4, "n_heads": 2, "d_ff": 3, "n_ctx": 4, "vocab_size": 4, "init_std": 0.4}
@@ -101,8 +102,7 @@ def close(found, expected, scale=None):
     assert float((found - expected).abs().max()) <= TOL * scale
 
 
-@pytest.mark.parametrize("layer", [0, 1])
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize(("name", "layer"), pairs(list(CONFIGS), [0, 1]))
 def test_layers_against_operators(name, layer):
     model, batches, loss, problem = make(name)
     found = attention_curvature(model, batches[0], layer, loss=loss)
