@@ -1,3 +1,5 @@
+"""Spectral densities against known spectra: errors, moments, blocks, batches of columns."""
+
 from __future__ import annotations
 
 from types import SimpleNamespace
