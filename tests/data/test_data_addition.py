@@ -1,3 +1,5 @@
+"""The task of addition: it adds, and its draws are the published ones."""
+
 from pathlib import Path
 
 import pytest
