@@ -12,6 +12,12 @@ from curvescope.core.errors import CurvescopeError
 from curvescope.core.operator import FunctionOperator, Matrix
 
 ENDS = np.r_[1000.0, 700, 200, 50, 3, -400, -90, -8]
+SQUARE = [  # a Latin square of the three, and the whole cube among the slow
+    pytest.param(which, k, tol, marks=() if (a + b + c) % 4 == 0 else pytest.mark.slow)
+    for a, which in enumerate(["LA", "SA", "LM", "BE"])
+    for b, k in enumerate([1, 2, 5, 10])
+    for c, tol in enumerate([1e-1, 1e-2, 1e-3, 1e-5])
+]
 
 
 def check_claim(found, eigenvalues: np.ndarray, k: int, which: str) -> None:
@@ -25,9 +31,7 @@ def check_claim(found, eigenvalues: np.ndarray, k: int, which: str) -> None:
         np.testing.assert_allclose(values, right, atol=(found.tol + 1e-6) * scale)
 
 
-@pytest.mark.parametrize("which", ["LA", "SA", "LM", "BE"])
-@pytest.mark.parametrize("tol", [1e-1, 1e-2, 1e-3, 1e-5])
-@pytest.mark.parametrize("k", [1, 2, 5, 10])
+@pytest.mark.parametrize(("which", "k", "tol"), SQUARE)
 def test_few_large_eigenvalues_among_many(which, tol, k):
     n = 200_000
     op = diagonal_operator(n, ENDS, bulk=1e-3)

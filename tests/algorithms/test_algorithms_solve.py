@@ -1,3 +1,5 @@
+"""Linear systems with known solutions, and what is refused."""
+
 from __future__ import annotations
 
 import numpy as np

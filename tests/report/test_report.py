@@ -9,6 +9,7 @@ import pytest
 from curvescope.core.errors import CurvescopeError, UsageError
 from curvescope.report import write_page
 from curvescope.studies import folder
+from drawings import unrendered
 
 
 @pytest.fixture(scope="module")
@@ -27,8 +28,10 @@ def run_folder(tmp_path_factory):
         "num_eigenvalues": 1,
         "num_trace_probes": 2,
         "num_map_probes": 2,
+        "max_products": 20,
     }
-    return folder.run("spectrum", settings, out=root / "runs")[0]
+    with unrendered():
+        return folder.run("spectrum", settings, out=root / "runs")[0]
 
 
 def test_the_page_is_self_contained(run_folder, tmp_path):

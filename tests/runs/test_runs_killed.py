@@ -44,7 +44,7 @@ def write_data(path, number):
 def settings(path):
     return {
         "model": str(path / "model"), "data": str(path / "text.txt"), "dtype": "float64", "tokens": 32,
-        "seq_len": 16, "batch_size": 2, "blocks": ["L0.*"], "map_blocks": ["L0.*"], "num_probes": 1,
+        "seq_len": 16, "batch_size": 2, "blocks": ["L0.ln*"], "map_blocks": ["L0.ln*"], "num_probes": 1,
         "num_steps": 4, "num_eigenvalues": 1, "num_trace_probes": 2, "num_map_probes": 1, "max_products": 12,
     }  # fmt: skip
 

@@ -19,6 +19,7 @@ from curvescope.report import write_page
 from curvescope.studies import blocks, folder
 from curvescope.studies.blocks import study
 from curvescope.studies.setting import make_problem
+from drawings import sketched, unrendered
 
 TOML = """
 n_layers = 1
@@ -50,9 +51,9 @@ def settings(tmp_path_factory):
         "operators": ["hessian", "ggn"],
         "extremes": ["L0.W_[VO12]", "L0.h0.W_Q"],
         "density": ["P", "L0.W_[12]"],
-        "num_trace_probes": 100,
-        "num_small_probes": 100,
-        "num_norm_probes": 100,  # few probes of a block with one large eigenvalue have skew errors
+        "num_trace_probes": 40,
+        "num_small_probes": 40,
+        "num_norm_probes": 40,  # few probes of a block with one large eigenvalue have skew errors
         "num_steps": 15,
     }
 
@@ -210,7 +211,7 @@ def test_the_error_of_a_divergence_is_calibrated():
         0, 1
     ]
     scores = []
-    for seed in range(30):
+    for seed in range(12):
         options = {"num_probes": 10, "num_steps": 30, "seed": seed}
         found = heterogeneity({n: cs.spectral_density(op, **options) for n, op in ops.items()})
         value = found.divergence[0, 1] - found.bias[0, 1]
@@ -245,7 +246,8 @@ QUICK = {"operators": ["functional"], "num_trace_probes": 3, "num_norm_probes": 
 
 def test_a_stopped_run_goes_on_and_ends_with_the_same_numbers(settings, tmp_path, monkeypatch):
     settings = {**settings, **QUICK, "extremes": ["U"], "num_density_probes": 2}
-    _, expected = folder.run("blocks", settings, out=tmp_path / "whole")
+    with unrendered():
+        _, expected = folder.run("blocks", settings, out=tmp_path / "whole")
 
     def stop(what, number, total):
         assert total == 1 + 2 + 1 + 3
@@ -260,7 +262,8 @@ def test_a_stopped_run_goes_on_and_ends_with_the_same_numbers(settings, tmp_path
     original = study.spectral_density
     monkeypatch.setattr(study, "spectral_density", lambda *a, **k: computed.append(1) or original(*a, **k))
     monkeypatch.setattr(study, "block_traces", None)
-    path, result = folder.run("blocks", settings, out=tmp_path / "runs")
+    with sketched():
+        path, result = folder.run("blocks", settings, out=tmp_path / "runs")
     assert path == begun
     assert len(computed) == 3
     for name, frame in expected.tables().items():
@@ -278,6 +281,7 @@ def test_a_stopped_run_goes_on_and_ends_with_the_same_numbers(settings, tmp_path
     assert page.count("data:image/svg+xml") == 5
 
 
+@pytest.mark.usefixtures("unrendered")
 def test_what_is_not_asked_for_is_not_there(settings, tmp_path):
     quick = {**settings, **QUICK, "extremes": [], "density": [], "norms": [], "num_trace_probes": 1}
     path, result = folder.run("blocks", quick, out=tmp_path / "runs")
