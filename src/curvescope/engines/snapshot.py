@@ -29,6 +29,7 @@ FOREIGN |= {"dataclasses"}
 LIBRARIES = FOREIGN | {"transformers", "peft", "transformer_lens", "curvescope", "functools", "contextlib"}
 """Whose functions are not asked for the globals they name."""
 HOOKS = (torch_module._global_forward_hooks, torch_module._global_forward_pre_hooks)
+ANYTHING = object()  # in the place of an entry that does not count
 Read = Callable[[Sequence[Any]], Iterable[Any]]
 """What some holders hold, entry after entry."""
 
@@ -68,7 +69,7 @@ class Snapshot:
         while waiting and len(self._seen) < MOST:
             self._look(waiting.pop(), waiting)
         self._versions = [version(t) for t in self.tensors]
-        self._line_up(leave_out=lambda now, then: False)
+        self._line_up()
 
     def same(self) -> bool:
         """Whether everything still is what it was."""
@@ -85,8 +86,11 @@ class Snapshot:
     def settle(self) -> None:
         """Leave out what has changed since: the module, which has been called, wrote it itself."""
         for kind, read in KINDS.items():
-            self._found[kind] = [(x, then) for x, then in self._found[kind] if len([*read([x])]) == len(then)]
-        self._line_up(leave_out=lambda now, then: not _equal(now, then))
+            again = [(x, then, tuple(read([x]))) for x, then in self._found[kind]]
+            self._found[kind] = [
+                (x, tuple(map(_settled, now, then))) for x, then, now in again if len(now) == len(then)
+            ]
+        self._line_up()
         kept = zip(self.tensors, self._versions, strict=True)
         self.tensors = [t for t, before in kept if version(t) == before]
 
@@ -108,19 +112,19 @@ class Snapshot:
         """Every entry as it is now, in one fixed order."""
         return chain.from_iterable(read(self._holders[kind]) for kind, read in KINDS.items())
 
-    def _line_up(self, leave_out: Callable[[Any, Any], bool]) -> None:
-        """Put what every entry was into one list; train mode does not count, nor what is left out."""
+    def _line_up(self) -> None:
+        """Put what every entry was into one list; train mode does not count, because eval mode is used."""
         self._sized = [x for x, _ in self._found["keys"]]
         self._sizes = [len(then) for _, then in self._found["keys"]]
         full = {kind: [(x, then) for x, then in found if then] for kind, found in self._found.items()}
         self._holders = {kind: [x for x, _ in found] for kind, found in full.items()}
         everything = [entry for found in full.values() for _, then in found for entry in then]
-        self._counted = [not leave_out(*pair) for pair in zip(self._read(), everything, strict=True)]
-        start = sum(len(then) for _, then in full["keys"])  # values come next, in the order of their keys
-        for holder in self._holders["values"]:
-            for place, key in enumerate(holder, start):
-                self._counted[place] &= key != "training"  # because eval mode is used
-            start += len(holder)
+        self._counted = [entry is not ANYTHING for entry in everything]
+        start = sum(len(then) for _, then in full["keys"])  # values come next
+        for holder, then in full["values"]:
+            for place, key in zip(range(start, start + len(then)), holder, strict=False):
+                self._counted[place] &= key != "training"
+            start += len(then)
         self._then = list(compress(everything, self._counted))
 
 
@@ -151,7 +155,8 @@ def _containers(x: Any) -> list[tuple[str, Any]]:
     names = [name for c in type(x).__mro__ for name in _slots(c) if not name.startswith("__")]
     found: list[tuple[str, Any]] = [("attribute", (x, name, None)) for name in names]
     if hasattr(x, "__dict__"):
-        found += [("keys", vars(x)), ("values", vars(x))]
+        own = vars(x)
+        found += [("keys", own), ("values", own)]
     return [*found, ("class", x)] if found else []
 
 
@@ -160,7 +165,8 @@ def _in_function(f: types.FunctionType) -> list[tuple[str, Any]]:
     found: list[tuple[str, Any]] = [("function", f), *(("cell", cell) for cell in f.__closure__ or ())]
     if _within(f, LIBRARIES):
         return found
-    found += [("keys", vars(f)), ("values", vars(f))]
+    own = vars(f)
+    found += [("keys", own), ("values", own)]
     for name, attribute in _globals_of(f.__code__):
         value = f.__globals__.get(name)
         found.append(("global", (f.__globals__, name)))
@@ -197,6 +203,10 @@ def _equal(now: Any, then: Any) -> bool:
     if type(now) is not type(then) or not isinstance(now, VALUES):
         return False
     return now == then or (now != now and then != then)
+
+
+def _settled(now: Any, then: Any) -> Any:
+    return then if _equal(now, then) else ANYTHING
 
 
 def version(t: Tensor) -> int:
