@@ -94,6 +94,27 @@ def test_autocast_around_a_call_does_not_count(dtype):
     assert torch.equal(gradient, P.gradient())
 
 
+# ---------------------------------------------------------------------------------------------------- terms
+
+
+@pytest.mark.parametrize("how", ["in place", "through NumPy"])
+def test_weights_that_are_written_to_are_counted_anew(how):
+    w = torch.ones(6, dtype=torch.float64)
+    P = cs.Problem(net(), [cs.Batch(X, Y, w)])
+    H = cs.Hessian(P)
+    v = direction(H)
+    for _ in range(3):
+        H @ v
+    if how == "in place":
+        w[:2] = 5.0
+    else:
+        w.numpy()[:2] = 5.0
+    fresh = cs.Problem(net(), [cs.Batch(X, Y, w.clone())])
+    assert P.num_terms == fresh.num_terms == 14
+    assert torch.equal(H @ v, cs.Hessian(fresh) @ v)
+    assert torch.equal(cs.Hessian(P) @ v, cs.Hessian(fresh) @ v)
+
+
 # -------------------------------------------------------------------------------------------------- vectors
 
 
