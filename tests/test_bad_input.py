@@ -79,13 +79,13 @@ VECTORS: dict[str, tuple[Make, str]] = {
     ),
     "numpy vector of another size": (lambda _: hessian() @ np.zeros(3), r"expected a vector of \d+ entries"),
     "list vector": (lambda _: hessian() @ [0.0], r"expected a tensor or a NumPy array .* got list"),
-    "single precision": (
-        lambda _: (h := hessian()) @ torch.zeros(h.shape[1]),
-        r"expected torch\.float64 on cpu, got torch\.float32 on cpu",
+    "complex vector": (
+        lambda _: (h := hessian()) @ torch.zeros(h.shape[1]).cfloat(),
+        r"expected torch\.float64 on cpu, got torch\.complex64 on cpu",
     ),
-    "integer vector": (
-        lambda _: (h := hessian()) @ torch.zeros(h.shape[1]).long(),
-        r"expected torch\.float64 .* got torch\.int64",
+    "vector of truth values": (
+        lambda _: (h := hessian()) @ torch.zeros(h.shape[1]).bool(),
+        r"expected torch\.float64 .* got torch\.bool",
     ),
     "transposed rectangle": (
         lambda _: hessian().block("E", "U").T @ torch.zeros(3).double(),

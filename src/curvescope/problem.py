@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any, TypeVar
 
 import torch
@@ -19,6 +19,7 @@ from curvescope.losses import Loss, as_loss
 from curvescope.models.load import load
 from curvescope.models.model import Model
 from curvescope.models.running.exchange import Change, evaluating, locked
+from curvescope.models.running.held import RefuseHeld, moved
 from curvescope.models.running.reentrant import RefuseReentrant
 
 T = TypeVar("T")
@@ -120,7 +121,8 @@ class Problem:
     def value(self) -> float:
         """L(θ)."""
         total = 0.0
-        with torch.no_grad():
+        held = RefuseHeld(self.model.parameters, self.point) if self.point else nullcontext()
+        with differentiating(), torch.no_grad(), held:
             for batch in self.placed_batches("loss"):
                 total += float(self.loss.sum(self.outputs(batch), batch.targets, batch.weights))
         return total / self.num_terms
@@ -170,11 +172,7 @@ class Problem:
                 hint="module.requires_grad_(True)",
             )
         if not held.keys().isdisjoint(self.point):
-            raise UsageError(
-                f"the module holds {min(held)!r} in a second way (a closure or a list), "
-                "so the problem cannot be moved to other parameters",
-                hint="write them into the module instead",
-            )
+            raise moved(min(held.keys() & self.point.keys()))
         leaves |= held
         return leaves, run(leaves)
 
@@ -210,14 +208,21 @@ def _thawed(frozen: list[Tensor]) -> Iterator[None]:
 
 @contextmanager
 def differentiating() -> Iterator[None]:
-    """Derivatives are recorded inside, even where the caller is in no_grad or inference mode."""
-    with torch.inference_mode(False), torch.enable_grad():
+    """The caller's modes do not count inside: no_grad, inference mode, autocast around the call."""
+    with torch.inference_mode(False), torch.enable_grad(), ExitStack() as off:
+        for kind in ("cpu", "cuda"):
+            if torch.is_autocast_enabled(kind):
+                off.enter_context(torch.autocast(kind, enabled=False))
         yield
 
 
-def check_finite(total: Tensor, problem: Problem) -> None:
-    """Raise when a product has infinite or undefined entries."""
+def check_finite(total: Tensor, problem: Problem, *given: Tensor) -> None:
+    """Raise when a product, with what was given, has infinite or undefined entries."""
     if not bool(torch.isfinite(total.sum())) and not bool(torch.isfinite(total).all()):
+        if not all(bool(torch.isfinite(v).all()) for v in given):
+            raise UsageError(
+                "expected a vector of finite numbers, got one with infinite or undefined entries"
+            )
         raise CurvescopeError(
             f"the product is not finite; the loss at these parameters is {problem.value():.4g}",
             hint="look for diverged weights, or use dtype='float64'",

@@ -49,11 +49,10 @@ class RunFolder(Place):
     def at(self, contents: str) -> Pieces:
         """The pieces of an unfinished run with these settings and contents, or of one to begin."""
         self._contents = contents
-        begun = self._unfinished(digest_of(self._config, contents))
-        self._pieces = begun or Pieces(
-            self._root / f"{time.strftime('%Y%m%d-%H%M%S')}-{digest_of(self._config, contents)}" / STATE,
-            begin=self._begin,
-        )
+        digest = digest_of(self._config, contents)
+        begun = self._unfinished(digest)
+        fresh = self._root / f"{time.strftime('%Y%m%d-%H%M%S')}-{digest}" / STATE
+        self._pieces = Pieces(fresh, begin=self._begin) if begun is None else begun  # which may have no piece
         self._pieces.done = lambda name: self.log(f"done: {name}")
         if begun is not None:
             self._say(f"resuming {self.path} with {len(begun)} pieces done")
