@@ -135,7 +135,7 @@ def eigsh(
             search.products + k,
         )
     mask = residuals <= tol * max(scale, float(np.abs(values).max()))
-    columns = Y.T.cpu().numpy() if vectors else None
+    columns = Y.clone().T.cpu().numpy() if vectors else None  # without the rest of the basis
     converged = bool(mask.all()) and verified
     return Eigenpairs(values, columns, residuals, mask, converged, products, tol, which, seed)
 
@@ -186,10 +186,9 @@ def _filled(search: Search) -> Tensor:
     for have in range(len(search.locked), search.k):
         rest = 0.0
         while rest == 0.0:
-            Y[have] = random_vector(search.op, seed=search.seed, index=index)
-            for _ in range(2):
-                rest = orthogonalize(Y[:have], Y[have])[1]
-                Y[have] /= rest or 1.0
+            random_vector(search.op, seed=search.seed, index=index, out=Y[have])
+            rest = orthogonalize(Y[:have], Y[have]).norm
+            Y[have] /= rest or 1.0
             index += 1
     return Y
 
@@ -217,5 +216,4 @@ def _measured(search: Search) -> tuple[np.ndarray, Tensor, np.ndarray]:
     rotate(P, S)
     for value, vector, product in zip(values, Y, P, strict=True):
         product.sub_(vector, alpha=float(value))
-    Y = Y.clone() if len(search.rows) > k else Y  # so that the rest of the basis is not kept alive
     return values / factor, Y, to_numpy(norms(P, dim=1)) / factor
