@@ -18,7 +18,6 @@ from curvescope.algorithms.columns import (
     gather_samples,
     mean_and_stderr,
     probe_batches,
-    summing_dtype,
     to_numpy,
 )
 from curvescope.algorithms.estimates.intervals import mean_interval, positive_interval
@@ -164,9 +163,8 @@ def block_traces(
     blocks = check_slices(op, slices)
     pieces = []
     for V in probe_batches(op, num_probes, seed=seed, what="block traces"):
-        product = V * (op @ V)
-        sums = [product[rows].sum(dim=0, dtype=summing_dtype(V.device)) for rows in blocks.values()]
-        pieces.append(torch.stack(sums, dim=1))
+        product = op @ V
+        pieces.append(torch.stack([column_dots(V[rows], product[rows]) for rows in blocks.values()], dim=1))
     samples = gather_samples(pieces)
     values, stderr = mean_and_stderr(samples)
     low, high = mean_interval(values, stderr, num_probes - 1, nonnegative=op.psd)

@@ -16,12 +16,12 @@ import math
 from typing import Literal
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from curvescope.algorithms.vectors import (
     check_finite,
     comfortable,
+    fresh,
     inner,
     orthogonalize,
     random_vector,
@@ -88,7 +88,7 @@ class Search:
         self.which: Which = which
         self.tol, self.max_basis, self.max_products = tol, min(max_basis, self.n), max_products
         self.seed, self.starts = seed, [] if starts is None else list(starts.T)
-        self.rows = torch.empty(self.max_basis + 1, self.n, dtype=op.dtype, device=op.device)
+        self.rows = fresh(op, self.max_basis + 1, self.n)
         self.H = np.zeros((self.max_basis, self.max_basis))  # upper triangle of the projection
         self.beta = 0.0  # norm of what the last product left outside the basis
         self.locked = np.zeros(0)  # Ritz values of the locked vectors
