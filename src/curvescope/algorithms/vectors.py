@@ -28,7 +28,9 @@ PART = 2**16  # entries at a time on a CPU: a dozen rows of them fit in its cach
 WIDE_PART = 2**22  # entries at a time on other devices
 DRAWN = 2**20  # random numbers at a time, a multiple of the sixteen that are drawn together
 PASSES = 5  # of Gram–Schmidt; what still shrinks after them lies in the span of the basis
-OVERLAP = 0.03  # square roots of a rounding that a long vector may keep of the basis
+OVERLAP = 4.0  # roundings that a long vector may always keep of the basis
+EXACT = 20.0  # roundings below which an overlap needs sums in float64
+SEMI = 0.03  # square roots of a rounding that it may keep at most
 COMFORT = {torch.float64: 100, torch.float32: 12}  # decades around one where squares and products are safe
 
 
@@ -57,7 +59,7 @@ def to_numpy(tensor: Tensor) -> np.ndarray:
 
 def parts(length: int, device: torch.device, *, width: int = 1) -> Iterator[slice]:
     """The rows 0, …, length − 1 of columns (length, width) in order, some at a time."""
-    step = max(1, (PART if device.type == "cpu" else WIDE_PART) // width)
+    step = max(1, (PART if device.type == "cpu" else WIDE_PART) // max(width, 1))
     for start in range(0, length, step):
         yield slice(start, min(start + step, length))
 
@@ -169,15 +171,21 @@ def dots(rows: Tensor, w: Tensor) -> Tensor:
 
 
 def orthogonalize(
-    basis: Tensor, w: Tensor, *, out: Tensor | None = None, expected: np.ndarray | None = None
+    basis: Tensor,
+    w: Tensor,
+    *,
+    out: Tensor | None = None,
+    expected: np.ndarray | None = None,
+    tol: float = 0.0,
 ) -> Remainder:
     """Take the span of the orthonormal rows of a basis (m, n) out of w (n,): in place, or into `out`.
 
     Classical Gram–Schmidt, repeated: each pass takes coefficients out, and reads the basis once for that and
     for the overlap that is left. The first takes out the `expected` ones, as a recurrence knows them, or
     measures them, which reads the basis once more. A long vector is done when its overlap, relative to its
-    norm, is a small multiple of the root of a rounding: then projections of an operator on such a basis are
-    right to a rounding (Simon 1984). Otherwise twice is enough unless w lies in the span up to rounding.
+    norm, is at most `tol` or a few roundings; otherwise twice is enough unless w lies in the span up to
+    rounding. An overlap of up to the root of a rounding leaves eigenvalues of a projection right to a
+    rounding (Simon 1984), but moves residuals by as much.
     """
     out = w if out is None else out
     if expected is None:
@@ -185,11 +193,12 @@ def orthogonalize(
     else:
         overlap = torch.as_tensor(expected).to(dtype=summing_dtype(w.device), device=w.device)
     taken, before = torch.zeros_like(overlap), math.inf
-    allowed = OVERLAP * torch.finfo(w.dtype).eps ** 0.5 if len(w) > PART else 0.0
-    guessed = expected is not None
+    eps = torch.finfo(w.dtype).eps
+    allowed = max(OVERLAP * eps, min(tol, SEMI * eps**0.5)) if len(w) > PART else 0.0
+    guessed, exact = expected is not None, len(w) > PART and allowed < EXACT * eps
     for turn in range(PASSES + guessed):
         taken += overlap
-        rest, overlap = _take_out(basis, overlap, w if turn == 0 else out, out)
+        rest, overlap = _take_out(basis, overlap, w if turn == 0 else out, out, exact=exact)
         settled = turn > guessed and rest >= 0.5 * before
         if settled or float(overlap.norm()) <= allowed * rest or math.isnan(rest):
             return Remainder(to_numpy(taken), rest, to_numpy(overlap))
@@ -197,15 +206,20 @@ def orthogonalize(
     return Remainder(to_numpy(taken), 0.0, to_numpy(overlap))
 
 
-def _take_out(basis: Tensor, coefficients: Tensor, w: Tensor, out: Tensor) -> tuple[float, Tensor]:
-    """out = w − basisᵀ coefficients: its norm, and its inner products with the basis."""
+def _take_out(
+    basis: Tensor, coefficients: Tensor, w: Tensor, out: Tensor, *, exact: bool
+) -> tuple[float, Tensor]:
+    """out = w − basisᵀ coefficients: its norm, and its inner products with the basis.
+
+    These are wrong by up to 1e-5 of the norm if a part of float32 entries is summed as such, not `exact`.
+    """
     c, squares = coefficients.to(w.dtype), SquareSum(out)
     total = torch.zeros_like(coefficients)
-    for p in parts(len(w), w.device):
+    for p in parts(len(w), w.device, width=min(len(basis), 8) if exact else 1):
         rows, x = basis[:, p], out[p]
         torch.addmv(w[p], rows.T, c, alpha=-1, out=x)
         squares.add(x)
-        total += rows @ x
+        total += rows.to(total.dtype) @ x.to(total.dtype) if exact else rows @ x
     return float(squares.root()), add_up(total)
 
 

@@ -101,7 +101,8 @@ class Recurrence:
             product = product * self.factor
         if self.reorthogonalize:
             alpha = float(inner(q, product))
-            rest = orthogonalize(basis[: j + 1], product, out=w, expected=self._expected(c, alpha))
+            expected = self._expected(c, alpha)
+            rest = orthogonalize(basis[: j + 1], product, out=w, expected=expected, tol=1.0)
             beta, self.overlap[c] = rest.norm, rest.overlap / (rest.norm or 1.0)
         else:
             alpha, beta = three_terms(product, q, w, before)

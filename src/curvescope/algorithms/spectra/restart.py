@@ -34,6 +34,7 @@ Which = Literal["LA", "SA", "LM", "BE"]
 
 MISSED = 1e-3  # accepted probability, at each end, that the last sweep overlooked an eigenvalue
 SAFETY = 0.3  # of the tolerance, for residuals that are estimated
+ORTHOGONAL = 0.03  # of the tolerance, for overlaps within the basis: they move residuals by as much
 
 
 def choose(values: np.ndarray, k: int, which: Which, bonus: np.ndarray | float = 0.0) -> np.ndarray:
@@ -140,7 +141,8 @@ class Search:
         q, w = self.rows[last], self.rows[last + 1]
         product = self.multiply(q)
         alpha = float(inner(q, product))
-        rest = orthogonalize(self.rows[: last + 1], product, out=w, expected=self._expected(alpha))
+        basis, expected, allowed = self.rows[: last + 1], self._expected(alpha), ORTHOGONAL * self.tol
+        rest = orthogonalize(basis, product, out=w, expected=expected, tol=allowed)
         self.beta = rest.norm
         check_finite(rest.taken, self.beta)
         self.H[: self.count + 1, self.count] = rest.taken[first:]
