@@ -155,10 +155,10 @@ def column_dots(V: Tensor, W: Tensor) -> Tensor:
     """vⱼ · wⱼ for each column, summed in float64, (k,) on the columns' device."""
     if V.shape[1] == 1:
         return inner(V[:, 0], W[:, 0])[None]
-    wide = Wide(V)
-    total = torch.zeros(V.shape[1], dtype=wide.dtype, device=V.device)
+    one, other = Wide(V), Wide(W)
+    total = torch.zeros(V.shape[1], dtype=one.dtype, device=V.device)
     for x, y in chunks(V, W):
-        total += wide(x).mul_(y).sum(dim=0)
+        total += one(x).mul_(other(y)).sum(dim=0)
     return add_up(total)
 
 
