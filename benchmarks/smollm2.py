@@ -48,7 +48,7 @@ class Timed(cs.LinearOperator):
 
 
 def measure(name: str, op: Timed, run: Callable[[], Any], say: Callable[[Any], dict]) -> dict:
-    """One algorithm: what it found, its products and the share of its own work, by wall and processor time."""
+    """One algorithm: what it found, its products, and the share of its own work by two clocks."""
     op.seconds = op.processor = 0.0
     op.columns, start, clock = 0, time.perf_counter(), time.process_time()
     found = run()
