@@ -91,7 +91,11 @@ def eigsh(
     found by more than the tolerance. That is not proved but overlooked with a probability of at most 1e-3 at
     each end, over the random start of the last sweep, whatever the spectrum and the number of rows.
 
-    Memory: max_basis + 1 vectors, what a product takes, and k vectors that are returned.
+    Memory: max_basis + 1 vectors and what a product takes; k more when the residuals are measured, the
+    products of the k vectors, and after that the vectors that are returned.
+
+    Work beyond the products: a step reads the m vectors it has once, and once more where the measured
+    overlap with them is above 0.03 tol, as it is when an eigenvalue is far larger than what is left.
 
     Args:
         which: "LA" largest, returned descending; "SA" smallest, ascending; "LM" largest in absolute value,
