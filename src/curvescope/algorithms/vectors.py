@@ -71,15 +71,15 @@ def chunks(*vectors: Tensor) -> Iterator[tuple[Tensor, ...]]:
         yield tuple(v[p] for v in vectors)
 
 
-def fresh(op: LinearOperator, *shape: int) -> Tensor:
-    """Memory for vectors of the operator's dtype and device.
+def fresh(like: LinearOperator | Tensor, *shape: int) -> Tensor:
+    """Memory for vectors of the same dtype and device.
 
     Where the system allows it NumPy takes large pages, which are touched for the first time in a quarter of
     the time of small ones.
     """
-    if op.device.type != "cpu":
-        return torch.empty(shape, dtype=op.dtype, device=op.device)
-    return torch.from_numpy(np.empty(shape, dtype=torch.empty(0, dtype=op.dtype).numpy().dtype))
+    if like.device.type != "cpu":
+        return torch.empty(shape, dtype=like.dtype, device=like.device)
+    return torch.from_numpy(np.empty(shape, dtype=torch.empty(0, dtype=like.dtype).numpy().dtype))
 
 
 def random_vector(op: LinearOperator, *, seed: int, index: int, out: Tensor) -> None:

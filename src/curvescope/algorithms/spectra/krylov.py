@@ -18,6 +18,7 @@ from curvescope.algorithms.checks import check_count, check_symmetric, of_one_ma
 from curvescope.algorithms.vectors import (
     check_finite,
     comfortable,
+    fresh,
     inner,
     norms,
     orthogonalize,
@@ -65,7 +66,7 @@ class Recurrence:
         self.reorthogonalize, self.count = reorthogonalize, 0
         # rows[c, s] is basis vector s of column c; without reorthogonalisation only the last two are kept
         depth = num_steps + 1 if reorthogonalize else 2
-        self.rows = torch.empty(k, depth, n, dtype=start.dtype, device=start.device)
+        self.rows = fresh(start, k, depth, n)
         for c, length in enumerate(norms(start, dim=0)):
             torch.div(start[:, c], length, out=self.rows[c, 0])
         self.alpha, self.beta = np.zeros((k, num_steps)), np.zeros((k, num_steps))
