@@ -13,7 +13,6 @@ import argparse
 import json
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +30,6 @@ class Timed(cs.LinearOperator):
         self.inner, self.seconds, self.processor, self.columns = inner, 0.0, 0.0, 0
         self.shape, self.dtype, self.device = inner.shape, inner.dtype, inner.device
         self.symmetric, self.psd = inner.symmetric, inner.psd
-
-    def steady(self) -> AbstractContextManager[None]:
-        """That of the operator inside."""
-        return self.inner.steady()
 
     def _matmat(self, V: torch.Tensor) -> torch.Tensor:
         start, clock = time.perf_counter(), time.process_time()
@@ -73,7 +68,7 @@ def main() -> None:
     batches = cs.text("sample", model, tokens=args.tokens, seq_len=args.tokens)
     op = Timed(cs.Hessian(cs.Problem(model, batches)))
     print(op.shape, flush=True)
-    op @ torch.ones(op.shape[1], device=args.device)  # what is built once
+    _ = op @ torch.ones(op.shape[1], device=args.device)  # what is built once
     rows = [
         measure("hutchinson", op, lambda: cs.trace(op, num_probes=2), lambda t: {"trace": t.value}),
         measure(
