@@ -121,7 +121,11 @@ OPERATORS: dict[str, tuple[Make, str]] = {
         lambda _: cs.MonteCarloFisher(problem(loss=cs.CrossEntropy(0.1))),
         r"needs label_smoothing=0",
     ),
-    "infinite weights": (lambda _: _infinite(), r"not finite; the loss at these parameters is (nan|inf)"),
+    "infinite weights": (lambda _: _infinite(), r"expected finite weights, .* ones in U \(1 entry\)"),
+    "weights that became infinite": (
+        lambda _: _infinite(later=True),
+        r"not finite; the loss at these parameters is (nan|inf), and .* weights in U \(1 entry\)",
+    ),
 }
 
 DATA: dict[str, tuple[Make, str]] = {
@@ -210,6 +214,26 @@ DATA: dict[str, tuple[Make, str]] = {
     "tokens as inputs": (
         lambda _: regression(X, REAL).value(),
         r"expected real inputs \(B, T, 4\), got torch\.int64",
+    ),
+    "ids of another vocabulary": (
+        lambda _: problem(X + 3, Y),
+        r"expected tokens from 0 to 4, the vocabulary of 'Transformer', got 3 to 7 \(are they from another",
+    ),
+    "a task with more tokens": (
+        lambda _: cs.Problem(model(n_ctx=16), cs.task("addition", num_sequences=4)),
+        r"got 0 to 1\d, which is what the task 'addition' has",
+    ),
+    "ids that no embedding has": (
+        lambda _: cs.Problem(nn.Sequential(nn.Embedding(3, 4), nn.Linear(4, 5)), (X, Y)).value(),
+        r"no entry for some of its inputs, which go from 0 to 4",
+    ),
+    "a dictionary without labels": (
+        lambda _: cs.Problem(model(), {"input_ids": X}),
+        r"expected items \(inputs, targets\) or a dictionary with labels, got a dict of input_ids",
+    ),
+    "a mask that hides tokens": (
+        lambda _: cs.Problem(model(causal=False), {"input_ids": X, "attention_mask": X > 0, "labels": Y}),
+        r"takes no attention_mask, and the one given hides tokens",
     ),
     "one sequence alone": (
         lambda _: problem(X[0], Y[0]).value(),
@@ -322,11 +346,12 @@ MODELS: dict[str, tuple[Make, str]] = {
 }
 
 
-def _infinite() -> Any:
+def _infinite(later: bool = False) -> Any:
     found = model()
+    before = cs.Hessian(cs.Problem(found, (X, Y)))
     with torch.no_grad():
         found.parameters["U"][0, 0] = torch.inf
-    H = cs.Hessian(cs.Problem(found, (X, Y)))
+    H = before if later else cs.Hessian(cs.Problem(found, (X, Y)))
     return H @ torch.ones(H.shape[1]).double()
 
 

@@ -61,7 +61,7 @@ def make_problem(cfg: ModelOnData) -> Problem:
 def notes_of(cfg: ModelOnData, problem: Problem) -> list[str]:
     """What a reader of a result should know of how its loss was made."""
     made = not cfg.data.startswith(TASK) and kind_of(problem.model) == denoising.FEATURES
-    return [denoising.NOTE] if made else []
+    return [*([denoising.NOTE] if made else []), *problem.notes]
 
 
 def make_batches(cfg: ModelOnData, model: Model) -> Batches:
