@@ -125,6 +125,12 @@ def test_without_heads_packed_matrices_are_thirds():
     assert not model.heads
 
 
+def test_layers_count_from_zero():
+    module = nn.Sequential(nn.Tanh(), nn.Linear(D, D), nn.GELU(), nn.Linear(D, D))
+    model = cs.load(module, roles={"L{layer}.W_1": "{layer}.weight"})
+    assert model.blocks["L1.W_1"].parameter == "3.weight"
+
+
 def test_roles_that_structure_found_stay():
     module = nn.ModuleDict({"tok": nn.Embedding(V, D), "attn": nn.MultiheadAttention(D, H)})
     model = cs.load(module, roles={"E": "tok.weight"})
@@ -141,6 +147,15 @@ WRONG = {
     "two roles": (
         {"L{layer}.W_Q": "parts.{layer}.out.weight", "L0.W_O": "parts.0.out.weight"},
         r"expected one role for every parameter, 'parts\.0\.out\.weight' has",
+    ),
+    "two parameters": (
+        {"L{layer}.W_Q": "parts.{layer}.out.weight", "L0.W_QKV": "parts.0.fused.weight"},
+        r"two parameters have the role 'L0\.W_Q': parts\.0\.out\.weight and parts\.0\.fused\.weight",
+    ),
+    "unknown axes": ({"E": ("tok.weight", "v d")}, r"letters i, o, h, k and 1 for the role 'E', got 'v d'"),
+    "axes of others": (
+        {"L0.W_Q": ("parts.0.out.weight", "h i k"), "n_heads": 2},
+        r"expected 'parts\.0\.out\.weight' to be cut as 'h i k'",
     ),
     "an unknown setting": ({"n_head": 2}, r"the role 'n_head', got 2 \(did you mean 'n_heads'"),
     "no heads": ({"n_heads": 0}, r"expected n_heads of at least 1, got 0"),

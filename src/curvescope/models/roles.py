@@ -7,10 +7,11 @@
         "n_heads": 4,
     }
 
-A role is the name of a block, and any name is one; `{layer}` stands for a number, the same in both. Roles of
-heads, W_Q, b_Q, W_K, b_K, W_V, b_V and W_O, are also cut into `L0.h3.W_Q` where `n_heads` is given. What is
-not named keeps the block that it has. Settings beside the roles: `n_heads`, `n_kv_heads` (as many unless
-given) and `packed`, "stacked" (all heads of Q, then of K, then of V) or "per head" (head 0's Q, K, V, …).
+A role is the name of a block, and any name is one; `{layer}` stands for a number, the same in both, and
+layers are counted from 0 in the order of their numbers. Roles of heads, W_Q, b_Q, W_K, b_K, W_V, b_V and W_O,
+are also cut into `L0.h3.W_Q` where `n_heads` is given. What is not named keeps the block that it has. Settings
+beside the roles: `n_heads`, `n_kv_heads` (as many unless given) and `packed`, "stacked" (all heads of Q, then
+of K, then of V) or "per head" (head 0's Q, K, V, then head 1's, …).
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class Layout:
         counts = Heads(query, key, 1)
         stored = sum(counts.of(x) for x in cut.order) if cut.stacked else counts.of(role) * cut.parts
         letter = "k" if "k" in cut.axes else "i" if role == "W_O" else "o"
-        size = next(n for group, n in zip(cut.axes.split(), shape, strict=False) if letter in group)
+        size = next((n for group, n in zip(cut.axes.split(), shape, strict=False) if letter in group), 0)
         alone = "k" in cut.axes.split()
         return Heads(query, key, size if alone else size // stored)
 
@@ -66,6 +67,10 @@ def with_roles(model: Model, roles: Mapping[str, Any]) -> Model:
         for role, cut in _cuts(packed, parameter, axes, layout):
             heads = layout.heads(role, cut, shapes[parameter])
             name = front + role
+            if name in blocks:
+                raise UsageError(
+                    f"two parameters have the role {name!r}: {blocks[name].parameter} and {parameter}"
+                )
             blocks[name] = cut_block(name, role, cut, parameter, shapes[parameter], heads)
             for j in range(heads.of(role) if heads and layout.query and front else 0):
                 name = f"{front}h{j}.{role}"
@@ -87,21 +92,35 @@ def _layout(roles: Mapping[str, Any]) -> Layout:
     return Layout(query, key, packed == "per head")
 
 
+@dataclass(frozen=True)
+class Claim:
+    """A parameter that a role names: the role as it is written, the number of the layer, how it is stored."""
+
+    key: str
+    number: int | None
+    parameter: str
+    axes: str
+
+
 def _claimed(roles: Mapping[str, Any], model: Model) -> Iterator[tuple[str, str, str, str]]:
-    """(`L0.` or nothing, role, parameter, axes) for every parameter that is named; none is named twice."""
+    """(`L0.` or nothing, role, parameter, axes) for every parameter that is named; layers count from 0."""
+    claims = [c for key, given in roles.items() if key not in SETTINGS for c in _found(key, given, model)]
+    place = {n: i for i, n in enumerate(sorted({c.number for c in claims if c.number is not None}))}
     owners: dict[str, str] = {}
-    for key, given in roles.items():
-        for found in _found(key, given, model) if key not in SETTINGS else ():
-            first = owners.setdefault(found[2], key)
-            if first != key:
-                raise UsageError(
-                    f"expected one role for every parameter, {found[2]!r} has {first!r} and {key!r}",
-                    hint="matrices that hold several are named by their letters, such as W_QKV",
-                )
-            yield found
+    for claim in claims:
+        first = owners.setdefault(claim.parameter, claim.key)
+        if first != claim.key:
+            raise UsageError(
+                f"expected one role for every parameter, {claim.parameter!r} has {first!r} and {claim.key!r}",
+                hint="matrices that hold several are named by their letters, such as W_QKV",
+            )
+        role = claim.key if claim.number is None else claim.key.replace(LAYER, str(place[claim.number]))
+        front, dot, last = role.partition(".") if re.match(r"L\d+\.", role) else ("", "", role)
+        yield front + dot, last, claim.parameter, claim.axes
 
 
-def _found(key: str, given: Any, model: Model) -> Iterator[tuple[str, str, str, str]]:
+def _found(key: str, given: Any, model: Model) -> list[Claim]:
+    """The parameters that a pattern names."""
     pattern, axes = given if isinstance(given, tuple) and len(given) == 2 else (given, None)
     if not isinstance(pattern, str) or not isinstance(axes, str | None):
         raise UsageError(
@@ -110,8 +129,10 @@ def _found(key: str, given: Any, model: Model) -> Iterator[tuple[str, str, str, 
         )
     if (LAYER in key) != (LAYER in pattern):
         raise UsageError(f"expected {LAYER} in both or in neither of {key!r} and {pattern!r}")
+    if axes is not None and not re.fullmatch(r"[ihko1]+( [ihko1]+)*", axes):
+        raise UsageError(f"expected axes of the letters i, o, h, k and 1 for the role {key!r}, got {axes!r}")
     names = list(model.parameters)
-    rule = re.compile(re.escape(pattern).replace(re.escape(LAYER), r"(?P<layer>\d+)", 1))
+    rule = re.compile(re.escape(pattern).replace(re.escape(LAYER), r"(\d+)", 1))
     matches = [match for match in map(rule.fullmatch, names) if match]
     if not matches:
         known = dict.fromkeys(re.sub(r"\d+", LAYER, n, count=1) if LAYER in pattern else n for n in names)
@@ -119,10 +140,10 @@ def _found(key: str, given: Any, model: Model) -> Iterator[tuple[str, str, str, 
             f"no parameter is called {pattern!r}, for the role {key!r}",
             hint=near_misses(pattern, list(known)),
         )
-    for match in matches:
-        role = key.replace(LAYER, match["layer"]) if LAYER in key else key
-        front, dot, last = role.partition(".") if re.match(r"L\d+\.", role) else ("", "", role)
-        yield front + dot, last, match[0], axes or _axes(match[0], model.module)
+    return [
+        Claim(key, int(match[1]) if LAYER in key else None, match[0], axes or _axes(match[0], model.module))
+        for match in matches
+    ]
 
 
 def _axes(parameter: str, module: nn.Module) -> str:
@@ -142,7 +163,7 @@ def _axes(parameter: str, module: nn.Module) -> str:
 def _cuts(role: str, parameter: str, axes: str, layout: Layout) -> Iterator[tuple[str, Cut]]:
     """The roles that one parameter plays: its own, or those of the letters."""
     match = PACKED.fullmatch(role)
-    if match is None:
+    if match is None or len(set(match["letters"])) < len(match["letters"]):
         yield role, Cut(parameter, axes)
         return
     letters = match["letters"]
