@@ -65,6 +65,20 @@ def test_attention_is_fused_where_there_is_a_kernel(name: str, monkeypatch):
     torch.testing.assert_close(found, module(x), rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("average", [True, False])
+@pytest.mark.parametrize("mask", [None, layers.CAUSAL, layers.ADDED], ids=["full", "causal", "added"])
+def test_weights_are_those_of_pytorch(average: bool, mask: Tensor | None):
+    attn = nn.MultiheadAttention(4, 2, batch_first=True).double()
+    x = torch.randn(2, layers.T, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    padding = torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
+    padding = padding if mask is None or mask.dtype == torch.bool else torch.zeros(2, 5).double()
+    call = {"attn_mask": mask, "key_padding_mask": padding, "average_attn_weights": average}
+    with Substitute():
+        ours = attn(x, x, x, **call)
+    for a, b in zip(ours, attn(x, x, x, **call), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
+
+
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_values_and_gradients_are_of_one_function():
     """Without gradients PyTorch would give zeros at padded positions."""
@@ -84,6 +98,14 @@ def test_a_padded_sequence_comes_first():
     H = cs.Hessian(cs.Problem(module, (x, y)))
     v = torch.ones(H.shape[1], dtype=torch.float64)
     assert close(H @ v, H.space.gather(double_backward(module, x, y, H.space.scatter(v))))
+
+
+@pytest.mark.parametrize("name", ["encoder, padded", "decoder"])
+def test_layers_that_are_computed_again(name: str):
+    problem = cs.Problem(layers.made(name), layers.data("padded" in name))
+    H, again = cs.Hessian(problem), cs.Hessian(problem, checkpoint=True)
+    v = torch.ones(H.shape[1], dtype=torch.float64)
+    assert close(again @ v, H @ v)
 
 
 def test_dropout_in_train_mode_is_switched_off_and_said():

@@ -63,6 +63,8 @@ def labels_of(row: Row) -> Tensor:
 
 def together(rows: Sequence[Row]) -> Row:
     """Single rows as one batch: those of other lengths padded on the right, which no label counts."""
+    if any(row.keys() != rows[0].keys() for row in rows):
+        raise UsageError(f"expected rows that all have {', '.join(rows[0])}, some have others")
     found: Row = {}
     for key in rows[0]:
         values = [row[key] for row in rows]

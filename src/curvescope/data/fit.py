@@ -45,7 +45,8 @@ def _alone(inputs: Any, model: Any) -> Any:
     if not isinstance(inputs, Mapping) or IDS not in inputs:
         return inputs
     there = inputs.get(MASK, torch.ones_like(inputs[IDS])).bool()
-    only_behind = model.facts.get("causal") is True and not bool((there[:, 1:] & ~there[:, :-1]).any())
+    only_behind = there.dim() == 2 and not bool((there[:, 1:] & ~there[:, :-1]).any())
+    only_behind = only_behind and model.facts.get("causal") is True
     if not bool(there.all()) and not only_behind:
         raise UsageError(
             f"{model.name!r} takes no attention_mask, and the one given hides tokens",
@@ -83,7 +84,10 @@ def _vocabulary(model: Any) -> int | None:
     V = facts.get("vocab_size")
     if not isinstance(V, int) or facts.get("inputs", "tokens") != "tokens" or main != IDS:
         return None
-    table = getattr(model.module, "get_input_embeddings", lambda: None)()
+    try:
+        table = getattr(model.module, "get_input_embeddings", lambda: None)()
+    except NotImplementedError:  # transformers' word for a family that does not say
+        table = None
     return max(V, getattr(table, "num_embeddings", 0))
 
 
@@ -103,8 +107,9 @@ def _repeats(batch: Batch) -> bool:
         return False
     if ids.is_floating_point() or y.is_floating_point():
         return False
+    y = y.to(ids.device)
     counted = y != IGNORED
-    return bool(torch.where(counted, y.to(ids.device) == ids, True).all() & counted.any())
+    return bool(((y == ids) | ~counted).all() & counted.any())
 
 
 def task_notes(batches: Batches, model: Any) -> list[str]:

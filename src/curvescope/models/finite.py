@@ -15,7 +15,7 @@ from curvescope.models.model import Model
 def not_finite(model: Model, parameters: Mapping[str, Tensor]) -> dict[str, int]:
     """Blocks with NaN or infinite entries, and how many; where all are finite, one sum of each is read."""
     sums = [p.detach().sum() for p in parameters.values()]
-    if not sums or bool(torch.isfinite(torch.stack(sums)).all()):
+    if not sums or bool(torch.isfinite(torch.stack([s.to(sums[0].device) for s in sums])).all()):
         return {}
     doubtful = {
         name: p

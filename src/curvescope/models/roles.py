@@ -9,9 +9,9 @@
 
 A role is the name of a block, and any name is one; `{layer}` stands for a number, the same in both, and
 layers are counted from 0 in the order of their numbers. Roles of heads, W_Q, b_Q, W_K, b_K, W_V, b_V and W_O,
-are also cut into `L0.h3.W_Q` where `n_heads` is given. What is not named keeps the block that it has. Settings
-beside the roles: `n_heads`, `n_kv_heads` (as many unless given) and `packed`, "stacked" (all heads of Q, then
-of K, then of V) or "per head" (head 0's Q, K, V, then head 1's, …).
+are also cut into `L0.h3.W_Q` where `n_heads` is given. What is not named keeps the block that it has.
+Settings beside the roles: `n_heads`, `n_kv_heads` (as many unless given) and `packed`, "stacked" (all heads
+of Q, then of K, then of V) or "per head" (head 0's Q, K, V, then head 1's, …).
 """
 
 from __future__ import annotations
