@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import curvescope as cs
+from curvescope.studies.setting import TokenModel, load_token_model
 
 SMALL: dict[str, Any] = {"n_layers": 1, "d_model": 4, "n_heads": 2, "d_ff": 3, "n_ctx": 3, "vocab_size": 5}
 X, Y = torch.tensor([[0, 1, 2], [3, 4, 0]]), torch.tensor([[1, 2, 3], [4, 0, 1]])
@@ -227,6 +228,10 @@ DATA: dict[str, tuple[Make, str]] = {
         lambda _: cs.Problem(nn.Sequential(nn.Embedding(3, 4), nn.Linear(4, 5)), (X, Y)).value(),
         r"no entry for some of its inputs, which go from 0 to 4",
     ),
+    "real numbers for an embedding": (
+        lambda _: cs.Problem(nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 5)), (X.float(), Y)).value(),
+        r"needs integer inputs, and got torch\.float32",
+    ),
     "a dictionary without labels": (
         lambda _: cs.Problem(model(), {"input_ids": X}),
         r"expected items \(inputs, targets\) or a dictionary with labels, got a dict of input_ids",
@@ -242,6 +247,10 @@ DATA: dict[str, tuple[Make, str]] = {
 }
 
 MODELS: dict[str, tuple[Make, str]] = {
+    "weights that are no numbers": (
+        lambda tmp: load_token_model(TokenModel(model=str(cs.save(_broken(), tmp)))),
+        r"expected finite weights, .* in E \(20 entries\), L0\.W_Q \(1 entry\)",
+    ),
     "unknown name": (
         lambda _: cs.load("tiny-gbt"),
         r"expected a bundled model.* got 'tiny-gbt'.*did you mean 'tiny-gpt'",
@@ -344,6 +353,14 @@ MODELS: dict[str, tuple[Make, str]] = {
         r"expected outputs as a tensor or an object with \.logits, got tuple",
     ),
 }
+
+
+def _broken() -> cs.Model:
+    found = cs.load(config())
+    with torch.no_grad():
+        found.parameters["E"].fill_(torch.nan)
+        found.parameters["L0.W_Q"][0, 0] = -torch.inf
+    return found
 
 
 def _infinite(later: bool = False) -> Any:

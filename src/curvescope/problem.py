@@ -235,9 +235,17 @@ def _own(batches: Any) -> bool:
 
 @contextmanager
 def _looked_up(batch: Batch) -> Iterator[None]:
-    """An id that no embedding has is said in our words."""
+    """An id that no embedding has, and one that is no whole number, are said in our words."""
     try:
         yield
+    except RuntimeError as error:
+        if "'indices'" not in str(error):  # PyTorch's word for ids
+            raise
+        kinds = ", ".join(str(t.dtype) for t in tree_leaves(batch.inputs))
+        raise UsageError(
+            f"the module looks entries up, for which it needs integer inputs, and got {kinds}",
+            hint="ids.long(), if they are whole numbers",
+        ) from error
     except IndexError as error:
         ids = [t for t in tree_leaves(batch.inputs) if not t.is_floating_point() and t.numel()]
         if not ids:
