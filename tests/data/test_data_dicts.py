@@ -123,6 +123,20 @@ def test_rows_are_padded_and_put_together(make):
     assert cs.Problem(zoo(), make(rows(4, 2))).value() == pytest.approx(one_by_one, rel=1e-12)
 
 
+def test_rows_that_are_written_into_one_buffer():
+    class Reused:
+        def __iter__(self):
+            row = {
+                "input_ids": torch.zeros(2, dtype=torch.int64),
+                "labels": torch.zeros(2, dtype=torch.int64),
+            }
+            for i in range(3):
+                row["input_ids"].fill_(i)
+                yield row
+
+    assert as_batches(Reused())[0].inputs["input_ids"].tolist() == [[0, 0], [1, 1], [2, 2]]
+
+
 def test_a_dataset_of_datasets():
     datasets = pytest.importorskip("datasets")
     ours = datasets.Dataset.from_list(rows(4, 2))

@@ -113,10 +113,10 @@ class Batches(Sequence[Batch]):
                 hint="pass the loader itself, or list(iterator)",
             )
         kept: list[Batch] = []
-        notes: dict[str, None] = dict.fromkeys([SHUFFLED] if _shuffles(loader) else [])
-        size = 0
+        size, any_shifted = 0, False
         for item in _whole_batches(loader):
-            batch = item if isinstance(item, Batch) else _batch_of(item, shift, notes)
+            batch, shifted = (item, False) if isinstance(item, Batch) else _batch_of(item, shift)
+            any_shifted |= shifted
             kept.append(batch if isinstance(loader, list | tuple) else _copied(_checked(batch)))
             size += _bytes(batch)
             if size > max_bytes:
@@ -124,7 +124,8 @@ class Batches(Sequence[Batch]):
                     f"the loader holds more than max_bytes={max_bytes} ({len(kept)} batches read)",
                     hint="take fewer sequences, or raise max_bytes",
                 )
-        return cls(kept, name=name, notes=tuple(notes))
+        said = {SHUFFLED: _shuffles(loader), dicts.SHIFTED: any_shifted}
+        return cls(kept, name=name, notes=[note for note, holds in said.items() if holds])
 
     def __len__(self) -> int:
         return len(self._batches)
@@ -201,7 +202,7 @@ def _whole_batches(loader: Iterable[Any]) -> Iterator[Any]:
         if not isinstance(found, dict) or not dicts.is_single(found):
             yield found
             continue
-        rows.append(found)
+        rows.append({key: value.clone() for key, value in found.items()})  # one buffer may be behind all
         if len(rows) == dicts.ROWS:
             yield dicts.together(rows)
             rows = []
@@ -209,13 +210,13 @@ def _whole_batches(loader: Iterable[Any]) -> Iterator[Any]:
         yield dicts.together(rows)
 
 
-def _batch_of(item: Any, shift: bool, notes: dict[str, None]) -> Batch:
+def _batch_of(item: Any, shift: bool) -> tuple[Batch, bool]:
+    """The batch of a loader's item, and whether its labels were shifted."""
     if isinstance(item, dict):
         inputs, targets, shifted = dicts.inputs_and_targets(item, shift=shift)
-        notes |= dict.fromkeys([dicts.SHIFTED] if shifted else [])
-        return _checked(Batch(inputs, targets))
+        return _checked(Batch(inputs, targets)), shifted
     if isinstance(item, list | tuple) and len(item) in (2, 3):
-        return _checked(Batch(*item))
+        return _checked(Batch(*item)), False
     raise UsageError(
         f"expected items (inputs, targets) or (inputs, targets, weights) from the loader, "
         f"got a {type(item).__name__}"

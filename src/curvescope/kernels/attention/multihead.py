@@ -70,17 +70,30 @@ def multihead(
     more_keys = bias_k is not None or add_zero_attn
     if seen is None or (more_keys and not seen.is_all):
         return None
-    biases = [None] * 3 if in_proj_bias is None else in_proj_bias.chunk(3)
-    maps = zip((query, key, value), _matrices(in_proj_weight, separate), biases, strict=True)
-    q, k, v = (F.linear(x, W, b) for x, W, b in maps)
-    k, v = _with_more(k, bias_k, zero=add_zero_attn), _with_more(v, bias_v, zero=add_zero_attn)
-    q, k, v = (x.unflatten(-1, (num_heads, -1)).permute(1, 2, 0, 3) for x in (q, k, v))  # (B, h, L, k)
+    given = (query, key, value), _matrices(in_proj_weight, separate), in_proj_bias
+    q, k, v = _projected(*given, extra=(bias_k, bias_v), zero=add_zero_attn, num_heads=num_heads)
     heads = attention(q, k, v, causal=seen.causal, lengths=seen.lengths, second_order=second_order)
     outputs = F.linear(heads.permute(2, 0, 1, 3).flatten(2), out_proj_weight, out_proj_bias)
     weights = _weights(q, k, seen, average=average_attn_weights) if need_weights else None
     if single:
         outputs, weights = outputs.squeeze(1), None if weights is None else weights.squeeze(0)
     return outputs, weights
+
+
+def _projected(
+    inputs: tuple[Tensor, ...],
+    matrices: list[Tensor],
+    bias: Tensor | None,
+    *,
+    extra: tuple[Tensor | None, Tensor | None],
+    zero: bool,
+    num_heads: int,
+) -> list[Tensor]:
+    """Queries, keys and values of all heads (B, h, L, k), with the keys that the module itself brings."""
+    biases = [None] * 3 if bias is None else bias.chunk(3)
+    q, k, v = (F.linear(x, W, b) for x, W, b in zip(inputs, matrices, biases, strict=True))
+    k, v = (_with_more(x, own, zero=zero) for x, own in zip((k, v), extra, strict=True))
+    return [x.unflatten(-1, (num_heads, -1)).permute(1, 2, 0, 3) for x in (q, k, v)]
 
 
 def _matrices(packed: Tensor | None, separate: dict[str, Any]) -> list[Tensor]:
