@@ -20,6 +20,7 @@ from curvescope.data.masking import masked_lm
 from curvescope.data.tasks import task
 from curvescope.data.text import text
 from curvescope.geometry.roles import check_vocabulary
+from curvescope.models.finite import check_weights
 from curvescope.models.load import load
 from curvescope.models.model import Model
 from curvescope.problem import Problem
@@ -61,7 +62,7 @@ def make_problem(cfg: ModelOnData) -> Problem:
 def notes_of(cfg: ModelOnData, problem: Problem) -> list[str]:
     """What a reader of a result should know of how its loss was made."""
     made = not cfg.data.startswith(TASK) and kind_of(problem.model) == denoising.FEATURES
-    return [denoising.NOTE] if made else []
+    return [*([denoising.NOTE] if made else []), *problem.notes]
 
 
 def make_batches(cfg: ModelOnData, model: Model) -> Batches:
@@ -145,9 +146,10 @@ class TokenModelOnData(TokenModel):
 
 
 def load_token_model(cfg: TokenModel) -> Model:
-    """The model, refused when it has no vocabulary."""
+    """The model, refused when it has no vocabulary, or weights that are no numbers."""
     model = load(cfg.model, revision=cfg.revision, dtype=cfg.dtype, device=cfg.device)
     check_vocabulary(model)
+    check_weights(model)
     return model
 
 
