@@ -1,13 +1,13 @@
 """Both ends of a spectrum from a few Lanczos steps, with bounds that hold 95 times in 100.
 
-The largest Ritz value θ of a Krylov space is never above λ_max, and there is an eigenvalue within its residual.
+The largest Ritz value θ of a Krylov space is never above λ_max, and an eigenvalue lies within its residual.
 That it is λ_max itself no residual can say. The random start q can: an eigenvector u of λ > θ has
 
     (uᵀ q)² ≤ (Π β / Π (λ − θᵢ))² / (1 + Σ (rᵢ / (λ − θᵢ))²)
 
-over all β and all Ritz values θᵢ with residuals rᵢ (the Christoffel function), which falls as λ moves outwards, and
-a random q has (uᵀ q)² < π p² / 2n with probability at most p. So λ_max is at most the λ where the two meet,
-but for a probability of p, whatever the spectrum.
+over all β and all Ritz values θᵢ with residuals rᵢ (the Christoffel function), which falls as λ moves
+outwards, and a random q has (uᵀ q)² < π p² / 2n with probability at most p. So λ_max is at most the λ where
+the two meet, but for a probability of p, whatever the spectrum.
 """
 
 from __future__ import annotations
@@ -53,9 +53,10 @@ def extreme_ends(op: LinearOperator, *, num_steps: int = 16, seed: int = 0) -> E
 
 
 def krylov_basis(op: LinearOperator, num_steps: int, *, seed: int) -> tuple[Tensor, np.ndarray]:
-    """Q (m, n) and T (m + 1, m) with A Qᵀ = [Qᵀ q] T: m steps from a Gaussian vector, or as many as there are.
+    """Q (m, n) and T (m + 1, m) with A Qᵀ = [Qᵀ q] T, from m Lanczos steps on a Gaussian vector.
 
-    The last row of T holds β, zero where the Krylov space was exhausted.
+    There are fewer than `num_steps` where the space is exhausted or the basis would not fit. The last row
+    of T holds β, which is zero if the space is exhausted.
     """
     check_symmetric(op, "krylov_basis")
     vector = op.shape[0] * torch.finfo(op.dtype).bits // 8

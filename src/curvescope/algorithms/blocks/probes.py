@@ -16,7 +16,6 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from curvescope.algorithms.blocks.ends import Ends, krylov_basis, ritz_ends
