@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 PALETTE = ("#1b6ca8", "#c8553d", "#2f9e6e", "#8d5fa8", "#b8860b")
-SMALLEST_LABEL = 6.0  # points
+LABEL = 8.0  # points
 Interval = tuple[np.ndarray, np.ndarray, np.ndarray]  # values and the ends of their intervals
 
 
@@ -78,24 +78,40 @@ def bars(
     ax.set_ylabel(label)
     ax.grid(axis="x", lw=0.3, color="0.9")
     ax.spines[["top", "right"]].set_visible(False)
-    ax.legend(frameon=False, fontsize=9, ncols=len(series), loc="upper right")
+    ax.legend(
+        frameon=False,
+        fontsize=9,
+        ncols=len(series),
+        loc="lower right",
+        bbox_to_anchor=(1, 1),
+        borderaxespad=0,
+    )
     return ax
 
 
 def label_blocks(ax: Axes, names: Sequence[str]) -> None:
-    """Names of the blocks along both sides of a square map, at least 6 points high and never touching.
+    """Names along both sides of a square map, 8 points high: of all blocks, or of layers where these touch.
 
-    Where the map is too small for all of them, every second, third, … is written.
+    Two layers whose names would touch share one, `E, P`; of too many, every second, third, … is named.
     """
     box = ax.get_position()
     width, height = ax.figure.get_size_inches()  # pyright: ignore[reportAttributeAccessIssue]
-    side = 72 * 0.8 * min(box.width * width, box.height * height)  # points; labels and bars take a fifth
-    room = side / max(len(names), 1)
-    size = min(max(room - 1, SMALLEST_LABEL), 8)
-    step = max(1, math.ceil((size + 1) / room))
-    shown = range(0, len(names), step)
-    ax.set_xticks(shown, [names[i] for i in shown], rotation=90, fontsize=size)
-    ax.set_yticks(shown, [names[i] for i in shown], fontsize=size)
+    side = 72 * 0.8 * min(box.width * width, box.height * height)  # points; names and bars take a fifth
+    gap = (LABEL + 2) / side * len(names)  # blocks from one name to the next
+    groups = [([name], float(i)) for i, name in enumerate(names)]
+    if gap > 1:
+        layers = [name.split(".")[0] for name in names]
+        groups = []
+        for layer in dict.fromkeys(layers):
+            place = layers.index(layer) + (layers.count(layer) - 1) / 2
+            if groups and place - groups[-1][1] < gap and len(groups[-1][0]) < 2:
+                groups[-1] = [*groups[-1][0], layer], (groups[-1][1] + place) / 2
+            else:
+                groups.append(([layer], place))
+    groups = groups[:: max(1, math.ceil(len(groups) * gap / len(names)))]
+    places, words = [place for _, place in groups], [", ".join(group) for group, _ in groups]
+    ax.set_xticks(places, words, rotation=90, fontsize=LABEL)
+    ax.set_yticks(places, words, fontsize=LABEL)
 
 
 def cell_text(value: float) -> str:

@@ -121,7 +121,8 @@ class Spectrum(Shown):
             f"narrower is not seen. {band}; ticks mark the extreme eigenvalues, found by Lanczos. Below: the "
             "share of eigenvalues up to λ, without a kernel. For these probes it is certain to lie in the "
             "dark band; that of all eigenvalues lies in the light one 95 times in 100.",
-            "block_maps": "Root mean square entry of every block, diagonal and not, all on one scale.",
+            "block_maps": "Root mean square entry of every block, diagonal and not, all on one scale. "
+            "Where a name is that of a layer, its blocks follow in the order of the table of norms.",
             "traces": f"Trace of every diagonal block, from {shared} that all blocks "
             "share; bars are 95 % intervals. The table has the small blocks too, with standard errors (±); "
             "< x: below noise, the trace of a positive semi-definite block came out below zero.",
