@@ -1,5 +1,7 @@
 """Figures of blocks: numbers that can be told apart, names that do not touch."""
 
+import itertools
+
 import matplotlib as mpl
 import numpy as np
 import pytest
@@ -54,7 +56,7 @@ def test_names_of_blocks_do_not_touch(layers, inches):
     figure.canvas.draw()
     boxes = [label.get_window_extent() for label in ax.get_yticklabels() if label.get_text()]
     assert len(boxes) >= 5
-    assert all(b.y1 <= a.y0 + 1 for a, b in zip(boxes, boxes[1:], strict=False))
+    assert all(b.y1 <= a.y0 + 1 for a, b in itertools.pairwise(boxes))
     assert all(box.x0 >= 0 for box in boxes)
 
 
