@@ -41,7 +41,7 @@ def draw(result: Blocks) -> dict[str, Figure]:
         for operator, part in result.parts.items()
     }
     first = next(iter(result.parts.values()))
-    found = {"sharpness": _sharpness(result)} if first.ranking() else {}
+    found = {"sharpness": _sharpness(result)} if len(first.ranking()) > 1 else {}
     found["traces"] = _maps(traces, "trace of the block", signed=True)
     if first.norms:
         found["norms"] = _maps(norms, "Frobenius norm of the block", signed=False)
