@@ -8,6 +8,7 @@ import pytest
 
 from curvescope.core.errors import CurvescopeError, UsageError
 from curvescope.report import write_page
+from curvescope.report.headings import heading
 from curvescope.studies import folder
 from drawings import unrendered
 
@@ -60,3 +61,16 @@ def test_what_is_no_run_is_refused(tmp_path):
     with pytest.raises(CurvescopeError, match="run folder"):
         write_page([tmp_path], tmp_path / "p.html")
     assert not (tmp_path / "p.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("ggn", "GGN"),
+        ("qk_directions", "QK directions"),
+        ("most_VO", "Most VO"),
+        ("block_maps", "Block maps"),
+    ],
+)
+def test_headings_are_spelled_as_people_do(name, words):
+    assert heading(name) == words

@@ -15,6 +15,7 @@ from curvescope.core.errors import UsageError
 from curvescope.papers import figures_of
 from curvescope.papers import folder as reproduction
 from curvescope.report.glossary import used_in
+from curvescope.report.headings import heading
 from curvescope.report.scenes import Section, library, scenes
 from curvescope.runs.folder import CONFIG
 from curvescope.studies import STUDIES, folder
@@ -133,7 +134,7 @@ def _figure(path: Path, captions: dict[str, str]) -> dict[str, str]:
     encoded = base64.b64encode(path.read_bytes()).decode("ascii")
     name = path.stem
     return {
-        "name": name.replace("_", " "),
+        "name": heading(name),
         "source": f"data:{KINDS[path.suffix]};base64,{encoded}",
         "caption": captions.get(name, ""),
     }
@@ -148,7 +149,7 @@ def _table(name: str, frame: pd.DataFrame, captions: dict[str, str]) -> Section:
         else ""
     )
     return {
-        "name": name.replace("_", " "),
+        "name": heading(name),
         "header": [str(column) for column in frame.columns],
         "rows": rows,
         "caption": (captions.get(name, "") + rest).strip(),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from curvescope.report.headings import heading
 from curvescope.runs.shown import Shown
 
 Section = dict[str, object]
@@ -13,7 +14,7 @@ Section = dict[str, object]
 def scenes(result: Shown, captions: dict[str, str]) -> list[Section]:
     """The scenes of a result that has any: name, plotly's JSON, caption."""
     return [
-        {"name": name.replace("_", " "), "figure": figure, "caption": captions.get(name, "")}
+        {"name": heading(name), "figure": figure, "caption": captions.get(name, "")}
         for name, figure in result.scenes().items()
     ]
 

@@ -123,9 +123,11 @@ class SpectralDensity(Result):
 
         return pd.DataFrame({"eigenvalue": self.grid, "density": self.density, "stderr": self.stderr})
 
-    def band(self) -> tuple[np.ndarray, np.ndarray, tuple[np.ndarray, np.ndarray]]:
+    def band(
+        self, grid: np.ndarray | None = None
+    ) -> tuple[np.ndarray, np.ndarray, tuple[np.ndarray, np.ndarray]]:
         """Grid, `smoothed` density and the ends of its 95 % interval at each point; nan for one probe."""
-        grid, density, stderr = self.smoothed()
+        grid, density, stderr = self.smoothed(grid)
         degrees = 1 if self.exact else len(self.nodes) - 1
         return grid, density, positive_interval(density, stderr, degrees)
 

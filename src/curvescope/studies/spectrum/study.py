@@ -25,7 +25,7 @@ from curvescope.algorithms import (
     spectral_density,
 )
 from curvescope.core.errors import UsageError
-from curvescope.core.numbers import with_error
+from curvescope.core.numbers import below_noise, plural, with_error
 from curvescope.core.operator import LinearOperator
 from curvescope.core.parts import MATRIX_SYMBOLS, TITLES
 from curvescope.core.progress import Progress
@@ -113,15 +113,19 @@ class Spectrum(Shown):
         H = self.parts["hessian"]
         probes, steps = H.density.nodes.shape
         band = "The band is a 95 % interval over probes" if probes > 1 else "One probe: the error is unknown"
+        how = f"{plural(probes, 'probe')}, {plural(steps, 'step')}"
+        shared = plural(len(H.traces.samples), "probe")
         return {
-            "density": f"Above: density by stochastic Lanczos quadrature ({probes} probes, {steps} steps) "
+            "density": f"Above: density by stochastic Lanczos quadrature ({how}) "
             f"under a kernel of width {H.density.width:.2g} (Hessian; each panel says its own): what is "
             f"narrower is not seen. {band}; ticks mark the extreme eigenvalues, found by Lanczos. Below: the "
             "share of eigenvalues up to λ, without a kernel. For these probes it is certain to lie in the "
             "dark band; that of all eigenvalues lies in the light one 95 times in 100.",
-            "block_maps": "Root mean square entry of every block, diagonal and not, all on one scale.",
-            "traces": f"Trace of every diagonal block, from {len(H.traces.samples)} probes that all blocks "
-            "share; bars are 95 % intervals. The table has the small blocks too, with standard errors (±).",
+            "block_maps": "Root mean square entry of every block, diagonal and not, all on one scale. "
+            "Where a name is that of a layer, its blocks follow in the order of the table of norms.",
+            "traces": f"Trace of every diagonal block, from {shared} that all blocks "
+            "share; bars are 95 % intervals. The table has the small blocks too, with standard errors (±); "
+            "< x: below noise, the trace of a positive semi-definite block came out below zero.",
             "norms": "Frobenius norm of every diagonal block; bars are 95 % intervals, ± in the table is a "
             "standard error.",
             "extremes": "Extreme eigenvalues with the residual ‖A v − λ v‖ of a unit vector v: there is an "
@@ -158,7 +162,10 @@ class Spectrum(Shown):
 
         table = pd.DataFrame({"block": self.parts["hessian"].traces.names})
         for name, part in self.parts.items():
-            table[f"tr {MATRIX_SYMBOLS[name]}"] = part.traces.values
+            high = part.traces.interval[1]
+            psd = part.traces.psd
+            pairs = zip(part.traces.values.tolist(), high.tolist(), strict=True)
+            table[f"tr {MATRIX_SYMBOLS[name]}"] = [below_noise(*pair) if psd else pair[0] for pair in pairs]
             table[f"± {MATRIX_SYMBOLS[name]}"] = part.traces.stderr
         return table
 
