@@ -18,6 +18,7 @@ from curvescope.papers.reproduce import redraw, reproduce
 from curvescope.papers.setting import FigureConfig
 from curvescope.report import write_page
 from curvescope.runs.shown import Shown
+from curvescope.runs.study import Study
 from curvescope.runs.work import Piece, work_through
 
 
@@ -82,7 +83,7 @@ def run(cfg, *, progress=None, state=None):
 def small_figure(monkeypatch):
     """A figure `small` of the paper, in place of the real ones."""
     module = ModuleType("curvescope.papers.ormaniec2025.small")
-    module.Config, module.run = Config, run
+    module.STUDY = Study(Config, run)
     monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.setattr(
         "curvescope.papers.ormaniec2025.FIGURES", {"small": "two curves", "histograms": "bars"}

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
+from curvescope.core.config import Plain, Settings
 from curvescope.core.errors import CurvescopeError
 from curvescope.core.progress import Progress
 from curvescope.runs.folder import CONFIG, STATE, RunFolder, Say
@@ -16,7 +15,7 @@ from curvescope.studies import find
 
 def run(
     study: str,
-    settings: Mapping[str, Any],
+    settings: Settings,
     *,
     out: str | Path = "runs",
     progress: Progress | None = None,
@@ -40,7 +39,7 @@ def run(
     return folder.path, result
 
 
-def load(path: str | Path) -> tuple[dict[str, Any], Shown]:
+def load(path: str | Path) -> tuple[dict[str, Plain | list[Plain]], Shown]:
     """Configuration (with `study` and `version`) and result of a finished run."""
     import tomllib
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from curvescope.core.config import Config
+from curvescope.core.config import Config, setting
 from curvescope.core.errors import UsageError
 from curvescope.data import denoising
 from curvescope.data.batches import IGNORED, Batches
@@ -34,18 +34,20 @@ FEW_LAYERS = 4
 class ModelOnData(Config):
     """A model, data and a loss."""
 
-    model: str = "tiny-gpt"  # a bundled name, a folder or a TOML file
-    revision: str | None = None  # a training checkpoint of a bundled model
-    data: str = "sample"  # a corpus, a file, a folder, or task:NAME
-    tokens: int = 512  # of a text; labelled texts and images: ⌈tokens / seq_len⌉ of them
-    seq_len: int = 64
-    batch_size: int = 8
-    loss: str = "auto"  # cross_entropy where targets are classes, mse_mean where they are real numbers
-    dtype: str = "float32"
-    device: str = "cpu"
-    engine: str = "auto"
-    checkpoint: bool = False  # compute layers again instead of keeping them: less memory, twice the time
-    seed: int = 0
+    model: str = setting("tiny-gpt", "a bundled name, a folder, a hub id, a checkpoint or a TOML file")
+    revision: str | None = setting(None, "a training checkpoint of a bundled model")
+    data: str = setting("sample", "a corpus, a file, a folder, or task:NAME")
+    tokens: int = setting(512, "of a text; labelled texts and images: ⌈tokens / seq_len⌉ of them")
+    seq_len: int = setting(64, "tokens of one sequence")
+    batch_size: int = setting(8, "sequences of one batch; changes no number beyond rounding")
+    loss: str = setting(
+        "auto", "cross_entropy, mse, mse_mean; auto: cross_entropy for classes, else mse_mean"
+    )
+    dtype: str = setting("float32", "float32 or float64")
+    device: str = setting("cpu", "cpu, cuda, …")
+    engine: str = setting("auto", "how products are executed: auto, fast or autograd")
+    checkpoint: bool = setting(False, "compute layers again instead of keeping them: less memory, more time")
+    seed: int = setting(0, "of the sample of the data and of all probes")
 
 
 def make_problem(cfg: ModelOnData) -> Problem:
@@ -127,21 +129,21 @@ def kind_of(model: Model) -> str:
 class TokenModel(Config):
     """A model that reads tokens."""
 
-    model: str = "tiny-gpt"  # a bundled name, a folder, a hub id, a checkpoint or a TOML file
-    revision: str | None = None  # a training checkpoint of a bundled model
-    dtype: str = "float32"
-    device: str = "cpu"
-    seed: int = 0
+    model: str = setting("tiny-gpt", "a bundled name, a folder, a hub id, a checkpoint or a TOML file")
+    revision: str | None = setting(None, "a training checkpoint of a bundled model")
+    dtype: str = setting("float32", "float32 or float64")
+    device: str = setting("cpu", "cpu, cuda, …")
+    seed: int = setting(0, "of the sample of the data and of everything random")
 
 
 @dataclass(frozen=True)
 class TokenModelOnData(TokenModel):
     """A model that reads tokens, and a text or task to read."""
 
-    data: str = "sample"  # a corpus, a file, a folder, or task:NAME
-    tokens: int = 1024
-    seq_len: int = 64
-    batch_size: int = 8
+    data: str = setting("sample", "a corpus, a file, a folder, or task:NAME")
+    tokens: int = setting(1024, "of a text")
+    seq_len: int = setting(64, "tokens of one sequence, at most the model's context")
+    batch_size: int = setting(8, "sequences of one batch; changes no number beyond rounding")
 
 
 def load_token_model(cfg: TokenModel) -> Model:

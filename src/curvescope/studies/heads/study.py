@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from curvescope.core.config import as_tuples, at_least
+from curvescope.core.config import as_tuples, at_least, setting
 from curvescope.core.progress import Progress
 from curvescope.data.batches import Batches
 from curvescope.geometry.attention.composition import Composition, Kind, composition
@@ -44,15 +44,17 @@ KINDS: tuple[Kind, ...] = ("Q", "K", "V")
 class Config(TokenModel):
     """What to look at. The defaults take a few seconds on a CPU."""
 
-    layers: tuple[int, ...] = ()  # by default all of a small model, else the first, middle and last
-    k: int = 5  # tokens at each end of a direction
-    num: int | None = None  # singular pairs of each head; by default 3, in legacy mode 20
-    folded: bool = True
-    offset: float = 0.0  # query's position less the key's, for rotary positions
-    num_samples: int = 100  # of chance, for composition
-    data: str | None = None  # a text or task to measure the energy of the pairs on; by default none
-    tokens: int = 1024  # of that text
-    legacy: bool = False  # the original's choices: raw matrices, raw decoding, one side
+    layers: tuple[int, ...] = setting(
+        (), "which; by default all of a small model, else the first, middle and last"
+    )
+    k: int = setting(5, "tokens at each end of a direction")
+    num: int | None = setting(None, "singular pairs of each head; by default 3, in legacy mode 20")
+    folded: bool = setting(True, "with the norm in front of the heads folded into their matrices")
+    offset: float = setting(0.0, "query's position less the key's, for rotary positions")
+    num_samples: int = setting(100, "of chance, for composition")
+    data: str | None = setting(None, "a text or task to measure the energy of the pairs on; by default none")
+    tokens: int = setting(1024, "of that text")
+    legacy: bool = setting(False, "the original's choices: raw matrices, raw decoding, one side")
 
     def __post_init__(self) -> None:
         as_tuples(self, "layers")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from curvescope.core.config import as_tuples, at_least
+from curvescope.core.config import as_tuples, at_least, setting
 from curvescope.core.errors import UsageError
 from curvescope.core.progress import Progress
 from curvescope.core.result import Result
@@ -41,12 +41,12 @@ NUM_OUTLIERS = 5
 class Config(TokenModelOnData):
     """What to look at. The defaults take some seconds on a CPU."""
 
-    tokens: int = 512
-    layers: tuple[
-        int, ...
-    ] = ()  # whose keys are tested; by default all of a small model, else first, middle, last
-    norms: tuple[str, ...] = ()  # roles such as L0.ln1; by default all
-    num_keys: int = 120  # tokens whose keys are tested
+    tokens: int = setting(512, "of a text")
+    layers: tuple[int, ...] = setting(
+        (), "whose keys are tested; by default all of a small model, else the first, middle and last"
+    )
+    norms: tuple[str, ...] = setting((), "roles such as L0.ln1; by default all")
+    num_keys: int = setting(120, "tokens whose keys are tested")
 
     def __post_init__(self) -> None:
         as_tuples(self, "layers", "norms")

@@ -23,7 +23,7 @@ from curvescope.algorithms import (
     eigsh,
     spectral_density,
 )
-from curvescope.core.errors import UsageError
+from curvescope.core.config import at_least, setting
 from curvescope.core.numbers import with_error
 from curvescope.core.operator import LinearOperator
 from curvescope.core.progress import Progress
@@ -49,20 +49,20 @@ SYMBOLS = {"hessian": "H", "ggn": "H_o", "functional": "H_f"}
 class Config(ModelOnData):
     """What to look at and how hard. The defaults take about a minute on a CPU."""
 
-    blocks: tuple[str, ...] = ("*",)  # the parameters of the operators, by globs
-    map_blocks: tuple[str, ...] = ("E", "P", "L*.W_*", "U", "W_*")  # of those, the blocks of the map
-    num_probes: int = 4  # of the density
-    num_steps: int = 40
-    num_eigenvalues: int = 3  # at each end
-    num_trace_probes: int = 32
-    num_map_probes: int = 4
-    max_products: int = 400  # for the eigenvalues
+    blocks: tuple[str, ...] = setting(("*",), "the parameters of the operators, by globs")
+    map_blocks: tuple[str, ...] = setting(
+        ("E", "P", "L*.W_*", "U", "W_*"), "of those, the blocks of the map; all where none matches"
+    )
+    num_probes: int = setting(4, "random vectors of each density")
+    num_steps: int = setting(40, "Lanczos steps of each of them, at least 3")
+    num_eigenvalues: int = setting(3, "extreme eigenvalues at each end")
+    num_trace_probes: int = setting(32, "random vectors of the traces, which all blocks share")
+    num_map_probes: int = setting(4, "random vectors of each block of the map")
+    max_products: int = setting(400, "most products for the extreme eigenvalues of one operator")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("num_probes", "num_steps", "num_eigenvalues", "num_trace_probes", "num_map_probes"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"{name}: expected at least 1, got {getattr(self, name)}")
+        at_least(self, 1, "num_probes", "num_steps", "num_eigenvalues", "num_trace_probes", "num_map_probes")
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from curvescope.core.config import at_least
+from curvescope.core.config import at_least, setting
 from curvescope.core.errors import UsageError
 from curvescope.core.numbers import with_error
 from curvescope.core.progress import Progress
@@ -61,13 +61,15 @@ MOTION = {
 class Config(TokenModelOnData):
     """What to follow. The defaults take a few seconds on a CPU."""
 
-    prompt: str = PROMPT
-    token: int = -2  # whose path is drawn; −2 is the one that should come to the last
-    projection: Method = "pca"
-    num_shuffles: int = 2
-    neighbours: int = 15  # of UMAP
-    min_dist: float = 0.1  # of UMAP
-    legacy: bool = False  # the original's picture: Euclidean UMAP of raw embeddings, states put in later
+    prompt: str = setting(PROMPT, "whose tokens are drawn")
+    token: int = setting(-2, "whose path is drawn; −2 is the one that should come to the last")
+    projection: Method = setting("pca", "of the states, for the pictures")
+    num_shuffles: int = setting(2, "permutations of the targets, to compare with")
+    neighbours: int = setting(15, "of UMAP")
+    min_dist: float = setting(0.1, "of UMAP")
+    legacy: bool = setting(
+        False, "the original's picture: Euclidean UMAP of raw embeddings, states put in later"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
