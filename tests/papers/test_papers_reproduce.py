@@ -147,7 +147,7 @@ def test_a_killed_run_goes_on(tmp_path, capsys):
     Counter.stop_at = None
     code, _, err = call(*words, capsys=capsys)
     assert code == 0
-    assert "small: resuming with 1 pieces done" in err
+    assert "small: resuming, 1 of 2 pieces were there" in err
     assert Counter.done == 2
     assert not (tmp_path / "state").exists()
 
@@ -233,8 +233,8 @@ def test_a_model_is_told_to_the_figures(tmp_path, monkeypatch, capsys):
 
     told = []
     module = sys.modules["curvescope.papers.ormaniec2025.small"]
-    monkeypatch.setattr(module, "Config", WithModel)
-    monkeypatch.setattr(module, "run", lambda cfg, **rest: told.append(cfg.model) or run(cfg, **rest))
+    own = Study(WithModel, lambda cfg, **rest: told.append(cfg.model) or run(cfg, **rest))
+    monkeypatch.setattr(module, "STUDY", own)
     for words in (["some/model"], []):
         code, _, err = call("ormaniec2025", *words, "--figure", "small", "--out", tmp_path, capsys=capsys)
         assert code == 0, err

@@ -1,15 +1,20 @@
-"""One loop for everything that takes a while: named pieces of work, with progress, kept as they are done."""
+"""One loop for everything that takes a while: named pieces of work, with progress, kept as they are done.
+
+On disk the products of the piece in hand are kept too, so that it goes on in its middle.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, MutableMapping
+from collections.abc import Callable, Iterable, MutableMapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TypeVar, final
 
 from curvescope.core.errors import CurvescopeError
 from curvescope.core.progress import Progress
 from curvescope.core.result import Result
+from curvescope.runs.pieces import Pieces
 
 R = TypeVar("R", bound=Result)
 CONTENTS = "contents"
@@ -20,8 +25,8 @@ class Place(ABC):
     """Where pieces are kept on disk, apart for different contents of model and data."""
 
     @abstractmethod
-    def at(self, contents: str) -> MutableMapping[str, Result]:
-        """The pieces of these contents, none of others."""
+    def at(self, contents: str, names: Sequence[str] = ()) -> MutableMapping[str, Result]:
+        """The pieces of these contents, none of others; `names` are all that there will be."""
 
 
 State = Place | MutableMapping[str, Result]
@@ -76,16 +81,19 @@ def work_through(
     Args:
         contents: fingerprint of the model and data; "" where all comes from the settings. A mapping that was
             begun with other contents is emptied and begun anew; a place has pieces of these alone.
-        progress: called with (words, number, total) as each piece begins.
+        progress: called with (words, number, total) as each piece begins that is not there.
     """
     todo = list(pieces)
     names = [piece.name for piece in todo]
     assert len({*names, CONTENTS}) == len(names) + 1, f"two pieces have one name: {sorted(names)}"
-    kept = state.at(contents) if isinstance(state, Place) else _tied({} if state is None else state, contents)
+    placed = isinstance(state, Place)
+    kept = state.at(contents, names) if placed else _tied({} if state is None else state, contents)
     for number, piece in enumerate(todo, start=1):
+        if piece.name in kept:
+            continue
         if progress is not None:
             progress(piece.words or piece.name, number, len(todo))
-        if piece.name not in kept:
+        with kept.inside(piece.name) if isinstance(kept, Pieces) else nullcontext():
             kept[piece.name] = piece.work()
     return Finished(kept)
 

@@ -7,8 +7,9 @@ from pathlib import Path
 from curvescope.core.config import Plain, Settings
 from curvescope.core.errors import CurvescopeError
 from curvescope.core.progress import Progress
-from curvescope.runs.folder import CONFIG, STATE, RunFolder, Say
+from curvescope.runs.folder import CONFIG, STATE, AlreadyFinished, RunFolder, Say, Stopped
 from curvescope.runs.pieces import RESULT
+from curvescope.runs.place import FULL, check_writable
 from curvescope.runs.shown import Shown
 from curvescope.studies import find
 
@@ -20,22 +21,40 @@ def run(
     out: str | Path = "runs",
     progress: Progress | None = None,
     say: Say = lambda line: None,
+    force: bool = False,
 ) -> tuple[Path, Shown]:
     """Run a study with these settings, in a folder under `out`.
 
-    An unfinished run with the same settings, on the same contents of model and data, is resumed.
+    An unfinished run with the same settings, on the same contents of model and data, is resumed; of a
+    finished one the result is read.
 
     Args:
         say: called with lines for a person, such as that a run is resumed.
+        force: compute anew what is finished.
 
     Returns:
         The folder and the result.
     """
     found = find(study)
     cfg = found.Config.from_dict(settings)
-    folder = RunFolder(Path(out), study, cfg, say=say)
-    result = found.run(cfg, progress=progress, state=folder)
-    folder.finish(result)
+    check_writable(Path(out))
+    folder = RunFolder(Path(out), study, cfg, say=say, force=force)
+    try:
+        result = found.run(cfg, progress=progress, state=folder)
+        folder.finish(result)
+    except AlreadyFinished as there:
+        say(str(there))
+        return there.path, load(there.path)[1]
+    except KeyboardInterrupt:
+        raise Stopped(folder.standing()) from None
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        kept = folder.standing()
+        raise CurvescopeError(
+            f"the disk is full: {kept.pieces} of {kept.total} pieces are kept under {out}",
+            hint="make room, and the same command goes on from there",
+        ) from error
     return folder.path, result
 
 
