@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from curvescope import __version__
+from curvescope.core.config import Value
 from curvescope.core.errors import CurvescopeError
 
 app = typer.Typer(
     name="curvescope",
     help="A microscope for the curvature and geometry of Transformers.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
@@ -26,6 +26,25 @@ Model = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Out = Annotated[Path, typer.Option(help="Folder for run folders.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")]
+Alone = Annotated[bool, typer.Option("--quiet", "-q", help="No progress; print the folder alone.")]
+
+
+def _studies() -> list[str]:
+    from curvescope.studies import STUDIES
+
+    return list(STUDIES)
+
+
+def _papers() -> list[str]:
+    from curvescope.papers import PAPERS
+
+    return list(PAPERS)
+
+
+def _models() -> list[str]:
+    from curvescope.models.zoo.names import BUNDLED
+
+    return list(BUNDLED)
 
 
 def _version(wanted: bool) -> None:
@@ -74,8 +93,12 @@ def info(
 
 @app.command()
 def run(
-    study: Annotated[str, typer.Argument(help="Name of a study: see `curvescope list`.")],
-    model: Annotated[str | None, typer.Argument(help="As for `info`; default tiny-gpt.")] = None,
+    study: Annotated[
+        str, typer.Argument(help="Name of a study: see `curvescope list`.", autocompletion=_studies)
+    ],
+    model: Annotated[
+        str | None, typer.Argument(help="As for `info`; default tiny-gpt.", autocompletion=_models)
+    ] = None,
     data: Annotated[
         str | None, typer.Option(help="Corpus (sample, python-stdlib), file, folder, or task:NAME.")
     ] = None,
@@ -86,19 +109,31 @@ def run(
     blocks: Annotated[list[str] | None, typer.Option(help="Globs such as 'L0.*'; repeatable.")] = None,
     seed: Annotated[int | None, typer.Option(help="Of the data sample and the probes.")] = None,
     config: Annotated[Path | None, typer.Option(help="TOML file with settings.")] = None,
-    set: Annotated[list[str] | None, typer.Option(help="Any setting, KEY=VALUE; repeatable.")] = None,
+    set: Annotated[
+        list[str] | None, typer.Option(help="Any setting, NAME=VALUE, a list as 0,1; repeatable.")
+    ] = None,
+    settings: Annotated[
+        bool, typer.Option("--settings", help="List the study's settings with defaults and meaning.")
+    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Compute anew what is finished.")] = False,
+    tables: Annotated[bool, typer.Option("--tables", help="Print the tables too.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
     out: Out = Path("runs"),
-    quiet: Quiet = False,
+    quiet: Alone = False,
 ) -> None:
     """Run a study and save its numbers, tables and figures in a run folder.
 
-    A run that was stopped goes on where it was when the same command is given again.
+    A run that was stopped goes on where it was when the same command is given again; one that is finished is
+    shown. `curvescope run STUDY --settings` lists what can be set.
 
     Examples: curvescope run spectrum; curvescope run spectrum tiny-gpt --data notes.txt --set num_probes=8
     """
     from curvescope.cli import study_run
 
-    given: dict[str, Any] = {
+    if settings:
+        study_run.show_settings(study)
+        return
+    given: dict[str, Value] = {
         "model": model,
         "data": data,
         "tokens": tokens,
@@ -108,7 +143,8 @@ def run(
         "blocks": blocks,
         "seed": seed,
     }
-    study_run.show(study, study_run.merge(config, set or [], given), out=out, quiet=quiet)
+    wish = study_run.Wish(out, quiet, alone=quiet, force=force, tables=tables, as_json=json)
+    study_run.show(study, config, set or [], given, wish)
 
 
 @app.command()
@@ -131,7 +167,9 @@ def report(
 
 @app.command()
 def reproduce(
-    paper: Annotated[str, typer.Argument(help="Name of a paper: see `curvescope list`.")],
+    paper: Annotated[
+        str, typer.Argument(help="Name of a paper: see `curvescope list`.", autocompletion=_papers)
+    ],
     model: Annotated[
         str | None, typer.Argument(help="For a paper that is measured on any model: the same as in `run`.")
     ] = None,
@@ -165,18 +203,17 @@ def reproduce(
     curvescope reproduce molina2023 tiny-gpt
     """
     from curvescope.cli import reproduce as command
-    from curvescope.cli.study_run import merge
 
     command.check_model(paper, figure or [], model, draw=draw)
 
-    given: dict[str, Any] = {
+    given: dict[str, Value] = {
         "profile": profile,
         "replay": replay,
         "device": device,
         "experiments": experiment,
         "model": model,
     }
-    command.show(paper, figure or [], merge(None, set or [], given), out=out, draw=draw, quiet=quiet)
+    command.show(paper, figure or [], set or [], given, out=out, draw=draw, quiet=quiet)
 
 
 @app.command()
@@ -201,7 +238,7 @@ def bench(
 
     if what != "hvp":
         raise UsageError(f"expected hvp, got {what!r}", hint="curvescope bench hvp")
-    given: dict[str, Any] = {
+    given: dict[str, Value] = {
         "model": model,
         "size": size,
         "batch_size": batch_size,
@@ -209,7 +246,8 @@ def bench(
         "device": device,
         "tf32": tf32,
     }
-    study_run.show("hvp", study_run.merge(None, set or [], given), out=out, quiet=quiet)
+    wish = study_run.Wish(out, quiet, tables=True)
+    study_run.show("hvp", None, set or [], given, wish)
 
 
 @app.command()

@@ -8,12 +8,13 @@ import sys
 from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import final
+from typing import TYPE_CHECKING, final
 
 from curvescope.core.errors import CurvescopeError
-from curvescope.core.recording import recording
 from curvescope.core.result import Result
-from curvescope.runs.journal import Journal
+
+if TYPE_CHECKING:
+    from curvescope.runs.journal import Journal
 
 RESULT, OWNER, PRODUCTS = "result.json", "pid", ".products"
 
@@ -61,6 +62,9 @@ class Pieces(MutableMapping[str, Result]):
     @contextmanager
     def inside(self, name: str) -> Iterator[None]:
         """Keep the products of the piece that is worked on inside, until it is there itself."""
+        from curvescope.core.recording import recording
+        from curvescope.runs.journal import Journal
+
         self.journal = Journal(self.folder / f"{name}{PRODUCTS}", lambda: self._products(name))
         with recording(self.journal):
             yield
