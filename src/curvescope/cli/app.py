@@ -115,6 +115,12 @@ def run(
     settings: Annotated[
         bool, typer.Option("--settings", help="List the study's settings with defaults and meaning.")
     ] = False,
+    profile: Annotated[
+        str | None, typer.Option(help="quick (a minute) or full (the study's own settings).")
+    ] = None,
+    budget: Annotated[
+        str | None, typer.Option(help="How long it may take: 90s, 3min, 1h; what is not set is chosen.")
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Compute anew what is finished.")] = False,
     tables: Annotated[bool, typer.Option("--tables", help="Print the tables too.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
@@ -143,7 +149,9 @@ def run(
         "blocks": blocks,
         "seed": seed,
     }
-    wish = study_run.Wish(out, quiet, alone=quiet, force=force, tables=tables, as_json=json)
+    wish = study_run.Wish(
+        out, quiet, alone=quiet, force=force, tables=tables, as_json=json, profile=profile, budget=budget
+    )
     study_run.show(study, config, set or [], given, wish)
 
 

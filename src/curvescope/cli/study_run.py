@@ -29,6 +29,8 @@ class Wish(NamedTuple):
     force: bool = False
     tables: bool = False
     as_json: bool = False
+    profile: str | None = None
+    budget: str | None = None
 
 
 def show(study: str, config: Path | None, pairs: list[str], given: Settings, wish: Wish) -> None:
@@ -79,9 +81,16 @@ def _run(
     with spoken(study, kind), watched(wish.quiet) as watch:
         check_options(study, kind, given)
         settings = merge([kind], config, pairs, given)
+        limit = folder.Limit(wish.profile, wish.budget)
         try:
             return folder.run(
-                study, settings, out=wish.out, force=wish.force, progress=watch.piece, say=_say(wish.quiet)
+                study,
+                settings,
+                out=wish.out,
+                force=wish.force,
+                limit=limit,
+                progress=watch.piece,
+                say=_say(wish.quiet),
             )
         except Stopped as stop:
             typer.echo(watch.stopped(stop.standing), err=True)

@@ -8,6 +8,7 @@ from typing import Generic, Protocol, TypeVar, final
 
 from curvescope.core.config import Config
 from curvescope.core.progress import Progress
+from curvescope.runs.plan import Plan
 from curvescope.runs.shown import Shown
 from curvescope.runs.work import State
 
@@ -30,6 +31,7 @@ class Study(Generic[C]):
 
     Config: type[C]
     run: Run[C]
+    plan: Plan[C] | None = None  # where it takes long enough to be made to fit
 
 
 def study_in(module: str) -> Study[Config]:

@@ -260,7 +260,7 @@ def run(cfg: Config, *, progress: Progress | None = None, state: State | None = 
         name: OPERATORS[name](problem, *cfg.blocks, engine=cfg.engine, checkpoint=cfg.checkpoint)  # pyright: ignore[reportArgumentType]
         for name in cfg.operators
     }
-    chosen = _chosen(cfg, problem)
+    chosen = chosen_blocks(cfg, problem)
     pieces = [
         Piece(f"{name}.{piece}", partial(measure, op), f"{piece.replace('.', ' of ', 1)}, {TITLES[name]}")
         for name, op in operators.items()
@@ -272,7 +272,7 @@ def run(cfg: Config, *, progress: Progress | None = None, state: State | None = 
     return _result(problem, chosen, parts, notes_of(cfg, problem))
 
 
-def _chosen(cfg: Config, problem: Problem) -> dict[str, list[Block]]:
+def chosen_blocks(cfg: Config, problem: Problem) -> dict[str, list[Block]]:
     """The blocks of every kind of piece; a pattern that matches nothing is found before the work.
 
     Patterns look among the blocks that have traces, and those of heads (L0.h*.W_Q) among the model's heads.

@@ -250,12 +250,16 @@ def _extremes(op: LinearOperator, cfg: Config) -> Eigenpairs:
 
 
 def _map_slices(op: CurvatureOperator, cfg: Config) -> dict[str, slice]:
-    """Blocks of the operator that match `map_blocks`; all of them when none does."""
+    return mapped(op.space.slices, cfg)
+
+
+def mapped(slices: dict[str, slice], cfg: Config) -> dict[str, slice]:
+    """Blocks that match `map_blocks`; all of them when none does."""
     from fnmatch import fnmatchcase
 
     found = {
         name: rows
-        for name, rows in op.space.slices.items()
+        for name, rows in slices.items()
         if any(fnmatchcase(name, pattern) for pattern in cfg.map_blocks)
     }
-    return found or op.space.slices
+    return found or slices
