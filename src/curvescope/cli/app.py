@@ -156,6 +156,31 @@ def run(
 
 
 @app.command()
+def runs(
+    out: Out = Path("runs"),
+    remove: Annotated[list[Path] | None, typer.Option(help="Remove this run folder; repeatable.")] = None,
+    others: Annotated[list[Path] | None, typer.Argument(help="With --remove: further folders.")] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before removing.")] = False,
+    json: AsJson = False,
+) -> None:
+    """The run folders that are there: study, model, data, settings, date, size, finished or not.
+
+    Examples: curvescope runs; curvescope runs --remove runs/spectrum/20260101-120000-0123abcd
+    """
+    from curvescope.cli import runs_list
+    from curvescope.core.errors import UsageError
+
+    if others and not remove:
+        raise UsageError(
+            f"expected --remove before {others[0]}", hint=f"curvescope runs --remove {others[0]}"
+        )
+    if remove:
+        runs_list.remove([*remove, *(others or [])], sure=yes)
+    else:
+        runs_list.show(out, as_json=json)
+
+
+@app.command()
 def report(
     runs: Annotated[
         list[Path] | None, typer.Argument(help="Run folders; without one, spectrum is run on tiny-gpt.")
