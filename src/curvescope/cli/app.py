@@ -103,6 +103,9 @@ def run(
         str | None, typer.Option(help="Corpus (sample, python-stdlib), file, folder, or task:NAME.")
     ] = None,
     tokens: Annotated[int | None, typer.Option(help="Counted targets of a text.")] = None,
+    tokenizer: Annotated[
+        str | None, typer.Option(help="A tokenizer.json, or a folder that has one; default the model's own.")
+    ] = None,
     revision: Annotated[str | None, typer.Option(help="Checkpoint of a bundled model.")] = None,
     dtype: Annotated[str | None, typer.Option(help="float32 or float64.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, …")] = None,
@@ -143,6 +146,7 @@ def run(
         "model": model,
         "data": data,
         "tokens": tokens,
+        "tokenizer": tokenizer,
         "revision": revision,
         "dtype": dtype,
         "device": device,

@@ -27,7 +27,13 @@ from curvescope.models.model import Model
 from curvescope.runs.contents import fingerprint
 from curvescope.runs.shown import Line, Shown
 from curvescope.runs.work import Piece, State, work_through
-from curvescope.studies.setting import TokenModelOnData, choose_layers, load_token_model, read_data
+from curvescope.studies.setting import (
+    TokenModelOnData,
+    choose_layers,
+    load_token_model,
+    read_data,
+    short_notes,
+)
 from curvescope.viz.writers import write_all
 
 if TYPE_CHECKING:
@@ -170,7 +176,8 @@ def run(cfg: Config, *, progress: Progress | None = None, state: State | None = 
         norms=[found.take(NormShape, f"norm {role}") for role in roles],
         selectable=selectable,
         seed=cfg.seed,
-        notes=[note for note in selectable[0].notes if "foldable" in note] if selectable else [],
+        notes=short_notes(cfg, model)
+        + ([note for note in selectable[0].notes if "foldable" in note] if selectable else []),
     )
 
 
