@@ -74,7 +74,7 @@ def report(runs: list[Path], *, page: Path, out: Path, quiet: bool) -> None:
 def _run(
     study: str, config: Path | None, pairs: list[str], given: Settings, wish: Wish
 ) -> tuple[Path, Shown]:
-    from curvescope.runs.folder import Stopped
+    from curvescope.runs.folder import Standing, Stopped
     from curvescope.studies import find, folder
 
     kind = find(study).Config
@@ -92,8 +92,9 @@ def _run(
                 progress=watch.piece,
                 say=_say(wish.quiet),
             )
-        except Stopped as stop:
-            typer.echo(watch.stopped(stop.standing), err=True)
+        except KeyboardInterrupt as stop:
+            kept = stop.standing if isinstance(stop, Stopped) else Standing(0, 0, 0)
+            typer.echo(watch.stopped(kept), err=True)
             raise typer.Exit(130) from None
 
 

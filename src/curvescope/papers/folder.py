@@ -58,6 +58,10 @@ class FigureFolder(Place):
             self._say(f"{self.figure}: beginning anew, what was begun has other settings, model or data")
         return pieces
 
+    def tell(self, line: str) -> None:
+        """Say the line, and of which figure it is."""
+        self._say(f"{self.figure}: {line}")
+
     def finish(self, result: Shown, *, seconds: float, say: Say) -> list[str]:
         """Write everything, note it in the settings, forget the state; the names of the files."""
         entry = {

@@ -118,6 +118,10 @@ class RunFolder(Place):
         steps = 0 if self._pieces.journal is None else self._pieces.journal.kept
         return Standing(len(self._pieces), len(self._names), steps)
 
+    def tell(self, line: str) -> None:
+        """Say the line."""
+        self._say(line)
+
     def log(self, line: str) -> None:
         """Add a line with the time to log.txt."""
         with (self.path / "log.txt").open("a", encoding="utf-8") as file:

@@ -28,6 +28,10 @@ class Place(ABC):
     def at(self, contents: str, names: Sequence[str] = ()) -> MutableMapping[str, Result]:
         """The pieces of these contents, none of others; `names` are all that there will be."""
 
+    @abstractmethod
+    def tell(self, line: str) -> None:
+        """Pass a first answer on to a person."""
+
 
 State = Place | MutableMapping[str, Result]
 """What lets a run that was stopped go on: a place, or any mapping with the finished pieces by name."""
@@ -41,6 +45,7 @@ class Piece:
     name: str
     work: Callable[[], Result]
     words: str = ""  # for the progress; by default the name
+    answer: Callable[[Result], str] | None = None  # one line of what came out, told while the rest is done
 
 
 @final
@@ -94,7 +99,9 @@ def work_through(
         if progress is not None:
             progress(piece.words or piece.name, number, len(todo))
         with kept.inside(piece.name) if isinstance(kept, Pieces) else nullcontext():
-            kept[piece.name] = piece.work()
+            kept[piece.name] = done = piece.work()
+        if placed and piece.answer is not None:
+            state.tell(piece.answer(done))
     return Finished(kept)
 
 

@@ -187,7 +187,7 @@ def run(cfg: Config, *, progress: Progress | None = None, state: State | None = 
     operators = {name: make(problem, *cfg.blocks, **how) for name, make in OPERATORS.items()}
     _map_slices(operators["hessian"], cfg)  # a pattern that matches nothing is found before the work
     pieces = [
-        Piece(f"{name}.{piece}", partial(work, op), f"{piece} of the {TITLES[name]}")
+        Piece(f"{name}.{piece}", partial(work, op), f"{piece} of the {TITLES[name]}", partial(answer, name))
         for name, op in operators.items()
         for piece, work in _pieces(cfg).items()
     ]
@@ -195,6 +195,20 @@ def run(cfg: Config, *, progress: Progress | None = None, state: State | None = 
     found = work_through(pieces, contents=contents, progress=progress, state=state)
     parts = {name: _part(found, name) for name in OPERATORS}
     return _result(problem, operators["hessian"], parts, notes_of(cfg, problem))
+
+
+def answer(name: str, found: Result) -> str:
+    """One line of what a piece of an operator says."""
+    symbol = SYMBOLS[name]
+    if isinstance(found, SpectralDensity):
+        low, high = found.extremes
+        return f"{symbol}: eigenvalues from {low:.3g} or less to {high:.3g} or more"
+    if isinstance(found, Eigenpairs):
+        ends = f"λ max {found.values[-1]:.4g}"
+        return f"{symbol}: {ends}" if name == "ggn" else f"{symbol}: {ends}, λ min {found.values[0]:.4g}"
+    if isinstance(found, BlockTraces):
+        return f"{symbol}: trace {with_error(found.total.value, found.total.stderr)}"
+    return f"{symbol}: the map is done"
 
 
 def _part(found: Finished, name: str) -> Part:
