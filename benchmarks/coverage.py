@@ -2,10 +2,10 @@
 
     python benchmarks/coverage.py [--tokens 128] [--seeds 200] > benchmarks/results/coverage.md
 
-Each block of the bundled model's Hessian, GGN and functional part is written out once in float64; products
-with the matrix then stand for those of the operator. One row per estimator and number of probes: the share
-of intervals that hold the truth (the mean over blocks, the smallest and the largest), and what ± 2 standard
-errors would have held.
+Blocks of the bundled model's Hessian, GGN and functional part are written out once in float64; products with
+the matrix then stand for those of the operator. One row per estimator and number of probes: the share of
+intervals that hold the truth (the mean over blocks, the smallest and the largest), and what ± 2 standard
+errors would have held. An interval that is not stated (nan: fewer than six equal samples) is left out.
 """
 
 from __future__ import annotations
@@ -16,19 +16,30 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import torch
 
-from curvescope.algorithms import block_map, diagonal, frobenius_norm, trace
+from curvescope.algorithms import (
+    block_map,
+    block_traces,
+    diagonal,
+    frobenius_norm,
+    spectral_density,
+    trace,
+)
+from curvescope.algorithms.blocks.heterogeneity import heterogeneity
 from curvescope.algorithms.blocks.probes import own_probes
 from curvescope.core.operator import Matrix
 from curvescope.operators import GGN, Functional, Hessian
 from curvescope.studies.blocks import Config
 from curvescope.studies.setting import make_problem
 
-BLOCKS = ("L3.ln1.g", "L3.b_V", "L3.b_O", "ln_f.g")
+BLOCKS = ("L3.ln1.g", "L3.b_V", "L3.b_O", "ln_f.g", "L3.b_1")
+POINTS = 12  # of a density, where its band is looked at
 Measured = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]  # value, stderr, low, high
+Measure = Callable[[Matrix, int], Measured]
+Row = tuple[str, str, Measure, Callable[[Matrix], np.ndarray]]  # estimator, probes, measurement, truth
 
 
 def matrices(tokens: int) -> dict[str, Matrix]:
-    """The blocks as matrices, symmetric to the last digit."""
+    """The blocks as matrices, symmetric to the last digit, and two flat spectra."""
     problem = make_problem(Config(tokens=tokens, dtype="float64"))
     found = {}
     for letter, make in (("H", Hessian), ("G", GGN), ("F", Functional)):
@@ -38,42 +49,86 @@ def matrices(tokens: int) -> dict[str, Matrix]:
             if float(A.abs().max()) < 1e-10:  # the loss is linear in the last norm: nothing to estimate
                 continue
             found[f"{letter} {name}"] = Matrix((A + A.T) / 2, symmetric=True, psd=op.psd)
+    source = torch.Generator().manual_seed(0)
+    Q = torch.linalg.qr(torch.randn(96, 96, generator=source, dtype=torch.float64))[0]
+    for name, low in (("flat −1…1", -1.0), ("flat 0.5…1", 0.5)):
+        A = Q @ torch.diag(torch.linspace(low, 1, 96, dtype=torch.float64)) @ Q.T
+        found[name] = Matrix((A + A.T) / 2, symmetric=True, psd=low > 0)
     return found
 
 
-def estimators() -> Iterator[tuple[str, int, Callable[[Matrix, int], Measured], Callable]]:
-    """Name, probes, measurement, truth."""
-
-    def by_trace(method: str, count: int) -> Callable[[Matrix, int], Measured]:
-        return lambda A, seed: _fields(trace(A, num_probes=count, method=method, seed=seed))  # pyright: ignore
-
-    for method, counts in {
-        "hutchinson": (2, 4, 10, 30),
-        "hutch++": (6, 12, 30),
-        "xtrace": (4, 10, 30),
-    }.items():
-        for count in counts:
-            yield f"trace, {method}", count, by_trace(method, count), lambda A: float(A.A.trace())
+def estimators() -> Iterator[Row]:
+    """Everything that states an interval."""
+    yield from _traces()
     for count in (2, 4, 8, 30):
         yield (
             "Frobenius norm",
-            count,
+            str(count),
             lambda A, seed, count=count: _fields(frobenius_norm(A, num_probes=count, seed=seed)),
-            lambda A: float(A.A.norm()),
+            _norm,
         )
     for count in (2, 4, 10):
-        yield "diagonal", count, lambda A, seed, count=count: _entries(A, count, seed), lambda A: np.diag(A.A)
-        yield "block map", count, lambda A, seed, count=count: _map(A, count, seed), _map_truth
-    yield "trace, own probes", 4, _own, lambda A: float(A.A.trace())
+        yield (
+            "diagonal",
+            str(count),
+            lambda A, seed, count=count: _entries(A, count, seed),
+            lambda A: np.diag(A.A),
+        )
+        yield "block map", str(count), lambda A, seed, count=count: _map(A, count, seed), _map_truth
+        yield "block traces", str(count), lambda A, seed, count=count: _shared(A, count, seed), _shared_truth
+    for count in (4, 8):
+        probes = f"{count} + 16 steps"
+        yield "trace, own probes", probes, lambda A, seed, count=count: _own(A, count, seed, "trace"), _trace
+        yield "norm, own probes", probes, lambda A, seed, count=count: _own(A, count, seed, "norm"), _norm
+    yield "λ max, upper end", "16 steps", lambda A, seed: _top(A, seed), lambda A: _eigenvalues(A)[-1]
+    for count in (4, 8):
+        yield "density, band", str(count), lambda A, seed, count=count: _band(A, count, seed), _band_truth
+        yield (
+            "divergence, one pair",
+            str(count),
+            lambda A, seed, count=count: _divergence(A, count, seed),
+            _divergence_truth,
+        )
+
+
+def _traces() -> Iterator[Row]:
+    counts = {"hutchinson": (2, 4, 10, 30), "hutch++": (6, 12, 30), "xtrace": (4, 10, 30)}
+    for method, several in counts.items():
+        for count in several:
+            yield (
+                f"trace, {method}",
+                str(count),
+                lambda A, seed, m=method, c=count: _fields(trace(A, num_probes=c, method=m, seed=seed)),  # pyright: ignore
+                _trace,
+            )
+
+
+def _trace(A: Matrix) -> np.ndarray:
+    return np.asarray(float(A.A.trace()))
+
+
+def _norm(A: Matrix) -> np.ndarray:
+    return np.asarray(float(A.A.norm()))
+
+
+def _eigenvalues(A: Matrix) -> np.ndarray:
+    return np.linalg.eigvalsh(A.A.numpy())
 
 
 def _fields(found) -> Measured:
     return found.value, found.stderr, found.low, found.high
 
 
-def _own(A: Matrix, seed: int) -> Measured:
-    found = own_probes(A, num_probes=4, seed=seed)
-    return found.trace, found.trace_stderr, found.trace_low, found.trace_high  # pyright: ignore
+def _own(A: Matrix, count: int, seed: int, name: str) -> Measured:
+    found = own_probes(A, num_probes=count, num_steps=16, seed=seed)
+    return tuple(getattr(found, name + end) for end in ("", "_stderr", "_low", "_high"))  # pyright: ignore
+
+
+def _top(A: Matrix, seed: int) -> Measured:
+    ends = own_probes(A, num_probes=1, num_steps=16, seed=seed).ends
+    assert ends is not None
+    value = ends.values[1]
+    return value, ends.residuals[1], value - 1e-9 * abs(value), np.asarray(ends.high)
 
 
 def _entries(A: Matrix, count: int, seed: int) -> Measured:
@@ -96,11 +151,65 @@ def _map_truth(A: Matrix) -> np.ndarray:
     return np.array([[float(A.A[r, c].norm()) for c in parts] for r in parts])
 
 
+def _shared(A: Matrix, count: int, seed: int) -> Measured:
+    found = block_traces(A, _halves(A), num_probes=count, seed=seed)
+    return found.values, found.stderr, *found.interval
+
+
+def _shared_truth(A: Matrix) -> np.ndarray:
+    return np.array([float(A.A[r, r].trace()) for r in _halves(A).values()])
+
+
+def _points(A: Matrix) -> tuple[np.ndarray, float]:
+    """Where the density is looked at, from end to end, and the width of the kernel."""
+    values = _eigenvalues(A)
+    return np.linspace(max(values[0], 0) if A.psd else values[0], values[-1], POINTS), np.ptp(values) / 20
+
+
+def _band(A: Matrix, count: int, seed: int) -> Measured:
+    grid, width = _points(A)
+    found = spectral_density(A, num_probes=count, num_steps=40, grid=grid, width=width, seed=seed)
+    _, value, stderr = found.smoothed(grid)
+    return value, stderr, *found.band(grid)[2]
+
+
+def _band_truth(A: Matrix) -> np.ndarray:
+    grid, width = _points(A)
+    return spectral_density(A, num_steps=A.shape[0], grid=grid, width=width).smoothed(grid)[1]
+
+
+def _pair(A: Matrix) -> dict[str, Matrix]:
+    return {name: Matrix(A.A[rows, rows], symmetric=True) for name, rows in _halves(A).items()}
+
+
+def _divergence(A: Matrix, count: int, seed: int) -> Measured:
+    spectra = {n: spectral_density(B, num_probes=count, num_steps=20, seed=seed) for n, B in _pair(A).items()}
+    found = heterogeneity(spectra)
+    low, high = found.interval
+    return found.divergence[0, 1], found.stderr[0, 1], low[0, 1], high[0, 1]
+
+
+def _divergence_truth(A: Matrix) -> np.ndarray:
+    exact = {name: spectral_density(B, num_steps=A.shape[0]) for name, B in _pair(A).items()}
+    return heterogeneity(exact).divergence[0, 1]
+
+
+def coverage(measure: Measure, A: Matrix, right: np.ndarray, seeds: int) -> tuple[float, float]:
+    """Share of the intervals that are stated that hold the truth, and of ± 2 standard errors."""
+    runs = [measure(A, seed) for seed in range(seeds)]
+    value, stderr, low, high = (np.array(column) for column in zip(*runs, strict=True))
+    stated = np.isfinite(low) & ~np.isnan(high)
+    slack = 1e-9 * np.abs(right)  # of two ways to round the same number
+    held = (low - slack <= right) & (right <= high + slack)
+    return float(held[stated].mean()), float((np.abs(value - right) <= 2 * stderr + slack)[stated].mean())
+
+
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--seeds", type=int, default=200)
+    parser.add_argument("--only", default="", help="estimators whose name has this in it")
     options = parser.parse_args()
     torch.set_num_threads(1)
     blocks = matrices(options.tokens)
@@ -108,14 +217,12 @@ def main() -> None:
     print("| estimator | probes | held (mean) | least | most | ± 2 standard errors (mean) |")
     print("|---|---|---|---|---|---|")
     for name, count, measure, truth in estimators():
-        held, naive = [], []
-        for A in blocks.values():
-            right = truth(A)
-            runs = [measure(A, seed) for seed in range(options.seeds)]
-            value, stderr, low, high = (np.array(column) for column in zip(*runs, strict=True))
-            held.append(((low <= right) & (right <= high)).mean())
-            naive.append((np.abs(value - right) <= 2 * stderr).mean())
-        row = f"{np.mean(held):.3f} | {min(held):.3f} | {max(held):.3f} | {np.mean(naive):.3f}"
+        if options.only not in name:
+            continue
+        rates = {block: coverage(measure, A, truth(A), options.seeds) for block, A in blocks.items()}
+        held, naive = np.array(list(rates.values())).T
+        worst = min(rates, key=lambda block: rates[block][0])
+        row = f"{held.mean():.3f} | {held.min():.3f} ({worst}) | {held.max():.3f} | {naive.mean():.3f}"
         print(f"| {name} | {count} | {row} |", flush=True)
 
 

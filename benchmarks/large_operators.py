@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from curvescope.algorithms import eigsh, solve, spectral_density
+from curvescope.algorithms import diagonal, eigsh, frobenius_norm, solve, spectral_density, trace
 from curvescope.core.operator import LinearOperator
 from curvescope.core.seeds import generator
 
@@ -30,7 +30,7 @@ ENDS = {
 
 
 class Timed(LinearOperator):
-    """diag(d) + U diag(λ) Uᵀ, U with disjoint supports, and the processor time of its products."""
+    """diag(d) + U diag(λ) Uᵀ, U with disjoint supports, and the time of its products."""
 
     symmetric = True
 
@@ -44,16 +44,18 @@ class Timed(LinearOperator):
         signs = torch.where(torch.rand(self.rows.shape, generator=generator(n, 1)) < 0.5, -1.0, 1.0)
         self.U = (signs / 1000**0.5).to(device)
         self.values = torch.as_tensor(ends[half:] - bulk, dtype=torch.float32).to(device)
-        self.seconds, self.columns = 0.0, 0
+        self.seconds, self.processor, self.columns = 0.0, 0.0, 0
 
     def _matmat(self, V: torch.Tensor) -> torch.Tensor:
-        start = time.process_time()
+        start, clock = time.perf_counter(), time.process_time()
         out = self.d[:, None] * V
         inner = torch.einsum("rj,rjk->rk", self.U, V[self.rows]) * self.values[:, None]
         out.index_add_(0, self.rows.reshape(-1), (self.U[:, :, None] * inner[:, None]).flatten(0, 1))
         if V.is_cuda:
             torch.cuda.synchronize()
-        self.seconds, self.columns = self.seconds + time.process_time() - start, self.columns + V.shape[1]
+        self.seconds += time.perf_counter() - start
+        self.processor += time.process_time() - clock
+        self.columns += V.shape[1]
         return out
 
 
@@ -88,8 +90,9 @@ def sweep(n: int, device: str, quick: bool) -> dict:
 
 
 def costs(n: int, device: str) -> list[dict]:
-    """Seconds of each algorithm outside its products, per product, and as a share of a model's product."""
+    """Time of each algorithm outside its products, per product and entry, and as a share of a model's."""
     op = Timed(n, ENDS["eight"], bulk=1.0, device=device)
+    op.psd = True  # so that conjugate gradients take it: they meet the negative end late
     b = torch.ones(n, device=device)
     cases = {
         "eigsh, basis 14": lambda: eigsh(op, 5, tol=1e-3, max_basis=14, vectors=False),
@@ -98,17 +101,38 @@ def costs(n: int, device: str) -> list[dict]:
             op, num_probes=1, num_steps=8, reorthogonalize=False
         ),
         "minres": lambda: solve(op, b, method="minres", tol=1e-3),
+        "cg": lambda: solve(op, b, tol=1e-9, max_products=8),
+        "hutchinson": lambda: trace(op, num_probes=4),
+        "hutch++": lambda: trace(op, num_probes=6, method="hutch++"),
+        "xtrace": lambda: trace(op, num_probes=6, method="xtrace"),
+        "frobenius norm": lambda: frobenius_norm(op, num_probes=4),
+        "diagonal": lambda: diagonal(op, num_probes=4),
     }
     found = []
+    trace(Timed(10**6, ENDS["eight"], bulk=1.0, device=device), num_probes=4)  # imports and first launches
     for name, run in cases.items():
-        op.seconds, op.columns, start = 0.0, 0, time.process_time()
+        op.seconds = op.processor = 0.0
+        op.columns, start, clock = 0, time.perf_counter(), time.process_time()
         run()
-        own = (time.process_time() - start - op.seconds) / op.columns
-        share = own / (MODEL_PRODUCT * n)
-        found.append(
-            {"rows": n, "algorithm": name, "products": op.columns, "own_seconds": own, "share": share}
-        )
+        own = time.perf_counter() - start - op.seconds, time.process_time() - clock - op.processor
+        wall, processor = (1e9 * seconds / op.columns / n for seconds in own)
+        row = {"rows": n, "algorithm": name, "products": op.columns, "own_ns": wall}
+        found.append(row | {"processor_ns": processor, "share": wall / (1e9 * MODEL_PRODUCT)})
+        print(found[-1], flush=True)
     return found
+
+
+def bandwidth(device: str, n: int = 30_000_000) -> float:
+    """GB/s of the triad a + 2 b → c, the best of five."""
+    a, b, c = torch.ones(3, n, device=device)
+    best = 0.0
+    for _ in range(5):
+        start = time.perf_counter()
+        torch.add(a, b, alpha=2, out=c)
+        if c.is_cuda:
+            torch.cuda.synchronize()
+        best = max(best, 12 * n / (time.perf_counter() - start) / 1e9)
+    return best
 
 
 def main() -> None:
@@ -127,11 +151,11 @@ def main() -> None:
             print(tables["sweep"][-1], flush=True)
         if args.only != "sweep":
             tables["costs"] += costs(n, args.device)
-            print(*tables["costs"][-4:], sep="\n", flush=True)
     if args.out:
         args.out.mkdir(parents=True, exist_ok=True)
-        threads = {"threads": torch.get_num_threads(), "torch": torch.__version__, "device": args.device}
-        (args.out / "result.json").write_text(json.dumps(threads | tables, indent=1))
+        where = {"threads": torch.get_num_threads(), "torch": torch.__version__, "device": args.device}
+        where["triad_gb_per_s"] = bandwidth(args.device)
+        (args.out / "result.json").write_text(json.dumps(where | tables, indent=1))
 
 
 if __name__ == "__main__":

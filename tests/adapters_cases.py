@@ -353,8 +353,8 @@ def dense_hessian(
 def _hessian(f: Callable[[Tensor], Tensor], theta: Tensor) -> Tensor:
     theta = theta.clone().requires_grad_()
     (g,) = torch.autograd.grad(f(theta), theta, create_graph=True)
-    rows = [torch.autograd.grad(g[i], theta, retain_graph=True)[0] for i in range(len(theta))]
-    return torch.stack(rows)
+    (rows,) = torch.autograd.grad(g, theta, torch.eye(len(theta), dtype=g.dtype), is_grads_batched=True)
+    return rows
 
 
 def relative(found: torch.Tensor, truth: torch.Tensor) -> float:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
+import drawings
 import oracles
 
 
@@ -17,3 +20,10 @@ def bench(request: pytest.FixtureRequest) -> oracles.Bench:
 def tiny() -> oracles.Bench:
     """One case, for what does not depend on the model."""
     return oracles.bench("wide-heads")
+
+
+@pytest.fixture
+def unrendered() -> Iterator[None]:
+    """Figures are made and not rendered, for a test that is not about their looks."""
+    with drawings.unrendered():
+        yield

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import curvescope as cs
+from curvescope.studies.setting import TokenModel, load_token_model
 
 SMALL: dict[str, Any] = {"n_layers": 1, "d_model": 4, "n_heads": 2, "d_ff": 3, "n_ctx": 3, "vocab_size": 5}
 X, Y = torch.tensor([[0, 1, 2], [3, 4, 0]]), torch.tensor([[1, 2, 3], [4, 0, 1]])
@@ -79,13 +80,13 @@ VECTORS: dict[str, tuple[Make, str]] = {
     ),
     "numpy vector of another size": (lambda _: hessian() @ np.zeros(3), r"expected a vector of \d+ entries"),
     "list vector": (lambda _: hessian() @ [0.0], r"expected a tensor or a NumPy array .* got list"),
-    "single precision": (
-        lambda _: (h := hessian()) @ torch.zeros(h.shape[1]),
-        r"expected torch\.float64 on cpu, got torch\.float32 on cpu",
+    "complex vector": (
+        lambda _: (h := hessian()) @ torch.zeros(h.shape[1]).cfloat(),
+        r"expected torch\.float64 on cpu, got torch\.complex64 on cpu",
     ),
-    "integer vector": (
-        lambda _: (h := hessian()) @ torch.zeros(h.shape[1]).long(),
-        r"expected torch\.float64 .* got torch\.int64",
+    "vector of truth values": (
+        lambda _: (h := hessian()) @ torch.zeros(h.shape[1]).bool(),
+        r"expected torch\.float64 .* got torch\.bool",
     ),
     "transposed rectangle": (
         lambda _: hessian().block("E", "U").T @ torch.zeros(3).double(),
@@ -121,7 +122,11 @@ OPERATORS: dict[str, tuple[Make, str]] = {
         lambda _: cs.MonteCarloFisher(problem(loss=cs.CrossEntropy(0.1))),
         r"needs label_smoothing=0",
     ),
-    "infinite weights": (lambda _: _infinite(), r"not finite; the loss at these parameters is (nan|inf)"),
+    "infinite weights": (lambda _: _infinite(), r"expected finite weights, .* ones in U \(1 entry\)"),
+    "weights that became infinite": (
+        lambda _: _infinite(later=True),
+        r"not finite; the loss at these parameters is (nan|inf), and .* weights in U \(1 entry\)",
+    ),
 }
 
 DATA: dict[str, tuple[Make, str]] = {
@@ -211,6 +216,30 @@ DATA: dict[str, tuple[Make, str]] = {
         lambda _: regression(X, REAL).value(),
         r"expected real inputs \(B, T, 4\), got torch\.int64",
     ),
+    "ids of another vocabulary": (
+        lambda _: problem(X + 3, Y),
+        r"expected tokens from 0 to 4, the vocabulary of 'Transformer', got 3 to 7 \(are they from another",
+    ),
+    "a task with more tokens": (
+        lambda _: cs.Problem(model(n_ctx=16), cs.task("addition", num_sequences=4)),
+        r"got 0 to 1\d, which is what the task 'addition' has",
+    ),
+    "ids that no embedding has": (
+        lambda _: cs.Problem(nn.Sequential(nn.Embedding(3, 4), nn.Linear(4, 5)), (X, Y)).value(),
+        r"no entry for some of its inputs, which go from 0 to 4",
+    ),
+    "real numbers for an embedding": (
+        lambda _: cs.Problem(nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 5)), (X.float(), Y)).value(),
+        r"needs integer inputs, and got torch\.float32",
+    ),
+    "a dictionary without labels": (
+        lambda _: cs.Problem(model(), {"input_ids": X}),
+        r"expected items \(inputs, targets\) or a dictionary with labels, got a dict of input_ids",
+    ),
+    "a mask that hides tokens": (
+        lambda _: cs.Problem(model(causal=False), {"input_ids": X, "attention_mask": X > 0, "labels": Y}),
+        r"takes no attention_mask, and the one given hides tokens",
+    ),
     "one sequence alone": (
         lambda _: problem(X[0], Y[0]).value(),
         r"expected integer tokens \(B, T\), got torch\.int64 \(3,\)",
@@ -218,6 +247,10 @@ DATA: dict[str, tuple[Make, str]] = {
 }
 
 MODELS: dict[str, tuple[Make, str]] = {
+    "weights that are no numbers": (
+        lambda tmp: load_token_model(TokenModel(model=str(cs.save(_broken(), tmp)))),
+        r"expected finite weights, .* in E \(20 entries\), L0\.W_Q \(1 entry\)",
+    ),
     "unknown name": (
         lambda _: cs.load("tiny-gbt"),
         r"expected a bundled model.* got 'tiny-gbt'.*did you mean 'tiny-gpt'",
@@ -322,11 +355,20 @@ MODELS: dict[str, tuple[Make, str]] = {
 }
 
 
-def _infinite() -> Any:
+def _broken() -> cs.Model:
+    found = cs.load(config())
+    with torch.no_grad():
+        found.parameters["E"].fill_(torch.nan)
+        found.parameters["L0.W_Q"][0, 0] = -torch.inf
+    return found
+
+
+def _infinite(later: bool = False) -> Any:
     found = model()
+    before = cs.Hessian(cs.Problem(found, (X, Y)))
     with torch.no_grad():
         found.parameters["U"][0, 0] = torch.inf
-    H = cs.Hessian(cs.Problem(found, (X, Y)))
+    H = before if later else cs.Hessian(cs.Problem(found, (X, Y)))
     return H @ torch.ones(H.shape[1]).double()
 
 

@@ -1,3 +1,5 @@
+"""Tokenizers: round trips, files, and what is refused."""
+
 import json
 import os
 import subprocess

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any, TypeVar
 
 import torch
@@ -14,11 +14,15 @@ from curvescope.core.blocks import ParamSpace
 from curvescope.core.errors import CurvescopeError, ShapeError, UsageError
 from curvescope.core.graph import leaves_of
 from curvescope.core.progress import track
+from curvescope.core.trees import leaves as tree_leaves
 from curvescope.data.batches import Batch, Batches, as_batches
+from curvescope.data.fit import check_ids, fitted, predicts_next, task_notes, warn_unshifted
 from curvescope.losses import Loss, as_loss
+from curvescope.models.finite import check_weights, not_finite, words
 from curvescope.models.load import load
 from curvescope.models.model import Model
 from curvescope.models.running.exchange import Change, evaluating, locked
+from curvescope.models.running.held import RefuseHeld, moved
 from curvescope.models.running.reentrant import RefuseReentrant
 
 T = TypeVar("T")
@@ -30,12 +34,24 @@ class Problem:
 
     The sum is divided once, so batch sizes, order and padding do not change anything. The model is
     evaluated in eval mode and left as it was. θ is where the model's parameters are now, or what `at` says.
+
+    Args:
+        model: A `Model`, or what `load` takes.
+        batches: `Batches`; (inputs, targets[, weights]), or a list or DataLoader of them; dictionaries with
+            labels, as Hugging Face's tools make them, or a `datasets.Dataset`: labels (B, T) of a model that
+            predicts the next token are shifted, so that outputs at t meet the label at t + 1.
+        loss: A loss, or its name.
     """
 
     def __init__(self, model: Any, batches: Any, loss: str | Loss = "cross_entropy"):
         self.model: Model = load(model)
-        self.batches: Batches = as_batches(batches)
+        check_weights(self.model)
+        given = as_batches(batches, shift=predicts_next(self.model))
+        self.batches: Batches = fitted(given, self.model)
         self.loss: Loss = as_loss(loss)
+        check_ids(self.batches, self.model)
+        if not _own(batches):
+            warn_unshifted(self.batches, self.model, stacklevel=2)
         self.point: Mapping[str, Tensor] = {}
         self._shapes = {name: p.shape for name, p in self.model.parameters.items()}
         if not self.num_terms > 0:
@@ -47,6 +63,11 @@ class Problem:
     def num_terms(self) -> float:
         """N: the total weight of the terms, as targets and weights are now."""
         return sum(self.loss.total_weight(b.targets, b.weights) for b in self.batches)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader should know of how data and model were brought together."""
+        return (*self.batches.notes, *task_notes(self.batches, self.model))
 
     @property
     def dtype(self) -> torch.dtype:
@@ -109,7 +130,7 @@ class Problem:
             parameters: In place of θ's own, by name.
             changes: Of the module, for the time of the call.
         """
-        with evaluating(self.model.module):
+        with evaluating(self.model.module), _looked_up(batch):
             return self.model.forward({**self.point, **(parameters or {})}, batch.inputs, changes=changes)
 
     def answer(self, batch: Batch) -> Tensor:
@@ -120,7 +141,8 @@ class Problem:
     def value(self) -> float:
         """L(θ)."""
         total = 0.0
-        with torch.no_grad():
+        held = RefuseHeld(self.model.parameters, self.point) if self.point else nullcontext()
+        with differentiating(), torch.no_grad(), held:
             for batch in self.placed_batches("loss"):
                 total += float(self.loss.sum(self.outputs(batch), batch.targets, batch.weights))
         return total / self.num_terms
@@ -170,11 +192,7 @@ class Problem:
                 hint="module.requires_grad_(True)",
             )
         if not held.keys().isdisjoint(self.point):
-            raise UsageError(
-                f"the module holds {min(held)!r} in a second way (a closure or a list), "
-                "so the problem cannot be moved to other parameters",
-                hint="write them into the module instead",
-            )
+            raise moved(min(held.keys() & self.point.keys()))
         leaves |= held
         return leaves, run(leaves)
 
@@ -208,17 +226,55 @@ def _thawed(frozen: list[Tensor]) -> Iterator[None]:
             p.requires_grad_(False)
 
 
+def _own(batches: Any) -> bool:
+    """Whether data are a list of `Batch`, as parts of another problem are: they are taken at their word."""
+    return isinstance(batches, list) and all(isinstance(batch, Batch) for batch in batches)
+
+
+@contextmanager
+def _looked_up(batch: Batch) -> Iterator[None]:
+    """An id that no embedding has, and one that is no whole number, are said in our words."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "'indices'" not in str(error):  # PyTorch's word for ids
+            raise
+        kinds = ", ".join(str(t.dtype) for t in tree_leaves(batch.inputs))
+        raise UsageError(
+            f"the module looks entries up, for which it needs integer inputs, and got {kinds}",
+            hint="ids.long(), if they are whole numbers",
+        ) from error
+    except IndexError as error:
+        ids = [t for t in tree_leaves(batch.inputs) if not t.is_floating_point() and t.numel()]
+        if not ids:
+            raise
+        low, high = min(int(t.min()) for t in ids), max(int(t.max()) for t in ids)
+        raise UsageError(
+            f"the module found no entry for some of its inputs, which go from {low} to {high}: {error}",
+            hint="are there ids outside its vocabulary?",
+        ) from error
+
+
 @contextmanager
 def differentiating() -> Iterator[None]:
-    """Derivatives are recorded inside, even where the caller is in no_grad or inference mode."""
-    with torch.inference_mode(False), torch.enable_grad():
+    """The caller's modes do not count inside: no_grad, inference mode, autocast around the call."""
+    with torch.inference_mode(False), torch.enable_grad(), ExitStack() as off:
+        for kind in ("cpu", "cuda"):
+            if torch.is_autocast_enabled(kind):
+                off.enter_context(torch.autocast(kind, enabled=False))
         yield
 
 
-def check_finite(total: Tensor, problem: Problem) -> None:
-    """Raise when a product has infinite or undefined entries."""
+def check_finite(total: Tensor, problem: Problem, *given: Tensor) -> None:
+    """Raise when a product, with what was given, has infinite or undefined entries."""
     if not bool(torch.isfinite(total.sum())) and not bool(torch.isfinite(total).all()):
+        if not all(bool(torch.isfinite(v).all()) for v in given):
+            raise UsageError(
+                "expected a vector of finite numbers, got one with infinite or undefined entries"
+            )
+        found = not_finite(problem.model, problem.parameters)
+        where = f", and there are NaN or infinite weights in {words(found)}" if found else ""
         raise CurvescopeError(
-            f"the product is not finite; the loss at these parameters is {problem.value():.4g}",
+            f"the product is not finite; the loss at these parameters is {problem.value():.4g}{where}",
             hint="look for diverged weights, or use dtype='float64'",
         )

@@ -23,6 +23,7 @@ from curvescope.algorithms import (
 from curvescope.algorithms.blocks.probes import own_probes
 from curvescope.algorithms.estimates.intervals import mean_interval, positive_interval, student
 from curvescope.core.operator import Matrix
+from selection import some
 
 SEEDS = range(200)
 DECAYING = np.r_[10.0, 7, 5, 4, 3, uniform(0, 0.5, 75)]
@@ -38,11 +39,13 @@ def held(low, high, truth) -> float:
 @pytest.mark.parametrize("spectrum", [DECAYING, MIXED], ids=["psd", "mixed"])
 @pytest.mark.parametrize(
     ("method", "num_probes"),
-    [
-        *(("hutchinson", count) for count in (2, 4, 10, 30)),
-        *(("hutch++", count) for count in (6, 30)),
-        *(("xtrace", count) for count in (4, 10, 30)),
-    ],
+    some(
+        [
+            *(("hutchinson", 2), ("hutchinson", 10), ("hutch++", 6), ("xtrace", 4)),
+            *(("hutchinson", 4), ("hutchinson", 30), ("hutch++", 30), ("xtrace", 10), ("xtrace", 30)),
+        ],
+        4,
+    ),
 )
 def test_intervals_of_traces_hold(method, num_probes, spectrum):
     op = with_spectrum(spectrum, psd=spectrum is DECAYING)
@@ -51,7 +54,7 @@ def test_intervals_of_traces_hold(method, num_probes, spectrum):
     assert all(r.low <= r.value <= r.high for r in runs)
 
 
-@pytest.mark.parametrize("num_probes", [2, 4, 10, 30])
+@pytest.mark.parametrize("num_probes", some([2, 10, 4, 30], 2))
 @pytest.mark.parametrize("spectrum", [DECAYING, MIXED], ids=["psd", "mixed"])
 def test_intervals_of_norms_hold(spectrum, num_probes):
     op = with_spectrum(spectrum)
@@ -62,7 +65,7 @@ def test_intervals_of_norms_hold(spectrum, num_probes):
     assert num_probes > 4 or old < 0.9  # two standard errors do not do
 
 
-@pytest.mark.parametrize("num_probes", [2, 4, 10])
+@pytest.mark.parametrize("num_probes", some([4, 2, 10], 1))
 def test_intervals_of_blocks_and_entries_hold(num_probes):
     op = with_spectrum(MIXED)
     A = op.A.numpy()
@@ -132,7 +135,8 @@ def test_quantiles_and_ends():
     low, high = mean_interval(np.array([-1.0, 1.0]), np.array([0.1, 0.1]), 10, nonnegative=True)
     np.testing.assert_allclose([low, high], [[0, 1 - 0.2228], [0.2228, 1.2228]], atol=1e-4)
     low, high = positive_interval(np.array([0.0, 2.0]), np.array([0.0, 0.2]), 10)
-    np.testing.assert_allclose(low * high, [0, 4])
+    h = student(10) * 0.1
+    np.testing.assert_allclose([low, high], [[0, 2 * (1 + h / 3) ** -3], [0, 2 * math.exp(h + h * h / 2)]])
     one = trace(with_spectrum(MIXED), num_probes=1)
     assert math.isnan(one.low)
     assert math.isnan(one.high)

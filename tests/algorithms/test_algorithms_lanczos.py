@@ -1,3 +1,5 @@
+"""Eigenpairs and Lanczos processes of known spectra: values, residuals, restarts, limits."""
+
 from __future__ import annotations
 
 import numpy as np

@@ -1,3 +1,5 @@
+"""Norms of known operators, and what is refused."""
+
 from __future__ import annotations
 
 import numpy as np

@@ -1,3 +1,5 @@
+"""Traces and diagonals of known operators, within errors that are calibrated."""
+
 from __future__ import annotations
 
 from types import SimpleNamespace

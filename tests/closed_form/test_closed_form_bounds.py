@@ -17,6 +17,7 @@ from curvescope.closed_form.printed.bounds import theorem1_as_printed
 from curvescope.core.errors import ShapeError, UsageError
 from curvescope.core.seeds import generator
 from oracles import normal, whole_number
+from selection import some
 
 PAIRS = (("QQ", 0, 0), ("QK", 0, 1), ("QV", 0, 2), ("KK", 1, 1), ("KV", 1, 2), ("VV", 2, 2))
 KINDS = (
@@ -146,9 +147,10 @@ def check(found, table, whole):
         assert found.whole_lower <= whole * (1 + 1e-9)
 
 
+@pytest.mark.parametrize("numbers", some([range(15), range(15, 100)], 1))
 @pytest.mark.parametrize("kind", KINDS)
-def test_no_bound_fails_on_2000_instances(kind):
-    for number in range(100):
+def test_no_bound_fails_on_2000_instances(kind, numbers):
+    for number in numbers:
         arguments, options = attention_case(kind, number)
         table, whole = true_norms(dense_blocks(*arguments, **options))
         check(attention_bounds(*arguments, **options, lower=number % 5 == 0), table, whole)
@@ -182,9 +184,9 @@ def test_the_reference_is_the_hessian_in_54_instances():
 
 @pytest.fixture(scope="module")
 def typical():
-    """Ratios to the truth on 144 instances, L 4–24, d 3–8: upper and lower bounds of blocks and wholes."""
+    """Ratios to the truth on 48 instances, L 4–24, d 3–8: upper and lower bounds of blocks and wholes."""
     ratios = {"upper": [], "whole": [], "lower": [], "whole lower": [], "VV": []}
-    for number in range(144):
+    for number in range(48):
         source = generator(31, number)
         L, d, d_K, d_V = whole_number(source, 4, 24), *(whole_number(source, 3, 8) for _ in range(3))
         size = (0.3, 1.0, 3.0)[number % 3] / d**0.5

@@ -55,7 +55,7 @@ def block_norms(loss, weights):
 
 def test_block_bounds_hold_and_are_far_below_the_printed_one():
     ratios, printed = [], []
-    for number in range(42):
+    for number in range(14):
         X, weights, target, _ = block_case(number)
         torch.testing.assert_close(block_forward(X, *weights).Z, block_output(X, *weights))
         table, whole = block_norms(
@@ -72,7 +72,7 @@ def test_block_bounds_hold_and_are_far_below_the_printed_one():
 
 
 def test_block_bounds_hold_for_cross_entropy():
-    for number in range(9):
+    for number in range(3):
         X, weights, _, labels = block_case(100 + number)
         Z = block_output(X, *weights)
         G = torch.softmax(Z, 1) - torch.nn.functional.one_hot(labels, Z.shape[1])

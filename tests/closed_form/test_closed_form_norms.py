@@ -8,6 +8,7 @@ from curvescope.closed_form import norms
 from curvescope.closed_form.printed import norm_theorems
 from curvescope.core.errors import ShapeError, UsageError
 from curvescope.core.seeds import generator
+from selection import some
 
 KINDS = ["layernorm", "rmsnorm"]
 CASES = [
@@ -37,7 +38,7 @@ def close(found, expected, scale=None, tol=1e-11):
     assert bool((found - expected).abs().max() <= tol * scale + 1e-300), (found, expected)
 
 
-@pytest.mark.parametrize("trial", range(3))
+@pytest.mark.parametrize("trial", some(range(3), 1))
 @pytest.mark.parametrize(("kind", "d", "eps"), CASES)
 def test_derivatives_against_autograd(kind, d, eps, trial):
     x, gamma, beta, g, dx, dgamma = instance(d, trial)
@@ -63,7 +64,7 @@ def test_derivatives_against_autograd(kind, d, eps, trial):
 
 @pytest.mark.parametrize(("kind", "d", "eps"), CASES)
 def test_spectra_and_norms_are_exact(kind, d, eps):
-    for trial in range(6):
+    for trial in range(2):
         x, gamma, _, g, _, _ = instance(d, 50 + trial)
         at = norms.norm_point(x, kind=kind, eps=eps)
         J, K, S = at.jacobian, norms.norm_curvature(at, g, gamma), norms.norm_second_derivative(at)

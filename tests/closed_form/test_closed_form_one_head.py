@@ -12,7 +12,7 @@ from curvescope.papers.ormaniec2025.growth.points import SCORED, embed
 from draws import normal
 
 OPERATORS = {"outer": cs.GGN, "functional": cs.Functional, "total": cs.Hessian}
-WIDTH, SEQUENCES = 6, 5
+WIDTH, SEQUENCES = 4, 2
 CASES = [("softmax", 1), ("softmax", 2), ("softmax", 3), ("linear", 1), ("linear", 3)]
 
 

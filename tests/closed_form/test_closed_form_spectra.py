@@ -16,6 +16,7 @@ from curvescope.closed_form.spectra.one_dimensional import (
 from curvescope.core.errors import ShapeError, UsageError
 from curvescope.core.seeds import generator
 from oracles import normal
+from selection import some
 
 SHAPES = (
     "generic",
@@ -91,9 +92,10 @@ def attention_case(number):
     return xs, ys, w_Q.double()[None], w_K.double()[None], w_V.double()
 
 
+@pytest.mark.parametrize(("first", "last"), some([(0, 150), (150, 500)], 1))
 @pytest.mark.parametrize("kind", range(len(SHAPES)), ids=SHAPES)
-def test_attention_1d_spectrum_in_500_cases(kind):
-    for number in range(kind, 500, len(SHAPES)):
+def test_attention_1d_spectrum_in_500_cases(kind, first, last):
+    for number in range(first + (kind - first) % len(SHAPES), last, len(SHAPES)):
         xs, ys, w_Q, w_K, w_V = attention_case(number)
         H = dense(lambda q, k, v, xs=xs, ys=ys: squared_error(xs, ys, q, k, v), w_Q, w_K, w_V)
         found = attention_1d_spectrum(xs, w_Q[0], w_K[0], w_V[0], targets=ys, eigenvectors=number % 7 == 0)

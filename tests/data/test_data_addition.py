@@ -1,3 +1,5 @@
+"""The task of addition: it adds, and its draws are the published ones."""
+
 from pathlib import Path
 
 import pytest
@@ -76,6 +78,7 @@ def test_a_fifth_of_the_columns_sums_to_nine_where_the_coin_says_so():
     assert [count >= 8 for count in counts] == [False, True, True, True, False, False, True, True]
 
 
+@pytest.mark.slow
 def test_coin_branch_gives_the_published_curvature_of_the_histograms():
     """Frobenius norm of the W_Q Hessian of the histograms' model on their data, 8 batches of 8."""
     data = task("addition", draw_size=8, batch_size=8, sum_to_nine="coin")

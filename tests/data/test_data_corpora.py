@@ -1,3 +1,5 @@
+"""Corpora by name: what they are and where they come from."""
+
 import sys
 import types
 

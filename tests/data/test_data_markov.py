@@ -1,3 +1,5 @@
+"""The Markov task: its statistics and its entropy rate."""
+
 import math
 
 import pytest

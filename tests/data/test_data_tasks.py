@@ -1,3 +1,5 @@
+"""Every task: targets, seeds, cuts, and what is refused."""
+
 import math
 import subprocess
 import sys

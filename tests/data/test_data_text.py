@@ -1,3 +1,5 @@
+"""Text as batches: every target counts once."""
+
 import math
 import types
 

@@ -10,6 +10,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 import curvescope as cs
 from curvescope.engines.checkpoint import checkpointed, repeated_layers
 from curvescope.models.running.exchange import exchanged
+from selection import pairs
 
 MAKERS = {
     "hessian": cs.Hessian,
@@ -31,8 +32,7 @@ def problem(**changes) -> cs.Problem:
     return cs.Problem(model, cs.Batches.from_tensors(tokens, tokens.roll(1, 1), batch_size=2))
 
 
-@pytest.mark.parametrize("engine", ["fast", "autograd", "auto"])
-@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize(("name", "engine"), pairs(list(MAKERS), ["fast", "autograd", "auto"]))
 def test_products_are_the_same(name, engine):
     p = problem()
     ours = MAKERS[name](p, engine=engine, checkpoint=True)
@@ -130,15 +130,23 @@ def test_the_largest_repetition_is_taken():
         repeated_layers(nn.Sequential(nn.Linear(2, 2), nn.Tanh()))
 
 
-def test_studies_take_it():
+def test_studies_take_it(tmp_path):
     from curvescope.studies import spectrum
 
+    path = tmp_path / "small.toml"
+    path.write_text("n_layers = 2\nd_model = 4\nn_heads = 2\nvocab_size = 3\nn_ctx = 11\n", encoding="utf-8")
     few = {
-        "tokens": 16,
-        "seq_len": 8,
-        "blocks": ["L0.W_Q"],
-        "num_probes": 2,
+        "model": str(path),
+        "data": "task:sorting",
+        "batch_size": 64,
+        "blocks": ["L0.ln1.*"],
+        "map_blocks": ["L0.ln1.*"],
+        "num_probes": 1,
         "num_steps": 3,
+        "num_eigenvalues": 1,
+        "num_trace_probes": 2,
+        "num_map_probes": 1,
+        "max_products": 20,
         "dtype": "float64",
     }
     whole, again = (

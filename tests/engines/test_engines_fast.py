@@ -10,6 +10,7 @@ from curvescope.engines import check
 from curvescope.kernels import norms
 from curvescope.kernels.substitute import FindHead, Substitute
 from dense import relative_error
+from selection import pairs
 
 OPERATORS = {
     "hessian": cs.Hessian,
@@ -73,8 +74,7 @@ def problem(name: str) -> cs.Problem:
     return cs.Problem(cs.load(cfg, dtype="float64"), cs.Batches.from_tensors(*tokens(11), batch_size=3))
 
 
-@pytest.mark.parametrize("operator", OPERATORS)
-@pytest.mark.parametrize("name", ["nn modules", *ZOO])
+@pytest.mark.parametrize(("name", "operator"), pairs(["nn modules", *ZOO], [*OPERATORS]))
 def test_products_are_those_of_autograd(name, operator):
     p = problem(name)
     ours, theirs = (OPERATORS[operator](p, engine=engine) for engine in ("fast", "autograd"))

@@ -10,6 +10,7 @@ import curvescope as cs
 from curvescope.models.plain import plain_model
 from curvescope.models.running.fused import fuse
 from dense import relative_error
+from selection import pairs
 
 V, D, T = 11, 8, 7
 CAUSAL = torch.ones(T, T, dtype=torch.bool).tril()
@@ -129,8 +130,7 @@ def direction(operator: cs.LinearOperator) -> Tensor:
     return torch.randn(operator.shape[1], 2, dtype=torch.float64, generator=source).to(operator.dtype)
 
 
-@pytest.mark.parametrize("operator", [cs.Hessian, cs.GGN])
-@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize(("name", "operator"), pairs([*MODULES], [cs.Hessian, cs.GGN]))
 def test_products_are_those_of_autograd(name, operator):
     p = problem(MODULES[name])
     ours, theirs = (operator(p, engine=engine) for engine in ("fast", "autograd"))
@@ -151,19 +151,6 @@ def test_autocast_is_left_alone():
     ours, theirs = (cs.Hessian(p, engine=engine) for engine in ("fast", "autograd"))
     v = direction(ours)
     assert relative_error(ours @ v, theirs @ v) < 1e-6
-
-
-def test_autocast_around_a_product_is_noticed():
-    p = cs.Problem(
-        cs.load(cs.TransformerConfig(n_layers=1, d_model=8, n_heads=2, n_ctx=T, vocab_size=V)),
-        (torch.arange(T)[None], torch.arange(T)[None]),
-    )
-    H = cs.Hessian(p)
-    v = direction(H)
-    before = H @ v
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert not torch.allclose(H @ v, before, rtol=1e-4)
-    assert torch.equal(H @ v, before)
 
 
 class Checkpointed(nn.Module):

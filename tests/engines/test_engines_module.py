@@ -311,3 +311,9 @@ def test_adapters_that_are_switched_off_are_noticed():
         assert relative(within, cs.Hessian(P, engine="autograd") @ v) < 1e-9
     assert relative(within, before) > 1e-3
     assert relative(H @ v, before) < 1e-12
+    for part in m.modules():
+        if hasattr(part, "scaling") and isinstance(part.scaling, dict):
+            part.scaling["default"] *= 3
+    after = H @ v
+    assert relative(after, before) > 1e-3
+    assert relative(after, cs.Hessian(cs.Problem(m, (x, y)), engine="autograd") @ v) < 1e-9

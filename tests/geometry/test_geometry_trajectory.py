@@ -1,15 +1,14 @@
-"""Paths of tokens: the stream is the model's own, every number against brute force, the baseline is fair."""
+"""Paths of tokens: every number against brute force, the baseline is fair."""
 
 from __future__ import annotations
 
 import math
-import os
-from functools import cache
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from trajectory_models import SMALL, T, V, data, hf_module, inputs, model_of
 
 import curvescope as cs
 from curvescope.core.errors import UsageError
@@ -19,151 +18,7 @@ from curvescope.geometry.trajectory import metrics
 from curvescope.geometry.trajectory.average import average, curve
 from curvescope.geometry.trajectory.paths import follow, trajectories
 from curvescope.geometry.trajectory.readout import readout
-from curvescope.models.capture import capture
 from curvescope.tokenizers import CharTokenizer
-
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
-V, T = 11, 6
-SMALL: dict[str, Any] = {
-    "n_layers": 2,
-    "d_model": 8,
-    "n_heads": 2,
-    "vocab_size": V,
-    "n_ctx": 8,
-    "init": "scaled",
-}
-ZOO: dict[str, dict[str, Any]] = {
-    "pre": {"bias_u": True},
-    "tied": {"tied": True},
-    "rmsnorm": {"norm_kind": "rmsnorm", "positions": "rope"},
-    "no weights in norms": {"norm_affine": False},
-    "post": {"norm": "post"},
-    "no norm": {"norm": "none"},
-    "attention only": {"d_ff": 0},
-    "odd width": {"d_model": 9, "n_heads": 3},
-    "scaled skip": {"residual_scale": 0.5},
-    "no skip, no norm": {"norm": "none", "residual": False},
-}
-HF: dict[str, dict[str, Any]] = {
-    "gpt2": {"n_embd": 8, "n_layer": 2, "n_head": 2, "n_positions": 8},
-    "llama": {"hidden_size": 8, "intermediate_size": 10, "num_hidden_layers": 2, "num_attention_heads": 2},
-    "gemma2": {
-        "hidden_size": 8, "intermediate_size": 10, "num_hidden_layers": 2, "num_attention_heads": 2,
-        "num_key_value_heads": 1, "head_dim": 4,
-    },
-    "gpt_neox": {"hidden_size": 8, "intermediate_size": 10, "num_hidden_layers": 2, "num_attention_heads": 2},
-    "bert": {"hidden_size": 8, "intermediate_size": 10, "num_hidden_layers": 2, "num_attention_heads": 2},
-}  # fmt: skip
-NAMES = [*ZOO, *HF]
-
-
-@cache
-def model_of(name: str) -> cs.Model:
-    if name in HF:
-        return cs.load(_hf_module(name))
-    model = cs.load(cs.TransformerConfig(**{**SMALL, **ZOO[name]}), dtype="float64")
-    return _shaken(model)
-
-
-def _hf_module(name: str) -> Any:
-    import transformers
-
-    transformers.utils.logging.set_verbosity_error()
-    config = transformers.CONFIG_MAPPING[name](**HF[name], vocab_size=V, pad_token_id=0)
-    kind = transformers.AutoModelForMaskedLM if name == "bert" else transformers.AutoModelForCausalLM
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return _shake(kind.from_config(config, attn_implementation="eager").double().eval())
-
-
-def _shaken(model: cs.Model) -> cs.Model:
-    _shake(model.module)
-    return model
-
-
-def _shake(module: Any) -> Any:
-    """Gains and biases away from 1 and 0, matrices of some size."""
-    source = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for p in module.parameters():
-            noise = torch.randn(p.shape, generator=source, dtype=torch.float64)
-            p.copy_(0.4 * noise if p.dim() > 1 else p + 0.3 * noise)
-    return module
-
-
-def inputs(count: int = 3, seed: int = 0) -> torch.Tensor:
-    return torch.randint(1, V, (count, T), generator=torch.Generator().manual_seed(seed))
-
-
-def data(count: int = 5, batch_size: int = 5, seed: int = 0) -> Batches:
-    x = inputs(count, seed)
-    y = inputs(count, seed + 1)
-    y[0, 4:], y[-1, 0] = IGNORED, IGNORED
-    return Batches.from_tensors(x, y, batch_size=batch_size)
-
-
-# ------------------------------------------------------------------------------------ stream and lens
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_lens_at_the_last_point_is_the_models_own_logits(name):
-    model = model_of(name)
-    seen = stream(model, inputs())
-    read = readout(model, seen)
-    assert seen.points.shape == (3, T, 5, model.facts["d_model"])
-    with torch.no_grad():
-        truth = model.forward({}, inputs())
-        torch.testing.assert_close(read.logits(seen.points[:, :, -1]), truth, atol=1e-10, rtol=0)
-
-
-@pytest.mark.parametrize("name", ["gpt2", "llama", "gpt_neox", "bert"])
-def test_points_between_blocks_are_the_hidden_states_of_transformers(name):
-    model = model_of(name)
-    points = stream(model, inputs()).points
-    with torch.no_grad():
-        theirs = model.module(inputs(), output_hidden_states=True).hidden_states
-    for i in range(2):  # their last one has the final norm in it
-        own = 1e-12 if name in ("gpt2", "bert") else 2e-6  # called directly, the others use float32 inside
-        torch.testing.assert_close(points[:, :, 2 * i], theirs[i], atol=own, rtol=0)
-
-
-@pytest.mark.parametrize("name", ["pre", "rmsnorm", "gpt2", "llama", "gpt_neox"])
-def test_half_steps_are_what_the_sublayers_add(name):
-    model = model_of(name)
-    points, found = stream(model, inputs()).points, capture(model, inputs())
-    for i in range(2):
-        a = points[:, :, 2 * i + 1] - points[:, :, 2 * i]
-        torch.testing.assert_close(a, found[f"L{i}.attn.out"], atol=1e-12, rtol=0)
-        m = points[:, :, 2 * i + 2] - points[:, :, 2 * i + 1]
-        torch.testing.assert_close(m, found[f"L{i}.ff.out"], atol=1e-12, rtol=0)
-
-
-def test_gemmas_gain_is_one_more_than_its_parameter():
-    model = model_of("gemma2")
-    read = readout(model, stream(model, inputs()))
-    assert read.norm.gamma is not None
-    torch.testing.assert_close(read.norm.gamma, 1 + model.parameters["model.norm.weight"].detach())
-    assert any("own end" in note for note in read.notes)  # its logits are capped
-
-
-@pytest.mark.parametrize("name", ["pre", "rmsnorm", "gpt2", "llama"])
-def test_cosine_to_a_token_gives_its_logit(name):
-    """logit = |n(x)| cos |P(γ ∘ u)| + β · u + b, with |n(x)| = √d up to ε."""
-    model = model_of(name)
-    seen = stream(model, inputs())
-    read = readout(model, seen)
-    x = 100 * seen.points[0, :, -1]  # so that ε does not matter
-    tokens = torch.arange(V)
-    cosine = read.unit(x) @ read.token(tokens).T
-    assert read.norm.gamma is not None
-    u = read.U.T * read.norm.gamma
-    size = (u - u.mean(-1, keepdim=True) if read.centre else u).norm(dim=-1)
-    block = model.blocks.get("ln_f.b")
-    shift = 0 if block is None else read.U.T @ block.take(model.parameters[block.parameter])
-    logits = math.sqrt(x.shape[-1]) * cosine * size + shift + (0 if read.bias is None else read.bias)
-    with torch.no_grad():
-        torch.testing.assert_close(logits, read.logits(x), atol=1e-8, rtol=0)
-
 
 # ------------------------------------------------------------------------------------ numbers
 
@@ -372,7 +227,7 @@ def test_encoders_are_followed_to_their_own_tokens():
 
 
 def test_a_body_without_a_head_has_geometry_and_no_lens():
-    body = _hf_module("bert").bert
+    body = hf_module("bert").bert
     found = trajectories(cs.load(body), data())
     assert {"angle_start", "step", "angle_target"} <= set(found.curves)
     assert not {"logp_target", "entropy"} & set(found.curves)

@@ -10,6 +10,7 @@ from torch.func import functional_call, grad, jacfwd, jacrev
 
 import curvescope as cs
 from oracles import relative_error, transformer
+from selection import some
 
 PAIRS, T, V = 4, 3, 5
 SOURCE = torch.Generator().manual_seed(0)
@@ -77,9 +78,8 @@ def in_order(model: cs.Model, truth: Tensor) -> Tensor:
     return truth[order][:, order]
 
 
-@pytest.mark.parametrize("engine", ["autograd"])
-@pytest.mark.parametrize("batch_size", [None, 3, 1])
-def test_operators_of_a_loss_over_pairs(batch_size: int | None, engine: str):
+@pytest.mark.parametrize("batch_size", some([None, 3, 1], 2))
+def test_operators_of_a_loss_over_pairs(batch_size: int | None):
     given = problem(batch_size)
     theta = torch.cat([p.detach().flatten() for p in MODULE.parameters()])
     assert given.num_terms == 5
@@ -89,9 +89,9 @@ def test_operators_of_a_loss_over_pairs(batch_size: int | None, engine: str):
     at = outputs_at(theta)
     middle = jacfwd(grad(lambda z: weighted(z.view(PAIRS, 2, T, V), TARGETS, WEIGHTS) / WEIGHTS.sum()))(at)
     G = in_order(given.model, J.T @ middle @ J)
-    assert relative_error(cs.Hessian(given, engine=engine).dense(), H) < 1e-10
-    assert relative_error(cs.GGN(given, engine=engine).dense(), G) < 1e-10
-    assert relative_error(cs.Functional(given, engine=engine).dense(), H - G) < 1e-10
+    assert relative_error(cs.Hessian(given, engine="autograd").dense(), H) < 1e-10
+    assert relative_error(cs.GGN(given, engine="autograd").dense(), G) < 1e-10
+    assert relative_error(cs.Functional(given, engine="autograd").dense(), H - G) < 1e-10
     rows = jacrev(lambda t: preferences(outputs_at(t).view(PAIRS, 2, T, V), TARGETS))(theta)
     E = in_order(given.model, rows.T @ (WEIGHTS[:, None] * rows) / WEIGHTS.sum())
-    assert relative_error(cs.EmpiricalFisher(given, engine=engine).dense(), E) < 1e-10
+    assert relative_error(cs.EmpiricalFisher(given, engine="autograd").dense(), E) < 1e-10

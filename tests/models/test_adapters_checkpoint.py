@@ -10,10 +10,12 @@ pytest.importorskip("transformers")
 import adapters_cases as cases
 import curvescope as cs
 from adapters_cases import relative
+from selection import pairs
 
 
-@pytest.mark.parametrize("name", ["gpt2", "gpt_neox", "llama", "gemma", "bert", "vit"])
-@pytest.mark.parametrize("kind", [cs.Hessian, cs.GGN])
+@pytest.mark.parametrize(
+    ("name", "kind"), pairs(["gpt2", "gpt_neox", "llama", "gemma", "bert", "vit"], [cs.Hessian, cs.GGN])
+)
 def test_products_are_the_same(name: str, kind: type[cs.Hessian]):
     p = cs.Problem(cases.loaded(name), cases.data(name))
     v = torch.randn(p.space().size, dtype=torch.float64, generator=torch.Generator().manual_seed(0))

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from curvescope.core.interrupts import uninterrupted
 from curvescope.models.running.exchange import Change, evaluating, exchanged, locked, parameters_at
+from curvescope.models.running.interrupts import uninterrupted
 
 
 def test_a_place_is_put_back_in_whatever_order_blocks_are_left():

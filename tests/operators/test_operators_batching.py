@@ -9,9 +9,12 @@ from torch import Tensor
 import curvescope as cs
 import oracles
 from oracles import Bench, as_batches, as_package_loss, cut, make_data, relative_error
+from selection import pairs
 
 EXACT = 1e-12
 OPERATORS = [cs.Hessian, cs.GGN, cs.Functional, cs.EmpiricalFisher]
+ARGUMENTS = ("bench", "operator")
+WEIGHTED = ["pre-layernorm-gelu-2layers", "tokens-to-class-rope", "stream-linear-no-residual"]
 CAUSAL = ["pre-layernorm-gelu-2layers", "pre-rmsnorm-swiglu-rope-grouped", "no-norm-linear-gelu_tanh-tied"]
 
 
@@ -20,7 +23,7 @@ def product(bench: Bench, operator: type, data: oracles.Data) -> Tensor:
     return operator(problem) @ bench.probe(2)
 
 
-@pytest.mark.parametrize("operator", OPERATORS)
+@pytest.mark.parametrize(ARGUMENTS, pairs(oracles.NAMES, OPERATORS, shift=2), indirect=["bench"])
 def test_cuts_do_not_matter(bench: Bench, operator: type):
     data = make_data(bench.case)
     whole = product(bench, operator, cut(data, [5]))
@@ -28,7 +31,7 @@ def test_cuts_do_not_matter(bench: Bench, operator: type):
         assert relative_error(product(bench, operator, cut(data, sizes)), whole) < EXACT
 
 
-@pytest.mark.parametrize("operator", OPERATORS)
+@pytest.mark.parametrize(ARGUMENTS, pairs(oracles.NAMES, OPERATORS, shift=3), indirect=["bench"])
 def test_order_does_not_matter(bench: Bench, operator: type):
     x, y, w = make_data(bench.case)
     order = torch.tensor([3, 0, 4, 2, 1])
@@ -50,8 +53,7 @@ def test_monte_carlo_draws_do_not_depend_on_the_cut():
         assert relative_error(vector, found[0][1]) < EXACT
 
 
-@pytest.mark.parametrize("operator", OPERATORS)
-@pytest.mark.parametrize("name", CAUSAL)
+@pytest.mark.parametrize(("operator", "name"), pairs(OPERATORS, CAUSAL))
 def test_padded_positions_do_not_matter(name: str, operator: type):
     bench = oracles.bench(name)
     x, y, w = make_data(bench.case)
@@ -77,10 +79,7 @@ def test_ignored_sequences_do_not_matter(operator: type):
     assert relative_error(product(bench, operator, [together]), truth) < EXACT
 
 
-@pytest.mark.parametrize("operator", OPERATORS)
-@pytest.mark.parametrize(
-    "name", ["pre-layernorm-gelu-2layers", "tokens-to-class-rope", "stream-linear-no-residual"]
-)
+@pytest.mark.parametrize(("operator", "name"), pairs(OPERATORS, WEIGHTED))
 def test_weights_count_sequences(name: str, operator: type):
     """Weight 0 removes a sequence, weight 2 counts it twice."""
     bench = oracles.bench(name)

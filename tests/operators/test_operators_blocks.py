@@ -8,6 +8,7 @@ import torch
 import curvescope as cs
 import oracles
 from oracles import Bench, relative_error
+from selection import pairs
 
 NAMES = ["hessian", "ggn", "functional", "fisher"]
 SCALE = 1e-11
@@ -31,7 +32,7 @@ def assert_slice(bench: Bench, name: str, found: torch.Tensor, rows: list[str], 
     assert float((found - truth).abs().max()) < SCALE * largest
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("bench", "name"), pairs(oracles.NAMES, NAMES), indirect=["bench"])
 def test_square_and_rectangular_blocks(bench: Bench, name: str):
     A, blocks = bench.operator(name), list(bench.model.blocks)
     first, second = blocks[:2], blocks[1:4]
@@ -59,8 +60,7 @@ HEADED = [
 ]
 
 
-@pytest.mark.parametrize("name", ["hessian", "ggn"])
-@pytest.mark.parametrize("case", HEADED)
+@pytest.mark.parametrize(("case", "name"), pairs(HEADED, ["hessian", "ggn"]))
 def test_blocks_of_single_heads(case: str, name: str):
     bench = oracles.bench(case)
     A, heads = bench.operator(name), list(bench.model.heads)

@@ -9,9 +9,17 @@ import torch
 import curvescope as cs
 import oracles
 from oracles import Bench, relative_error
+from selection import pairs
 
 TIGHT = 1e-10
 CURVATURES = ["hessian", "ggn", "functional", "fisher"]
+
+
+def each_with_one(shift: int) -> pytest.MarkDecorator:
+    """Every case with one of the curvatures."""
+    return pytest.mark.parametrize(
+        ("bench", "name"), pairs(oracles.NAMES, CURVATURES, shift=shift), indirect=["bench"]
+    )
 
 
 def test_the_cases_vary_what_matters():
@@ -100,7 +108,7 @@ def test_positive_semi_definite(bench: Bench, name: str):
     assert not bench.operator("functional").psd
 
 
-@pytest.mark.parametrize("name", CURVATURES)
+@each_with_one(0)
 def test_vectors_columns_chunks_and_scipy_agree(bench: Bench, name: str):
     A, V = bench.operator(name), bench.probe(3)
     columns = A @ V
@@ -118,7 +126,7 @@ def test_vectors_columns_chunks_and_scipy_agree(bench: Bench, name: str):
     assert relative_error(found, columns[:, 0]) < 1e-12
 
 
-@pytest.mark.parametrize("name", CURVATURES)
+@each_with_one(1)
 def test_float32_is_close_to_float64(bench: Bench, name: str):
     model = cs.load(bench.module, dtype="float32")
     problem = cs.Problem(model, bench.problem.batches, bench.problem.loss)

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from curvescope.closed_form.bounds import growth
+from curvescope.papers.ormaniec2025.histograms import Bars
 from curvescope.papers.ormaniec2025.statements import data as statements_data
+from curvescope.papers.ormaniec2025.statements import depth as statements_depth
 from curvescope.papers.ormaniec2025.statements import softmax as statements_softmax
 from curvescope.papers.ormaniec2025.statements import study as statements
 from curvescope.papers.ormaniec2025.statements import weights as statements_weights
@@ -26,10 +28,25 @@ COLUMNS = ["statement", "where", "claimed", "measured", "low", "high", "verdict"
 
 @pytest.fixture(scope="module")
 def result():
-    """With fewer heads than the quick profile has, to be quicker still."""
+    """With fewer heads, networks and points than the quick profile has, to be quicker still.
+
+    The entries of the paper's model, which the tests of the histograms measure, are given.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(statements.NUM_HEADS, "quick", 2)
+        patch.setitem(statements.NUM_MODELS, "quick", 1)
+        for name in ("SIGMA", "WIDE"):
+            patch.setattr(statements_depth, name, np.logspace(-1, 1, 3))
+        patch.setattr(statements_softmax, "GRID", np.logspace(-2, 0.7, 5))
+        patch.setattr(statements_softmax, "measure", entries)
         return statements.run(statements.Config())
+
+
+def entries(attention, block, **options):
+    """Bars of known entries: with softmax those of W_V are 31.2 times those of W_Q, without 0.8 times."""
+    size = {("softmax", "L0.W_V"): 31.2, ("linear", "L0.W_V"): 0.8}.get((attention, block), 1.0)
+    sizes = size * np.array([1e-6, 1e-5, 1e-4])
+    return Bars(attention, block, sizes, {"H": 1.0}, sizes[::2], np.array([3]))
 
 
 def row(result, words):
@@ -83,14 +100,22 @@ def test_key_statements(result, words, claimed, measured, verdict):
 
 def test_softmax_makes_the_entries_differ(result):
     words = "median |entry| of W_V over that of W_Q, the paper's model with softmax"
-    assert row(result, words).measured == pytest.approx(31.245, abs=0.01)
-    assert 1 / 2 < row(result, "the same without softmax: the two become alike").measured < 2
+    assert row(result, words).measured == pytest.approx(31.2)
+    assert row(result, words).verdict == HOLDS
+    assert row(result, "the same without softmax: the two become alike").measured == pytest.approx(0.8)
 
 
 def test_pre_norm_helps_and_does_not_cure(result):
     found = row(result, "Pre-LN is a partial fix: blocks come closer and still differ")
     assert found.verdict == HOLDS
-    assert found.high / found.low > 1.1
+    assert not 1 / 1.1 < found.measured < 1.1
+
+
+@pytest.mark.slow
+def test_nothing_fails_in_the_quick_profile():
+    frame = statements.run(statements.Config()).tables()["statements"]
+    assert FAILS not in set(frame["verdict"])
+    assert set(frame["verdict"]) <= set(VERDICTS)
 
 
 def test_verdicts_follow_from_numbers():

@@ -8,7 +8,9 @@ import pytest
 
 from curvescope.core.errors import CurvescopeError, UsageError
 from curvescope.report import write_page
+from curvescope.report.headings import heading
 from curvescope.studies import folder
+from drawings import unrendered
 
 
 @pytest.fixture(scope="module")
@@ -27,8 +29,10 @@ def run_folder(tmp_path_factory):
         "num_eigenvalues": 1,
         "num_trace_probes": 2,
         "num_map_probes": 2,
+        "max_products": 20,
     }
-    return folder.run("spectrum", settings, out=root / "runs")[0]
+    with unrendered():
+        return folder.run("spectrum", settings, out=root / "runs")[0]
 
 
 def test_the_page_is_self_contained(run_folder, tmp_path):
@@ -57,3 +61,16 @@ def test_what_is_no_run_is_refused(tmp_path):
     with pytest.raises(CurvescopeError, match="run folder"):
         write_page([tmp_path], tmp_path / "p.html")
     assert not (tmp_path / "p.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("ggn", "GGN"),
+        ("qk_directions", "QK directions"),
+        ("most_VO", "Most VO"),
+        ("block_maps", "Block maps"),
+    ],
+)
+def test_headings_are_spelled_as_people_do(name, words):
+    assert heading(name) == words

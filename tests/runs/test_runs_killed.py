@@ -44,7 +44,7 @@ def write_data(path, number):
 def settings(path):
     return {
         "model": str(path / "model"), "data": str(path / "text.txt"), "dtype": "float64", "tokens": 32,
-        "seq_len": 16, "batch_size": 2, "blocks": ["L0.*"], "map_blocks": ["L0.*"], "num_probes": 1,
+        "seq_len": 16, "batch_size": 2, "blocks": ["L0.ln*"], "map_blocks": ["L0.ln*"], "num_probes": 1,
         "num_steps": 4, "num_eigenvalues": 1, "num_trace_probes": 2, "num_map_probes": 1, "max_products": 12,
     }  # fmt: skip
 
@@ -61,8 +61,11 @@ def numbers(result):
     return found
 
 
-def kill_and_change(processes, path, moments, *, seed):
-    """Kill a run at each of the moments, change something in half of the cases, and run it to its end."""
+def kill_and_change(processes, path, moments, *, seed, once_there="state/*/result.json"):
+    """Kill a run at each of the moments, change something in half of the cases, and run it to its end.
+
+    Moments are counted from when a file of its folder is there: the first piece's result, if not said.
+    """
     chance, right, resumed = random.Random(seed), {}, 0
     versions = {"model": 0, "text": 0}
 
@@ -82,7 +85,7 @@ def kill_and_change(processes, path, moments, *, seed):
         process = processes.Process(target=run, args=(path, out))
         process.start()
         until = time.monotonic() + 60
-        while not list(out.glob("spectrum/*/state/*/result.json")) and process.is_alive():
+        while not list(out.glob(f"spectrum/*/{once_there}")) and process.is_alive():
             assert time.monotonic() < until
             time.sleep(0.002)
         time.sleep(moment * whole)
@@ -105,6 +108,10 @@ def kill_and_change(processes, path, moments, *, seed):
 
 def test_a_few_kills(processes, tmp_path):
     assert kill_and_change(processes, tmp_path, [0.0, 0.0, 0.1], seed=0) >= 1
+
+
+def test_kills_before_the_first_piece_is_finished(processes, tmp_path):
+    kill_and_change(processes, tmp_path, [0.0, 0.0], seed=2, once_there="config.toml")
 
 
 @pytest.mark.slow

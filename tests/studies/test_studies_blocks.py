@@ -19,6 +19,7 @@ from curvescope.report import write_page
 from curvescope.studies import blocks, folder
 from curvescope.studies.blocks import study
 from curvescope.studies.setting import make_problem
+from drawings import sketched, unrendered
 
 TOML = """
 n_layers = 1
@@ -50,10 +51,12 @@ def settings(tmp_path_factory):
         "operators": ["hessian", "ggn"],
         "extremes": ["L0.W_[VO12]", "L0.h0.W_Q"],
         "density": ["P", "L0.W_[12]"],
-        "num_trace_probes": 100,
-        "num_small_probes": 100,
-        "num_norm_probes": 100,  # few probes of a block with one large eigenvalue have skew errors
+        "num_trace_probes": 40,
+        "num_small_probes": 40,
+        "num_norm_probes": 40,  # few probes of a block with one large eigenvalue have skew errors
         "num_steps": 15,
+        "num_sharp_steps": 0,
+        "max_exact": 0,
     }
 
 
@@ -134,6 +137,70 @@ def test_extreme_eigenvalues_are_those_of_the_dense_blocks_and_heads(measured):
             assert part.row(name)["‖·‖ 2"] == pytest.approx(np.abs(exact).max())
 
 
+@pytest.fixture(scope="module")
+def ranked(settings):
+    """Blocks with up to 20 entries written out, the others with Lanczos steps."""
+    some = {"extremes": [], "density": [], "num_trace_probes": 4, "num_norm_probes": 3, "num_small_probes": 3}
+    cfg = blocks.Config.from_dict({**settings, **some, "num_sharp_steps": 8, "max_exact": 20})
+    return blocks.run(cfg)
+
+
+def test_small_blocks_are_exact_and_say_so(ranked, measured):
+    _, _, dense, slices = measured
+    for operator, part in ranked.parts.items():
+        for name, where in slices.items():
+            A, row = dense[operator][where, where], part.row(name)
+            own = part.norms[name]
+            assert own.exact == (len(A) <= 20)
+            assert (row["probes"] == "exact") == own.exact
+            if own.exact:
+                ends = np.linalg.eigvalsh(_symmetric(A))
+                assert (row["noise"], row["± trace"], row["± ‖·‖ F"], row["± λ max"]) == ("0 %", 0, 0, 0)
+                found = [row[c] for c in ("trace", "‖·‖ F", "λ max", "λ min", "λ max high")]
+                truth = [np.trace(A), np.linalg.norm(A), ends[-1], ends[0], ends[-1]]
+                np.testing.assert_allclose(found, truth, atol=1e-12)
+
+
+def test_the_sharpest_block_is_named_first(ranked, measured):
+    _, _, dense, slices = measured
+    for operator, part in ranked.parts.items():
+        tops = {n: np.linalg.eigvalsh(_symmetric(dense[operator][s, s]))[-1] for n, s in slices.items()}
+        order = part.ranking()
+        assert set(order) == set(slices)
+        assert order[0] == max(tops, key=lambda n: tops[n])
+        for name, top in tops.items():
+            found = part.sharpness(name)
+            assert found.largest <= top + 1e-9
+            assert abs(found.largest - top) <= found.error + 1e-9
+        frame = ranked.tables()[operator]
+        assert list(frame["block"]) == order
+        np.testing.assert_allclose(frame["2/λ max"] * frame["λ max"].where(frame["λ max"] > 0), 2, rtol=1e-9)
+    lines = {label: (value, words) for label, value, words in ranked.summary()}
+    value, words = lines["sharpest, Hessian"]
+    assert value == ranked.parts["hessian"].ranking()[0]
+    assert words.startswith("λ_max ")
+    assert ", then " in words
+    whole = np.linalg.eigvalsh(_symmetric(dense["hessian"]))[-1]
+    ends = ranked.parts["hessian"].whole
+    assert ends.values[1] <= whole + 1e-9 <= ends.high + 1e-6
+    assert lines["learning rate below"][0] == f"{2 / ranked.parts['ggn'].whole.values[1]:.3g}"
+    assert float(lines["heterogeneity"][0]) > 1
+    assert "sharpness" in ranked.figures()
+
+
+def test_a_trace_that_is_noise_is_marked_in_tables():
+    samples = np.array([[-3.0, 5.0], [1.0, 5.5], [-1.0, 4.5]])
+    low, high, zero = np.array([0.0, 4.0]), np.array([4.97, 6.0]), np.array([0.0, 5.0])
+    traces = cs.algorithms.BlockTraces(["a", "b"], zero, zero, samples, 3, 0, low, high, psd=True)
+    part = blocks.Part(traces, {}, {}, {}, None)
+    result = blocks.Blocks("m", "d", "mse", 1.0, 1.0, ["a", "b"], np.array([2, 2]), {"ggn": part})
+    frame = result.tables()["ggn"].set_index("block")
+    assert frame.loc["a", "trace"] == "< 5"
+    assert frame.loc["b", "trace"] == 5.0
+    assert list(frame["noise"]) == ["all of it", "20 %"]
+    assert {label for label, *_ in result.summary()} >= {"within noise"}
+
+
 def test_divergences_meet_those_of_the_exact_spectra(measured):
     result, _, dense, slices = measured
     for operator, part in result.parts.items():
@@ -210,7 +277,7 @@ def test_the_error_of_a_divergence_is_calibrated():
         0, 1
     ]
     scores = []
-    for seed in range(30):
+    for seed in range(12):
         options = {"num_probes": 10, "num_steps": 30, "seed": seed}
         found = heterogeneity({n: cs.spectral_density(op, **options) for n, op in ops.items()})
         value = found.divergence[0, 1] - found.bias[0, 1]
@@ -245,7 +312,8 @@ QUICK = {"operators": ["functional"], "num_trace_probes": 3, "num_norm_probes": 
 
 def test_a_stopped_run_goes_on_and_ends_with_the_same_numbers(settings, tmp_path, monkeypatch):
     settings = {**settings, **QUICK, "extremes": ["U"], "num_density_probes": 2}
-    _, expected = folder.run("blocks", settings, out=tmp_path / "whole")
+    with unrendered():
+        _, expected = folder.run("blocks", settings, out=tmp_path / "whole")
 
     def stop(what, number, total):
         assert total == 1 + 2 + 1 + 3
@@ -260,7 +328,8 @@ def test_a_stopped_run_goes_on_and_ends_with_the_same_numbers(settings, tmp_path
     original = study.spectral_density
     monkeypatch.setattr(study, "spectral_density", lambda *a, **k: computed.append(1) or original(*a, **k))
     monkeypatch.setattr(study, "block_traces", None)
-    path, result = folder.run("blocks", settings, out=tmp_path / "runs")
+    with sketched():
+        path, result = folder.run("blocks", settings, out=tmp_path / "runs")
     assert path == begun
     assert len(computed) == 3
     for name, frame in expected.tables().items():
@@ -278,13 +347,14 @@ def test_a_stopped_run_goes_on_and_ends_with_the_same_numbers(settings, tmp_path
     assert page.count("data:image/svg+xml") == 5
 
 
+@pytest.mark.usefixtures("unrendered")
 def test_what_is_not_asked_for_is_not_there(settings, tmp_path):
     quick = {**settings, **QUICK, "extremes": [], "density": [], "norms": [], "num_trace_probes": 1}
     path, result = folder.run("blocks", quick, out=tmp_path / "runs")
     assert set(result.figures()) == {"traces"}
     frame = result.tables()["functional"]
     assert list(frame.columns) == [
-        *("block", "parameters", "trace", "± trace", "trace low", "trace high", "probes")
+        *("block", "parameters", "trace", "± trace", "trace low", "trace high", "probes", "noise")
     ]
     assert frame["parameters"].sum() == cs.load(settings["model"]).num_parameters
     page = cs.studies.folder.load(path)[1].summary()

@@ -29,6 +29,7 @@ from curvescope.report import write_page
 from curvescope.runs.writing import write_tables
 from curvescope.studies import find, folder
 from curvescope.studies import trajectory as trajectory_study
+from drawings import sketched
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 TOKENIZER = str(files("curvescope") / "assets" / "tiny-gpt" / "tokenizer.json")
@@ -88,7 +89,8 @@ def model_folder(tmp_path_factory):
 def done(tmp_path_factory):
     """Every study on the bundled model, once: run folder and result."""
     root = tmp_path_factory.mktemp("runs")
-    return {study: folder.run(study, settings, out=root) for study, settings in QUICK.items()}
+    with sketched():
+        return {study: folder.run(study, settings, out=root) for study, settings in QUICK.items()}
 
 
 def run(study: str, **settings: Any) -> Any:
@@ -125,7 +127,7 @@ def test_the_same_seed_gives_the_same_figures(done, tmp_path):
         for name in one.files:
             np.testing.assert_array_equal(one[name], two[name])
     grid = {"grid": result.figures()["grid"]}
-    with plt.rc_context({"svg.hashsalt": "curvescope", "svg.fonttype": "path"}):
+    with sketched(), plt.rc_context({"svg.hashsalt": "curvescope", "svg.fonttype": "path"}):
         grid["grid"].savefig(tmp_path / "grid.svg", metadata={"Date": None})
     assert (tmp_path / "grid.svg").read_bytes() == (path / "figures" / "grid.svg").read_bytes()
 
@@ -320,6 +322,7 @@ def test_words_that_are_no_single_tokens_are_refused(tmp_path):
         folder.run("probes", {**QUICK["probes"], "words": str(words)}, out=tmp_path / "runs")
 
 
+@pytest.mark.usefixtures("unrendered")
 def test_the_command_line_prints_tables_and_the_folder(tmp_path, capsys):
     with pytest.raises(SystemExit) as end:
         main(["run", "embeddings", "tiny-gpt", "--set", "k=1", "--out", str(tmp_path), "--tables"])
@@ -332,6 +335,7 @@ def test_the_command_line_prints_tables_and_the_folder(tmp_path, capsys):
 # --------------------------------------------------------------------------------------- the paper
 
 
+@pytest.mark.usefixtures("unrendered")
 @pytest.mark.parametrize("figures", [["embeddings"], pytest.param(list(FIGURES), marks=pytest.mark.slow)])
 def test_the_paper_runs_on_a_given_model_and_says_which(figures, tmp_path):
     settings = {

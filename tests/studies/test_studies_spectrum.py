@@ -11,16 +11,19 @@ from curvescope.core.errors import CurvescopeError, UsageError
 from curvescope.studies import folder, spectrum
 from curvescope.studies.setting import make_problem
 from curvescope.studies.spectrum import study
+from drawings import sketched
 
 TOML = """
 n_layers = 1
-d_model = 8
+d_model = 4
 n_heads = 2
-d_ff = 8
-vocab_size = 12
-n_ctx = 18
+d_ff = 4
+vocab_size = 3
+n_ctx = 11
 init = "scaled"
 """
+
+FEW = {"num_probes": 2, "num_steps": 5, "num_trace_probes": 2, "num_map_probes": 1, "map_blocks": ["L0.W_*"]}
 
 
 @pytest.fixture
@@ -29,7 +32,7 @@ def settings(tmp_path):
     path.write_text(TOML, encoding="utf-8")
     return {
         "model": str(path),
-        "data": "task:addition",
+        "data": "task:sorting",
         "dtype": "float64",
         "batch_size": 64,
         "num_probes": 3,
@@ -37,7 +40,7 @@ def settings(tmp_path):
         "num_eigenvalues": 2,
         "num_trace_probes": 40,
         "num_map_probes": 3,
-        "blocks": ["L0.*", "U"],
+        "blocks": ["L0.W_[QV]", "L0.ln*", "U"],
     }
 
 
@@ -61,7 +64,8 @@ def test_numbers_meet_the_dense_matrices(settings):
 
 
 def test_a_run_folder_is_complete_and_reads_back(settings, tmp_path):
-    path, result = folder.run("spectrum", settings, out=tmp_path / "runs")
+    with sketched():
+        path, result = folder.run("spectrum", {**settings, **FEW}, out=tmp_path / "runs")
     names = {p.name for p in path.iterdir()}
     assert {"config.toml", "env.json", "log.txt", "result.json", "arrays.npz", "figures", "tables"} == names
     assert {p.stem for p in (path / "figures").glob("*.png")} == set(result.figures())
@@ -72,7 +76,9 @@ def test_a_run_folder_is_complete_and_reads_back(settings, tmp_path):
     json.loads((path / "env.json").read_text(encoding="utf-8"))
 
 
+@pytest.mark.usefixtures("unrendered")
 def test_a_stopped_run_goes_on_and_ends_with_the_same_numbers(settings, tmp_path, monkeypatch):
+    settings = {**settings, **FEW}
     _, expected = folder.run("spectrum", settings, out=tmp_path / "whole")
 
     def stop(what: str, done: int, total: int) -> None:

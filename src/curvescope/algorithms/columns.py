@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from curvescope.algorithms.vectors import column_dots, norms, summing_dtype, to_numpy
+from curvescope.algorithms.vectors import column_dots, fresh, norms, summing_dtype, to_numpy
 from curvescope.core.operator import LinearOperator
 from curvescope.core.progress import track
 from curvescope.core.seeds import Probe, probes
@@ -40,12 +40,15 @@ def probe_batches(
 ) -> Iterator[Tensor]:
     """Probes `first, …` of the operator's size, in batches (n, c) on its device.
 
-    Column j depends on (seed, j) alone, so the batches do not change a result.
+    Column j depends on (seed, j) alone, so the batches do not change a result. One memory serves all of
+    them: a batch may be overwritten, and is gone when the next is asked for.
     """
-    width, n = columns_at_once(op), op.shape[1]
+    width, n = min(columns_at_once(op), num_probes), op.shape[1]
+    memory = fresh(op, n * width)
     for start in track(range(0, num_probes, width), what):
         count = min(width, num_probes - start)
-        yield probes(n, count, seed=seed, first=first + start, kind=kind, dtype=op.dtype, device=op.device)
+        columns = memory[: n * count].view(n, count)
+        yield probes(n, count, seed=seed, first=first + start, kind=kind, out=columns)
 
 
 def apply(op: LinearOperator, V: Tensor) -> Tensor:

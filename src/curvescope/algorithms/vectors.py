@@ -1,18 +1,20 @@
 """The vector algebra of the algorithms: everything that adds up over the entries of a vector.
 
 An algorithm keeps its vectors as rows (m, n), or columns (n, k) where a product takes them, and touches
-their entries through these functions alone: random vectors, inner products, norms, projections, rotations.
-Sums over entries end in `add_up` and norms in `join_norms`: vectors that are spread over several machines
-would need these two, and `random_vector`, to be told so, and no algorithm.
+their entries through these functions alone: random vectors, inner products, norms, projections, rotations,
+and steps that are taken entry by entry (`chunks`). Sums over entries end in `add_up`: vectors that are
+spread over several machines would need that one, and `random_vector`, to be told so, and no algorithm.
 
 Long vectors are worked through some entries at a time: a part that was read serves several steps while it
 is in the cache, and sums of float32 entries are carried in float64 without a second copy of the vector.
+Nothing here takes memory of the length of a vector: to touch fresh memory costs more than to compute.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -20,23 +22,30 @@ from torch import Tensor
 
 from curvescope.core.errors import CurvescopeError
 from curvescope.core.operator import LinearOperator
-from curvescope.core.seeds import Probe, probes
+from curvescope.core.ranks import together
+from curvescope.core.seeds import generator
 
 PART = 2**16  # entries at a time on a CPU: a dozen rows of them fit in its cache
 WIDE_PART = 2**22  # entries at a time on other devices
+DRAWN = 2**20  # random numbers at a time, a multiple of the sixteen that are drawn together
 PASSES = 5  # of Gram–Schmidt; what still shrinks after them lies in the span of the basis
-OVERLAP = 4.0  # roundings that a long vector may keep of the basis
+OVERLAP = 4.0  # roundings that a long vector may always keep of the basis
+EXACT = 20.0  # roundings below which an overlap needs sums in float64
+SEMI = 0.03  # square roots of a rounding that it may keep at most
 COMFORT = {torch.float64: 100, torch.float32: 12}  # decades around one where squares and products are safe
+
+
+class Remainder(NamedTuple):
+    """What is left of a vector outside a basis of m rows."""
+
+    taken: np.ndarray  # (m,) coefficients that were taken out
+    norm: float  # of the rest; zero if nothing is left
+    overlap: np.ndarray  # (m,) inner products of the basis with the rest, as measured
 
 
 def add_up(partial: Tensor) -> Tensor:
     """Sums over all entries, from the sums over the entries that are here: all of them."""
     return partial
-
-
-def join_norms(pieces: list[Tensor]) -> Tensor:
-    """Norms of whole vectors from the norms of their parts."""
-    return pieces[0] if len(pieces) == 1 else torch.linalg.vector_norm(torch.stack(pieces), dim=0)
 
 
 def summing_dtype(device: torch.device) -> torch.dtype:
@@ -49,16 +58,76 @@ def to_numpy(tensor: Tensor) -> np.ndarray:
     return tensor.detach().cpu().double().numpy()
 
 
-def parts(length: int, device: torch.device) -> Iterator[slice]:
-    """The entries 0, …, length − 1 in order, some at a time."""
-    step = PART if device.type == "cpu" else WIDE_PART
+def parts(length: int, device: torch.device, *, width: int = 1) -> Iterator[slice]:
+    """The rows 0, …, length − 1 of columns (length, width) in order, some at a time."""
+    step = max(1, (PART if device.type == "cpu" else WIDE_PART) // max(width, 1))
     for start in range(0, length, step):
         yield slice(start, min(start + step, length))
 
 
-def random_vector(op: LinearOperator, *, seed: int, index: int, kind: Probe = "gaussian") -> Tensor:
-    """Vector (n,) number `index` of an endless random matrix, see `seeds.probes`."""
-    return probes(op.shape[1], 1, seed=seed, first=index, kind=kind, dtype=op.dtype, device=op.device)[:, 0]
+def chunks(*vectors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """The same rows of all of the vectors (n,), or columns (n, k), some at a time, to be written in place."""
+    first = vectors[0]
+    for p in parts(len(first), first.device, width=math.prod(first.shape[1:])):
+        yield tuple(v[p] for v in vectors)
+
+
+def fresh(like: LinearOperator | Tensor, *shape: int) -> Tensor:
+    """Memory for vectors of the same dtype and device.
+
+    Where the system allows it NumPy takes large pages, which are touched for the first time in a quarter of
+    the time of small ones.
+    """
+    if like.device.type != "cpu":
+        return torch.empty(shape, dtype=like.dtype, device=like.device)
+    return torch.from_numpy(np.empty(shape, dtype=torch.empty(0, dtype=like.dtype).numpy().dtype))
+
+
+def random_vector(op: LinearOperator, *, seed: int, index: int, out: Tensor) -> None:
+    """Overwrite `out` (n,) by the Gaussian vector of (seed, index), the same on every device."""
+    source = generator(seed, index)
+    for start in range(0, op.shape[1], DRAWN):
+        piece = out[start : start + DRAWN]
+        piece.copy_(torch.randn(len(piece), generator=source, dtype=torch.float32))
+
+
+def factors(values: Tensor, like: Tensor) -> Tensor | float:
+    """One factor for each column, (k,), as `add_multiple` takes them: a plain number for a single column."""
+    return float(values) if len(values) == 1 else values.to(like.dtype)
+
+
+def add_multiple(y: Tensor, x: Tensor, c: Tensor | float) -> Tensor:
+    """y + x c for columns (m, k) and `factors` c, in place."""
+    return y.addcmul_(x, c) if isinstance(c, Tensor) else y.add_(x, alpha=c)
+
+
+class SquareSum:
+    """Σ x² over parts of a vector, or of columns (n, k), as they come by; in float64."""
+
+    def __init__(self, like: Tensor):
+        self.wide = Wide(like)
+        self.total = torch.zeros(like.shape[1:], dtype=self.wide.dtype, device=like.device)
+
+    def add(self, part: Tensor) -> None:
+        """Add the squares of a part (c,) or (c, k)."""
+        x = self.wide(part)
+        self.total += torch.dot(x, x) if x.dim() == 1 else x.square_().sum(dim=0)
+
+    def root(self) -> Tensor:
+        """The norms, () or (k,)."""
+        return add_up(self.total).sqrt()
+
+
+class Wide:
+    """Parts of vectors in the dtype of sums, one after the other in the same memory."""
+
+    def __init__(self, like: Tensor):
+        self.dtype = summing_dtype(like.device)
+        rows = next(parts(len(like), like.device, width=math.prod(like.shape[1:])), slice(0, 0)).stop
+        self.memory = torch.empty((rows, *like.shape[1:]), dtype=self.dtype, device=like.device)
+
+    def __call__(self, part: Tensor) -> Tensor:
+        return self.memory[: len(part)].copy_(part)
 
 
 def norms(x: Tensor, *, dim: int | None = None) -> Tensor:
@@ -68,21 +137,29 @@ def norms(x: Tensor, *, dim: int | None = None) -> Tensor:
     size, and a Lanczos basis normalised with it is not orthonormal.
     """
     if dim is None:
-        x, dim = x.reshape(-1), 0
-    wide = summing_dtype(x.device)
-    pieces = [
-        torch.linalg.vector_norm(x.narrow(dim, p.start, p.stop - p.start), dim=dim, dtype=wide)
-        for p in parts(x.shape[dim], x.device)
-    ]
-    return join_norms(pieces).to(x.dtype)
+        return inner(x.reshape(-1), x.reshape(-1)).sqrt().to(x.dtype)
+    if dim == 0 and x.dim() == 2:
+        return column_dots(x, x).sqrt().to(x.dtype)
+    return torch.stack([inner(row, row) for row in x]).sqrt().to(x.dtype) if len(x) else x.sum(dim=1)
+
+
+def inner(v: Tensor, w: Tensor) -> Tensor:
+    """v · w of two vectors (n,), summed in float64: a number on their device."""
+    one, other = Wide(v), Wide(w)
+    total = torch.zeros((), dtype=one.dtype, device=v.device)
+    for x, y in chunks(v, w):
+        total += torch.dot(one(x), other(y))
+    return add_up(total)
 
 
 def column_dots(V: Tensor, W: Tensor) -> Tensor:
     """vⱼ · wⱼ for each column, summed in float64, (k,) on the columns' device."""
-    wide = summing_dtype(V.device)
-    total = torch.zeros(V.shape[1], dtype=wide, device=V.device)
-    for p in parts(V.shape[0], V.device):
-        total += (V[p] * W[p]).sum(dim=0, dtype=wide)
+    if V.shape[1] == 1:
+        return inner(V[:, 0], W[:, 0])[None]
+    one, other = Wide(V), Wide(W)
+    total = torch.zeros(V.shape[1], dtype=one.dtype, device=V.device)
+    for x, y in chunks(V, W):
+        total += one(x).mul_(other(y)).sum(dim=0)
     return add_up(total)
 
 
@@ -94,38 +171,67 @@ def dots(rows: Tensor, w: Tensor) -> Tensor:
     return add_up(total)
 
 
-def orthogonalize(basis: Tensor, w: Tensor) -> tuple[np.ndarray, float]:
-    """Take the span of the orthonormal rows of a basis (m, n) out of w (n,), in place.
+def orthogonalize(
+    basis: Tensor,
+    w: Tensor,
+    *,
+    out: Tensor | None = None,
+    expected: np.ndarray | None = None,
+    tol: float = 0.0,
+) -> Remainder:
+    """Take the span of the orthonormal rows of a basis (m, n) out of w (n,): in place, or into `out`.
 
-    Classical Gram–Schmidt, repeated: twice is enough unless w lies in the span up to rounding, and once is
-    enough for a long vector whose measured overlap is a rounding. Each pass reads the basis once.
-
-    Returns:
-        The coefficients (m,) that were taken out and the norm of what is left; zero if nothing is.
+    Classical Gram–Schmidt, repeated: each pass takes coefficients out, and reads the basis once for that and
+    for the overlap that is left. The first takes out the `expected` ones, as a recurrence knows them, or
+    measures them, which reads the basis once more. A long vector is done when its overlap, relative to its
+    norm, is at most `tol` or a few roundings; otherwise twice is enough unless w lies in the span up to
+    rounding. An overlap of up to the root of a rounding leaves eigenvalues of a projection right to a
+    rounding (Simon 1984), but moves residuals by as much.
     """
-    overlap = dots(basis, w)
+    out = w if out is None else out
+    if expected is None:
+        overlap = dots(basis, w)
+    else:
+        overlap = torch.as_tensor(expected).to(dtype=summing_dtype(w.device), device=w.device)
     taken, before = torch.zeros_like(overlap), math.inf
-    allowed = OVERLAP * torch.finfo(w.dtype).eps if len(w) > PART else 0.0
-    for turn in range(PASSES):
+    eps = torch.finfo(w.dtype).eps
+    allowed = max(OVERLAP * eps, min(tol, SEMI * eps**0.5)) if len(w) > PART else 0.0
+    guessed, exact = expected is not None, len(w) > PART and allowed < EXACT * eps
+    for turn in range(PASSES + guessed):
         taken += overlap
-        rest, overlap = _take_out(basis, overlap, w)
-        settled = float(overlap.norm()) <= allowed * rest if turn == 0 else rest >= 0.5 * before
-        if settled or math.isnan(rest):
-            return to_numpy(taken), rest
+        rest, overlap = _take_out(basis, overlap, w if turn == 0 else out, out, exact=exact)
+        settled = turn > guessed and rest >= 0.5 * before
+        if settled or float(overlap.norm()) <= allowed * rest or math.isnan(rest):
+            return Remainder(to_numpy(taken), rest, to_numpy(overlap))
         before = rest
-    return to_numpy(taken), 0.0
+    return Remainder(to_numpy(taken), 0.0, to_numpy(overlap))
 
 
-def _take_out(basis: Tensor, coefficients: Tensor, w: Tensor) -> tuple[float, Tensor]:
-    """w − basisᵀ coefficients, in place: its norm, and its inner products with the basis."""
-    c, wide, pieces = coefficients.to(w.dtype), summing_dtype(w.device), []
+def _take_out(
+    basis: Tensor, coefficients: Tensor, w: Tensor, out: Tensor, *, exact: bool
+) -> tuple[float, Tensor]:
+    """out = w − basisᵀ coefficients: its norm, and its inner products with the basis.
+
+    These are wrong by up to 1e-5 of the norm if a part of float32 entries is summed as such, not `exact`.
+    """
+    c, squares = coefficients.to(w.dtype), SquareSum(out)
     total = torch.zeros_like(coefficients)
-    for p in parts(len(w), w.device):
-        x, rows = w[p], basis[:, p]
-        x.addmv_(rows.T, c, alpha=-1)
-        pieces.append(torch.linalg.vector_norm(x, dtype=wide))
-        total += rows @ x
-    return float(join_norms(pieces)), add_up(total)
+    for p in parts(len(w), w.device, width=min(len(basis), 8) if exact else 1):
+        rows, x = basis[:, p], out[p]
+        torch.addmv(w[p], rows.T, c, alpha=-1, out=x)
+        squares.add(x)
+        total += rows.to(total.dtype) @ x.to(total.dtype) if exact else rows @ x
+    return float(squares.root()), add_up(total)
+
+
+def three_terms(product: Tensor, q: Tensor, before: Tensor, beta: float) -> tuple[float, float]:
+    """Overwrite `before` by product − α q − β before with α = q · product: α and the norm of the result."""
+    alpha, squares = float(inner(q, product)), SquareSum(q)
+    for x, y, z in chunks(before, product, q):
+        x.mul_(-beta).add_(y) if beta else x.copy_(y)
+        x.sub_(z, alpha=alpha)
+        squares.add(x)
+    return alpha, float(squares.root())
 
 
 def rotate(rows: Tensor, S: np.ndarray) -> None:
@@ -142,7 +248,7 @@ def gram(rows: Tensor, others: Tensor) -> np.ndarray:
     """
     wide = summing_dtype(rows.device)
     total = torch.zeros(rows.shape[0], others.shape[0], dtype=wide, device=rows.device)
-    for p in parts(rows.shape[1], rows.device):
+    for p in parts(rows.shape[1], rows.device, width=rows.shape[0]):
         total += rows[:, p].to(wide) @ others[:, p].to(wide).T
     return to_numpy(add_up(total))
 
@@ -152,7 +258,7 @@ def comfortable(product: Tensor) -> float:
 
     It is 1 unless the largest entry is many decades away from one. To multiply by it changes no digit.
     """
-    largest = float(torch.stack([product[p].abs().max() for p in parts(len(product), product.device)]).max())
+    largest = max(float(abs(end)) for (part,) in chunks(product) for end in torch.aminmax(part))
     if largest == 0 or not math.isfinite(largest) or abs(math.log10(largest)) <= COMFORT[product.dtype]:
         return 1.0
     most = 1000 if product.dtype == torch.float64 else 120
@@ -160,6 +266,9 @@ def comfortable(product: Tensor) -> float:
 
 
 def check_finite(*values: float | np.ndarray) -> None:
-    """Raise if a number that came out of a product is nan or infinite."""
-    if not all(np.isfinite(value).all() for value in values):
-        raise CurvescopeError("a product of the operator is not finite", hint="look for nan or inf in op @ v")
+    """Raise, on every rank in step, if a number that came out of a product is nan or infinite."""
+    with together():
+        if not all(np.isfinite(value).all() for value in values):
+            raise CurvescopeError(
+                "a product of the operator is not finite", hint="look for nan or inf in op @ v"
+            )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 _MOVED = {  # saved in this module: now in that one, these classes
     "studies.spectrum": {"studies.spectrum.study": "Part Spectrum"},
-    "studies.blocks": {"studies.blocks.study": "Part Blocks"},
+    "studies.blocks": {"studies.blocks.part": "Part", "studies.blocks.study": "Blocks"},
     "studies.blocks_heterogeneity": {"algorithms.blocks.heterogeneity": "Heterogeneity"},
     "studies.blocks_probes": {"algorithms.blocks.probes": "OwnProbes"},
     "studies.hvp": {"studies.hvp.study": "Measured Cost"},

@@ -16,3 +16,13 @@ def with_error(value: float, stderr: float) -> str:
     digits = max(exponent - place, 0)
     scale = 10.0**exponent
     return f"({value / scale:.{digits}f} ± {stderr / scale:.{digits}f})e{exponent:+d}"
+
+
+def below_noise(value: float, high: float) -> float | str:
+    """What cannot be negative and was found to be zero: `< 3.2` with the upper end of its interval."""
+    return f"< {high:.2g}" if value == 0 and high > 0 else value
+
+
+def plural(count: int, noun: str) -> str:
+    """`1 probe`, `16 probes`, `1,024 blocks`."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"

@@ -128,11 +128,16 @@ class LinearOperator(ABC):
 
 
 def check_vector(A: LinearOperator, v: Tensor) -> None:
-    """Raise unless A @ v is defined: right length, dtype and device."""
+    """Raise unless A @ v is defined: a plain tensor of the right length, dtype and device."""
     if not isinstance(v, Tensor):
         raise ShapeError(
             f"expected a tensor or a NumPy array of {A.shape[1]} entries, got {type(v).__name__}",
             hint="torch.as_tensor(v) makes a tensor",
+        )
+    if torch._C._functorch.is_functorch_wrapped_tensor(v):  # pyright: ignore[reportAttributeAccessIssue]
+        raise UsageError(
+            "expected a plain vector, got one inside a transform of torch.func",
+            hint="op @ V takes columns (n, k) at once; op is linear, so its derivative along u is op @ u",
         )
     if v.dim() not in (1, 2) or v.shape[0] != A.shape[1]:
         raise ShapeError(
@@ -149,12 +154,16 @@ def check_vector(A: LinearOperator, v: Tensor) -> None:
 def as_columns(A: LinearOperator, v: Tensor | np.ndarray) -> Tensor:
     """The columns (n, k) that A is multiplied with, from a vector or columns, of torch or NumPy.
 
-    A NumPy array of real numbers is copied to the operator's dtype and device; a tensor must have them.
+    Real numbers of any kind are rounded to the operator's dtype. A NumPy array is copied to its device, a
+    tensor must be there.
     """
     if isinstance(v, np.ndarray):
         if v.dtype.kind not in "fiu":
             raise ShapeError(f"expected an array of real numbers, got one of {v.dtype}")
-        v = torch.tensor(np.ascontiguousarray(v)).to(dtype=A.dtype, device=A.device)
+        plain = v.dtype.newbyteorder("=") if v.dtype.itemsize <= 8 else np.dtype(np.float64)  # torch's own
+        v = torch.tensor(np.ascontiguousarray(v, dtype=plain)).to(A.device)
+    if isinstance(v, Tensor) and not v.is_complex() and v.dtype != torch.bool:
+        v = v.to(A.dtype)
     check_vector(A, v)
     return v[:, None] if v.dim() == 1 else v
 

@@ -28,12 +28,12 @@ MATRICES: tuple[MatrixName, ...] = get_args(MatrixName)
 
 SYMBOLS: Mapping[Part, Symbol] = MappingProxyType({"outer": "H_o", "functional": "H_f", "total": "H"})
 PART_OF: Mapping[Symbol, Part] = MappingProxyType({symbol: part for part, symbol in SYMBOLS.items()})
-MATRIX_SYMBOLS: Mapping[MatrixName, Symbol] = MappingProxyType(
-    {"hessian": "H", "ggn": "H_o", "functional": "H_f"}
-)
-TITLES: Mapping[MatrixName, str] = MappingProxyType(
+MATRIX_SYMBOLS: Mapping[str, Symbol] = MappingProxyType({"hessian": "H", "ggn": "H_o", "functional": "H_f"})
+"""By the name of a matrix."""
+TITLES: Mapping[str, str] = MappingProxyType(
     {"hessian": "Hessian", "ggn": "GGN (outer-product part)", "functional": "functional part"}
 )
+"""By the name of a matrix."""
 
 
 def check_part(part: str) -> None:

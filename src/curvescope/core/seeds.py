@@ -33,17 +33,19 @@ def probes(
     kind: Probe = "rademacher",
     dtype: torch.dtype = torch.float64,
     device: torch.device | str = "cpu",
+    out: Tensor | None = None,
 ) -> Tensor:
     """Columns `first, …, first + k − 1` of an endless random matrix with n rows: (n, k).
 
-    Column j depends on (seed, j) alone, so more probes extend a run and batching changes nothing.
+    Column j depends on (seed, j) alone, so more probes extend a run and batching changes nothing. They are
+    drawn into `out` if it is given, some entries at a time.
     """
-    found = torch.empty(n, k, dtype=dtype, device=device)
+    found = torch.empty(n, k, dtype=dtype, device=device) if out is None else out
     for j in range(k):
         source = generator(seed, first + j)
         for start, stop in _pieces(n):
-            found[start:stop, j] = _probe(stop - start, source, kind).to(device)
-    return found if kind == "gaussian" else found.mul_(2).sub_(1)
+            found[start:stop, j] = _probe(stop - start, source, kind).to(found.device)
+    return found
 
 
 def _pieces(n: int) -> Iterator[tuple[int, int]]:
@@ -59,7 +61,8 @@ def _pieces(n: int) -> Iterator[tuple[int, int]]:
 
 
 def _probe(n: int, source: torch.Generator, kind: Probe) -> Tensor:
-    """One piece of a column: real numbers, or 0 and 1."""
+    """One piece of a column: real numbers, or −1 and 1."""
     if kind == "gaussian":
         return torch.randn(n, generator=source, dtype=torch.float64)
-    return torch.randint(0, 2, (n,), generator=source, dtype=torch.uint8)  # a byte each on the way to a GPU
+    bits = torch.randint(0, 2, (n,), generator=source, dtype=torch.int8)  # a byte each on the way to a GPU
+    return bits.mul_(2).sub_(1)

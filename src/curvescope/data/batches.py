@@ -9,13 +9,16 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor
+from torch.utils.data import RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
 from curvescope.core.errors import UsageError
 from curvescope.core.targets import IGNORED
 from curvescope.core.trees import Tree, leaves, tree_map
+from curvescope.data import dicts
 from curvescope.data.checks import check_arrays, check_lengths, check_weights, usable
 
 Inputs = Tensor | Mapping[str, Tensor]
+SHUFFLED = "the loader shuffles: its batches are read once and stay in the order of that reading"
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,7 @@ class Batches(Sequence[Batch]):
     the zero operator the second time, so generators are refused.
     """
 
-    def __init__(self, batches: Sequence[Batch], *, name: str = "data"):
+    def __init__(self, batches: Sequence[Batch], *, name: str = "data", notes: Sequence[str] = ()):
         if not isinstance(batches, Sequence):
             raise UsageError(
                 f"expected a list of Batch, got {type(batches).__name__}, which can be read only once",
@@ -71,7 +74,7 @@ class Batches(Sequence[Batch]):
         if not isinstance(batches, list | tuple | Batches):
             checked = map(_copied, checked)  # one buffer may be behind all of them
         self._batches = tuple(batch for batch in checked if batch.num_sequences)
-        self.name = name
+        self.name, self.notes = name, tuple(notes)
         if not self._batches:
             raise UsageError("expected at least one sequence, got none")
 
@@ -94,10 +97,14 @@ class Batches(Sequence[Batch]):
         return cls([everything[i : i + step] for i in range(0, total, max(step, 1))], name=name)
 
     @classmethod
-    def from_loader(cls, loader: Iterable[Any], *, max_bytes: int = 2**30, name: str = "loader") -> Self:
-        """Every batch of a DataLoader, or of any finite iterable of (inputs, targets[, weights]), kept.
+    def from_loader(
+        cls, loader: Iterable[Any], *, max_bytes: int = 2**30, name: str = "loader", shift: bool = True
+    ) -> Self:
+        """Every batch of a DataLoader, or of any finite iterable, kept in the order of this one reading.
 
-        The tensors of a list or tuple are kept themselves; those of any other loader are copied, since it may
+        Items are (inputs, targets[, weights]), or dictionaries with labels, which are shifted as Hugging Face
+        does it unless `shift` is False; `notes` says so. Rows of a `datasets.Dataset` are put together. The
+        tensors of a list or tuple are kept themselves; those of any other loader are copied, since it may
         write every batch into one buffer. Raises when the tensors pass `max_bytes`.
         """
         if isinstance(loader, Iterator):
@@ -106,9 +113,10 @@ class Batches(Sequence[Batch]):
                 hint="pass the loader itself, or list(iterator)",
             )
         kept: list[Batch] = []
-        size = 0
-        for item in loader:
-            batch = item if isinstance(item, Batch) else _batch_of(item)
+        size, any_shifted = 0, False
+        for item in _whole_batches(loader):
+            batch, shifted = (item, False) if isinstance(item, Batch) else _batch_of(item, shift)
+            any_shifted |= shifted
             kept.append(batch if isinstance(loader, list | tuple) else _copied(_checked(batch)))
             size += _bytes(batch)
             if size > max_bytes:
@@ -116,14 +124,15 @@ class Batches(Sequence[Batch]):
                     f"the loader holds more than max_bytes={max_bytes} ({len(kept)} batches read)",
                     hint="take fewer sequences, or raise max_bytes",
                 )
-        return cls(kept, name=name)
+        said = {SHUFFLED: _shuffles(loader), dicts.SHIFTED: any_shifted}
+        return cls(kept, name=name, notes=[note for note, holds in said.items() if holds])
 
     def __len__(self) -> int:
         return len(self._batches)
 
     def __getitem__(self, index: Any) -> Any:
         found = self._batches[index]
-        return found if isinstance(found, Batch) else Batches(found, name=self.name)
+        return found if isinstance(found, Batch) else Batches(found, name=self.name, notes=self.notes)
 
     def __iter__(self) -> Iterator[Batch]:
         return iter(self._batches)
@@ -146,16 +155,21 @@ class Batches(Sequence[Batch]):
         return f"Batches({self.name!r}: {counts})"
 
 
-def as_batches(data: Any) -> Batches:
-    """`data` as Batches: itself, a DataLoader or list of pairs, or one (inputs, targets) pair of tensors."""
+def as_batches(data: Any, *, shift: bool = True) -> Batches:
+    """`data` as Batches: itself, a DataLoader or list of pairs or dictionaries, or one pair or dictionary.
+
+    Labels in dictionaries are shifted by one position unless `shift` is False.
+    """
     if isinstance(data, Batches):
         return data
-    if isinstance(data, tuple) and len(data) in (2, 3):
+    if isinstance(data, Mapping):
+        return Batches.from_loader([data], name="tensors", shift=shift)
+    if isinstance(data, tuple) and len(data) in (2, 3) and not all(map(dicts.has_labels, data)):
         inputs, targets = data[:2]
         if isinstance(inputs, Tensor | Mapping) or isinstance(targets, Tensor):
             return Batches.from_tensors(*data)
     if isinstance(data, Iterable):
-        return Batches.from_loader(data)
+        return Batches.from_loader(data, shift=shift)
     raise UsageError(
         f"expected Batches, (inputs, targets) or a DataLoader, got {type(data).__name__}",
         hint="cs.Batches.from_tensors(x, y, batch_size=8)",
@@ -174,9 +188,35 @@ def _checked(batch: Batch) -> Batch:
     return batch if same and not isinstance(batch.targets, list) else batch.map(usable)
 
 
-def _batch_of(item: Any) -> Batch:
+def _shuffles(loader: Any) -> bool:
+    """Whether a DataLoader draws the order of its items anew at every reading."""
+    kinds = RandomSampler, SubsetRandomSampler, WeightedRandomSampler
+    return isinstance(getattr(loader, "sampler", None), kinds)
+
+
+def _whole_batches(loader: Iterable[Any]) -> Iterator[Any]:
+    """The loader's items, dictionaries of single rows put together to batches."""
+    rows: list[dicts.Row] = []
+    for item in loader:
+        found = dicts.row_of(item) if isinstance(item, Mapping) else item
+        if not isinstance(found, dict) or not dicts.is_single(found):
+            yield found
+            continue
+        rows.append({key: value.clone() for key, value in found.items()})  # one buffer may be behind all
+        if len(rows) == dicts.ROWS:
+            yield dicts.together(rows)
+            rows = []
+    if rows:
+        yield dicts.together(rows)
+
+
+def _batch_of(item: Any, shift: bool) -> tuple[Batch, bool]:
+    """The batch of a loader's item, and whether its labels were shifted."""
+    if isinstance(item, dict):
+        inputs, targets, shifted = dicts.inputs_and_targets(item, shift=shift)
+        return _checked(Batch(inputs, targets)), shifted
     if isinstance(item, list | tuple) and len(item) in (2, 3):
-        return _checked(Batch(*item))
+        return _checked(Batch(*item)), False
     raise UsageError(
         f"expected items (inputs, targets) or (inputs, targets, weights) from the loader, "
         f"got a {type(item).__name__}"

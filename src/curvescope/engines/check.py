@@ -7,6 +7,7 @@ one for ours.
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -137,8 +138,6 @@ def _distance(a: Tree, b: Tree) -> float:
 
 def _rounding(problem: Problem, few: Batch, v: Tree, theirs: Tree) -> float:
     """How far autograd itself is from its product in float64."""
-    import copy
-
     model = replace(problem.model, module=copy.deepcopy(problem.model.module).double())
     double = Problem(model, [few], problem.loss).at({k: p.double() for k, p in problem.point.items()})
     (batch,) = double.placed_batches("check of the engine")

@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from curvescope.kernels import activations, norms
 from curvescope.kernels.attention import attention
+from curvescope.kernels.attention.multihead import multihead
 from curvescope.kernels.backends import casting
 from curvescope.kernels.head import LinearHead
 
@@ -200,10 +201,11 @@ def _plain_attention(
     return torch._scaled_dot_product_attention_math(*given, scale=scale, enable_gqa=enable_gqa)[0]  # pyright: ignore
 
 
-RULES: dict[Callable[..., Any], Callable[..., Tensor | None]] = {
+RULES: dict[Callable[..., Any], Callable[..., Any]] = {
     F.layer_norm: _layer_norm,
     F.rms_norm: _rms_norm,
     F.gelu: _gelu,
     F.silu: _silu,
     F.scaled_dot_product_attention: _attention,
+    F.multi_head_attention_forward: multihead,
 }

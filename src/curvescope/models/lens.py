@@ -13,6 +13,7 @@ from curvescope.models.adapters.build import Heads, build_blocks
 from curvescope.models.hf.module import places_of
 from curvescope.models.model import Model
 from curvescope.models.plain import check_parameters
+from curvescope.tokenizers import HFTokenizer
 
 _NORMS = {"LN": "layernorm", "LNPre": "layernorm", "RMS": "rmsnorm", "RMSPre": "rmsnorm", None: "none"}
 _POSITIONS = {"standard": "learned", "rotary": "rope"}
@@ -68,6 +69,4 @@ def move(module: nn.Module, device: torch.device, dtype: torch.dtype) -> nn.Modu
 
 
 def _tokenizer(module: Any) -> Any:
-    from curvescope.tokenizers import HFTokenizer
-
     return None if module.tokenizer is None else HFTokenizer(module.tokenizer)

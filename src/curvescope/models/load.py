@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from curvescope.models.hf.module import adapt, is_transformers
 from curvescope.models.model import Model
 from curvescope.models.nanogpt import read_nanogpt
 from curvescope.models.plain import mode_notes, plain_model
+from curvescope.models.roles import with_roles
 from curvescope.models.zoo import folder as zoo
 from curvescope.models.zoo.mlp import MLP, MLPConfig
 from curvescope.models.zoo.names import BUNDLED
@@ -31,6 +33,7 @@ def load(
     dtype: torch.dtype | str | None = None,
     device: torch.device | str | None = None,
     revision: str | None = None,
+    roles: Mapping[str, Any] | None = None,
 ) -> Model:
     """A model with named blocks.
 
@@ -42,6 +45,8 @@ def load(
         device: Parameters on this device, likewise.
         revision: A training checkpoint of a bundled model (initial, early, middle, final), or a revision of a
             hub id.
+        roles: Which parameter plays which role, for a module of your own: {"L{layer}.W_Q":
+            "blocks.{layer}.q.weight", …, "n_heads": 4}; see `curvescope.models.roles`.
     """
     place = None if device is None else as_device(device)
     kind = None if dtype is None else as_dtype(dtype)
@@ -50,6 +55,7 @@ def load(
     if kind is not None and isinstance(source, nn.Module) and len({p.dtype for p in source.parameters()}) > 1:
         source = copy.deepcopy(source).to(kind)
     model = _read(source, revision, kind)
+    model = model if roles is None else with_roles(model, roles)
     theirs = source.module if isinstance(source, Model) else source
     own = model.module is not theirs
     return _moved(model, place or model.device, kind or as_dtype(model.dtype), own=own)

@@ -14,6 +14,7 @@ from curvescope.core.errors import ShapeError, UsageError
 from curvescope.models.adapters.table import Place
 from curvescope.models.running.double import exact
 from curvescope.models.running.exchange import Change, evaluating, exchanged, locked, parameters_at
+from curvescope.models.running.slow_path import slow_path
 from curvescope.models.running.standins import GENERIC, Standin
 
 
@@ -101,6 +102,7 @@ class Model:
         all_changes = [*self.settings(self.module), *attention, *changes]
         with (
             locked(self.module),
+            slow_path(self.module),
             exact(self.dtype, casts=self.casts and not as_it_is),
             exchanged([*all_changes, *parameters_at(self.module, parameters)]),
         ):

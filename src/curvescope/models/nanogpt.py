@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -42,8 +43,6 @@ def read_nanogpt(path: Path) -> Model:
 
 def read_checkpoint(path: Path) -> Any:
     """What `torch.save` wrote, tensors and plain containers only: nothing in the file is executed."""
-    import pickle
-
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:

@@ -1,24 +1,78 @@
-"""Any module: its blocks are its parameters, until an adapter knows better."""
+"""Any module: blocks by role where its layers are known by their structure, else its parameters."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import nn
 
+from curvescope.core.blocks import Block
 from curvescope.core.errors import UsageError
-from curvescope.models.adapters.build import rest
+from curvescope.models.adapters.build import cut_block, rest
+from curvescope.models.adapters.layers import Layer, find_layers
+from curvescope.models.adapters.stems import find_stem
 from curvescope.models.model import Model
 
 _BATCH = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
 def plain_model(module: nn.Module, name: str | None = None) -> Model:
-    """A model whose blocks are the module's parameters under their own names.
+    """A model whose blocks have roles where layers are found; other parameters go by their own names.
 
     A parameter of an `nn.Linear` is stored outputs × inputs, so its block is the transpose.
     """
     check_parameters(module)
-    return Model(module, name or type(module).__name__, rest(module, set()), notes=tuple(mode_notes(module)))
+    layers = find_layers(module)
+    blocks, heads = structural_blocks(module, layers)
+    notes = (*mode_notes(module), *_layer_notes(layers))
+    return Model(module, name or type(module).__name__, blocks, heads, _facts(layers, blocks), notes)
+
+
+def structural_blocks(module: nn.Module, layers: list[Layer]) -> tuple[dict[str, Block], dict[str, Block]]:
+    """Blocks of a module with these layers, and those of single heads; every parameter is covered once."""
+    shapes = {name: tuple(p.shape) for name, p in module.named_parameters()}
+    blocks: dict[str, Block] = {}
+    singles: dict[str, Block] = {}
+    inside = [pair for i, layer in enumerate(layers) for pair in layer.blocks(i, shapes)]
+    for block, single in inside:
+        (singles if single else blocks)[block.name] = block
+    taken = {block.parameter for block in blocks.values()}
+    for role, cut in find_stem(module) if layers else ():
+        if cut.parameter in shapes and cut.parameter not in taken and role not in blocks:
+            blocks[role] = cut_block(role, role, cut, cut.parameter, shapes[cut.parameter], None)
+    blocks |= rest(module, {block.parameter for block in blocks.values()})
+    order = {name: i for i, name in enumerate(shapes)}
+    return dict(sorted(blocks.items(), key=lambda item: order[item[1].parameter])), singles
+
+
+def _facts(layers: list[Layer], blocks: Mapping[str, Block]) -> dict[str, Any]:
+    """Sizes that all layers have in common."""
+    if not layers:
+        return {}
+    heads = {part.heads for layer in layers for part in layer.parts if part.heads is not None}
+    widths = {block.shape[0] for name, block in blocks.items() if name.endswith(".W_Q")}
+    inner = {block.shape[1] for name, block in blocks.items() if name.endswith(".W_1")}
+    facts: dict[str, Any] = {"kind": "layers", "n_layers": len(layers)}
+    facts |= {"d_model": widths.pop()} if len(widths) == 1 else {}
+    if len(heads) == 1:
+        (own,) = heads
+        facts |= {"n_heads": own.query, "n_kv_heads": own.key, "d_head": own.size}
+    facts |= {"d_ff": inner.pop()} if len(inner) == 1 else {}
+    return {**facts, "attention": "softmax"}
+
+
+def _layer_notes(layers: list[Layer]) -> list[str]:
+    """Where the layers are, one word for each row of them."""
+    rows: dict[str, list[tuple[int, str]]] = {}
+    for i, layer in enumerate(layers):
+        rows.setdefault(layer.path.rpartition(".")[0], []).append((i, layer.path or "the module"))
+    said = [
+        f"L{row[0][0]} is {row[0][1]}" + (f", … L{row[-1][0]} is {row[-1][1]}" if len(row) > 1 else "")
+        for row in rows.values()
+    ]
+    return [f"layers are found by their structure: {'; '.join(said)}"] if said else []
 
 
 def check_parameters(module: nn.Module) -> None:

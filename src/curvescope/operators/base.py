@@ -87,7 +87,7 @@ class CurvatureOperator(LinearOperator):
     def _stream(self, V: Tensor, rows: ParamSpace, columns: ParamSpace) -> Tensor:
         """(1/N) Σ_batches."""
         total = self.engine.product(lambda: self._sum(V, rows, columns).div_(self.problem.num_terms))
-        check_finite(total, self.problem)
+        check_finite(total, self.problem, V)
         return total
 
     @contextmanager

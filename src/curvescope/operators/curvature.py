@@ -10,10 +10,14 @@ With outputs z(θ), loss L = (1/N) Σ_t w_t ℓ_t(z) and J = ∂z/∂θ:
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 import torch
 from torch import Tensor
 
 from curvescope.core.errors import UsageError
+from curvescope.core.parts import MATRIX_SYMBOLS
 from curvescope.core.seeds import generator
 from curvescope.data.batches import Batch
 from curvescope.engines import EngineName, Tree
@@ -119,3 +123,13 @@ def _draw_targets(problem: Problem, num_samples: int, seed: int) -> list[Tensor]
             found.append(torch.stack(samples).cpu())
             first += batch.num_sequences
     return found
+
+
+OPERATORS: Mapping[str, type[CurvatureOperator]] = MappingProxyType(
+    {"hessian": Hessian, "ggn": GGN, "functional": Functional}
+)
+"""The Hessian and its parts by their names in `core/parts.py`."""
+BY_SYMBOL: Mapping[str, type[CurvatureOperator]] = MappingProxyType(
+    {MATRIX_SYMBOLS[name]: operator for name, operator in OPERATORS.items()}
+)
+"""The same by H, H_o and H_f."""

@@ -15,7 +15,8 @@ from curvescope.core.errors import UsageError
 from curvescope.papers import figures_of
 from curvescope.papers import folder as reproduction
 from curvescope.report.glossary import used_in
-from curvescope.report.scenes import library, scenes
+from curvescope.report.headings import heading
+from curvescope.report.scenes import Section, library, scenes
 from curvescope.runs.folder import CONFIG
 from curvescope.studies import STUDIES, folder
 
@@ -49,7 +50,7 @@ def write_page(runs: Sequence[str | Path], page: str | Path) -> Path:
     return page
 
 
-def _sections(run: Path) -> list[dict[str, Any]]:
+def _sections(run: Path) -> list[Section]:
     """One of a run folder, one per figure of a paper's."""
     if (run / reproduction.SETTINGS).exists() and not (run / CONFIG).exists():
         meta = reproduction.read_settings(run)
@@ -59,7 +60,7 @@ def _sections(run: Path) -> list[dict[str, Any]]:
     return [_section(run)]
 
 
-def _paper_section(run: Path, meta: dict[str, Any], figure: str) -> dict[str, Any]:
+def _paper_section(run: Path, meta: dict[str, Any], figure: str) -> Section:
     """A figure of a paper: what was claimed and what came out, then as for a run."""
     import pandas as pd
 
@@ -87,7 +88,7 @@ def _paper_section(run: Path, meta: dict[str, Any], figure: str) -> dict[str, An
     }
 
 
-def _section(run: Path) -> dict[str, Any]:
+def _section(run: Path) -> Section:
     """What the template needs of one run."""
     config, result = folder.load(run)
     study = config.pop("study")
@@ -133,13 +134,13 @@ def _figure(path: Path, captions: dict[str, str]) -> dict[str, str]:
     encoded = base64.b64encode(path.read_bytes()).decode("ascii")
     name = path.stem
     return {
-        "name": name.replace("_", " "),
+        "name": heading(name),
         "source": f"data:{KINDS[path.suffix]};base64,{encoded}",
         "caption": captions.get(name, ""),
     }
 
 
-def _table(name: str, frame: pd.DataFrame, captions: dict[str, str]) -> dict[str, Any]:
+def _table(name: str, frame: pd.DataFrame, captions: dict[str, str]) -> Section:
     shown = frame.head(MOST_ROWS)
     rows = [[_cell(cell) for cell in row] for row in shown.to_numpy(dtype=object).tolist()]
     rest = (
@@ -148,14 +149,14 @@ def _table(name: str, frame: pd.DataFrame, captions: dict[str, str]) -> dict[str
         else ""
     )
     return {
-        "name": name.replace("_", " "),
+        "name": heading(name),
         "header": [str(column) for column in frame.columns],
         "rows": rows,
         "caption": (captions.get(name, "") + rest).strip(),
     }
 
 
-def _cell(value: Any) -> dict[str, Any]:
+def _cell(value: object) -> Section:
     """Text, the number to sort by, and whether it is one."""
     if isinstance(value, bool):
         return {"text": "yes" if value else "no", "sort": int(value), "number": False}

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import platform
 import shutil
 import time
 import tomllib
@@ -209,8 +210,6 @@ def _text(path: Path) -> str | None:
 
 def environment() -> dict[str, str]:
     """Versions that a number may depend on."""
-    import platform
-
     import numpy
     import torch
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from curvescope.core.result import Result
+from curvescope.viz.interactive import Scene
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -14,8 +15,6 @@ if TYPE_CHECKING:
 
 Line = tuple[str, str, str]
 """A line of a summary: label, value, words."""
-Scene = dict[str, Any]
-"""A figure to turn in a browser: plotly's JSON."""
 
 
 class Claim(NamedTuple):

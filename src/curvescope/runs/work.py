@@ -13,6 +13,7 @@ from typing import TypeVar, final
 
 from curvescope.core.errors import CurvescopeError
 from curvescope.core.progress import Progress
+from curvescope.core.ranks import alone, together
 from curvescope.core.result import Result
 from curvescope.runs.pieces import Pieces
 
@@ -91,22 +92,27 @@ def work_through(
     todo = list(pieces)
     names = [piece.name for piece in todo]
     assert len({*names, CONTENTS}) == len(names) + 1, f"two pieces have one name: {sorted(names)}"
-    placed = isinstance(state, Place)
-    kept = state.at(contents, names) if placed else _tied({} if state is None else state, contents)
+    with together():
+        kept = _kept(state, contents, names)
     for number, piece in enumerate(todo, start=1):
         if piece.name in kept:
             continue
         if progress is not None:
             progress(piece.words or piece.name, number, len(todo))
-        with kept.inside(piece.name) if isinstance(kept, Pieces) else nullcontext():
-            kept[piece.name] = done = piece.work()
-        if placed and piece.answer is not None:
+        with kept.inside(piece.name) if isinstance(kept, Pieces) and alone() else nullcontext():
+            done = piece.work()
+            with together():
+                kept[piece.name] = done
+        if isinstance(state, Place) and piece.answer is not None:
             state.tell(piece.answer(done))
     return Finished(kept)
 
 
-def _tied(state: MutableMapping[str, Result], contents: str) -> MutableMapping[str, Result]:
-    """The mapping, emptied if its pieces belong to other contents."""
+def _kept(state: State | None, contents: str, names: Sequence[str]) -> MutableMapping[str, Result]:
+    """The finished pieces of these contents; a mapping is emptied if its pieces belong to others."""
+    if isinstance(state, Place):
+        return state.at(contents, names)
+    state = {} if state is None else state
     if not contents:
         return state
     begun = state.get(CONTENTS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 from typing import NamedTuple
 
@@ -97,8 +98,6 @@ def _fitted(study: Study[Config], settings: Settings, limit: Limit, say: Say) ->
 
 def load(path: str | Path) -> tuple[dict[str, Plain | list[Plain]], Shown]:
     """Configuration (with `study` and `version`) and result of a finished run."""
-    import tomllib
-
     path = Path(path)
     if not (path / RESULT).exists() or not (path / CONFIG).exists():
         unfinished = (

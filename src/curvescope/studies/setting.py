@@ -21,6 +21,7 @@ from curvescope.data.masking import masked_lm
 from curvescope.data.tasks import task
 from curvescope.data.text import text
 from curvescope.geometry.roles import check_vocabulary
+from curvescope.models.finite import check_weights
 from curvescope.models.load import load
 from curvescope.models.model import Model
 from curvescope.problem import Problem
@@ -82,7 +83,7 @@ def load_model(cfg: ModelOnData | TokenModel) -> Model:
 def notes_of(cfg: ModelOnData, problem: Problem) -> list[str]:
     """What a reader of a result should know of how its loss was made."""
     made = not cfg.data.startswith(TASK) and kind_of(problem.model) == denoising.FEATURES
-    return ([denoising.NOTE] if made else []) + short_notes(cfg, problem.model)
+    return [*([denoising.NOTE] if made else []), *problem.notes, *short_notes(cfg, problem.model)]
 
 
 def short_notes(cfg: ModelOnData | TokenModelOnData, model: Model) -> list[str]:
@@ -190,9 +191,10 @@ class TokenModelOnData(TokenModel):
 
 
 def load_token_model(cfg: TokenModel) -> Model:
-    """The model, refused when it has no vocabulary."""
+    """The model, refused when it has no vocabulary, or weights that are no numbers."""
     model = load_model(cfg)
     check_vocabulary(model)
+    check_weights(model)
     return model
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -11,6 +12,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 PALETTE = ("#1b6ca8", "#c8553d", "#2f9e6e", "#8d5fa8", "#b8860b")
+LABEL = 8.0  # points
 Interval = tuple[np.ndarray, np.ndarray, np.ndarray]  # values and the ends of their intervals
 
 
@@ -34,14 +36,13 @@ def heat_map(
     if ax is None:
         side = 2.2 + 0.17 * len(names)
         ax = plt.subplots(figsize=(side + 0.8, side), layout="constrained")[1]
+    assert ax is not None
     top = float(values.max()) if values.size and values.max() > 0 else 1.0
     smallest = float(values[values > 0].min()) if (values > 0).any() else top / 10
     low, high = limits or (max(smallest, top * 1e-6), top)
     norm = LogNorm(vmin=low, vmax=max(high, low * 10))
     image = ax.imshow(np.ma.masked_less_equal(values, 0), norm=norm, cmap="magma_r", interpolation="nearest")
-    size = 8 if len(names) <= 20 else 6
-    ax.set_xticks(range(len(names)), list(names), rotation=90, fontsize=size)
-    ax.set_yticks(range(len(names)), list(names), fontsize=size)
+    label_blocks(ax, names)
     _rule_between_layers(ax, names)
     if colour_bar:
         ax.figure.colorbar(image, ax=ax, label=label, shrink=0.8)
@@ -69,15 +70,74 @@ def bars(
         ax.errorbar(x + shift, values, yerr=errors, **style)
     if log:
         largest = max(float(np.abs(values).max(initial=0.0)) for values, *_ in series.values())
-        ax.set_yscale("symlog", linthresh=max(largest * 1e-4, 1e-300))
+        smallest = 10.0 ** math.ceil(math.log10(max(largest * 1e-4, 1e-300)))  # a tick, well apart from zero
+        ax.set_yscale("symlog", linthresh=smallest)
     ax.axhline(0, color="0.6", lw=0.6)
     ax.set_xticks(x, list(names), rotation=90, fontsize=8 if len(names) <= 20 else 6)
     ax.set_xlim(-0.7, len(names) - 0.3)
     ax.set_ylabel(label)
     ax.grid(axis="x", lw=0.3, color="0.9")
     ax.spines[["top", "right"]].set_visible(False)
-    ax.legend(frameon=False, fontsize=9, ncols=len(series), loc="upper right")
+    ax.legend(
+        frameon=False,
+        fontsize=9,
+        ncols=len(series),
+        loc="lower right",
+        bbox_to_anchor=(1, 1),
+        borderaxespad=0,
+    )
     return ax
+
+
+def label_blocks(ax: Axes, names: Sequence[str]) -> None:
+    """Names along both sides of a square map, 8 points high: of all blocks, or of layers where these touch.
+
+    Two layers whose names would touch share one, `E, P`; of too many, every second, third, … is named.
+    """
+    box = ax.get_position()
+    width, height = ax.figure.get_size_inches()  # pyright: ignore[reportAttributeAccessIssue]
+    side = 72 * 0.8 * min(box.width * width, box.height * height)  # points; names and bars take a fifth
+    gap = (LABEL + 2) / side * len(names)  # blocks from one name to the next
+    groups = [([name], float(i)) for i, name in enumerate(names)]
+    if gap > 1:
+        layers = [name.split(".")[0] for name in names]
+        groups = []
+        for layer in dict.fromkeys(layers):
+            place = layers.index(layer) + (layers.count(layer) - 1) / 2
+            if groups and place - groups[-1][1] < gap and len(groups[-1][0]) < 2:
+                groups[-1] = [*groups[-1][0], layer], (groups[-1][1] + place) / 2
+            else:
+                groups.append(([layer], place))
+    groups = groups[:: max(1, math.ceil(len(groups) * gap / len(names)))]
+    places, words = [place for _, place in groups], [", ".join(group) for group, _ in groups]
+    ax.set_xticks(places, words, rotation=90, fontsize=LABEL)
+    ax.set_yticks(places, words, fontsize=LABEL)
+
+
+def cell_text(value: float) -> str:
+    """Three digits or more, so that neighbours can be told apart, in at most eight characters.
+
+    1435, 13.1, 0.0314, 1.44e6, -3.2e-5.
+    """
+    size = abs(value)
+    if value == 0 or not math.isfinite(value):
+        return f"{value:g}"
+    if 999.5 <= size < 99999.5:
+        return f"{value:.0f}"
+    if 9.995e-3 <= size < 999.5:
+        return f"{float(f'{value:.3g}'):g}"
+    mantissa, exponent = f"{value:.2e}".split("e")
+    return f"{mantissa}e{int(exponent)}"
+
+
+def colour_ticks(norm: Any, most: int = 5) -> list[float]:
+    """Powers of ten for a colour bar, few enough to stand apart; with zero where colours have two sides."""
+    low = norm.linthresh if norm.vmin < 0 else norm.vmin
+    exponents = np.arange(math.ceil(math.log10(low) - 1e-9), math.floor(math.log10(norm.vmax) + 1e-9) + 1)
+    room = max(1, (most - 1) // 2) if norm.vmin < 0 else most
+    kept = exponents[::-1][:: max(1, -(-len(exponents) // room))][::-1]
+    powers = [10.0 ** int(e) for e in kept]
+    return [*(-p for p in reversed(powers)), 0.0, *powers] if norm.vmin < 0 else powers
 
 
 def _rule_between_layers(ax: Axes, names: Sequence[str]) -> None:

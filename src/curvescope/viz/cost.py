@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from curvescope.core.parts import MATRICES
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 OURS, OTHERS = "#1b6ca8", "#b8b8b8"
-_OWN = ("gradient", "hessian", "ggn", "functional")
+_OWN = ("gradient", *MATRICES)
 
 
 def bars(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -12,6 +12,8 @@ from curvescope.viz.trajectory import short
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.image import AxesImage
+    from matplotlib.typing import ColorType
 
 SPREAD = "viridis"
 
@@ -69,7 +71,7 @@ def coverage(ax: Axes, share: np.ndarray, *, title: str, num_99: np.ndarray, of:
 
 def composition_map(
     ax: Axes, z: np.ndarray, senders: Sequence[str], receivers: Sequence[str], *, title: str, limit: float
-) -> Any:
+) -> AxesImage:
     """Draw how far composition scores are above chance, in its standard deviations, colours up to ± limit."""
     from matplotlib.colors import SymLogNorm
 
@@ -85,7 +87,14 @@ def composition_map(
     return image
 
 
-def head_map(ax: Axes, values: np.ndarray, layers: Sequence[int], *, title: str, limits: Any = None) -> Axes:
+def head_map(
+    ax: Axes,
+    values: np.ndarray,
+    layers: Sequence[int],
+    *,
+    title: str,
+    limits: tuple[float, float] | None = None,
+) -> Axes:
     """Draw one number per layer (rows) and head (columns), written into its cell."""
     low, high = limits or (float(np.nanmin(values)), float(np.nanmax(values)))
     two_sided = low < 0
@@ -209,7 +218,7 @@ def _arrow(ax: Axes, start: tuple[float, float], end: tuple[float, ...], colour:
     ax.annotate("", xy=(end[0], end[1]), xytext=start, arrowprops=style)
 
 
-def _colours(count: int) -> list[Any]:
+def _colours(count: int) -> list[ColorType]:
     import matplotlib
 
     if count <= len(PALETTE):

@@ -20,8 +20,13 @@ import numpy as np
 from curvescope.core.errors import MissingExtra
 
 if TYPE_CHECKING:
+    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
+    from matplotlib.container import Container
     from matplotlib.figure import Figure
+    from matplotlib.patches import Rectangle
+    from matplotlib.typing import ColorType
+    from numpy.typing import ArrayLike
 
 Scene = dict[str, Any]
 """{"data": traces, "layout": …} as plotly.js reads it."""
@@ -118,14 +123,15 @@ def _traces(ax: Axes, key: str, shown: set[str]) -> list[Scene]:
     for group in ax.collections:
         if isinstance(group, LineCollection):
             x, y = _joined([np.asarray(part) for part in group.get_segments()])
-            colour = group.get_color()[0] if len(group.get_color()) else "black"
+            colour = np.asarray(group.get_color())[0] if len(group.get_color()) else "black"
             found.append(
                 _line(x, y, colour, float(np.max(group.get_linewidth())), "-") | {"showlegend": False}
             )
         elif isinstance(group, PolyCollection) and len(group.get_facecolor()):
             parts = [np.asarray(path.vertices) for path in group.get_paths()]
             found.append(
-                _polygons(parts, group.get_facecolor()[0]) | {"showlegend": False, "hoverinfo": "skip"}
+                _polygons(parts, np.asarray(group.get_facecolor())[0])
+                | {"showlegend": False, "hoverinfo": "skip"}
             )
     for line in ax.lines:
         if line.get_transform() == ax.transData and line.get_visible() and np.size(line.get_xdata()):
@@ -139,7 +145,13 @@ def _traces(ax: Axes, key: str, shown: set[str]) -> list[Scene]:
 
 
 def _line(
-    x: Any, y: Any, colour: Any, width: float, style: str, marker: Any = None, alpha: float | None = None
+    x: ArrayLike,
+    y: ArrayLike,
+    colour: ColorType,
+    width: float,
+    style: str,
+    marker: object = None,
+    alpha: float | None = None,
 ) -> Scene:
     points = marker not in (None, "", "None", " ", "none")
     lines = style not in ("None", "", " ", "none")
@@ -153,7 +165,7 @@ def _line(
     }  # fmt: skip
 
 
-def _polygons(parts: Sequence[np.ndarray], colour: Any) -> Scene:
+def _polygons(parts: Sequence[np.ndarray], colour: ColorType) -> Scene:
     x, y = _joined(parts)
     return {
         "type": "scatter", "mode": "lines", "x": _numbers(x), "y": _numbers(y), "fill": "toself",
@@ -162,7 +174,7 @@ def _polygons(parts: Sequence[np.ndarray], colour: Any) -> Scene:
     }  # fmt: skip
 
 
-def _corners(bar: Any) -> np.ndarray:
+def _corners(bar: Rectangle) -> np.ndarray:
     x, y, w, h = bar.get_x(), bar.get_y(), bar.get_width(), bar.get_height()
     return np.array([[x, y], [x, y + h], [x + w, y + h], [x + w, y], [x, y]])
 
@@ -175,12 +187,12 @@ def _joined(parts: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     return both[:, 0], both[:, 1]
 
 
-def _named(trace: Scene, artist: Any, shown: set[str]) -> Scene:
+def _named(trace: Scene, artist: Artist | Container, shown: set[str]) -> Scene:
     _name(trace, artist.get_label(), shown)
     return trace
 
 
-def _name(trace: Scene, label: Any, shown: set[str]) -> None:
+def _name(trace: Scene, label: object, shown: set[str]) -> None:
     """The legend has a name once for all panels; a click on it hides its curves in all of them."""
     words = str(label)
     if words.startswith("_") or not words:
@@ -260,18 +272,18 @@ def _pictures(ax: Axes, key: str) -> list[Scene]:
     return found
 
 
-def _ends(values: Any) -> tuple[float, float]:
+def _ends(values: ArrayLike) -> tuple[float, float]:
     found = np.asarray(values, dtype=float).ravel()
     return (float(found[0]), float(found[-1])) if len(found) else (0.0, 0.0)
 
 
-def _numbers(values: Any) -> list[float | None]:
+def _numbers(values: ArrayLike) -> list[float | None]:
     """JSON has no NaN; seven digits are enough for a screen."""
     found = np.ma.filled(np.ma.asarray(values).astype(float), np.nan)
     return [float(f"{v:.7g}") if math.isfinite(v) else None for v in found.ravel()]
 
 
-def _colour(colour: Any) -> str:
+def _colour(colour: ColorType) -> str:
     from matplotlib.colors import to_rgba
 
     r, g, b, a = to_rgba(colour)

@@ -7,9 +7,10 @@ written as its code in typewriter letters, so that it cannot be taken for the ch
 from __future__ import annotations
 
 import math
+import numbers
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TypeGuard
 
 SPECIAL = {
     "\\": r"\textbackslash{}",
@@ -59,7 +60,7 @@ def prose(text: str) -> str:
 
 def table(
     header: Sequence[str],
-    rows: Sequence[Sequence[Any]],
+    rows: Sequence[Sequence[object]],
     *,
     caption: str,
     label: str,
@@ -111,7 +112,7 @@ def document(tables: Mapping[str, str]) -> str:
     return "\n".join([*top, *tables.values(), r"\end{document}", ""])
 
 
-def cell(value: Any, *, spaces: bool = False) -> str:
+def cell(value: object, *, spaces: bool = False) -> str:
     """A number with four digits, or text."""
     if isinstance(value, bool):
         return "yes" if value else "no"
@@ -140,7 +141,5 @@ def _letter(c: str, *, spaces: bool) -> str:
     return rf"\texttt{{\textbackslash{{}}{code}}}"
 
 
-def _is_number(value: Any) -> bool:
-    import numbers
-
+def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, numbers.Real) and not isinstance(value, bool)

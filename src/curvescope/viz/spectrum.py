@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.typing import ColorType
 
 DECADES = 8  # shown below the highest point of a logarithmic density
 
@@ -83,15 +84,23 @@ def cumulative(
     ax.set_xscale("symlog", linthresh=linear, linscale=0.8)
     span = max(abs(edges[0]), abs(edges[-1]))
     ax.set_xlim(edges[0] - 0.2 * abs(edges[0]) - linear / 2, edges[-1] + 0.2 * span)
-    decades = 10.0 ** np.arange(np.ceil(np.log10(3 * linear)), np.floor(np.log10(max(span, 30 * linear))) + 1)
-    ax.set_xticks([*(-decades[::-1] if edges[0] < 0 else []), 0.0, *decades])
+    below, above = (_decades(linear, end) for end in (-float(edges[0]), float(edges[-1])))
+    ax.set_xticks([*(-below[::-1]), 0.0, *above])
     ax.set_ylim(0, 1.02)
     ax.set_xlabel("eigenvalue λ")
     ax.set_ylabel("share of eigenvalues ≤ λ")
     return ax
 
 
-def ticks(ax: Axes, places: np.ndarray, color: Any) -> None:
+def _decades(linear: float, end: float) -> np.ndarray:
+    """Powers of ten between the linear part and the end of an axis, at most three of them."""
+    if end < 3 * linear:
+        return np.zeros(0)
+    found = np.arange(np.ceil(np.log10(3 * linear)), np.floor(np.log10(end)) + 1)
+    return 10.0 ** found[::-1][:: max(1, -(-len(found) // 3))][::-1]
+
+
+def ticks(ax: Axes, places: np.ndarray, color: ColorType) -> None:
     """Short ticks at the bottom."""
     places = np.ravel(places)
     ax.plot(

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from curvescope.viz.interactive import Scene
+
 WORD, STATE, PATH = "#1b6ca8", "#8d5fa8", "#c8553d"
 MAX_LABEL = 12
 
@@ -77,7 +79,7 @@ def token_map(
     values: np.ndarray,
     *,
     label: str,
-    words: Any = None,
+    words: Sequence[Sequence[str]] | None = None,
 ) -> Axes:
     """Draw one number per token (columns) and point (rows, deepest on top); `words` are written into it."""
     image = ax.imshow(values.T[::-1], aspect="auto", cmap="viridis", interpolation="nearest")
@@ -88,7 +90,7 @@ def token_map(
         middle = np.nanmean([np.nanmin(values), np.nanmax(values)])
         for (i, j), value in np.ndenumerate(values):
             colour = "white" if not value > middle else "black"
-            text = short(words[i][j], 7)
+            text = short(str(words[i][j]), 7)
             ax.text(i, len(names) - 1 - j, text, ha="center", va="center", fontsize=6.5, color=colour)
     ax.figure.colorbar(image, ax=ax, label=label, pad=0.01)
     return ax
@@ -162,10 +164,10 @@ def single_path(
 
 def path_scene(
     words: np.ndarray, states: np.ndarray, tokens: Sequence[str], names: Sequence[str], *, token: int
-) -> dict[str, Any]:
+) -> Scene:
     """The paths (T, N, 3) of all tokens as plotly's JSON; that of `token` is drawn, the others are off."""
     labels = [short(t) for t in tokens]
-    data: list[dict[str, Any]] = [
+    data: list[Scene] = [
         _trace(words, "markers+text", WORD, "token directions", text=labels, symbol="diamond", size=4)
     ]
     for i, label in enumerate(labels):
@@ -209,7 +211,7 @@ def _trace(
     hover: Sequence[str] | None = None,
     symbol: str = "circle",
     size: int = 4,
-) -> dict[str, Any]:
+) -> Scene:
     x, y, z = (np.round(column, 5).tolist() for column in points.T)
     return {
         "type": "scatter3d",

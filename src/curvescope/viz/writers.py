@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import math
 import numbers
+import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeGuard
 
 from curvescope.core.errors import UsageError
 from curvescope.viz import latex
@@ -98,7 +99,7 @@ def _line(cells: Sequence[str]) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
-def _md_cell(value: Any, token: bool) -> str:
+def _md_cell(value: object, token: bool) -> str:
     if _is_number(value):
         number = float(value)
         if math.isnan(number):
@@ -113,8 +114,6 @@ def _md_cell(value: Any, token: bool) -> str:
 
 
 def _runs(text: str) -> list[str]:
-    import re
-
     return re.findall(r"`+", text)
 
 
@@ -124,7 +123,7 @@ def _md(text: str) -> str:
     return text
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> bool | int | float | str | None:
     if isinstance(value, bool) or value is None:
         return value
     if isinstance(value, numbers.Integral):
@@ -134,5 +133,5 @@ def _plain(value: Any) -> Any:
     return str(value)
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, numbers.Real) and not isinstance(value, bool)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from curvescope.algorithms.estimates.intervals import student
 from curvescope.algorithms.spectra.density import SpectralDensity
 from curvescope.core.errors import UsageError
 from curvescope.core.result import Result
@@ -36,6 +37,14 @@ class Heterogeneity(Result):
     mean: float  # over the pairs
     mean_stderr: float
     width: float
+    num_probes: int = 0  # of every spectrum that is not exact; 0 in results of version 0.1
+
+    @property
+    def interval(self) -> tuple[np.ndarray, np.ndarray]:
+        """Ends of 95 % intervals, (B, B) each, without the bias; nan from one probe or an unknown number."""
+        half = student(self.num_probes - 1) * self.stderr
+        centre = self.divergence - self.bias
+        return np.clip(centre - half, 0.0, 1.0), np.clip(centre + half, 0.0, 1.0)
 
     def to_frame(self) -> pd.DataFrame:
         """One row per pair of blocks."""
@@ -91,7 +100,8 @@ def heterogeneity(densities: Mapping[str, SpectralDensity], *, width: float = WI
     np.fill_diagonal(bias, 0.0)
     upper = np.triu_indices(B, k=1)
     mean_stderr, _ = _jackknife(value[upper].mean(), samples[:, upper[0], upper[1]].mean(axis=1))
-    return Heterogeneity(names, value, stderr, bias, float(value[upper].mean()), float(mean_stderr), width)
+    mean = float(value[upper].mean())
+    return Heterogeneity(names, value, stderr, bias, mean, float(mean_stderr), width, count)
 
 
 def _pair(p: SpectralDensity, q: SpectralDensity, width: float, count: int) -> tuple[float, np.ndarray]:

@@ -1,4 +1,14 @@
-"""Trace and Frobenius norm of one diagonal block, from the same products with probes of its own."""
+"""Trace, Frobenius norm and extreme eigenvalues of one diagonal block, together from a few products.
+
+A block that is small enough is written out: one product per entry, many at a time, and nothing is estimated.
+Of a larger one A (n, n), Lanczos from a random vector gives an orthonormal Q (n, m) with A Q = Q T + β q eᵀ,
+and T (m, m) the ends of the spectrum. With P = I − Q Qᵀ,
+
+    tr A = tr T + tr(P A P),    ‖A‖² = ‖T‖² + β² + ‖A P‖²,
+
+so only what lies outside Q is left to probes, and a dominating eigenvalue, which would make their samples
+skewed, is taken out (Chen and Hallman 2023). Probes do not depend on Q: both estimates have no bias.
+"""
 
 from __future__ import annotations
 
@@ -6,67 +16,154 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+from torch import Tensor
 
+from curvescope.algorithms.blocks.ends import Ends, krylov_basis, ritz_ends
 from curvescope.algorithms.checks import check_count, check_square, of_one_matrix
-from curvescope.algorithms.columns import column_dots, gather_samples, mean_and_stderr, probe_batches
+from curvescope.algorithms.columns import (
+    column_dots,
+    columns_at_once,
+    gather_samples,
+    mean_and_stderr,
+    probe_batches,
+    to_numpy,
+)
 from curvescope.algorithms.estimates.intervals import mean_interval, positive_interval
 from curvescope.algorithms.estimates.mean_square import column_norms, mean_square
+from curvescope.algorithms.vectors import check_finite
 from curvescope.core.operator import LinearOperator
 from curvescope.core.result import Result
 
 
 @dataclass(frozen=True)
 class OwnProbes(Result):
-    """What probes v of a block A alone say: tr A = E vᵀ A v and ‖A‖_F² = E ‖A v‖², both without bias.
+    """What products with a block A alone say: its trace and Frobenius norm, without bias, and its ends.
 
-    Each is between its `low` and `high` 95 times in 100, see `intervals`; nan for one probe.
+    Each is between its `low` and `high` 95 times in 100, see `intervals`; nan for one probe. All errors of
+    an exact block are zero.
     """
 
     trace: float
     trace_stderr: float
     norm: float  # the root of the mean of squared_samples
     norm_stderr: float  # to first order
-    trace_samples: np.ndarray  # (P,) vᵀ A v
-    squared_samples: np.ndarray  # (P,) ‖A v‖²
+    trace_samples: np.ndarray  # (P,) tr T + vᵀ P A P v; of an exact block (1,)
+    squared_samples: np.ndarray  # (P,) ‖T‖² + β² + ‖A P v‖²
     num_products: int
     seed: int
     trace_low: float = math.nan
     trace_high: float = math.nan
     norm_low: float = math.nan
     norm_high: float = math.nan
+    ends: Ends | None = None  # None without Lanczos steps, and in results of version 0.1
+    exact: bool = False
 
 
 @of_one_matrix
-def own_probes(op: LinearOperator, *, num_probes: int = 8, seed: int = 0) -> OwnProbes:
-    """Trace and Frobenius norm of a square operator from the same Rademacher probes.
+def own_probes(
+    op: LinearOperator, *, num_probes: int = 8, num_steps: int = 0, max_exact: int = 0, seed: int = 0
+) -> OwnProbes:
+    """Trace, Frobenius norm and, with Lanczos steps, the ends of the spectrum of a square operator.
 
     The variance of vᵀ A v is 2 Σ_{i≠j} A_ij² for symmetric A. A probe that is shared with other blocks adds
     Σ_c ‖A_bc‖² over the rest of the row, so own probes say far more of a block with little curvature, and
     the trace of a positive semi-definite block cannot come out negative.
+
+    Memory: num_steps + 1 vectors, and the probes of one product.
+
+    Args:
+        num_steps: of Lanczos, on a symmetric operator; 0 leaves all to the probes.
+        max_exact: operators with at most this many rows are written out, as are those with no more rows
+            than products would be spent on them.
     """
     check_square(op, "own_probes")
     check_count("num_probes", num_probes, at_least=1)
+    check_count("num_steps", num_steps, at_least=0)
+    check_count("max_exact", max_exact, at_least=0)
+    if op.shape[0] <= max_exact or (num_steps and op.shape[0] <= num_probes + num_steps):
+        return _written_out(op, seed)
+    Q, T, ends = None, np.zeros((1, 0)), None
+    if num_steps:
+        Q, T = krylov_basis(op, num_steps, seed=seed)
+        ends = ritz_ends(T, op.shape[0], psd=op.psd)
     forms, lengths = [], []
-    for V in probe_batches(op, num_probes, seed=seed, what="norm"):
+    for V in probe_batches(op, num_probes, seed=seed, first=min(num_steps, 1), what="norm"):
+        V = V if Q is None else _outside(V, Q)
         product = op @ V
         forms.append(column_dots(V, product))
         lengths.append(column_norms(product))
-    trace_samples, norm_samples = gather_samples(forms), gather_samples(lengths)
-    trace, trace_stderr = mean_and_stderr(trace_samples)
-    around = positive_interval if op.psd and trace > 0 else mean_interval
-    trace_low, trace_high = around(trace, trace_stderr, num_probes - 1)
-    norm = mean_square(norm_samples)
+    return _estimates(
+        op, T, gather_samples(forms), gather_samples(lengths), seed, num_probes + T.shape[1], ends
+    )
+
+
+def _outside(V: Tensor, Q: Tensor) -> Tensor:
+    """The columns (n, k) without their part in the orthonormal rows of Q (m, n)."""
+    return V - Q.T @ (Q @ V)
+
+
+def _estimates(
+    op: LinearOperator,
+    T: np.ndarray,
+    forms: np.ndarray,
+    lengths: np.ndarray,
+    seed: int,
+    products: int,
+    ends: Ends | None,
+) -> OwnProbes:
+    """What is known inside, from T (m + 1, m) with β below it, and samples of the rest."""
+    inside, length = float(np.trace(T)), _length(T)
+    rest, trace_stderr = mean_and_stderr(forms)
+    around = positive_interval if op.psd and rest > 0 else mean_interval
+    low, high = around(rest, trace_stderr, len(forms) - 1)
+    outer = mean_square(lengths)
+    norm = math.hypot(length, float(outer.root))
+    with np.errstate(over="ignore", under="ignore"):
+        squares = np.square(length) + outer.samples
     return OwnProbes(
-        trace=float(trace),
+        trace=inside + float(rest),
         trace_stderr=float(trace_stderr),
-        norm=float(norm.root),
-        norm_stderr=float(norm.root_stderr),
-        trace_samples=trace_samples,
-        squared_samples=norm.samples,
-        num_products=num_probes,
+        norm=norm,
+        norm_stderr=float(outer.root_stderr) * (float(outer.root) / norm if norm > 0 else 1.0),
+        trace_samples=inside + forms,
+        squared_samples=squares,
+        num_products=products,
         seed=seed,
-        trace_low=float(trace_low),
-        trace_high=float(trace_high),
-        norm_low=float(norm.low),
-        norm_high=float(norm.high),
+        trace_low=inside + float(low),
+        trace_high=inside + float(high),
+        norm_low=math.hypot(length, float(outer.low)),
+        norm_high=math.hypot(length, float(outer.high)),
+        ends=ends,
+    )
+
+
+def _length(A: np.ndarray) -> float:
+    """‖A‖_F, where squares of the entries may be out of range."""
+    return math.hypot(*A.ravel().tolist())
+
+
+def _written_out(op: LinearOperator, seed: int) -> OwnProbes:
+    """From the matrix itself."""
+    A = to_numpy(op.dense(chunk=columns_at_once(op)))
+    check_finite(A)
+    trace, norm = float(np.trace(A)), _length(A)
+    ends = None
+    if op.symmetric:
+        values = np.linalg.eigvalsh((A + A.T) / 2)[[0, -1]]
+        ends = Ends(values, np.zeros(2), float(values[0]), float(values[1]))
+    numbers = {"trace_low": trace, "trace_high": trace, "norm_low": norm, "norm_high": norm}
+    with np.errstate(over="ignore", under="ignore"):
+        squares = np.square(np.array([norm]))
+    return OwnProbes(
+        trace=trace,
+        trace_stderr=0.0,
+        norm=norm,
+        norm_stderr=0.0,
+        trace_samples=np.array([trace]),
+        squared_samples=squares,
+        num_products=op.shape[0],
+        seed=seed,
+        ends=ends,
+        exact=True,
+        **numbers,
     )

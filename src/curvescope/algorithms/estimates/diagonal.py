@@ -12,10 +12,9 @@ from curvescope.algorithms.checks import check_count, check_square, of_one_matri
 from curvescope.algorithms.columns import probe_batches, summing_dtype, to_numpy
 from curvescope.algorithms.estimates.intervals import mean_interval
 from curvescope.algorithms.estimates.mean_square import safe_scale
+from curvescope.algorithms.vectors import parts
 from curvescope.core.operator import LinearOperator
 from curvescope.core.result import Result
-
-PART = 2**16  # entries at a time
 
 
 @dataclass(frozen=True)
@@ -43,6 +42,9 @@ def diagonal(op: LinearOperator, *, num_probes: int = 64, seed: int = 0) -> Diag
 
     The variance of entry i for one probe is the sum of squares of the other entries of row i (of
     the symmetric part), so a diagonal operator needs one probe (Bekas, Kokiopoulou and Saad 2007).
+
+    Memory: two vectors in float64, which become the result, and, for the c columns that one product takes
+    (at most 64 and at most 1 GiB), 2c vectors, the probes and what a product returns.
     """
     check_square(op, "diagonal")
     check_count("num_probes", num_probes, at_least=1)
@@ -53,18 +55,17 @@ def diagonal(op: LinearOperator, *, num_probes: int = 64, seed: int = 0) -> Diag
     for V in probe_batches(op, num_probes, seed=seed, what="diagonal"):
         V.mul_(op @ V)
         scale = safe_scale(V) if seen == 0 else scale  # squares stay in range
-        for start in range(0, len(mean), PART):
-            part = slice(start, start + PART)
-            _add(mean[part], squares[part], V[part].to(wide) * scale, seen)
+        for part in parts(len(mean), mean.device, width=V.shape[1]):
+            _add(mean[part], squares[part], V[part].to(wide).mul_(scale), seen)
         seen += V.shape[1]
     values = to_numpy(mean.div_(scale))
     if num_probes == 1:
         stderr = np.full(op.shape[0], np.nan)
     else:
         stderr = to_numpy(squares.div_(num_probes - 1).div_(num_probes).sqrt_().div_(scale))
-    return DiagonalEstimate(
-        np.maximum(values, 0.0) if op.psd else values, stderr, num_probes, seed, psd=op.psd
-    )
+    if op.psd:
+        np.maximum(values, 0.0, out=values)
+    return DiagonalEstimate(values, stderr, num_probes, seed, psd=op.psd)
 
 
 def _add(mean: Tensor, squares: Tensor, samples: Tensor, seen: int) -> None:

@@ -4,9 +4,12 @@
 interval that is stated, and they are wider than two standard errors when the probes are few:
 
 - means of any sign: mean ± t · stderr, with Student's quantile t for P − 1 degrees of freedom;
-- means of samples that cannot be negative (‖A v‖², or vᵀ A v of a positive semi-definite A), which are
-  skewed: the same on a logarithmic scale, mean · exp(± t · stderr / mean). For samples with a Gamma
-  distribution this cancels three quarters of what skewness does to Student's interval;
+- means of samples that cannot be negative (‖A v‖², or vᵀ A v of a positive semi-definite A). These are
+  sums of squares with weights, Σ wᵢ zᵢ², so their skewness is at least twice their coefficient of variation,
+  as if Gamma distributed, and more where one weight dominates. With h = t · stderr / mean the interval is
+  from mean · (1 + h/3)⁻³, which is Student's on the scale mean^(−1/3) where the skewness of Gamma
+  samples cancels, to mean · exp(h + h min(h, 1) / 2), which is longer than that for the sake of
+  dominating weights;
 - means that cannot be negative from samples that can (a block of such an A from probes shared with other
   blocks): the mean is moved to zero if it is below, and so is the low end.
 
@@ -47,12 +50,15 @@ def mean_interval(
 
 
 def positive_interval(mean: np.ndarray, stderr: np.ndarray, degrees: int) -> tuple[np.ndarray, np.ndarray]:
-    """mean · exp(± t · stderr / mean), of samples that are not negative; a mean of zero is exact."""
+    """mean · (1 + h/3)⁻³ to mean · exp(h + h min(h, 1) / 2), h = t · stderr / mean; a mean of zero is exact.
+
+    Of samples that are not negative.
+    """
     mean, stderr = np.asarray(mean, dtype=float), np.asarray(stderr, dtype=float)
     ratio = np.divide(stderr, mean, out=np.zeros_like(mean), where=mean > 0)
     with np.errstate(over="ignore"):
-        factor = np.exp(_half_width(ratio, (mean > 0).astype(float), degrees))
-        return mean / factor, mean * factor
+        h = _half_width(ratio, (mean > 0).astype(float), degrees)
+        return mean * (1 + h / 3) ** -3, mean * np.exp(h + h * np.minimum(h, 1.0) / 2)
 
 
 def _half_width(stderr: np.ndarray, size: np.ndarray, degrees: int) -> np.ndarray:

@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from curvescope.algorithms.columns import mean_and_stderr, summing_dtype
+from curvescope.algorithms.columns import mean_and_stderr
 from curvescope.algorithms.estimates.intervals import positive_interval
+from curvescope.algorithms.vectors import SquareSum, chunks
 
-PART = 2**20  # rows at a time
 SAFE = {torch.float64: 120, torch.float32: 14}  # decades around one where squares are normal numbers
 
 
@@ -35,13 +35,10 @@ class MeanSquare(NamedTuple):
 
 def column_norms(X: Tensor) -> Tensor:
     """Lengths of the columns (m, k), in float64 on their device, without a float64 copy of them: (k,)."""
-    scale = safe_scale(X)
-    total = torch.zeros(X.shape[1], dtype=summing_dtype(X.device), device=X.device)
-    for start in range(0, X.shape[0], PART):
-        part = X[start : start + PART]
-        part = part if scale == 1.0 else part * scale
-        total += part.square().sum(dim=0, dtype=total.dtype)
-    return total.sqrt() / scale
+    scale, squares = safe_scale(X), SquareSum(X)
+    for (part,) in chunks(X):
+        squares.add(part if scale == 1.0 else part * scale)
+    return squares.root() / scale
 
 
 def safe_scale(X: Tensor) -> float:

@@ -49,7 +49,11 @@ class SpectralNorm(Result):
 
 @of_one_matrix
 def frobenius_norm(op: LinearOperator, *, num_probes: int = 32, seed: int = 0) -> FrobeniusNorm:
-    """‖A‖_F from E ‖A v‖² = ‖A‖_F² over Rademacher probes v. Needs no transposed products."""
+    """‖A‖_F from E ‖A v‖² = ‖A‖_F² over Rademacher probes v. Needs no transposed products.
+
+    Memory: 2c vectors, the probes and their products, for the c columns that one product takes (at most 64
+    and at most 1 GiB).
+    """
     check_operator(op, "frobenius_norm")
     check_count("num_probes", num_probes, at_least=1)
     batches = probe_batches(op, num_probes, seed=seed, what="Frobenius norm")
@@ -74,7 +78,7 @@ def spectral_norm(
     """Largest singular value of A: the largest |eigenvalue| if A is symmetric, else from AᵀA or AAᵀ.
 
     The value is ‖A v‖ for a unit vector v, hence a lower bound up to rounding. Squaring costs no digits of
-    the largest singular value; the smaller of the two squares is used.
+    the largest singular value; the smaller of the two squares is used. Memory: as `eigsh` with k = 1.
 
     Args:
         tol: error that counts as converged, relative to the value; 1e-8 in float64, 1e-4 in float32.

@@ -18,7 +18,6 @@ from curvescope.algorithms.columns import (
     gather_samples,
     mean_and_stderr,
     probe_batches,
-    summing_dtype,
     to_numpy,
 )
 from curvescope.algorithms.estimates.intervals import mean_interval, positive_interval
@@ -117,6 +116,9 @@ def trace(
 ) -> TraceEstimate:
     """Trace of a square operator from `num_probes` products, without bias.
 
+    Memory, with what a product returns: "hutchinson", 2c vectors for the c columns that one product takes (at
+    most 64 and at most 1 GiB); "hutch++", num_probes vectors; "xtrace", 2 num_probes.
+
     Args:
         num_probes: number of products; Hutch++ uses two thirds of them, XTrace all of them, to take out the
             dominant eigenspace. At least 6 and 4 for these.
@@ -164,9 +166,8 @@ def block_traces(
     blocks = check_slices(op, slices)
     pieces = []
     for V in probe_batches(op, num_probes, seed=seed, what="block traces"):
-        product = V * (op @ V)
-        sums = [product[rows].sum(dim=0, dtype=summing_dtype(V.device)) for rows in blocks.values()]
-        pieces.append(torch.stack(sums, dim=1))
+        product = op @ V
+        pieces.append(torch.stack([column_dots(V[rows], product[rows]) for rows in blocks.values()], dim=1))
     samples = gather_samples(pieces)
     values, stderr = mean_and_stderr(samples)
     low, high = mean_interval(values, stderr, num_probes - 1, nonnegative=op.psd)
@@ -188,12 +189,11 @@ def _hutch_plus_plus(op: LinearOperator, num_probes: int, kind: Probe, seed: int
     n = op.shape[0]
     sketch = min(num_probes // 3, n)
     outer = num_probes - 2 * (num_probes // 3)
-    S = _sketch(op, sketch, kind, seed)
-    Q = torch.linalg.qr(apply(op, S))[0]
+    Q = torch.linalg.qr(apply(op, _sketch(op, sketch, kind, seed)))[0]
     inside = column_dots(Q, apply(op, Q)).sum()
     pieces = []
     for G in probe_batches(op, outer, seed=seed, kind=kind, first=sketch, what="trace"):
-        G = G - Q @ (Q.T @ G)
+        G.addmm_(Q, Q.T @ G, alpha=-1)
         pieces.append(column_dots(G, op @ G))
     return float(inside), gather_samples(pieces), 2 * sketch + outer
 
@@ -209,9 +209,10 @@ def _xtrace(op: LinearOperator, num_probes: int, kind: Probe, seed: int) -> Trac
     Omega = _sketch(op, count, kind, seed)
     Y = apply(op, Omega)
     scale = comfortable(Y.reshape(-1))  # squares of very small or large numbers would be lost
-    Y = Y * scale
+    Y = Y if scale == 1.0 else Y * scale
     Q, R = torch.linalg.qr(Y)
-    Z = apply(op, Q) * scale
+    Z = apply(op, Q)
+    Z = Z if scale == 1.0 else Z * scale
     small = [to_numpy(M) for M in (R, Q.T @ Z, Q.T @ Omega, Omega.T @ Z, Q.T @ Y, column_dots(Omega, Y))]
     samples, stderr = leave_one_out(*small, eps=torch.finfo(op.dtype).eps)
     samples, stderr = samples / scale, stderr / scale

@@ -11,8 +11,8 @@ as a sum of terms that depend on k probes each (Hoeffding): such a term is in k 
 scatter, as if they were independent, finds 1/k of its variance. The jackknife, which leaves out one probe j
 altogether, J = {i, j}, finds k times its variance: (m − 1)/m Σ_j (T_j − T̄)² with T_j the mean over i ≠ j.
 The geometric mean of the two variances is right where all terms have one k, and is used. No further products
-are needed. On flat spectra, where a sketch takes nothing out, the estimates err together and the error is too
-small: use Hutchinson's there.
+are needed. On flat spectra, where a sketch takes nothing out, Hutchinson's estimate from as many products is
+the better one.
 """
 
 from __future__ import annotations

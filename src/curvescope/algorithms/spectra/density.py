@@ -123,9 +123,11 @@ class SpectralDensity(Result):
 
         return pd.DataFrame({"eigenvalue": self.grid, "density": self.density, "stderr": self.stderr})
 
-    def band(self) -> tuple[np.ndarray, np.ndarray, tuple[np.ndarray, np.ndarray]]:
+    def band(
+        self, grid: np.ndarray | None = None
+    ) -> tuple[np.ndarray, np.ndarray, tuple[np.ndarray, np.ndarray]]:
         """Grid, `smoothed` density and the ends of its 95 % interval at each point; nan for one probe."""
-        grid, density, stderr = self.smoothed()
+        grid, density, stderr = self.smoothed(grid)
         degrees = 1 if self.exact else len(self.nodes) - 1
         return grid, density, positive_interval(density, stderr, degrees)
 
@@ -179,6 +181,9 @@ def spectral_density(
 
     An operator with no more rows than `num_steps` is written out instead, and the density is exact.
 
+    Memory: num_steps + 1 vectors (2 without `reorthogonalize`) for each probe that runs at the same time and,
+    if they are several, one more each for the columns that a product takes; what a product takes.
+
     Args:
         num_steps: at least 3, so that the first four moments of each probe are exact.
         grid: points, or how many, evenly over the range of the nodes with five widths on either side;
@@ -186,7 +191,7 @@ def spectral_density(
         width: standard deviation of the Gaussian; by default the range of the nodes over `num_steps`,
             about the distance of neighbouring nodes.
         reorthogonalize: keep each probe's basis of num_steps + 1 vectors and orthogonalise against all of
-            it; without, three vectors suffice and eigenvalues found early get several nodes.
+            it; without, two vectors suffice and eigenvalues found early get several nodes.
         max_gib: memory for bases; probes that do not fit run one group after the other.
     """
     check_symmetric(op, "spectral_density")

@@ -15,7 +15,15 @@ import torch
 from torch import Tensor
 
 from curvescope.algorithms.checks import check_count, check_symmetric, of_one_matrix
-from curvescope.algorithms.vectors import check_finite, column_dots, comfortable, norms, orthogonalize
+from curvescope.algorithms.vectors import (
+    check_finite,
+    comfortable,
+    fresh,
+    inner,
+    norms,
+    orthogonalize,
+    three_terms,
+)
 from curvescope.core.errors import ShapeError
 from curvescope.core.operator import LinearOperator, as_columns
 from curvescope.core.progress import track
@@ -58,12 +66,13 @@ class Recurrence:
         self.reorthogonalize, self.count = reorthogonalize, 0
         # rows[c, s] is basis vector s of column c; without reorthogonalisation only the last two are kept
         depth = num_steps + 1 if reorthogonalize else 2
-        self.rows = torch.empty(k, depth, n, dtype=start.dtype, device=start.device)
+        self.rows = fresh(start, k, depth, n)
         for c, length in enumerate(norms(start, dim=0)):
             torch.div(start[:, c], length, out=self.rows[c, 0])
         self.alpha, self.beta = np.zeros((k, num_steps)), np.zeros((k, num_steps))
         self.lengths = np.zeros(k, dtype=int)
         self.alive = np.ones(k, dtype=bool)
+        self.overlap = [np.zeros(0)] * k  # of the last vector of each column with those before it
         self.factor = 0.0  # what products are multiplied by, once one shows their size
 
     @property
@@ -85,29 +94,36 @@ class Recurrence:
 
     def _advance_column(self, c: int, product: Tensor) -> None:
         j, basis = self.count, self.rows[c]
-        q, before = basis[self._slot(j)], float(self.beta[c, j - 1]) if j else 0.0
+        q, w = basis[self._slot(j)], basis[self._slot(j + 1)]
+        before = float(self.beta[c, j - 1]) if j else 0.0
         if self.factor == 0.0 and bool(product.any()):
             self.factor = comfortable(product)
-        if self.reorthogonalize:
-            w = basis[j + 1].copy_(product)
-        else:  # w takes the place of the vector before q
-            w = (
-                basis[(j + 1) % 2].mul_(-before / (self.factor or 1.0)).add_(product)
-                if j
-                else basis[1].copy_(product)
-            )
         if self.factor not in (0.0, 1.0):
-            w *= self.factor
-        alpha = float(column_dots(w[:, None], q[:, None]))
+            product = product * self.factor
         if self.reorthogonalize:
-            beta = orthogonalize(basis[: j + 1], w)[1]
+            alpha = float(inner(q, product))
+            expected = self._expected(c, alpha)
+            rest = orthogonalize(basis[: j + 1], product, out=w, expected=expected, tol=1.0)
+            beta, self.overlap[c] = rest.norm, rest.overlap / (rest.norm or 1.0)
         else:
-            beta = float(norms(w.sub_(q, alpha=alpha)))
+            alpha, beta = three_terms(product, q, w, before)
             beta *= beta > BREAKDOWN * torch.finfo(w.dtype).eps * (abs(alpha) + before)
         check_finite(alpha, beta)
         self.alpha[c, j], self.beta[c, j], self.lengths[c] = alpha, beta, j + 1
         self.alive[c] = beta > 0
         w.div_(beta) if beta else w.zero_()
+
+    def _expected(self, c: int, alpha: float) -> np.ndarray:
+        """Qᵀ A q for the last vector q of basis Q, which is orthogonal to the others up to `overlap`.
+
+        It is T (Qᵀ q) up to the last entry, qᵀ A q = α.
+        """
+        j, g = self.count, np.append(self.overlap[c], 1.0)
+        found = self.alpha[c, : j + 1] * g
+        found[1:] += self.beta[c, :j] * g[:-1]
+        found[:-1] += self.beta[c, :j] * g[1:]
+        found[-1] = alpha
+        return found
 
     def finish(self) -> Tridiagonals:
         """The tridiagonal matrices of the steps taken so far."""

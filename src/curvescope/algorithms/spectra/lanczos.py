@@ -91,7 +91,11 @@ def eigsh(
     found by more than the tolerance. That is not proved but overlooked with a probability of at most 1e-3 at
     each end, over the random start of the last sweep, whatever the spectrum and the number of rows.
 
-    Memory: max_basis + 1 vectors, what a product takes, and k vectors that are returned.
+    Memory: max_basis + 1 vectors and what a product takes; k more when the residuals are measured, the
+    products of the k vectors, and after that the vectors that are returned.
+
+    Work beyond the products: a step reads the m vectors it has once, and once more where the measured
+    overlap with them is above 0.03 tol, as it is when an eigenvalue is far larger than what is left.
 
     Args:
         which: "LA" largest, returned descending; "SA" smallest, ascending; "LM" largest in absolute value,
@@ -135,7 +139,7 @@ def eigsh(
             search.products + k,
         )
     mask = residuals <= tol * max(scale, float(np.abs(values).max()))
-    columns = Y.T.cpu().numpy() if vectors else None
+    columns = Y.clone().T.cpu().numpy() if vectors else None  # without the rest of the basis
     converged = bool(mask.all()) and verified
     return Eigenpairs(values, columns, residuals, mask, converged, products, tol, which, seed)
 
@@ -186,10 +190,9 @@ def _filled(search: Search) -> Tensor:
     for have in range(len(search.locked), search.k):
         rest = 0.0
         while rest == 0.0:
-            Y[have] = random_vector(search.op, seed=search.seed, index=index)
-            for _ in range(2):
-                rest = orthogonalize(Y[:have], Y[have])[1]
-                Y[have] /= rest or 1.0
+            random_vector(search.op, seed=search.seed, index=index, out=Y[have])
+            rest = orthogonalize(Y[:have], Y[have]).norm
+            Y[have] /= rest or 1.0
             index += 1
     return Y
 
@@ -217,5 +220,4 @@ def _measured(search: Search) -> tuple[np.ndarray, Tensor, np.ndarray]:
     rotate(P, S)
     for value, vector, product in zip(values, Y, P, strict=True):
         product.sub_(vector, alpha=float(value))
-    Y = Y.clone() if len(search.rows) > k else Y  # so that the rest of the basis is not kept alive
     return values / factor, Y, to_numpy(norms(P, dim=1)) / factor

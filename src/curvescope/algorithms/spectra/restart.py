@@ -16,10 +16,17 @@ import math
 from typing import Literal
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from curvescope.algorithms.vectors import check_finite, comfortable, orthogonalize, random_vector, rotate
+from curvescope.algorithms.vectors import (
+    check_finite,
+    comfortable,
+    fresh,
+    inner,
+    orthogonalize,
+    random_vector,
+    rotate,
+)
 from curvescope.core.operator import LinearOperator
 from curvescope.core.progress import track
 
@@ -27,6 +34,7 @@ Which = Literal["LA", "SA", "LM", "BE"]
 
 MISSED = 1e-3  # accepted probability, at each end, that the last sweep overlooked an eigenvalue
 SAFETY = 0.3  # of the tolerance, for residuals that are estimated
+ORTHOGONAL = 0.03  # of the tolerance, for overlaps within the basis: they move residuals by as much
 
 
 def choose(values: np.ndarray, k: int, which: Which, bonus: np.ndarray | float = 0.0) -> np.ndarray:
@@ -81,10 +89,12 @@ class Search:
         self.which: Which = which
         self.tol, self.max_basis, self.max_products = tol, min(max_basis, self.n), max_products
         self.seed, self.starts = seed, [] if starts is None else list(starts.T)
-        self.rows = torch.empty(self.max_basis + 1, self.n, dtype=op.dtype, device=op.device)
+        self.rows = fresh(op, self.max_basis + 1, self.n)
         self.H = np.zeros((self.max_basis, self.max_basis))  # upper triangle of the projection
         self.beta = 0.0  # norm of what the last product left outside the basis
         self.locked = np.zeros(0)  # Ritz values of the locked vectors
+        self.overlap = np.zeros(0)  # of the next vector with the locked ones and the basis
+        self.coupling = np.zeros(0)  # of the next vector, through the operator, with the basis
         self.factor = 0.0  # what the operator is multiplied by, once a product shows its size
         self.scale, self.products, self.sweeps = 0.0, 0, 0
         self.verified = False
@@ -107,39 +117,54 @@ class Search:
         v, first = self.rows[len(self.locked)], len(self.locked)
         rest = 0.0
         while rest == 0.0:  # a given vector may lie in the span of the locked ones
-            given = self.sweeps < len(self.starts)
-            v.copy_(
-                self.starts[self.sweeps]
-                if given
-                else random_vector(self.op, seed=self.seed, index=self.sweeps)
-            )
+            if self.sweeps < len(self.starts):
+                v.copy_(self.starts[self.sweeps])
+            else:
+                random_vector(self.op, seed=self.seed, index=self.sweeps, out=v)
             self.sweeps += 1
-            for _ in range(2):
-                rest = orthogonalize(self.rows[:first], v)[1]
-                v /= rest or 1.0
-        self.count, self.kept = 0, 0
+            _, rest, overlap = orthogonalize(self.rows[:first], v)
+            v /= rest or 1.0
+            self.overlap = overlap / (rest or 1.0)
+        self.count, self.kept, self.coupling = 0, 0, np.zeros(0)
         self.dropped, self.log_beta = np.zeros(0), 0.0
 
-    def multiply(self, v: Tensor, out: Tensor) -> None:
+    def multiply(self, v: Tensor) -> Tensor:
         """The product of the operator, times `factor`, with v."""
-        out.copy_(self.op @ v)
-        if self.factor == 0.0 and bool(out.any()):
-            self.factor = comfortable(out)
-        if self.factor not in (0.0, 1.0):
-            out *= self.factor
+        product = self.op @ v
+        if self.factor == 0.0 and bool(product.any()):
+            self.factor = comfortable(product)
+        return product if self.factor in (0.0, 1.0) else product * self.factor
 
     def _step(self) -> None:
         """One product: a new column of the projection and the next basis vector."""
-        last = len(self.locked) + self.count
-        w = self.rows[last + 1]
-        self.multiply(self.rows[last], out=w)
-        taken, self.beta = orthogonalize(self.rows[: last + 1], w)
-        check_finite(taken, self.beta)
-        self.H[: self.count + 1, self.count] = taken[len(self.locked) :]
+        first, last = len(self.locked), len(self.locked) + self.count
+        q, w = self.rows[last], self.rows[last + 1]
+        product = self.multiply(q)
+        alpha = float(inner(q, product))
+        basis, expected, allowed = self.rows[: last + 1], self._expected(alpha), ORTHOGONAL * self.tol
+        rest = orthogonalize(basis, product, out=w, expected=expected, tol=allowed)
+        self.beta = rest.norm
+        check_finite(rest.taken, self.beta)
+        self.H[: self.count + 1, self.count] = rest.taken[first:]
         w /= self.beta or 1.0
+        self.overlap = rest.overlap / (self.beta or 1.0)
+        self.coupling = np.append(np.zeros(self.count), self.beta)
         self.log_beta += math.log(self.beta) if self.beta else -math.inf
         self.count += 1
         self.products += 1
+
+    def _expected(self, alpha: float) -> np.ndarray:
+        """Inner products of locked vectors and basis V with A q, before they are measured.
+
+        For the last vector q, which is orthogonal to the others only up to `overlap`, Vᵀ A q = T Vᵀ q up to
+        the last entry, qᵀ A q = α; the column of T that belongs to q starts with what the last step left,
+        or, after a restart, with the residuals of the Ritz vectors that were kept.
+        """
+        first, m = len(self.locked), self.count
+        T = np.triu(self.H[:m, :m])
+        T = T + np.triu(T, 1).T
+        inside = T @ self.overlap[first:] + self.coupling
+        return np.concatenate([self.locked * self.overlap[:first], inside, [alpha]])
 
     @property
     def _full(self) -> bool:
@@ -210,6 +235,8 @@ class Search:
         self.H[:] = 0
         self.H[range(len(keep)), range(len(keep))] = theta[keep]
         self.dropped = np.concatenate([self.dropped, np.delete(theta, keep)])
+        self.coupling = self.beta * S[-1, keep]
+        self.overlap = np.concatenate([self.overlap[:first], S[:, keep].T @ self.overlap[first:]])
         self.count = self.kept = len(keep)
 
     def _nothing_missed(self, theta: np.ndarray, residual: np.ndarray) -> bool:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from curvescope.algorithms.vectors import column_dots, norms
+from curvescope.algorithms.vectors import SquareSum, add_multiple, chunks, column_dots, factors, norms
 from curvescope.core.progress import track
 
 FLAT = 10.0  # roundings: curvature below this many, relative to the largest seen, is none
@@ -32,6 +32,14 @@ class Stop:
 def _quotient(a: Tensor, b: Tensor, where: Tensor) -> Tensor:
     """a / b where allowed, else zero."""
     return torch.where(where, a / torch.where(where, b, 1), 0)
+
+
+def distance(B: Tensor, C: Tensor, out: Tensor | None = None) -> Tensor:
+    """Norms (k,) of the columns of B − C, which are written to `out` if it is given."""
+    squares = SquareSum(B)
+    for b, c, *r in chunks(B, C, *([] if out is None else [out])):
+        squares.add(torch.sub(b, c, out=r[0]) if r else b - c)
+    return squares.root()
 
 
 def conjugate_gradients(
@@ -57,14 +65,23 @@ def conjugate_gradients(
         steepest = torch.maximum(steepest, curvature.abs())
         flat |= active & ~(curvature > FLAT * eps * steepest)
         active = active & ~flat
-        step = _quotient(rho, curvature * length, active).to(B.dtype)
-        X.addcmul_(P, step)
-        R.addcmul_(AP, step, value=-1)
-        new_rho = torch.where(active, column_dots(R, R), rho)
-        P.mul_(_quotient(new_rho, rho, active).to(B.dtype)).add_(R)
+        step = _quotient(rho, curvature * length, active)
+        new_rho = torch.where(active, _descend(X, R, P, AP, step), rho)
+        turn = factors(_quotient(new_rho, rho, active), P)
+        for p, r in chunks(P, R):
+            p.mul_(turn).add_(r)
         rho = new_rho
     reason = "met a direction of zero or negative curvature: the system is not positive definite, use minres"
     return X, Stop(reason if bool(flat.any()) else ""), used
+
+
+def _descend(X: Tensor, R: Tensor, P: Tensor, AP: Tensor, step: Tensor) -> Tensor:
+    """x + step · p and r − step · A p, in place: ‖r‖² (k,)."""
+    squares, ahead, back = SquareSum(R), factors(step, R), factors(-step, R)
+    for x, r, p, ap in chunks(X, R, P, AP):
+        add_multiple(x, p, ahead)
+        squares.add(add_multiple(r, ap, back))
+    return squares.root() ** 2
 
 
 def minimal_residuals(
@@ -74,10 +91,11 @@ def minimal_residuals(
 
     A column whose residual cannot be reduced ends at its least-squares solution. Rounding lets x drift away
     from what the recurrence says of it, so the true residual is measured now and then; the iteration ends
-    where they disagree, with the better of the last two x measured. Memory: seven times B and a product.
+    where they disagree, with the better of the last two x measured. Memory: five times B and a product; one
+    more after fifty steps, and one where b may lie outside the range.
     """
     state, used = _Minres(B), 0
-    checked, checked_rest = state.X.clone(), state.tau
+    checked, checked_rest = None, state.tau
     for step in track(range(limit), "minimal residuals"):
         active = (state.tau.abs() > target) & ~state.stuck
         if not bool(active.any()) or used >= limit:
@@ -85,14 +103,14 @@ def minimal_residuals(
         state.advance(product(state.V), active)
         used += 1
         if step % CHECKED == CHECKED - 1 and used < limit:
-            rest = norms(B - product(state.X), dim=0)
+            rest = distance(B, product(state.X))
             used += 1
             drifted = ~(rest <= DRIFT * torch.maximum(state.tau.abs(), target))
             if bool(drifted.any()):
-                state.X = torch.where(rest < checked_rest, state.X, checked)
+                state.X = torch.where(rest < checked_rest, state.X, 0 if checked is None else checked)
                 break
             checked_rest = rest
-            checked.copy_(state.X)
+            checked = state.X.clone() if checked is None else checked.copy_(state.X)
     reason = (
         "up to rounding, the rest of b is not in the range of the operator: x is a least-squares solution"
     )
@@ -109,19 +127,20 @@ class _Minres:
 
     def __init__(self, B: Tensor):
         self.X, self.tau = torch.zeros_like(B), norms(B, dim=0).double()
-        self.V, self.V_before = _quotient(B, self.tau.to(B.dtype), self.tau > 0), torch.zeros_like(B)
+        self.V = B / torch.where(self.tau > 0, self.tau, 1).to(B.dtype)
+        self.V_before = torch.zeros_like(B)
         self.W, self.W_before = torch.zeros_like(B), torch.zeros_like(B)  # search directions
         zero, one = torch.zeros_like(self.tau), torch.ones_like(self.tau)
         self.beta, self.scale, self.stuck = zero, zero, torch.zeros_like(zero, dtype=torch.bool)
         self.cos, self.sin, self.cos_before, self.sin_before = one, zero, one, zero
-        self.best_X, self.best_slope, self.best_tau = torch.zeros_like(B), one * torch.inf, self.tau
+        self.best_X: Tensor | None = None  # zero until there is a better one
+        self.best_slope, self.best_tau = one * torch.inf, self.tau
 
     def advance(self, AV: Tensor, active: Tensor) -> None:
         """Take one step in the active columns, given A V."""
         dtype, rounding = AV.dtype, FLAT * torch.finfo(AV.dtype).eps
         alpha = column_dots(self.V, AV)
-        rest = self.V_before.mul_(-self.beta.to(dtype)).add_(AV).addcmul_(self.V, alpha.to(dtype), value=-1)
-        beta = norms(rest, dim=0).double()
+        beta = self._lanczos_step(AV, alpha)
         self.scale = torch.maximum(self.scale, alpha.abs() + self.beta + beta)
         # the last two rotations, applied to the new column of T
         epsilon, middle = self.sin_before * self.beta, self.cos_before * self.beta
@@ -129,17 +148,30 @@ class _Minres:
         # ‖A r‖ / ‖r‖ of the residual before this step is the norm of (corner, cos β)
         active = active & ~self._judge(torch.hypot(corner, self.cos * beta), active, dtype)
         gamma = torch.hypot(corner, beta)
-        direction = self.W_before.mul_(-epsilon.to(dtype)).add_(self.V)
-        direction.addcmul_(self.W, delta.to(dtype), value=-1)
-        direction.mul_(_quotient(torch.ones_like(gamma), gamma, active).to(dtype))
-        self.W_before, self.W = self.W, direction
         self.cos_before, self.sin_before = self.cos, self.sin
         self.cos, self.sin = _quotient(corner, gamma, active), _quotient(beta, gamma, active)
-        self.X.addcmul_(direction, torch.where(active, self.cos * self.tau, 0).to(dtype))
+        shrink = _quotient(torch.ones_like(gamma), gamma, active)
+        length = _quotient(torch.ones_like(beta), beta, beta > rounding * self.scale)
+        self._update(epsilon, delta, shrink, torch.where(active, self.cos * self.tau, 0), length)
         self.tau = torch.where(active, -self.sin * self.tau, self.tau)
-        rest.mul_(_quotient(torch.ones_like(beta), beta, beta > rounding * self.scale).to(dtype))
-        self.V_before, self.V = self.V, rest
         self.beta = beta
+
+    def _lanczos_step(self, AV: Tensor, alpha: Tensor) -> Tensor:
+        """A v − α v − β v_before in the place of v_before: its norm (k,)."""
+        squares, back, down = SquareSum(AV), factors(-self.beta, AV), factors(-alpha, AV)
+        for before, v, av in chunks(self.V_before, self.V, AV):
+            squares.add(add_multiple(before.mul_(back).add_(av), v, down))
+        return squares.root()
+
+    def _update(self, epsilon: Tensor, delta: Tensor, shrink: Tensor, step: Tensor, length: Tensor) -> None:
+        """The next direction (v − ε w_before − δ w) · shrink, a step along it, and the next v, in one go."""
+        e, d, s, t, one = (factors(c, self.X) for c in (-epsilon, -delta, shrink, step, length))
+        for x, v, rest, w, direction in chunks(self.X, self.V, self.V_before, self.W, self.W_before):
+            add_multiple(direction.mul_(e).add_(v), w, d).mul_(s)
+            add_multiple(x, direction, t)
+            rest.mul_(one)
+        self.W_before, self.W = self.W, self.W_before
+        self.V_before, self.V = self.V, self.V_before
 
     def _judge(self, slope: Tensor, active: Tensor, dtype: torch.dtype) -> Tensor:
         """Columns (k,) that are stuck, given ‖A r‖ / ‖r‖ of their present residuals.
@@ -150,6 +182,7 @@ class _Minres:
         near = slope <= 10 * NULL * eps**0.5 * self.scale
         better = active & near & (slope * self.tau.abs() < self.best_slope * self.best_tau.abs())
         for c in better.nonzero()[:, 0].tolist():
+            self.best_X = torch.zeros_like(self.X) if self.best_X is None else self.best_X
             self.best_X[:, c] = self.X[:, c]
         self.best_slope = torch.where(better, slope, self.best_slope)
         self.best_tau = torch.where(better, self.tau, self.best_tau)
@@ -158,6 +191,6 @@ class _Minres:
         grown = (slope > 100 * self.best_slope) & (self.tau.abs() > 0.9 * self.best_tau.abs())
         stuck = active & (null | (small & grown))
         for c in stuck.nonzero()[:, 0].tolist():
-            self.X[:, c] = self.best_X[:, c]
+            self.X[:, c] = 0 if self.best_X is None else self.best_X[:, c]
         self.stuck = self.stuck | stuck
         return stuck

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from curvescope.closed_form.attention.hessian import AttentionCurvature, Pair
 from curvescope.core.errors import UsageError, near_misses
+from curvescope.core.parts import PARTS
 from curvescope.core.result import Result
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ def block_split(
     sizes = {name: _rows(found.shapes[name], name, resolution) for name in names}
     starts = np.concatenate([[0], np.cumsum(list(sizes.values()))])
     place = {name: slice(a, b) for name, a, b in zip(names, starts, starts[1:], strict=False)}
-    maps = {part: np.full((starts[-1], starts[-1]), np.nan) for part in ("total", "outer", "functional")}
+    maps = {part: np.full((starts[-1], starts[-1]), np.nan) for part in PARTS}
     for one, two in wanted:
         block = found.split((one, two))
         for part, values in maps.items():

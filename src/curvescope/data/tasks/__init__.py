@@ -5,7 +5,9 @@ Targets align with a model's outputs: nothing is shifted later, and −100 does 
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from curvescope.core.errors import UsageError, near_misses
@@ -41,14 +43,10 @@ def task(name: str, **options: Any) -> Batches:
 
 def task_options(name: str) -> dict[str, Any]:
     """The options of a task, with their defaults."""
-    import inspect
-
     return {key: found.default for key, found in inspect.signature(_maker(name)).parameters.items()}
 
 
 def _maker(name: str) -> Callable[..., Batches]:
-    from importlib import import_module
-
     if name not in TASKS:
         raise UsageError(
             f"expected the name of a task, got {name!r}", hint=near_misses(str(name), list(TASKS))

@@ -29,7 +29,7 @@ from curvescope.kernels.backends import (
     transformed,
     use_triton,
 )
-from curvescope.kernels.norms.function import given, plus, widen
+from curvescope.kernels.tensors import given, plus, widen
 
 Name = Literal["gelu", "gelu_tanh", "silu", "relu", "quick_gelu"]
 _QUICK = 1.702

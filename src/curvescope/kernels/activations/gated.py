@@ -30,7 +30,7 @@ from curvescope.kernels.backends import (
     transformed,
     use_triton,
 )
-from curvescope.kernels.norms.function import given, plus, widen
+from curvescope.kernels.tensors import given, plus, widen
 
 
 def gated(

@@ -15,7 +15,7 @@ time; on a CPU a third one is kept where it is all of them.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -35,7 +35,7 @@ from curvescope.kernels.backends import (
     use_triton,
 )
 from curvescope.kernels.cross_entropy.sweeps import Plan, make_plan, probabilities, second_products, sweep
-from curvescope.kernels.norms.function import given, plus, widen
+from curvescope.kernels.tensors import given, plus, widen
 
 
 def cross_entropy_head(
@@ -61,7 +61,7 @@ def cross_entropy_head(
         second_order: False records only the derivative in the cotangent of the loss.
     """
     _check(h, W, b, targets, weights)
-    if part not in ("hessian", "functional"):
+    if part not in get_args(Part):
         raise UsageError(f"expected part='hessian' or 'functional', got {part!r}")
     if not 0 <= label_smoothing < 1:
         raise UsageError(f"expected a label_smoothing in [0, 1), got {label_smoothing}")

@@ -31,6 +31,7 @@ from curvescope.kernels.backends import (
     transformed,
     use_triton,
 )
+from curvescope.kernels.tensors import given, plus, widen
 
 MAX_WIDTH = 16384  # of a row in Triton
 _LAYER_NORM = torch.ops.aten.native_layer_norm_backward
@@ -333,22 +334,6 @@ def _rows(x: Tensor | None, mean: Tensor | None, rstd: Tensor | None, weight: An
     return [None if t is None else widen(t) for t in (*flat[:3], weight, *flat[3:])]
 
 
-def widen(t: Tensor) -> Tensor:
-    """At least single precision, which is what all arithmetic is done in."""
-    return t.float() if t.dtype in (torch.float16, torch.bfloat16) else t
-
-
-def plus(u: Tensor | None, v: Tensor | None) -> Tensor | None:
-    """u + v, where None is zero."""
-    return v if u is None else u if v is None else u + v
-
-
 def row_mean(t: Tensor, by: Tensor | None) -> Tensor:
     """⟨t ∘ by⟩ over the last axis, which stays."""
     return t.mean(-1, keepdim=True) if by is None else (t @ by)[..., None] / t.shape[-1]
-
-
-def given(t: Tensor | None) -> Tensor:
-    """t, which is there: only a bug of ours could have dropped it."""
-    assert t is not None
-    return t

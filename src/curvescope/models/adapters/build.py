@@ -122,8 +122,8 @@ def cut_block(
     h = heads.of(role) if heads is not None else 0
     start, stored = 0, h
     if cut.stacked and heads is not None:
-        start = (0, heads.query, heads.query + heads.key)[cut.part]
-        stored = heads.query + 2 * heads.key
+        counts = [heads.of(x) for x in cut.order]
+        start, stored = sum(counts[: cut.part]), sum(counts)
     known = {"h": stored, "k": heads.size if heads else 0, "p": cut.parts, "1": 1}
     split = _split(axes, shape, known, parameter)
     letters = axes.replace(" ", "")

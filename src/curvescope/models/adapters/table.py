@@ -25,7 +25,7 @@ class Cut:
     """Which entries of which parameter make a block.
 
     `part` of `parts` along the axis p, or, when `stacked`, part 0, 1, 2 = Q, K, V of the
-    n_heads + 2 n_kv_heads heads that lie along the axis h.
+    n_heads + 2 n_kv_heads heads that lie along the axis h; another `order` of them is spelled out.
     """
 
     parameter: str
@@ -33,6 +33,7 @@ class Cut:
     part: int = 0
     parts: int = 1
     stacked: bool = False
+    order: str = "QKV"
 
 
 def linear(parameter: str) -> Cut:

@@ -18,17 +18,10 @@ from curvescope.models.adapters.table import Family, Place
 from curvescope.models.model import Model
 from curvescope.models.plain import check_parameters
 from curvescope.models.running.exchange import Change, evaluating, exchanged
+from curvescope.models.running.trial import rounding
 
 LOG = logging.getLogger("curvescope")
 ATTENTION = "_attn_implementation_internal"  # where a configuration keeps the name of its attention
-
-
-def rounding(like: Tensor) -> float:
-    """By how much of the largest output two ways to compute it may differ."""
-    if like.dtype == torch.float64:
-        return 1e-5  # eager attention may use float32 inside
-    exact = like.device.type != "cuda" or torch.get_float32_matmul_precision() == "highest"
-    return 1e-4 if like.dtype == torch.float32 and exact else 2e-2
 
 
 def is_transformers(module: Any) -> bool:

@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
 
-from curvescope.core.interrupts import uninterrupted
+from curvescope.models.running.interrupts import uninterrupted
 
 _ABSENT = object()
 _alone = RLock()
@@ -97,8 +97,10 @@ def exchanged(changes: Iterable[Change]) -> Iterator[None]:
 
     A place is put back when the last block that changed it is left, unless somebody else wrote to it.
     """
-    owner = object()
-    found = list(changes)
+    owner, found = object(), list(changes)
+    if not found:
+        yield
+        return
     try:
         with uninterrupted(), _alone:
             for change in found:
@@ -119,6 +121,9 @@ def _put(owner: object, change: Change) -> None:
 
 
 def _take_back(owner: object, changes: list[Change]) -> None:
+    """Put back what was changed; nothing is left of the list of changes then."""
+    if not changes:
+        return
     with uninterrupted(), _alone:
         for holder, name, _ in changes:
             place = _places.get((id(holder), name))
@@ -133,3 +138,4 @@ def _take_back(owner: object, changes: list[Change]) -> None:
                 holder[name] = value
             if not place.layers:
                 del _places[id(holder), name]
+        changes.clear()

@@ -12,14 +12,14 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from curvescope.core.seeds import generator
 from curvescope.kernels.attention.hf import NAME, register_hf
-from curvescope.models.hf.module import attention_is, is_transformers, rounding, small_outputs
+from curvescope.models.hf.module import attention_is, is_transformers, small_outputs
 from curvescope.models.model import Model
-from curvescope.models.running.exchange import Change, exchanged
+from curvescope.models.running.exchange import Change
 from curvescope.models.running.standins import Ours, Standin
+from curvescope.models.running.trial import agrees, rounding
 
 LOG = logging.getLogger("curvescope")
 
@@ -65,42 +65,12 @@ def fuse(model: Model) -> Fused:
 def _replacement(part: nn.Module, standin: Standin) -> Replacement | None:
     if not type(part).__name__.endswith(standin.ending) or standin.method in vars(part):
         return None
-    candidates = standin.candidates(part)
-    taken = next((ours for ours in candidates if standin.certain or _agrees(part, ours)), None)
+    taken = next((ours for ours in standin.candidates(part) if _fits(part, standin, ours)), None)
     return None if taken is None else Replacement(part, standin.method, taken)
 
 
-def _agrees(part: nn.Module, ours: Ours) -> bool:
-    """Whether both give the same on random rows of all sizes, at the part's own numbers and at others."""
-    like = next(part.parameters(), None)
-    dtype, device = (torch.float64, "cpu") if like is None else (like.dtype, like.device)
-    source = generator(0)
-
-    def random(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=source, dtype=torch.float64).to(device, dtype)
-
-    width = next((p.shape[-1] for p in part.parameters() if p.dim()), 8)
-    x = random(8, width) * torch.logspace(-2, 4, 8, dtype=torch.float64)[:, None].to(device, dtype)
-    others = [
-        Change(held, name, random(*t.shape))
-        for child in part.modules()
-        for held in (child._parameters, child._buffers)
-        for name, t in held.items()
-        if t is not None and t.is_floating_point()
-    ]
-    return _same(part, ours, x) and (not others or _same(part, ours, x, others))
-
-
-def _same(part: nn.Module, ours: Ours, x: Tensor, changes: list[Change] | None = None) -> bool:
-    try:
-        with exchanged(changes or []):
-            theirs, found = part(x), ours(x)
-    except Exception:  # it has another form, or expects other inputs
-        return False
-    if theirs.shape != found.shape:
-        return False
-    size = theirs.abs().amax(-1).clamp_min(1e-30)
-    return bool(((theirs - found).abs().amax(-1) <= rounding(theirs) * size).all())
+def _fits(part: nn.Module, standin: Standin, ours: Ours) -> bool:
+    return standin.certain or agrees(part, ours, sequences=standin.sequences)
 
 
 def _takes_our_attention(module: Any) -> bool:

@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from curvescope.kernels import activations, norms
 from curvescope.kernels.activations import Name, gated
 from curvescope.kernels.attention import attention
+from curvescope.models.running import packed
+from curvescope.models.zoo.transformer import Record, nowhere
 
 GATES: tuple[Name, ...] = ("silu", "gelu_tanh", "gelu")
 Ours = Callable[..., Tensor]
@@ -27,13 +29,15 @@ Ours = Callable[..., Tensor]
 class Standin:
     """For a method of the classes whose names end so; the first of the candidates that agrees is taken.
 
-    `certain` ones are made for a class of this package, and are not tried.
+    `certain` ones are made for a class of this package, and are not tried; others are tried on rows, or on
+    `sequences` of them.
     """
 
     ending: str
     candidates: Callable[[Any], list[Ours]]
     method: str = "forward"
     certain: bool = False
+    sequences: bool = False
 
 
 def _rms_norms(part: Any) -> list[Ours]:
@@ -84,8 +88,6 @@ def _zoo_norm(norm: Any, x: Tensor, *, second_order: bool = True) -> Tensor:
 
 def _zoo_attentions(layer: Any) -> list[Ours]:
     """Softmax attention whose scores are products of queries and keys, and nothing more."""
-    from curvescope.models.zoo.transformer import Record, nowhere
-
     cfg, original = layer.cfg, layer.attend
     if cfg.attention != "softmax" or cfg.merged_qk or cfg.score_bias != "none":
         return []
@@ -104,7 +106,8 @@ GENERIC = (
     Standin("RMSNorm", _rms_norms),
     Standin("", _gates),
     Standin("NewGELUActivation", _gelus),
+    Standin("", packed.candidates, sequences=True),
 )
-"""For modules of any family: norms and gated layers as most of them are written."""
+"""For modules of any family: norms, gated layers and packed attention as most of them are written."""
 ZOO = (Standin("Norm", _zoo_norms), Standin("Layer", _zoo_attentions, "attend", certain=True))
 """For the zoo's own Transformer."""

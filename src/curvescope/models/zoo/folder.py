@@ -18,6 +18,7 @@ from curvescope.models.running.standins import ZOO
 from curvescope.models.zoo.mlp import MLP, MLPConfig
 from curvescope.models.zoo.names import BUNDLED, REVISIONS
 from curvescope.models.zoo.transformer import Transformer, TransformerConfig
+from curvescope.tokenizers import BPETokenizer
 
 CONFIG, WEIGHTS, TOKENIZER = "config.toml", "model.safetensors", "tokenizer.json"
 
@@ -101,8 +102,6 @@ def save(model: Model, folder: str | Path) -> Path:
 
 def read_folder(folder: Path, *, name: str | None = None, weights: str = WEIGHTS) -> Model:
     """The zoo model in a folder written by `save`."""
-    from curvescope.tokenizers import BPETokenizer
-
     module = build(read_config(folder / CONFIG))
     read_weights(module, folder / weights)
     tokenizer = BPETokenizer.from_file(folder / TOKENIZER) if (folder / TOKENIZER).exists() else None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from curvescope.studies.spectrum.study import SYMBOLS, TITLES
+from curvescope.core.parts import MATRIX_SYMBOLS, TITLES
 from curvescope.viz import blocks, spectrum
 
 if TYPE_CHECKING:
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 LAYER = re.compile(r"L(\d+)\.(.+)")
 DECADES = 4  # of the colours, below the largest value
 PANELS_PER_ROW = 5
+MOST_RANKED = 40  # blocks in the figure of the sharpest
+CELL = 0.5  # inches that the number of a cell takes
 Numbers = Mapping[str, tuple[float, float, float]]  # value and the ends of its interval by block
 
 
@@ -39,7 +41,8 @@ def draw(result: Blocks) -> dict[str, Figure]:
         for operator, part in result.parts.items()
     }
     first = next(iter(result.parts.values()))
-    found = {"traces": _maps(traces, "trace of the block", signed=True)}
+    found = {"sharpness": _sharpness(result)} if len(first.ranking()) > 1 else {}
+    found["traces"] = _maps(traces, "trace of the block", signed=True)
     if first.norms:
         found["norms"] = _maps(norms, "Frobenius norm of the block", signed=False)
     if first.extremes:
@@ -59,14 +62,14 @@ def _maps(numbers: Mapping[str, Numbers], label: str, *, signed: bool) -> Figure
     inside = [match for name in names if (match := LAYER.fullmatch(name))]
     if not inside:
         figure, ax = plt.subplots(figsize=(12, 3.6), layout="constrained")
-        series = {SYMBOLS[o]: _columns(found, names) for o, found in numbers.items()}
+        series = {MATRIX_SYMBOLS[o]: _columns(found, names) for o, found in numbers.items()}
         blocks.bars(ax, names, series, label=label)
         return figure
     layers = sorted({int(match[1]) for match in inside})
     roles = list(dict.fromkeys(match[2] for match in inside))
     outside = [name for name in names if not LAYER.fullmatch(name)]
-    height = 1.3 + 0.27 * max(len(layers), 2)
-    size = (min(4.5 + 0.48 * (len(roles) + len(outside)), 20), height * len(numbers) + 0.3)
+    height = 1.3 + 0.27 * max(len(layers), 4)
+    size = (2.5 + CELL * (len(roles) + len(outside)), height * len(numbers) + 0.3)
     ratio = [max(len(roles), 2), max(len(outside), 1)]
     figure, axes = plt.subplots(
         len(numbers), 2, figsize=size, layout="constrained", width_ratios=ratio, squeeze=False
@@ -83,7 +86,9 @@ def _maps(numbers: Mapping[str, Numbers], label: str, *, signed: bool) -> Figure
             _cells(right, [outside], found, norm, signed)
             right.set_xticks(range(len(outside)), outside, rotation=90, fontsize=8)
             right.set_yticks([])
-        figure.colorbar(image, ax=[left, right], label=label, pad=0.01, aspect=12)
+        bar = figure.colorbar(image, ax=[left, right], label=label, pad=0.01, aspect=12)
+        bar.set_ticks(blocks.colour_ticks(norm), minor=False)
+        bar.minorticks_off()
     return figure
 
 
@@ -115,7 +120,7 @@ def _cells(ax: Axes, cells: list[list[str]], found: Numbers, norm: Any, signed: 
             value, low, high = found[name]
             depth = 2 * abs(float(norm(value)) - 0.5) if two_sided else float(norm(value))
             colour = "white" if depth > 0.75 else "black"
-            ax.text(j, i, _short(value), ha="center", va="center", fontsize=7, color=colour)
+            ax.text(j, i, blocks.cell_text(value), ha="center", va="center", fontsize=7, color=colour)
             if signed and low <= 0 <= high and low < high:
                 ax.fill_between(
                     [j - 0.5, j + 0.5],
@@ -133,14 +138,20 @@ def _cells(ax: Axes, cells: list[list[str]], found: Numbers, norm: Any, signed: 
     return image
 
 
-def _short(value: float) -> str:
-    """Two digits in as few characters as possible."""
-    if value == 0:
-        return "0"
-    if 0.01 <= abs(value) < 1000:
-        return f"{float(f'{value:.2g}'):g}"
-    mantissa, exponent = f"{value:.0e}".split("e")
-    return f"{mantissa}e{int(exponent)}"
+def _sharpness(result: Blocks) -> Figure:
+    """λ_max of the sharpest blocks, in the order of the first operator."""
+    import matplotlib.pyplot as plt
+
+    order = next(iter(result.parts.values())).ranking()[:MOST_RANKED]
+    series = {}
+    for operator, part in result.parts.items():
+        told = [part.sharpness(name) for name in order]
+        values = np.array([s.largest for s in told])
+        high = np.array([s.high for s in told])
+        series[TITLES[operator]] = values, values, np.where(np.isnan(high), values, high)
+    figure, ax = plt.subplots(figsize=(2.5 + 0.24 * len(order), 3.8), layout="constrained")
+    blocks.bars(ax, order, series, label="λ_max of the block")
+    return figure
 
 
 def _extremes(result: Blocks) -> Figure:
@@ -227,7 +238,7 @@ def _heterogeneity(result: Blocks) -> Figure:
         if count <= 14:
             for (i, j), value in np.ndenumerate(h.divergence):
                 colour = "white" if value > 0.55 * top else "black"
-                ax.text(j, i, _short(value), ha="center", va="center", fontsize=6, color=colour)
+                ax.text(j, i, blocks.cell_text(value), ha="center", va="center", fontsize=6, color=colour)
     if image is not None:
         figure.colorbar(image, ax=list(axes[0]), label="Jensen–Shannon divergence (bits)", shrink=0.9)
     return figure

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from curvescope.data.batches import Batch, Batches
 from curvescope.models.load import load
-from curvescope.operators import GGN, Functional, Hessian
+from curvescope.operators.curvature import OPERATORS
 from curvescope.problem import Problem
 from curvescope.studies.hvp.models import logits, plain_attention
 
@@ -37,7 +37,7 @@ class Product:
 
 def ours(kind: str, engine: str) -> Callable[[nn.Module, Tensor, Tensor], Product]:
     """An operator of this package."""
-    operator = {"hessian": Hessian, "ggn": GGN, "functional": Functional}[kind]
+    operator = OPERATORS[kind]
 
     def make(module: nn.Module, x: Tensor, y: Tensor) -> Product:
         problem = Problem(load(module), Batches([Batch(x, y)]))

@@ -25,6 +25,7 @@ from curvescope.algorithms import spectral_density
 from curvescope.core.config import Config as BaseConfig
 from curvescope.core.config import setting
 from curvescope.core.errors import UsageError, near_misses
+from curvescope.core.parts import MATRICES
 from curvescope.core.progress import Progress
 from curvescope.core.result import Result
 from curvescope.core.seeds import generator
@@ -228,7 +229,7 @@ def _error(name: str, module: nn.Module, x: Tensor, y: Tensor, v: Tree, exact: d
     """Distance to float64 on the small batch."""
     if name == "gradient":
         return nan
-    want = exact["ggn" if "ggn" in name else "functional" if "functional" in name else "hessian"]
+    want = exact[next((matrix for matrix in MATRICES if matrix in name), "hessian")]
     product = CONTENDERS[name](module, *_few(x, y))
     found = product.leave(product.times(product.enter(v)))
     gap = sum(float((a.double().cpu() - b).square().sum()) for a, b in zip(found, want, strict=True))

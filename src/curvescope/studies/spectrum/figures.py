@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from curvescope.studies.spectrum.study import SYMBOLS, TITLES
+from curvescope.core.parts import MATRIX_SYMBOLS, TITLES
 from curvescope.viz import blocks, spectrum
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ def _densities(result: Spectrum) -> Figure:
         spectrum.density(upper, *d.band(), nodes=part.extremes.values, log_y=True)
         upper.set_title(TITLES[name], fontsize=11)
         upper.axvline(0, color="0.6", lw=0.6)
+        upper.locator_params(axis="x", nbins=5)
         d.plot_cumulative(lower, color=colour)
         lower.set_title(d.words, fontsize=8, color="0.3")
     return figure
@@ -54,7 +55,7 @@ def _maps(result: Spectrum) -> Figure:
     positive = np.concatenate([values[values > 0] for values in scaled.values()])
     top = float(positive.max(initial=1e-300))
     limits = (max(top * 1e-6, float(positive.min(initial=top))), top)
-    figure, axes = plt.subplots(1, 3, figsize=(15, 5), layout="constrained", sharey=True)
+    figure, axes = plt.subplots(1, 3, figsize=(11.5, 4.2), layout="constrained", sharey=True)
     for ax, (name, values) in zip(axes, scaled.items(), strict=True):
         blocks.heat_map(ax, maps[name].names, values, limits=limits, colour_bar=False)
         ax.set_title(TITLES[name], fontsize=11)
@@ -67,7 +68,7 @@ def _traces(result: Spectrum) -> Figure:
     names = result.parts["hessian"].traces.names
     shown = [i for i, name in enumerate(names) if name in result.parts["hessian"].map.names]
     series = {
-        f"tr {SYMBOLS[n]}": (
+        f"tr {MATRIX_SYMBOLS[n]}": (
             p.traces.values[shown],
             p.traces.interval[0][shown],
             p.traces.interval[1][shown],
@@ -80,7 +81,7 @@ def _traces(result: Spectrum) -> Figure:
 def _norms(result: Spectrum) -> Figure:
     names = result.parts["hessian"].map.names
     series = {
-        f"‖{SYMBOLS[n]}‖": (
+        f"‖{MATRIX_SYMBOLS[n]}‖": (
             np.diag(p.map.frobenius),
             np.diag(p.map.interval[0]),
             np.diag(p.map.interval[1]),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -24,12 +25,13 @@ from curvescope.algorithms import (
     spectral_density,
 )
 from curvescope.core.config import at_least, setting
-from curvescope.core.numbers import with_error
+from curvescope.core.numbers import below_noise, plural, with_error
 from curvescope.core.operator import LinearOperator
+from curvescope.core.parts import MATRIX_SYMBOLS, TITLES
 from curvescope.core.progress import Progress
 from curvescope.core.result import Result
-from curvescope.operators import GGN, Functional, Hessian
 from curvescope.operators.base import CurvatureOperator
+from curvescope.operators.curvature import OPERATORS
 from curvescope.problem import Problem
 from curvescope.runs.contents import fingerprint
 from curvescope.runs.shown import Line, Shown
@@ -39,10 +41,6 @@ from curvescope.studies.setting import ModelOnData, make_problem, notes_of
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
-
-OPERATORS: dict[str, type[CurvatureOperator]] = {"hessian": Hessian, "ggn": GGN, "functional": Functional}
-TITLES = {"hessian": "Hessian", "ggn": "GGN (outer-product part)", "functional": "functional part"}
-SYMBOLS = {"hessian": "H", "ggn": "H_o", "functional": "H_f"}
 
 
 @dataclass(frozen=True)
@@ -115,15 +113,19 @@ class Spectrum(Shown):
         H = self.parts["hessian"]
         probes, steps = H.density.nodes.shape
         band = "The band is a 95 % interval over probes" if probes > 1 else "One probe: the error is unknown"
+        how = f"{plural(probes, 'probe')}, {plural(steps, 'step')}"
+        shared = plural(len(H.traces.samples), "probe")
         return {
-            "density": f"Above: density by stochastic Lanczos quadrature ({probes} probes, {steps} steps) "
+            "density": f"Above: density by stochastic Lanczos quadrature ({how}) "
             f"under a kernel of width {H.density.width:.2g} (Hessian; each panel says its own): what is "
             f"narrower is not seen. {band}; ticks mark the extreme eigenvalues, found by Lanczos. Below: the "
             "share of eigenvalues up to λ, without a kernel. For these probes it is certain to lie in the "
             "dark band; that of all eigenvalues lies in the light one 95 times in 100.",
-            "block_maps": "Root mean square entry of every block, diagonal and not, all on one scale.",
-            "traces": f"Trace of every diagonal block, from {len(H.traces.samples)} probes that all blocks "
-            "share; bars are 95 % intervals. The table has the small blocks too, with standard errors (±).",
+            "block_maps": "Root mean square entry of every block, diagonal and not, all on one scale. "
+            "Where a name is that of a layer, its blocks follow in the order of the table of norms.",
+            "traces": f"Trace of every diagonal block, from {shared} that all blocks "
+            "share; bars are 95 % intervals. The table has the small blocks too, with standard errors (±); "
+            "< x: below noise, the trace of a positive semi-definite block came out below zero.",
             "norms": "Frobenius norm of every diagonal block; bars are 95 % intervals, ± in the table is a "
             "standard error.",
             "extremes": "Extreme eigenvalues with the residual ‖A v − λ v‖ of a unit vector v: there is an "
@@ -145,7 +147,7 @@ class Spectrum(Shown):
 
         rows = [
             {
-                "operator": SYMBOLS[name],
+                "operator": MATRIX_SYMBOLS[name],
                 "eigenvalue": value,
                 "residual": part.extremes.residuals[i],
                 "converged": bool(part.extremes.converged_mask[i]),
@@ -160,8 +162,11 @@ class Spectrum(Shown):
 
         table = pd.DataFrame({"block": self.parts["hessian"].traces.names})
         for name, part in self.parts.items():
-            table[f"tr {SYMBOLS[name]}"] = part.traces.values
-            table[f"± {SYMBOLS[name]}"] = part.traces.stderr
+            high = part.traces.interval[1]
+            psd = part.traces.psd
+            pairs = zip(part.traces.values.tolist(), high.tolist(), strict=True)
+            table[f"tr {MATRIX_SYMBOLS[name]}"] = [below_noise(*pair) if psd else pair[0] for pair in pairs]
+            table[f"± {MATRIX_SYMBOLS[name]}"] = part.traces.stderr
         return table
 
     def _norms(self) -> pd.DataFrame:
@@ -170,8 +175,8 @@ class Spectrum(Shown):
         first = self.parts["hessian"].map
         table = pd.DataFrame({"block": first.names, "parameters": first.sizes})
         for name, part in self.parts.items():
-            table[f"‖{SYMBOLS[name]}‖"] = np.diag(part.map.frobenius)
-            table[f"± {SYMBOLS[name]}"] = np.diag(part.map.stderr)
+            table[f"‖{MATRIX_SYMBOLS[name]}‖"] = np.diag(part.map.frobenius)
+            table[f"± {MATRIX_SYMBOLS[name]}"] = np.diag(part.map.stderr)
         return table
 
 
@@ -199,7 +204,7 @@ def run(cfg: Config, *, progress: Progress | None = None, state: State | None = 
 
 def answer(name: str, found: Result) -> str:
     """One line of what a piece of an operator says."""
-    symbol = SYMBOLS[name]
+    symbol = MATRIX_SYMBOLS[name]
     if isinstance(found, SpectralDensity):
         low, high = found.extremes
         return f"{symbol}: eigenvalues from {low:.3g} or less to {high:.3g} or more"
@@ -269,8 +274,6 @@ def _map_slices(op: CurvatureOperator, cfg: Config) -> dict[str, slice]:
 
 def mapped(slices: dict[str, slice], cfg: Config) -> dict[str, slice]:
     """Blocks that match `map_blocks`; all of them when none does."""
-    from fnmatch import fnmatchcase
-
     found = {
         name: rows
         for name, rows in slices.items()

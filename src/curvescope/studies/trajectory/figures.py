@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from curvescope.studies.trajectory.study import TARGET
+from curvescope.studies.trajectory.tables import TARGET
 from curvescope.viz import trajectory as viz
 
 if TYPE_CHECKING:

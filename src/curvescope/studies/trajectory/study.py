@@ -39,24 +39,6 @@ if TYPE_CHECKING:
 
 PROMPT = "To kill two birds with one stone"
 PROMPT_WORDS = 8  # of a text of a person's own
-TARGET = {  # what has a target, with the words for it
-    "angle_target": "angle to the target (°)",
-    "cos_target": "cosine to the target",
-    "logp_target": "log p(target)",
-    "log_rank": "log rank of the target",
-    "top1": "share with the target first",
-    "gain": "log p(target) − log p(current)",
-}
-MOTION = {
-    "norm": "|x|",
-    "angle_start": "angle to the start (°)",
-    "angle_end": "angle to the end (°)",
-    "step": "step (°)",
-    "length": "path so far (°)",
-    "turn": "turn (°)",
-    "entropy": "entropy (nats)",
-    "kl_end": "KL(end ‖ here)",
-}
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,25 @@ if TYPE_CHECKING:
 
     from curvescope.studies.trajectory.study import Trajectory
 
+TARGET = {  # what has a target, with the words for it
+    "angle_target": "angle to the target (°)",
+    "cos_target": "cosine to the target",
+    "logp_target": "log p(target)",
+    "log_rank": "log rank of the target",
+    "top1": "share with the target first",
+    "gain": "log p(target) − log p(current)",
+}
+MOTION = {
+    "norm": "|x|",
+    "angle_start": "angle to the start (°)",
+    "angle_end": "angle to the end (°)",
+    "step": "step (°)",
+    "length": "path so far (°)",
+    "turn": "turn (°)",
+    "entropy": "entropy (nats)",
+    "kl_end": "KL(end ‖ here)",
+}
+
 
 def make(result: Trajectory) -> dict[str, pd.DataFrame]:
     """Target and motion along the depth, the changes, the shares, and the prompt's tokens."""
@@ -31,8 +50,6 @@ def make(result: Trajectory) -> dict[str, pd.DataFrame]:
 
 
 def _target(result: Trajectory) -> dict[str, object]:
-    from curvescope.studies.trajectory.study import TARGET
-
     found: dict[str, object] = {"point": result.means.names}
     for name, words in TARGET.items():
         if name in result.means.curves:
@@ -42,8 +59,6 @@ def _target(result: Trajectory) -> dict[str, object]:
 
 
 def _motion(result: Trajectory) -> dict[str, object]:
-    from curvescope.studies.trajectory.study import MOTION
-
     found: dict[str, object] = {"point": result.means.names}
     for name, words in MOTION.items():
         if name in result.means.curves:
@@ -54,8 +69,6 @@ def _motion(result: Trajectory) -> dict[str, object]:
 
 def _change(result: Trajectory) -> pd.DataFrame:
     import pandas as pd
-
-    from curvescope.studies.trajectory.study import TARGET
 
     rows = [
         {

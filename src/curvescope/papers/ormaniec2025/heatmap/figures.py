@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from curvescope.papers.ormaniec2025.heatmap.study import CELL, FLOOR
+from curvescope.viz.blocks import cell_text
 from curvescope.viz.interactive import Scene, scene
 
 if TYPE_CHECKING:
@@ -99,14 +100,16 @@ def _blocks(result: HeatMap) -> Figure:
     values = np.log10(result.median_abs + FLOOR)
     side = 1.6 + 0.62 * len(result.names)
     figure, ax = plt.subplots(figsize=(side + 1.2, side), layout="constrained")
+    figure.get_layout_engine().set(w_pad=0.15, h_pad=0.15)  # pyright: ignore[reportOptionalMemberAccess, reportCallIssue]
     image = ax.imshow(values, vmin=low, vmax=high, cmap="viridis")
     ax.set_xticks(range(len(result.names)), result.names, rotation=90)
     ax.set_yticks(range(len(result.names)), result.names)
     ax.tick_params(length=0)
     for (i, j), value in np.ndenumerate(result.median_abs):
         dark = values[i, j] < (low + high) / 2 + 0.6
-        text = "0" if value == 0 else f"{value:.0e}".replace("e-0", "e-")
-        ax.text(j, i, text, ha="center", va="center", fontsize=8, color="white" if dark else "black")
+        ax.text(
+            j, i, cell_text(value), ha="center", va="center", fontsize=8, color="white" if dark else "black"
+        )
     ax.spines[:].set_linewidth(0)
     figure.colorbar(image, ax=ax, label="log10(median |entry| + 1e-6)", shrink=0.8)
     return figure

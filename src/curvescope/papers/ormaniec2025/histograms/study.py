@@ -16,7 +16,7 @@ import numpy as np
 
 from curvescope.core.progress import Progress
 from curvescope.core.result import Result
-from curvescope.operators import GGN, Functional, Hessian
+from curvescope.operators.curvature import BY_SYMBOL
 from curvescope.papers.claims import AGREES, AUTHORS_CODE, DIFFERS, Claim, as_printed, within
 from curvescope.papers.ormaniec2025.small_model import Kind, histogram_data, small_problem
 from curvescope.papers.setting import FigureConfig
@@ -42,7 +42,6 @@ PUBLISHED_SIZES = {
     "L0.W_V": {"min": "7.79e-10", "median": "1.602e-5", "mean": "4.691e-5", "max": "2.320e-3"},
 }
 PUBLISHED_COUNTS = {"L0.W_Q": (644, 6259), "L0.W_V": (38, 4085)}  # below SMALLEST, the tallest bar
-OPERATORS = {"H": Hessian, "H_o": GGN, "H_f": Functional}
 MEASURES = {"min": np.min, "median": np.median, "mean": np.mean, "max": np.max}
 
 
@@ -191,11 +190,11 @@ def run(cfg: Config, *, progress: Progress | None = None, state: State | None = 
 
 
 def measure(
-    attention: Kind, block: str, *, parts: tuple[str, ...] = ("H", "H_o", "H_f"), device: str = "cpu"
+    attention: Kind, block: str, *, parts: tuple[str, ...] = tuple(BY_SYMBOL), device: str = "cpu"
 ) -> Bars:
     """One block of the model with this attention, exactly; norms of these parts, H among them."""
     problem = small_problem(attention, histogram_data(), device=device)
-    dense = {name: OPERATORS[name](problem, block).dense().cpu().numpy() for name in parts}
+    dense = {name: BY_SYMBOL[name](problem, block).dense().cpu().numpy() for name in parts}
     entries = np.abs(dense["H"]).ravel()
     edges = bar_edges(entries, NUM_EDGES.get((attention, block), 50))
     counts = np.histogram(entries, edges)[0]

@@ -14,7 +14,7 @@ from curvescope.models.load import load
 from curvescope.models.model import Model
 from curvescope.models.zoo.mlp import MLPConfig
 from curvescope.models.zoo.transformer import TransformerConfig
-from curvescope.operators import GGN, Functional
+from curvescope.operators.curvature import BY_SYMBOL
 from curvescope.papers.ormaniec2025.statements.rows import (
     CORRECTED,
     FAILS,
@@ -27,7 +27,6 @@ from curvescope.papers.ormaniec2025.statements.rows import (
 )
 from curvescope.problem import Problem
 
-OPERATORS = {"H_o": GGN, "H_f": Functional}
 SMALL, TINY, LARGE = 1e-3, 3e-2, 30.0
 L, D_MODEL, D_OUT, SEQUENCES = 5, 4, 3, 2
 BASE: dict[str, Any] = {
@@ -38,6 +37,7 @@ LINEAR = {**BASE, "attention": "linear", "residual": False, "norm": "none", "d_f
 SOFTMAX = {**BASE, "norm": "none", "d_ff": 8, "activation": "relu", "bias_ff": False}
 PRENORM = {**BASE, "norm": "pre", "norm_eps": 0.0, "d_ff": 8, "activation": "relu"}
 LAYER_DEPTHS, MLP_DEPTHS = (1, 2, 3), (1, 3, 5)
+SIGMA, WIDE = np.logspace(-1, 1, 17), np.logspace(-3, 3, 25)  # of the curves
 
 
 def _model(settings: dict[str, Any], depth: int, seed: int) -> Model:
@@ -54,7 +54,7 @@ def _data(seed: int, sigma: float) -> Batches:
 def _norm(model: Model, part: str, block: str, sigma: float, seed: int) -> float:
     """Exact Frobenius norm of a diagonal block, from its dense matrix."""
     problem = Problem(model, _data(seed, sigma), loss="mse")
-    return float(OPERATORS[part](problem, block).dense().norm())
+    return float(BY_SYMBOL[part](problem, block).dense().norm())
 
 
 def _slope(model: Model, part: str, block: str, sigma: float, seed: int) -> float:
@@ -143,24 +143,23 @@ def _softmax_with_skips(num_models: int) -> list[Statement]:
 
 def _curves() -> dict[str, np.ndarray]:
     """Norms of W_Q's outer part against σ, for linear attention, softmax and an MLP."""
-    sigma = np.logspace(-1, 1, 17)
-    curves = {"sigma": sigma}
+    curves = {"sigma": SIGMA}
     for D in LAYER_DEPTHS:
         model = _model(LINEAR, D, 0)
-        curves[f"linear attention, {D}"] = np.array([_norm(model, "H_o", "L0.W_Q", s, 0) for s in sigma])
+        curves[f"linear attention, {D}"] = np.array([_norm(model, "H_o", "L0.W_Q", s, 0) for s in SIGMA])
         model = _model(SOFTMAX, D, 0)
-        curves[f"softmax, {D}"] = np.array([_norm(model, "H_o", "L0.W_Q", s, 0) for s in sigma])
+        curves[f"softmax, {D}"] = np.array([_norm(model, "H_o", "L0.W_Q", s, 0) for s in SIGMA])
     for D in MLP_DEPTHS:
         config = MLPConfig(d_in=D_MODEL, d_hidden=6, d_out=D_OUT, depth=D, activation="identity")
         mlp = load(config, dtype="float64")
-        curves[f"MLP, {D}"] = np.array([_norm(mlp, "H_o", "W_1", s, 0) for s in sigma])
+        curves[f"MLP, {D}"] = np.array([_norm(mlp, "H_o", "W_1", s, 0) for s in SIGMA])
     return curves
 
 
 def pre_norm(num_models: int) -> Group:
     """A norm in front of everything: no growth with σ, but blocks that still differ, and tails that fall."""
     models = [_model(PRENORM, 1, seed) for seed in range(num_models)]
-    rows, curves = [], {"sigma": np.logspace(-3, 3, 25)}
+    rows, curves = [], {"sigma": WIDE}
     tails = {("W_Q", "H_o"): -2, ("W_Q", "H_f"): -1, ("W_V", "H_o"): -2, ("W_V", "H_f"): -2}
     for (weight, part), tail in tails.items():
         low = _each(models, part, f"L0.{weight}", 1e-4)
@@ -179,12 +178,10 @@ def pre_norm(num_models: int) -> Group:
         words = f"Pre-LN: ‖{part}({weight})‖ falls as σ^{tail} for large σ"
         rows.append(state(words, "ours (from the published curves)", tail, high, tolerance=0.02))
         curves[f"pre {part} {weight}"] = np.array(
-            [_norm(models[0], part, f"L0.{weight}", s, 0) for s in curves["sigma"]]
+            [_norm(models[0], part, f"L0.{weight}", s, 0) for s in WIDE]
         )
         plain = _model(SOFTMAX, 1, 0)
-        curves[f"none {part} {weight}"] = np.array(
-            [_norm(plain, part, f"L0.{weight}", s, 0) for s in curves["sigma"]]
-        )
+        curves[f"none {part} {weight}"] = np.array([_norm(plain, part, f"L0.{weight}", s, 0) for s in WIDE])
     rows.append(_partial(models, num_models))
     return Group("Pre-LN", rows, curves)
 

@@ -1,0 +1,123 @@
+"""Whether data fit a model: checked once, before the work, where both meet."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from curvescope.core.errors import UsageError
+from curvescope.core.targets import IGNORED
+from curvescope.data.batches import Batch, Batches
+from curvescope.data.dicts import IDS, MASK
+from curvescope.data.task_names import TASKS
+
+UNSHIFTED = (
+    "targets equal the inputs at every position: a model that sees its own token has nothing to predict; "
+    "pair ids[:, :-1] with ids[:, 1:], or give a dictionary with labels, which is shifted"
+)
+
+
+def predicts_next(model: Any) -> bool:
+    """Whether a model's outputs at t are about the token at t + 1, as far as it says."""
+    task, causal = model.facts.get("task"), model.facts.get("causal")
+    return task == "causal-lm" if task is not None else causal is not False
+
+
+def fitted(batches: Batches, model: Any) -> Batches:
+    """The batches as the module takes them: a module without the argument `input_ids` gets the ids alone."""
+    if not any(isinstance(b.inputs, Mapping) and IDS in b.inputs for b in batches) or _takes_names(model):
+        return batches
+    found = [Batch(_alone(b.inputs, model), b.targets, b.weights) for b in batches]
+    return Batches(found, name=batches.name, notes=batches.notes)
+
+
+def _takes_names(model: Any) -> bool:
+    accepted = inspect.signature(model.module.forward).parameters
+    return IDS in accepted or any(p.kind is p.VAR_KEYWORD for p in accepted.values())
+
+
+def _alone(inputs: Any, model: Any) -> Any:
+    if not isinstance(inputs, Mapping) or IDS not in inputs:
+        return inputs
+    there = inputs.get(MASK, torch.ones_like(inputs[IDS])).bool()
+    only_behind = there.dim() == 2 and not bool((there[:, 1:] & ~there[:, :-1]).any())
+    only_behind = only_behind and model.facts.get("causal") is True
+    if not bool(there.all()) and not only_behind:
+        raise UsageError(
+            f"{model.name!r} takes no attention_mask, and the one given hides tokens",
+            hint="wrap it in a module with forward(self, input_ids, attention_mask)",
+        )
+    return inputs[IDS]
+
+
+def check_ids(batches: Batches, model: Any) -> None:
+    """Raise where a model that reads tokens is given real numbers, or ids that it has no token for."""
+    V = _vocabulary(model)
+    if V is None:
+        return
+    for batch in batches:
+        ids = _ids(batch)
+        if ids is None:
+            continue
+        if ids.is_floating_point() or ids.is_complex():
+            raise UsageError(
+                f"expected integer tokens (B, T), got {ids.dtype} {tuple(ids.shape)}",
+                hint="ids.long(), if they are whole numbers",
+            )
+        if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < V:
+            task = f", which is what the task {batches.name!r} has" if batches.name in TASKS else ""
+            raise UsageError(
+                f"expected tokens from 0 to {V - 1}, the vocabulary of {model.name!r}, "
+                f"got {int(ids.min())} to {int(ids.max())}{task}",
+                hint="are they from another tokenizer?",
+            )
+
+
+def _vocabulary(model: Any) -> int | None:
+    """The number of tokens a model reads, where it says so."""
+    facts, main = model.facts, getattr(model.module, "main_input_name", IDS)
+    V = facts.get("vocab_size")
+    if not isinstance(V, int) or facts.get("inputs", "tokens") != "tokens" or main != IDS:
+        return None
+    try:
+        table = getattr(model.module, "get_input_embeddings", lambda: None)()
+    except NotImplementedError:  # transformers' word for a family that does not say
+        table = None
+    return max(V, getattr(table, "num_embeddings", 0))
+
+
+def _ids(batch: Batch) -> Tensor | None:
+    return batch.inputs.get(IDS) if isinstance(batch.inputs, Mapping) else batch.inputs
+
+
+def warn_unshifted(batches: Batches, model: Any, *, stacklevel: int) -> None:
+    """Warn where every target that counts is the input at its own position."""
+    if predicts_next(model) and all(map(_repeats, batches)):
+        warnings.warn(UNSHIFTED, stacklevel=stacklevel + 1)
+
+
+def _repeats(batch: Batch) -> bool:
+    ids, y = _ids(batch), batch.targets
+    if ids is None or not isinstance(y, Tensor) or y.shape != ids.shape or ids.dim() != 2:
+        return False
+    if ids.is_floating_point() or y.is_floating_point():
+        return False
+    y = y.to(ids.device)
+    counted = y != IGNORED
+    return bool(((y == ids) | ~counted).all() & counted.any())
+
+
+def task_notes(batches: Batches, model: Any) -> list[str]:
+    """What a reader should know where a text model is given a task with tokens of its own."""
+    ids = _ids(batches[0])
+    if batches.name not in TASKS or model.tokenizer is None or ids is None or ids.is_floating_point():
+        return []
+    return [
+        f"the task {batches.name!r} has tokens of its own, and {model.name!r} has a tokenizer: "
+        "it was not made for this task, and reads the ids as other tokens"
+    ]

@@ -1,0 +1,195 @@
+"""Roles for a module of one's own: which of its parameters is W_Q, W_O, … of which layer.
+
+    roles = {
+        "E": "tok.weight",
+        "L{layer}.W_QKV": "blocks.{layer}.attn.qkv.weight",   # Q, K and V packed, in the order of the letters
+        "L{layer}.W_O": "blocks.{layer}.attn.out.weight",
+        "n_heads": 4,
+    }
+
+A role is the name of a block, and any name is one; `{layer}` stands for a number, the same in both, and
+layers are counted from 0 in the order of their numbers. Roles of heads, W_Q, b_Q, W_K, b_K, W_V, b_V and W_O,
+are also cut into `L0.h3.W_Q` where `n_heads` is given. What is not named keeps the block that it has.
+Settings beside the roles: `n_heads`, `n_kv_heads` (as many unless given) and `packed`, "stacked" (all heads
+of Q, then of K, then of V) or "per head" (head 0's Q, K, V, then head 1's, …).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import nn
+
+from curvescope.core.blocks import Block
+from curvescope.core.errors import UsageError, near_misses
+from curvescope.models.adapters.build import WITH_HEADS, Heads, cut_block, rest
+from curvescope.models.adapters.table import Cut
+from curvescope.models.model import Model
+
+SETTINGS = ("n_heads", "n_kv_heads", "packed")
+LAYER = "{layer}"
+PACKED = re.compile(r"(?P<kind>[Wb])_(?P<letters>[QKV]{2,3}|gu|ug)")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How heads lie in packed matrices."""
+
+    query: int | None
+    key: int | None
+    per_head: bool
+
+    def heads(self, role: str, cut: Cut, shape: tuple[int, ...]) -> Heads | None:
+        """Heads of a role, their size from the parameter's shape; None where it has none, or nobody said."""
+        if role not in WITH_HEADS or (self.query is None and not cut.stacked):
+            return None
+        query, key = self.query or 1, self.key or 1
+        counts = Heads(query, key, 1)
+        stored = sum(counts.of(x) for x in cut.order) if cut.stacked else counts.of(role) * cut.parts
+        letter = "k" if "k" in cut.axes else "i" if role == "W_O" else "o"
+        size = next((n for group, n in zip(cut.axes.split(), shape, strict=False) if letter in group), 0)
+        alone = "k" in cut.axes.split()
+        return Heads(query, key, size if alone else size // stored)
+
+
+def with_roles(model: Model, roles: Mapping[str, Any]) -> Model:
+    """The model with these roles; see the module's own words for what they are."""
+    if not isinstance(roles, Mapping):
+        raise UsageError(f"expected roles as a dictionary, got a {type(roles).__name__}")
+    layout = _layout(roles)
+    blocks: dict[str, Block] = {}
+    singles: dict[str, Block] = {}
+    shapes = {name: tuple(p.shape) for name, p in model.parameters.items()}
+    for front, packed, parameter, axes in _claimed(roles, model):
+        for role, cut in _cuts(packed, parameter, axes, layout):
+            heads = layout.heads(role, cut, shapes[parameter])
+            name = front + role
+            if name in blocks:
+                raise UsageError(
+                    f"two parameters have the role {name!r}: {blocks[name].parameter} and {parameter}"
+                )
+            blocks[name] = cut_block(name, role, cut, parameter, shapes[parameter], heads)
+            for j in range(heads.of(role) if heads and layout.query and front else 0):
+                name = f"{front}h{j}.{role}"
+                singles[name] = cut_block(name, role, cut, parameter, shapes[parameter], heads, head=j)
+    return _put_together(model, blocks, singles, layout)
+
+
+def _layout(roles: Mapping[str, Any]) -> Layout:
+    counts = {key: roles.get(key) for key in ("n_heads", "n_kv_heads")}
+    for key, count in counts.items():
+        if count is not None and (not isinstance(count, int) or isinstance(count, bool) or count < 1):
+            raise UsageError(f"expected {key} of at least 1, got {count!r}")
+    packed = roles.get("packed", "stacked")
+    if packed not in ("stacked", "per head"):
+        raise UsageError(f"expected packed to be 'stacked' or 'per head', got {packed!r}")
+    query, key = counts["n_heads"], counts["n_kv_heads"] or counts["n_heads"]
+    if packed == "per head" and (query is None or query != key):
+        raise UsageError("packed='per head' needs n_heads, and as many heads of keys and values")
+    return Layout(query, key, packed == "per head")
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A parameter that a role names: the role as it is written, the number of the layer, how it is stored."""
+
+    key: str
+    number: int | None
+    parameter: str
+    axes: str
+
+
+def _claimed(roles: Mapping[str, Any], model: Model) -> Iterator[tuple[str, str, str, str]]:
+    """(`L0.` or nothing, role, parameter, axes) for every parameter that is named; layers count from 0."""
+    claims = [c for key, given in roles.items() if key not in SETTINGS for c in _found(key, given, model)]
+    place = {n: i for i, n in enumerate(sorted({c.number for c in claims if c.number is not None}))}
+    owners: dict[str, str] = {}
+    for claim in claims:
+        first = owners.setdefault(claim.parameter, claim.key)
+        if first != claim.key:
+            raise UsageError(
+                f"expected one role for every parameter, {claim.parameter!r} has {first!r} and {claim.key!r}",
+                hint="matrices that hold several are named by their letters, such as W_QKV",
+            )
+        role = claim.key if claim.number is None else claim.key.replace(LAYER, str(place[claim.number]))
+        front, dot, last = role.partition(".") if re.match(r"L\d+\.", role) else ("", "", role)
+        yield front + dot, last, claim.parameter, claim.axes
+
+
+def _found(key: str, given: Any, model: Model) -> list[Claim]:
+    """The parameters that a pattern names."""
+    pattern, axes = given if isinstance(given, tuple) and len(given) == 2 else (given, None)
+    if not isinstance(pattern, str) or not isinstance(axes, str | None):
+        raise UsageError(
+            f"expected the name of a parameter for the role {key!r}, got {given!r}",
+            hint=near_misses(key, list(SETTINGS)),
+        )
+    if (LAYER in key) != (LAYER in pattern):
+        raise UsageError(f"expected {LAYER} in both or in neither of {key!r} and {pattern!r}")
+    if axes is not None and not re.fullmatch(r"[ihko1]+( [ihko1]+)*", axes):
+        raise UsageError(f"expected axes of the letters i, o, h, k and 1 for the role {key!r}, got {axes!r}")
+    names = list(model.parameters)
+    rule = re.compile(re.escape(pattern).replace(re.escape(LAYER), r"(\d+)", 1))
+    matches = [match for match in map(rule.fullmatch, names) if match]
+    if not matches:
+        known = dict.fromkeys(re.sub(r"\d+", LAYER, n, count=1) if LAYER in pattern else n for n in names)
+        raise UsageError(
+            f"no parameter is called {pattern!r}, for the role {key!r}",
+            hint=near_misses(pattern, list(known)),
+        )
+    return [
+        Claim(key, int(match[1]) if LAYER in key else None, match[0], axes or _axes(match[0], model.module))
+        for match in matches
+    ]
+
+
+def _axes(parameter: str, module: nn.Module) -> str:
+    """How a parameter is stored: a linear layer outputs × inputs, other matrices inputs × outputs."""
+    p, owner = module.get_parameter(parameter), module.get_submodule(parameter.rpartition(".")[0])
+    kernel = isinstance(owner, nn.Conv1d | nn.Conv2d | nn.Conv3d)
+    if p.dim() > 2 and not kernel:
+        raise UsageError(
+            f"expected {parameter!r} with its axes, it has {p.dim()} of them",
+            hint=f"such as ({parameter!r}, 'h i k'): heads, inputs, head size",
+        )
+    if p.dim() < 2:
+        return "o"
+    return "o i" if kernel or isinstance(owner, nn.Linear) else "i o"
+
+
+def _cuts(role: str, parameter: str, axes: str, layout: Layout) -> Iterator[tuple[str, Cut]]:
+    """The roles that one parameter plays: its own, or those of the letters."""
+    match = PACKED.fullmatch(role)
+    if match is None or len(set(match["letters"])) < len(match["letters"]):
+        yield role, Cut(parameter, axes)
+        return
+    letters = match["letters"]
+    for part, letter in enumerate(letters):
+        own = f"{match['kind']}_{letter}"
+        if letter in "gu":
+            yield own, Cut(parameter, axes.replace("o", "po"), part, len(letters))
+        elif layout.per_head:
+            yield own, Cut(parameter, axes.replace("o", "hpk"), part, len(letters))
+        else:
+            yield own, Cut(parameter, axes, part, stacked=True, order=letters)
+
+
+def _put_together(model: Model, blocks: dict[str, Block], singles: dict[str, Block], layout: Layout) -> Model:
+    """These blocks, and of the model's own those that they leave alone."""
+    taken = {block.parameter for block in blocks.values()}
+    kept = {n: b for n, b in model.blocks.items() if b.parameter not in taken and n not in blocks}
+    merged = {**blocks, **kept}
+    merged |= rest(model.module, {block.parameter for block in merged.values()})
+    heads = {n: b for n, b in model.heads.items() if b.parameter not in taken and n not in singles}
+    layers = {name.partition(".")[0] for name in merged if re.match(r"L\d+\.", name)}
+    facts = {**model.facts, **({"n_layers": len(layers)} if layers else {})}
+    first = next((b for n, b in blocks.items() if n.endswith(".W_Q")), None)
+    if first is not None and layout.query:
+        facts |= {"n_heads": layout.query, "n_kv_heads": layout.key, "d_model": first.shape[0]}
+        facts |= {"d_head": first.shape[1] // layout.query}
+    order = {name: i for i, name in enumerate(model.parameters)}
+    merged = dict(sorted(merged.items(), key=lambda item: order[item[1].parameter]))
+    return replace(model, blocks=merged, heads={**heads, **singles}, facts=facts)

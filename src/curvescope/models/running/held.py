@@ -1,0 +1,48 @@
+"""Parameters that a module holds in a second way (a closure, a list), which exchanging does not reach."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from curvescope.core.errors import UsageError
+
+
+class RefuseHeld(TorchDispatchMode):
+    """A pass inside raises where it reads memory of a parameter that another tensor stands for.
+
+    Args:
+        own: The module's parameters.
+        values: Tensors in the place of some; where they share memory with the parameter nothing is refused.
+    """
+
+    def __init__(self, own: Mapping[str, Tensor], values: Mapping[str, Tensor]):
+        super().__init__()
+        self._spans = [
+            (own[name].data_ptr(), own[name].data_ptr() + own[name].nbytes, name)
+            for name, value in values.items()
+            if value.data_ptr() != own[name].data_ptr()
+        ]
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for x in tree_leaves((args, kwargs)):
+            if isinstance(x, Tensor) and x.layout == torch.strided:
+                at = x.data_ptr()
+                for start, stop, name in self._spans:
+                    if start <= at < stop:
+                        raise moved(name)
+        return func(*args, **(kwargs or {}))
+
+
+def moved(name: str) -> UsageError:
+    """What is said where the parameter is held in a second way and other values were asked for."""
+    return UsageError(
+        f"the module holds {name!r} in a second way (a closure or a list), "
+        "so the problem cannot be moved to other parameters",
+        hint="write them into the module instead",
+    )

@@ -1,0 +1,56 @@
+"""Errors that every rank raises together."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+
+from curvescope.core.ranks import in_step, together
+
+EXPECTED = """\
+agreed 3.0
+own_product CurvescopeError rank 1: MemoryError: no room for a batch
+algorithm CurvescopeError rank 1: a product of the operator is not finite (look for nan or inf in op @ v)
+storing CurvescopeError rank 0: OSError: no space left
+interrupted CurvescopeError rank 1: KeyboardInterrupt
+same_mistake UsageError expected a dog, got a cat (bark)
+alone looked
+"""
+
+
+@pytest.mark.skipif(not dist.is_available(), reason="torch without torch.distributed")
+def test_two_ranks_raise_the_same_sentence_and_neither_waits(tmp_path):
+    script = Path(__file__).with_name("two_ranks.py")
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-W", "ignore", str(script), str(rank), str(tmp_path / "meet")],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        said = [rank.communicate(timeout=90)[0] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert said == [EXPECTED, EXPECTED]
+
+
+def test_one_process_pays_nothing_and_keeps_its_error():
+    assert together() is together()  # nothing is made, nothing is asked
+    wrong = ValueError("mine")
+    with pytest.raises(ValueError, match="mine") as caught, together():
+        raise wrong
+    assert caught.value is wrong
+
+
+def test_ranks_are_in_step_only_inside():
+    alone = together()
+    with in_step():
+        assert together() is not alone
+    assert together() is alone

@@ -1,0 +1,86 @@
+"""Imports inside functions have one of the reasons of docs/architecture.md; no two files need each other.
+
+And how many names a folder shows.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import Counter
+from collections.abc import Iterator
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+from rooms import ROOT, SOURCE
+
+LONG = {"": "the rooms", "models/adapters": "a file for every family"}  # folders with more than MOST names
+MOST = 14
+
+
+def module(path: Path) -> str:
+    parts = path.relative_to(SOURCE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+FILES = {module(path): path for path in SOURCE.rglob("*.py")}
+
+
+def imported(node: ast.Import | ast.ImportFrom) -> list[str]:
+    """The modules that a statement loads."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    inside = [f"{node.module}.{alias.name}" for alias in node.names]
+    return [name if name in FILES else str(node.module) for name in inside]
+
+
+def imports(node: ast.AST, *, lazy: bool = False) -> Iterator[tuple[bool, list[str]]]:
+    """Whether it stands in a function, and the modules, of every import that is carried out."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+            continue
+        if isinstance(child, ast.Import | ast.ImportFrom):
+            yield lazy, imported(child)
+        yield from imports(child, lazy=lazy or isinstance(child, ast.FunctionDef | ast.Lambda))
+
+
+FOUND = {name: list(imports(ast.parse(path.read_text(encoding="utf-8")))) for name, path in FILES.items()}
+
+
+def reason(here: str, names: list[str]) -> str:
+    """Why `here` imports these in a function."""
+    if not names[0].startswith("curvescope."):
+        return "packages"
+    last = {name.rsplit(".")[-1] for name in names}
+    if any(word.startswith("triton") for word in last):
+        return "Triton"
+    if here.startswith("curvescope.cli."):
+        return "commands"
+    if names[0].startswith("curvescope.viz") or last <= {"figures", "tables", "words"}:
+        return "pictures"
+    return f"{here} imports {names} in a function, for no reason that is known"
+
+
+def test_imports_in_functions_are_counted():
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    limits = {why: int(most) for why, most in re.findall(r"^\| (\w+): .* \| (\d+) \|$", page, flags=re.M)}
+    counts = Counter(reason(here, names) for here, found in FOUND.items() for lazy, names in found if lazy)
+    assert set(counts) == set(limits)
+    assert {why: count for why, count in counts.items() if count > limits[why]} == {}
+
+
+def test_no_two_files_need_each_other():
+    eager = {
+        here: {name for lazy, names in found if not lazy for name in names if name in FILES and name != here}
+        for here, found in FOUND.items()
+    }
+    assert len(list(TopologicalSorter(eager).static_order())) == len(FILES)  # raises where there is a circle
+
+
+@pytest.mark.parametrize("folder", sorted({path.parent for path in FILES.values()}), ids=str)
+def test_a_folder_reads_like_a_table_of_contents(folder):
+    names = [path for path in folder.iterdir() if path.stem not in ("__init__", "__pycache__")]
+    here = folder.relative_to(SOURCE).as_posix().removeprefix(".")
+    assert len(names) <= MOST or here in LONG
