@@ -78,7 +78,7 @@ def test_run_then_report(small, tmp_path, capsys):
     code, out, err = call(*words, capsys=capsys)
     assert code == 0, err
     path = out.strip().splitlines()[-1]
-    assert "eigenvalue" in out
+    assert "largest eigenvalue" in out
     assert "12/12" in err
     code, out, err = call("report", path, "--page", tmp_path / "page.html", capsys=capsys)
     assert code == 0, err

@@ -7,7 +7,7 @@ from typing import Literal
 
 import pytest
 
-from curvescope.core.config import Config
+from curvescope.core.config import Config, setting
 from curvescope.core.errors import CurvescopeError, MissingExtra, ShapeError, UsageError, near_misses
 
 
@@ -54,6 +54,7 @@ def test_round_trip_through_a_dict():
         ({"flag": 1}, r"flag: expected bool, got 1"),
         ({"kind": "three"}, r"kind: expected one of one, two, got 'three'"),
         ({"kind": ["one"]}, r"kind: expected one of one, two, got"),
+        ({"sizes": ["a"]}, r"sizes: expected int, got 'a'"),
         ({"limit": "no"}, r"limit: expected int or nothing, got 'no'"),
     ],
 )
@@ -88,3 +89,51 @@ def test_near_misses_name_what_is_close_or_what_there_is():
 
 def test_near_misses_do_not_mind_the_case():
     assert "'L0.W_Q'" in near_misses("l0.w_q", ["L0.b_Q", "L0.b_V", "L0.b_O", "L0.W_Q", "E"])
+
+
+def test_near_misses_know_initials_and_parts_and_nothing_far_fetched():
+    known = ["cross_entropy", "mse", "mse_mean"]
+    assert near_misses("ce", known) == "did you mean 'cross_entropy'?"
+    assert near_misses("entropy", known) == "did you mean 'cross_entropy'?"
+    assert near_misses("hinge", known) == "known: cross_entropy, mse, mse_mean"
+
+
+@dataclass(frozen=True)
+class Described(Config):
+    layers: tuple[int, ...] = setting((), "layers to look at")
+    blocks: tuple[str, ...] | None = setting(None, "globs")
+    kind: Literal["one", "two"] = setting("one", "which")
+    rate: float = setting(0.5, "speed")
+
+
+def test_settings_say_what_they_are():
+    assert Described() == Described(layers=(), blocks=None, kind="one", rate=0.5)
+    assert [tuple(s) for s in Described.settings()] == [
+        ("layers", "list of whole numbers", (), "layers to look at"),
+        ("blocks", "list of text", None, "globs"),
+        ("kind", "one | two", "one", "which"),
+        ("rate", "number", 0.5, "speed"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("layers", "0,1", [0, 1]),
+        ("layers", "[0, 1]", [0, 1]),
+        ("layers", "3", 3),
+        ("blocks", "L0.*, L1.W_[QK]", ["L0.*", "L1.W_[QK]"]),
+        ("blocks", '["L0.*"]', ["L0.*"]),
+        ("blocks", '"L0.*"', "L0.*"),
+        ("kind", "two", "two"),
+        ("kind", "a,b", "a,b"),
+        ("rate", "1e-3", 1e-3),
+    ],
+)
+def test_values_are_read_as_they_are_typed(name, text, value):
+    assert Described.read(name, text) == value
+
+
+def test_a_name_that_is_not_there_is_not_read():
+    with pytest.raises(UsageError, match=r"unknown setting 'layer'.*did you mean 'layers'"):
+        Described.read("layer", "0")

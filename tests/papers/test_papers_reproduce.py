@@ -18,6 +18,7 @@ from curvescope.papers.reproduce import redraw, reproduce
 from curvescope.papers.setting import FigureConfig
 from curvescope.report import write_page
 from curvescope.runs.shown import Shown
+from curvescope.runs.study import Study
 from curvescope.runs.work import Piece, work_through
 
 
@@ -82,7 +83,7 @@ def run(cfg, *, progress=None, state=None):
 def small_figure(monkeypatch):
     """A figure `small` of the paper, in place of the real ones."""
     module = ModuleType("curvescope.papers.ormaniec2025.small")
-    module.Config, module.run = Config, run
+    module.STUDY = Study(Config, run)
     monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.setattr(
         "curvescope.papers.ormaniec2025.FIGURES", {"small": "two curves", "histograms": "bars"}
@@ -146,7 +147,7 @@ def test_a_killed_run_goes_on(tmp_path, capsys):
     Counter.stop_at = None
     code, _, err = call(*words, capsys=capsys)
     assert code == 0
-    assert "small: resuming with 1 pieces done" in err
+    assert "small: resuming, 1 of 2 pieces were there" in err
     assert Counter.done == 2
     assert not (tmp_path / "state").exists()
 
@@ -232,8 +233,8 @@ def test_a_model_is_told_to_the_figures(tmp_path, monkeypatch, capsys):
 
     told = []
     module = sys.modules["curvescope.papers.ormaniec2025.small"]
-    monkeypatch.setattr(module, "Config", WithModel)
-    monkeypatch.setattr(module, "run", lambda cfg, **rest: told.append(cfg.model) or run(cfg, **rest))
+    own = Study(WithModel, lambda cfg, **rest: told.append(cfg.model) or run(cfg, **rest))
+    monkeypatch.setattr(module, "STUDY", own)
     for words in (["some/model"], []):
         code, _, err = call("ormaniec2025", *words, "--figure", "small", "--out", tmp_path, capsys=capsys)
         assert code == 0, err

@@ -287,7 +287,7 @@ BAD: dict[str, tuple[str, dict[str, Any], str]] = {
     "token beyond the prompt": ("trajectory", {"token": 99}, "one of the prompt's"),
     "unknown projection": ("trajectory", {"projection": "tsne"}, "projection: expected one of"),
     "unknown layer": ("heads", {"layers": [4]}, "layers from 0 to 3 of 'tiny-gpt', got 4"),
-    "layer that is no number": ("probes", {"layers": "last"}, "layers from 0 to 3"),
+    "layer that is no number": ("probes", {"layers": "last"}, "layers: expected int"),
     "missing words file": ("probes", {"words": "no/such/file.txt"}, "could not read 'no/such/file.txt'"),
     "unknown norm": ("layernorm", {"norms": ["L9.ln1"]}, "norms: expected some of"),
     "unknown role": ("embeddings", {"norm": "ln_x"}, "role of a norm"),
@@ -325,7 +325,7 @@ def test_words_that_are_no_single_tokens_are_refused(tmp_path):
 @pytest.mark.usefixtures("unrendered")
 def test_the_command_line_prints_tables_and_the_folder(tmp_path, capsys):
     with pytest.raises(SystemExit) as end:
-        main(["run", "embeddings", "tiny-gpt", "--set", "k=1", "--out", str(tmp_path), "-q"])
+        main(["run", "embeddings", "tiny-gpt", "--set", "k=1", "--out", str(tmp_path), "--tables"])
     assert end.value.code == 0
     out = capsys.readouterr().out
     assert "mean_l2_distance" in out

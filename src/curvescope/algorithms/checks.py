@@ -12,6 +12,7 @@ import torch
 
 from curvescope.core.errors import ShapeError, UsageError
 from curvescope.core.operator import LinearOperator, check_square_symmetric
+from curvescope.core.recording import recorded
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -26,8 +27,8 @@ def of_one_matrix(algorithm: Callable[Concatenate[LinearOperator, P], T]) -> Cal
     def run(op: Any, *args: P.args, **kwargs: P.kwargs) -> T:
         if not isinstance(op, LinearOperator):
             return algorithm(op, *args, **kwargs)  # which says what it needs
-        with op.steady():
-            return algorithm(op, *args, **kwargs)
+        with op.steady(), recorded(op) as own:
+            return algorithm(own, *args, **kwargs)
 
     return run
 

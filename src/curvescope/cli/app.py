@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from curvescope import __version__
+from curvescope.core.config import Value
 from curvescope.core.errors import CurvescopeError
 
 app = typer.Typer(
     name="curvescope",
     help="A microscope for the curvature and geometry of Transformers.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
@@ -26,6 +26,25 @@ Model = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Out = Annotated[Path, typer.Option(help="Folder for run folders.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")]
+Alone = Annotated[bool, typer.Option("--quiet", "-q", help="No progress; print the folder alone.")]
+
+
+def _studies() -> list[str]:
+    from curvescope.studies import STUDIES
+
+    return list(STUDIES)
+
+
+def _papers() -> list[str]:
+    from curvescope.papers import PAPERS
+
+    return list(PAPERS)
+
+
+def _models() -> list[str]:
+    from curvescope.models.zoo.names import BUNDLED
+
+    return list(BUNDLED)
 
 
 def _version(wanted: bool) -> None:
@@ -74,41 +93,95 @@ def info(
 
 @app.command()
 def run(
-    study: Annotated[str, typer.Argument(help="Name of a study: see `curvescope list`.")],
-    model: Annotated[str | None, typer.Argument(help="As for `info`; default tiny-gpt.")] = None,
+    study: Annotated[
+        str, typer.Argument(help="Name of a study: see `curvescope list`.", autocompletion=_studies)
+    ],
+    model: Annotated[
+        str | None, typer.Argument(help="As for `info`; default tiny-gpt.", autocompletion=_models)
+    ] = None,
     data: Annotated[
         str | None, typer.Option(help="Corpus (sample, python-stdlib), file, folder, or task:NAME.")
     ] = None,
     tokens: Annotated[int | None, typer.Option(help="Counted targets of a text.")] = None,
+    tokenizer: Annotated[
+        str | None, typer.Option(help="A tokenizer.json, or a folder that has one; default the model's own.")
+    ] = None,
     revision: Annotated[str | None, typer.Option(help="Checkpoint of a bundled model.")] = None,
     dtype: Annotated[str | None, typer.Option(help="float32 or float64.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, …")] = None,
     blocks: Annotated[list[str] | None, typer.Option(help="Globs such as 'L0.*'; repeatable.")] = None,
     seed: Annotated[int | None, typer.Option(help="Of the data sample and the probes.")] = None,
     config: Annotated[Path | None, typer.Option(help="TOML file with settings.")] = None,
-    set: Annotated[list[str] | None, typer.Option(help="Any setting, KEY=VALUE; repeatable.")] = None,
+    set: Annotated[
+        list[str] | None, typer.Option(help="Any setting, NAME=VALUE, a list as 0,1; repeatable.")
+    ] = None,
+    settings: Annotated[
+        bool, typer.Option("--settings", help="List the study's settings with defaults and meaning.")
+    ] = False,
+    profile: Annotated[
+        str | None, typer.Option(help="quick (a minute) or full (the study's own settings).")
+    ] = None,
+    budget: Annotated[
+        str | None, typer.Option(help="How long it may take: 90s, 3min, 1h; what is not set is chosen.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Compute anew what is finished.")] = False,
+    tables: Annotated[bool, typer.Option("--tables", help="Print the tables too.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
     out: Out = Path("runs"),
-    quiet: Quiet = False,
+    quiet: Alone = False,
 ) -> None:
     """Run a study and save its numbers, tables and figures in a run folder.
 
-    A run that was stopped goes on where it was when the same command is given again.
+    A run that was stopped goes on where it was when the same command is given again; one that is finished is
+    shown. `curvescope run STUDY --settings` lists what can be set.
 
     Examples: curvescope run spectrum; curvescope run spectrum tiny-gpt --data notes.txt --set num_probes=8
     """
     from curvescope.cli import study_run
 
-    given: dict[str, Any] = {
+    if settings:
+        study_run.show_settings(study)
+        return
+    given: dict[str, Value] = {
         "model": model,
         "data": data,
         "tokens": tokens,
+        "tokenizer": tokenizer,
         "revision": revision,
         "dtype": dtype,
         "device": device,
         "blocks": blocks,
         "seed": seed,
     }
-    study_run.show(study, study_run.merge(config, set or [], given), out=out, quiet=quiet)
+    wish = study_run.Wish(
+        out, quiet, alone=quiet, force=force, tables=tables, as_json=json, profile=profile, budget=budget
+    )
+    study_run.show(study, config, set or [], given, wish)
+
+
+@app.command()
+def runs(
+    out: Out = Path("runs"),
+    remove: Annotated[list[Path] | None, typer.Option(help="Remove this run folder; repeatable.")] = None,
+    others: Annotated[list[Path] | None, typer.Argument(help="With --remove: further folders.")] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before removing.")] = False,
+    json: AsJson = False,
+) -> None:
+    """The run folders that are there: study, model, data, settings, date, size, finished or not.
+
+    Examples: curvescope runs; curvescope runs --remove runs/spectrum/20260101-120000-0123abcd
+    """
+    from curvescope.cli import runs_list
+    from curvescope.core.errors import UsageError
+
+    if others and not remove:
+        raise UsageError(
+            f"expected --remove before {others[0]}", hint=f"curvescope runs --remove {others[0]}"
+        )
+    if remove:
+        runs_list.remove([*remove, *(others or [])], sure=yes)
+    else:
+        runs_list.show(out, as_json=json)
 
 
 @app.command()
@@ -131,7 +204,9 @@ def report(
 
 @app.command()
 def reproduce(
-    paper: Annotated[str, typer.Argument(help="Name of a paper: see `curvescope list`.")],
+    paper: Annotated[
+        str, typer.Argument(help="Name of a paper: see `curvescope list`.", autocompletion=_papers)
+    ],
     model: Annotated[
         str | None, typer.Argument(help="For a paper that is measured on any model: the same as in `run`.")
     ] = None,
@@ -165,18 +240,17 @@ def reproduce(
     curvescope reproduce molina2023 tiny-gpt
     """
     from curvescope.cli import reproduce as command
-    from curvescope.cli.study_run import merge
 
     command.check_model(paper, figure or [], model, draw=draw)
 
-    given: dict[str, Any] = {
+    given: dict[str, Value] = {
         "profile": profile,
         "replay": replay,
         "device": device,
         "experiments": experiment,
         "model": model,
     }
-    command.show(paper, figure or [], merge(None, set or [], given), out=out, draw=draw, quiet=quiet)
+    command.show(paper, figure or [], set or [], given, out=out, draw=draw, quiet=quiet)
 
 
 @app.command()
@@ -201,7 +275,7 @@ def bench(
 
     if what != "hvp":
         raise UsageError(f"expected hvp, got {what!r}", hint="curvescope bench hvp")
-    given: dict[str, Any] = {
+    given: dict[str, Value] = {
         "model": model,
         "size": size,
         "batch_size": batch_size,
@@ -209,7 +283,8 @@ def bench(
         "device": device,
         "tf32": tf32,
     }
-    study_run.show("hvp", study_run.merge(None, set or [], given), out=out, quiet=quiet)
+    wish = study_run.Wish(out, quiet, tables=True)
+    study_run.show("hvp", None, set or [], given, wish)
 
 
 @app.command()

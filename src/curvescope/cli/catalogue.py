@@ -35,3 +35,4 @@ def show(*, as_json: bool) -> None:
         typer.echo(f"{title}")
         for name, words in names.items():
             typer.echo(f"  {name:<20} {words}")
+    typer.echo("\nsettings of a study, with defaults and meaning: curvescope run STUDY --settings")

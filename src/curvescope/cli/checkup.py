@@ -27,6 +27,7 @@ OPTIONAL = {
     "plotly": "interactive figures",
     "transformers": "Hugging Face models, extra 'hf'",
     "datasets": "Hugging Face datasets, extra 'hf'",
+    "peft": "LoRA and other adapters, extra 'hf'",
     "transformer-lens": "TransformerLens models, extra 'lens'",
     "umap-learn": "UMAP pictures, extra 'umap'",
     "hessian-eigenthings": "comparison, make peers",

@@ -9,10 +9,34 @@ from typing import Any
 
 import typer
 
+from curvescope.core.config import Value
+
 
 def as_json(value: Any) -> None:
-    """Print JSON."""
-    typer.echo(json.dumps(value, indent=1, ensure_ascii=False))
+    """Print JSON; what is no number there (nan) is null."""
+    typer.echo(json.dumps(_plain(value), indent=1, ensure_ascii=False, allow_nan=False, default=str))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def lines(rows: Sequence[tuple[str, str, str]]) -> None:
+    """Print label, value and words of each row, aligned."""
+    widths = [max((len(row[i]) for row in rows), default=0) for i in (0, 1)]
+    for label, value, words in rows:
+        typer.echo(f"{label.ljust(widths[0])}  {value.rjust(widths[1])}  {words}".rstrip())
+
+
+def setting(value: Value) -> str:
+    """A setting as it is typed."""
+    if isinstance(value, list | tuple):
+        return ",".join(map(str, value))
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[Any]], *, right: Sequence[int] = ()) -> None:

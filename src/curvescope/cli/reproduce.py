@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 import typer
 
 from curvescope.cli import printing
-from curvescope.cli.study_run import shown
+from curvescope.cli.asking import merge
+from curvescope.cli.watching import watched
+from curvescope.core.config import Settings
 from curvescope.core.errors import UsageError
 from curvescope.papers import PAPERS, figures_of, find_figure
 from curvescope.papers.reproduce import default_folder, redraw, reproduce
@@ -37,7 +38,8 @@ def check_model(paper: str, figures: list[str], model: str | None, *, draw: bool
 def show(
     paper: str,
     figures: list[str],
-    settings: dict[str, Any],
+    pairs: list[str],
+    given: Settings,
     *,
     out: Path | None,
     draw: bool,
@@ -51,8 +53,10 @@ def show(
     if draw:
         found = redraw(paper, figures, out=out, say=say)
     else:
-        with shown(quiet) as progress:
-            found = reproduce(paper, figures, settings=settings, out=out, progress=progress, say=say)
+        kinds = [find_figure(paper, name).Config for name in figures or figures_of(paper)]
+        settings = merge(kinds, None, pairs, given)
+        with watched(quiet) as watch:
+            found = reproduce(paper, figures, settings=settings, out=out, progress=watch.piece, say=say)
     for name, result in found.items():
         typer.echo(f"{name}")
         printing.table(HEADER, [tuple(claim) for claim in result.claims()])

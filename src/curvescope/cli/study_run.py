@@ -2,61 +2,59 @@
 
 from __future__ import annotations
 
-import sys
-import tomllib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
 import typer
 
 from curvescope.cli import printing
+from curvescope.cli.asking import check_options, merge, spoken
+from curvescope.cli.watching import watched
+from curvescope.core.config import Settings
 from curvescope.core.errors import UsageError
-from curvescope.core.progress import Progress, listening
 
 if TYPE_CHECKING:
+    import pandas as pd
+
+    from curvescope.runs.folder import Say
     from curvescope.runs.shown import Shown
 
 
-def merge(config: Path | None, pairs: list[str], given: dict[str, Any]) -> dict[str, Any]:
-    """Settings from a TOML file, then KEY=VALUE pairs, then options: the later wins."""
-    settings: dict[str, Any] = {}
-    if config is not None:
-        try:
-            settings = tomllib.loads(config.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-            raise UsageError(f"expected settings in TOML, could not read {config}: {error}") from error
-        for own in ("study", "version"):  # a run folder's config.toml has these
-            settings.pop(own, None)
-    for pair in pairs:
-        key, equals, value = pair.partition("=")
-        if not equals or not key:
-            raise UsageError(f"expected KEY=VALUE after --set, got {pair!r}")
-        settings[key.strip()] = _value(value.strip())
-    settings.update({key: value for key, value in given.items() if value not in (None, [])})
-    return settings
+class Wish(NamedTuple):
+    """What a person wants of a run besides its settings."""
+
+    out: Path = Path("runs")
+    quiet: bool = False  # no progress, no words on what is done
+    alone: bool = False  # the folder and nothing else
+    force: bool = False
+    tables: bool = False
+    as_json: bool = False
+    profile: str | None = None
+    budget: str | None = None
 
 
-def _value(text: str) -> Any:
-    """A TOML value, or the text itself."""
-    try:
-        return tomllib.loads(f"x = {text}")["x"]
-    except tomllib.TOMLDecodeError:
-        return text
+def show(study: str, config: Path | None, pairs: list[str], given: Settings, wish: Wish) -> None:
+    """Run a study, or find it finished, and print its headline numbers and where it is."""
+    path, result = _run(study, config, pairs, given, wish)
+    if wish.as_json:
+        printing.as_json(_as_dict(study, path, result))
+    elif wish.alone:
+        typer.echo(str(path))
+    else:
+        _print(path, result, tables=wish.tables)
 
 
-def show(study: str, settings: dict[str, Any], *, out: Path, quiet: bool) -> None:
-    """Run a study and print where it is and its tables."""
-    path, result = _run(study, settings, out=out, quiet=quiet)
-    for name, frame in result.tables().items():
-        typer.echo(f"\n{name}")
-        rows = frame.to_numpy(dtype=object).tolist()
-        numbers = [i for i, kind in enumerate(frame.dtypes) if kind.kind in "fi"]
-        printing.table(list(frame.columns), rows, right=numbers)
-    for note in result.notes:
-        typer.echo(f"\nnote: {note}")
-    typer.echo(f"\n{path}")
+def show_settings(study: str) -> None:
+    """Print every setting of a study with its default and meaning."""
+    from curvescope.studies import STUDIES, find
+
+    rows = [
+        [s.name, "–" if s.default in (None, ()) else printing.setting(s.default), s.kind, s.meaning]
+        for s in find(study).Config.settings()
+    ]
+    typer.echo(f"{study}: {STUDIES[study]}\n")
+    printing.table(["setting", "default", "kind", "meaning"], rows)
+    typer.echo(f"\nset one: curvescope run {study} --set NAME=VALUE; a list is written 0,1")
 
 
 def report(runs: list[Path], *, page: Path, out: Path, quiet: bool) -> None:
@@ -65,39 +63,78 @@ def report(runs: list[Path], *, page: Path, out: Path, quiet: bool) -> None:
 
     if page.is_dir() or not page.parent.is_dir():
         raise UsageError(f"expected a file in an existing folder for the page, got {page}")
-    folders = runs or [_run("spectrum", {}, out=out, quiet=quiet)[0]]
+    folders = runs or [_run("spectrum", None, [], {}, Wish(out, quiet))[0]]
+    there = page.exists()
     write_page(folders, page)
+    if there:
+        typer.echo(f"{page} was there and is written anew", err=True)
     typer.echo(f"the report is in {page.resolve()}")
 
 
-def _run(study: str, settings: dict[str, Any], *, out: Path, quiet: bool) -> tuple[Path, Shown]:
-    from curvescope.studies import folder
+def _run(
+    study: str, config: Path | None, pairs: list[str], given: Settings, wish: Wish
+) -> tuple[Path, Shown]:
+    from curvescope.runs.folder import Standing, Stopped
+    from curvescope.studies import find, folder
 
-    with shown(quiet) as progress:
-        return folder.run(study, settings, out=out, progress=progress, say=lambda s: typer.echo(s, err=True))
+    kind = find(study).Config
+    with spoken(study, kind), watched(wish.quiet) as watch:
+        check_options(study, kind, given)
+        settings = merge([kind], config, pairs, given)
+        limit = folder.Limit(wish.profile, wish.budget)
+        try:
+            return folder.run(
+                study,
+                settings,
+                out=wish.out,
+                force=wish.force,
+                limit=limit,
+                progress=watch.piece,
+                say=_say(wish.quiet),
+            )
+        except KeyboardInterrupt as stop:
+            kept = stop.standing if isinstance(stop, Stopped) else Standing(0, 0, 0)
+            typer.echo(watch.stopped(kept), err=True)
+            raise typer.Exit(130) from None
 
 
-@contextmanager
-def shown(quiet: bool) -> Iterator[Progress | None]:
-    """Two bars on a terminal, one for the pieces of the study and one for the loop inside the current one."""
-    if quiet:
-        with listening(lambda what, done, total: None):
-            yield None
-        return
-    if not sys.stderr.isatty():
-        yield lambda what, done, total: typer.echo(f"{done}/{total} {what}", err=True)
-        return
-    from rich.console import Console
-    from rich.progress import Progress as Bars
+def _say(quiet: bool) -> Say:
+    def say(line: str) -> None:
+        if not quiet:
+            typer.echo(line, err=True)
 
-    with Bars(console=Console(stderr=True), transient=True) as bars:
-        whole, inner = bars.add_task("starting", total=None), bars.add_task("", total=None)
+    return say
 
-        def piece(what: str, number: int, total: int) -> None:
-            bars.update(whole, description=what, completed=number - 1, total=total)
 
-        def loop(what: str, done: int, total: int) -> None:
-            bars.update(inner, description=f"  {what}", completed=done, total=total or None)
+def _print(path: Path, result: Shown, *, tables: bool) -> None:
+    """The cards of the page, the tables if they are wanted, and the folder."""
+    if tables:
+        for name, frame in result.tables().items():
+            typer.echo(f"{name}")
+            numbers = [i for i, kind in enumerate(frame.dtypes) if kind.kind in "fi"]
+            printing.table(list(frame.columns), _rows(frame), right=numbers)
+            typer.echo("")
+    summary = result.summary()
+    printing.lines([(label, value, words) for label, value, words in summary if label != "note"])
+    said = [words for label, _, words in summary if label == "note"]
+    for note in dict.fromkeys([*said, *result.notes]):
+        typer.echo(f"note: {note}")
+    typer.echo(f"\n{path}")
 
-        with listening(loop):
-            yield piece
+
+def _as_dict(study: str, path: Path, result: Shown) -> dict[str, object]:
+    summary = [line for line in result.summary() if line[0] != "note"]
+    return {
+        "study": study,
+        "folder": str(path),
+        "summary": [{"label": label, "value": value, "words": words} for label, value, words in summary],
+        "notes": result.notes,
+        "tables": {
+            name: [dict(zip(map(str, frame.columns), row, strict=True)) for row in _rows(frame)]
+            for name, frame in result.tables().items()
+        },
+    }
+
+
+def _rows(frame: pd.DataFrame) -> list[list[object]]:
+    return frame.to_numpy(dtype=object).tolist()

@@ -9,6 +9,7 @@ and back.
 from __future__ import annotations
 
 import fnmatch
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -206,14 +207,22 @@ def select(patterns: Iterable[str], blocks: Mapping[str, Block], heads: Mapping[
         if not matched and _names_heads(pattern):
             matched = [heads[name] for name in heads if fnmatch.fnmatchcase(name, pattern)]
         if not matched:
-            raise UsageError(
-                f"no block matches {pattern!r}", hint=near_misses(pattern, list(blocks) + list(heads))
-            )
+            raise UsageError(f"no block matches {pattern!r}", hint=_nearest(pattern, blocks, heads))
         chosen.update((block.name, block) for block in matched)
     order = {name: i for i, name in enumerate([*blocks, *heads])}
     found = sorted(chosen.values(), key=lambda block: order[block.name])
     _refuse_overlap(found, heads)
     return found
+
+
+def _nearest(pattern: str, blocks: Mapping[str, Block], heads: Mapping[str, Block]) -> str | None:
+    """A hint: how many layers there are where another is asked for, else the nearest names."""
+    asked = re.match(r"L(\d+)\.", pattern)
+    layers = {int(found[1]) for name in blocks if (found := re.match(r"L(\d+)\.", name))}
+    if asked and layers and int(asked[1]) not in layers:
+        last = max(layers)
+        return f"{last + 1} layers, L0 to L{last}" if last else "one layer, L0"
+    return near_misses(pattern, list(blocks) + list(heads))
 
 
 def _names_heads(pattern: str) -> bool:

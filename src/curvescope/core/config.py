@@ -1,12 +1,38 @@
-"""Configurations: frozen dataclasses that refuse unknown keys and wrong choices."""
+"""Configurations: frozen dataclasses that say what settings mean, and refuse what they do not know."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
-from typing import Any, Literal, Self, get_args, get_origin, get_type_hints
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, asdict, dataclass, field, fields
+from types import NoneType, UnionType
+from typing import Any, Literal, NamedTuple, Self, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from curvescope.core.errors import UsageError, near_misses
+
+T = TypeVar("T")
+Plain = str | int | float | bool
+Value = Plain | Sequence[Plain] | None
+"""What a setting can be."""
+Settings = Mapping[str, Value]
+"""Settings by name, as a person gives them."""
+
+MEANING = "meaning"
+WORDS = {int: "whole number", float: "number", str: "text", bool: "true or false"}
+
+
+def setting(default: T, meaning: str) -> T:
+    """A field of a configuration with its default and a line that says what it means."""
+    return cast(T, field(default=default, metadata={MEANING: meaning}))
+
+
+class Setting(NamedTuple):
+    """What a person should know of one setting."""
+
+    name: str
+    kind: str
+    default: Value
+    meaning: str
 
 
 @dataclass(frozen=True)
@@ -18,15 +44,40 @@ class Config:
             _check_value(name, kind, getattr(self, name))
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+    def from_dict(cls, values: Settings) -> Self:
         """A configuration from names and values; an unknown name is an error."""
-        known = [field.name for field in fields(cls)]
         for name in values:
-            if name not in known:
-                raise UsageError(f"unknown setting {name!r}", hint=near_misses(name, known))
-        return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
+            cls.check_known(name)
+        hints = get_type_hints(cls)
+        given: dict[str, Any] = {name: _as_field(value, hints[name]) for name, value in values.items()}
+        return cls(**given)
 
-    def to_dict(self) -> dict[str, Any]:
+    @classmethod
+    def check_known(cls, name: str) -> None:
+        """Raise unless there is a setting of that name."""
+        known = [field.name for field in fields(cls)]
+        if name not in known:
+            raise UsageError(f"unknown setting {name!r}", hint=near_misses(name, known))
+
+    @classmethod
+    def read(cls, name: str, text: str) -> Value:
+        """The value of a setting from what a person typed: a TOML value, or words; a list may be `0,1`."""
+        cls.check_known(name)
+        value = _typed(text)
+        if _holds_several(get_type_hints(cls)[name]) and isinstance(value, str) and value == text:
+            return [_typed(part.strip()) for part in text.split(",") if part.strip()]
+        return value
+
+    @classmethod
+    def settings(cls) -> list[Setting]:
+        """Every setting: name, kind, default, meaning."""
+        hints = get_type_hints(cls)
+        return [
+            Setting(f.name, _words(hints[f.name]), _default(f.default), f.metadata.get(MEANING, ""))
+            for f in fields(cls)
+        ]
+
+    def to_dict(self) -> dict[str, Plain | list[Plain]]:
         """Names and values of everything that is set (TOML has no None)."""
         return {
             name: list(value) if isinstance(value, tuple) else value
@@ -50,15 +101,62 @@ def at_least(cfg: Config, fewest: int, *names: str) -> None:
             raise UsageError(f"{name}: expected at least {fewest}, got {getattr(cfg, name)}")
 
 
+def _holds_several(kind: Any) -> bool:
+    return any(get_origin(one) is tuple for one in _kinds(kind))
+
+
+def _as_field(value: Value, kind: Any) -> Any:
+    """A list as a tuple; a single value too, where the field holds several."""
+    if isinstance(value, list):
+        return tuple(value)
+    single = value is not None and not isinstance(value, tuple)
+    return (value,) if single and _holds_several(kind) else value
+
+
+def _typed(text: str) -> Any:
+    """A TOML value, or the text itself."""
+    try:
+        return tomllib.loads(f"x = {text}")["x"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _default(value: Any) -> Value:
+    return None if value is MISSING else value
+
+
+def _kinds(kind: Any) -> tuple[Any, ...]:
+    """The alternatives of a type; itself where it is one."""
+    return get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+
+
+def _words(kind: Any) -> str:
+    """A type in words: `whole number`, `quick | full`, `list of text`."""
+    found = []
+    for one in _kinds(kind):
+        if get_origin(one) is Literal:
+            found += map(str, get_args(one))
+        elif get_origin(one) is tuple:
+            found.append(f"list of {_words(get_args(one)[0])}s".replace("texts", "text"))
+        elif one is not NoneType:
+            found.append(WORDS.get(one, getattr(one, "__name__", str(one))))
+    return " | ".join(found)
+
+
 def _check_value(name: str, kind: Any, value: Any) -> None:
     if get_origin(kind) is Literal:
         if value not in get_args(kind):
             raise UsageError(f"{name}: expected one of {', '.join(map(str, get_args(kind)))}, got {value!r}")
         return
-    plain = {t for t in (get_args(kind) or (kind,)) if t in (int, float, str, bool, type(None))}
-    if not plain or len(plain) != len(get_args(kind) or (kind,)):
+    parts = [get_args(one)[0] for one in _kinds(kind) if get_origin(one) is tuple]
+    if parts and isinstance(value, tuple):
+        for item in value:
+            _check_value(name, parts[0], item)
+        return
+    plain = {t for t in _kinds(kind) if t in (int, float, str, bool, NoneType)}
+    if not plain or len(plain) != len(_kinds(kind)):
         return
     allowed = tuple(plain | ({int} if float in plain else set()))
     if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in plain):
-        names = " or ".join(sorted("nothing" if t is type(None) else t.__name__ for t in plain))
+        names = " or ".join(sorted("nothing" if t is NoneType else t.__name__ for t in plain))
         raise UsageError(f"{name}: expected {names}, got {value!r}")

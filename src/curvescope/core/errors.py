@@ -1,5 +1,9 @@
 """Errors that say what was expected, what came, and what to do."""
 
+from __future__ import annotations
+
+import re
+
 
 class CurvescopeError(Exception):
     """Something went wrong that a person can act on.
@@ -31,14 +35,26 @@ class MissingExtra(CurvescopeError, ImportError):
 
 
 def near_misses(name: str, known: list[str], count: int = 3) -> str | None:
-    """A hint that names the known words closest to `name`."""
+    """A hint that names the known words closest to `name`, or what there is where none is close.
+
+    Close are initials (`ce` for cross_entropy), a part of a word (`probes` for num_probes), and slips.
+    """
     from difflib import get_close_matches
 
     folded: dict[str, list[str]] = {}
     for word in known:
         folded.setdefault(word.casefold(), []).append(word)
-    close = get_close_matches(name.casefold(), folded, n=count, cutoff=0.4)
-    close = [word for key in close for word in folded[key]][:count]
-    if close:
-        return "did you mean " + " or ".join(repr(word) for word in close) + "?"
+    asked = name.casefold()
+    short = [key for key in folded if asked in _abbreviations(key)]
+    close = short or get_close_matches(asked, folded, n=count, cutoff=0.6)
+    found = [word for key in close for word in folded[key]][:count]
+    if found:
+        return "did you mean " + " or ".join(repr(word) for word in found) + "?"
     return f"known: {', '.join(known[:8])}{', …' if len(known) > 8 else ''}" if known else None
+
+
+def _abbreviations(word: str) -> set[str]:
+    """The initials of its parts, and its longer parts: `ce`, `cross`, `entropy`."""
+    parts = [part for part in re.split(r"[_\-. ]", word) if part]
+    initials = {"".join(part[0] for part in parts)} if len(parts) > 1 else set()
+    return initials | {part for part in parts if len(part) > 2}

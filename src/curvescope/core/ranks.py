@@ -42,6 +42,11 @@ def in_step(group: ProcessGroup | None = None) -> Iterator[None]:
         _in_step.reset(token)
 
 
+def alone() -> bool:
+    """Whether this process computes by itself."""
+    return _in_step.get() is None
+
+
 def together() -> AbstractContextManager[None]:
     """A block that raises on every rank in step if it raises on one of them; in one process it does nothing.
 

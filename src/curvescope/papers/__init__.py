@@ -10,6 +10,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import NamedTuple
 
+from curvescope.core.config import Config
 from curvescope.core.errors import UsageError, near_misses
 from curvescope.runs.study import Study, study_in
 
@@ -43,7 +44,7 @@ def figures_of(paper: str, *, more: bool = False) -> dict[str, str]:
     return {**package.FIGURES, **(package.MORE if more else {})}
 
 
-def find_figure(paper: str, figure: str) -> Study:
+def find_figure(paper: str, figure: str) -> Study[Config]:
     """A figure of a paper; its module is imported now."""
     known = figures_of(paper, more=True)
     if figure not in known:

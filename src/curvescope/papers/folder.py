@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ class FigureFolder(Place):
         self._contents = ""
         self._pieces: Pieces | None = None
 
-    def at(self, contents: str) -> Pieces:
+    def at(self, contents: str, names: Sequence[str] = ()) -> Pieces:
         """The pieces of this figure with these settings and contents."""
         self._contents = contents
         place = self.out / STATE / f"{self.figure}-{digest_of(self._settings, contents)}"
@@ -52,10 +53,14 @@ class FigureFolder(Place):
                 hint="wait for it, or choose another --out",
             )
         if len(pieces):
-            self._say(f"{self.figure}: resuming with {len(pieces)} pieces done")
+            self._say(f"{self.figure}: resuming, {len(pieces)} of {len(names)} pieces were there")
         elif any(place.parent.glob(f"{self.figure}-*")):
             self._say(f"{self.figure}: beginning anew, what was begun has other settings, model or data")
         return pieces
+
+    def tell(self, line: str) -> None:
+        """Say the line, and of which figure it is."""
+        self._say(f"{self.figure}: {line}")
 
     def finish(self, result: Shown, *, seconds: float, say: Say) -> list[str]:
         """Write everything, note it in the settings, forget the state; the names of the files."""

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
-from curvescope.core.config import Config
+from curvescope.core.config import Config, Settings
 from curvescope.core.errors import CurvescopeError, UsageError, near_misses
 from curvescope.core.progress import Progress
 from curvescope.papers import figures_of, find_figure
@@ -23,7 +22,7 @@ def reproduce(
     paper: str,
     figures: Sequence[str] = (),
     *,
-    settings: Mapping[str, Any] | None = None,
+    settings: Settings | None = None,
     out: str | Path | None = None,
     progress: Progress | None = None,
     say: Say = lambda line: None,
@@ -90,7 +89,7 @@ def _names(paper: str, figures: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(figures)) or list(figures_of(paper))
 
 
-def _configs(paper: str, names: Sequence[str], settings: Mapping[str, Any]) -> dict[str, Config]:
+def _configs(paper: str, names: Sequence[str], settings: Settings) -> dict[str, Config]:
     """A configuration for each figure; a setting that none of them knows is an error, before any work."""
     kinds = {name: find_figure(paper, name).Config for name in names}
     known = {name: [field.name for field in fields(kind)] for name, kind in kinds.items()}

@@ -91,13 +91,13 @@ def _paper_section(run: Path, meta: dict[str, Any], figure: str) -> Section:
 def _section(run: Path) -> Section:
     """What the template needs of one run."""
     config, result = folder.load(run)
-    study = config.pop("study")
+    study = str(config.pop("study"))
     captions = result.captions()
     env_file = run / "env.json"
     return {
         "study": study,
         "words": STUDIES[study],
-        "model": Path(config.get("model", "")).name,
+        "model": Path(str(config.get("model", ""))).name,
         "revision": config.get("revision", ""),
         "run": f"{run.parent.name}/{run.name}",
         "summary": result.summary(),

@@ -3,8 +3,9 @@
 `config.toml`, `env.json`, `log.txt` and `state/` are there while it runs; `result.json`, `arrays.npz`,
 `figures/` and `tables/` when it is done, and `state/` is gone. `result.json` comes last: a folder that has
 one is finished. The hash is that of version, settings, and contents of model and data: a run goes on only
-with what it was begun with. A folder is made when the first piece of work is done, so a call with a mistake
-in it leaves nothing behind.
+with what it was begun with, and the same command behind a finished run finds it. A folder is made when the
+first product or piece is written, so a call with a mistake in it leaves nothing behind. `asked.toml` is there
+where settings were chosen to fit the machine: what was asked for, so that the same call goes on with them.
 """
 
 from __future__ import annotations
@@ -14,31 +15,72 @@ import json
 import platform
 import shutil
 import time
-from collections.abc import Callable
+import tomllib
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import tomli_w
 
 from curvescope import __version__
-from curvescope.core.config import Config
+from curvescope.core.config import Config, Plain
 from curvescope.runs.pieces import RESULT, Pieces
 from curvescope.runs.shown import Shown
 from curvescope.runs.work import Place
 from curvescope.runs.writing import write_figures, write_tables
 
-STATE, CONFIG = "state", "config.toml"
+STATE, CONFIG, ASKED = "state", "config.toml", "asked.toml"
 Say = Callable[[str], None]
 """Called with lines for a person."""
 
 
-class RunFolder(Place):
-    """One run on disk, in the folder `path` once it is begun."""
+class AlreadyFinished(Exception):
+    """A run of the same settings, model and data is finished, in the folder `path`."""
 
-    def __init__(self, root: Path, study: str, cfg: Config, *, say: Say = lambda line: None):
-        self._root, self._say = root / study, say
+    def __init__(self, path: Path):
+        super().__init__(f"already finished: {path}")
+        self.path = path
+
+
+class Standing(NamedTuple):
+    """How much of a run is kept: finished pieces, of how many, and products of the one in hand."""
+
+    pieces: int
+    total: int
+    steps: int
+
+
+class Stopped(KeyboardInterrupt):
+    """Ctrl-C, and what is kept."""
+
+    def __init__(self, standing: Standing):
+        super().__init__()
+        self.standing = standing
+
+
+class RunFolder(Place):
+    """One run on disk, in the folder `path` once it is begun.
+
+    Args:
+        force: begin anew where a run of the same is finished.
+        asked: what a person asked for where the settings were chosen to fit; kept beside them.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        study: str,
+        cfg: Config,
+        *,
+        say: Say = lambda line: None,
+        force: bool = False,
+        asked: str = "",
+    ):
+        self._root, self._say, self._force, self._asked = root / study, say, force, asked
         self._config = tomli_w.dumps({"study": study, "version": __version__, **cfg.to_dict()})
         self._contents = ""
         self._pieces: Pieces | None = None
+        self._names: Sequence[str] = ()
 
     @property
     def path(self) -> Path:
@@ -46,18 +88,40 @@ class RunFolder(Place):
         assert self._pieces is not None
         return self._pieces.folder.parent
 
-    def at(self, contents: str) -> Pieces:
-        """The pieces of an unfinished run with these settings and contents, or of one to begin."""
-        self._contents = contents
+    def at(self, contents: str, names: Sequence[str] = ()) -> Pieces:
+        """The pieces of an unfinished run with these settings and contents, or of one to begin.
+
+        Raises:
+            AlreadyFinished: where a run of them is finished, unless forced.
+        """
+        self._contents, self._names = contents, names
         digest = digest_of(self._config, contents)
+        finished = None if self._force else self._finished(digest)
+        if finished is not None:
+            raise AlreadyFinished(finished)
         begun = self._unfinished(digest)
-        fresh = self._root / f"{time.strftime('%Y%m%d-%H%M%S')}-{digest}" / STATE
-        self._pieces = Pieces(fresh, begin=self._begin) if begun is None else begun  # which may have no piece
+        self._pieces = self._new(digest) if begun is None else begun
         self._pieces.done = lambda name: self.log(f"done: {name}")
         if begun is not None:
-            self._say(f"resuming {self.path} with {len(begun)} pieces done")
-            self.log("resumed")
+            there = f"{len(begun)} of {len(names)} pieces were there"
+            self._say(f"resuming {self.path}: {there}")
+            self.log(f"resumed: {there}")
         return self._pieces
+
+    def _new(self, digest: str) -> Pieces:
+        name = f"{time.strftime('%Y%m%d-%H%M%S')}-{digest}"
+        return Pieces(self._root / name / STATE, begin=self._begin)
+
+    def standing(self) -> Standing:
+        """How far it is, as far as it is kept."""
+        if self._pieces is None:
+            return Standing(0, len(self._names), 0)
+        steps = 0 if self._pieces.journal is None else self._pieces.journal.kept
+        return Standing(len(self._pieces), len(self._names), steps)
+
+    def tell(self, line: str) -> None:
+        """Say the line."""
+        self._say(line)
 
     def log(self, line: str) -> None:
         """Add a line with the time to log.txt."""
@@ -66,7 +130,9 @@ class RunFolder(Place):
 
     def finish(self, result: Shown) -> None:
         """Write figures and tables, then the result, then forget the state."""
-        pieces = self.at("") if self._pieces is None else self._pieces
+        if self._pieces is None:
+            self._pieces = self._new(digest_of(self._config, ""))
+        pieces = self._pieces
         pieces.begin()
         write_figures(result, self.path / "figures")
         write_tables(result, self.path / "tables")
@@ -81,9 +147,18 @@ class RunFolder(Place):
             number += 1
             place = wanted.parent.with_name(f"{wanted.parent.name}-{number}")
         (place / CONFIG).write_text(self._config, encoding="utf-8")
+        if self._asked:
+            (place / ASKED).write_text(self._asked, encoding="utf-8")
         words = {**environment(), "contents": self._contents}
         (place / "env.json").write_text(json.dumps(words, indent=1), encoding="utf-8")
         return place / STATE
+
+    def _finished(self, digest: str) -> Path | None:
+        """The latest folder with a result of the same."""
+        for path in sorted(self._root.glob(f"*-{digest}*"), reverse=True):
+            if (path / RESULT).exists() and _text(path / CONFIG) == self._config:
+                return path
+        return None
 
     def _unfinished(self, digest: str) -> Pieces | None:
         """Pieces of the latest folder that was begun with the same, not finished, and is nobody's: now ours.
@@ -100,6 +175,15 @@ class RunFolder(Place):
             elif _text(path / CONFIG) == self._config and not pieces.owned:
                 self._say(f"beginning anew: {path} was begun with another model or other data")
         return None
+
+
+def chosen_before(root: Path, study: str, asked: str) -> dict[str, Plain | list[Plain]] | None:
+    """The settings that were chosen when the same was asked for, in the latest folder that has them."""
+    for path in sorted((root / study).glob("*-*"), reverse=True):
+        text = _text(path / CONFIG)
+        if _text(path / ASKED) == asked and text is not None:
+            return {k: v for k, v in tomllib.loads(text).items() if k not in ("study", "version")}
+    return None
 
 
 def digest_of(settings: str, contents: str) -> str:

@@ -8,12 +8,15 @@ import sys
 from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import final
+from typing import TYPE_CHECKING, final
 
 from curvescope.core.errors import CurvescopeError
 from curvescope.core.result import Result
 
-RESULT, OWNER = "result.json", "pid"
+if TYPE_CHECKING:
+    from curvescope.runs.journal import Journal
+
+RESULT, OWNER, PRODUCTS = "result.json", "pid", ".products"
 
 
 @final
@@ -34,6 +37,7 @@ class Pieces(MutableMapping[str, Result]):
         done: Callable[[str], None] = lambda name: None,
     ):
         self.folder, self.done, self._begin, self._begun = folder, done, begin, False
+        self.journal: Journal | None = None  # of the piece that is worked on
 
     def begin(self) -> None:
         """Make the folder, and note that this process works on it."""
@@ -54,6 +58,22 @@ class Pieces(MutableMapping[str, Result]):
         if name not in self:
             raise KeyError(name)
         return Result.load(self.folder / name)
+
+    @contextmanager
+    def inside(self, name: str) -> Iterator[None]:
+        """Keep the products of the piece that is worked on inside, until it is there itself."""
+        from curvescope.core.recording import recording
+        from curvescope.runs.journal import Journal
+
+        self.journal = Journal(self.folder / f"{name}{PRODUCTS}", lambda: self._products(name))
+        with recording(self.journal):
+            yield
+        self.journal.remove()
+        self.journal = None
+
+    def _products(self, name: str) -> Path:
+        self.begin()
+        return self.folder / f"{name}{PRODUCTS}"
 
     def __delitem__(self, name: str) -> None:
         shutil.rmtree(self.folder / name)

@@ -4,33 +4,38 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, Protocol, final
+from typing import Generic, Protocol, TypeVar, final
 
 from curvescope.core.config import Config
 from curvescope.core.progress import Progress
+from curvescope.runs.plan import Plan
 from curvescope.runs.shown import Shown
 from curvescope.runs.work import State
 
+C = TypeVar("C", bound=Config)
+Asked = TypeVar("Asked", bound=Config, contravariant=True)
 
-class Run(Protocol):
+
+class Run(Protocol[Asked]):
     """Measures what a configuration of its own class says."""
 
-    def __call__(self, cfg: Any, *, progress: Progress | None = None, state: State | None = None) -> Shown:
+    def __call__(self, cfg: Asked, *, progress: Progress | None = None, state: State | None = None) -> Shown:
         """The result; `progress` hears of each piece of work, `state` keeps the finished ones."""
         ...
 
 
 @final
 @dataclass(frozen=True)
-class Study:
-    """A question that can be asked by name."""
+class Study(Generic[C]):
+    """A question that can be asked by name; a module that holds one calls it STUDY."""
 
-    Config: type[Config]
-    run: Run
+    Config: type[C]
+    run: Run[C]
+    plan: Plan[C] | None = None  # where it takes long enough to be made to fit
 
 
-def study_in(module: str) -> Study:
-    """The study that a module of this name holds: its `Config` and its `run`."""
-    found = import_module(module)
-    assert issubclass(found.Config, Config), f"{module}.Config is no Config"
-    return Study(found.Config, found.run)
+def study_in(module: str) -> Study[Config]:
+    """The study that a module of this name holds; it is imported now."""
+    found = import_module(module).STUDY
+    assert isinstance(found, Study), f"{module}.STUDY is no Study"
+    return found

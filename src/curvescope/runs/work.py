@@ -1,16 +1,21 @@
-"""One loop for everything that takes a while: named pieces of work, with progress, kept as they are done."""
+"""One loop for everything that takes a while: named pieces of work, with progress, kept as they are done.
+
+On disk the products of the piece in hand are kept too, so that it goes on in its middle.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, MutableMapping
+from collections.abc import Callable, Iterable, MutableMapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TypeVar, final
 
 from curvescope.core.errors import CurvescopeError
 from curvescope.core.progress import Progress
-from curvescope.core.ranks import together
+from curvescope.core.ranks import alone, together
 from curvescope.core.result import Result
+from curvescope.runs.pieces import Pieces
 
 R = TypeVar("R", bound=Result)
 CONTENTS = "contents"
@@ -21,8 +26,12 @@ class Place(ABC):
     """Where pieces are kept on disk, apart for different contents of model and data."""
 
     @abstractmethod
-    def at(self, contents: str) -> MutableMapping[str, Result]:
-        """The pieces of these contents, none of others."""
+    def at(self, contents: str, names: Sequence[str] = ()) -> MutableMapping[str, Result]:
+        """The pieces of these contents, none of others; `names` are all that there will be."""
+
+    @abstractmethod
+    def tell(self, line: str) -> None:
+        """Pass a first answer on to a person."""
 
 
 State = Place | MutableMapping[str, Result]
@@ -37,6 +46,7 @@ class Piece:
     name: str
     work: Callable[[], Result]
     words: str = ""  # for the progress; by default the name
+    answer: Callable[[Result], str] | None = None  # one line of what came out, told while the rest is done
 
 
 @final
@@ -77,27 +87,31 @@ def work_through(
     Args:
         contents: fingerprint of the model and data; "" where all comes from the settings. A mapping that was
             begun with other contents is emptied and begun anew; a place has pieces of these alone.
-        progress: called with (words, number, total) as each piece begins.
+        progress: called with (words, number, total) as each piece begins that is not there.
     """
     todo = list(pieces)
     names = [piece.name for piece in todo]
     assert len({*names, CONTENTS}) == len(names) + 1, f"two pieces have one name: {sorted(names)}"
     with together():
-        kept = _kept(state, contents)
+        kept = _kept(state, contents, names)
     for number, piece in enumerate(todo, start=1):
+        if piece.name in kept:
+            continue
         if progress is not None:
             progress(piece.words or piece.name, number, len(todo))
-        if piece.name not in kept:
-            found = piece.work()
+        with kept.inside(piece.name) if isinstance(kept, Pieces) and alone() else nullcontext():
+            done = piece.work()
             with together():
-                kept[piece.name] = found
+                kept[piece.name] = done
+        if isinstance(state, Place) and piece.answer is not None:
+            state.tell(piece.answer(done))
     return Finished(kept)
 
 
-def _kept(state: State | None, contents: str) -> MutableMapping[str, Result]:
+def _kept(state: State | None, contents: str, names: Sequence[str]) -> MutableMapping[str, Result]:
     """The finished pieces of these contents; a mapping is emptied if its pieces belong to others."""
     if isinstance(state, Place):
-        return state.at(contents)
+        return state.at(contents, names)
     state = {} if state is None else state
     if not contents:
         return state

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from curvescope.core.config import Config
 from curvescope.core.errors import UsageError, near_misses
 from curvescope.runs.study import Study, study_in
 
@@ -17,7 +18,7 @@ STUDIES = {
 }
 
 
-def find(name: str) -> Study:
+def find(name: str) -> Study[Config]:
     """The study of that name; its folder is imported now."""
     if name not in STUDIES:
         raise UsageError(f"expected a study, got {name!r}", hint=near_misses(name, list(STUDIES)))

@@ -3,45 +3,100 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
-from curvescope.core.errors import CurvescopeError
+import tomli_w
+
+from curvescope import __version__
+from curvescope.core.config import Config, Plain, Settings
+from curvescope.core.errors import CurvescopeError, UsageError
 from curvescope.core.progress import Progress
-from curvescope.runs.folder import CONFIG, STATE, RunFolder, Say
+from curvescope.runs.folder import CONFIG, STATE, AlreadyFinished, RunFolder, Say, Stopped, chosen_before
 from curvescope.runs.pieces import RESULT
+from curvescope.runs.place import FULL, check_writable
 from curvescope.runs.shown import Shown
+from curvescope.runs.study import Study
 from curvescope.studies import find
+
+
+class Limit(NamedTuple):
+    """How long a run may take, in a person's words; neither: a few minutes."""
+
+    profile: str | None = None  # quick or full
+    budget: str | None = None  # 90s, 3min, …
 
 
 def run(
     study: str,
-    settings: Mapping[str, Any],
+    settings: Settings,
     *,
     out: str | Path = "runs",
     progress: Progress | None = None,
     say: Say = lambda line: None,
+    force: bool = False,
+    limit: Limit | None = None,
 ) -> tuple[Path, Shown]:
     """Run a study with these settings, in a folder under `out`.
 
-    An unfinished run with the same settings, on the same contents of model and data, is resumed.
+    An unfinished run with the same settings, on the same contents of model and data, is resumed; of a
+    finished one the result is read.
 
     Args:
         say: called with lines for a person, such as that a run is resumed.
+        force: compute anew what is finished.
+        limit: choose settings that nobody gave to be in time; by default they are the study's own. What was
+            chosen when the same was asked for before is taken again.
 
     Returns:
         The folder and the result.
     """
     found = find(study)
     cfg = found.Config.from_dict(settings)
-    folder = RunFolder(Path(out), study, cfg, say=say)
-    result = found.run(cfg, progress=progress, state=folder)
-    folder.finish(result)
+    check_writable(Path(out))
+    asked = "" if limit is None else _asked(settings, limit)
+    if limit is not None:
+        before = None if force else chosen_before(Path(out), study, asked)
+        cfg = found.Config.from_dict(before) if before else _fitted(found, settings, limit, say)
+    folder = RunFolder(Path(out), study, cfg, say=say, force=force, asked=asked)
+    try:
+        result = found.run(cfg, progress=progress, state=folder)
+        folder.finish(result)
+    except AlreadyFinished as there:
+        say(str(there))
+        return there.path, load(there.path)[1]
+    except KeyboardInterrupt:
+        raise Stopped(folder.standing()) from None
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        kept = folder.standing()
+        raise CurvescopeError(
+            f"the disk is full: {kept.pieces} of {kept.total} pieces are kept under {out}",
+            hint="make room, and the same command goes on from there",
+        ) from error
     return folder.path, result
 
 
-def load(path: str | Path) -> tuple[dict[str, Any], Shown]:
+def _asked(settings: Settings, limit: Limit) -> str:
+    given = {name: list(v) if isinstance(v, tuple) else v for name, v in settings.items() if v is not None}
+    words = {name: word for name, word in limit._asdict().items() if word is not None}
+    return tomli_w.dumps({"version": __version__, "settings": given, "limit": words})
+
+
+def _fitted(study: Study[Config], settings: Settings, limit: Limit, say: Say) -> Config:
+    from curvescope.studies.fitting import fit, limit_of
+
+    if study.plan is None and limit != Limit():
+        raise UsageError("this study takes no --profile and no --budget: it has nothing to choose")
+    cfg = study.Config.from_dict(settings)
+    found = fit(study, settings, limit_of(cfg, limit.profile, limit.budget))
+    if found.words:
+        say(found.words)
+    return found.cfg
+
+
+def load(path: str | Path) -> tuple[dict[str, Plain | list[Plain]], Shown]:
     """Configuration (with `study` and `version`) and result of a finished run."""
     path = Path(path)
     if not (path / RESULT).exists() or not (path / CONFIG).exists():

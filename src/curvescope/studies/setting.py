@@ -7,14 +7,15 @@ has a vocabulary, and where they need it tokens with targets.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
-from curvescope.core.config import Config
+from curvescope.core.config import Config, setting
 from curvescope.core.errors import UsageError
 from curvescope.data import denoising
 from curvescope.data.batches import IGNORED, Batches
+from curvescope.data.corpora import CORPORA, read_source
 from curvescope.data.labels import classification, images, num_sequences, read_labelled, sample
 from curvescope.data.masking import masked_lm
 from curvescope.data.tasks import task
@@ -24,34 +25,40 @@ from curvescope.models.finite import check_weights
 from curvescope.models.load import load
 from curvescope.models.model import Model
 from curvescope.problem import Problem
+from curvescope.tokenizers import as_tokenizer, load_tokenizer
 
 TASK = "task:"
+SHORT_TEXT = 100_000  # characters; a longer text has tokens enough for any study's own number
 KINDS = ("causal-lm", "masked-lm", "classification", "image-classification", denoising.FEATURES)
 IMAGES = ("sample", "digits")  # what a vision model is given by these names
 FEW_LAYERS = 4
+TOKENIZER = "a tokenizer.json, or a folder that has one; by default the model's own"
 
 
 @dataclass(frozen=True)
 class ModelOnData(Config):
     """A model, data and a loss."""
 
-    model: str = "tiny-gpt"  # a bundled name, a folder or a TOML file
-    revision: str | None = None  # a training checkpoint of a bundled model
-    data: str = "sample"  # a corpus, a file, a folder, or task:NAME
-    tokens: int = 512  # of a text; labelled texts and images: ⌈tokens / seq_len⌉ of them
-    seq_len: int = 64
-    batch_size: int = 8
-    loss: str = "auto"  # cross_entropy where targets are classes, mse_mean where they are real numbers
-    dtype: str = "float32"
-    device: str = "cpu"
-    engine: str = "auto"
-    checkpoint: bool = False  # compute layers again instead of keeping them: less memory, twice the time
-    seed: int = 0
+    model: str = setting("tiny-gpt", "a bundled name, a folder, a hub id, a checkpoint or a TOML file")
+    revision: str | None = setting(None, "a training checkpoint of a bundled model")
+    data: str = setting("sample", "a corpus, a file, a folder, or task:NAME")
+    tokens: int = setting(512, "of a text; labelled texts and images: ⌈tokens / seq_len⌉ of them")
+    seq_len: int = setting(64, "tokens of one sequence")
+    batch_size: int = setting(8, "sequences of one batch; changes no number beyond rounding")
+    loss: str = setting(
+        "auto", "cross_entropy, mse, mse_mean; auto: cross_entropy for classes, else mse_mean"
+    )
+    dtype: str = setting("float32", "float32 or float64")
+    device: str = setting("cpu", "cpu, cuda, …")
+    engine: str = setting("auto", "how products are executed: auto, fast or autograd")
+    checkpoint: bool = setting(False, "compute layers again instead of keeping them: less memory, more time")
+    seed: int = setting(0, "of the sample of the data and of all probes")
+    tokenizer: str | None = setting(None, TOKENIZER)
 
 
 def make_problem(cfg: ModelOnData) -> Problem:
     """The model on the data, with everything checked before work begins."""
-    model = load(cfg.model, revision=cfg.revision, dtype=cfg.dtype, device=cfg.device)
+    model = load_model(cfg)
     batches = make_batches(cfg, model)
     real = batches[0].targets.is_floating_point()
     return Problem(
@@ -59,10 +66,48 @@ def make_problem(cfg: ModelOnData) -> Problem:
     )
 
 
+def load_model(cfg: ModelOnData | TokenModel) -> Model:
+    """The model, with another tokenizer where one is given."""
+    model = load(cfg.model, revision=cfg.revision, dtype=cfg.dtype, device=cfg.device)
+    if cfg.tokenizer is None:
+        return model
+    tokenizer, most = load_tokenizer(cfg.tokenizer), model.facts.get("vocab_size")
+    if isinstance(most, int) and tokenizer.vocab_size > most:
+        raise UsageError(
+            f"expected a tokenizer of at most {most} tokens for {model.name!r}, "
+            f"got one of {tokenizer.vocab_size}: {cfg.tokenizer}"
+        )
+    return replace(model, tokenizer=tokenizer)
+
+
 def notes_of(cfg: ModelOnData, problem: Problem) -> list[str]:
     """What a reader of a result should know of how its loss was made."""
     made = not cfg.data.startswith(TASK) and kind_of(problem.model) == denoising.FEATURES
-    return [*([denoising.NOTE] if made else []), *problem.notes]
+    return [*([denoising.NOTE] if made else []), *problem.notes, *short_notes(cfg, problem.model)]
+
+
+def short_notes(cfg: ModelOnData | TokenModelOnData, model: Model) -> list[str]:
+    """A note where a text is shorter than what is asked for."""
+    taken = taken_tokens(cfg, model)
+    if taken == cfg.tokens:
+        return []
+    return [f"the text {cfg.data!r} has {taken} tokens to predict; all of them are taken, not {cfg.tokens}"]
+
+
+def taken_tokens(cfg: ModelOnData | TokenModelOnData, model: Model) -> int:
+    """The tokens asked for, or all of a short text where they are not more than the study's own number.
+
+    More than that was asked for by a person, and a text that has fewer is an error.
+    """
+    asked, own = cfg.tokens, type(cfg).tokens
+    texts = kind_of(model) in ("causal-lm", "masked-lm") and model.tokenizer is not None
+    if asked > own or not texts or cfg.data.startswith((TASK, "hf:")) or cfg.data in CORPORA:
+        return asked
+    content = read_source(cfg.data)
+    if len(content) > SHORT_TEXT:
+        return asked
+    there = len(as_tokenizer(model.tokenizer).encode(content)) - 1
+    return min(asked, there) if there > 0 else asked
 
 
 def make_batches(cfg: ModelOnData, model: Model) -> Batches:
@@ -87,9 +132,8 @@ def make_batches(cfg: ModelOnData, model: Model) -> Batches:
         texts, labels = [texts[i] for i in chosen], [labels[i] for i in chosen]
         return classification(texts, labels, model, seq_len=cfg.seq_len, batch_size=cfg.batch_size)
     make = masked_lm if kind == "masked-lm" else text
-    return make(
-        cfg.data, model, tokens=cfg.tokens, seq_len=cfg.seq_len, batch_size=cfg.batch_size, seed=cfg.seed
-    )
+    tokens = taken_tokens(cfg, model)
+    return make(cfg.data, model, tokens=tokens, seq_len=cfg.seq_len, batch_size=cfg.batch_size, seed=cfg.seed)
 
 
 def _check(cfg: ModelOnData, model: Model, kind: str) -> None:
@@ -128,26 +172,27 @@ def kind_of(model: Model) -> str:
 class TokenModel(Config):
     """A model that reads tokens."""
 
-    model: str = "tiny-gpt"  # a bundled name, a folder, a hub id, a checkpoint or a TOML file
-    revision: str | None = None  # a training checkpoint of a bundled model
-    dtype: str = "float32"
-    device: str = "cpu"
-    seed: int = 0
+    model: str = setting("tiny-gpt", "a bundled name, a folder, a hub id, a checkpoint or a TOML file")
+    revision: str | None = setting(None, "a training checkpoint of a bundled model")
+    dtype: str = setting("float32", "float32 or float64")
+    device: str = setting("cpu", "cpu, cuda, …")
+    seed: int = setting(0, "of the sample of the data and of everything random")
+    tokenizer: str | None = setting(None, TOKENIZER)
 
 
 @dataclass(frozen=True)
 class TokenModelOnData(TokenModel):
     """A model that reads tokens, and a text or task to read."""
 
-    data: str = "sample"  # a corpus, a file, a folder, or task:NAME
-    tokens: int = 1024
-    seq_len: int = 64
-    batch_size: int = 8
+    data: str = setting("sample", "a corpus, a file, a folder, or task:NAME")
+    tokens: int = setting(1024, "of a text")
+    seq_len: int = setting(64, "tokens of one sequence, at most the model's context")
+    batch_size: int = setting(8, "sequences of one batch; changes no number beyond rounding")
 
 
 def load_token_model(cfg: TokenModel) -> Model:
     """The model, refused when it has no vocabulary, or weights that are no numbers."""
-    model = load(cfg.model, revision=cfg.revision, dtype=cfg.dtype, device=cfg.device)
+    model = load_model(cfg)
     check_vocabulary(model)
     check_weights(model)
     return model
@@ -163,7 +208,12 @@ def read_data(cfg: TokenModelOnData, model: Model) -> Batches:
             hint="choose a task, e.g. --data task:addition",
         )
     length = min(cfg.seq_len, model.n_ctx or cfg.seq_len)
-    options = {"tokens": cfg.tokens, "seq_len": length, "batch_size": cfg.batch_size, "seed": cfg.seed}
+    options = {
+        "tokens": taken_tokens(cfg, model),
+        "seq_len": length,
+        "batch_size": cfg.batch_size,
+        "seed": cfg.seed,
+    }
     if model.facts.get("task") == "masked-lm":
         return masked_lm(cfg.data, model, **options)
     found = text(cfg.data, model, **options)
@@ -175,14 +225,14 @@ def read_data(cfg: TokenModelOnData, model: Model) -> Batches:
     return Batches.from_tensors(inputs, own, batch_size=cfg.batch_size, name=found.name)
 
 
-def choose_layers(wanted: Sequence[int], model: Model) -> list[int]:
+def choose_layers(wanted: Sequence[int], model: Model, *, few: int = FEW_LAYERS) -> list[int]:
     """The layers asked for (negative ones count from the end).
 
-    By default all of up to four, else the first, the one before the middle, and the last: 0, 5, 11 of 12.
+    By default all of up to `few`, else the first, the one before the middle, and the last: 0, 5, 11 of 12.
     """
     L = int(model.facts.get("n_layers", 0))
     if not wanted:
-        return list(range(L)) if L <= FEW_LAYERS else [0, (L - 1) // 2, L - 1]
+        return list(range(L)) if few >= L else [0, (L - 1) // 2, L - 1]
     for layer in wanted:
         if isinstance(layer, bool) or not isinstance(layer, int) or not -L <= layer < L:
             raise UsageError(f"expected layers from 0 to {L - 1} of {model.name!r}, got {layer!r}")

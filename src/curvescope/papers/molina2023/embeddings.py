@@ -8,6 +8,7 @@ import numpy as np
 
 from curvescope.core.progress import Progress
 from curvescope.papers.molina2023.setting import AUTO, Reproduced, with_model
+from curvescope.runs.study import Study
 from curvescope.runs.work import State
 from curvescope.studies import embeddings
 
@@ -44,3 +45,6 @@ def run(cfg: Config, *, progress: Progress | None = None, state: State | None = 
             ["β·u and how often a token occurs", "not at hand", f"rank correlation {value:+.2f}", "–"]
         )
     return Reproduced("embeddings", found.model, why, found, claims)
+
+
+STUDY = Study(Config, run)

@@ -14,6 +14,7 @@ from curvescope.geometry.attention.heads import heads as head_circuits
 from curvescope.models.load import load
 from curvescope.papers.claims import AGREES, DIFFERS
 from curvescope.papers.molina2023.setting import AUTO, Reproduced, is_gpt2, with_model
+from curvescope.runs.study import Study
 from curvescope.runs.work import State
 from curvescope.studies import heads
 
@@ -73,3 +74,6 @@ def compare_spectra(model: Any) -> list[list[str]]:
             ]
         )
     return rows
+
+
+STUDY = Study(Config, run)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from curvescope.core.progress import Progress
 from curvescope.papers.claims import AGREES, DIFFERS
 from curvescope.papers.molina2023.setting import AUTO, Reproduced, measured_on, with_model
+from curvescope.runs.study import Study
 from curvescope.runs.work import State
 from curvescope.studies import layernorm
 
@@ -41,3 +42,6 @@ def run(cfg: Config, *, progress: Progress | None = None, state: State | None = 
         ],
     ]
     return Reproduced("layernorm", found.model, why, found, claims)
+
+
+STUDY = Study(Config, run)

@@ -8,6 +8,7 @@ import numpy as np
 
 from curvescope.core.progress import Progress
 from curvescope.papers.molina2023.setting import AUTO, Reproduced, with_model
+from curvescope.runs.study import Study
 from curvescope.runs.work import State
 from curvescope.studies import probes
 from curvescope.studies.probes.study import share_kept
@@ -46,3 +47,6 @@ def run(cfg: Config, *, progress: Progress | None = None, state: State | None = 
 
 def _each(names: list[str], values: list[str]) -> str:
     return ", ".join(f"{name} {value}" for name, value in zip(names, values, strict=True))
+
+
+STUDY = Study(Config, run)

@@ -9,6 +9,7 @@ from curvescope.core.progress import Progress
 from curvescope.papers.claims import AGREES, DIFFERS
 from curvescope.papers.molina2023.setting import AUTO, Reproduced, measured_on, with_model
 from curvescope.papers.setting import Profile
+from curvescope.runs.study import Study
 from curvescope.runs.work import State
 from curvescope.studies import trajectory
 
@@ -53,3 +54,6 @@ def run(cfg: Config, *, progress: Progress | None = None, state: State | None = 
             ]
         )
     return Reproduced("trajectory", found.model, why, found, claims)
+
+
+STUDY = Study(Config, run)

@@ -31,6 +31,7 @@ from curvescope.algorithms.blocks.ends import Ends, extreme_ends
 from curvescope.algorithms.blocks.heterogeneity import heterogeneity
 from curvescope.algorithms.blocks.probes import OwnProbes, own_probes
 from curvescope.core.blocks import Block, select
+from curvescope.core.config import setting
 from curvescope.core.errors import UsageError, near_misses
 from curvescope.core.parts import TITLES
 from curvescope.core.progress import Progress
@@ -58,19 +59,21 @@ SMALL = 1000  # entries; blocks with fewer have num_small_probes
 class Config(ModelOnData):
     """What to look at and how hard. The defaults take about a minute on a CPU."""
 
-    operators: tuple[str, ...] = ("hessian", "ggn")  # of hessian, ggn, functional
-    blocks: Globs = ("*",)  # whose traces; single heads too, e.g. L*.h*.W_Q
-    norms: Globs | None = None  # blocks with probes of their own, and a Frobenius norm; by default all
-    extremes: Globs = ()  # blocks with extreme eigenvalues and the spectral norm
-    density: Globs = ()  # blocks with a spectral density, compared with each other
-    num_trace_probes: int = 16
-    num_norm_probes: int = 8
-    num_small_probes: int = 4  # of their own, for blocks with fewer than 1,000 entries
-    num_density_probes: int = 6
-    num_steps: int = 40  # of each probe of a density
-    max_products: int = 200  # for the eigenvalues of one block
-    num_sharp_steps: int = 16  # of Lanczos, for λ_max of each block with own probes and of all; 0: none
-    max_exact: int = 64  # blocks with at most so many entries are written out, nothing of them is estimated
+    operators: tuple[str, ...] = setting(("hessian", "ggn"), "some of hessian, ggn, functional")
+    blocks: Globs = setting(("*",), "whose traces; single heads too, e.g. L*.h*.W_Q")
+    norms: Globs | None = setting(None, "blocks with own probes and a Frobenius norm; by default all")
+    extremes: Globs = setting((), "blocks with extreme eigenvalues and the spectral norm")
+    density: Globs = setting((), "blocks with a spectral density, compared with each other")
+    num_trace_probes: int = setting(16, "random vectors of the traces, which all blocks share")
+    num_norm_probes: int = setting(8, "random vectors of each block's own")
+    num_small_probes: int = setting(4, "of their own, for blocks with fewer than 1,000 entries")
+    num_density_probes: int = setting(6, "random vectors of each density")
+    num_steps: int = setting(40, "Lanczos steps of each of them")
+    max_products: int = setting(200, "most products for the eigenvalues of one block")
+    num_sharp_steps: int = setting(
+        16, "Lanczos steps for λ_max of each block with own probes and of all; 0: none"
+    )
+    max_exact: int = setting(64, "blocks with at most so many entries are written out, not estimated")
 
     def __post_init__(self) -> None:
         for name in ("operators", "blocks", "norms", "extremes", "density"):
@@ -159,7 +162,7 @@ def run(cfg: Config, *, progress: Progress | None = None, state: State | None = 
         name: OPERATORS[name](problem, *cfg.blocks, engine=cfg.engine, checkpoint=cfg.checkpoint)  # pyright: ignore[reportArgumentType]
         for name in cfg.operators
     }
-    chosen = _chosen(cfg, problem)
+    chosen = chosen_blocks(cfg, problem)
     pieces = [
         Piece(f"{name}.{piece}", partial(measure, op), f"{piece.replace('.', ' of ', 1)}, {TITLES[name]}")
         for name, op in operators.items()
@@ -171,7 +174,7 @@ def run(cfg: Config, *, progress: Progress | None = None, state: State | None = 
     return _result(problem, chosen, parts, notes_of(cfg, problem))
 
 
-def _chosen(cfg: Config, problem: Problem) -> dict[str, list[Block]]:
+def chosen_blocks(cfg: Config, problem: Problem) -> dict[str, list[Block]]:
     """The blocks of every kind of piece; a pattern that matches nothing is found before the work.
 
     Patterns look among the blocks that have traces, and those of heads (L0.h*.W_Q) among the model's heads.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from curvescope.core.config import at_least
+from curvescope.core.config import at_least, setting
 from curvescope.core.progress import Progress
 from curvescope.core.result import Result
 from curvescope.data.corpora import read_source
@@ -49,11 +49,13 @@ WORDS = {
 class Config(TokenModel):
     """What to look at. The defaults take a second on a CPU."""
 
-    k: int = 5  # tokens at each end
-    norm: str | None = None  # whose γ and β: ln_f, L0.ln1, …; by default the final one
-    which: Literal["input", "output"] | None = None  # embedding; by default output for ln_f, else input
-    legacy: bool = False  # the original's scores, LayerNorm without γ and β, every row
-    data: str | None = "sample"  # a text in which tokens are counted; legacy counts none
+    k: int = setting(5, "tokens at each end")
+    norm: str | None = setting(None, "whose γ and β: ln_f, L0.ln1, …; by default the final one")
+    which: Literal["input", "output"] | None = setting(
+        None, "embedding; by default output for ln_f, else input"
+    )
+    legacy: bool = setting(False, "the original's scores, LayerNorm without γ and β, every row")
+    data: str | None = setting("sample", "a text in which tokens are counted; legacy counts none")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from curvescope.core.config import as_tuples, at_least
+from curvescope.core.config import as_tuples, at_least, setting
 from curvescope.core.progress import Progress
 from curvescope.data.batches import Batches
 from curvescope.geometry.attention.composition import Composition, Kind, composition
@@ -24,6 +24,7 @@ from curvescope.runs.contents import fingerprint
 from curvescope.runs.shown import Line, Shown
 from curvescope.runs.work import Piece, State, work_through
 from curvescope.studies.setting import (
+    FEW_LAYERS,
     TokenModel,
     TokenModelOnData,
     choose_layers,
@@ -38,21 +39,24 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 KINDS: tuple[Kind, ...] = ("Q", "K", "V")
+QUICK_LAYERS = 8  # of a model whose layers are all looked at by default
 
 
 @dataclass(frozen=True)
 class Config(TokenModel):
     """What to look at. The defaults take a few seconds on a CPU."""
 
-    layers: tuple[int, ...] = ()  # by default all of a small model, else the first, middle and last
-    k: int = 5  # tokens at each end of a direction
-    num: int | None = None  # singular pairs of each head; by default 3, in legacy mode 20
-    folded: bool = True
-    offset: float = 0.0  # query's position less the key's, for rotary positions
-    num_samples: int = 100  # of chance, for composition
-    data: str | None = None  # a text or task to measure the energy of the pairs on; by default none
-    tokens: int = 1024  # of that text
-    legacy: bool = False  # the original's choices: raw matrices, raw decoding, one side
+    layers: tuple[int, ...] = setting(
+        (), "which; by default all of up to eight, else the first, middle and last"
+    )
+    k: int = setting(5, "tokens at each end of a direction")
+    num: int | None = setting(None, "singular pairs of each head; by default 3, in legacy mode 20")
+    folded: bool = setting(True, "with the norm in front of the heads folded into their matrices")
+    offset: float = setting(0.0, "query's position less the key's, for rotary positions")
+    num_samples: int = setting(100, "of chance, for composition")
+    data: str | None = setting(None, "a text or task to measure the energy of the pairs on; by default none")
+    tokens: int = setting(1024, "of that text")
+    legacy: bool = setting(False, "the original's choices: raw matrices, raw decoding, one side")
 
     def __post_init__(self) -> None:
         as_tuples(self, "layers")
@@ -71,10 +75,11 @@ class Heads(Shown):
     legacy: bool
     energies: list[Energy]  # of the pairs of each layer on the data; empty without data
     data: str | None
+    num_layers: int | None = None  # of the model; None in results that do not say
 
     def summary(self) -> list[Line]:
         """The numbers to look at first: label, value, words."""
-        rows = []
+        rows = [self._layers_line()]
         for name in ("qk", "vo"):
             spectra = {layer.layer: getattr(layer, f"{name}_spectra") for layer in self.layers}
             ranks = np.concatenate([s.effective_rank for s in spectra.values()])
@@ -95,6 +100,13 @@ class Heads(Shown):
             )
             rows.append(("composition", f"{best.scores[i, j]:.3f}", note))
         return rows + [("note", "", note) for note in self.layers[0].notes]
+
+    def _layers_line(self) -> Line:
+        names = ", ".join(f"L{layer.layer}" for layer in self.layers)
+        if self.num_layers is None or len(self.layers) == self.num_layers:
+            return ("layers", str(len(self.layers)), f"looked at: {names}")
+        others = "; others by layers=0,1,…"
+        return ("layers", f"{len(self.layers)} of {self.num_layers}", f"looked at: {names}{others}")
 
     def _bias_line(self) -> Line:
         if not self.has_bias:
@@ -172,7 +184,7 @@ def run(cfg: Config, *, progress: Progress | None = None, state: State | None = 
         state: finished pieces by name; filled as the study goes, used when it goes on.
     """
     model = load_token_model(cfg)
-    layers = choose_layers(cfg.layers, model)
+    layers = choose_layers(cfg.layers, model, few=FEW_LAYERS if cfg.legacy else QUICK_LAYERS)
     num = cfg.num or (choices.NUM_PAIRS if cfg.legacy else 3)
     options: dict[str, Any] = {"k": cfg.k, "num": num, "offset": cfg.offset, "folded": cfg.folded}
     options |= choices.DIRECTIONS if cfg.legacy else {}
@@ -199,11 +211,14 @@ def run(cfg: Config, *, progress: Progress | None = None, state: State | None = 
         legacy=cfg.legacy,
         energies=[] if batches is None else [found.take(Energy, f"energy of L{i}") for i in layers],
         data=None if batches is None else batches.name,
+        num_layers=int(model.facts.get("n_layers", 0)),
     )
 
 
 def _read(cfg: Config, model: Model, data: str) -> Batches:
-    own = TokenModelOnData(model=cfg.model, data=data, tokens=cfg.tokens, seed=cfg.seed)
+    own = TokenModelOnData(
+        model=cfg.model, data=data, tokens=cfg.tokens, seed=cfg.seed, tokenizer=cfg.tokenizer
+    )
     return read_data(own, model)
 
 

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from curvescope.algorithms import spectral_density
 from curvescope.core.config import Config as BaseConfig
+from curvescope.core.config import setting
 from curvescope.core.errors import UsageError, near_misses
 from curvescope.core.parts import MATRICES
 from curvescope.core.progress import Progress
@@ -51,16 +52,16 @@ FEW = (2, 128)  # sequences and positions of the comparison with float64
 class Config(BaseConfig):
     """Which model, how many tokens, whom to measure. The defaults take about a minute on a CPU."""
 
-    model: Literal["gpt2", "llama", "neox"] = "gpt2"
-    size: Literal["small", "124M"] = "small"
-    batch_size: int = 8
-    seq_len: int = 128
-    device: str = "cpu"
-    tf32: bool = False
-    contenders: tuple[str, ...] = DEFAULT
-    rounds: int = 7
-    slq: bool = False  # the whole job too: a density with 10 probes × 100 steps
-    seed: int = 0
+    model: Literal["gpt2", "llama", "neox"] = setting("gpt2", "whose architecture, with random weights")
+    size: Literal["small", "124M"] = setting("small", "a million parameters, or those of GPT-2")
+    batch_size: int = setting(8, "sequences")
+    seq_len: int = setting(128, "tokens of each")
+    device: str = setting("cpu", "cpu, cuda, …")
+    tf32: bool = setting(False, "matrix products in TF32")
+    contenders: tuple[str, ...] = setting(DEFAULT, "whom to measure")
+    rounds: int = setting(7, "how often each is measured, next to a gradient")
+    slq: bool = setting(False, "the whole job too: a density with 10 probes × 100 steps")
+    seed: int = setting(0, "of weights, tokens and directions")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from curvescope.core.config import as_tuples, at_least
+from curvescope.core.config import as_tuples, at_least, setting
 from curvescope.core.errors import UsageError
 from curvescope.core.progress import Progress
 from curvescope.core.result import Result
@@ -27,7 +27,13 @@ from curvescope.models.model import Model
 from curvescope.runs.contents import fingerprint
 from curvescope.runs.shown import Line, Shown
 from curvescope.runs.work import Piece, State, work_through
-from curvescope.studies.setting import TokenModelOnData, choose_layers, load_token_model, read_data
+from curvescope.studies.setting import (
+    TokenModelOnData,
+    choose_layers,
+    load_token_model,
+    read_data,
+    short_notes,
+)
 from curvescope.viz.writers import write_all
 
 if TYPE_CHECKING:
@@ -41,12 +47,12 @@ NUM_OUTLIERS = 5
 class Config(TokenModelOnData):
     """What to look at. The defaults take some seconds on a CPU."""
 
-    tokens: int = 512
-    layers: tuple[
-        int, ...
-    ] = ()  # whose keys are tested; by default all of a small model, else first, middle, last
-    norms: tuple[str, ...] = ()  # roles such as L0.ln1; by default all
-    num_keys: int = 120  # tokens whose keys are tested
+    tokens: int = setting(512, "of a text")
+    layers: tuple[int, ...] = setting(
+        (), "whose keys are tested; by default all of a small model, else the first, middle and last"
+    )
+    norms: tuple[str, ...] = setting((), "roles such as L0.ln1; by default all")
+    num_keys: int = setting(120, "tokens whose keys are tested")
 
     def __post_init__(self) -> None:
         as_tuples(self, "layers", "norms")
@@ -170,7 +176,8 @@ def run(cfg: Config, *, progress: Progress | None = None, state: State | None = 
         norms=[found.take(NormShape, f"norm {role}") for role in roles],
         selectable=selectable,
         seed=cfg.seed,
-        notes=[note for note in selectable[0].notes if "foldable" in note] if selectable else [],
+        notes=short_notes(cfg, model)
+        + ([note for note in selectable[0].notes if "foldable" in note] if selectable else []),
     )
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from curvescope.core.config import as_tuples, at_least
+from curvescope.core.config import as_tuples, at_least, setting
 from curvescope.core.errors import UsageError
 from curvescope.core.progress import Progress
 from curvescope.data.corpora import read_source
@@ -40,16 +40,20 @@ if TYPE_CHECKING:
 class Config(TokenModel):
     """What to probe with. The defaults take a few seconds on a CPU."""
 
-    layers: tuple[int, ...] = ()  # by default all of a small model, else the first, middle and last
-    words: str | None = None  # a file with a word per line; by default 100 common nouns
-    k: int = 5  # tokens listed
-    representation: Literal["auto", "raw", "position", "run", "mean"] = "auto"  # of a token at its block
-    position: int = 0  # for representation=position
-    offset: float = 0.0  # query's position less the key's, for rotary positions
-    data: str = "sample"  # the text of representation=mean
-    tokens: int = 4096  # of that text
-    num_random: int = 200  # random tokens to compare with
-    legacy: bool = False  # the original's choices: no b_Q, raw embeddings, bare words, whole lengths
+    layers: tuple[int, ...] = setting(
+        (), "which; by default all of a small model, else the first, middle and last"
+    )
+    words: str | None = setting(None, "a file with a word per line; by default 100 common nouns")
+    k: int = setting(5, "tokens listed")
+    representation: Literal["auto", "raw", "position", "run", "mean"] = setting(
+        "auto", "of a token where it enters a block"
+    )
+    position: int = setting(0, "for representation=position")
+    offset: float = setting(0.0, "query's position less the key's, for rotary positions")
+    data: str = setting("sample", "the text of representation=mean")
+    tokens: int = setting(4096, "of that text")
+    num_random: int = setting(200, "random tokens to compare with")
+    legacy: bool = setting(False, "the original's choices: no b_Q, raw embeddings, bare words, whole lengths")
 
     def __post_init__(self) -> None:
         as_tuples(self, "layers")

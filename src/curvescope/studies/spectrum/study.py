@@ -24,7 +24,7 @@ from curvescope.algorithms import (
     eigsh,
     spectral_density,
 )
-from curvescope.core.errors import UsageError
+from curvescope.core.config import at_least, setting
 from curvescope.core.numbers import below_noise, plural, with_error
 from curvescope.core.operator import LinearOperator
 from curvescope.core.parts import MATRIX_SYMBOLS, TITLES
@@ -47,20 +47,20 @@ if TYPE_CHECKING:
 class Config(ModelOnData):
     """What to look at and how hard. The defaults take about a minute on a CPU."""
 
-    blocks: tuple[str, ...] = ("*",)  # the parameters of the operators, by globs
-    map_blocks: tuple[str, ...] = ("E", "P", "L*.W_*", "U", "W_*")  # of those, the blocks of the map
-    num_probes: int = 4  # of the density
-    num_steps: int = 40
-    num_eigenvalues: int = 3  # at each end
-    num_trace_probes: int = 32
-    num_map_probes: int = 4
-    max_products: int = 400  # for the eigenvalues
+    blocks: tuple[str, ...] = setting(("*",), "the parameters of the operators, by globs")
+    map_blocks: tuple[str, ...] = setting(
+        ("E", "P", "L*.W_*", "U", "W_*"), "of those, the blocks of the map; all where none matches"
+    )
+    num_probes: int = setting(4, "random vectors of each density")
+    num_steps: int = setting(40, "Lanczos steps of each of them, at least 3")
+    num_eigenvalues: int = setting(3, "extreme eigenvalues at each end")
+    num_trace_probes: int = setting(32, "random vectors of the traces, which all blocks share")
+    num_map_probes: int = setting(4, "random vectors of each block of the map")
+    max_products: int = setting(400, "most products for the extreme eigenvalues of one operator")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("num_probes", "num_steps", "num_eigenvalues", "num_trace_probes", "num_map_probes"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"{name}: expected at least 1, got {getattr(self, name)}")
+        at_least(self, 1, "num_probes", "num_steps", "num_eigenvalues", "num_trace_probes", "num_map_probes")
 
 
 @dataclass(frozen=True)
@@ -192,7 +192,7 @@ def run(cfg: Config, *, progress: Progress | None = None, state: State | None = 
     operators = {name: make(problem, *cfg.blocks, **how) for name, make in OPERATORS.items()}
     _map_slices(operators["hessian"], cfg)  # a pattern that matches nothing is found before the work
     pieces = [
-        Piece(f"{name}.{piece}", partial(work, op), f"{piece} of the {TITLES[name]}")
+        Piece(f"{name}.{piece}", partial(work, op), f"{piece} of the {TITLES[name]}", partial(answer, name))
         for name, op in operators.items()
         for piece, work in _pieces(cfg).items()
     ]
@@ -200,6 +200,20 @@ def run(cfg: Config, *, progress: Progress | None = None, state: State | None = 
     found = work_through(pieces, contents=contents, progress=progress, state=state)
     parts = {name: _part(found, name) for name in OPERATORS}
     return _result(problem, operators["hessian"], parts, notes_of(cfg, problem))
+
+
+def answer(name: str, found: Result) -> str:
+    """One line of what a piece of an operator says."""
+    symbol = MATRIX_SYMBOLS[name]
+    if isinstance(found, SpectralDensity):
+        low, high = found.extremes
+        return f"{symbol}: eigenvalues from {low:.3g} or less to {high:.3g} or more"
+    if isinstance(found, Eigenpairs):
+        ends = f"λ max {found.values[-1]:.4g}"
+        return f"{symbol}: {ends}" if name == "ggn" else f"{symbol}: {ends}, λ min {found.values[0]:.4g}"
+    if isinstance(found, BlockTraces):
+        return f"{symbol}: trace {with_error(found.total.value, found.total.stderr)}"
+    return f"{symbol}: the map is done"
 
 
 def _part(found: Finished, name: str) -> Part:
@@ -255,10 +269,14 @@ def _extremes(op: LinearOperator, cfg: Config) -> Eigenpairs:
 
 
 def _map_slices(op: CurvatureOperator, cfg: Config) -> dict[str, slice]:
-    """Blocks of the operator that match `map_blocks`; all of them when none does."""
+    return mapped(op.space.slices, cfg)
+
+
+def mapped(slices: dict[str, slice], cfg: Config) -> dict[str, slice]:
+    """Blocks that match `map_blocks`; all of them when none does."""
     found = {
         name: rows
-        for name, rows in op.space.slices.items()
+        for name, rows in slices.items()
         if any(fnmatchcase(name, pattern) for pattern in cfg.map_blocks)
     }
-    return found or op.space.slices
+    return found or slices

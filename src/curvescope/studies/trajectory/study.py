@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from curvescope.core.config import at_least
+from curvescope.core.config import at_least, setting
 from curvescope.core.errors import UsageError
 from curvescope.core.numbers import with_error
 from curvescope.core.progress import Progress
 from curvescope.data.batches import Batches
+from curvescope.data.corpora import CORPORA, read_source
 from curvescope.geometry.projection import APART, Method, Projection, need_umap, project, project_apart
 from curvescope.geometry.roles import embedding, has_lens, norm_of
 from curvescope.geometry.sphere import Norm
@@ -28,7 +29,7 @@ from curvescope.models.model import Model
 from curvescope.runs.contents import fingerprint
 from curvescope.runs.shown import Line, Scene, Shown
 from curvescope.runs.work import Piece, State, work_through
-from curvescope.studies.setting import TokenModelOnData, load_token_model, read_data
+from curvescope.studies.setting import TASK, TokenModelOnData, load_token_model, read_data, short_notes
 from curvescope.studies.traveling_words import choices
 from curvescope.viz.writers import write_all
 
@@ -37,19 +38,22 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PROMPT = "To kill two birds with one stone"
+PROMPT_WORDS = 8  # of a text of a person's own
 
 
 @dataclass(frozen=True)
 class Config(TokenModelOnData):
     """What to follow. The defaults take a few seconds on a CPU."""
 
-    prompt: str = PROMPT
-    token: int = -2  # whose path is drawn; −2 is the one that should come to the last
-    projection: Method = "pca"
-    num_shuffles: int = 2
-    neighbours: int = 15  # of UMAP
-    min_dist: float = 0.1  # of UMAP
-    legacy: bool = False  # the original's picture: Euclidean UMAP of raw embeddings, states put in later
+    prompt: str = setting(PROMPT, "whose tokens are drawn; with a text of your own its first words")
+    token: int = setting(-2, "whose path is drawn; −2 is the one that should come to the last")
+    projection: Method = setting("pca", "of the states, for the pictures")
+    num_shuffles: int = setting(2, "permutations of the targets, to compare with")
+    neighbours: int = setting(15, "of UMAP")
+    min_dist: float = setting(0.1, "of UMAP")
+    legacy: bool = setting(
+        False, "the original's picture: Euclidean UMAP of raw embeddings, states put in later"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -101,7 +105,7 @@ class Trajectory(Shown):
         share = m.shares["attention_share"]
         note = f"its largest share of a block's step, in {m.blocks[int(share.mean.argmax())]}"
         words.append(("attention", f"{share.mean.max():.0%}", note))
-        return words + [("note", "", note) for note in m.notes]
+        return words + [("note", "", note) for note in [*m.notes, *self.notes]]
 
     def captions(self) -> dict[str, str]:
         """What each figure and table shows."""
@@ -188,6 +192,7 @@ def run(cfg: Config, *, progress: Progress | None = None, state: State | None = 
         token=token,
         target=target,
         picture=found.take(Projection, "picture"),
+        notes=short_notes(cfg, model),
     )
 
 
@@ -216,12 +221,22 @@ def _picture_apart(cfg: Config, model: Model, path: Path) -> Projection:
     return replace(found, coordinates=np.concatenate([words, by_token.reshape(-1, words.shape[1])]))
 
 
-def _prompt(cfg: Config, model: Model, batches: Batches) -> Any:
-    """The prompt, or the first sequence of a task for a model without a tokenizer."""
+def _prompt(cfg: Config, model: Model, batches: Batches) -> str | list[int]:
+    """The prompt; unless one is given, the beginning of a person's own text.
+
+    For a model without a tokenizer the first sequence of the task.
+    """
     if model.tokenizer is not None:
-        return cfg.prompt
+        own = cfg.data not in CORPORA and not cfg.data.startswith((TASK, "hf:"))
+        return beginning(read_source(cfg.data)) if own and cfg.prompt == PROMPT else cfg.prompt
     inputs = batches[0].inputs
     return (inputs["input_ids"] if isinstance(inputs, dict) else inputs)[0].tolist()
+
+
+def beginning(text: str) -> str:
+    """The first words of the first line that has some; the known prompt where none has three."""
+    lines = (line.split()[:PROMPT_WORDS] for line in text.splitlines())
+    return " ".join(next((words for words in lines if len(words) > 2), PROMPT.split()))
 
 
 def _token(cfg: Config, path: Path) -> int:

@@ -1,0 +1,148 @@
+"""Settings that fit the machine: from one timed product, how long a study takes, and what is in time.
+
+Only settings that nobody gave are chosen, and never above the study's own: the first rung of its ladder whose
+estimate is in time, or the last one. An estimate is the most products that can be needed times the seconds
+of one, which grow as the tokens do.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import replace
+from typing import NamedTuple
+
+from curvescope.core.config import Config, Settings, Value
+from curvescope.core.errors import UsageError
+from curvescope.core.seeds import probes
+from curvescope.models.zoo.names import BUNDLED
+from curvescope.operators import Hessian
+from curvescope.runs.plan import Cost, Plan
+from curvescope.runs.study import Study
+from curvescope.studies.setting import TASK, ModelOnData, make_problem
+
+QUICK, USUAL = 60.0, 180.0  # seconds
+LITTLE = 0.1  # seconds of a product that is timed again, on all tokens
+UNITS = {"s": 1.0, "sec": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0}
+
+
+class Fitted(NamedTuple):
+    """Settings, and what to say about them."""
+
+    cfg: Config
+    words: str
+
+
+def seconds_of(budget: str) -> float:
+    """`90s`, `3min`, `1.5h` in seconds; a bare number is minutes."""
+    found = re.fullmatch(r"\s*(\d+(?:\.\d*)?)\s*([a-z]*)\s*", budget.lower())
+    if found is None or (found[2] or "min") not in UNITS or float(found[1]) == 0:
+        raise UsageError(f"expected a budget such as 90s, 3min or 1h, got {budget!r}")
+    return float(found[1]) * UNITS[found[2] or "min"]
+
+
+def limit_of(cfg: Config, profile: str | None, budget: str | None) -> float | None:
+    """Seconds that the study may take; None: as many as it does.
+
+    The profile quick is a minute, full no limit. Without either three minutes, except for a bundled model:
+    its numbers by default are the same everywhere.
+    """
+    if profile is not None and budget is not None:
+        raise UsageError("expected --profile or --budget, got both", hint="a budget chooses by itself")
+    if profile not in (None, "quick", "full"):
+        raise UsageError(f"expected the profile quick or full, got {profile!r}")
+    if budget is not None:
+        return seconds_of(budget)
+    if profile is not None:
+        return QUICK if profile == "quick" else None
+    bundled = isinstance(cfg, ModelOnData) and cfg.model in BUNDLED
+    return None if bundled else USUAL
+
+
+def fit(study: Study[Config], given: Settings, seconds: float | None) -> Fitted:
+    """The configuration with what was given, and the rest chosen to be done in `seconds`."""
+    cfg = study.Config.from_dict(given)
+    if study.plan is None or not isinstance(cfg, ModelOnData):
+        return Fitted(cfg, "")
+    plan, timer = study.plan, Timer(cfg, study.plan)
+    rungs = [] if seconds is None else [_lowered(cfg, rung, given) for rung in plan.ladder]
+    estimates = [Estimate(own, timer.cost(own), timer.seconds(own)) for own in dict.fromkeys([cfg, *rungs])]
+    chosen = next((e for e in estimates if seconds is None or e.total <= seconds), estimates[-1])
+    return Fitted(chosen.cfg, _words(cfg, chosen, seconds))
+
+
+class Estimate(NamedTuple):
+    """What a configuration takes."""
+
+    cfg: ModelOnData
+    cost: Cost
+    seconds: float  # of one product
+
+    @property
+    def total(self) -> float:
+        """Seconds of all products."""
+        return self.cost.products * self.seconds
+
+
+class Timer:
+    """How long a product takes, from one on a single sequence; a quick one is timed on all tokens."""
+
+    def __init__(self, cfg: ModelOnData, plan: Plan[Config]):
+        self._cfg, self._plan = cfg, plan
+        self._tokens = min(cfg.tokens, cfg.seq_len)
+        self._problem = make_problem(replace(cfg, tokens=self._tokens))
+        self._seconds = self._timed()
+        if self._seconds < LITTLE and cfg.tokens > self._tokens:
+            self._tokens, self._problem = cfg.tokens, make_problem(cfg)
+            self._seconds = self._timed()
+
+    def _timed(self) -> float:
+        """Of the quickest of three: the first one checks and builds, the second is recorded."""
+        blocks = self._plan.blocks(self._cfg)
+        H = Hessian(self._problem, *blocks, engine=self._cfg.engine, checkpoint=self._cfg.checkpoint)  # pyright: ignore[reportArgumentType]
+        v = probes(H.shape[1], 1, seed=0, dtype=H.dtype, device=H.device)[:, 0]
+        found = []
+        with H.steady():  # as in an algorithm
+            for _ in range(3):
+                start = time.monotonic()
+                (H @ v).sum().item()  # so that a GPU has done it
+                found.append(time.monotonic() - start)
+        return min(found)
+
+    def seconds(self, cfg: ModelOnData) -> float:
+        """Of one product; a task has all its data whatever the tokens are."""
+        return self._seconds * (1.0 if cfg.data.startswith(TASK) else cfg.tokens / self._tokens)
+
+    def cost(self, cfg: ModelOnData) -> Cost:
+        """Pieces and products of a configuration."""
+        return self._plan.cost(cfg, self._problem)
+
+
+def _lowered(cfg: ModelOnData, rung: Settings, given: Settings) -> ModelOnData:
+    """The configuration with the settings of a rung that are below its own and that nobody gave."""
+    own = cfg.to_dict()
+    return replace(cfg, **{k: v for k, v in rung.items() if k not in given and _less(v, own[k])})
+
+
+def _less(new: Value, own: Value) -> bool:
+    return isinstance(new, int) and isinstance(own, int) and new < own
+
+
+def _words(cfg: Config, chosen: Estimate, seconds: float | None) -> str:
+    """One line: how long, what it is made of, and what was chosen."""
+    cost, before = chosen.cost, cfg.to_dict()
+    made = f"{cost.pieces} pieces, {cost.products:.0f} products of {chosen.seconds:.2g} s"
+    line = f"at most about {spoken(chosen.total)}: {made}"
+    other = [f"{name}={value}" for name, value in chosen.cfg.to_dict().items() if value != before[name]]
+    if other and seconds is not None:
+        line += f"; chosen for {spoken(seconds)}: {', '.join(other)} (--profile full for the study's own)"
+    if seconds is not None and chosen.total > seconds:
+        line += "; this study has no smaller settings"
+    return line
+
+
+def spoken(seconds: float) -> str:
+    """`40 s`, `3 min`, `2.5 h`."""
+    if seconds < 90:
+        return f"{max(seconds, 1):.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -1,0 +1,127 @@
+"""`curvescope run`: what it prints, lists, refuses and says when it is stopped."""
+
+import json
+
+import pytest
+
+from commands import call
+from curvescope.operators import Hessian
+
+SMALL = "n_layers = 2\nd_model = 4\nn_heads = 1\nd_ff = 0\nvocab_size = 12\nn_ctx = 18\n"
+QUICK = [
+    *("--set", "num_steps=6", "--set", "num_probes=1", "--set", "num_eigenvalues=1"),
+    *("--set", "num_trace_probes=2", "--set", "num_map_probes=1", "--set", "batch_size=64"),
+]
+
+
+@pytest.fixture(autouse=True)
+def no_figures(monkeypatch):
+    monkeypatch.setattr("curvescope.runs.folder.write_figures", lambda result, folder: None)
+
+
+@pytest.fixture
+def words(tmp_path):
+    path = tmp_path / "small.toml"
+    path.write_text(SMALL, encoding="utf-8")
+    return ["run", "spectrum", path, "--data", "task:addition", "--out", tmp_path / "runs", *QUICK]
+
+
+def test_a_run_ends_with_its_headline_numbers_and_is_found_again(words, tmp_path, capsys):
+    code, out, err = call(*words, capsys=capsys)
+    assert code == 0, err
+    lines = out.strip().splitlines()
+    assert lines[0].startswith("loss")
+    assert any(line.startswith("λ max") for line in lines)
+    assert "residual" not in out  # a column of the tables
+    folder = lines[-1]
+    code, again, err = call(*words, "--tables", capsys=capsys)
+    assert code == 0, err
+    assert f"already finished: {folder}" in err
+    assert "residual" in again
+    assert again.endswith(out)
+    code, out, err = call(*words, "-q", capsys=capsys)
+    assert (out, err) == (f"{folder}\n", "")
+    code, out, err = call(*words, "--json", capsys=capsys)
+    found = json.loads(out)
+    assert found["folder"] == folder
+    assert found["summary"][0]["label"] == "loss"
+    assert len(found["tables"]["extremes"]) == 5
+    code, out, err = call(*words, "--force", "-q", capsys=capsys)
+    assert out.strip() != folder
+
+
+def test_ctrl_c_says_where_the_same_command_goes_on(words, monkeypatch, capsys):
+    own, counted = Hessian._matmat, []
+
+    def product(self, V):
+        if len(counted) == 4:
+            raise KeyboardInterrupt
+        counted.append(1)
+        return own(self, V)
+
+    monkeypatch.setattr("curvescope.studies.fitting.Timer._timed", lambda self: 0.01)
+    with monkeypatch.context() as patch:
+        patch.setattr(Hessian, "_matmat", product)
+        code, out, err = call(*words, capsys=capsys)
+    assert code == 130
+    assert out == ""
+    last = err.splitlines()[-1]
+    assert last == (
+        "stopped; the same command goes on from step 4 of 6 of piece 1 of 12: density of the Hessian"
+    )
+    code, _, err = call(*words, capsys=capsys)
+    assert code == 0
+    assert "0 of 12 pieces were there" in err
+    assert "H: eigenvalues from " in err  # a first answer while it runs
+
+
+@pytest.mark.parametrize("study", ["spectrum", "heads"])
+def test_settings_are_listed(study, capsys):
+    code, out, _ = call("run", study, "--settings", capsys=capsys)
+    assert code == 0
+    assert "tiny-gpt" in out
+    assert "whole number" in out
+    assert ("random vectors of each density" in out) == (study == "spectrum")
+
+
+HINTS = {
+    "blocks of heads": (["run", "heads", "--blocks", "L0.*"], "takes no --blocks", "--set layers=0,1"),
+    "data of nothing": (["run", "hvp", "--data", "x"], "hvp takes no --data", "run hvp --settings"),
+    "unknown setting": (["run", "spectrum", "--set", "probes=3"], "unknown setting 'probes'", "--settings"),
+    "a part of a name": (["run", "spectrum", "--set", "eigenvalues=3"], "unknown", "'num_eigenvalues'"),
+    "too many tokens": (["run", "spectrum", "--tokens", "99999"], "expected a text", "--tokens "),
+    "context": (["run", "spectrum", "--set", "seq_len=4096"], "of at most 128", "--set seq_len=128"),
+    "initials": (["run", "spectrum", "--set", "loss=ce"], "expected a loss", "'cross_entropy'"),
+    "layers": (["run", "spectrum", "--blocks", "L9.*"], "no block matches", "4 layers, L0 to L3"),
+    "far-fetched": (["run", "zzz"], "expected a study", "known: spectrum"),
+    "list of words": (["run", "heads", "--set", "layers=a,b"], "layers: expected int, got 'a'", ""),
+    "no such place": (["run", "spectrum", "--out", "/proc/x"], "can be written to", "choose another"),
+}
+
+
+@pytest.mark.parametrize("case", HINTS)
+def test_hints_are_in_the_syntax_of_the_command_line(case, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    words, message, hint = HINTS[case]
+    code, out, err = call(*words, capsys=capsys)
+    assert code == 2, err
+    assert out == ""
+    assert message in err
+    assert hint in err.splitlines()[-1]
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_page_that_is_written_over_is_said(words, tmp_path, capsys):
+    folder = call(*words, "-q", capsys=capsys)[1].strip()
+    page = tmp_path / "page.html"
+    for there in (False, True):
+        code, _, err = call("report", folder, "--page", page, capsys=capsys)
+        assert code == 0, err
+        assert ("was there and is written anew" in err) == there
+
+
+def test_doctor_and_completion(capsys):
+    code, out, _ = call("doctor", "--json", capsys=capsys)
+    assert "peft" in {row["what"] for row in json.loads(out)}
+    code, out, _ = call("--show-completion", "bash", capsys=capsys)
+    assert code == 0

@@ -1,0 +1,138 @@
+"""The same command once more: finished, stopped in the middle of a piece, or with no room left."""
+
+import errno
+import os
+
+import numpy as np
+import pytest
+
+from curvescope.algorithms.spectra.density import SpectralDensity
+from curvescope.core.errors import CurvescopeError, UsageError
+from curvescope.core.result import Result
+from curvescope.operators import Hessian
+from curvescope.runs.folder import Stopped
+from curvescope.runs.place import check_writable
+from curvescope.studies import folder
+
+SMALL = "n_layers = 1\nd_model = 4\nn_heads = 1\nd_ff = 0\nvocab_size = 12\nn_ctx = 18\n"
+
+
+@pytest.fixture(autouse=True)
+def no_figures(monkeypatch):
+    monkeypatch.setattr("curvescope.runs.folder.write_figures", lambda result, folder: None)
+
+
+@pytest.fixture
+def settings(tmp_path):
+    path = tmp_path / "small.toml"
+    path.write_text(SMALL, encoding="utf-8")
+    few = {"num_probes": 1, "num_steps": 6, "num_eigenvalues": 1, "num_trace_probes": 2, "num_map_probes": 1}
+    return {"model": str(path), "data": "task:addition", "dtype": "float64", "batch_size": 64, **few}
+
+
+def count_products(monkeypatch, stop_at=None):
+    """Counts the products of the Hessian, and stops in one of them."""
+    counted, own = [], Hessian._matmat
+
+    def product(self, V):
+        if len(counted) == stop_at:
+            raise KeyboardInterrupt
+        counted.append(V.shape[1])
+        return own(self, V)
+
+    monkeypatch.setattr(Hessian, "_matmat", product)
+    return counted
+
+
+def test_what_is_finished_is_read_unless_forced(settings, tmp_path, monkeypatch):
+    said = []
+    first, result = folder.run("spectrum", settings, out=tmp_path / "runs")
+    counted = count_products(monkeypatch)
+    again, read = folder.run("spectrum", settings, out=tmp_path / "runs", say=said.append)
+    assert again == first
+    assert said == [f"already finished: {first}"]
+    assert not counted
+    assert read.summary() == result.summary()
+    forced, _ = folder.run("spectrum", settings, out=tmp_path / "runs", force=True)
+    assert forced != first
+    assert counted
+    others, _ = folder.run("spectrum", {**settings, "seed": 1}, out=tmp_path / "runs")
+    assert others not in (first, forced)
+
+
+def test_a_run_that_is_stopped_in_its_first_piece_goes_on_there(settings, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        whole = count_products(patch)
+        _, want = folder.run("spectrum", settings, out=tmp_path / "right")
+    with monkeypatch.context() as patch:
+        count_products(patch, stop_at=4)
+        with pytest.raises(Stopped) as stop:
+            folder.run("spectrum", settings, out=tmp_path / "runs")
+    assert stop.value.standing == (0, 12, 4)
+    said, told = [], []
+    counted = count_products(monkeypatch)
+    path, result = folder.run(
+        "spectrum", settings, out=tmp_path / "runs", say=said.append, progress=lambda *x: told.append(x[1])
+    )
+    assert len(counted) == len(whole) - 4
+    for name, part in want.parts.items():
+        np.testing.assert_array_equal(result.parts[name].density.nodes, part.density.nodes)
+        np.testing.assert_array_equal(result.parts[name].extremes.values, part.extremes.values)
+    assert said[0] == f"resuming {path}: 0 of 12 pieces were there"
+    assert said[1].startswith("H: eigenvalues from ")
+    assert told == list(range(1, 13))
+    assert not list(path.rglob("*.npy"))
+
+
+def test_a_resumed_run_does_not_tell_of_pieces_that_are_there(settings, tmp_path, monkeypatch):
+    own = SpectralDensity.__init__
+    made = []
+
+    def second(self, *args, **rest):
+        made.append(1)
+        if len(made) == 2:
+            raise KeyboardInterrupt
+        own(self, *args, **rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SpectralDensity, "__init__", second)
+        with pytest.raises(Stopped) as stop:
+            folder.run("spectrum", settings, out=tmp_path)
+    assert stop.value.standing.pieces == 4
+    told, said = [], []
+    folder.run("spectrum", settings, out=tmp_path, say=said.append, progress=lambda *x: told.append(x[1]))
+    assert told == list(range(5, 13))
+    assert "4 of 12 pieces were there" in said[0]
+
+
+def test_a_disk_that_fills_up_says_what_is_kept(settings, tmp_path, monkeypatch):
+    own, saved = Result.save, []
+
+    def save(self, place):
+        saved.append(place)
+        if len(saved) > 3:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return own(self, place)
+
+    monkeypatch.setattr(Result, "save", save)
+    with pytest.raises(CurvescopeError, match=r"the disk is full: 3 of 12 pieces are kept under .*goes on"):
+        folder.run("spectrum", settings, out=tmp_path / "runs")
+
+
+@pytest.mark.parametrize("place", ["/proc/x", "/dev/null", "FILE", "FILE/inside"])
+def test_a_folder_that_takes_nothing_is_refused_before_the_work(place, settings, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    counted = count_products(monkeypatch)
+    with pytest.raises(UsageError, match="expected a folder that can be written to"):
+        folder.run("spectrum", settings, out=place.replace("FILE", str(tmp_path / "file")))
+    assert not counted
+
+
+def test_a_full_disk_is_refused_and_nothing_is_left_behind(tmp_path, monkeypatch):
+    check_writable(tmp_path / "a" / "b")
+    assert not list(tmp_path.iterdir())
+    usage = type("Usage", (), {"free": 2**20})
+    monkeypatch.setattr("shutil.disk_usage", lambda place: usage)
+    with pytest.raises(UsageError, match="only 1 MiB are left there"):
+        check_writable(tmp_path / "a" / "b")
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,107 @@
+"""Settings that fit into a time: chosen from one timed product, said, and taken again by the same command."""
+
+import pytest
+
+from curvescope.core.errors import UsageError
+from curvescope.studies import find, fitting, folder
+from curvescope.studies.fitting import Timer, fit, limit_of, seconds_of, spoken
+from curvescope.studies.spectrum import Config
+
+FEW = {"num_steps": 4, "num_probes": 1, "num_eigenvalues": 1, "num_trace_probes": 2, "num_map_probes": 1}
+
+
+@pytest.fixture
+def product(monkeypatch):
+    """A product takes as many seconds as this says."""
+    seconds = {"each": 0.01}
+    monkeypatch.setattr(Timer, "_timed", lambda self: seconds["each"])
+    monkeypatch.setattr("curvescope.runs.folder.write_figures", lambda result, folder: None)
+    return seconds
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("90s", 90), ("3min", 180), ("3 m", 180), ("1.5h", 5400), ("2", 120), ("45 sec", 45)],
+)
+def test_budgets(text, seconds):
+    assert seconds_of(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "soon", "3 days", "0s", "-3min"])
+def test_what_is_no_budget(text):
+    with pytest.raises(UsageError, match="expected a budget such as"):
+        seconds_of(text)
+
+
+def test_limits():
+    bundled, other = Config(), Config(model="somewhere/else")
+    assert limit_of(bundled, None, None) is None  # its numbers are the same everywhere
+    assert limit_of(other, None, None) == 180
+    assert limit_of(bundled, "quick", None) == 60
+    assert limit_of(other, "full", None) is None
+    assert limit_of(bundled, None, "20s") == 20
+    with pytest.raises(UsageError, match="got both"):
+        limit_of(bundled, "quick", "20s")
+    with pytest.raises(UsageError, match="quick or full"):
+        limit_of(bundled, "swift", None)
+
+
+def test_what_is_in_time_stays_and_what_is_not_is_lowered(product):
+    study = find("spectrum")
+    assert fit(study, {}, 1e4).cfg == Config()
+    product["each"] = 0.2
+    found = fit(study, {"num_probes": 4, "tokens": 128}, 180.0)
+    assert found.cfg.num_probes == 4  # given
+    assert found.cfg.tokens == 128
+    assert found.cfg.num_steps < 40
+    assert found.cfg.max_products < 400
+    assert "chosen for 3 min: " in found.words
+    assert "12 pieces" in found.words
+    assert found.cfg.blocks == Config().blocks
+    product["each"] = 1e3
+    found = fit(study, {}, 60.0)
+    assert "no smaller settings" in found.words
+    assert fit(study, {}, None).cfg == Config()
+
+
+def test_an_estimate_counts_the_products(product):
+    product["each"] = 0.5
+    words = fit(find("spectrum"), {"tokens": 64, "blocks": ["L0.W_Q"], **FEW, "max_products": 8}, None).words
+    each = 4 + 8 + 2 + 1
+    assert f"12 pieces, {3 * each} products of 0.5 s" in words
+    assert words.startswith(f"at most about {spoken(3 * each * 0.5)}:")
+
+
+@pytest.mark.parametrize("name", ["spectrum", "blocks"])
+def test_every_rung_is_cheaper_and_allowed(name, product):
+    study = find(name)
+    timer = Timer(study.Config(), study.plan)
+    totals = []
+    for rung in ({}, *study.plan.ladder):
+        cfg = fitting._lowered(study.Config(), rung, {})
+        totals.append(timer.cost(cfg).products * timer.seconds(cfg))
+        assert set(rung) <= set(cfg.to_dict())
+    assert totals == sorted(totals, reverse=True)
+    assert len(set(totals)) == len(totals)
+    assert totals[-1] < totals[0] / 20
+
+
+def test_the_same_command_goes_on_with_what_was_chosen(product, tmp_path):
+    settings = {"blocks": ["L0.b_Q"], "max_products": 8, "seq_len": 8, "tokens": 8, "num_map_probes": 1}
+    limit, said = folder.Limit(budget="10s"), []
+    product["each"] = 0.1
+    first, _ = folder.run("spectrum", settings, out=tmp_path, limit=limit, say=said.append)
+    config, _ = folder.load(first)
+    assert config["num_steps"] < 40
+    assert "chosen for 10 s" in said[0]
+    product["each"] = 1e-9  # now all would be in time
+    again, _ = folder.run("spectrum", settings, out=tmp_path, limit=limit, say=said.append)
+    assert again == first
+    assert said[-1] == f"already finished: {first}"
+    other, _ = folder.run("spectrum", {**settings, **FEW}, out=tmp_path, limit=limit)
+    assert other != first
+
+
+def test_a_study_with_nothing_to_choose_takes_no_budget(tmp_path):
+    with pytest.raises(UsageError, match="takes no --profile and no --budget"):
+        folder.run("heads", {}, out=tmp_path, limit=folder.Limit(profile="quick"))
