@@ -17,6 +17,7 @@ from curvescope.core.numbers import with_error
         (5.0, 0.0, "5"),
         (1.5e-9, 2e-11, "(1.500 ± 0.020)e-9"),
         (2.5e9, 1.5e8, "(2.50 ± 0.15)e+9"),
+        (1079.776078, 1.1e-5, "1,079.78"),
     ],
 )
 def test_the_error_has_two_digits_and_the_value_ends_there(value, stderr, text):

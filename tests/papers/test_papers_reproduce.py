@@ -307,6 +307,6 @@ def test_names_of_papers_and_figures():
 )
 def test_numbers_as_printed(value, text, found):
     assert like(value, text) == found
-    assert as_printed("x", text, value).verdict == "agrees"
-    assert as_printed("x", text, value * 1.01).verdict == "differs"
-    assert within("x", float(text), value, relative=1e-9).verdict == "differs"
+    assert as_printed("x", text, value, source="paper").verdict == "agrees"
+    assert as_printed("x", text, value * 1.01, source="paper").verdict == "differs"
+    assert within("x", float(text), value, relative=1e-9, source="paper").verdict == "differs"

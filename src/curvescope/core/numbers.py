@@ -6,9 +6,14 @@ import math
 
 
 def with_error(value: float, stderr: float) -> str:
-    """`21800 ± 1000`: the error with two digits, the value to the same place; alone if it has no error."""
+    """`21800 ± 1000`: the error with two digits, the value to the same place; alone if it has no error.
+
+    A value whose error would only show behind its sixth digit stands alone too, with six digits.
+    """
     if not math.isfinite(stderr) or stderr <= 0 or not math.isfinite(value):
         return f"{value:.4g}"
+    if stderr < 5e-6 * abs(value):
+        return f"{value:,.6g}"
     place = math.floor(math.log10(stderr)) - 1
     if -6 < place < 6 and abs(value) < 1e7:
         return f"{round(value, -place):,.{max(-place, 0)}f} ± {round(stderr, -place):,.{max(-place, 0)}f}"

@@ -28,6 +28,7 @@ from curvescope.core.progress import track
 from curvescope.core.result import Result
 
 BASIS_GIB = 4  # memory that a basis may take; fewer steps where it would take more
+ROUNDINGS = 16  # of the largest Ritz value: products are not more exact than that
 HALVINGS = 40  # of the interval that the bound is looked for in
 
 
@@ -49,7 +50,7 @@ class Ends(Result):
 def extreme_ends(op: LinearOperator, *, num_steps: int = 16, seed: int = 0) -> Ends:
     """Both ends of the spectrum of a symmetric operator, from `num_steps` products."""
     check_symmetric(op, "extreme_ends")
-    return ritz_ends(krylov_basis(op, num_steps, seed=seed)[1], op.shape[0], psd=op.psd)
+    return ritz_ends(krylov_basis(op, num_steps, seed=seed)[1], op)
 
 
 def krylov_basis(op: LinearOperator, num_steps: int, *, seed: int) -> tuple[Tensor, np.ndarray]:
@@ -77,14 +78,16 @@ def krylov_basis(op: LinearOperator, num_steps: int, *, seed: int) -> tuple[Tens
     return recurrence.rows[0, :m], T
 
 
-def ritz_ends(T: np.ndarray, size: int, *, psd: bool) -> Ends:
-    """From T (m + 1, m), see `krylov_basis`, of an operator with `size` rows."""
+def ritz_ends(T: np.ndarray, op: LinearOperator) -> Ends:
+    """From T (m + 1, m) of an operator, see `krylov_basis`."""
     theta, S = np.linalg.eigh(T[:-1])
+    rounding = ROUNDINGS * torch.finfo(op.dtype).eps * float(np.abs(theta).max())
     beta = np.diag(T, -1)
     residuals = beta[-1] * np.abs(S[-1])
-    high = _bound(theta, residuals, beta, size)
-    low = -_bound(-theta[::-1], residuals[::-1], beta, size)
-    return Ends(theta[[0, -1]], residuals[[0, -1]], max(low, 0.0) if psd else low, high)
+    high = _bound(theta, residuals, beta, op.shape[0]) + rounding
+    low = -_bound(-theta[::-1], residuals[::-1], beta, op.shape[0]) - rounding
+    low = max(low, 0.0) if op.psd else low
+    return Ends(theta[[0, -1]], residuals[[0, -1]] + rounding, low, high)
 
 
 def _bound(theta: np.ndarray, residuals: np.ndarray, beta: np.ndarray, size: int) -> float:

@@ -85,7 +85,7 @@ def own_probes(
     Q, T, ends = None, np.zeros((1, 0)), None
     if num_steps:
         Q, T = krylov_basis(op, num_steps, seed=seed)
-        ends = ritz_ends(T, op.shape[0], psd=op.psd)
+        ends = ritz_ends(T, op)
     forms, lengths = [], []
     for V in probe_batches(op, num_probes, seed=seed, first=min(num_steps, 1), what="norm"):
         V = V if Q is None else _outside(V, Q)

@@ -37,7 +37,7 @@ PLAN = Plan(
     blocks,
     cost,
     (
-        {"tokens": 256, "num_trace_probes": 12, "num_norm_probes": 6, "num_sharp_steps": 12},
+        {"tokens": 256, "num_trace_probes": 12, "num_norm_probes": 6, "num_sharp_steps": 10},
         {
             "tokens": 128, "num_trace_probes": 8, "num_norm_probes": 4, "num_small_probes": 3,
             "num_sharp_steps": 10,

@@ -71,7 +71,7 @@ class Config(ModelOnData):
     num_steps: int = setting(40, "Lanczos steps of each of them")
     max_products: int = setting(200, "most products for the eigenvalues of one block")
     num_sharp_steps: int = setting(
-        16, "Lanczos steps for λ_max of each block with own probes and of all; 0: none"
+        12, "Lanczos steps for λ_max of each block with own probes and of all; 0: none"
     )
     max_exact: int = setting(64, "blocks with at most so many entries are written out, not estimated")
 

@@ -44,7 +44,7 @@ def _sharpest(part: Part, title: str) -> list[Line]:
     if part.whole is not None and part.whole.values[1] > 0:
         top, error = float(part.whole.values[1]), float(part.whole.residuals[1])
         words = (
-            f"2/λ_max: steps of gradient descent beyond it diverge. λ_max of all blocks together is "
+            "2/λ_max: beyond it gradient descent moves away from a minimum. λ_max of all blocks together is "
             f"{with_error(top, error)}, at most {part.whole.high:.4g} 95 times in 100; "
         )
         alone = f"{order[0]} alone allows {2 / told[order[0]].largest:.3g}"
