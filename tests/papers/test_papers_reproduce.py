@@ -291,7 +291,7 @@ def test_the_report_shows_a_reproduction(tmp_path):
     assert "small of ormaniec2025" in page
     assert page.count("data:image/png") == 2
     assert "curve 1" in page
-    assert "published and measured" in page
+    assert "Published and measured" in page
     assert "ICLR 2025" in page
 
 
