@@ -18,6 +18,7 @@ from rooms import ROOT, SOURCE
 
 LONG = {"": "the rooms", "models/adapters": "a file for every family"}  # folders with more than MOST names
 MOST = 14
+READERS = {"curvescope.runs.pieces", "curvescope.studies.folder"}  # pages and lists of runs load these two
 
 
 def module(path: Path) -> str:
@@ -60,6 +61,8 @@ def reason(here: str, names: list[str]) -> str:
         return "commands"
     if names[0].startswith("curvescope.viz") or last <= {"figures", "tables", "words"}:
         return "pictures"
+    if here in READERS:
+        return "torch"
     return f"{here} imports {names} in a function, for no reason that is known"
 
 

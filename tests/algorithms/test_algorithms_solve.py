@@ -199,8 +199,6 @@ def test_wrong_calls():
         solve(op, b, method="lu")
     with pytest.raises(ShapeError, match="expected a vector of 120 entries"):
         solve(op, b[:5], method="minres")
-    with pytest.raises(ShapeError, match=r"expected torch\.float64"):
-        solve(op, b.float(), method="minres")
     with pytest.raises(UsageError, match="at least one right-hand side"):
         solve(op, b[:, :0], method="minres")
     with pytest.raises(UsageError, match="finite right-hand side"):

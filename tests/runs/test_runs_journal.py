@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from curvescope.algorithms import block_map, eigsh, spectral_density, trace
+from curvescope.algorithms.recording import recording
 from curvescope.core.operator import Matrix
-from curvescope.core.recording import recording
 from curvescope.runs.journal import Journal
 
 N = 120

@@ -357,7 +357,7 @@ def test_the_paper_runs_on_a_given_model_and_says_which(figures, tmp_path):
         assert set(result.tables()) | set(result.scenes()) <= set(result.captions())
     assert (tmp_path / f"{min(found[figures[-1]].figures())}.png").exists()
     page = write_page([tmp_path], tmp_path / "page.html").read_text(encoding="utf-8")
-    assert "published and measured" in page
+    assert "Published and measured" in page
     shown = "".join(claim.published for result in found.values() for claim in result.claims())
     assert not re.search(r"\d\.\d", shown)  # no number of the paper is at hand
 

@@ -10,9 +10,9 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
 
+from curvescope.algorithms.recording import recorded
 from curvescope.core.errors import ShapeError, UsageError
 from curvescope.core.operator import LinearOperator, check_square_symmetric
-from curvescope.core.recording import recorded
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from curvescope.algorithms.recording import Recorder
 from curvescope.core.operator import LinearOperator
-from curvescope.core.recording import Recorder
 from curvescope.engines.digest import digest
 
 MOST_OF_DISK = 0.25  # of what is free when it begins

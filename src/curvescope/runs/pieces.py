@@ -62,7 +62,7 @@ class Pieces(MutableMapping[str, Result]):
     @contextmanager
     def inside(self, name: str) -> Iterator[None]:
         """Keep the products of the piece that is worked on inside, until it is there itself."""
-        from curvescope.core.recording import recording
+        from curvescope.algorithms.recording import recording
         from curvescope.runs.journal import Journal
 
         self.journal = Journal(self.folder / f"{name}{PRODUCTS}", lambda: self._products(name))
