@@ -73,14 +73,8 @@ def chunks(*vectors: Tensor) -> Iterator[tuple[Tensor, ...]]:
 
 
 def fresh(like: LinearOperator | Tensor, *shape: int) -> Tensor:
-    """Memory for vectors of the same dtype and device.
-
-    Where the system allows it NumPy takes large pages, which are touched for the first time in a quarter of
-    the time of small ones.
-    """
-    if like.device.type != "cpu":
-        return torch.empty(shape, dtype=like.dtype, device=like.device)
-    return torch.from_numpy(np.empty(shape, dtype=torch.empty(0, dtype=like.dtype).numpy().dtype))
+    """Memory for vectors of the same dtype and device."""
+    return torch.empty(shape, dtype=like.dtype, device=like.device)
 
 
 def random_vector(op: LinearOperator, *, seed: int, index: int, out: Tensor) -> None:
@@ -218,7 +212,7 @@ def _take_out(
     total = torch.zeros_like(coefficients)
     for p in parts(len(w), w.device, width=min(len(basis), 8) if exact else 1):
         rows, x = basis[:, p], out[p]
-        torch.addmv(w[p], rows.T, c, alpha=-1, out=x)
+        (x if w is out else x.copy_(w[p])).addmv_(rows.T, c, alpha=-1)  # w may be a column, strided
         squares.add(x)
         total += rows.to(total.dtype) @ x.to(total.dtype) if exact else rows @ x
     return float(squares.root()), add_up(total)
