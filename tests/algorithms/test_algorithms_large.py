@@ -11,6 +11,7 @@ from curvescope.algorithms import eigsh
 from curvescope.core.errors import CurvescopeError
 from curvescope.core.operator import FunctionOperator, Matrix
 from curvescope.core.seeds import generator
+from selection import some
 
 ENDS = np.r_[1000.0, 700, 200, 50, 3, -400, -90, -8]
 SQUARE = [  # a Latin square of the three, and the whole cube among the slow
@@ -91,7 +92,7 @@ def test_residuals_of_repeated_eigenvalues_are_as_estimated(which, k):
     assert found.residuals.max() < 0.5 * 1e-5 * 30
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", some(range(6), 2))
 def test_bulk_without_gaps_is_never_claimed_wrongly(seed):
     bulk = np.random.default_rng(seed).uniform(-1, 1, 50_000)
     eigenvalues = np.r_[1.05, 1.02, bulk]

@@ -15,6 +15,7 @@ import curvescope as cs
 import oracles
 from curvescope.operators.third_derivative import ThirdDerivative, third_derivative, written_out_norms
 from oracles import relative_error
+from selection import some
 
 
 def unit(n: int, seed: int = 5) -> Tensor:
@@ -106,7 +107,7 @@ def test_it_is_symmetric_in_its_three_directions(tiny: oracles.Bench):
     assert cube(u + v) - cube(u - v) == pytest.approx(6 * mixed + 2 * cube(v), rel=1e-10)
 
 
-@pytest.mark.parametrize("cuts", [[5], [1, 4], [2, 1, 2], [1, 1, 1, 1, 1]])
+@pytest.mark.parametrize("cuts", some([[2, 1, 2], [5], [1, 4], [1, 1, 1, 1, 1]], 1))
 @pytest.mark.parametrize(
     "name", ["merged-alibi-scaled-residual", "plain-attention-tied", "real-to-real-identity"]
 )
