@@ -183,8 +183,11 @@ def test_the_sharpest_block_is_named_first(ranked, measured):
     whole = np.linalg.eigvalsh(_symmetric(dense["hessian"]))[-1]
     ends = ranked.parts["hessian"].whole
     assert ends.values[1] <= whole + 1e-9 <= ends.high + 1e-6
-    assert lines["learning rate below"][0] == f"{2 / ranked.parts['ggn'].whole.values[1]:.3g}"
-    assert float(lines["heterogeneity"][0]) > 1
+    assert (
+        lines["learning rate below, GGN (outer-product part)"][0]
+        == f"{2 / ranked.parts['ggn'].whole.values[1]:.3g}"
+    )
+    assert float(lines["heterogeneity, Hessian"][0].replace(",", "")) > 1
     assert "sharpness" in ranked.figures()
 
 

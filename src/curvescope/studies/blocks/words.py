@@ -40,20 +40,22 @@ def _sharpest(part: Part, title: str) -> list[Line]:
     each = [with_error(told[name].largest, told[name].error) for name in order]
     then = ", ".join(f"{name} {value}" for name, value in zip(order[1:NAMED], each[1:], strict=False))
     words = f"λ_max {each[0]}" + (f", then {then}" if then else "")
-    found = [(f"sharpest, {title}", order[0], f"{words}; ± holds an eigenvalue")]
+    words += "; ± holds an eigenvalue" if "±" in words else ""
+    found = [(f"sharpest, {title}", order[0], words)]
     if part.whole is not None and part.whole.values[1] > 0:
         top, error = float(part.whole.values[1]), float(part.whole.residuals[1])
         words = (
             "2/λ_max: beyond it gradient descent moves away from a minimum. λ_max of all blocks together is "
-            f"{with_error(top, error)}, at most {part.whole.high:.4g} 95 times in 100; "
+            f"{with_error(top, error)}, at most {part.whole.high:,.6g} 95 times in 100; "
         )
         alone = f"{order[0]} alone allows {2 / told[order[0]].largest:.3g}"
-        found.append(("learning rate below", f"{2 / top:.3g}", words + alone))
+        found.append((f"learning rate below, {title}", f"{2 / top:.3g}", words + alone))
     values = np.array([s.largest for s in told.values()])
     median = float(np.median(values))
     if median > 0 and len(values) > 1:
-        words = f"times the λ_max of the median block has the sharpest of {plural(len(values), 'block')}"
-        found.append(("heterogeneity", f"{values.max() / median:.3g}", words))
+        words = f"times: λ_max of the sharpest of {plural(len(values), 'block')} over that of the median one"
+        ratio = values.max() / median
+        found.append((f"heterogeneity, {title}", f"{ratio:,.0f}" if ratio >= 100 else f"{ratio:.3g}", words))
     return found
 
 
