@@ -65,11 +65,11 @@ def test_what_is_in_time_stays_and_what_is_not_is_lowered(product):
 
 
 def test_an_estimate_counts_the_products(product):
-    product["each"] = 0.5
+    product["each"] = 0.4
     words = fit(find("spectrum"), {"tokens": 64, "blocks": ["L0.W_Q"], **FEW, "max_products": 8}, None).words
     each = 4 + 8 + 2 + 1
-    assert f"12 pieces, {3 * each} products of 0.5 s" in words
-    assert words.startswith(f"about {spoken((3 * each + 12 * FIRST) * 0.5)}:")
+    assert f"12 pieces, {3 * each} products of 0.4 s" in words
+    assert words.startswith(f"about {spoken((3 * each + 12 * FIRST) * 0.4)}:")
 
 
 @pytest.mark.parametrize("name", ["spectrum", "blocks"])
