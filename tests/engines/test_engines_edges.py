@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import curvescope as cs
+from curvescope.core.errors import CurvescopeError
 
 
 def drawn(make, seed: int = 0):
@@ -199,3 +200,14 @@ def test_statistics_of_the_batch(way):
     want = P.space().gather(dict(zip(leaves, second, strict=True)))
     for _ in range(4):
         assert relative(H @ v, want) < 1e-12
+
+
+def test_weights_that_became_undefined_are_named():
+    net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
+    x = torch.arange(6.0, dtype=torch.float64).view(2, 3)
+    H = cs.Hessian(cs.Problem(net, (x, x[:, :2].clone()), loss="mse"))
+    v = torch.ones(H.shape[1], dtype=torch.float64)
+    H @ v
+    net[2].weight.data[0, 0] = torch.nan
+    with pytest.raises(CurvescopeError, match=r"NaN or infinite weights in 2\.weight"):
+        H @ v

@@ -60,7 +60,7 @@ def test_what_is_in_time_stays_and_what_is_not_is_lowered(product):
     assert found.cfg.blocks == Config().blocks
     product["each"] = 1e3
     found = fit(study, {}, 60.0)
-    assert "no smaller settings" in found.words
+    assert "these are the smallest" in found.words
     assert fit(study, {}, None).cfg == Config()
 
 

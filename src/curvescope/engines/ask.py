@@ -104,7 +104,7 @@ def _alike(a: Tensor, b: Tensor) -> bool:
         return False
     if torch.equal(a, b):
         return True
-    scale = float(b.abs().max()) if b.numel() else 0.0
+    scale = float(torch.nan_to_num(b, posinf=0.0, neginf=0.0).abs().max()) if b.numel() else 0.0
     gap = torch.nan_to_num(a - b).abs().max()
     undefined = torch.equal(torch.isfinite(a), torch.isfinite(b))
     return undefined and float(gap) <= ROUNDING * torch.finfo(a.dtype).eps * scale

@@ -143,7 +143,7 @@ def _words(cfg: Config, chosen: Estimate, seconds: float | None) -> str:
     if other and seconds is not None:
         line += f"; chosen for {spoken(seconds)}: {', '.join(other)} (--profile full for the study's own)"
     if seconds is not None and chosen.total > seconds:
-        line += "; this study has no smaller settings"
+        line += f"; no settings of this study are done in {spoken(seconds)}, these are the smallest"
     return line
 
 
