@@ -96,6 +96,27 @@ def test_the_loss_is_transformers_own():
     with torch.no_grad():
         truth = float(module(**given).loss)
     assert cs.Problem(module, given).value() == pytest.approx(truth, rel=1e-6)  # it sums in float32
+    embedded = {"inputs_embeds": module.transformer.wte(X).detach(), "labels": X}
+    with torch.no_grad():
+        truth = float(module(**embedded).loss)
+    assert cs.Problem(module, embedded).value() == pytest.approx(truth, rel=1e-6)
+
+
+def test_padding_on_the_left_is_refused_whichever_row_has_it():
+    """Eager attention and PyTorch's own differ where a token sees nothing."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(n_layer=1, n_embd=4, n_head=2, vocab_size=7, n_positions=8)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        module = transformers.GPT2LMHeadModel(config).double().eval()
+        for parameter in module.parameters():
+            parameter.data += 0.3 * torch.randn_like(parameter)
+    ids = torch.tensor([[1, 2, 3, 4, 5], [6, 5, 4, 3, 2]])
+    mask = torch.tensor([[1, 1, 1, 1, 1], [0, 0, 1, 1, 1]])
+    given = {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, -100)}
+    H = cs.Hessian(cs.Problem(module, given))
+    with pytest.raises(cs.CurvescopeError, match="gives other outputs when it is called as it is"):
+        H @ torch.ones(H.shape[1], dtype=torch.float64)
 
 
 def test_only_what_predicts_the_next_token_is_shifted():

@@ -25,6 +25,18 @@ REFUSED = {
         lambda: nn.EmbeddingBag(3, 2, sparse=True),
         "the module is an EmbeddingBag with sparse=True",
     ),
+    "scaled gradients": (
+        lambda: nn.Sequential(nn.Embedding(3, 2, scale_grad_by_freq=True), nn.Linear(2, 2)),
+        "'0' scales its own",
+    ),
+    "weight norm": (
+        lambda: nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(2, 2))),
+        "weight_norm, whose second derivative in PyTorch is not",
+    ),
+    "weight norm by hook": (
+        lambda: nn.utils.weight_norm(nn.Linear(2, 2)),
+        "the module has weight_norm",
+    ),
     "inference mode": (inference_module, "'weight' was made in inference mode"),
     "traced": (
         lambda: torch.jit.trace(nn.Linear(2, 2), torch.ones(1, 2)),
@@ -75,3 +87,10 @@ def test_other_checkpoints_and_passes_without_a_graph_are_not():
             nn.Linear(2, 2)(x)
     assert torch.equal(found, module(x))
     assert found.requires_grad
+
+
+def test_weight_norm_of_the_whole_matrix_is_right():
+    net = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(3, 4), dim=None), nn.Tanh()).double()
+    x = torch.linspace(-1, 1, 12, dtype=torch.float64).view(4, 3)
+    H = cs.Hessian(cs.Problem(net, (x, torch.ones(4, 4, dtype=torch.float64)), loss="mse")).dense()
+    torch.testing.assert_close(H, H.T, rtol=0, atol=1e-12)

@@ -20,7 +20,7 @@ from curvescope.core.errors import UsageError
 from curvescope.core.targets import IGNORED
 
 LABELS = ("labels", "label")
-IDS, MASK = "input_ids", "attention_mask"
+IDS, EMBEDDED, MASK = "input_ids", "inputs_embeds", "attention_mask"
 BOOKKEEPING = ("special_tokens_mask", "offset_mapping", "overflow_to_sample_mapping", "length", "idx")
 """What tokenizers and datasets write beside the inputs, and no model takes."""
 ROWS = 8  # in a batch that is put together from single rows
@@ -84,11 +84,13 @@ def inputs_and_targets(row: Row, *, shift: bool) -> tuple[Row, Tensor, bool]:
 
     Args:
         row: A batch.
-        shift: Whether labels (B, T) beside ids (B, T) are those of a model that predicts the next token.
+        shift: Whether labels (B, T) beside ids (B, T), or embeddings of them, are those of a model that
+            predicts the next token.
     """
     labels = labels_of(row)
     inputs = {key: value for key, value in row.items() if key not in LABELS}
-    moves = shift and labels.dim() == 2 and IDS in row and labels.shape == row[IDS].shape
+    tokens = row.get(IDS, row.get(EMBEDDED))
+    moves = shift and labels.dim() == 2 and tokens is not None and labels.shape == tokens.shape[:2]
     if not moves:
         return inputs, labels, False
     last = torch.full_like(labels[:, :1], IGNORED)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from curvescope.core.errors import CurvescopeError
 from curvescope.data.batches import Batch
+from curvescope.data.dicts import MASK
 from curvescope.engines.memory import result_bytes
 from curvescope.models.running.exchange import Change, exchanged
 from curvescope.problem import Problem
@@ -67,15 +68,31 @@ def _random_states(problem: Problem) -> tuple[bytes, ...]:
 
 
 def _candidates(problem: Problem) -> Iterator[Batch]:
-    for batch in problem.batches:
-        for i in range(batch.num_sequences):
-            one = batch[i : i + 1]
-            if problem.loss.total_weight(one.targets, one.weights) > 0:
-                short = _cut(one)
-                if problem.loss.total_weight(short.targets, short.weights) > 0:
-                    yield short
-                yield from (one, batch)
-                return
+    counted = (
+        (one, batch)
+        for batch in problem.batches
+        for one in (batch[i : i + 1] for i in range(batch.num_sequences))
+        if problem.loss.total_weight(one.targets, one.weights) > 0
+    )
+    first = next(counted, None)
+    if first is None:
+        return
+    one, batch = first if _all_seen(first[0]) is None else _hidden_start(first, counted)
+    short = _cut(one)
+    if problem.loss.total_weight(short.targets, short.weights) > 0:
+        yield short
+    yield from (one, batch)
+
+
+def _hidden_start(first: tuple[Batch, Batch], others: Iterator[tuple[Batch, Batch]]) -> tuple[Batch, Batch]:
+    """A sequence whose first token is hidden, padded on the left: attention of other kinds differs there."""
+    return next((pair for pair in (first, *others) if _all_seen(pair[0]) is False), first)
+
+
+def _all_seen(one: Batch) -> bool | None:
+    """Whether a mask shows the first token of a sequence; None without a mask of tokens."""
+    mask = one.inputs.get(MASK) if isinstance(one.inputs, Mapping) else None
+    return bool(mask[:, 0].all()) if isinstance(mask, Tensor) and mask.dim() == 2 else None
 
 
 def _cut(batch: Batch) -> Batch:

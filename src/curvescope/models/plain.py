@@ -111,6 +111,25 @@ def _check_layers(module: nn.Module) -> None:
                 f"expected dense gradients, {where} is an {type(layer).__name__} with sparse=True",
                 hint="layer.sparse = False gives the same outputs",
             )
+        if isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.scale_grad_by_freq:
+            raise UsageError(
+                f"expected gradients of the loss, {where} scales its own (scale_grad_by_freq=True)",
+                hint="layer.scale_grad_by_freq = False gives the same outputs",
+            )
+        if _has_weight_norm(layer):
+            raise UsageError(
+                f"expected a Hessian that is symmetric, {where} has weight_norm, whose second derivative in "
+                "PyTorch is not",
+                hint="remove the norm, or write it out: g * v / v.norm(dim=1, keepdim=True)",
+            )
+
+
+def _has_weight_norm(layer: nn.Module) -> bool:
+    """Whether a weight is torch's norm over one axis; over all of it the second derivative is right."""
+    hooks = layer._forward_pre_hooks.values()
+    norms: list[Any] = [hook for hook in hooks if type(hook).__name__ == "WeightNorm"]
+    norms += [layer] if type(layer).__name__ == "_WeightNorm" else []
+    return any(norm.dim not in (None, -1) for norm in norms)
 
 
 def _drop_rate(module: nn.Module) -> float:
