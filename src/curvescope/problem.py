@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any, TypeVar
@@ -16,6 +17,7 @@ from curvescope.core.graph import leaves_of
 from curvescope.core.progress import track
 from curvescope.core.trees import leaves as tree_leaves
 from curvescope.data.batches import Batch, Batches, as_batches
+from curvescope.data.dicts import hides_start
 from curvescope.data.fit import check_ids, fitted, predicts_next, task_notes, warn_unshifted
 from curvescope.losses import Loss, as_loss
 from curvescope.models.finite import check_weights, not_finite, words
@@ -26,6 +28,7 @@ from curvescope.models.running.held import RefuseHeld, moved
 from curvescope.models.running.reentrant import RefuseReentrant
 
 T = TypeVar("T")
+SAME_LOSS = 1e-4  # relative: what another order of operations may change, in float32
 Leaves = dict[str, Tensor]
 
 
@@ -144,12 +147,33 @@ class Problem:
         held = RefuseHeld(self.model.parameters, self.point) if self.point else nullcontext()
         with differentiating(), torch.no_grad(), held:
             for batch in self.placed_batches("loss"):
-                total += float(self.loss.sum(self.outputs(batch), batch.targets, batch.weights))
+                total += self._loss(batch)
         return total / self.num_terms
+
+    def _loss(self, batch: Batch) -> float:
+        """The sum over a batch's terms; where padding is on the left, compared with the module's own.
+
+        Attention of two kinds need not agree where a token sees nothing, and Hugging Face counts the first
+        label behind such tokens.
+        """
+        ours = float(self.loss.sum(self.outputs(batch), batch.targets, batch.weights))
+        if hides_start(batch.inputs):
+            theirs = float(self.loss.sum(self.answer(batch), batch.targets, batch.weights))
+            if not math.isclose(ours, theirs, rel_tol=SAME_LOSS):
+                raise CurvescopeError(
+                    f"the loss of {self.model.name} is {ours:.6g} with attention that can be differentiated "
+                    f"twice and {theirs:.6g} as it is called, on sequences padded on the left",
+                    hint="pad on the right, or give the first label behind the padding no weight (-100)",
+                )
+        return ours
 
     def gradient(self, *patterns: str) -> Tensor:
         """∇L(θ) over the blocks that match the globs: (n,)."""
         space = self.space(*patterns)
+        for batch in self.batches:
+            if hides_start(batch.inputs):
+                with differentiating(), torch.no_grad():
+                    self._loss(batch.map(self.placed))
         total = torch.zeros(space.size, dtype=self.dtype, device=self.device)
         for batch in self.placed_batches("gradient"):
             with differentiating():

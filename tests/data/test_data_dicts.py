@@ -114,9 +114,19 @@ def test_padding_on_the_left_is_refused_whichever_row_has_it():
     ids = torch.tensor([[1, 2, 3, 4, 5], [6, 5, 4, 3, 2]])
     mask = torch.tensor([[1, 1, 1, 1, 1], [0, 0, 1, 1, 1]])
     given = {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, -100)}
-    H = cs.Hessian(cs.Problem(module, given))
+    problem = cs.Problem(module, given)
+    H = cs.Hessian(problem)
     with pytest.raises(cs.CurvescopeError, match="gives other outputs when it is called as it is"):
         H @ torch.ones(H.shape[1], dtype=torch.float64)
+    for call in (problem.value, problem.gradient):
+        with pytest.raises(cs.CurvescopeError, match="padded on the left"):
+            call()
+    labels = given["labels"].clone()
+    labels[1, 2] = -100  # the one that is predicted where nothing is seen
+    given = {**given, "labels": labels}
+    with torch.no_grad():
+        truth = float(module(**given).loss)
+    assert cs.Problem(module, given).value() == pytest.approx(truth, rel=1e-6)
 
 
 def test_only_what_predicts_the_next_token_is_shifted():

@@ -79,6 +79,12 @@ def together(rows: Sequence[Row]) -> Row:
     return found
 
 
+def hides_start(inputs: object) -> bool:
+    """Whether a mask of tokens (B, T) among the inputs hides a first one: padding on the left."""
+    mask = inputs.get(MASK) if isinstance(inputs, Mapping) else None
+    return isinstance(mask, Tensor) and mask.dim() == 2 and not bool(mask[:, 0].all())
+
+
 def inputs_and_targets(row: Row, *, shift: bool) -> tuple[Row, Tensor, bool]:
     """Inputs, targets that line up with outputs, and whether they were shifted.
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from curvescope.core.errors import CurvescopeError
 from curvescope.data.batches import Batch
-from curvescope.data.dicts import MASK
+from curvescope.data.dicts import MASK, hides_start
 from curvescope.engines.memory import result_bytes
 from curvescope.models.running.exchange import Change, exchanged
 from curvescope.problem import Problem
@@ -77,7 +77,8 @@ def _candidates(problem: Problem) -> Iterator[Batch]:
     first = next(counted, None)
     if first is None:
         return
-    one, batch = first if _all_seen(first[0]) is None else _hidden_start(first, counted)
+    masked = isinstance(first[0].inputs, Mapping) and MASK in first[0].inputs
+    one, batch = _hidden_start(first, counted) if masked else first
     short = _cut(one)
     if problem.loss.total_weight(short.targets, short.weights) > 0:
         yield short
@@ -86,13 +87,7 @@ def _candidates(problem: Problem) -> Iterator[Batch]:
 
 def _hidden_start(first: tuple[Batch, Batch], others: Iterator[tuple[Batch, Batch]]) -> tuple[Batch, Batch]:
     """A sequence whose first token is hidden, padded on the left: attention of other kinds differs there."""
-    return next((pair for pair in (first, *others) if _all_seen(pair[0]) is False), first)
-
-
-def _all_seen(one: Batch) -> bool | None:
-    """Whether a mask shows the first token of a sequence; None without a mask of tokens."""
-    mask = one.inputs.get(MASK) if isinstance(one.inputs, Mapping) else None
-    return bool(mask[:, 0].all()) if isinstance(mask, Tensor) and mask.dim() == 2 else None
+    return next((pair for pair in (first, *others) if hides_start(pair[0].inputs)), first)
 
 
 def _cut(batch: Batch) -> Batch:
