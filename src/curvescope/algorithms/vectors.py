@@ -95,6 +95,27 @@ def add_multiple(y: Tensor, x: Tensor, c: Tensor | float) -> Tensor:
     return y.addcmul_(x, c) if isinstance(c, Tensor) else y.add_(x, alpha=c)
 
 
+def orthonormalize(Y: Tensor) -> Tensor:
+    """Y = Q R for columns (n, k), n ≥ k: R (k, k), with Q in the place of Y.
+
+    By parts of rows: Yᵢ = Qᵢ Rᵢ, and the Rᵢ under each other are P R, so that Q has the parts Qᵢ Pᵢ. LAPACK
+    with several threads would take sixteen times the memory of a vector for the whole.
+    """
+    k = Y.shape[1]
+    rows = Y.tensor_split(max(1, len(Y) // max(PART, k))) if Y.device.type == "cpu" else (Y,)
+    triangles = []
+    for part in rows:
+        Q, R = torch.linalg.qr(part)
+        part.copy_(Q)
+        triangles.append(R)
+    if len(rows) == 1:
+        return triangles[0]
+    P, R = torch.linalg.qr(torch.cat(triangles))
+    for part, turn in zip(rows, P.split(k), strict=True):
+        part.copy_(part @ turn)
+    return R
+
+
 class SquareSum:
     """Σ x² over parts of a vector, or of columns (n, k), as they come by; in float64."""
 

@@ -22,7 +22,7 @@ from curvescope.algorithms.columns import (
 )
 from curvescope.algorithms.estimates.intervals import mean_interval, positive_interval
 from curvescope.algorithms.estimates.xtrace import leave_one_out
-from curvescope.algorithms.vectors import comfortable
+from curvescope.algorithms.vectors import comfortable, orthonormalize
 from curvescope.core.operator import LinearOperator
 from curvescope.core.result import Result
 from curvescope.core.seeds import Probe, probes
@@ -189,7 +189,8 @@ def _hutch_plus_plus(op: LinearOperator, num_probes: int, kind: Probe, seed: int
     n = op.shape[0]
     sketch = min(num_probes // 3, n)
     outer = num_probes - 2 * (num_probes // 3)
-    Q = torch.linalg.qr(apply(op, _sketch(op, sketch, kind, seed)))[0]
+    Q = apply(op, _sketch(op, sketch, kind, seed)).clone()  # what a product returns may not be ours
+    orthonormalize(Q)
     inside = column_dots(Q, apply(op, Q)).sum()
     pieces = []
     for G in probe_batches(op, outer, seed=seed, kind=kind, first=sketch, what="trace"):
@@ -210,7 +211,8 @@ def _xtrace(op: LinearOperator, num_probes: int, kind: Probe, seed: int) -> Trac
     Y = apply(op, Omega)
     scale = comfortable(Y.reshape(-1))  # squares of very small or large numbers would be lost
     Y = Y if scale == 1.0 else Y * scale
-    Q, R = torch.linalg.qr(Y)
+    Q = Y.clone()
+    R = orthonormalize(Q)
     Z = apply(op, Q)
     Z = Z if scale == 1.0 else Z * scale
     small = [to_numpy(M) for M in (R, Q.T @ Z, Q.T @ Omega, Omega.T @ Z, Q.T @ Y, column_dots(Omega, Y))]
