@@ -101,6 +101,7 @@ class Dense:
         self.shapes = {name: p.shape for name, p in module.named_parameters()}
         self.theta = torch.cat([p.detach().flatten() for p in module.parameters()])
         self.total = sum(w for x, y, wt in data for _, w in weighted_terms(kind, self._z(x), y, wt))
+        self.shapes_of_outputs = [self._z(x).shape for x, _, _ in data]
 
     def _z(self, x: Tensor, theta: Tensor | None = None) -> Tensor:
         theta = self.theta if theta is None else theta
@@ -117,8 +118,7 @@ class Dense:
     def loss_of_outputs(self, z: Tensor) -> Tensor:
         """(1/N) Σ w ℓ from flat outputs."""
         total, start = torch.zeros((), dtype=z.dtype), 0
-        for x, y, w in self.data:
-            shape = self._z(x).shape
+        for shape, (_, y, w) in zip(self.shapes_of_outputs, self.data, strict=True):
             part = z[start : start + shape.numel()].view(shape)
             total = total + sum(weight * loss for loss, weight in weighted_terms(self.kind, part, y, w))
             start += shape.numel()
@@ -145,26 +145,18 @@ class Dense:
 
     @cached_property
     def functional(self) -> Tensor:
-        """Σ_i ∂L/∂z_i ∇²z_i, from the Hessian of every single output, sequence by sequence.
+        """Σ_i ∂L/∂z_i ∇²z_i: the Hessian of Σ_i s_i z_i, the slopes s_i = ∂L/∂z_i held fixed."""
+        slopes = self.slopes
+        return jacfwd(grad(lambda theta: slopes @ self.outputs(theta)))(self.theta)
 
-        jacfwd(jacrev), which is what torch.func.hessian does, is wrong through `nn.LayerNorm`; there the
-        outputs are taken one by one.
-        """
-        slopes = grad(self.loss_of_outputs)(self.outputs(self.theta))
-        total, start = torch.zeros(len(self.theta), len(self.theta), dtype=self.theta.dtype), 0
-        one_by_one = any(isinstance(m, nn.LayerNorm) for m in self.module.modules())
-        for x in (sequence[None] for inputs, _, _ in self.data for sequence in inputs):
-            count = self._z(x).numel()
-            if one_by_one:
-                second = torch.stack([self._output_hessian(x, i) for i in range(count)])
-            else:
-                second = jacfwd(jacrev(lambda theta, x=x: self._z(x, theta).flatten()))(self.theta)
-            total += torch.einsum("i,ijk->jk", slopes[start : start + count], second)
-            start += count
-        return total
+    @property
+    def slopes(self) -> Tensor:
+        """∂L/∂z_i of every output."""
+        return grad(self.loss_of_outputs)(self.outputs(self.theta))
 
-    def _output_hessian(self, x: Tensor, i: int) -> Tensor:
-        return jacfwd(grad(lambda theta: self._z(x, theta).flatten()[i]))(self.theta)
+    def output_hessian(self, i: int) -> Tensor:
+        """∇²z_i of one output."""
+        return jacfwd(grad(lambda theta: self.outputs(theta)[i]))(self.theta)
 
     def fisher(self, targets: Sequence[Sequence[Tensor]] | None = None) -> Tensor:
         """(1/N) Σ_t w_t g_t g_tᵀ, one gradient at a time; the mean over several sets of targets."""

@@ -9,7 +9,7 @@ import torch
 import curvescope as cs
 import oracles
 from oracles import Bench, relative_error
-from selection import pairs
+from selection import pairs, some
 
 TIGHT = 1e-10
 CURVATURES = ["hessian", "ggn", "functional", "fisher"]
@@ -48,6 +48,15 @@ def test_value_and_gradient(bench: Bench):
 def test_operator_equals_its_dense_matrix(bench: Bench, name: str):
     assert len(bench.order) < 500
     assert relative_error(bench.found(name), bench.truth(name)) < TIGHT
+
+
+@pytest.mark.parametrize(
+    "bench", some(sorted(oracles.NAMES, key="plain-normed-mlp".__ne__), 1), indirect=True
+)
+def test_the_functional_oracle_is_the_sum_over_single_outputs(bench: Bench):
+    slopes = bench.dense.slopes
+    summed = sum(slope * bench.dense.output_hessian(i) for i, slope in enumerate(slopes))
+    assert relative_error(summed, bench.dense.functional) < 1e-12
 
 
 def test_hessian_is_ggn_plus_functional(bench: Bench):

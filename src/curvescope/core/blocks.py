@@ -55,20 +55,24 @@ class Block:
         back = [self.order.index(axis) for axis in range(len(self.order))]
         return matrix.permute(back)
 
-    def view(self, parameter: Tensor) -> Tensor:
-        """The entries of this block as a strided view that shares memory with `parameter`."""
-        x = parameter.view(self.split)
+    def view(self, parameter: Tensor, lead: int = 0) -> Tensor:
+        """The entries of this block as a strided view that shares memory with `parameter`.
+
+        Args:
+            lead: Axes in front of the parameter's own, which stay in front.
+        """
+        x = parameter.view(*parameter.shape[:lead], *self.split)
         for axis, start, length in self.narrow:
-            x = x.narrow(axis, start, length)
-        return x if self.order is None else x.permute(self.order)
+            x = x.narrow(lead + axis, start, length)
+        return x if self.order is None else x.permute(*range(lead), *(lead + axis for axis in self.order))
 
-    def take(self, parameter: Tensor) -> Tensor:
+    def take(self, parameter: Tensor, lead: int = 0) -> Tensor:
         """The block's matrix, `shape`; a copy where the layout asks for one. Differentiable."""
-        return self.view(parameter).reshape(self.shape)
+        return self.view(parameter, lead).reshape(*parameter.shape[:lead], *self.shape)
 
-    def put(self, matrix: Tensor, parameter: Tensor) -> None:
+    def put(self, matrix: Tensor, parameter: Tensor, lead: int = 0) -> None:
         """Write `matrix` (`size` entries) into the block's place in `parameter`."""
-        place = self.view(parameter)
+        place = self.view(parameter, lead)
         place.copy_(matrix.reshape(place.shape))
 
     def positions(self, parameter_shape: Sequence[int]) -> Tensor:
@@ -124,23 +128,17 @@ class ParamSpace:
 
     def gather(self, tree: Mapping[str, Tensor]) -> Tensor:
         """The vector (n,) of a tree of parameter-shaped tensors; a missing parameter counts as zero."""
-        return self._gather(tree, ())
+        return self.gather_columns({name: x[None] for name, x in tree.items()}, 1)[:, 0]
 
     def gather_columns(self, tree: Mapping[str, Tensor], k: int) -> Tensor:
         """Columns (n, k) of a tree of tensors with k in front of each parameter's shape."""
-        if k == 0:
-            return torch.zeros(self.size, 0, dtype=self.dtype, device=self.device)
-        columns = [self._gather(tree, (j,)) for j in range(k)]
-        return columns[0][:, None] if k == 1 else torch.stack(columns, dim=1)
-
-    def _gather(self, tree: Mapping[str, Tensor], index: tuple[int, ...]) -> Tensor:
         pieces = [
-            block.take(tree[block.parameter][index]).flatten()
+            block.take(tree[block.parameter], 1).reshape(k, block.size).T
             if block.parameter in tree
-            else torch.zeros(block.size, dtype=self.dtype, device=self.device)
+            else torch.zeros(block.size, k, dtype=self.dtype, device=self.device)
             for block in self.blocks
         ]
-        return torch.cat(pieces) if pieces else torch.zeros(0, dtype=self.dtype, device=self.device)
+        return torch.cat(pieces) if pieces else torch.zeros(0, k, dtype=self.dtype, device=self.device)
 
     def scatter(self, vector: Tensor) -> dict[str, Tensor]:
         """Parameter-shaped tensors that hold `vector` (n,) in the blocks' places and zero elsewhere."""
@@ -161,8 +159,10 @@ class ParamSpace:
             return {name: columns.new_zeros(0, *self.shapes[name]) for name in self.parameters}
         if columns.shape[1] == 1:
             return {name: found[None] for name, found in self._scattered_views(columns[:, 0]).items()}
-        trees = [self.scatter(column) for column in columns.unbind(1)]
-        return {name: torch.stack([tree[name] for tree in trees]) for name in self.parameters}
+        tree = {name: columns.new_zeros(columns.shape[1], *self.shapes[name]) for name in self.parameters}
+        for block, part in zip(self.blocks, self._parts(columns), strict=True):
+            block.put(part.T, tree[block.parameter], 1)
+        return tree
 
     def _scattered_views(self, vector: Tensor) -> dict[str, Tensor]:
         parts = self.split(vector.contiguous())
@@ -179,10 +179,15 @@ class ParamSpace:
 
     def split(self, vector: Tensor) -> dict[str, Tensor]:
         """The blocks of a vector, by name, each in its block's shape."""
-        if vector.shape != (self.size,):
+        if vector.dim() != 1:
             raise ShapeError(f"expected a vector of {self.size} entries, got {tuple(vector.shape)}")
-        parts = vector.split([block.size for block in self.blocks])
-        return {b.name: part.view(b.shape) for b, part in zip(self.blocks, parts, strict=True)}
+        return {b.name: part.view(b.shape) for b, part in zip(self.blocks, self._parts(vector), strict=True)}
+
+    def _parts(self, columns: Tensor) -> tuple[Tensor, ...]:
+        """The rows (of a vector: the entries) of each block."""
+        if columns.shape[0] != self.size:
+            raise ShapeError(f"expected a vector of {self.size} entries, got {tuple(columns.shape)}")
+        return columns.split([block.size for block in self.blocks])
 
     def join(self, parts: Mapping[str, Tensor]) -> Tensor:
         """The vector of named blocks; the inverse of `split`. Every block must be there."""

@@ -58,13 +58,14 @@ def few_positions(problem: Problem) -> Few:
     return Few(candidates[0], None, 0)
 
 
-def _random_states(problem: Problem) -> tuple[bytes, ...]:
+def _random_states(problem: Problem) -> tuple[Any, ...]:
     """Of all generators that a module may draw from without having one of its own."""
     states = [torch.get_rng_state()]
     if problem.device.type == "cuda":
         states.append(torch.cuda.get_rng_state(problem.device))
-    others = repr(random.getstate()), repr(np.random.get_state())
-    return (*(t.numpy().tobytes() for t in states), *(x.encode() for x in others))
+    numpys = dict(np.random.get_state(legacy=False))
+    parts = *numpys.pop("state").values(), *numpys.values(), *(t.numpy() for t in states)
+    return random.getstate(), *(x.tobytes() if isinstance(x, np.ndarray) else x for x in parts)
 
 
 def _candidates(problem: Problem) -> Iterator[Batch]:

@@ -7,8 +7,8 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from curvescope.models.running.dispatch import DispatchMode
 from curvescope.problem import Problem
 
 T = TypeVar("T")
@@ -20,7 +20,7 @@ RESULTS_PER_COLUMN = 6  # a direction's intermediates, in units of the forward p
 CPU_GROUP_BYTES = 8 * 2**20
 
 
-class _CountBytes(TorchDispatchMode):
+class _CountBytes(DispatchMode):
     """Adds up the size of everything the operations inside return."""
 
     def __init__(self) -> None:

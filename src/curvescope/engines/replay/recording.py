@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from curvescope.engines.replay.plan import Place, Pool, Step, leaves, mapped, storages
+from curvescope.models.running.dispatch import DispatchMode
 
 _torch: Any = torch  # for names that torch does not declare
 _aten: Any = torch.ops.aten
@@ -66,7 +66,7 @@ class Recording:
         return self._results
 
 
-class Writer(TorchDispatchMode):
+class Writer(DispatchMode):
     """Writes down what is dispatched inside. Storages are numbered, those of the inputs first."""
 
     def __init__(self, inputs: Sequence[Tensor]):

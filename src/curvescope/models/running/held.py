@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from curvescope.core.errors import UsageError
+from curvescope.models.running.dispatch import DispatchMode
 
 
-class RefuseHeld(TorchDispatchMode):
+class RefuseHeld(DispatchMode):
     """A pass inside raises where it reads memory of a parameter that another tensor stands for.
 
     Args:
