@@ -204,7 +204,7 @@ def slice_of_head(numbers: Tensor, parameter: str, head: int, model: cs.Model) -
 
 def double_backward_hessian(f: Callable[[Tensor], Tensor], theta: Tensor) -> Tensor:
     """The Hessian by reverse over reverse."""
-    found = torch.autograd.functional.hessian(f, theta)
+    found = torch.autograd.functional.hessian(f, theta, vectorize=True)
     assert isinstance(found, Tensor)
     return found
 

@@ -54,12 +54,12 @@ def check_everything(instance, seed, tolerance):
                 close(found.trace((one, two), part), want.trace())
 
 
-@pytest.mark.parametrize("seed", some(range(220), 40))
+@pytest.mark.parametrize("seed", some(range(220), 24))
 def test_everything_agrees_with_automatic_differentiation(seed):
     check_everything(random_instance(seed), seed, 1e-11)
 
 
-@pytest.mark.parametrize("seed", some(range(300, 324), 8))
+@pytest.mark.parametrize("seed", some(range(300, 324), 5))
 def test_everything_agrees_when_attention_saturates(seed):
     check_everything(random_instance(seed, logits=6.0, linear=False), seed, 1e-9)
 

@@ -38,12 +38,13 @@ class Network:
             embed(self.weights["E"], self.weights["P"], tokens),
         )
         self.kind, self.skip, self.depth = kind, 0.0 if linear else 1.0, depth
+        self.operators = {part: make(self.problem) for part, make in OPERATORS.items()}
 
     def layers(self):
         return forward(self.x, self.weights, self.depth, kind=self.kind, skip=self.skip, scored=SCORED)
 
     def operator(self, part, block):
-        return OPERATORS[part](self.problem).block(block)
+        return self.operators[part].block(block)
 
     def products(self, part, block, V):
         return self.factor * (self.operator(part, block) @ V.flatten(1).T).T.reshape(V.shape)

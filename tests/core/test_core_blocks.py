@@ -172,6 +172,13 @@ def test_columns_are_vectors_side_by_side(blocks: list[Block], k: int, seed: int
     assert torch.equal(space.gather_columns(trees, k), V)
 
 
+def test_columns_of_a_single_number():
+    space = ParamSpace((whole("s", "s", ()),), {"s": ()}, torch.float64, torch.device("cpu"))
+    V = torch.tensor([[1.0, 2.0, 3.0]], dtype=torch.float64)
+    assert torch.equal(space.scatter_columns(V)["s"], V[0])
+    assert torch.equal(space.gather_columns({"s": V[0]}, 3), V)
+
+
 def test_zero_columns():
     space = space_of([POOL[0]])
     assert space.gather_columns({}, 0).shape == (24, 0)

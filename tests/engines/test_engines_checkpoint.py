@@ -26,7 +26,7 @@ def draw(*shape, seed=0):
 
 
 def problem(**changes) -> cs.Problem:
-    shape = {"n_layers": 3, "d_model": 8, "n_heads": 2, "n_ctx": 6, "vocab_size": 7} | changes
+    shape = {"n_layers": 3, "d_model": 4, "n_heads": 2, "n_ctx": 6, "vocab_size": 7} | changes
     model = cs.load(cs.TransformerConfig(**shape), dtype="float64")
     tokens = torch.randint(7, (3, 6), generator=torch.Generator().manual_seed(0))
     return cs.Problem(model, cs.Batches.from_tensors(tokens, tokens.roll(1, 1), batch_size=2))

@@ -91,6 +91,7 @@ def test_operators_interleaved():
             assert relative(A @ v, want) < 1e-13
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupted_product_leaves_the_module_as_it_was():
     net = small_net()
     interrupt = [False]

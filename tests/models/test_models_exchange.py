@@ -85,6 +85,7 @@ def test_threads_take_turns_with_modules_that_share_a_part():
     assert most == [1]
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_waits_for_the_end_of_the_block():
     done = []
 
@@ -99,6 +100,7 @@ def test_an_interrupt_waits_for_the_end_of_the_block():
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_in_the_middle_leaves_the_module_as_it_was():
     net = nn.Sequential(*(nn.Dropout() for _ in range(50)))
 

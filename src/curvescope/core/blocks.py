@@ -61,14 +61,14 @@ class Block:
         Args:
             lead: Axes in front of the parameter's own, which stay in front.
         """
-        x = parameter.view(*parameter.shape[:lead], *self.split)
+        x = parameter.view((*parameter.shape[:lead], *self.split))
         for axis, start, length in self.narrow:
             x = x.narrow(lead + axis, start, length)
-        return x if self.order is None else x.permute(*range(lead), *(lead + axis for axis in self.order))
+        return x if self.order is None else x.permute((*range(lead), *(lead + axis for axis in self.order)))
 
     def take(self, parameter: Tensor, lead: int = 0) -> Tensor:
         """The block's matrix, `shape`; a copy where the layout asks for one. Differentiable."""
-        return self.view(parameter, lead).reshape(*parameter.shape[:lead], *self.shape)
+        return self.view(parameter, lead).reshape((*parameter.shape[:lead], *self.shape))
 
     def put(self, matrix: Tensor, parameter: Tensor, lead: int = 0) -> None:
         """Write `matrix` (`size` entries) into the block's place in `parameter`."""
