@@ -16,6 +16,7 @@ import curvescope as cs
 from curvescope.engines.replay.cpu import Recorder, Replay
 from curvescope.engines.replay.plan import Pool
 from curvescope.engines.replay.recording import Recording, Writer
+from curvescope.models.running.dispatch import DispatchMode
 from selection import pairs
 
 MAKERS = {"hessian": cs.Hessian, "ggn": cs.GGN, "functional": cs.Functional}
@@ -146,6 +147,12 @@ def test_an_operator_can_be_copied_and_its_memory_goes_with_it():
     del H
     gc.collect()
     assert pool() is None
+
+
+def test_watching_operations_does_not_load_torchs_compiler():
+    modes = DispatchMode.__subclasses__()
+    assert Writer in modes
+    assert not any(hasattr(mode.__torch_dispatch__, "__wrapped__") for mode in modes)  # nothing put around
 
 
 # ------------------------------------------------------------------------------------ what is not replayed
