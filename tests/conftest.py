@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 
 import drawings
 import oracles
+from curvescope.data.tasks import task
 
 
 @pytest.fixture(params=oracles.NAMES)
@@ -26,4 +28,18 @@ def tiny() -> oracles.Bench:
 def unrendered() -> Iterator[None]:
     """Figures are made and not rendered, for a test that is not about their looks."""
     with drawings.unrendered():
+        yield
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs make no figures, for a test of the rest of a run: most of its time would go to them."""
+    monkeypatch.setattr("curvescope.runs.folder.write_figures", lambda result, folder: None)
+
+
+@pytest.fixture(scope="module")
+def few_sequences() -> Iterator[None]:
+    """Studies of a task have eight sequences of it, for a test that holds on any data."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("curvescope.studies.setting.task", partial(task, num_sequences=8))
         yield

@@ -13,7 +13,7 @@ SMALL = "n_layers = 1\nd_model = 4\nn_heads = 1\nd_ff = 0\nvocab_size = 12\nn_ct
 QUICK = [
     *("--set", "num_steps=8", "--set", "num_probes=2", "--set", "num_eigenvalues=1"),
     *("--set", "num_trace_probes=2", "--set", "num_map_probes=2", "--set", "batch_size=64"),
-    *("--set", "max_products=20"),
+    *("--set", "max_products=8"),
 ]
 
 
@@ -72,7 +72,7 @@ def test_doctor_checks_a_product(capsys):
     assert rows["engine autograd on cpu"]["state"] == "ok"
 
 
-@pytest.mark.usefixtures("unrendered")
+@pytest.mark.usefixtures("undrawn", "few_sequences")
 def test_run_then_report(small, tmp_path, capsys):
     words = ["run", "spectrum", small, "--data", "task:addition", "--out", tmp_path / "runs", *QUICK]
     code, out, err = call(*words, capsys=capsys)

@@ -178,7 +178,7 @@ def test_the_spectrum(kind, tmp_path, file):
     assert found.parts["ggn"].trace[0] > 0
 
 
-@pytest.mark.usefixtures("unrendered")
+@pytest.mark.usefixtures("undrawn")
 def test_the_command_line(tmp_path, file, capsys):
     settings = made("bert", tmp_path, file)
     code, out, _ = call("info", settings["model"], capsys=capsys)
