@@ -133,7 +133,7 @@ def test_verdicts_follow_from_numbers():
 def test_a_wrong_table_of_exponents_fails(monkeypatch):
     """The verdict is of the numbers: another claim, and it falls."""
     monkeypatch.setattr(growth, "DATA", growth.DATA_LINEAR)
-    verdicts = {r.statement: r.verdict for r in statements_data.growth_in_data(2).rows}
+    verdicts = {r.statement: r.verdict for r in statements_data.growth_in_data(1).rows}
     assert verdicts["‖H_o(V, V)‖ grows as σ^6"] == FAILS
     assert verdicts["‖H_o(Q, Q)‖ grows as σ^6"] == SLOPE
     assert verdicts["H_f(Q, Q) is O(1)"] == FAILS
