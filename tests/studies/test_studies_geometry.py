@@ -21,10 +21,11 @@ from curvescope.cli.app import main
 from curvescope.core.errors import MissingExtra, UsageError
 from curvescope.core.result import Result
 from curvescope.report import write_page
-from curvescope.runs.writing import write_tables
+from curvescope.runs.writing import write_figures, write_tables
 from curvescope.studies import find, folder
 from curvescope.studies import trajectory as trajectory_study
-from drawings import sketched
+from curvescope.studies.trajectory import figures
+from drawings import sketched, unrendered
 from saved_models import save_family
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -66,7 +67,7 @@ def done(tmp_path_factory):
 
     @cache
     def run_once(study: str) -> tuple[Path, Any]:
-        with sketched():
+        with unrendered():
             return folder.run(study, QUICK[study], out=root)
 
     return run_once
@@ -81,11 +82,11 @@ def run(study: str, **settings: Any) -> Any:
 @pytest.mark.parametrize("study", QUICK)
 def test_a_study_on_the_bundled_model_is_complete(study, done):
     path, result = done(study)
-    tables, figures = EXPECTED[study]
+    tables, drawn = EXPECTED[study]
     assert set(result.tables()) == tables
-    assert {p.stem for p in (path / "figures").glob("*.svg")} == figures
+    assert {p.stem for p in (path / "figures").glob("*.svg")} == drawn
     captions = result.captions()
-    assert tables | figures <= set(captions)
+    assert tables | drawn <= set(captions)
     assert all(len(row) == 3 for row in result.summary())
     assert {f"{name}.csv" for name in tables} <= {p.name for p in (path / "tables").iterdir()}
     assert all(not frame.empty for frame in result.tables().values())
@@ -105,10 +106,19 @@ def test_the_same_seed_gives_the_same_figures(done, tmp_path):
         assert one.files == two.files
         for name in one.files:
             np.testing.assert_array_equal(one[name], two[name])
-    grid = {"grid": result.figures()["grid"]}
-    with sketched(), plt.rc_context({"svg.hashsalt": "curvescope", "svg.fonttype": "path"}):
-        grid["grid"].savefig(tmp_path / "grid.svg", metadata={"Date": None})
-    assert (tmp_path / "grid.svg").read_bytes() == (path / "figures" / "grid.svg").read_bytes()
+    drawn = []
+    for found in (result, again):
+        with sketched(), plt.rc_context({"svg.hashsalt": "curvescope", "svg.fonttype": "path"}):
+            figures._grid(found).savefig(tmp_path / "grid.svg", metadata={"Date": None})
+        drawn.append((tmp_path / "grid.svg").read_bytes())
+    assert drawn[0] == drawn[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("study", QUICK)
+def test_every_figure_can_be_rendered(study, done, tmp_path):
+    write_figures(done(study)[1], tmp_path)
+    assert {p.stem for p in tmp_path.glob("*.svg")} == EXPECTED[study][1]
 
 
 @pytest.mark.parametrize("study", QUICK)
