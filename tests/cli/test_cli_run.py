@@ -86,7 +86,7 @@ HINTS = {
     "data of nothing": (["run", "hvp", "--data", "x"], "hvp takes no --data", "run hvp --settings"),
     "unknown setting": (["run", "spectrum", "--set", "probes=3"], "unknown setting 'probes'", "--settings"),
     "a part of a name": (["run", "spectrum", "--set", "eigenvalues=3"], "unknown", "'num_eigenvalues'"),
-    "too many tokens": (["run", "spectrum", "--tokens", "99999"], "expected a text", "--tokens "),
+    "too many tokens": (["run", "spectrum", "--tokens", "99999999"], "expected a text of", "--tokens "),
     "context": (["run", "spectrum", "--set", "seq_len=4096"], "of at most 128", "--set seq_len=128"),
     "initials": (["run", "spectrum", "--set", "loss=ce"], "expected a loss", "'cross_entropy'"),
     "layers": (["run", "spectrum", "--blocks", "L9.*"], "no block matches", "4 layers, L0 to L3"),
