@@ -39,7 +39,7 @@ def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def few_sequences() -> Iterator[None]:
-    """Studies of a task have eight sequences of it, for a test that holds on any data."""
+    """Studies of a task have eight sequences of it, to the end of a module that holds on any data."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("curvescope.studies.setting.task", partial(task, num_sequences=8))
         yield

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib import pyplot as plt
 
 import curvescope as cs
 from curvescope.papers.molina2023 import FIGURES
@@ -17,6 +18,12 @@ from curvescope.papers.reproduce import reproduce
 from curvescope.report import write_page
 from curvescope.studies import trajectory
 from saved_models import save_family
+
+
+@pytest.fixture(autouse=True)
+def _figures_are_closed():
+    yield
+    plt.close("all")
 
 
 @pytest.mark.usefixtures("unrendered")
