@@ -73,8 +73,8 @@ def test_reference_spectra_are_for_gpt2_only(tmp_path):
                 assert np.all(np.diff(head[name]) <= 0)
     assert not is_gpt2(trajectory.Config(model="tiny-gpt"))
     pytest.importorskip("transformers")
-    other = save_family(tmp_path / "other", "gpt2")
-    assert not is_gpt2(trajectory.Config(model=other))  # its name, not its shape
+    named = save_family(tmp_path / "gpt2", "gpt2")
+    assert not is_gpt2(trajectory.Config(model=named))  # its name, not its shape
 
 
 def test_spectra_are_compared_with_the_reference(monkeypatch):
