@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 
 import drawings
 import oracles
+from curvescope.data.tasks import task
 
 
 @pytest.fixture(params=oracles.NAMES)
@@ -36,3 +38,17 @@ def interruptible() -> Iterator[None]:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs make no figures, for a test of the rest of a run: most of its time would go to them."""
+    monkeypatch.setattr("curvescope.runs.folder.write_figures", lambda result, folder: None)
+
+
+@pytest.fixture(scope="module")
+def few_sequences() -> Iterator[None]:
+    """Studies of a task have eight sequences of it, to the end of a module that holds on any data."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("curvescope.studies.setting.task", partial(task, num_sequences=8))
+        yield

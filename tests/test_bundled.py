@@ -27,7 +27,7 @@ def test_it_has_learned_and_its_checkpoints_are_in_order(model):
     losses = {}
     for revision in REVISIONS:
         checkpoint = cs.load("tiny-gpt", revision=revision)
-        losses[revision] = cs.Problem(checkpoint, cs.text("sample", model, tokens=4096, seq_len=128)).value()
+        losses[revision] = cs.Problem(checkpoint, cs.text("sample", model, tokens=1024, seq_len=128)).value()
     assert abs(losses["initial"] - uniform_loss(512)) < 0.1
     assert losses["early"] < unigram_loss(ids, ids, 512)
     assert losses["middle"] < losses["early"] - 0.3
@@ -41,12 +41,12 @@ def test_the_tokenizer_gives_back_its_text(model):
 
 def test_density_of_a_block_is_close_to_its_dense_spectrum():
     model = cs.load("tiny-gpt", dtype="float64")
-    problem = cs.Problem(model, cs.text("sample", model, tokens=32, seq_len=16, batch_size=2))
+    problem = cs.Problem(model, cs.text("sample", model, tokens=16, seq_len=8, batch_size=2))
     H = cs.Hessian(problem).block("L1.ln1.g")
     exact = torch.linalg.eigvalsh(H.dense()).numpy()
-    rho = cs.spectral_density(H, num_probes=8, num_steps=30, seed=0)
+    rho = cs.spectral_density(H, num_probes=8, num_steps=15, seed=0)
     # The distance between two samples of the measure, one a probe each, is its scale of error.
-    single = cs.spectral_density(H, num_probes=1, num_steps=30, seed=1).wasserstein(exact)
+    single = cs.spectral_density(H, num_probes=1, num_steps=15, seed=1).wasserstein(exact)
     distance = rho.wasserstein(exact)
     assert distance < 0.02 * (exact[-1] - exact[0])
     assert distance < single

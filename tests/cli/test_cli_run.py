@@ -7,16 +7,13 @@ import pytest
 from commands import call
 from curvescope.operators import Hessian
 
-SMALL = "n_layers = 2\nd_model = 4\nn_heads = 1\nd_ff = 0\nvocab_size = 12\nn_ctx = 18\n"
+pytestmark = pytest.mark.usefixtures("undrawn", "few_sequences")
+SMALL = "n_layers = 1\nd_model = 4\nn_heads = 1\nd_ff = 0\nvocab_size = 12\nn_ctx = 18\n"
 QUICK = [
     *("--set", "num_steps=6", "--set", "num_probes=1", "--set", "num_eigenvalues=1"),
     *("--set", "num_trace_probes=2", "--set", "num_map_probes=1", "--set", "batch_size=64"),
+    *("--blocks", "L0.W_[QV]"),
 ]
-
-
-@pytest.fixture(autouse=True)
-def no_figures(monkeypatch):
-    monkeypatch.setattr("curvescope.runs.folder.write_figures", lambda result, folder: None)
 
 
 @pytest.fixture
@@ -89,7 +86,7 @@ HINTS = {
     "data of nothing": (["run", "hvp", "--data", "x"], "hvp takes no --data", "run hvp --settings"),
     "unknown setting": (["run", "spectrum", "--set", "probes=3"], "unknown setting 'probes'", "--settings"),
     "a part of a name": (["run", "spectrum", "--set", "eigenvalues=3"], "unknown", "'num_eigenvalues'"),
-    "too many tokens": (["run", "spectrum", "--tokens", "99999"], "expected a text", "--tokens "),
+    "too many tokens": (["run", "spectrum", "--tokens", "99999999"], "expected a text of", "--tokens "),
     "context": (["run", "spectrum", "--set", "seq_len=4096"], "of at most 128", "--set seq_len=128"),
     "initials": (["run", "spectrum", "--set", "loss=ce"], "expected a loss", "'cross_entropy'"),
     "layers": (["run", "spectrum", "--blocks", "L9.*"], "no block matches", "4 layers, L0 to L3"),

@@ -11,6 +11,7 @@ from curvescope.core.result import Result
 from curvescope.papers.ormaniec2025.beyond import study as beyond
 from curvescope.papers.ormaniec2025.growth.settings import PARTS
 
+pytestmark = pytest.mark.usefixtures("few_sequences")
 SETTINGS = {"blocks": ("E", "L0.W_[QKV]"), "d_model": 4, "n_heads": 1, "activation": "relu", "scales": 7}
 
 
@@ -76,8 +77,8 @@ def test_settings_change_the_model_and_a_run_resumes():
 
 
 def test_a_bundled_model_on_text():
-    cfg = beyond.Config(model="tiny-gpt", data="sample", tokens=32, blocks=("L0.ln1.g",), scales=2)
-    found = beyond.run(cfg)
+    cfg = {"model": "tiny-gpt", "data": "sample", "tokens": 8, "seq_len": 8, "scales": 2}
+    found = beyond.run(beyond.Config(**cfg, blocks=("L0.h0.b_Q",)))
     assert found.model == "tiny-gpt"
     assert np.isfinite(found.frobenius).all()
 

@@ -128,6 +128,7 @@ def test_a_figure_lies_flat_in_its_folder(tmp_path, capsys):
     assert "https://cdn" not in html.split("</script>", 1)[1]
 
 
+@pytest.mark.usefixtures("unrendered")
 def test_files_that_a_figure_no_longer_has_are_removed(tmp_path):
     reproduce("ormaniec2025", ["small"], settings={"curves": 3}, out=tmp_path)
     assert (tmp_path / "small_2.pdf").exists()
@@ -135,6 +136,7 @@ def test_files_that_a_figure_no_longer_has_are_removed(tmp_path):
     assert not (tmp_path / "small_2.pdf").exists()
 
 
+@pytest.mark.usefixtures("unrendered")
 def test_a_killed_run_goes_on(tmp_path, capsys):
     words = ["ormaniec2025", "--figure", "small", "--out", tmp_path, "--quiet"]
     Counter.stop_at = 1
@@ -152,6 +154,7 @@ def test_a_killed_run_goes_on(tmp_path, capsys):
     assert not (tmp_path / "state").exists()
 
 
+@pytest.mark.usefixtures("unrendered")
 def test_other_settings_do_not_resume_it(tmp_path):
     Counter.stop_at = 1
     with pytest.raises(KeyboardInterrupt):
@@ -162,6 +165,7 @@ def test_other_settings_do_not_resume_it(tmp_path):
     assert len(list((tmp_path / "state").iterdir())) == 1  # the other is still there to go on
 
 
+@pytest.mark.usefixtures("unrendered")
 def test_drawing_again_computes_nothing(tmp_path, capsys):
     words = ["ormaniec2025", "--figure", "small", "--out", tmp_path, "--quiet"]
     assert call(*words, capsys=capsys)[0] == 0
@@ -179,6 +183,7 @@ def test_drawing_again_computes_nothing(tmp_path, capsys):
     assert not (tmp_path / "state").exists()
 
 
+@pytest.mark.usefixtures("unrendered")
 def test_without_plotly_there_is_a_note_and_everything_else(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "plotly.offline", None)
     said = []
@@ -226,6 +231,7 @@ def test_bad_input_is_one_sentence(case, tmp_path, monkeypatch, capsys):
     assert [p.name for p in tmp_path.iterdir()] in ([], ["file"]), "something was left behind"
 
 
+@pytest.mark.usefixtures("unrendered")
 def test_a_model_is_told_to_the_figures(tmp_path, monkeypatch, capsys):
     @dataclass(frozen=True)
     class WithModel(Config):
@@ -243,6 +249,7 @@ def test_a_model_is_told_to_the_figures(tmp_path, monkeypatch, capsys):
     assert settings["figures"]["small"]["settings"]["model"] == "auto"
 
 
+@pytest.mark.usefixtures("unrendered")
 def test_what_is_not_stored_is_not_drawn(tmp_path):
     reproduce("ormaniec2025", ["small"], out=tmp_path)
     with pytest.raises(CurvescopeError, match="expected stored results of histograms"):
@@ -264,6 +271,7 @@ def test_a_folder_that_another_process_works_on_is_refused(tmp_path):
         reproduce("ormaniec2025", ["small"], out=tmp_path)
 
 
+@pytest.mark.usefixtures("unrendered")
 def test_what_was_begun_with_other_data_is_not_gone_on_with(tmp_path):
     Counter.stop_at, Counter.contents = 1, "one model"
     with pytest.raises(KeyboardInterrupt):
@@ -276,6 +284,7 @@ def test_what_was_begun_with_other_data_is_not_gone_on_with(tmp_path):
     assert entry["contents"] == "another"
 
 
+@pytest.mark.usefixtures("unrendered")
 def test_a_file_of_another_figure_is_not_overwritten(tmp_path):
     reproduce("ormaniec2025", ["small"], out=tmp_path)
     settings = json.loads((tmp_path / "settings.json").read_text(encoding="utf-8"))
@@ -285,6 +294,7 @@ def test_a_file_of_another_figure_is_not_overwritten(tmp_path):
         reproduce("ormaniec2025", ["small"], out=tmp_path)
 
 
+@pytest.mark.usefixtures("unrendered")
 def test_the_report_shows_a_reproduction(tmp_path):
     reproduce("ormaniec2025", ["small"], out=tmp_path / "out")
     page = write_page([tmp_path / "out"], tmp_path / "page.html").read_text(encoding="utf-8")

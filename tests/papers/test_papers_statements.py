@@ -36,7 +36,8 @@ def result():
         patch.setitem(statements.NUM_HEADS, "quick", 2)
         patch.setitem(statements.NUM_MODELS, "quick", 1)
         for name in ("SIGMA", "WIDE"):
-            patch.setattr(statements_depth, name, np.logspace(-1, 1, 3))
+            patch.setattr(statements_depth, name, np.logspace(-1, 1, 2))
+        patch.setattr(statements_data, "GRID", np.logspace(-2, 1, 7))
         patch.setattr(statements_softmax, "GRID", np.logspace(-2, 0.7, 5))
         patch.setattr(statements_softmax, "measure", entries)
         return statements.run(statements.Config())
@@ -132,8 +133,9 @@ def test_verdicts_follow_from_numbers():
 
 def test_a_wrong_table_of_exponents_fails(monkeypatch):
     """The verdict is of the numbers: another claim, and it falls."""
+    monkeypatch.setattr(statements_data, "GRID", np.logspace(-2, 1, 7))
     monkeypatch.setattr(growth, "DATA", growth.DATA_LINEAR)
-    verdicts = {r.statement: r.verdict for r in statements_data.growth_in_data(2).rows}
+    verdicts = {r.statement: r.verdict for r in statements_data.growth_in_data(1).rows}
     assert verdicts["‖H_o(V, V)‖ grows as σ^6"] == FAILS
     assert verdicts["‖H_o(Q, Q)‖ grows as σ^6"] == SLOPE
     assert verdicts["H_f(Q, Q) is O(1)"] == FAILS

@@ -14,7 +14,7 @@ from drawings import unrendered
 
 
 @pytest.fixture(scope="module")
-def run_folder(tmp_path_factory):
+def run_folder(tmp_path_factory, few_sequences):
     root = tmp_path_factory.mktemp("report")
     config = root / "m.toml"
     config.write_text(
@@ -29,7 +29,7 @@ def run_folder(tmp_path_factory):
         "num_eigenvalues": 1,
         "num_trace_probes": 2,
         "num_map_probes": 2,
-        "max_products": 20,
+        "max_products": 8,
     }
     with unrendered():
         return folder.run("spectrum", settings, out=root / "runs")[0]

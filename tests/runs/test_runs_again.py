@@ -14,12 +14,8 @@ from curvescope.runs.folder import Stopped
 from curvescope.runs.place import check_writable
 from curvescope.studies import folder
 
+pytestmark = pytest.mark.usefixtures("undrawn", "few_sequences")
 SMALL = "n_layers = 1\nd_model = 4\nn_heads = 1\nd_ff = 0\nvocab_size = 12\nn_ctx = 18\n"
-
-
-@pytest.fixture(autouse=True)
-def no_figures(monkeypatch):
-    monkeypatch.setattr("curvescope.runs.folder.write_figures", lambda result, folder: None)
 
 
 @pytest.fixture
@@ -27,6 +23,7 @@ def settings(tmp_path):
     path = tmp_path / "small.toml"
     path.write_text(SMALL, encoding="utf-8")
     few = {"num_probes": 1, "num_steps": 6, "num_eigenvalues": 1, "num_trace_probes": 2, "num_map_probes": 1}
+    few |= {"max_products": 8, "map_blocks": ["L0.W_[QV]"]}
     return {"model": str(path), "data": "task:addition", "dtype": "float64", "batch_size": 64, **few}
 
 

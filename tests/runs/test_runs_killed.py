@@ -12,6 +12,7 @@ import curvescope as cs
 from curvescope.studies import folder
 from curvescope.tokenizers import BPETokenizer
 
+pytestmark = pytest.mark.usefixtures("undrawn")
 CONFIG = cs.TransformerConfig(
     n_layers=1, d_model=8, n_heads=2, d_ff=8, vocab_size=260, n_ctx=16, init="scaled"
 )
@@ -26,12 +27,6 @@ def processes():
     return found
 
 
-@pytest.fixture(autouse=True)
-def no_figures(monkeypatch):
-    """Figures take longer than everything else."""
-    monkeypatch.setattr("curvescope.runs.folder.write_figures", lambda result, folder: None)
-
-
 def write_model(path, seed):
     model = cs.load(replace(CONFIG, seed=seed), dtype="float64")
     cs.save(replace(model, tokenizer=BPETokenizer.train(TEXTS, 260)), path)
@@ -44,8 +39,8 @@ def write_data(path, number):
 def settings(path):
     return {
         "model": str(path / "model"), "data": str(path / "text.txt"), "dtype": "float64", "tokens": 32,
-        "seq_len": 16, "batch_size": 2, "blocks": ["L0.ln*"], "map_blocks": ["L0.ln*"], "num_probes": 1,
-        "num_steps": 4, "num_eigenvalues": 1, "num_trace_probes": 2, "num_map_probes": 1, "max_products": 12,
+        "seq_len": 16, "batch_size": 2, "blocks": ["L0.ln1.g"], "map_blocks": ["L0.*"], "num_probes": 1,
+        "num_steps": 4, "num_eigenvalues": 1, "num_trace_probes": 2, "num_map_probes": 1, "max_products": 6,
     }  # fmt: skip
 
 

@@ -7,15 +7,15 @@ from curvescope.studies import find, fitting, folder
 from curvescope.studies.fitting import FIRST, Timer, fit, limit_of, seconds_of, spoken
 from curvescope.studies.spectrum import Config
 
+SMALL = "n_layers = 1\nd_model = 4\nn_heads = 1\nd_ff = 0\nvocab_size = 12\nn_ctx = 18\n"
 FEW = {"num_steps": 4, "num_probes": 1, "num_eigenvalues": 1, "num_trace_probes": 2, "num_map_probes": 1}
 
 
 @pytest.fixture
-def product(monkeypatch):
+def product(monkeypatch, undrawn):
     """A product takes as many seconds as this says."""
     seconds = {"each": 0.01}
     monkeypatch.setattr(Timer, "_timed", lambda self: seconds["each"])
-    monkeypatch.setattr("curvescope.runs.folder.write_figures", lambda result, folder: None)
     return seconds
 
 
@@ -86,8 +86,11 @@ def test_every_rung_is_cheaper_and_allowed(name, product):
     assert totals[-1] < totals[0] / 20
 
 
+@pytest.mark.usefixtures("few_sequences")
 def test_the_same_command_goes_on_with_what_was_chosen(product, tmp_path):
-    settings = {"blocks": ["L0.b_Q"], "max_products": 8, "seq_len": 8, "tokens": 8, "num_map_probes": 1}
+    (tmp_path / "small.toml").write_text(SMALL, encoding="utf-8")
+    settings = {"model": str(tmp_path / "small.toml"), "data": "task:addition", "blocks": ["L0.W_Q"]}
+    settings |= {"max_products": 8, "num_map_probes": 1}
     limit, said = folder.Limit(budget="10s"), []
     product["each"] = 0.1
     first, _ = folder.run("spectrum", settings, out=tmp_path, limit=limit, say=said.append)

@@ -8,7 +8,6 @@ import os
 import re
 import sys
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +20,15 @@ import curvescope as cs
 from curvescope.cli.app import main
 from curvescope.core.errors import MissingExtra, UsageError
 from curvescope.core.result import Result
-from curvescope.papers.molina2023 import FIGURES
-from curvescope.papers.molina2023.heads import compare_spectra, reference
-from curvescope.papers.molina2023.setting import is_gpt2, with_model
-from curvescope.papers.reproduce import reproduce
 from curvescope.report import write_page
-from curvescope.runs.writing import write_tables
+from curvescope.runs.writing import write_figures, write_tables
 from curvescope.studies import find, folder
 from curvescope.studies import trajectory as trajectory_study
-from drawings import sketched
+from curvescope.studies.trajectory import figures
+from drawings import sketched, unrendered
+from saved_models import save_family
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-TOKENIZER = str(files("curvescope") / "assets" / "tiny-gpt" / "tokenizer.json")
 QUICK: dict[str, dict[str, Any]] = {
     "embeddings": {},
     "probes": {"layers": [0, -1], "num_random": 20},
@@ -61,36 +57,20 @@ def _figures_are_closed():
 @pytest.fixture(scope="module")
 def model_folder(tmp_path_factory):
     """A folder of transformers for a family, with the bundled tokenizer."""
-
-    @cache
-    def make(family: str) -> str:
-        import transformers
-
-        transformers.utils.logging.set_verbosity_error()
-        place = tmp_path_factory.mktemp(family)
-        sizes: dict[str, Any] = {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 4}
-        if family != "gpt2":
-            sizes |= {"intermediate_size": 24, "max_position_embeddings": 64}
-        if family == "llama":
-            sizes |= {"num_key_value_heads": 2, "tie_word_embeddings": True}
-        more = {"n_positions": 64} if family == "gpt2" else {}
-        config = transformers.CONFIG_MAPPING[family](**sizes, **more, vocab_size=520, pad_token_id=0)
-        kind = transformers.AutoModel if family == "bert" else transformers.AutoModelForCausalLM
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            kind.from_config(config).save_pretrained(place)
-        transformers.PreTrainedTokenizerFast(tokenizer_file=TOKENIZER).save_pretrained(place)
-        return str(place)
-
-    return make
+    return cache(lambda family: save_family(tmp_path_factory.mktemp(family), family))
 
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory):
-    """Every study on the bundled model, once: run folder and result."""
+    """A study on the bundled model, run once: run folder and result."""
     root = tmp_path_factory.mktemp("runs")
-    with sketched():
-        return {study: folder.run(study, settings, out=root) for study, settings in QUICK.items()}
+
+    @cache
+    def run_once(study: str) -> tuple[Path, Any]:
+        with unrendered():
+            return folder.run(study, QUICK[study], out=root)
+
+    return run_once
 
 
 def run(study: str, **settings: Any) -> Any:
@@ -101,12 +81,12 @@ def run(study: str, **settings: Any) -> Any:
 
 @pytest.mark.parametrize("study", QUICK)
 def test_a_study_on_the_bundled_model_is_complete(study, done):
-    path, result = done[study]
-    tables, figures = EXPECTED[study]
+    path, result = done(study)
+    tables, drawn = EXPECTED[study]
     assert set(result.tables()) == tables
-    assert {p.stem for p in (path / "figures").glob("*.svg")} == figures
+    assert {p.stem for p in (path / "figures").glob("*.svg")} == drawn
     captions = result.captions()
-    assert tables | figures <= set(captions)
+    assert tables | drawn <= set(captions)
     assert all(len(row) == 3 for row in result.summary())
     assert {f"{name}.csv" for name in tables} <= {p.name for p in (path / "tables").iterdir()}
     assert all(not frame.empty for frame in result.tables().values())
@@ -119,17 +99,26 @@ def test_a_study_on_the_bundled_model_is_complete(study, done):
 
 
 def test_the_same_seed_gives_the_same_figures(done, tmp_path):
-    path, result = done["trajectory"]
+    path, result = done("trajectory")
     again = run("trajectory")
     again.save(tmp_path)
     with np.load(path / "arrays.npz") as one, np.load(tmp_path / "arrays.npz") as two:
         assert one.files == two.files
         for name in one.files:
             np.testing.assert_array_equal(one[name], two[name])
-    grid = {"grid": result.figures()["grid"]}
-    with sketched(), plt.rc_context({"svg.hashsalt": "curvescope", "svg.fonttype": "path"}):
-        grid["grid"].savefig(tmp_path / "grid.svg", metadata={"Date": None})
-    assert (tmp_path / "grid.svg").read_bytes() == (path / "figures" / "grid.svg").read_bytes()
+    drawn = []
+    for found in (result, again):
+        with sketched(), plt.rc_context({"svg.hashsalt": "curvescope", "svg.fonttype": "path"}):
+            figures._grid(found).savefig(tmp_path / "grid.svg", metadata={"Date": None})
+        drawn.append((tmp_path / "grid.svg").read_bytes())
+    assert drawn[0] == drawn[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("study", QUICK)
+def test_every_figure_can_be_rendered(study, done, tmp_path):
+    write_figures(done(study)[1], tmp_path)
+    assert {p.stem for p in tmp_path.glob("*.svg")} == EXPECTED[study][1]
 
 
 @pytest.mark.parametrize("study", QUICK)
@@ -158,7 +147,7 @@ def test_a_model_without_biases_says_so_and_lists_no_preferred_tokens(model_fold
 
 
 def test_rounding_is_no_headline(done):
-    found = done["embeddings"][1]
+    found = done("embeddings")[1]
     assert "1 − cos(e, n(e))" in dict(line[:2] for line in found.summary())
     distances = dataclasses.replace(found.distances, cosine_mean=np.full(4, 8e-18))
     words = dict(line[:2] for line in dataclasses.replace(found, distances=distances).summary())
@@ -168,19 +157,20 @@ def test_rounding_is_no_headline(done):
 
 def test_the_page_has_the_paths_to_turn_once_and_needs_no_network(done, tmp_path):
     pytest.importorskip("plotly")
-    page = write_page([path for path, _ in done.values()], tmp_path / "page.html").read_text(encoding="utf-8")
+    paths = [done(study)[0] for study in ("heads", "trajectory")]
+    page = write_page(paths, tmp_path / "page.html").read_text(encoding="utf-8")
     assert page.count('<div class="scene">') == 1
     scene = re.search(r'<script type="application/json">(.*?)</script>', page)
     assert scene is not None
     figure = json.loads(scene[1])
-    result = done["trajectory"][1]
+    result = done("trajectory")[1]
     assert len(figure["data"]) == 1 + len(result.path.tokens)
     np.testing.assert_allclose(figure["data"][1]["x"], result.states_xyz[0, :, 0], atol=1e-5)
     assert not re.search(r"<(script|link|img)[^>]+(src|href)=[\"'](https?:)?//", page)
 
 
 def test_a_page_without_paths_has_no_plotly(done, tmp_path):
-    page = write_page([done["heads"][0]], tmp_path / "page.html")
+    page = write_page([done("heads")[0]], tmp_path / "page.html")
     assert page.stat().st_size < 4_000_000
     assert "Plotly" not in page.read_text(encoding="utf-8")
 
@@ -213,13 +203,13 @@ def test_texts_are_written_and_not_added_to(tmp_path):
 
 
 def test_three_pairs_and_both_sides_by_default(done):
-    result = done["heads"][1]
+    result = done("heads")[1]
     assert result.layers[0].qk.rank.max() == 2
     assert result.layers[0].qk.left.ids.shape[1] == 2
 
 
 def test_the_choice_of_projection_changes_the_picture_only(done):
-    sphere, plain = run("trajectory", projection="sphere"), done["trajectory"][1]
+    sphere, plain = run("trajectory", projection="sphere"), done("trajectory")[1]
     assert not np.allclose(sphere.picture.coordinates, plain.picture.coordinates)
     np.testing.assert_array_equal(sphere.path.values["angle_target"], plain.path.values["angle_target"])
 
@@ -236,7 +226,7 @@ def test_the_original_picture_is_fitted_to_raw_embeddings(monkeypatch, done):
 
     monkeypatch.setattr("curvescope.studies.trajectory.study.need_umap", lambda: None)
     monkeypatch.setattr("curvescope.studies.trajectory.study.project_apart", keep)
-    found, plain = run("trajectory", legacy=True), done["trajectory"][1]
+    found, plain = run("trajectory", legacy=True), done("trajectory")[1]
     model, ids = cs.load("tiny-gpt"), torch.from_numpy(found.path.ids)
     E = dict(model.module.named_parameters())["E"].detach()
     np.testing.assert_allclose(found.words_xyz, E[ids, :3].numpy(), rtol=1e-6)
@@ -254,7 +244,7 @@ def test_the_original_picture_needs_umap(monkeypatch):
 
 
 def test_pairs_of_heads_are_weighed_by_data_when_there_is_some(done):
-    assert "share on data" not in done["heads"][1].tables()["qk"]
+    assert "share on data" not in done("heads")[1].tables()["qk"]
     result = run("heads", data="sample", tokens=256, layers=[1])
     assert result.energies[0].num_tokens == 256
     for name in ("qk", "vo"):
@@ -332,88 +322,5 @@ def test_the_command_line_prints_tables_and_the_folder(tmp_path, capsys):
     assert str(tmp_path) in out
 
 
-# --------------------------------------------------------------------------------------- the paper
-
-
-@pytest.mark.usefixtures("unrendered")
-@pytest.mark.parametrize("figures", [["embeddings"], pytest.param(list(FIGURES), marks=pytest.mark.slow)])
-def test_the_paper_runs_on_a_given_model_and_says_which(figures, tmp_path):
-    settings = {
-        "model": "tiny-gpt",
-        "tokens": 128,
-        "seq_len": 32,
-        "layers": [0],
-        "num_keys": 20,
-        "num_random": 10,
-    }
-    known = settings if len(figures) > 1 else {"model": "tiny-gpt"}
-    found = reproduce("molina2023", figures, settings=known, out=tmp_path)
-    assert list(found) == figures
-    for name, result in found.items():
-        claims = result.claims()
-        assert claims[0].measured == "tiny-gpt"
-        assert len(claims) > 1
-        assert all(key.startswith(f"{name}_") for key in (*result.tables(), *result.figures()))
-        assert set(result.tables()) | set(result.scenes()) <= set(result.captions())
-    assert (tmp_path / f"{min(found[figures[-1]].figures())}.png").exists()
-    page = write_page([tmp_path], tmp_path / "page.html").read_text(encoding="utf-8")
-    assert "Published and measured" in page
-    shown = "".join(claim.published for result in found.values() for claim in result.claims())
-    assert not re.search(r"\d\.\d", shown)  # no number of the paper is at hand
-
-
-def test_the_default_model_is_named(monkeypatch):
-    cfg = trajectory_study.Config(model="auto")
-    monkeypatch.setattr("curvescope.papers.molina2023.setting._is_cached", lambda name: False)
-    chosen, why = with_model(cfg)
-    assert chosen.model == "tiny-gpt"
-    assert "not in the local cache" in why
-    monkeypatch.setattr("curvescope.papers.molina2023.setting._is_cached", lambda name: name == "gpt2")
-    assert with_model(cfg)[0].model == "gpt2"
-
-
-def test_reference_spectra_are_for_gpt2_only(model_folder):
-    values = reference()["blocks"]
-    assert {block: len(heads) for block, heads in values.items()} == {"0": 12, "5": 12}
-    for heads in values.values():
-        for head in heads:
-            for name in ("qk", "vo", "qk_folded", "vo_folded"):
-                assert len(head[name]) == 20
-                assert np.all(np.diff(head[name]) <= 0)
-    assert not is_gpt2(trajectory_study.Config(model="tiny-gpt"))
-    assert not is_gpt2(trajectory_study.Config(model=model_folder("gpt2")))  # its name, not its shape
-
-
-def test_spectra_are_compared_with_the_reference(monkeypatch):
-    """With a reference made from the model itself the differences vanish; with another they are found."""
-    from curvescope.geometry.attention.heads import heads
-
-    model = cs.load("tiny-gpt")
-    own = [
-        {
-            f"{name}{'_folded' if folded else ''}": getattr(c, name).singular_values.tolist()[:4]
-            for name in ("qk", "vo")
-            for folded, c in ((False, raw), (True, fold))
-        }
-        for raw, fold in zip(heads(model, 0, folded=False), heads(model, 0), strict=True)
-    ]
-    where = "curvescope.papers.molina2023.heads.reference"
-    monkeypatch.setattr(where, lambda: {"blocks": {"0": own}})
-    assert compare_spectra(model)[0][-1] == "agrees"
-    own[2]["vo_folded"][1] += 0.01
-    assert compare_spectra(model)[0][-1] == "differs"
-
-
-def test_recalled_numbers_of_the_paper_are_nowhere():
-    package = Path(str(files("curvescope")))
-    recalled = ("23.747", "24.872", "14.591", "3.959", "SPONSORED", "soDeliveryDate", "enegger")
-    own = [
-        path for path in (package / "papers" / "molina2023").rglob("*") if path.suffix in (".csv", ".json")
-    ]
-    for path in [*package.rglob("*.py"), *own]:
-        text = path.read_text(encoding="utf-8")
-        assert not any(number in text for number in recalled), path
-
-
 def test_counts_say_which_text(done):
-    assert done["embeddings"][1].counts.data == "text:sample"
+    assert done("embeddings")[1].counts.data == "text:sample"

@@ -9,9 +9,17 @@ import curvescope as cs
 from curvescope.studies import hvp
 from curvescope.studies.hvp import study
 from curvescope.studies.hvp.contenders import CONTENDERS, PACKAGES
-from curvescope.studies.hvp.models import build, logits, plain_attention
+from curvescope.studies.hvp.models import SHAPES, build, logits, plain_attention
 
 TINY = {"batch_size": 2, "seq_len": 8, "rounds": 2}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _small():
+    """The small models are smaller still: 2 layers of width 16."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(SHAPES, "small", (2, 16, 4, 64))
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -71,4 +79,4 @@ def test_every_model_takes_tokens_and_its_plain_attention_gives_the_same(kind):
         fused = logits(module, x)
         with plain_attention(module):
             torch.testing.assert_close(logits(module, x), fused, rtol=1e-4, atol=1e-5)
-    assert fused.shape == (2, 8, 1024)
+    assert fused.shape == (2, 8, 64)
