@@ -120,6 +120,31 @@ def test_a_page_that_is_written_over_is_said(words, tmp_path, capsys):
         assert ("was there and is written anew" in err) == there
 
 
+def test_a_page_leaves_out_what_is_not_finished(words, tmp_path, monkeypatch, capsys):
+    runs, page = tmp_path / "runs", tmp_path / "page.html"
+
+    def stop(result, folder):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("curvescope.studies.fitting.Timer._timed", lambda self: 0.01)
+    with monkeypatch.context() as patch:
+        patch.setattr("curvescope.runs.folder.write_figures", stop)
+        assert call(*words, capsys=capsys)[0] == 130
+    (begun,) = runs.glob("spectrum/*")
+    finishing = f"curvescope run spectrum --config {begun}/config.toml --out {runs}"
+    code, _, err = call("report", runs, "--page", page, capsys=capsys)
+    assert (code, page.exists()) == (1, False)
+    assert err.splitlines()[-1] == f"hint: {finishing}"
+    done = call(*words, "--seed", "1", "-q", capsys=capsys)[1].strip()
+    for asked in ([runs], [runs / "spectrum"], [begun, done]):
+        code, _, err = call("report", *asked, "--page", page, capsys=capsys)
+        assert code == 0, err
+        assert f"left out: {begun} is not finished; to finish it: {finishing}\n" in err
+        assert page.read_text(encoding="utf-8").count("<section") == 1
+    code, out, _ = call(*finishing.split()[1:], "-q", capsys=capsys)
+    assert (code, out) == (0, f"{begun}\n")
+
+
 def test_doctor_and_completion(capsys):
     code, out, _ = call("doctor", "--json", capsys=capsys)
     assert "peft" in {row["what"] for row in json.loads(out)}

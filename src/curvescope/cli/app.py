@@ -187,15 +187,16 @@ def runs(
 @app.command()
 def report(
     runs: Annotated[
-        list[Path] | None, typer.Argument(help="Run folders; without one, spectrum is run on tiny-gpt.")
+        list[Path] | None,
+        typer.Argument(help="Runs, or folders of runs; without one, spectrum is run on tiny-gpt."),
     ] = None,
     page: Annotated[Path, typer.Option(help="The HTML file to write.")] = Path("report.html"),
     out: Out = Path("runs"),
     quiet: Quiet = False,
 ) -> None:
-    """One self-contained HTML page from run folders.
+    """One self-contained HTML page from run folders; a run that is not finished is left out.
 
-    Examples: curvescope report; curvescope report runs/spectrum/* --page spectra.html
+    Examples: curvescope report; curvescope report runs; curvescope report runs/spectrum/* --page spectra.html
     """
     from curvescope.cli import study_run
 

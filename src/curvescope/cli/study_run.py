@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -11,12 +12,14 @@ from curvescope.cli import printing
 from curvescope.cli.asking import check_options, merge, spoken
 from curvescope.cli.watching import watched
 from curvescope.core.config import Settings
-from curvescope.core.errors import UsageError
+from curvescope.core.errors import CurvescopeError, UsageError
+from curvescope.runs.folder import CONFIG
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from curvescope.runs.folder import Say
+    from curvescope.runs.listing import RunInfo
     from curvescope.runs.shown import Shown
 
 
@@ -60,15 +63,31 @@ def show_settings(study: str) -> None:
 def report(runs: list[Path], *, page: Path, out: Path, quiet: bool) -> None:
     """Write the page from run folders, or from a run of `spectrum` on the bundled model."""
     from curvescope.report import write_page
+    from curvescope.report.choice import choose
 
     if page.is_dir() or not page.parent.is_dir():
         raise UsageError(f"expected a file in an existing folder for the page, got {page}")
-    folders = runs or [_run("spectrum", None, [], {}, Wish(out, quiet))[0]]
+    folders, unfinished = choose(runs or [_run("spectrum", None, [], {}, Wish(out, quiet))[0]])
+    if not folders:
+        raise CurvescopeError(
+            f"expected a finished run for the page, got {unfinished[0].path}, which is not finished",
+            hint=_finishing(unfinished[0]),
+        )
+    for run in unfinished:
+        typer.echo(f"left out: {run.path} is not finished; to finish it: {_finishing(run)}", err=True)
     there = page.exists()
     write_page(folders, page)
     if there:
         typer.echo(f"{page} was there and is written anew", err=True)
     typer.echo(f"the report is in {page.resolve()}")
+
+
+def _finishing(run: RunInfo) -> str:
+    """The command that goes on with a run that is not finished."""
+    root = run.path.parent.parent
+    return shlex.join(
+        ["curvescope", "run", run.study, "--config", str(run.path / CONFIG), "--out", str(root)]
+    )
 
 
 def _run(

@@ -52,10 +52,10 @@ def read_run(path: Path) -> RunInfo:
     )
 
 
-def list_runs(root: Path) -> list[RunInfo]:
-    """Every run folder under `root`, the oldest first."""
+def list_runs(root: Path, *, depth: int = 2) -> list[RunInfo]:
+    """Every run folder `depth` levels under `root`, <study>/<run> by default, the oldest first."""
     found = []
-    for path in root.glob(f"*/*/{CONFIG}"):
+    for path in root.glob(f"{'*/' * depth}{CONFIG}"):
         try:
             found.append(read_run(path.parent))
         except UsageError:
