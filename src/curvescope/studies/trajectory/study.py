@@ -114,6 +114,7 @@ class Trajectory(Shown):
         lens = "the logit lens (final norm and unembedding applied to the state)"
         apart = self.picture.method == APART
         how = "; tokens are raw embeddings" if apart else ", fitted to all points at once"
+        left_out = "A name that would lie on another is left out."
         own = f"{short_quote(self.path.prompt)}"
         return {
             "target": f"Does a token come to {m.target}? Angle on the sphere of normalised states between "
@@ -123,11 +124,12 @@ class Trajectory(Shown):
             "motion": f"How a token moves, averaged over {m.num_tokens:,} tokens; {bands}. Angles are "
             "between normalised states; a turn of 90° leaves at a right angle to the way it came. Shares are "
             "⟨part, step⟩ / |step|² of each block's step.",
-            "prompt": f"{own}: angle to {m.target} at every point, and the token that the lens reads first.",
+            "prompt": f"{own}: angle to {m.target} at every point, and the token that the lens reads first. "
+            "Grey: no token to come to in the prompt.",
             "grid": f"{own}: all tokens at the input and behind the first and last blocks, with the path so "
-            f"far of one. {self.picture.words}{how}.",
+            f"far of one. {self.picture.words}{how}. {left_out}",
             "path": f"{own}: the path of one token among the directions of the prompt's tokens, from three "
-            f"sides. {self.picture.words}.",
+            f"sides. {self.picture.words}. {left_out}",
             "paths": f"{own}: drag to turn, scroll to come nearer, click names to show other paths. "
             f"{self.picture.words}.",
             "change": "Change from the input to the output less that with shuffled targets, token by token.",
