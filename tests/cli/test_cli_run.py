@@ -95,6 +95,13 @@ HINTS = {
     "layers": (["run", "spectrum", "--blocks", "L9.*"], "no block matches", "4 layers, L0 to L3"),
     "far-fetched": (["run", "zzz"], "expected a study", "known: spectrum"),
     "list of words": (["run", "heads", "--set", "layers=a,b"], "layers: expected int, got 'a'", ""),
+    "a setting as an option": (["run", "spectrum", "--loss", "mse"], "is a setting", "--set loss=mse"),
+    "with hyphens": (["run", "spectrum", "--num-probes=4"], "is a setting", "--set num_probes=4"),
+    "before its study": (["run", "--seq-len", "8", "spectrum"], "is a setting", "--set seq_len=8"),
+    "a sign": (["run", "trajectory", "--legacy", "-q"], "is a setting", "--set legacy=true"),
+    "of a paper": (["reproduce", "molina2023", "--token", "-2"], "is a setting", "--set token=-2"),
+    "of a benchmark": (["bench", "hvp", "--rounds", "3"], "is a setting", "--set rounds=3"),
+    "of no study": (["run", "spectrum", "--num-heads", "3"], "No such option: --num-heads", ""),
     "no such place": (["run", "spectrum", "--out", "/proc/x"], "can be written to", "choose another"),
 }
 

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from curvescope import __version__
+from curvescope.cli.options import Settable
 from curvescope.core.config import Value
 from curvescope.core.errors import CurvescopeError
 
@@ -91,7 +92,7 @@ def info(
     model_info.show(model, revision=revision, heads=heads, blocks=blocks or (), as_json=json)
 
 
-@app.command()
+@app.command(cls=Settable)
 def run(
     study: Annotated[
         str, typer.Argument(help="Name of a study: see `curvescope list`.", autocompletion=_studies)
@@ -203,7 +204,7 @@ def report(
     study_run.report(runs or [], page=page, out=out, quiet=quiet)
 
 
-@app.command()
+@app.command(cls=Settable)
 def reproduce(
     paper: Annotated[
         str, typer.Argument(help="Name of a paper: see `curvescope list`.", autocompletion=_papers)
@@ -254,7 +255,7 @@ def reproduce(
     command.show(paper, figure or [], set or [], given, out=out, draw=draw, quiet=quiet)
 
 
-@app.command()
+@app.command(cls=Settable)
 def bench(
     what: Annotated[str, typer.Argument(help="hvp: products of our engines and of other libraries.")],
     model: Annotated[str, typer.Option(help="gpt2, llama or neox, with random weights.")] = "gpt2",
