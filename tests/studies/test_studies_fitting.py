@@ -3,8 +3,9 @@
 import pytest
 
 from curvescope.core.errors import UsageError
+from curvescope.core.numbers import duration
 from curvescope.studies import find, fitting, folder
-from curvescope.studies.fitting import FIRST, Timer, fit, limit_of, seconds_of, spoken
+from curvescope.studies.fitting import FIRST, Timer, fit, limit_of, seconds_of
 from curvescope.studies.spectrum import Config
 
 FEW = {"num_steps": 4, "num_probes": 1, "num_eigenvalues": 1, "num_trace_probes": 2, "num_map_probes": 1}
@@ -69,7 +70,7 @@ def test_an_estimate_counts_the_products(product):
     words = fit(find("spectrum"), {"tokens": 64, "blocks": ["L0.W_Q"], **FEW, "max_products": 8}, None).words
     each = 4 + 8 + 2 + 1
     assert f"12 pieces, {3 * each} products of 0.4 s" in words
-    assert words.startswith(f"about {spoken((3 * each + 12 * FIRST) * 0.4)}:")
+    assert words.startswith(f"about {duration((3 * each + 12 * FIRST) * 0.4)}:")
 
 
 @pytest.mark.parametrize("name", ["spectrum", "blocks"])
