@@ -45,9 +45,19 @@ def test_a_run_ends_with_its_headline_numbers_and_is_found_again(words, tmp_path
     found = json.loads(out)
     assert found["folder"] == folder
     assert found["summary"][0]["label"] == "loss"
+    assert found["settings"]["num_steps"] == 6
+    assert found["chosen"] == {}
     assert len(found["tables"]["extremes"]) == 5
     code, out, err = call(*words, "--force", "-q", capsys=capsys)
     assert out.strip() != folder
+
+
+def test_what_was_chosen_to_be_in_time_is_in_the_json(words, monkeypatch, capsys):
+    monkeypatch.setattr("curvescope.studies.fitting.Timer._timed", lambda self: 0.1)
+    _, out, _ = call(*words, "--budget", "5s", "--json", "-q", capsys=capsys)
+    found = json.loads(out)
+    assert found["chosen"]["max_products"] < 400
+    assert found["chosen"].items() <= found["settings"].items()
 
 
 def test_ctrl_c_says_where_the_same_command_goes_on(words, monkeypatch, capsys):

@@ -95,12 +95,19 @@ def test_the_same_command_goes_on_with_what_was_chosen(product, tmp_path):
     config, _ = folder.load(first)
     assert config["num_steps"] < 40
     assert "chosen for 10 s" in said[0]
+    assert said[0] in (first / "log.txt").read_text(encoding="utf-8")
+    chosen = folder.chosen(first)
+    assert chosen.items() <= config.items()
+    assert "num_steps" in chosen
+    assert chosen.keys().isdisjoint(settings)
     product["each"] = 1e-9  # now all would be in time
     again, _ = folder.run("spectrum", settings, out=tmp_path, limit=limit, say=said.append)
     assert again == first
     assert said[-1] == f"already finished: {first}"
     other, _ = folder.run("spectrum", {**settings, **FEW}, out=tmp_path, limit=limit)
     assert other != first
+    plain, _ = folder.run("spectrum", {**settings, **FEW}, out=tmp_path / "plain")
+    assert folder.chosen(plain) == {}
 
 
 def test_a_study_with_nothing_to_choose_takes_no_budget(tmp_path):

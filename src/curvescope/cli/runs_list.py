@@ -9,6 +9,7 @@ import typer
 from curvescope.cli import printing
 from curvescope.core.config import Config
 from curvescope.core.errors import UsageError
+from curvescope.core.numbers import data_size
 from curvescope.runs.listing import RunInfo, list_runs, read_run, remove_runs
 from curvescope.studies import STUDIES, find
 
@@ -30,7 +31,7 @@ def show(out: Path, *, as_json: bool) -> None:
             run.model,
             run.data,
             f"{run.begun:%Y-%m-%d %H:%M}",
-            _size(run.size),
+            data_size(run.size),
             "yes" if run.finished else "no",
             _short(run),
         ]
@@ -45,7 +46,7 @@ def remove(paths: list[Path], *, sure: bool) -> None:
     runs = [read_run(path) for path in paths]
     for run in runs:
         state = "" if run.finished else ", not finished"
-        typer.echo(f"{run.path}: {run.study} of {run.model}, {_size(run.size)}{state}", err=True)
+        typer.echo(f"{run.path}: {run.study} of {run.model}, {data_size(run.size)}{state}", err=True)
     if not sure and not typer.confirm(
         f"remove {len(runs)} run folder{'s' if len(runs) > 1 else ''}?", err=True
     ):
@@ -73,9 +74,3 @@ def _as_dict(run: RunInfo) -> dict[str, object]:
         "bytes": run.size,
         "finished": run.finished,
     }
-
-
-def _size(count: int) -> str:
-    if count < 2**20:
-        return f"{count / 2**10:.0f} kB"
-    return f"{count / 2**20:.1f} MB" if count < 2**30 else f"{count / 2**30:.1f} GB"

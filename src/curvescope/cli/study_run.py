@@ -13,7 +13,7 @@ from curvescope.cli.asking import check_options, merge, spoken
 from curvescope.cli.watching import watched
 from curvescope.core.config import Settings
 from curvescope.core.errors import CurvescopeError, UsageError
-from curvescope.runs.folder import CONFIG
+from curvescope.runs.folder import CONFIG, Standing, Stopped
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -40,7 +40,7 @@ def show(study: str, config: Path | None, pairs: list[str], given: Settings, wis
     """Run a study, or find it finished, and print its headline numbers and where it is."""
     path, result = _run(study, config, pairs, given, wish)
     if wish.as_json:
-        printing.as_json(_as_dict(study, path, result))
+        printing.as_json(_as_dict(path, result))
     elif wish.alone:
         typer.echo(str(path))
     else:
@@ -93,7 +93,6 @@ def _finishing(run: RunInfo) -> str:
 def _run(
     study: str, config: Path | None, pairs: list[str], given: Settings, wish: Wish
 ) -> tuple[Path, Shown]:
-    from curvescope.runs.folder import Standing, Stopped
     from curvescope.studies import find, folder
 
     kind = find(study).Config
@@ -141,11 +140,17 @@ def _print(path: Path, result: Shown, *, tables: bool) -> None:
     typer.echo(f"\n{path}")
 
 
-def _as_dict(study: str, path: Path, result: Shown) -> dict[str, object]:
+def _as_dict(path: Path, result: Shown) -> dict[str, object]:
+    from curvescope.studies import folder
+
+    config = folder.load(path)[0]
     summary = [line for line in result.summary() if line[0] != "note"]
     return {
-        "study": study,
+        "study": config.pop("study"),
         "folder": str(path),
+        "version": config.pop("version"),
+        "settings": config,
+        "chosen": folder.chosen(path),
         "summary": [{"label": label, "value": value, "words": words} for label, value, words in summary],
         "notes": result.notes,
         "tables": {

@@ -38,3 +38,10 @@ def duration(seconds: float) -> str:
     if seconds < 90:
         return f"{max(seconds, 1):.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def data_size(count: int) -> str:
+    """Bytes as `12 kB`, `3.4 MB`, `1.2 GB`, in steps of 1024."""
+    if count < 2**20:
+        return f"{count / 2**10:.0f} kB"
+    return f"{count / 2**20:.1f} MB" if count < 2**30 else f"{count / 2**30:.1f} GB"
