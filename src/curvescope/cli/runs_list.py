@@ -14,6 +14,7 @@ from curvescope.runs.listing import RunInfo, list_runs, read_run, remove_runs
 from curvescope.studies import STUDIES, find
 
 WIDTH = 60  # of the settings in short
+NONE = "–"
 
 
 def show(out: Path, *, as_json: bool) -> None:
@@ -28,8 +29,8 @@ def show(out: Path, *, as_json: bool) -> None:
     rows = [
         [
             str(run.path),
-            run.model,
-            run.data,
+            run.model or NONE,
+            run.data or NONE,
             f"{run.begun:%Y-%m-%d %H:%M}",
             data_size(run.size),
             "yes" if run.finished else "no",
@@ -46,7 +47,7 @@ def remove(paths: list[Path], *, sure: bool) -> None:
     runs = [read_run(path) for path in paths]
     for run in runs:
         state = "" if run.finished else ", not finished"
-        typer.echo(f"{run.path}: {run.study} of {run.model}, {data_size(run.size)}{state}", err=True)
+        typer.echo(f"{run.path}: {run.study} of {run.model or NONE}, {data_size(run.size)}{state}", err=True)
     if not sure and not typer.confirm(
         f"remove {len(runs)} run folder{'s' if len(runs) > 1 else ''}?", err=True
     ):

@@ -30,6 +30,7 @@ from curvescope.runs.work import Place
 from curvescope.runs.writing import write_figures, write_tables
 
 STATE, CONFIG, ASKED = "state", "config.toml", "asked.toml"
+STAMP = "%Y%m%d-%H%M%S"  # in the name of a folder: when it was begun, by the clock on the wall
 Say = Callable[[str], None]
 """Called with lines for a person."""
 
@@ -113,7 +114,7 @@ class RunFolder(Place):
         return self._pieces
 
     def _new(self, digest: str) -> Pieces:
-        name = f"{time.strftime('%Y%m%d-%H%M%S')}-{digest}"
+        name = f"{time.strftime(STAMP)}-{digest}"
         return Pieces(self._root / name / STATE, begin=self._begin)
 
     def standing(self) -> Standing:

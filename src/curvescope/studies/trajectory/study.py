@@ -46,7 +46,7 @@ class Config(TokenModelOnData):
     """What to follow. The defaults take a few seconds on a CPU."""
 
     prompt: str = setting(PROMPT, "whose tokens are drawn; with a text of your own its first words")
-    token: int = setting(-2, "whose path is drawn; −2 is the one that should come to the last")
+    token: int = setting(-2, "whose path is drawn; -2 is the one that should come to the last")
     projection: Method = setting("pca", "of the states, for the pictures")
     num_shuffles: int = setting(2, "permutations of the targets, to compare with")
     neighbours: int = setting(15, "of UMAP")
