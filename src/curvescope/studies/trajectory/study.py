@@ -120,13 +120,14 @@ class Trajectory(Shown):
             "target": f"Does a token come to {m.target}? Angle on the sphere of normalised states between "
             f"the state and P(γ_f ∘ u) of the target, and what {lens} says of it; {bands}. Dashed: the same "
             f"with the targets of other tokens ({m.num_shuffles} permutations). Small dots lie inside a "
-            "block, behind attention. The rank is a geometric mean.",
+            "block, between attention and feed-forward. The rank is a geometric mean.",
             "motion": f"How a token moves, averaged over {m.num_tokens:,} tokens; {bands}. Angles are "
-            "between normalised states; a turn of 90° leaves at a right angle to the way it came. Shares are "
+            "between normalised states. Every point but the input ends a step, of attention (small dots) or "
+            "feed-forward; a turn of 90° leaves at a right angle to the way it came. Shares are "
             "⟨part, step⟩ / |step|² of each block's step.",
             "prompt": f"{own}: angle to {m.target} at every point, and the token that the lens reads first. "
             "Grey: no token to come to in the prompt.",
-            "grid": f"{own}: all tokens at the input and behind the first and last blocks, with the path so "
+            "grid": f"{own}: all tokens at the input and after the first and last blocks, with the path so "
             f"far of one. {self.picture.words}{how}. {left_out}",
             "path": f"{own}: the path of one token among the directions of the prompt's tokens, from three "
             f"sides. {self.picture.words}. {left_out}",
