@@ -6,6 +6,7 @@ import pytest
 
 from commands import call
 from curvescope.operators import Hessian
+from curvescope.papers import figures_of, find_figure
 
 SMALL = "n_layers = 2\nd_model = 4\nn_heads = 1\nd_ff = 0\nvocab_size = 12\nn_ctx = 18\n"
 QUICK = [
@@ -92,6 +93,37 @@ def test_settings_are_listed(study, capsys):
     assert "tiny-gpt" in out
     assert "whole number" in out
     assert ("random vectors of each density" in out) == (study == "spectrum")
+
+
+@pytest.mark.parametrize("paper", ["ormaniec2025", "molina2023"])
+def test_settings_of_the_figures_of_a_paper_are_listed_with_their_meaning(paper, capsys):
+    code, out, _ = call("reproduce", paper, "--settings", capsys=capsys)
+    assert code == 0
+    for figure in figures_of(paper, more=True):
+        assert f"{figure}: " in out
+        assert all(setting.meaning for setting in find_figure(paper, figure).Config.settings())
+    code, out, _ = call("reproduce", paper, "--figure", min(figures_of(paper)), "--settings", capsys=capsys)
+    assert out.count("meaning\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "settings"),
+    [
+        ([], {}),
+        (["--set", "profile=full", "--set", "device=cuda"], {"profile": "full", "device": "cuda"}),
+        (["--set", "profile=full", "--profile", "quick", "--replay"], {"profile": "quick", "replay": True}),
+    ],
+)
+def test_what_is_set_of_a_figure_is_not_lost_to_the_default_of_an_option(
+    words, settings, monkeypatch, capsys
+):
+    asked = []
+    monkeypatch.setattr(
+        "curvescope.cli.reproduce.reproduce", lambda *a, **k: asked.append(k["settings"]) or {}
+    )
+    code, _, err = call("reproduce", "ormaniec2025", "--figure", "growth", *words, capsys=capsys)
+    assert code == 0, err
+    assert asked == [settings]
 
 
 HINTS = {

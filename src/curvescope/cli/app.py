@@ -216,18 +216,21 @@ def reproduce(
         list[str] | None, typer.Option(help="One of its figures; repeatable. All by default.")
     ] = None,
     profile: Annotated[
-        str, typer.Option(help="quick (minutes) or full (the paper's own repeats).")
-    ] = "quick",
+        str | None, typer.Option(help="quick (minutes, the default) or full (the paper's own repeats).")
+    ] = None,
     replay: Annotated[
         bool, typer.Option("--replay", help="The paper's own random numbers, where they can be had.")
     ] = False,
     experiment: Annotated[
         list[str] | None, typer.Option(help="Glob over the experiments of a figure; repeatable.")
     ] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda, …")] = "cpu",
+    device: Annotated[str | None, typer.Option(help="cpu (the default), cuda, …")] = None,
     set: Annotated[
         list[str] | None, typer.Option(help="Any setting of a figure, KEY=VALUE; repeatable.")
     ] = None,
+    settings: Annotated[
+        bool, typer.Option("--settings", help="List the settings of the figures with defaults and meaning.")
+    ] = False,
     out: Annotated[
         Path | None, typer.Option(help="Folder for the files; default reproductions/PAPER.")
     ] = None,
@@ -236,18 +239,22 @@ def reproduce(
 ) -> None:
     """Measure a paper's figures again: pictures, tables and arrays, published next to measured.
 
-    A run that was stopped goes on where it was when the same command is given again.
+    A run that was stopped goes on where it was when the same command is given again. `curvescope reproduce
+    PAPER --settings` lists what can be set.
 
     Examples: curvescope reproduce ormaniec2025 --figure heatmap; curvescope reproduce ormaniec2025 --draw;
     curvescope reproduce molina2023 tiny-gpt
     """
     from curvescope.cli import reproduce as command
 
+    if settings:
+        command.show_settings(paper, figure or [])
+        return
     command.check_model(paper, figure or [], model, draw=draw)
 
     given: dict[str, Value] = {
         "profile": profile,
-        "replay": replay,
+        "replay": replay or None,
         "device": device,
         "experiments": experiment,
         "model": model,

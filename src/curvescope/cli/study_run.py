@@ -51,12 +51,9 @@ def show_settings(study: str) -> None:
     """Print every setting of a study with its default and meaning."""
     from curvescope.studies import STUDIES, find
 
-    rows = [
-        [s.name, "–" if s.default in (None, ()) else printing.setting(s.default), s.kind, s.meaning]
-        for s in find(study).Config.settings()
-    ]
+    kind = find(study).Config
     typer.echo(f"{study}: {STUDIES[study]}\n")
-    printing.table(["setting", "default", "kind", "meaning"], rows)
+    printing.settings(kind)
     typer.echo(f"\nset one: curvescope run {study} --set NAME=VALUE; a list is written 0,1")
 
 
