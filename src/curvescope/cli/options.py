@@ -56,6 +56,6 @@ def _kinds(command: str, words: Sequence[str]) -> Iterator[type[Config]]:
 
     for word in words:
         if command == "reproduce" and word in PAPERS:
-            yield from (find_figure(word, figure).Config for figure in figures_of(word))
+            yield from (find_figure(word, figure).Config for figure in figures_of(word, more=True))
         elif command != "reproduce" and word in STUDIES:
             yield find(word).Config

@@ -140,7 +140,7 @@ def _print(path: Path, result: Shown, *, tables: bool) -> None:
 def _as_dict(path: Path, result: Shown) -> dict[str, object]:
     from curvescope.studies import folder
 
-    config = folder.load(path)[0]
+    config = folder.read_config(path)
     summary = [line for line in result.summary() if line[0] != "note"]
     return {
         "study": config.pop("study"),

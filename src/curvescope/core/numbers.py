@@ -41,7 +41,9 @@ def duration(seconds: float) -> str:
 
 
 def data_size(count: int) -> str:
-    """Bytes as `12 kB`, `3.4 MB`, `1.2 GB`, in steps of 1024."""
+    """Bytes as `12 kB`, `3.4 MB`, `120 MB`, `1.2 GB`, in steps of 1024."""
     if count < 2**20:
         return f"{count / 2**10:.0f} kB"
-    return f"{count / 2**20:.1f} MB" if count < 2**30 else f"{count / 2**30:.1f} GB"
+    if count < 2**30:
+        return f"{count / 2**20:.{0 if count >= 100 * 2**20 else 1}f} MB"
+    return f"{count / 2**30:.1f} GB"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import tomli_w
 
@@ -114,19 +114,23 @@ def load(path: str | Path) -> tuple[dict[str, Plain | list[Plain]], Shown]:
             " (it is not finished: run the same study again to resume)" if (path / STATE).exists() else ""
         )
         raise CurvescopeError(f"expected a run folder with {CONFIG} and {RESULT}, got {path}{unfinished}")
-    try:
-        config = tomllib.loads((path / CONFIG).read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise CurvescopeError(f"could not read {path / CONFIG}: {error}") from error
+    config = read_config(path)
     find(str(config.get("study")))
     return config, Shown.load(path)
 
 
-def chosen(path: str | Path) -> dict[str, Plain | list[Plain]]:
+def read_config(path: Path) -> dict[str, Any]:
+    """The settings of a run, with `study` and `version`."""
+    try:
+        return tomllib.loads((path / CONFIG).read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise CurvescopeError(f"could not read {path / CONFIG}: {error}") from error
+
+
+def chosen(path: Path) -> dict[str, Plain | list[Plain]]:
     """The settings of a run that nobody gave and that are not the study's own: chosen to be in time."""
-    config = tomllib.loads((Path(path) / CONFIG).read_text(encoding="utf-8"))
-    if not (Path(path) / ASKED).exists():
+    if not (path / ASKED).exists():
         return {}
-    asked = tomllib.loads((Path(path) / ASKED).read_text(encoding="utf-8"))["settings"]
+    config, asked = read_config(path), tomllib.loads((path / ASKED).read_text(encoding="utf-8"))["settings"]
     own = find(config["study"]).Config.from_dict(asked).to_dict()
     return {name: config[name] for name in own if name in config and config[name] != own[name]}
