@@ -256,3 +256,54 @@ def test_more_bad_input_is_one_sentence(name: str, tmp_path: Path):
     with pytest.raises(cs.CurvescopeError) as caught:
         RAW[name](tmp_path)
     assert_one_sentence(caught.value)
+
+
+class Narrow(nn.Module):
+    """A module that fails, on some inputs, at a place of its own."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        super().__init__()
+        self.w, self.error = nn.Linear(4, 5, dtype=torch.float64), error
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.error is not None:
+            raise self.error
+        return self.w(x)
+
+
+FAILING: dict[str, Callable[[cs.Problem], Any]] = {
+    "value": lambda p: p.value(),
+    "gradient": lambda p: p.gradient(),
+    "product": lambda p: cs.Hessian(p) @ torch.ones(25, dtype=torch.float64),
+    "plain product": lambda p: cs.Hessian(p, engine="autograd") @ torch.ones(25, dtype=torch.float64),
+}
+
+
+@pytest.mark.parametrize("name", FAILING)
+def test_an_error_of_the_module_itself_is_said_to_be_its_own(name: str):
+    p = cs.Problem(Narrow(), (REAL[..., :3], Y))
+    with pytest.raises(RuntimeError, match=r"the forward of Narrow itself .* \(\d, 3, 3\): mat1") as caught:
+        FAILING[name](p)
+    assert isinstance(caught.value, cs.CurvescopeError)
+    assert_one_sentence(caught.value)
+    assert type(caught.value.__cause__) is RuntimeError
+
+
+@pytest.mark.parametrize("error", [ValueError("mine"), NotImplementedError("mine")])
+def test_other_errors_of_a_module_stay_as_they_are(error: Exception):
+    p = cs.Problem(Narrow(error), (REAL, Y))
+    with pytest.raises(type(error), match=r"^mine$"):
+        p.value()
+
+
+def test_an_error_that_the_module_does_not_raise_by_itself_stays_as_it_is(monkeypatch: pytest.MonkeyPatch):
+    def fail(*_: Any, as_it_is: bool = False, **__: Any) -> torch.Tensor:
+        if not as_it_is:
+            raise RuntimeError("ours")
+        return torch.zeros(2, 3, 5, dtype=torch.float64)
+
+    p = cs.Problem(Narrow(), (REAL, Y))
+    monkeypatch.setattr(cs.Model, "forward", fail)
+    with pytest.raises(RuntimeError, match=r"^ours$") as caught:
+        p.value()
+    assert not isinstance(caught.value, cs.CurvescopeError)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from curvescope.core.blocks import ParamSpace
-from curvescope.core.errors import CurvescopeError, ShapeError, UsageError
+from curvescope.core.errors import CurvescopeError, ModuleError, ShapeError, UsageError
 from curvescope.core.graph import leaves_of
 from curvescope.core.progress import track
 from curvescope.core.trees import leaves as tree_leaves
@@ -54,7 +54,7 @@ class Problem:
         self.loss: Loss = as_loss(loss)
         check_ids(self.batches, self.model)
         if not _own(batches):
-            warn_unshifted(self.batches, self.model, stacklevel=2)
+            warn_unshifted(self.batches, self.model)
         self.point: Mapping[str, Tensor] = {}
         self._shapes = {name: p.shape for name, p in self.model.parameters.items()}
         if not self.num_terms > 0:
@@ -133,13 +133,44 @@ class Problem:
             parameters: In place of θ's own, by name.
             changes: Of the module, for the time of the call.
         """
-        with evaluating(self.model.module), _looked_up(batch):
+        with evaluating(self.model.module), self._told_apart(batch), _looked_up(batch):
             return self.model.forward({**self.point, **(parameters or {})}, batch.inputs, changes=changes)
 
     def answer(self, batch: Batch) -> Tensor:
         """The outputs on a placed batch of the module as its user calls it, in eval mode."""
-        with evaluating(self.model.module):
-            return self.model.forward(self.point, batch.inputs, as_it_is=True)
+        try:
+            with evaluating(self.model.module):
+                return self.model.forward(self.point, batch.inputs, as_it_is=True)
+        except RuntimeError as error:
+            if type(error) is not RuntimeError:
+                raise
+            first, shapes = str(error).partition("\n")[0], [tuple(t.shape) for t in tree_leaves(batch.inputs)]
+            raise ModuleError(
+                f"the forward of {self.model.name} itself raised an error on inputs of shape "
+                f"{', '.join(map(str, shapes))}: {first}",
+                hint="it does so without curvescope too: call the module on a batch",
+            ) from error
+
+    @contextmanager
+    def _told_apart(self, batch: Batch) -> Iterator[None]:
+        """An error that the module raises by itself too, called as its user does, is said to be its own."""
+        try:
+            yield
+        except RuntimeError as error:
+            own = self._own_error(batch) if type(error) is RuntimeError else None
+            if own is None or str(own.__cause__) != str(error):
+                raise
+            raise own from error
+
+    def _own_error(self, batch: Batch) -> ModuleError | None:
+        try:
+            with torch.no_grad():
+                self.answer(batch)
+        except ModuleError as error:
+            return error
+        except Exception:  # whatever it raises, it is another one
+            return None
+        return None
 
     def value(self) -> float:
         """L(θ)."""

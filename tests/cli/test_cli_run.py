@@ -6,6 +6,7 @@ import pytest
 
 from commands import call
 from curvescope.operators import Hessian
+from curvescope.papers import figures_of, find_figure
 
 pytestmark = pytest.mark.usefixtures("undrawn", "few_sequences")
 SMALL = "n_layers = 1\nd_model = 4\nn_heads = 1\nd_ff = 0\nvocab_size = 12\nn_ctx = 18\n"
@@ -42,9 +43,19 @@ def test_a_run_ends_with_its_headline_numbers_and_is_found_again(words, tmp_path
     found = json.loads(out)
     assert found["folder"] == folder
     assert found["summary"][0]["label"] == "loss"
+    assert found["settings"]["num_steps"] == 6
+    assert found["chosen"] == {}
     assert len(found["tables"]["extremes"]) == 5
     code, out, err = call(*words, "--force", "-q", capsys=capsys)
     assert out.strip() != folder
+
+
+def test_what_was_chosen_to_be_in_time_is_in_the_json(words, monkeypatch, capsys):
+    monkeypatch.setattr("curvescope.studies.fitting.Timer._timed", lambda self: 0.1)
+    _, out, _ = call(*words, "--budget", "5s", "--json", "-q", capsys=capsys)
+    found = json.loads(out)
+    assert found["chosen"]["max_products"] < 400
+    assert found["chosen"].items() <= found["settings"].items()
 
 
 def test_ctrl_c_says_where_the_same_command_goes_on(words, monkeypatch, capsys):
@@ -81,6 +92,37 @@ def test_settings_are_listed(study, capsys):
     assert ("random vectors of each density" in out) == (study == "spectrum")
 
 
+@pytest.mark.parametrize("paper", ["ormaniec2025", "molina2023"])
+def test_settings_of_the_figures_of_a_paper_are_listed_with_their_meaning(paper, capsys):
+    code, out, _ = call("reproduce", paper, "--settings", capsys=capsys)
+    assert code == 0
+    for figure in figures_of(paper, more=True):
+        assert f"{figure}: " in out
+        assert all(setting.meaning for setting in find_figure(paper, figure).Config.settings())
+    code, out, _ = call("reproduce", paper, "--figure", min(figures_of(paper)), "--settings", capsys=capsys)
+    assert out.count("meaning\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "settings"),
+    [
+        ([], {}),
+        (["--set", "profile=full", "--set", "device=cuda"], {"profile": "full", "device": "cuda"}),
+        (["--set", "profile=full", "--profile", "quick", "--replay"], {"profile": "quick", "replay": True}),
+    ],
+)
+def test_what_is_set_of_a_figure_is_not_lost_to_the_default_of_an_option(
+    words, settings, monkeypatch, capsys
+):
+    asked = []
+    monkeypatch.setattr(
+        "curvescope.cli.reproduce.reproduce", lambda *a, **k: asked.append(k["settings"]) or {}
+    )
+    code, _, err = call("reproduce", "ormaniec2025", "--figure", "growth", *words, capsys=capsys)
+    assert code == 0, err
+    assert asked == [settings]
+
+
 HINTS = {
     "blocks of heads": (["run", "heads", "--blocks", "L0.*"], "takes no --blocks", "--set layers=0,1"),
     "data of nothing": (["run", "hvp", "--data", "x"], "hvp takes no --data", "run hvp --settings"),
@@ -92,6 +134,13 @@ HINTS = {
     "layers": (["run", "spectrum", "--blocks", "L9.*"], "no block matches", "4 layers, L0 to L3"),
     "far-fetched": (["run", "zzz"], "expected a study", "known: spectrum"),
     "list of words": (["run", "heads", "--set", "layers=a,b"], "layers: expected int, got 'a'", ""),
+    "a setting as an option": (["run", "spectrum", "--loss", "mse"], "is a setting", "--set loss=mse"),
+    "with hyphens": (["run", "spectrum", "--num-probes=4"], "is a setting", "--set num_probes=4"),
+    "before its study": (["run", "--seq-len", "8", "spectrum"], "is a setting", "--set seq_len=8"),
+    "a sign": (["run", "trajectory", "--legacy", "-q"], "is a setting", "--set legacy=true"),
+    "of a paper": (["reproduce", "molina2023", "--token", "-2"], "is a setting", "--set token=-2"),
+    "of a benchmark": (["bench", "hvp", "--rounds", "3"], "is a setting", "--set rounds=3"),
+    "of no study": (["run", "spectrum", "--num-heads", "3"], "No such option: --num-heads", ""),
     "no such place": (["run", "spectrum", "--out", "/proc/x"], "can be written to", "choose another"),
 }
 
@@ -115,6 +164,31 @@ def test_a_page_that_is_written_over_is_said(words, tmp_path, capsys):
         code, _, err = call("report", folder, "--page", page, capsys=capsys)
         assert code == 0, err
         assert ("was there and is written anew" in err) == there
+
+
+def test_a_page_leaves_out_what_is_not_finished(words, tmp_path, monkeypatch, capsys):
+    runs, page = tmp_path / "runs", tmp_path / "page.html"
+
+    def stop(result, folder):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("curvescope.studies.fitting.Timer._timed", lambda self: 0.01)
+    with monkeypatch.context() as patch:
+        patch.setattr("curvescope.runs.folder.write_figures", stop)
+        assert call(*words, capsys=capsys)[0] == 130
+    (begun,) = runs.glob("spectrum/*")
+    finishing = f"curvescope run spectrum --config {begun}/config.toml --out {runs}"
+    code, _, err = call("report", runs, "--page", page, capsys=capsys)
+    assert (code, page.exists()) == (1, False)
+    assert err.splitlines()[-1] == f"hint: {finishing}"
+    done = call(*words, "--seed", "1", "-q", capsys=capsys)[1].strip()
+    for asked in ([runs], [runs / "spectrum"], [begun, done]):
+        code, _, err = call("report", *asked, "--page", page, capsys=capsys)
+        assert code == 0, err
+        assert f"left out: {begun} is not finished; to finish it: {finishing}\n" in err
+        assert page.read_text(encoding="utf-8").count("<section") == 1
+    code, out, _ = call(*finishing.split()[1:], "-q", capsys=capsys)
+    assert (code, out) == (0, f"{begun}\n")
 
 
 def test_doctor_and_completion(capsys):

@@ -119,8 +119,9 @@ def test_loading_and_building_leave_the_random_numbers_alone():
 
 def test_dropout_in_train_mode_warns_and_gives_the_operator_of_eval_mode():
     module = make_noisy().train()
-    with pytest.warns(UserWarning, match="dropout is switched off.*eval mode"):
+    with pytest.warns(UserWarning, match="dropout is switched off.*eval mode") as told:
         problem = cs.Problem(module, make_data())
+    assert told[0].filename == __file__
     H, v = cs.Hessian(problem), torch.ones(64, dtype=torch.float64)
     found = H @ v
     assert torch.equal(found, H @ v)

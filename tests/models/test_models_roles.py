@@ -161,7 +161,23 @@ WRONG = {
     "no heads": ({"n_heads": 0}, r"expected n_heads of at least 1, got 0"),
     "heads that do not fit": (
         {"L{layer}.W_O": "parts.{layer}.out.weight", "n_heads": 3},
-        r"expected 'parts\.0\.out\.weight' to be cut as",
+        r"equal parts of 'parts\.0\.out\.weight' for 3 heads \(n_heads=3\), it has 4 inputs",
+    ),
+    "more heads than outputs": (
+        {"L{layer}.W_Q": "parts.{layer}.fused.weight", "n_heads": 16},
+        r"equal parts of 'parts\.0\.fused\.weight' for 16 heads \(n_heads=16\), it has 8 outputs",
+    ),
+    "heads of keys that do not fit": (
+        {"L{layer}.W_K": "parts.{layer}.fused.weight", "n_heads": 4, "n_kv_heads": 3},
+        r"for 3 heads \(n_heads=4, n_kv_heads=3\), it has 8 outputs",
+    ),
+    "packed heads that do not fit": (
+        {"L{layer}.W_QKV": "parts.{layer}.fused.weight", "n_heads": 3},
+        r"for 9 heads \(n_heads=3, packed\), it has 8 outputs",
+    ),
+    "thirds of eight": (
+        {"L{layer}.b_QKV": "parts.{layer}.fused.bias"},
+        r"equal parts of 'parts\.0\.fused\.bias' for 3 of Q, K and V, it has 8 outputs",
     ),
     "an unknown order": ({"packed": "mixed"}, r"expected packed to be 'stacked' or 'per head', got 'mixed'"),
     "per head of nothing": ({"packed": "per head"}, "needs n_heads"),

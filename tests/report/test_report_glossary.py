@@ -24,6 +24,9 @@ def test_the_page_on_words_has_every_term():
         ("H_o and H_f", ["GGN, H_o", "functional part, H_f"]),
         ("from 4 probes", ["probe"]),
         ("|k₀|", ["k₀"]),
+        ("L0.mid", ["L3.mid, L3.out"]),
+        ("turn (°)", ["step, turn"]),
+        ("in return", []),
         ("Something SHOVED along", []),
     ],
 )

@@ -98,3 +98,18 @@ def test_a_recorded_operator_is_the_operator_otherwise(tmp_path):
 
         of_one_matrix(lambda a: seen.append((a.space, a.shape, a.psd, repr(a))))(op)
     assert seen == [("its own", (N, N), False, repr(op))]
+
+
+def test_much_on_the_disk_is_said_once(tmp_path, monkeypatch):
+    said = []
+    with recording(Journal(tmp_path, lambda: tmp_path, said.append)):
+        ALGORITHMS["density"](Counted())
+    assert said == []
+    size = sum(path.stat().st_size for path in tmp_path.glob("*.npy"))
+    monkeypatch.setattr("curvescope.runs.journal.MUCH", size // 2)
+    (tmp_path / "other").mkdir()
+    with recording(Journal(tmp_path / "other", lambda: tmp_path / "other", said.append)):
+        ALGORITHMS["density"](Counted())
+    assert len(said) == 1
+    assert str(tmp_path / "other") in said[0]
+    assert "until this piece is done" in said[0]

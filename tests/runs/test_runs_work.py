@@ -68,6 +68,22 @@ def test_other_contents_begin_anew(kind, tmp_path):
     assert Work(10).through(place(kind, tmp_path), "two") == [10, 11]
 
 
+def test_a_long_wait_is_announced_behind_the_first_piece_of_its_kind(tmp_path, monkeypatch):
+    clock, said = [0.0], []
+    monkeypatch.setattr("curvescope.runs.work.time.monotonic", lambda: clock[0])
+
+    def wait(seconds):
+        clock[0] += seconds
+        return Number(1)
+
+    slow = [Piece(f"slow {i}", partial(wait, 9.0), kind="heads") for i in range(4)]
+    quick = [Piece(f"quick {i}", partial(wait, 0.1), kind="pairs") for i in range(4)]
+    work_through(
+        [*slow, *quick, Piece("alone", partial(wait, 99.0))], state=folder(tmp_path, say=said.append)
+    )
+    assert said == ["about 27 s for the rest of the heads"]
+
+
 def test_a_mapping_of_unknown_origin_is_not_trusted():
     state = {"p0": Number(7)}
     assert Work().through(state) == [0, 1]

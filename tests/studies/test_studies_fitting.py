@@ -3,8 +3,9 @@
 import pytest
 
 from curvescope.core.errors import UsageError
+from curvescope.core.numbers import duration
 from curvescope.studies import find, fitting, folder
-from curvescope.studies.fitting import FIRST, Timer, fit, limit_of, seconds_of, spoken
+from curvescope.studies.fitting import FIRST, Timer, fit, limit_of, seconds_of
 from curvescope.studies.spectrum import Config
 
 SMALL = "n_layers = 1\nd_model = 4\nn_heads = 1\nd_ff = 0\nvocab_size = 12\nn_ctx = 18\n"
@@ -69,7 +70,7 @@ def test_an_estimate_counts_the_products(product):
     words = fit(find("spectrum"), {"tokens": 64, "blocks": ["L0.W_Q"], **FEW, "max_products": 8}, None).words
     each = 4 + 8 + 2 + 1
     assert f"12 pieces, {3 * each} products of 0.4 s" in words
-    assert words.startswith(f"about {spoken((3 * each + 12 * FIRST) * 0.4)}:")
+    assert words.startswith(f"about {duration((3 * each + 12 * FIRST) * 0.4)}:")
 
 
 @pytest.mark.parametrize("name", ["spectrum", "blocks"])
@@ -97,12 +98,19 @@ def test_the_same_command_goes_on_with_what_was_chosen(product, tmp_path):
     config, _ = folder.load(first)
     assert config["num_steps"] < 40
     assert "chosen for 10 s" in said[0]
+    assert said[0] in (first / "log.txt").read_text(encoding="utf-8")
+    chosen = folder.chosen(first)
+    assert chosen.items() <= config.items()
+    assert "num_steps" in chosen
+    assert chosen.keys().isdisjoint(settings)
     product["each"] = 1e-9  # now all would be in time
     again, _ = folder.run("spectrum", settings, out=tmp_path, limit=limit, say=said.append)
     assert again == first
     assert said[-1] == f"already finished: {first}"
     other, _ = folder.run("spectrum", {**settings, **FEW}, out=tmp_path, limit=limit)
     assert other != first
+    plain, _ = folder.run("spectrum", {**settings, **FEW}, out=tmp_path / "plain")
+    assert folder.chosen(plain) == {}
 
 
 def test_a_study_with_nothing_to_choose_takes_no_budget(tmp_path):

@@ -67,3 +67,16 @@ def test_words_of_numbers():
     assert below_noise(0.0, 3.21) == "< 3.2"
     assert below_noise(2.5, 3.21) == 2.5
     assert below_noise(0.0, 0.0) == 0.0
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+@pytest.mark.parametrize("size", [0.0, 1e-320, 1e-250, 1e-150, 1e-17])
+def test_bars_of_zeros_and_of_rounding_are_drawn(size):
+    import matplotlib.pyplot as plt
+
+    figure, ax = plt.subplots(figsize=(3, 2))
+    values = np.array([size, -size / 2, 0.0])
+    blocks.bars(ax, ["a", "b", "c"], {"trace": (values, values, values)})
+    figure.canvas.draw()
+    assert ax.get_yscale() == ("symlog" if size > blocks.NOTHING else "linear")
+    assert blocks.largest([*values, float("nan")]) == (size if size > blocks.NOTHING else 1.0)

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from curvescope import __version__
+from curvescope.cli.options import Settable
 from curvescope.core.config import Value
 from curvescope.core.errors import CurvescopeError
 
@@ -91,7 +92,7 @@ def info(
     model_info.show(model, revision=revision, heads=heads, blocks=blocks or (), as_json=json)
 
 
-@app.command()
+@app.command(cls=Settable)
 def run(
     study: Annotated[
         str, typer.Argument(help="Name of a study: see `curvescope list`.", autocompletion=_studies)
@@ -187,22 +188,23 @@ def runs(
 @app.command()
 def report(
     runs: Annotated[
-        list[Path] | None, typer.Argument(help="Run folders; without one, spectrum is run on tiny-gpt.")
+        list[Path] | None,
+        typer.Argument(help="Runs, or folders of runs; without one, spectrum is run on tiny-gpt."),
     ] = None,
     page: Annotated[Path, typer.Option(help="The HTML file to write.")] = Path("report.html"),
     out: Out = Path("runs"),
     quiet: Quiet = False,
 ) -> None:
-    """One self-contained HTML page from run folders.
+    """One self-contained HTML page from run folders; a run that is not finished is left out.
 
-    Examples: curvescope report; curvescope report runs/spectrum/* --page spectra.html
+    Examples: curvescope report; curvescope report runs; curvescope report runs/spectrum/* --page spectra.html
     """
     from curvescope.cli import study_run
 
     study_run.report(runs or [], page=page, out=out, quiet=quiet)
 
 
-@app.command()
+@app.command(cls=Settable)
 def reproduce(
     paper: Annotated[
         str, typer.Argument(help="Name of a paper: see `curvescope list`.", autocompletion=_papers)
@@ -214,18 +216,21 @@ def reproduce(
         list[str] | None, typer.Option(help="One of its figures; repeatable. All by default.")
     ] = None,
     profile: Annotated[
-        str, typer.Option(help="quick (minutes) or full (the paper's own repeats).")
-    ] = "quick",
+        str | None, typer.Option(help="quick (minutes, the default) or full (the paper's own repeats).")
+    ] = None,
     replay: Annotated[
         bool, typer.Option("--replay", help="The paper's own random numbers, where they can be had.")
     ] = False,
     experiment: Annotated[
         list[str] | None, typer.Option(help="Glob over the experiments of a figure; repeatable.")
     ] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda, …")] = "cpu",
+    device: Annotated[str | None, typer.Option(help="cpu (the default), cuda, …")] = None,
     set: Annotated[
         list[str] | None, typer.Option(help="Any setting of a figure, KEY=VALUE; repeatable.")
     ] = None,
+    settings: Annotated[
+        bool, typer.Option("--settings", help="List the settings of the figures with defaults and meaning.")
+    ] = False,
     out: Annotated[
         Path | None, typer.Option(help="Folder for the files; default reproductions/PAPER.")
     ] = None,
@@ -234,18 +239,22 @@ def reproduce(
 ) -> None:
     """Measure a paper's figures again: pictures, tables and arrays, published next to measured.
 
-    A run that was stopped goes on where it was when the same command is given again.
+    A run that was stopped goes on where it was when the same command is given again. `curvescope reproduce
+    PAPER --settings` lists what can be set.
 
     Examples: curvescope reproduce ormaniec2025 --figure heatmap; curvescope reproduce ormaniec2025 --draw;
     curvescope reproduce molina2023 tiny-gpt
     """
     from curvescope.cli import reproduce as command
 
+    if settings:
+        command.show_settings(paper, figure or [])
+        return
     command.check_model(paper, figure or [], model, draw=draw)
 
     given: dict[str, Value] = {
         "profile": profile,
-        "replay": replay,
+        "replay": replay or None,
         "device": device,
         "experiments": experiment,
         "model": model,
@@ -253,7 +262,7 @@ def reproduce(
     command.show(paper, figure or [], set or [], given, out=out, draw=draw, quiet=quiet)
 
 
-@app.command()
+@app.command(cls=Settable)
 def bench(
     what: Annotated[str, typer.Argument(help="hvp: products of our engines and of other libraries.")],
     model: Annotated[str, typer.Option(help="gpt2, llama or neox, with random weights.")] = "gpt2",

@@ -9,7 +9,7 @@ from typing import Any
 
 import typer
 
-from curvescope.core.config import Value
+from curvescope.core.config import Config, Value
 
 
 def as_json(value: Any) -> None:
@@ -37,6 +37,15 @@ def setting(value: Value) -> str:
     if isinstance(value, list | tuple):
         return ",".join(map(str, value))
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def settings(kind: type[Config]) -> None:
+    """Print every setting with its default, what it takes, and what it means."""
+    rows = [
+        [s.name, "–" if s.default in (None, ()) else setting(s.default), s.kind, s.meaning]
+        for s in kind.settings()
+    ]
+    table(["setting", "default", "kind", "meaning"], rows)
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[Any]], *, right: Sequence[int] = ()) -> None:

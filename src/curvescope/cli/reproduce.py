@@ -35,6 +35,17 @@ def check_model(paper: str, figures: list[str], model: str | None, *, draw: bool
         )
 
 
+def show_settings(paper: str, figures: list[str]) -> None:
+    """Print every setting of the figures, of all by default, with its default and meaning."""
+    words = figures_of(paper, more=True)
+    for name in figures or words:
+        kind = find_figure(paper, name).Config
+        typer.echo(f"{name}: {words[name]}\n")
+        printing.settings(kind)
+        typer.echo("")
+    typer.echo(f"set one: curvescope reproduce {paper} --set NAME=VALUE; a list is written 0,1")
+
+
 def show(
     paper: str,
     figures: list[str],

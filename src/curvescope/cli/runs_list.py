@@ -9,10 +9,12 @@ import typer
 from curvescope.cli import printing
 from curvescope.core.config import Config
 from curvescope.core.errors import UsageError
+from curvescope.core.numbers import data_size
 from curvescope.runs.listing import RunInfo, list_runs, read_run, remove_runs
 from curvescope.studies import STUDIES, find
 
 WIDTH = 60  # of the settings in short
+NONE = "–"
 
 
 def show(out: Path, *, as_json: bool) -> None:
@@ -27,10 +29,10 @@ def show(out: Path, *, as_json: bool) -> None:
     rows = [
         [
             str(run.path),
-            run.model,
-            run.data,
+            run.model or NONE,
+            run.data or NONE,
             f"{run.begun:%Y-%m-%d %H:%M}",
-            _size(run.size),
+            data_size(run.size),
             "yes" if run.finished else "no",
             _short(run),
         ]
@@ -45,7 +47,7 @@ def remove(paths: list[Path], *, sure: bool) -> None:
     runs = [read_run(path) for path in paths]
     for run in runs:
         state = "" if run.finished else ", not finished"
-        typer.echo(f"{run.path}: {run.study} of {run.model}, {_size(run.size)}{state}", err=True)
+        typer.echo(f"{run.path}: {run.study} of {run.model or NONE}, {data_size(run.size)}{state}", err=True)
     if not sure and not typer.confirm(
         f"remove {len(runs)} run folder{'s' if len(runs) > 1 else ''}?", err=True
     ):
@@ -73,9 +75,3 @@ def _as_dict(run: RunInfo) -> dict[str, object]:
         "bytes": run.size,
         "finished": run.finished,
     }
-
-
-def _size(count: int) -> str:
-    if count < 2**20:
-        return f"{count / 2**10:.0f} kB"
-    return f"{count / 2**20:.1f} MB" if count < 2**30 else f"{count / 2**30:.1f} GB"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -11,12 +12,14 @@ from curvescope.cli import printing
 from curvescope.cli.asking import check_options, merge, spoken
 from curvescope.cli.watching import watched
 from curvescope.core.config import Settings
-from curvescope.core.errors import UsageError
+from curvescope.core.errors import CurvescopeError, UsageError
+from curvescope.runs.folder import CONFIG, Standing, Stopped
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from curvescope.runs.folder import Say
+    from curvescope.runs.listing import RunInfo
     from curvescope.runs.shown import Shown
 
 
@@ -37,7 +40,7 @@ def show(study: str, config: Path | None, pairs: list[str], given: Settings, wis
     """Run a study, or find it finished, and print its headline numbers and where it is."""
     path, result = _run(study, config, pairs, given, wish)
     if wish.as_json:
-        printing.as_json(_as_dict(study, path, result))
+        printing.as_json(_as_dict(path, result))
     elif wish.alone:
         typer.echo(str(path))
     else:
@@ -48,22 +51,27 @@ def show_settings(study: str) -> None:
     """Print every setting of a study with its default and meaning."""
     from curvescope.studies import STUDIES, find
 
-    rows = [
-        [s.name, "–" if s.default in (None, ()) else printing.setting(s.default), s.kind, s.meaning]
-        for s in find(study).Config.settings()
-    ]
+    kind = find(study).Config
     typer.echo(f"{study}: {STUDIES[study]}\n")
-    printing.table(["setting", "default", "kind", "meaning"], rows)
+    printing.settings(kind)
     typer.echo(f"\nset one: curvescope run {study} --set NAME=VALUE; a list is written 0,1")
 
 
 def report(runs: list[Path], *, page: Path, out: Path, quiet: bool) -> None:
     """Write the page from run folders, or from a run of `spectrum` on the bundled model."""
     from curvescope.report import write_page
+    from curvescope.report.choice import choose
 
     if page.is_dir() or not page.parent.is_dir():
         raise UsageError(f"expected a file in an existing folder for the page, got {page}")
-    folders = runs or [_run("spectrum", None, [], {}, Wish(out, quiet))[0]]
+    folders, unfinished = choose(runs or [_run("spectrum", None, [], {}, Wish(out, quiet))[0]])
+    if not folders:
+        raise CurvescopeError(
+            f"expected a finished run for the page, got {unfinished[0].path}, which is not finished",
+            hint=_finishing(unfinished[0]),
+        )
+    for run in unfinished:
+        typer.echo(f"left out: {run.path} is not finished; to finish it: {_finishing(run)}", err=True)
     there = page.exists()
     write_page(folders, page)
     if there:
@@ -71,10 +79,17 @@ def report(runs: list[Path], *, page: Path, out: Path, quiet: bool) -> None:
     typer.echo(f"the report is in {page.resolve()}")
 
 
+def _finishing(run: RunInfo) -> str:
+    """The command that goes on with a run that is not finished."""
+    root = run.path.parent.parent
+    return shlex.join(
+        ["curvescope", "run", run.study, "--config", str(run.path / CONFIG), "--out", str(root)]
+    )
+
+
 def _run(
     study: str, config: Path | None, pairs: list[str], given: Settings, wish: Wish
 ) -> tuple[Path, Shown]:
-    from curvescope.runs.folder import Standing, Stopped
     from curvescope.studies import find, folder
 
     kind = find(study).Config
@@ -122,11 +137,17 @@ def _print(path: Path, result: Shown, *, tables: bool) -> None:
     typer.echo(f"\n{path}")
 
 
-def _as_dict(study: str, path: Path, result: Shown) -> dict[str, object]:
+def _as_dict(path: Path, result: Shown) -> dict[str, object]:
+    from curvescope.studies import folder
+
+    config = folder.read_config(path)
     summary = [line for line in result.summary() if line[0] != "note"]
     return {
-        "study": study,
+        "study": config.pop("study"),
         "folder": str(path),
+        "version": config.pop("version"),
+        "settings": config,
+        "chosen": folder.chosen(path),
         "summary": [{"label": label, "value": value, "words": words} for label, value, words in summary],
         "notes": result.notes,
         "tables": {

@@ -1,8 +1,10 @@
-"""Errors that say what was expected, what came, and what to do."""
+"""Errors that say what was expected, what came, and what to do; and warnings of the line that called us."""
 
 from __future__ import annotations
 
 import re
+import sys
+import warnings
 
 
 class CurvescopeError(Exception):
@@ -30,8 +32,20 @@ class ShapeError(UsageError):
     """A tensor has the wrong shape, dtype or device."""
 
 
+class ModuleError(CurvescopeError, RuntimeError):
+    """The user's own module raised an error, whatever we do with it."""
+
+
 class MissingExtra(CurvescopeError, ImportError):
     """An optional package is needed and not installed."""
+
+
+def warn(message: str) -> None:
+    """Warn of the line from which a person called this package, however many calls lie between."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and str(frame.f_globals.get("__name__")).partition(".")[0] == "curvescope":
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, stacklevel=level)
 
 
 def near_misses(name: str, known: list[str], count: int = 3) -> str | None:

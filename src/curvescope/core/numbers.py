@@ -31,3 +31,19 @@ def below_noise(value: float, high: float) -> float | str:
 def plural(count: int, noun: str) -> str:
     """`1 probe`, `16 probes`, `1,024 blocks`."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def duration(seconds: float) -> str:
+    """`40 s`, `3 min`, `2.5 h`."""
+    if seconds < 90:
+        return f"{max(seconds, 1):.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def data_size(count: int) -> str:
+    """Bytes as `12 kB`, `3.4 MB`, `120 MB`, `1.2 GB`, in steps of 1024."""
+    if count < 2**20:
+        return f"{count / 2**10:.0f} kB"
+    if count < 2**30:
+        return f"{count / 2**20:.{0 if count >= 100 * 2**20 else 1}f} MB"
+    return f"{count / 2**30:.1f} GB"

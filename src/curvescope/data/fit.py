@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import inspect
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from curvescope.core.errors import UsageError
+from curvescope.core.errors import UsageError, warn
 from curvescope.core.targets import IGNORED
 from curvescope.data.batches import Batch, Batches
 from curvescope.data.dicts import IDS, MASK
@@ -95,10 +94,10 @@ def _ids(batch: Batch) -> Tensor | None:
     return batch.inputs.get(IDS) if isinstance(batch.inputs, Mapping) else batch.inputs
 
 
-def warn_unshifted(batches: Batches, model: Any, *, stacklevel: int) -> None:
+def warn_unshifted(batches: Batches, model: Any) -> None:
     """Warn where every target that counts is the input at its own position."""
     if predicts_next(model) and all(map(_repeats, batches)):
-        warnings.warn(UNSHIFTED, stacklevel=stacklevel + 1)
+        warn(UNSHIFTED)
 
 
 def _repeats(batch: Batch) -> bool:

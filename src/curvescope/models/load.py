@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from curvescope.core.errors import MissingExtra, UsageError
+from curvescope.core.errors import MissingExtra, UsageError, warn
 from curvescope.models import lens
 from curvescope.models.hf import lora
 from curvescope.models.hf import source as hf
@@ -96,7 +95,7 @@ def _read(source: Any, revision: str | None, dtype: torch.dtype | None) -> Model
 
 def _read_module(module: nn.Module) -> Model:
     for note in mode_notes(module):
-        warnings.warn(note, stacklevel=4)
+        warn(note)
     if lens.is_hooked(module):
         return lens.adapt_hooked(module)
     return adapt(module) if is_transformers(module) else plain_model(module)

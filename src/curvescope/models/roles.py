@@ -25,6 +25,7 @@ from torch import nn
 
 from curvescope.core.blocks import Block
 from curvescope.core.errors import UsageError, near_misses
+from curvescope.core.numbers import plural
 from curvescope.models.adapters.build import WITH_HEADS, Heads, cut_block, rest
 from curvescope.models.adapters.table import Cut
 from curvescope.models.model import Model
@@ -51,8 +52,23 @@ class Layout:
         stored = sum(counts.of(x) for x in cut.order) if cut.stacked else counts.of(role) * cut.parts
         letter = "k" if "k" in cut.axes else "i" if role == "W_O" else "o"
         size = next((n for group, n in zip(cut.axes.split(), shape, strict=False) if letter in group), 0)
-        alone = "k" in cut.axes.split()
-        return Heads(query, key, size if alone else size // stored)
+        if "k" in cut.axes.split():
+            return Heads(query, key, size)
+        if size % stored:
+            side = "inputs" if letter == "i" else "outputs"
+            raise UsageError(
+                f"expected equal parts of {cut.parameter!r} for {self._words(stored)}, it has {size} {side}"
+            )
+        return Heads(query, key, size // stored)
+
+    def _words(self, stored: int) -> str:
+        """How many parts a matrix has, and who said so."""
+        if self.query is None:
+            return f"{stored} of Q, K and V"
+        given = f"n_heads={self.query}" + (f", n_kv_heads={self.key}" if self.key != self.query else "")
+        return (
+            f"{plural(stored, 'head')} ({given}{', packed' if stored not in (self.query, self.key) else ''})"
+        )
 
 
 def with_roles(model: Model, roles: Mapping[str, Any]) -> Model:
@@ -65,12 +81,12 @@ def with_roles(model: Model, roles: Mapping[str, Any]) -> Model:
     shapes = {name: tuple(p.shape) for name, p in model.parameters.items()}
     for front, packed, parameter, axes in _claimed(roles, model):
         for role, cut in _cuts(packed, parameter, axes, layout):
-            heads = layout.heads(role, cut, shapes[parameter])
             name = front + role
             if name in blocks:
                 raise UsageError(
                     f"two parameters have the role {name!r}: {blocks[name].parameter} and {parameter}"
                 )
+            heads = layout.heads(role, cut, shapes[parameter])
             blocks[name] = cut_block(name, role, cut, parameter, shapes[parameter], heads)
             for j in range(heads.of(role) if heads and layout.query and front else 0):
                 name = f"{front}h{j}.{role}"

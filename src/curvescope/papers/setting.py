@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from curvescope.core.config import Config
+from curvescope.core.config import Config, setting
 
 Profile = Literal["quick", "full"]
 
@@ -14,6 +14,6 @@ Profile = Literal["quick", "full"]
 class FigureConfig(Config):
     """How hard to work, and where. A figure that is exact and quick anyway is the same in both profiles."""
 
-    profile: Profile = "quick"
-    replay: bool = False  # the paper's own random streams, where a figure does not use them anyway
-    device: str = "cpu"
+    profile: Profile = setting("quick", "quick takes minutes, full has the paper's own repeats")
+    replay: bool = setting(False, "the paper's own random streams, where a figure does not use them anyway")
+    device: str = setting("cpu", "cpu, cuda, …")

@@ -110,6 +110,19 @@ TERMS = (
     ),
     Term("folded", "a norm's γ and β taken into the weights behind it.", ("folded", "γ")),
     Term("logit lens", "an inner state read by the model's own last norm and unembedding.", ("lens",)),
+    Term(
+        "L3.mid, L3.out",
+        "the state of a token inside layer 3, with what attention added and without what the feed-forward "
+        "part adds, and the state at its end.",
+        (".mid", ".out"),
+    ),
+    Term(
+        "step, turn",
+        "a step is the angle between the states before and after one part of a layer, attention or "
+        "feed-forward; a turn is the angle between two steps that follow each other: 0° goes straight on, "
+        "180° goes back.",
+        ("turn",),
+    ),
     Term("KL", "Kullback–Leibler divergence, in nats.", ("KL",)),
     Term("σ", "the scale of the embeddings, in the sweeps of ormaniec2025.", ("σ",)),
 )

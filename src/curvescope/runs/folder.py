@@ -30,6 +30,7 @@ from curvescope.runs.work import Place
 from curvescope.runs.writing import write_figures, write_tables
 
 STATE, CONFIG, ASKED = "state", "config.toml", "asked.toml"
+STAMP = "%Y%m%d-%H%M%S"  # in the name of a folder: when it was begun, by the clock on the wall
 Say = Callable[[str], None]
 """Called with lines for a person."""
 
@@ -64,6 +65,7 @@ class RunFolder(Place):
     Args:
         force: begin anew where a run of the same is finished.
         asked: what a person asked for where the settings were chosen to fit; kept beside them.
+        chosen: words on how they were chosen, for log.txt.
     """
 
     def __init__(
@@ -75,8 +77,10 @@ class RunFolder(Place):
         say: Say = lambda line: None,
         force: bool = False,
         asked: str = "",
+        chosen: str = "",
     ):
-        self._root, self._say, self._force, self._asked = root / study, say, force, asked
+        self._root, self._say, self._force = root / study, say, force
+        self._asked, self._chosen = asked, chosen
         self._config = tomli_w.dumps({"study": study, "version": __version__, **cfg.to_dict()})
         self._contents = ""
         self._pieces: Pieces | None = None
@@ -102,6 +106,7 @@ class RunFolder(Place):
         begun = self._unfinished(digest)
         self._pieces = self._new(digest) if begun is None else begun
         self._pieces.done = lambda name: self.log(f"done: {name}")
+        self._pieces.tell = self._say
         if begun is not None:
             there = f"{len(begun)} of {len(names)} pieces were there"
             self._say(f"resuming {self.path}: {there}")
@@ -109,7 +114,7 @@ class RunFolder(Place):
         return self._pieces
 
     def _new(self, digest: str) -> Pieces:
-        name = f"{time.strftime('%Y%m%d-%H%M%S')}-{digest}"
+        name = f"{time.strftime(STAMP)}-{digest}"
         return Pieces(self._root / name / STATE, begin=self._begin)
 
     def standing(self) -> Standing:
@@ -125,8 +130,7 @@ class RunFolder(Place):
 
     def log(self, line: str) -> None:
         """Add a line with the time to log.txt."""
-        with (self.path / "log.txt").open("a", encoding="utf-8") as file:
-            file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}\n")
+        _log(self.path, line)
 
     def finish(self, result: Shown) -> None:
         """Write figures and tables, then the result, then forget the state."""
@@ -149,6 +153,8 @@ class RunFolder(Place):
         (place / CONFIG).write_text(self._config, encoding="utf-8")
         if self._asked:
             (place / ASKED).write_text(self._asked, encoding="utf-8")
+        if self._chosen:
+            _log(place, self._chosen)
         words = {**environment(), "contents": self._contents}
         (place / "env.json").write_text(json.dumps(words, indent=1), encoding="utf-8")
         return place / STATE
@@ -184,6 +190,11 @@ def chosen_before(root: Path, study: str, asked: str) -> dict[str, Plain | list[
         if _text(path / ASKED) == asked and text is not None:
             return {k: v for k, v in tomllib.loads(text).items() if k not in ("study", "version")}
     return None
+
+
+def _log(folder: Path, line: str) -> None:
+    with (folder / "log.txt").open("a", encoding="utf-8") as file:
+        file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}\n")
 
 
 def digest_of(settings: str, contents: str) -> str:

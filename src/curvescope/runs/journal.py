@@ -15,12 +15,14 @@ import torch
 from torch import Tensor
 
 from curvescope.algorithms.recording import Recorder
+from curvescope.core.numbers import data_size
 from curvescope.core.operator import LinearOperator
 from curvescope.engines.digest import digest
 
 MOST_OF_DISK = 0.25  # of what is free when it begins
 MOST_OF_TIME = 0.25  # of that of the products, once writing has taken PATIENCE
 PATIENCE = 1.0  # seconds
+MUCH = 100 * 2**20  # bytes of which a person is told
 
 
 @final
@@ -33,11 +35,15 @@ class Journal(Recorder):
 
     Args:
         begin: makes the folder; called before the first file is written.
+        tell: called with a line for a person where the files take much of the disk.
     """
 
-    def __init__(self, folder: Path, begin: Callable[[], Path]):
-        self.folder, self._begin = folder, begin
-        self.asked, self._known = 0, _numbered(folder)
+    def __init__(
+        self, folder: Path, begin: Callable[[], Path], tell: Callable[[str], None] = lambda line: None
+    ):
+        self.folder, self._begin, self._tell = folder, begin, tell
+        self.asked, self._known, self._told = 0, _numbered(folder), False
+        self._bytes = sum(path.stat().st_size for path in self._known)
         self._writing, self._spent, self._computed, self._room = True, 0.0, 0.0, -1.0
 
     @property
@@ -93,10 +99,21 @@ class Journal(Recorder):
                 np.save(file, array, allow_pickle=False)
             partial.replace(path)
             self._known.append(path)
+            self._weigh(array.nbytes)
         except OSError:  # a full disk: what is there stays
             self._writing = False
         self._spent += time.monotonic() - start
         self._writing &= self._spent < max(PATIENCE, MOST_OF_TIME * self._computed)
+
+    def _weigh(self, more: int) -> None:
+        """Say once that there is much on the disk."""
+        self._bytes += more
+        if self._bytes > MUCH and not self._told:
+            self._told = True
+            self._tell(
+                f"products are kept in {self.folder} so that a stopped run can go on: more than "
+                f"{data_size(MUCH)}, until this piece is done"
+            )
 
     def remove(self) -> None:
         """Forget everything: the piece is done."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 import shutil
 import tomllib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
 from curvescope.core.config import Plain
 from curvescope.core.errors import CurvescopeError, UsageError
-from curvescope.runs.folder import CONFIG, STATE
+from curvescope.runs.folder import CONFIG, STAMP, STATE
 from curvescope.runs.pieces import RESULT, Pieces
 
 OWN = ("study", "version", "model", "data")  # of config.toml, not among the settings in short
@@ -23,8 +24,8 @@ class RunInfo:
 
     path: Path
     study: str
-    model: str
-    data: str
+    model: str | None
+    data: str | None
     settings: Mapping[str, Plain | list[Plain]]  # all others
     begun: datetime
     size: int  # bytes
@@ -43,19 +44,27 @@ def read_run(path: Path) -> RunInfo:
     return RunInfo(
         path=path,
         study=str(config["study"]),
-        model=str(config.get("model", "–")),
-        data=str(config.get("data", "–")),
+        model=config.get("model"),
+        data=config.get("data"),
         settings={key: value for key, value in config.items() if key not in OWN},
-        begun=datetime.fromtimestamp((path / CONFIG).stat().st_mtime),
+        begun=_begun(path),
         size=sum(file.stat().st_size for file in path.rglob("*") if file.is_file()),
         finished=(path / RESULT).exists(),
     )
 
 
-def list_runs(root: Path) -> list[RunInfo]:
-    """Every run folder under `root`, the oldest first."""
+def _begun(path: Path) -> datetime:
+    """What the folder's name says; of a folder that was renamed, when its settings were written."""
+    try:
+        return datetime.strptime("-".join(path.name.split("-")[:2]), STAMP)
+    except ValueError:
+        return datetime.fromtimestamp((path / CONFIG).stat().st_mtime)
+
+
+def list_runs(root: Path, *, depth: int = 2) -> list[RunInfo]:
+    """Every run folder `depth` levels under `root`, <study>/<run> by default, the oldest first."""
     found = []
-    for path in root.glob(f"*/*/{CONFIG}"):
+    for path in root.glob(f"{'*/' * depth}{CONFIG}"):
         try:
             found.append(read_run(path.parent))
         except UsageError:
@@ -64,10 +73,16 @@ def list_runs(root: Path) -> list[RunInfo]:
 
 
 def remove_runs(paths: Sequence[Path]) -> None:
-    """Remove run folders; nothing is removed where one of them is none, or is worked on."""
-    for path in paths:
-        read_run(path)
+    """Remove run folders, and the folder of a study that has no other.
+
+    Nothing is removed where one of them is no run folder, or is worked on.
+    """
+    studies = {path: read_run(path).study for path in paths}
+    for path in studies:
         if Pieces(path / STATE).owned:
             raise CurvescopeError(f"another process works on {path}", hint="wait for it")
-    for path in paths:
+    for path, study in studies.items():
         shutil.rmtree(path)
+        if path.resolve().parent.name == study:
+            with suppress(OSError):  # there are others
+                path.resolve().parent.rmdir()

@@ -27,6 +27,7 @@ class Pieces(MutableMapping[str, Result]):
         begin: called once, with the folder, before anything is written there; it returns the folder to use.
             So a folder is made when the first piece is done.
         done: called with the name of a piece that was written.
+        tell: called with lines for a person.
     """
 
     def __init__(
@@ -35,8 +36,9 @@ class Pieces(MutableMapping[str, Result]):
         *,
         begin: Callable[[Path], Path] | None = None,
         done: Callable[[str], None] = lambda name: None,
+        tell: Callable[[str], None] = lambda line: None,
     ):
-        self.folder, self.done, self._begin, self._begun = folder, done, begin, False
+        self.folder, self.done, self.tell, self._begin, self._begun = folder, done, tell, begin, False
         self.journal: Journal | None = None  # of the piece that is worked on
 
     def begin(self) -> None:
@@ -65,7 +67,7 @@ class Pieces(MutableMapping[str, Result]):
         from curvescope.algorithms.recording import recording
         from curvescope.runs.journal import Journal
 
-        self.journal = Journal(self.folder / f"{name}{PRODUCTS}", lambda: self._products(name))
+        self.journal = Journal(self.folder / f"{name}{PRODUCTS}", lambda: self._products(name), self.tell)
         with recording(self.journal):
             yield
         self.journal.remove()

@@ -5,19 +5,23 @@ On disk the products of the piece in hand are kept too, so that it goes on in it
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TypeVar, final
 
 from curvescope.core.errors import CurvescopeError
+from curvescope.core.numbers import duration
 from curvescope.core.progress import Progress
 from curvescope.core.ranks import alone, together
 from curvescope.core.result import Result
 from curvescope.runs.pieces import Pieces
 
 R = TypeVar("R", bound=Result)
+LONG = 20.0  # seconds that are announced
 CONTENTS = "contents"
 """The name of the entry of a state that says which model and data its pieces are of."""
 
@@ -47,6 +51,7 @@ class Piece:
     work: Callable[[], Result]
     words: str = ""  # for the progress; by default the name
     answer: Callable[[Result], str] | None = None  # one line of what came out, told while the rest is done
+    kind: str = ""  # pieces of one kind take about as long as each other
 
 
 @final
@@ -94,9 +99,11 @@ def work_through(
     assert len({*names, CONTENTS}) == len(names) + 1, f"two pieces have one name: {sorted(names)}"
     with together():
         kept = _kept(state, contents, names)
+    awaited = Counter(piece.kind for piece in todo if piece.kind and piece.name not in kept)
     for number, piece in enumerate(todo, start=1):
         if piece.name in kept:
             continue
+        start = time.monotonic()
         if progress is not None:
             progress(piece.words or piece.name, number, len(todo))
         with kept.inside(piece.name) if isinstance(kept, Pieces) and alone() else nullcontext():
@@ -105,6 +112,9 @@ def work_through(
                 kept[piece.name] = done
         if isinstance(state, Place) and piece.answer is not None:
             state.tell(piece.answer(done))
+        rest = (awaited.pop(piece.kind, 1) - 1) * (time.monotonic() - start)
+        if isinstance(state, Place) and rest > LONG:
+            state.tell(f"about {duration(rest)} for the rest of the {piece.kind}")
     return Finished(kept)
 
 

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from curvescope.core.config import Config, Settings, Value
 from curvescope.core.errors import UsageError
+from curvescope.core.numbers import duration
 from curvescope.core.seeds import probes
 from curvescope.models.zoo.names import BUNDLED
 from curvescope.operators import Hessian
@@ -138,17 +139,10 @@ def _words(cfg: Config, chosen: Estimate, seconds: float | None) -> str:
     """One line: how long, what it is made of, and what was chosen."""
     cost, before = chosen.cost, cfg.to_dict()
     made = f"{cost.pieces} pieces, {cost.products:.0f} products of {chosen.seconds:.2g} s"
-    line = f"about {spoken(chosen.total)}: {made}"
+    line = f"about {duration(chosen.total)}: {made}"
     other = [f"{name}={value}" for name, value in chosen.cfg.to_dict().items() if value != before[name]]
     if other and seconds is not None:
-        line += f"; chosen for {spoken(seconds)}: {', '.join(other)} (--profile full for the study's own)"
+        line += f"; chosen for {duration(seconds)}: {', '.join(other)} (--profile full for the study's own)"
     if seconds is not None and chosen.total > seconds:
-        line += f"; no settings of this study are done in {spoken(seconds)}, these are the smallest"
+        line += f"; no settings of this study are done in {duration(seconds)}, these are the smallest"
     return line
-
-
-def spoken(seconds: float) -> str:
-    """`40 s`, `3 min`, `2.5 h`."""
-    if seconds < 90:
-        return f"{max(seconds, 1):.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import tomli_w
 
@@ -12,7 +12,16 @@ from curvescope import __version__
 from curvescope.core.config import Config, Plain, Settings
 from curvescope.core.errors import CurvescopeError, UsageError
 from curvescope.core.progress import Progress
-from curvescope.runs.folder import CONFIG, STATE, AlreadyFinished, RunFolder, Say, Stopped, chosen_before
+from curvescope.runs.folder import (
+    ASKED,
+    CONFIG,
+    STATE,
+    AlreadyFinished,
+    RunFolder,
+    Say,
+    Stopped,
+    chosen_before,
+)
 from curvescope.runs.pieces import RESULT
 from curvescope.runs.place import FULL, check_writable
 from curvescope.runs.shown import Shown
@@ -54,11 +63,14 @@ def run(
     found = find(study)
     cfg = found.Config.from_dict(settings)
     check_writable(Path(out))
-    asked = "" if limit is None else _asked(settings, limit)
+    asked, words = "", ""
     if limit is not None:
+        asked = _asked(settings, limit)
         before = None if force else chosen_before(Path(out), study, asked)
-        cfg = found.Config.from_dict(before) if before else _fitted(found, settings, limit, say)
-    folder = RunFolder(Path(out), study, cfg, say=say, force=force, asked=asked)
+        cfg, words = (found.Config.from_dict(before), "") if before else _fitted(found, settings, limit)
+        if words:
+            say(words)
+    folder = RunFolder(Path(out), study, cfg, say=say, force=force, asked=asked, chosen=words)
     try:
         result = found.run(cfg, progress=progress, state=folder)
         folder.finish(result)
@@ -84,16 +96,14 @@ def _asked(settings: Settings, limit: Limit) -> str:
     return tomli_w.dumps({"version": __version__, "settings": given, "limit": words})
 
 
-def _fitted(study: Study[Config], settings: Settings, limit: Limit, say: Say) -> Config:
+def _fitted(study: Study[Config], settings: Settings, limit: Limit) -> tuple[Config, str]:
+    """The configuration that is in time, and words on it."""
     from curvescope.studies.fitting import fit, limit_of
 
     if study.plan is None and limit != Limit():
         raise UsageError("this study takes no --profile and no --budget: it has nothing to choose")
     cfg = study.Config.from_dict(settings)
-    found = fit(study, settings, limit_of(cfg, limit.profile, limit.budget))
-    if found.words:
-        say(found.words)
-    return found.cfg
+    return fit(study, settings, limit_of(cfg, limit.profile, limit.budget))
 
 
 def load(path: str | Path) -> tuple[dict[str, Plain | list[Plain]], Shown]:
@@ -104,9 +114,23 @@ def load(path: str | Path) -> tuple[dict[str, Plain | list[Plain]], Shown]:
             " (it is not finished: run the same study again to resume)" if (path / STATE).exists() else ""
         )
         raise CurvescopeError(f"expected a run folder with {CONFIG} and {RESULT}, got {path}{unfinished}")
-    try:
-        config = tomllib.loads((path / CONFIG).read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise CurvescopeError(f"could not read {path / CONFIG}: {error}") from error
+    config = read_config(path)
     find(str(config.get("study")))
     return config, Shown.load(path)
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The settings of a run, with `study` and `version`."""
+    try:
+        return tomllib.loads((path / CONFIG).read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise CurvescopeError(f"could not read {path / CONFIG}: {error}") from error
+
+
+def chosen(path: Path) -> dict[str, Plain | list[Plain]]:
+    """The settings of a run that nobody gave and that are not the study's own: chosen to be in time."""
+    if not (path / ASKED).exists():
+        return {}
+    config, asked = read_config(path), tomllib.loads((path / ASKED).read_text(encoding="utf-8"))["settings"]
+    own = find(config["study"]).Config.from_dict(asked).to_dict()
+    return {name: config[name] for name in own if name in config and config[name] != own[name]}

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 PALETTE = ("#1b6ca8", "#c8553d", "#2f9e6e", "#8d5fa8", "#b8860b")
 LABEL = 8.0  # points
+NOTHING = 1e-200  # a logarithmic axis whose largest value is below this has nothing to show, and overflows
 Interval = tuple[np.ndarray, np.ndarray, np.ndarray]  # values and the ends of their intervals
 
 
@@ -68,9 +69,9 @@ def bars(
         errors = np.nan_to_num(np.maximum([values - low, high - values], 0.0))
         style = {"fmt": "o", "ms": 3.5, "lw": 1, "color": PALETTE[i % len(PALETTE)], "label": name}
         ax.errorbar(x + shift, values, yerr=errors, **style)
-    if log:
-        largest = max(float(np.abs(values).max(initial=0.0)) for values, *_ in series.values())
-        smallest = 10.0 ** math.ceil(math.log10(max(largest * 1e-4, 1e-300)))  # a tick, well apart from zero
+    top = max((float(np.abs(values).max(initial=0.0)) for values, *_ in series.values()), default=0.0)
+    if log and top > NOTHING:
+        smallest = 10.0 ** math.ceil(math.log10(top * 1e-4))  # a tick, well apart from zero
         ax.set_yscale("symlog", linthresh=smallest)
     ax.axhline(0, color="0.6", lw=0.6)
     ax.set_xticks(x, list(names), rotation=90, fontsize=8 if len(names) <= 20 else 6)
@@ -87,6 +88,12 @@ def bars(
         borderaxespad=0,
     )
     return ax
+
+
+def largest(values: Sequence[float]) -> float:
+    """The largest size among them, for an axis or colours with a logarithm; 1 where all of them are zero."""
+    found = max((abs(value) for value in values if math.isfinite(value)), default=0.0)
+    return found if found > NOTHING else 1.0
 
 
 def label_blocks(ax: Axes, names: Sequence[str]) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from curvescope.viz.blocks import PALETTE
+from curvescope.viz.labels import Marks, Names, along, name_points
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 WORD, STATE, PATH = "#1b6ca8", "#8d5fa8", "#c8553d"
 MAX_LABEL = 12
+RING = 6.3  # points from the middle of a ring to its edge
 
 
 def depth_curve(
@@ -81,15 +83,19 @@ def token_map(
     label: str,
     words: Sequence[Sequence[str]] | None = None,
 ) -> Axes:
-    """Draw one number per token (columns) and point (rows, deepest on top); `words` are written into it."""
+    """Draw one number per token (columns) and point (rows, deepest on top); `words` are written into it.
+
+    What has no number is grey.
+    """
     image = ax.imshow(values.T[::-1], aspect="auto", cmap="viridis", interpolation="nearest")
+    ax.set_facecolor("0.9")
     ax.set_xticks(range(len(tokens)), [short(t) for t in tokens], rotation=60, ha="right", fontsize=8)
     ax.set_yticks(range(len(names)), list(names)[::-1], fontsize=8)
     ax.tick_params(length=0)
     if words is not None:
         middle = np.nanmean([np.nanmin(values), np.nanmax(values)])
         for (i, j), value in np.ndenumerate(values):
-            colour = "white" if not value > middle else "black"
+            colour = "white" if value <= middle else "black"
             text = short(str(words[i][j]), 7)
             ax.text(i, len(names) - 1 - j, text, ha="center", va="center", fontsize=6.5, color=colour)
     ax.figure.colorbar(image, ax=ax, label=label, pad=0.01)
@@ -107,20 +113,25 @@ def path_grid(
         token: whose path is drawn.
         panels: {title: which of the L + 1 depths}.
     """
-    import matplotlib.pyplot as plt
-
     columns = -(-len(panels) // 2) if len(panels) > 3 else len(panels)
     rows = -(-len(panels) // columns)
-    figure = plt.figure(figsize=(3.7 * columns, 3.6 * rows), layout="constrained")
+    figure = _figure(3.7 * columns, 3.6 * rows)
     for i, (title, depth) in enumerate(panels.items()):
         ax: Any = figure.add_subplot(rows, columns, i + 1, projection="3d")
-        _cloud(ax, words, WORD, tokens, size=6, marker="^")
-        _cloud(ax, states[:, depth], STATE, tokens, size=7)
-        path = states[token, : depth + 1]
+        path, here = states[token, : depth + 1], states[:, depth]
+        ax.scatter(*words.T, color=WORD, s=14, marker="^", depthshade=False)
+        ax.scatter(*here.T, color=STATE, s=14, depthshade=False)
         ax.plot(*path.T, color=PATH, lw=1.6)
         ax.scatter(*path[-1], color=PATH, s=30, depthshade=False)
-        ax.set_title(title, fontsize=10)
+        ax.set_title(title, fontsize=10, loc="left", y=0.96)
         _same_box(ax, words, states.reshape(-1, 3))
+        others = [i for i in range(len(tokens)) if i != token]
+        groups = [
+            _names(path[-1:], [tokens[token]], PATH, 8),
+            _names(here[others], [tokens[i] for i in others], STATE, 7),
+            _names(words, tokens, WORD, 6, once=True),
+        ]
+        name_points(ax, groups, clear=[Marks(words), Marks(here), Marks(along(path))])
     _legend(figure, "token directions", "states", f"path of {short(tokens[token])!r}")
     return figure
 
@@ -140,23 +151,25 @@ def single_path(
         names: the points of the path; the ends of blocks are labelled.
         target: which of the tokens it should come to; it is ringed.
     """
-    import matplotlib.pyplot as plt
-
-    figure = plt.figure(figsize=(13, 4.7), layout="constrained")
+    figure = _figure(13, 4.7)
+    ends = [i for i, name in enumerate(names) if not name.endswith(".mid")]
     for i, (elevation, azimuth) in enumerate(((22, -60), (22, 30), (90, -90))):
         ax: Any = figure.add_subplot(1, 3, i + 1, projection="3d")
-        _cloud(ax, words, WORD, tokens, size=9, marker="^")
+        ax.scatter(*words.T, color=WORD, s=14, marker="^", depthshade=False)
         ax.plot(*path.T, color=PATH, lw=1.4)
         ax.scatter(
             *path.T, c=np.arange(len(path)), cmap="autumn_r", s=26, depthshade=False, edgecolor="0.3", lw=0.4
         )
-        for name, point in zip(names, path, strict=True):
-            if not name.endswith(".mid"):
-                ax.text(*point, f" {name.removesuffix('.out')}", fontsize=7, color=PATH)
-        if target is not None:
-            ax.scatter(*words[target], s=160, facecolor="none", edgecolor="black", lw=1.2, depthshade=False)
+        ring = words[[]] if target is None else words[target : target + 1]
+        ax.scatter(*ring.T, s=(2 * RING) ** 2, facecolor="none", edgecolor="black", lw=1.2, depthshade=False)
         _same_box(ax, words, path)
         ax.view_init(elevation, azimuth)
+        order = [ends[0], ends[-1], *ends[1:-1]]
+        groups = [
+            _names(path[order], [names[i].removesuffix(".out") for i in order], PATH, 8),
+            _names(words, tokens, WORD, 8, once=True),
+        ]
+        name_points(ax, groups, clear=[Marks(words), Marks(along(path)), Marks(ring, RING)])
     aim = f", ringed: {short(tokens[target])!r}" if target is not None else ""
     _legend(figure, f"token directions{aim}", None, f"path of {short(tokens[token])!r}, input to output")
     return figure
@@ -235,12 +248,21 @@ def _depth_axis(ax: Axes, names: Sequence[str]) -> None:
     ax.spines[["top", "right"]].set_visible(False)
 
 
-def _cloud(
-    ax: Any, points: np.ndarray, colour: str, labels: Sequence[str], *, size: int, marker: str = "o"
-) -> None:
-    ax.scatter(*points.T, color=colour, s=14, marker=marker, depthshade=False)
-    for label, point in zip(labels, points, strict=True):
-        ax.text(*point, f" {short(label)}", fontsize=size, color=colour)
+def _figure(width: float, height: float) -> Figure:
+    """A figure whose axes have their places at once, above a legend of a third of an inch."""
+    import matplotlib.pyplot as plt
+
+    figure = plt.figure(figsize=(width, height))
+    figure.subplots_adjust(
+        left=0.01, right=0.99, bottom=0.4 / height, top=1 - 0.3 / height, wspace=0.02, hspace=0.1
+    )
+    return figure
+
+
+def _names(points: np.ndarray, tokens: Sequence[str], colour: str, size: int, *, once: bool = False) -> Names:
+    """Tokens as names of points; `once`: one that occurs again, at the same place, has its name already."""
+    kept = [tokens.index(t) for t in dict.fromkeys(tokens)] if once else list(range(len(tokens)))
+    return Names(points[kept], [short(tokens[i]) for i in kept], colour, size)
 
 
 def _same_box(ax: Any, *clouds: np.ndarray) -> None:
@@ -268,4 +290,4 @@ def _legend(figure: Figure, words: str, states: str | None, path: str) -> None:
     if states is not None:
         entries.append(Line2D([], [], color=STATE, marker="o", ls="", label=states))
     entries.append(Line2D([], [], color=PATH, label=path))
-    figure.legend(handles=entries, loc="outside lower center", ncols=3, frameon=False, fontsize=9)
+    figure.legend(handles=entries, loc="lower center", ncols=3, frameon=False, fontsize=9)

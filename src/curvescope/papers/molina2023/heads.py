@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from curvescope.core.config import setting
 from curvescope.core.progress import Progress
 from curvescope.geometry.attention.heads import heads as head_circuits
 from curvescope.models.load import load
 from curvescope.papers.claims import AGREES, DIFFERS
-from curvescope.papers.molina2023.setting import AUTO, Reproduced, is_gpt2, with_model
+from curvescope.papers.molina2023.setting import AUTO, MODEL, Reproduced, is_gpt2, with_model
 from curvescope.runs.study import Study
 from curvescope.runs.work import State
 from curvescope.studies import heads
@@ -25,7 +26,7 @@ DIGITS = 4
 class Config(heads.Config):
     """As the study; `auto` is the best model at hand."""
 
-    model: str = AUTO
+    model: str = setting(AUTO, MODEL)
 
 
 def run(cfg: Config, *, progress: Progress | None = None, state: State | None = None) -> Reproduced:

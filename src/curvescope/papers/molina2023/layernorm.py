@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from curvescope.core.config import setting
 from curvescope.core.progress import Progress
 from curvescope.papers.claims import AGREES, DIFFERS
-from curvescope.papers.molina2023.setting import AUTO, Reproduced, measured_on, with_model
+from curvescope.papers.molina2023.setting import AUTO, MODEL, Reproduced, measured_on, with_model
 from curvescope.runs.study import Study
 from curvescope.runs.work import State
 from curvescope.studies import layernorm
@@ -18,7 +19,7 @@ EXACT = 1e-9
 class Config(layernorm.Config):
     """As the study; `auto` is the best model at hand."""
 
-    model: str = AUTO
+    model: str = setting(AUTO, MODEL)
 
 
 def run(cfg: Config, *, progress: Progress | None = None, state: State | None = None) -> Reproduced:

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from curvescope.core.config import setting
 from curvescope.core.progress import Progress
-from curvescope.papers.molina2023.setting import AUTO, Reproduced, with_model
+from curvescope.papers.molina2023.setting import AUTO, MODEL, Reproduced, with_model
 from curvescope.runs.study import Study
 from curvescope.runs.work import State
 from curvescope.studies import probes
@@ -18,7 +19,7 @@ from curvescope.studies.probes.study import share_kept
 class Config(probes.Config):
     """As the study; `auto` is the best model at hand."""
 
-    model: str = AUTO
+    model: str = setting(AUTO, MODEL)
 
 
 def run(cfg: Config, *, progress: Progress | None = None, state: State | None = None) -> Reproduced:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 AUTO = "auto"
+MODEL = "as for the study; auto is GPT-2 where it is in the local cache, else tiny-gpt"
 GPT2 = ("gpt2", "openai-community/gpt2")
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 SHAPE = {"kind": "gpt2", "n_layers": 12, "d_model": 768, "vocab_size": 50257}

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from curvescope.core.config import setting
 from curvescope.core.numbers import with_error
 from curvescope.core.progress import Progress
 from curvescope.papers.claims import AGREES, DIFFERS
-from curvescope.papers.molina2023.setting import AUTO, Reproduced, measured_on, with_model
+from curvescope.papers.molina2023.setting import AUTO, MODEL, Reproduced, measured_on, with_model
 from curvescope.papers.setting import Profile
 from curvescope.runs.study import Study
 from curvescope.runs.work import State
@@ -21,8 +22,8 @@ SURE = 3.0  # standard errors
 class Config(trajectory.Config):
     """As the study; `auto` is the best model at hand, `full` takes more tokens."""
 
-    model: str = AUTO
-    profile: Profile = "quick"
+    model: str = setting(AUTO, MODEL)
+    profile: Profile = setting("quick", "full takes at least 16,384 tokens")
 
 
 def run(cfg: Config, *, progress: Progress | None = None, state: State | None = None) -> Reproduced:

@@ -101,7 +101,7 @@ def _scale(values: list[float], signed: bool) -> Any:
     """Colours over four decades, on both sides of zero where values have a sign."""
     from matplotlib.colors import LogNorm, SymLogNorm
 
-    top = max((abs(value) for value in values if np.isfinite(value)), default=0.0) or 1.0
+    top = blocks.largest(values)
     if signed and min(values) < 0:
         return SymLogNorm(linthresh=top * 10.0**-DECADES, vmin=-top, vmax=top)
     return LogNorm(vmin=top * 10.0**-DECADES, vmax=top, clip=True)
@@ -169,7 +169,7 @@ def _extremes(result: Blocks) -> Figure:
         values += [float(value) for found, *_ in series.values() for value in found]
         blocks.bars(ax, list(part.extremes), series, label="eigenvalue of the block", log=False)
         ax.set_title(TITLES[operator], fontsize=11, loc="left")
-    top = max(map(abs, values), default=0.0) or 1.0
+    top = blocks.largest(values)
     smallest = min((abs(value) for value in values if abs(value) >= 1e-6 * top), default=top)
     axes[0, 0].set_yscale("symlog", linthresh=10.0 ** np.floor(np.log10(smallest)), linscale=0.7)
     axes[0, 0].set_ylim(3 * min(*values, 0.0), 3 * max(*values, smallest / 3))

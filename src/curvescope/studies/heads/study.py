@@ -188,13 +188,23 @@ def run(cfg: Config, *, progress: Progress | None = None, state: State | None = 
     num = cfg.num or (choices.NUM_PAIRS if cfg.legacy else 3)
     options: dict[str, Any] = {"k": cfg.k, "num": num, "offset": cfg.offset, "folded": cfg.folded}
     options |= choices.DIRECTIONS if cfg.legacy else {}
-    pieces = [Piece(f"heads of L{layer}", partial(decode_heads, model, layer, **options)) for layer in layers]
+    pieces = [
+        Piece(f"heads of L{layer}", partial(decode_heads, model, layer, **options), kind="heads")
+        for layer in layers
+    ]
     batches = None if cfg.data is None else _read(cfg, model, cfg.data)
     if batches is not None:
-        pieces += [Piece(f"energy of L{i}", partial(_energy, cfg, model, batches, i)) for i in layers]
+        pieces += [
+            Piece(f"energy of L{i}", partial(_energy, cfg, model, batches, i), kind="energies")
+            for i in layers
+        ]
     pairs = [(i, j) for i in layers for j in layers if i < j]
     pieces += [
-        Piece(f"{kind}-composition of L{i} and L{j}", partial(_compose, cfg, model, i, j, kind))
+        Piece(
+            f"{kind}-composition of L{i} and L{j}",
+            partial(_compose, cfg, model, i, j, kind),
+            kind="compositions",
+        )
         for i, j in pairs
         for kind in KINDS
     ]

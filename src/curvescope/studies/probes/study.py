@@ -153,7 +153,7 @@ def run(cfg: Config, *, progress: Progress | None = None, state: State | None = 
         return probe_values(model, layer, words, tokens=tokens_at(layer), **same, **of_values)
 
     pieces = [
-        Piece(f"{what} of L{layer}", partial(work, layer))
+        Piece(f"{what} of L{layer}", partial(work, layer), kind=what)
         for layer in layers
         for what, work in (("keys", keys), ("values", values))
     ]

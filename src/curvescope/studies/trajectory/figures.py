@@ -66,7 +66,7 @@ def _motion(result: Trajectory) -> Figure:
     panels = {
         "size of the state |x|": {"|x|": "norm"},
         "angle (°)": {"to the start": "angle_start", "to the end": "angle_end"},
-        "each half step (°)": {"step": "step", "turn": "turn"},
+        "step and turn at each point (°)": {"step": "step", "turn": "turn"},
         "path so far (°)": {"path": "length"},
         "what the lens reads (nats)": {"entropy": "entropy", "KL(end ‖ here)": "kl_end"},
     }
@@ -95,13 +95,13 @@ def _prompt(result: Trajectory) -> Figure:
 
 
 def _grid(result: Trajectory) -> Figure:
-    """The input, and behind the first three and the last three blocks."""
+    """The input, and after the first three and the last three blocks."""
     p = result.path
     L = (len(p.names) - 1) // 2
     depths = list(range(1, L + 1))
     if L > NUM_BLOCKS:
         depths = [*depths[: NUM_BLOCKS // 2], *depths[-(NUM_BLOCKS // 2) :]]
-    panels = {"input": 0} | {f"behind block {depth - 1}": depth for depth in depths}
+    panels = {"input": 0} | {f"after block {depth - 1}": depth for depth in depths}
     states = result.states_xyz[:, ::2]
     assert np.isfinite(states).all()
     return viz.path_grid(result.words_xyz, states, p.tokens, token=result.token, panels=panels)

@@ -46,7 +46,7 @@ class Config(TokenModelOnData):
     """What to follow. The defaults take a few seconds on a CPU."""
 
     prompt: str = setting(PROMPT, "whose tokens are drawn; with a text of your own its first words")
-    token: int = setting(-2, "whose path is drawn; −2 is the one that should come to the last")
+    token: int = setting(-2, "whose path is drawn; -2 is the one that should come to the last")
     projection: Method = setting("pca", "of the states, for the pictures")
     num_shuffles: int = setting(2, "permutations of the targets, to compare with")
     neighbours: int = setting(15, "of UMAP")
@@ -114,20 +114,23 @@ class Trajectory(Shown):
         lens = "the logit lens (final norm and unembedding applied to the state)"
         apart = self.picture.method == APART
         how = "; tokens are raw embeddings" if apart else ", fitted to all points at once"
+        left_out = "A name that would lie on another is left out."
         own = f"{short_quote(self.path.prompt)}"
         return {
             "target": f"Does a token come to {m.target}? Angle on the sphere of normalised states between "
             f"the state and P(γ_f ∘ u) of the target, and what {lens} says of it; {bands}. Dashed: the same "
             f"with the targets of other tokens ({m.num_shuffles} permutations). Small dots lie inside a "
-            "block, behind attention. The rank is a geometric mean.",
+            "block, between attention and feed-forward. The rank is a geometric mean.",
             "motion": f"How a token moves, averaged over {m.num_tokens:,} tokens; {bands}. Angles are "
-            "between normalised states; a turn of 90° leaves at a right angle to the way it came. Shares are "
+            "between normalised states. Every point but the input ends a step, of attention (small dots) or "
+            "feed-forward; a turn of 90° leaves at a right angle to the way it came. Shares are "
             "⟨part, step⟩ / |step|² of each block's step.",
-            "prompt": f"{own}: angle to {m.target} at every point, and the token that the lens reads first.",
-            "grid": f"{own}: all tokens at the input and behind the first and last blocks, with the path so "
-            f"far of one. {self.picture.words}{how}.",
+            "prompt": f"{own}: angle to {m.target} at every point, and the token that the lens reads first. "
+            "Grey: no token to come to in the prompt.",
+            "grid": f"{own}: all tokens at the input and after the first and last blocks, with the path so "
+            f"far of one. {self.picture.words}{how}. {left_out}",
             "path": f"{own}: the path of one token among the directions of the prompt's tokens, from three "
-            f"sides. {self.picture.words}.",
+            f"sides. {self.picture.words}. {left_out}",
             "paths": f"{own}: drag to turn, scroll to come nearer, click names to show other paths. "
             f"{self.picture.words}.",
             "change": "Change from the input to the output less that with shuffled targets, token by token.",

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from curvescope.algorithms.blocks.probes import own_probes
+from curvescope.core.config import setting
 from curvescope.core.errors import UsageError
 from curvescope.core.progress import Progress
 from curvescope.core.result import Result
@@ -51,21 +52,23 @@ class Config(FigureConfig):
     Without `model` a zoo Transformer on the addition task is made from the fields below it.
     """
 
-    blocks: tuple[str, ...] = ("*",)  # globs; single heads too, e.g. L0.h*.W_Q
-    model: str | None = None  # a bundled name, a folder or a TOML file of a zoo Transformer
-    n_layers: int = 1
-    d_model: int = 8
-    n_heads: int = 2
-    norm: Literal["none", "pre", "post"] = "none"
-    attention: Literal["softmax", "linear"] = "softmax"
-    activation: Literal["relu", "gelu", "silu", "identity"] = "gelu"
-    steps: int = 0  # of training before anything is measured
-    data: str = "task:addition"  # or, for a model with a tokenizer, a corpus such as sample
-    tokens: int = 256  # of a corpus
-    seq_len: int = 32
-    scales: int | None = None  # how many, from 0.01 to 10
-    probes: int = 8  # where blocks are too large
-    seed: int = 0
+    blocks: tuple[str, ...] = setting(("*",), "globs; single heads too, e.g. L0.h*.W_Q")
+    model: str | None = setting(
+        None, "a bundled name, a folder or a TOML file of a zoo Transformer; by default one is made"
+    )
+    n_layers: int = setting(1, "of the model that is made, as the next five")
+    d_model: int = setting(8, "its width")
+    n_heads: int = setting(2, "heads of each layer")
+    norm: Literal["none", "pre", "post"] = setting("none", "where its norms stand")
+    attention: Literal["softmax", "linear"] = setting("softmax", "of its scores")
+    activation: Literal["relu", "gelu", "silu", "identity"] = setting("gelu", "of its feed-forward layers")
+    steps: int = setting(0, "of training before anything is measured")
+    data: str = setting("task:addition", "a task, or, for a model with a tokenizer, a corpus such as sample")
+    tokens: int = setting(256, "of a corpus")
+    seq_len: int = setting(32, "tokens of one sequence of a corpus")
+    scales: int | None = setting(None, "how many, from 0.01 to 10; by default 7 (quick) or 19 (full)")
+    probes: int = setting(8, "where blocks are too large for their matrix")
+    seed: int = setting(0, "of weights, data and probes")
 
     def __post_init__(self) -> None:
         if isinstance(self.blocks, str):

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from curvescope.core.config import setting
 from curvescope.core.errors import UsageError
 from curvescope.core.progress import Progress
 from curvescope.core.result import Result
@@ -42,13 +43,15 @@ class Config(FigureConfig):
     GPU, 4 on a CPU. With `replay` weights, embeddings and probes are the paper's own.
     """
 
-    experiments: tuple[str, ...] = ("*",)  # globs, e.g. softmax_none_ce_log_L[12]
-    repeats: int | None = None
-    probes: int | None = None  # of a block in an inner layer
-    every: int | None = None  # 2: every second scale
-    redraw: bool | None = None  # new embeddings at every scale, as in the paper; None: only with replay
-    exact: bool = True  # the last layer in closed form; without, from probes too, as in the paper
-    seed: int = 0
+    experiments: tuple[str, ...] = setting(("*",), "globs over the sweeps, e.g. softmax_none_ce_log_L[12]")
+    repeats: int | None = setting(None, "of every sweep; by default 3 (quick) or 20 (full)")
+    probes: int | None = setting(None, "of a block in an inner layer; by default 4, or 20 (full, on a GPU)")
+    every: int | None = setting(None, "2 takes every second scale; by default 2 (quick) or 1 (full)")
+    redraw: bool | None = setting(
+        None, "new embeddings at every scale, as the paper has; by default with replay"
+    )
+    exact: bool = setting(True, "the last layer in closed form; without, from probes, as in the paper")
+    seed: int = setting(0, "of weights, embeddings and probes, without replay")
 
     def __post_init__(self) -> None:
         if isinstance(self.experiments, str):

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from curvescope.core.config import setting
 from curvescope.core.errors import UsageError, near_misses
 from curvescope.core.progress import Progress
 from curvescope.core.result import Result
@@ -53,7 +54,7 @@ PUBLISHED = {
 class Config(FigureConfig):
     """Which blocks. The published picture has all of them; attention biases are left out, as there."""
 
-    blocks: tuple[str, ...] = ("*",)  # globs
+    blocks: tuple[str, ...] = setting(("*",), "globs, e.g. *.W_Q; by default all that the picture has")
 
     def __post_init__(self) -> None:
         super().__post_init__()
