@@ -171,7 +171,7 @@ class Engine:
     def sources(
         self, index: int, batch: Batch, rows: Names, tangents: Mapping[str, Tensor], wanted: Sequence[str]
     ) -> dict[str, Tree]:
-        """The functional part applied to the tangents, source by source: those that are wanted, and the rest."""
+        """The functional part applied to the tangents: each source that is wanted, and the rest."""
         columns = tuple(tangents)
         parts = find_sources(self.problem.model)
         build = partial(functional_sources, self.problem, parts, batch, rows, columns)
@@ -248,8 +248,11 @@ def _moved(problem: Problem) -> CurvescopeError:
 
 
 def _stacked(several: Sequence[Sequence[Tensor | None]]) -> list[Tensor | None]:
-    """Results of single directions together, (k, *shape); a parameter is missing in all of them or in none."""
-    return [None if some[0] is None else torch.stack(list(some)) for some in zip(*several, strict=True)]  # pyright: ignore[reportArgumentType]
+    """Results of single directions together, (k, *shape); what is missing is missing in all of them."""
+    return [
+        None if some[0] is None else torch.stack([there(x) for x in some])
+        for some in zip(*several, strict=True)
+    ]
 
 
 def _tree(names: Names, found: Any) -> Tree:

@@ -1,12 +1,12 @@
 """The functional part of a batch, source by source.
 
-For parts y = f(x, θ) of a network with cotangents λ = ∂ℓ/∂y, and D the derivative of (x, θ) by all parameters,
+For parts y = f(x, θ) of a network, cotangents λ = ∂ℓ/∂y, and D the derivative of (x, θ) by all parameters,
 
     H_f = Σ_f Dᵀ (λ · f'') D
 
-exactly. Each part that is called is one node of the graph here: its inside is differentiated apart from the rest.
-One reverse pass through the gradient brings D v to every node and gives the rest, what no node holds; a node
-keeps its own (λ · f'') D v, which a second reverse pass, one for each source, takes back to the parameters.
+exactly. Each call of a part is one node of the graph here, and its inside is differentiated apart. One reverse
+pass through the gradient brings D v to every node and gives the rest, what no node holds; a node keeps its own
+(λ · f'') D v, which a second reverse pass, one for each source, takes back to the parameters.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from curvescope.problem import Leaves, Problem
 
 Found = dict[str, Sequence[Tensor | None]]
 SourceWork = Callable[[Sequence[Tensor], Sequence[str]], Found]
-"""One tangent in the order of the columns, and the sources that are wanted, to results in that of the rows."""
+"""One tangent in the order of the columns, and the sources wanted, to results in the order of the rows."""
 
 
 def functional_sources(
@@ -64,11 +64,9 @@ def functional_sources(
         found: Found = {REST: _pull(first, v, [*into, *ends])[:-1]}
         for name in wanted:
             if name != REST:
-                own = [call for call in calls if call.source == name]
-                x = [x for call in own for x in call.inputs]
-                found[name] = _pull(
-                    x, [u for call in own for u in call.local or [None] * len(call.inputs)], into
-                )
+                own = [call for call in calls if call.source == name and call.local]
+                x, u = [x for call in own for x in call.inputs], [u for call in own for u in call.local]
+                found[name] = _pull(x, u, into)
         return found
 
     return work
@@ -168,12 +166,10 @@ class _Gradient(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *directions: Tensor | None) -> Any:
         call, count = ctx.call, len(ctx.cotangents)
-        call.local = [None] * len(call.leaves)
-        wanted = [i for i, leaf in enumerate(call.leaves) if leaf.requires_grad]
-        into = [*ctx.cotangents, *(call.leaves[i] for i in wanted)]
-        found = _pull(ctx.first, directions, into)
-        for i, u in zip(wanted, found[count:], strict=True):
-            call.local[i] = u
+        moving = [leaf for leaf in call.leaves if leaf.requires_grad]
+        found = _pull(ctx.first, directions, [*ctx.cotangents, *moving])
+        local = iter(found[count:])
+        call.local = [next(local) if leaf.requires_grad else None for leaf in call.leaves]
         return None, *found[:count]
 
 

@@ -6,7 +6,7 @@ from torch import nn
 
 
 def repeated_layers(module: nn.Module) -> list[nn.Module]:
-    """Modules of one class in one place, at least two, that hold the most parameters; none if there are none."""
+    """Modules of one class in one place, at least two, that hold the most parameters; empty without any."""
     alike: list[list[nn.Module]] = []
     for parent in module.modules():
         kinds: dict[type[nn.Module], list[nn.Module]] = {}

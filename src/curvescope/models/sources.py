@@ -1,9 +1,10 @@
 """Where the second derivatives of a network come from: the parts that are called, by the name of a source.
 
-A source is a norm, an attention or a feed-forward network of one layer: `L0.ln1`, `L0.attention`, `L0.ffn`, and
-`ln_f` behind the layers. What is called for it is found from the blocks: the largest modules that hold
+A source is a norm, an attention or a feed-forward network of one layer: `L0.ln1`, `L0.attention`, `L0.ffn`,
+and `ln_f` behind the layers. What is called for it is found from the blocks: the largest modules that hold
 parameters of that source alone, or a method where a layer computes it itself. Layers without roles (Mamba,
-RWKV) are cut into their own submodules, by their own names: `L0.mixer`.
+RWKV) are cut into their own submodules, by their own names: `L0.mixer`. What is called otherwise, such as an
+activation that is no part of a module, is in the rest.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ def _of_block(name: str) -> str | None:
 
 
 def _of_children(module: nn.Module) -> dict[str, str | None]:
-    """By parameter: the submodule of a repeated layer that holds it; behind the layers, norms by their name."""
+    """By parameter: the submodule of a repeated layer that holds it; outside, norms by their name."""
     names = {part: name for name, part in module.named_modules()}
     inside = {
         f"{names[layer]}.{child}": f"L{i}.{child}"
