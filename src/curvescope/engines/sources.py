@@ -4,9 +4,9 @@ For parts y = f(x, θ) of a network, cotangents λ = ∂ℓ/∂y, and D the deri
 
     H_f = Σ_f Dᵀ (λ · f'') D
 
-exactly. Each call of a part is one node of the graph here, and its inside is differentiated apart. One reverse
-pass through the gradient brings D v to every node and gives the rest, what no node holds; a node keeps its own
-(λ · f'') D v, which a second reverse pass, one for each source, takes back to the parameters.
+exactly. Each call of a part is one node of the graph here, and its inside is differentiated apart. One
+reverse pass through the gradient brings D v to every node and gives the rest, what no node holds; a node
+keeps its own (λ · f'') D v, which a second reverse pass, one for each source, takes back to the parameters.
 """
 
 from __future__ import annotations
