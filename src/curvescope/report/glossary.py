@@ -103,7 +103,8 @@ TERMS = (
     ),
     Term(
         "coupling",
-        "‖H_lm‖ / √(‖H_ll‖ ‖H_mm‖) of two layers l and m: 1 on the diagonal, 0 where neither bends the other.",
+        "‖H_lm‖ / √(‖H_ll‖ ‖H_mm‖) of two layers l and m: 1 on the diagonal, 0 where neither bends the "
+        "other.",
         ("coupling", "coupled"),
     ),
     Term(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import TYPE_CHECKING
 
@@ -104,10 +105,10 @@ def _shares(ax: Axes, result: Propagation) -> None:
 
 
 def _eigenvalues(ax: Axes, result: Propagation) -> None:
-    names = [HESSIAN, OUTER, *result.sources]
+    names = [name for name in result.shares.names if not math.isnan(result.ends_of(name)[0])]
     ends = np.array([result.ends_of(name) for name in names])
     x = np.arange(len(names))
-    if np.isnan(ends).all():
+    if not names:
         ax.text(0.5, 0.5, "no Lanczos steps were asked for", ha="center", transform=ax.transAxes)
         ax.set_axis_off()
         return

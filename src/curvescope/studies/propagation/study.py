@@ -9,6 +9,7 @@ model with at most `max_exact` parameters; eigenvalues from Lanczos steps on eac
 
 from __future__ import annotations
 
+import fnmatch
 import math
 import re
 from dataclasses import dataclass
@@ -44,10 +45,13 @@ class Config(ModelOnData):
     tokens: int = setting(256, "of a text; labelled texts and images: ⌈tokens / seq_len⌉ of them")
     num_probes: int = setting(8, "random vectors of traces, norms and shares, which all sources see")
     num_steps: int = setting(8, "Lanczos steps for λ_max and λ_min of H, the GGN and each source; 0: none")
+    eigenvalues: tuple[str, ...] = setting(("*",), "globs: whose λ_max and λ_min, of H, GGN and the sources")
     num_map_probes: int = setting(2, "random vectors on each layer for the map of couplings; 0: no map")
     max_exact: int = setting(256, "a model with at most so many parameters is written out, not estimated")
 
     def __post_init__(self) -> None:
+        if isinstance(self.eigenvalues, str):
+            object.__setattr__(self, "eigenvalues", (self.eigenvalues,))
         super().__post_init__()
         for name, fewest in {"num_probes": 2, "num_steps": 0, "num_map_probes": 0, "max_exact": 0}.items():
             if getattr(self, name) < fewest:
@@ -130,7 +134,8 @@ def measure(
     exact, layers = problem.space().size <= cfg.max_exact, layer_slices(problem)
     steps = {"num_steps": cfg.num_steps, "seed": cfg.seed}
     pieces = [Piece("shares", partial(_shares, problem, cfg), "traces, norms and shares of all sources")]
-    asked = list(operators) if cfg.num_steps and not exact else []
+    asked = [name for name in operators if any(fnmatch.fnmatchcase(name, glob) for glob in cfg.eigenvalues)]
+    asked = asked if cfg.num_steps and not exact else []
     pieces += [
         Piece(f"ends.{name}", partial(extreme_ends, operators[name], **steps), f"eigenvalues of {name}")
         for name in asked
