@@ -131,7 +131,7 @@ def _component(result: Sweeps, name: str, words: str) -> Claim:
     """Whether switching a part off moves λ_max the way that is said, with every seed."""
     found = {steps: with_and_without(result, name, steps) for steps in (0, result.steps)}
     measured = "; ".join(
-        f"λ_max × {mean:.2g} ({low:.2g} to {high:.2g}) with {name}, {f'{steps} steps' if steps else 'at first'}"
+        f"λ_max × {mean:.2g} ({low:.2g} to {high:.2g}) with {name}, {'trained' if steps else 'at first'}"
         for steps, (mean, low, high) in found.items()
     )
     lowers = "lower" in words

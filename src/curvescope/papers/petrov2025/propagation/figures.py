@@ -135,16 +135,8 @@ def _training(result: Sweeps) -> Figure:
             )
             for m in models
         ]
-        axes[0].plot(
-            x,
-            sizes,
-            "-o",
-            ms=3.5,
-            lw=1,
-            color=PALETTE[i % len(PALETTE)],
-            label=kind,
-            ls="--" if i > 4 else "-",
-        )
+        style = {"ms": 3.5, "lw": 1, "color": PALETTE[i % len(PALETTE)], "label": kind}
+        axes[0].plot(x, sizes, "--o" if i > 4 else "-o", **style)
     for name, style in ((HESSIAN, "-"), (OUTER, "--")):
         axes[0].plot(x, [m.shares.norm(name).value for m in models], style, lw=1.2, color="0.4", label=name)
     axes[0].set_yscale("log")

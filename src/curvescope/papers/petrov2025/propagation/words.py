@@ -95,21 +95,15 @@ def captions(result: Sweeps) -> dict[str, str]:
     """What each figure and table shows."""
     seeds = plural(result.seeds, "seed")
     return {
-        "depth": f"‖H‖ and λ_max at initialisation against the number of layers, by where the norms stand "
-        "({seeds}; "
-        "bars are 95 % intervals over probes), and the share of ‖H‖² that each kind of source has.",
+        "depth": "‖H‖ and λ_max at initialisation against the number of layers, by where the norms stand "
+        f"({seeds}; bars are 95 % intervals over probes), and the share of ‖H‖² of each kind of source.",
         "sigma": "Frobenius norm of the first norm's own source against the scale of what it is given: the "
-        "second "
-        "derivative of a norm grows as 1/σ².",
-        "components": f"Largest eigenvalue, condition and trace of the whole Hessian with parts switched "
-        "off, at "
-        f"initialisation and after {result.steps} steps ({seeds}, all eigenvalues exact). Condition: λ_max "
-        "over the "
-        "least eigenvalue that is positive beyond rounding; negative: share of eigenvalues below zero.",
+        "second derivative of a norm grows as 1/σ².",
+        "components": "Largest eigenvalue, condition and trace of the whole Hessian with parts switched off, "
+        f"at initialisation and after {result.steps} steps ({seeds}, all eigenvalues exact). Condition: "
+        "λ_max over the least eigenvalue that is positive beyond rounding; negative: share below zero.",
         "training": f"The bundled model at its checkpoints {', '.join(REVISIONS)}: Frobenius norms of its "
-        "sources, "
-        "added up by kind, and extreme eigenvalues.",
-        "models": "One row a model: norm, trace and extreme eigenvalues of the Hessian, the share of the "
-        "GGN, and "
-        "the strongest source.",
+        "sources, added up by kind, and extreme eigenvalues.",
+        "models": "One row a model: norm, trace and extreme eigenvalues of the Hessian, share of the GGN, "
+        "and the strongest source.",
     }
