@@ -69,9 +69,8 @@ def _kinds_over_depth(ax: Axes, result: Sweeps) -> None:
             for d in result.depths
         ]
         colour = "0.3" if kind == OUTER else PALETTE[(i - 1) % len(PALETTE)]
-        ax.plot(
-            result.depths, shares, "-o", ms=3.5, lw=1, color=colour, label=kind, ls="--" if i > 5 else "-"
-        )
+        style = {"ms": 3.5, "lw": 1, "color": colour, "label": kind}
+        ax.plot(result.depths, shares, "--o" if i > 5 else "-o", **style)
     ax.axhline(0, color="0.6", lw=0.6)
     ax.set_title("shares of ‖H‖², pre-norm: together 1", fontsize=10, loc="left")
     ax.legend(fontsize=7, frameon=False, ncols=2)
