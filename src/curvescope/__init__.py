@@ -37,6 +37,8 @@ _HOME = {
     "EmpiricalFisher": "operators",
     "MonteCarloFisher": "operators",
     "Jacobian": "operators",
+    "Source": "operators",
+    "Sources": "operators",
     "third_derivative": "operators",
     "LinearOperator": "core.operator",
     "eigsh": "algorithms",
@@ -85,6 +87,8 @@ __all__ = [
     "Model",
     "MonteCarloFisher",
     "Problem",
+    "Source",
+    "Sources",
     "SquaredError",
     "Transformer",
     "TransformerConfig",
@@ -158,6 +162,8 @@ if TYPE_CHECKING:
         Hessian,
         Jacobian,
         MonteCarloFisher,
+        Source,
+        Sources,
         third_derivative,
     )
     from curvescope.problem import Problem

@@ -8,7 +8,8 @@ from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 import curvescope as cs
-from curvescope.engines.checkpoint import checkpointed, repeated_layers
+from curvescope.engines.checkpoint import checkpointed
+from curvescope.models.repeated import repeated_layers
 from curvescope.models.running.exchange import exchanged
 from selection import pairs
 
@@ -124,10 +125,10 @@ def test_the_largest_repetition_is_taken():
 
     module = Two()
     assert repeated_layers(module) == list(module.large)
+    assert repeated_layers(nn.Linear(2, 2)) == []
+    alone = cs.Problem(nn.Sequential(nn.Linear(2, 2), nn.Tanh()), (torch.ones(1, 2), torch.ones(1, 2)), "mse")
     with pytest.raises(cs.UsageError, match="repeated layers"):
-        repeated_layers(nn.Linear(2, 2))
-    with pytest.raises(cs.UsageError, match="repeated layers"):
-        repeated_layers(nn.Sequential(nn.Linear(2, 2), nn.Tanh()))
+        cs.Hessian(alone, checkpoint=True) @ torch.ones(6)
 
 
 def test_studies_take_it(tmp_path):

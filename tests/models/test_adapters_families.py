@@ -276,3 +276,14 @@ def test_hessian_of_recurrent_models(name: str):
     truth, _ = cases.dense_hessian(model.module, [parameter], x, y, exact=True)
     H = cs.Hessian(cs.Problem(model, (x, y))).block(parameter)
     assert relative(H @ torch.eye(len(truth), dtype=torch.float64), truth) < EXACT
+
+
+@pytest.mark.parametrize("name", [*cases.NAMES, *cases.RECURRENT])
+def test_sources_of_curvature_add_up(name: str):
+    problem = cs.Problem(cases.loaded(name), cases.data(name))
+    S, H = cs.Sources(problem), cs.Hessian(problem)
+    v = torch.randn(H.shape[1], 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    found = torch.stack([cs.GGN(problem) @ v, *S.products(v).values()]).sum(0)
+    assert relative(found, H @ v) < EXACT
+    wanted = {"mixer"} if name == "mamba" else {"attention", "feed_forward" if name == "rwkv" else "ffn"}
+    assert {f"L{i}.{kind}" for i in range(2) for kind in wanted} <= set(S)

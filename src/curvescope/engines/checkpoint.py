@@ -21,6 +21,7 @@ from curvescope.core.errors import UsageError
 from curvescope.core.graph import leaves_of
 from curvescope.kernels.backends import refuse_third
 from curvescope.models.model import Model
+from curvescope.models.repeated import repeated_layers
 from curvescope.models.running.double import exact
 from curvescope.models.running.exchange import Change, exchanged, parameters_at
 
@@ -41,25 +42,12 @@ def checkpointed(model: Model, inside: Context) -> list[Change]:
         with inside(), exact(model.dtype, casts=model.casts):
             yield
 
-    return [
-        Change(vars(layer), "forward", partial(_forward, layer, layer.forward, again))
-        for layer in repeated_layers(model.module)
-    ]
-
-
-def repeated_layers(module: nn.Module) -> list[nn.Module]:
-    """Those of one class in one place, at least two, that hold the most parameters."""
-    alike: list[list[nn.Module]] = []
-    for parent in module.modules():
-        kinds: dict[type[nn.Module], list[nn.Module]] = {}
-        for child in parent.children():
-            if not isinstance(child, nn.ModuleList | nn.ModuleDict):  # which are not called
-                kinds.setdefault(type(child), []).append(child)
-        alike += [some for some in kinds.values() if len(some) > 1]
-    sizes = [sum(p.numel() for layer in some for p in layer.parameters()) for some in alike]
-    if not any(sizes):
+    layers = repeated_layers(model.module)
+    if not layers:
         raise UsageError("expected a model with repeated layers to checkpoint, found none")
-    return alike[sizes.index(max(sizes))]
+    return [
+        Change(vars(layer), "forward", partial(_forward, layer, layer.forward, again)) for layer in layers
+    ]
 
 
 def _forward(layer: nn.Module, forward: Callable[..., Any], again: Context, *args: Any, **kwargs: Any) -> Any:

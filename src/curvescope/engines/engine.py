@@ -14,11 +14,12 @@ spaces or normalisation.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Literal, TypeVar, final, get_args
 
+import torch
 from torch import Tensor
 
 from curvescope.core.errors import CurvescopeError, UsageError, near_misses
@@ -30,11 +31,13 @@ from curvescope.engines.memory import directions_per_pass, result_bytes
 from curvescope.engines.passes import Linearised, pull
 from curvescope.engines.replay import cpu, cuda
 from curvescope.engines.run import PlainRunner, Runner
+from curvescope.engines.sources import SourceWork, functional_sources
 from curvescope.engines.watch import Watch
 from curvescope.engines.works import Names, Work, there
 from curvescope.kernels.substitute import PlainAttention
 from curvescope.losses.base import Part
 from curvescope.models.running.exchange import locked
+from curvescope.models.sources import find_sources
 from curvescope.problem import Problem, differentiating
 
 Tree = dict[str, Tensor]
@@ -165,6 +168,18 @@ class Engine:
         build = partial(works.ggn, self.problem, self._runner, batch, rows, columns)
         return self._done((index, "ggn", rows, columns), build, batch, tangents)
 
+    def sources(
+        self, index: int, batch: Batch, rows: Names, tangents: Mapping[str, Tensor], wanted: Sequence[str]
+    ) -> dict[str, Tree]:
+        """The functional part applied to the tangents: each source that is wanted, and the rest."""
+        columns = tuple(tangents)
+        parts = find_sources(self.problem.model)
+        build = partial(functional_sources, self.problem, parts, batch, rows, columns)
+        work: SourceWork = self._keep((index, "sources", rows, columns), build, batch)
+        k = next(iter(tangents.values())).shape[0]
+        found = [work([v[j] for v in tangents.values()], wanted) for j in range(k)]
+        return {name: _tree(rows, _stacked([each[name] for each in found])) for name in found[0]}
+
     def sandwich(
         self, index: int, batch: Batch, middle: Middle, rows: Names, tangents: Mapping[str, Tensor]
     ) -> Tree:
@@ -230,6 +245,14 @@ def _moved(problem: Problem) -> CurvescopeError:
         f"{problem.model.name} or its data changed while something was computed from many products",
         hint="begin again, and let nothing write to them meanwhile",
     )
+
+
+def _stacked(several: Sequence[Sequence[Tensor | None]]) -> list[Tensor | None]:
+    """Results of single directions together, (k, *shape); what is missing is missing in all of them."""
+    return [
+        None if some[0] is None else torch.stack([there(x) for x in some])
+        for some in zip(*several, strict=True)
+    ]
 
 
 def _tree(names: Names, found: Any) -> Tree:

@@ -2,6 +2,7 @@
 
 from curvescope.operators.curvature import GGN, EmpiricalFisher, Functional, Hessian, MonteCarloFisher
 from curvescope.operators.jacobian import Jacobian
+from curvescope.operators.sources import Source, Sources
 from curvescope.operators.third_derivative import ThirdDerivative, third_derivative
 
 __all__ = [
@@ -11,6 +12,8 @@ __all__ = [
     "Hessian",
     "Jacobian",
     "MonteCarloFisher",
+    "Source",
+    "Sources",
     "ThirdDerivative",
     "third_derivative",
 ]

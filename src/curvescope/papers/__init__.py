@@ -28,6 +28,11 @@ PAPERS = {
         "Weronika Ormaniec, Felix Dangel, Sidak Pal Singh: What Does It Mean to Be a Transformer? Insights "
         "from a Theoretical Hessian Analysis. ICLR 2025. Code: github.com/dalab/transformer-hessian, f0d73f7",
     ),
+    "petrov2025": Paper(
+        "'Closing the Curvature Gap' and the article around it: honest versions of all that was promised",
+        "Egor Petrov and others: Closing the Curvature Gap: Full Transformer Hessians and Their Implications "
+        "for Scaling Laws. arXiv 2510.16927, 2025",
+    ),
     "molina2023": Paper(
         "the geometry of 'Traveling Words' on any language model: norms, embeddings, heads, trajectories",
         "Raul Molina: Traveling Words: A Geometric Interpretation of Transformers. arXiv 2309.07315, 2023. "

@@ -89,6 +89,25 @@ TERMS = (
         ("heterogeneity", "Jensen"),
     ),
     Term(
+        "source",
+        "a norm, attention or feed-forward network whose own second derivative, seen through the first "
+        "derivatives of all others, adds a part to the Hessian: H = GGN + Σ over sources. The rest is what "
+        "lies in none of them, the head.",
+        ("source", "sources"),
+    ),
+    Term(
+        "share",
+        "⟨A, H⟩ / ‖H‖² of a source A, with ⟨·,·⟩ the sum over products of entries: shares of the GGN and all "
+        "sources add up to 1, and one below zero takes away what others bring.",
+        ("share of ‖H‖²", "share of the GGN"),
+    ),
+    Term(
+        "coupling",
+        "‖H_lm‖ / √(‖H_ll‖ ‖H_mm‖) of two layers l and m: 1 on the diagonal, 0 where neither bends the "
+        "other.",
+        ("coupling", "coupled"),
+    ),
+    Term(
         "QK, VO",
         "a head's two circuits: W_QK = W_Q W_Kᵀ says what a query looks for, W_VO = W_V W_O what is written "
         "where it looks.",

@@ -1,0 +1,110 @@
+"""Where the second derivatives of a network come from: the parts that are called, by the name of a source.
+
+A source is a norm, an attention or a feed-forward network of one layer: `L0.ln1`, `L0.attention`, `L0.ffn`,
+and `ln_f` behind the layers. What is called for it is found from the blocks: the largest modules that hold
+parameters of that source alone, or a method where a layer computes it itself. Layers without roles (Mamba,
+RWKV) are cut into their own submodules, by their own names: `L0.mixer`. What is called otherwise, such as an
+activation that is no part of a module, is in the rest.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import NamedTuple
+
+from torch import nn
+
+from curvescope.models.model import Model
+from curvescope.models.repeated import repeated_layers
+from curvescope.models.zoo.transformer import Layer
+
+REST = "rest"
+"""What lies in no other source: the head, which is linear in the stream and in U."""
+LAYER = re.compile(r"(L\d+)\.(.+)")
+NORM = re.compile(r"(ln\w*)\.[gb]")
+ATTENTION = re.compile(r"(?:(\w+)_)?[Wb]_(?:Q|K|V|O|S|QK|QKV)|[qk]_norm\.[gb]")
+FEED_FORWARD = re.compile(r"[Wb]_(?:1|2|g|u|gu)")
+METHODS: Mapping[type[nn.Module], Mapping[str, str]] = MappingProxyType(
+    {
+        Layer: {"attention": "attend", "ffn": "feed_forward"},
+        nn.TransformerEncoderLayer: {"attention": "_sa_block", "ffn": "_ff_block"},
+        nn.TransformerDecoderLayer: {"attention": "_sa_block", "cross": "_mha_block", "ffn": "_ff_block"},
+    }
+)
+"""Layers that compute a source in a method of their own."""
+
+
+HOLDERS = (nn.ModuleList, nn.ModuleDict)  # they are not called
+
+
+class Called(NamedTuple):
+    """`owner.method`, a function of its inputs and of the owner's parameters."""
+
+    owner: nn.Module
+    method: str = "forward"
+
+
+def find_sources(model: Model) -> dict[str, tuple[Called, ...]]:
+    """What is called for each source, layer by layer; the rest has no entry."""
+    source = {block.parameter: _of_block(block.name) for block in model.blocks.values()}
+    if not any(source.values()):
+        source = _of_children(model.module)
+    found: dict[str, list[Called]] = {name: [] for name in source.values() if name}
+    for name, called in _visit(model.module, "", source):
+        found.setdefault(name, []).append(called)
+    return {name: tuple(found[name]) for name in sorted(found, key=_layer) if found[name]}
+
+
+def _layer(source: str) -> float:
+    """Its number; norms of embeddings come first, those behind the layers last."""
+    match = LAYER.fullmatch(source)
+    return int(match[1][1:]) if match else -1 if source == "ln_e" else math.inf
+
+
+def _of_block(name: str) -> str | None:
+    """The source of a block; None for what is outside: embeddings and the head."""
+    match = LAYER.fullmatch(name)
+    front, role = (f"{match[1]}.", match[2]) if match else ("", name)
+    if norm := NORM.fullmatch(role):
+        return front + norm[1]
+    if front and (attention := ATTENTION.fullmatch(role)):
+        return front + (attention[1] or "attention")
+    return front + "ffn" if front and FEED_FORWARD.fullmatch(role) else None
+
+
+def _of_children(module: nn.Module) -> dict[str, str | None]:
+    """By parameter: the submodule of a repeated layer that holds it; outside, norms by their name."""
+    names = {part: name for name, part in module.named_modules()}
+    inside = {
+        f"{names[layer]}.{child}": f"L{i}.{child}"
+        for i, layer in enumerate(repeated_layers(module))
+        for child, _ in layer.named_children()
+    }
+    found: dict[str, str | None] = {}
+    for name, p in module.named_parameters():
+        owner = name.rpartition(".")[0]
+        last = owner.rpartition(".")[2]
+        outside = last if inside and p.dim() == 1 and last else None
+        found[name] = next((s for front, s in inside.items() if name.startswith(f"{front}.")), outside)
+    return found
+
+
+def _visit(part: nn.Module, front: str, source: Mapping[str, str | None]) -> Iterator[tuple[str, Called]]:
+    """The parts that are called, by source, from a part whose parameters' names begin with `front`."""
+    inside = {source.get(front + name) for name, _ in part.named_parameters()}
+    methods, named = METHODS.get(type(part), {}), sorted(filter(None, inside))
+    for kind, method in methods.items():
+        yield from ((name, Called(part, method)) for name in named if name.endswith(f".{kind}"))
+    if len(inside) == 1 and named and front and not methods and not isinstance(part, HOLDERS):
+        yield named[0], Called(part)
+        return
+    layer = named[0].partition(".")[0] + "." if named and re.search(r"\d\.$", front) else ""
+    for name, child in part.named_children():
+        below = {source.get(f"{front}{name}.{n}") for n, _ in child.named_parameters()}
+        if not below and "norm" in type(child).__name__.lower():  # one without a gain
+            yield layer + name, Called(child)
+        elif any(s is None or s.rpartition(".")[2] not in methods for s in below):
+            yield from _visit(child, f"{front}{name}.", source)

@@ -1,0 +1,84 @@
+"""Who contributes which curvature: the functional part as a sum over the parts of a network.
+
+With parts y = f(x, θ) (norms, attentions, feed-forward networks), λ = ∂ℓ/∂y and D = d(x, θ)/dθ_all,
+
+    H = GGN + Σ_f Dᵀ (λ · f'') D
+
+exactly: the second derivative of each part alone, seen through the first derivatives of all others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor
+
+from curvescope.core.errors import UsageError, near_misses
+from curvescope.data.batches import Batch
+from curvescope.engines import Tree
+from curvescope.models.sources import REST, find_sources
+from curvescope.operators.base import CurvatureOperator
+from curvescope.problem import Problem
+
+
+class Source(CurvatureOperator):
+    """Dᵀ (λ · f'') D of one source: what the second derivative of that part adds to the Hessian.
+
+    Args:
+        source: `L0.attention`, `L0.ffn`, `L0.ln1`, `ln_f`, …, or `rest`: what lies in none of them, which is
+            the head. `Sources(problem)` lists them.
+    """
+
+    def __init__(self, problem: Problem, source: str, *blocks: str, chunk: int | None = None):
+        super().__init__(problem, *blocks, chunk=chunk)
+        names = [*find_sources(problem.model), REST]
+        if source not in names:
+            raise UsageError(
+                f"{problem.model.name} has no source {source!r}", hint=near_misses(source, names)
+            )
+        self.source = source
+
+    def _batch_product(self, index: int, batch: Batch, rows: tuple[str, ...], tangents: Tree) -> Tree:
+        return self.engine.sources(index, batch, rows, tangents, [self.source])[self.source]
+
+
+class Sources(Mapping[str, Source]):
+    """All sources of a problem by name, in the order of the network; they share what they keep."""
+
+    def __init__(self, problem: Problem, *blocks: str):
+        self.problem, self._blocks = problem, blocks
+        self._names = (*find_sources(problem.model), REST)
+        self._first = Source(problem, REST, *blocks)
+
+    def __getitem__(self, name: str) -> Source:
+        if name not in self._names:
+            raise KeyError(name)
+        found = self._first.block(self._blocks or "*")
+        found.source = name
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def products(self, V: Tensor) -> dict[str, Tensor]:
+        """Every source applied to the columns V (n, k) at once: (n, k) each; their sum is H_f V.
+
+        All of them together cost one reverse pass and one for each source, less than one after the other.
+        """
+        op = self._first
+        return op.engine.product(lambda: self._sum(V))
+
+    def _sum(self, V: Tensor) -> dict[str, Tensor]:
+        op, n = self._first, self.problem.num_terms
+        total = {name: torch.zeros_like(V) for name in self._names}
+        for j in range(V.shape[1]):
+            tangents = op.columns.scatter_columns(V[:, j : j + 1])
+            for index, batch in enumerate(self.problem.placed_batches("sources")):
+                found = op.engine.sources(index, batch, op.space.parameters, tangents, self._names)
+                for name, tree in found.items():
+                    total[name][:, j] += op.space.gather_columns(tree, 1)[:, 0] / n
+        return total

@@ -1,0 +1,13 @@
+"""'Closing the Curvature Gap' (arXiv 2510.16927), and the article around it, in honest versions.
+
+Every figure is a folder of this package, imported when it is asked for. What is called curvature here is made
+of second derivatives.
+"""
+
+from __future__ import annotations
+
+FIGURES = {
+    "propagation": "curvature by source across depth, norms, width and training, and with parts switched off",
+}
+MORE: dict[str, str] = {}
+"""Figures that the paper does not have: made only when they are asked for."""

@@ -1,0 +1,187 @@
+"""Where curvature comes from: H = GGN + Σ over sources, each norm, attention and feed-forward network.
+
+The split is exact (`operators.sources`), and nothing here stands for curvature that is no second derivative.
+Every source has a trace, a Frobenius norm, extreme eigenvalues and its share of ‖H‖², and layers a map of how
+strongly they are coupled. Traces, norms and shares are from vectors that all sources see, or exact for a
+model with at most `max_exact` parameters; eigenvalues from Lanczos steps on each source. Pieces are stored in
+`state` as they are done.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import math
+import re
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from curvescope.algorithms import BlockMap, block_map
+from curvescope.algorithms.blocks.ends import Ends, extreme_ends
+from curvescope.core.config import setting
+from curvescope.core.errors import UsageError
+from curvescope.core.operator import LinearOperator
+from curvescope.core.progress import Progress
+from curvescope.operators import GGN, Hessian, Sources
+from curvescope.problem import Problem
+from curvescope.runs.contents import fingerprint
+from curvescope.runs.shown import Line, Shown
+from curvescope.runs.work import Finished, Piece, State, work_through
+from curvescope.studies.propagation import words
+from curvescope.studies.propagation.shares import HESSIAN, OUTER, Shares, measure_shares
+from curvescope.studies.setting import ModelOnData, make_problem, notes_of
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+LAYER = re.compile(r"L(\d+)\.(.+)")
+
+
+@dataclass(frozen=True)
+class Config(ModelOnData):
+    """What to look at and how hard. The defaults take under a minute on a CPU."""
+
+    tokens: int = setting(256, "of a text; labelled texts and images: ⌈tokens / seq_len⌉ of them")
+    num_probes: int = setting(8, "random vectors of traces, norms and shares, which all sources see")
+    num_steps: int = setting(8, "Lanczos steps for λ_max and λ_min of H, the GGN and each source; 0: none")
+    eigenvalues: tuple[str, ...] = setting(("*",), "globs: whose λ_max and λ_min, of H, GGN and the sources")
+    num_map_probes: int = setting(2, "random vectors on each layer for the map of couplings; 0: no map")
+    max_exact: int = setting(256, "a model with at most so many parameters is written out, not estimated")
+
+    def __post_init__(self) -> None:
+        if isinstance(self.eigenvalues, str):
+            object.__setattr__(self, "eigenvalues", (self.eigenvalues,))
+        super().__post_init__()
+        for name, fewest in {"num_probes": 2, "num_steps": 0, "num_map_probes": 0, "max_exact": 0}.items():
+            if getattr(self, name) < fewest:
+                raise UsageError(f"{name}: expected at least {fewest}, got {getattr(self, name)}")
+
+
+@dataclass(frozen=True)
+class Propagation(Shown):
+    """The Hessian of a model as a sum over sources, on one set of data."""
+
+    model: str
+    data: str
+    loss_name: str
+    loss: float
+    num_terms: float
+    num_parameters: int
+    shares: Shares
+    ends: dict[str, Ends]  # of H, the GGN and each source; empty without Lanczos steps
+    coupling: BlockMap | None  # between layers
+
+    @property
+    def sources(self) -> list[str]:
+        """Without H and the GGN."""
+        return self.shares.names[2:]
+
+    def ends_of(self, name: str) -> tuple[float, float, float, float]:
+        """λ_max, its error, λ_min, its error: an eigenvalue lies within an error; nan where not asked for."""
+        if self.shares.ends is not None:
+            low, high = self.shares.ends[self.shares.names.index(name)].tolist()
+            return high, 0.0, low, 0.0
+        if name not in self.ends:
+            return math.nan, math.nan, math.nan, math.nan
+        (low, high), (low_error, high_error) = self.ends[name].values, self.ends[name].residuals
+        return float(high), float(high_error), float(low), float(low_error)
+
+    def summary(self) -> list[Line]:
+        """The numbers to look at first: label, value, words."""
+        return words.summary(self)
+
+    def captions(self) -> dict[str, str]:
+        """What each figure and table shows."""
+        return words.captions(self)
+
+    def tables(self) -> dict[str, pd.DataFrame]:
+        """One row for H, one for the GGN and one for each source; and the map of layers."""
+        import pandas as pd
+
+        found = {"sources": pd.DataFrame([words.row(self, name) for name in self.shares.names])}
+        return found | ({"coupling": self.coupling.to_frame()} if self.coupling is not None else {})
+
+    def figures(self) -> dict[str, Figure]:
+        """Figures by name; drawing computes nothing."""
+        from curvescope.studies.propagation import figures
+
+        return figures.draw(self)
+
+
+def run(cfg: Config, *, progress: Progress | None = None, state: State | None = None) -> Propagation:
+    """Split the Hessian and measure every source.
+
+    Args:
+        progress: called with (what, number, total) as each piece begins.
+        state: finished pieces by name; filled as the study goes, used when it goes on.
+    """
+    problem = make_problem(cfg)
+    return measure(problem, cfg, notes_of(cfg, problem), progress=progress, state=state)
+
+
+def measure(
+    problem: Problem,
+    cfg: Config,
+    notes: list[str],
+    *,
+    progress: Progress | None = None,
+    state: State | None = None,
+) -> Propagation:
+    """The study on a problem of one's own; of the settings, those of the probes count."""
+    operators: dict[str, LinearOperator] = {HESSIAN: Hessian(problem), OUTER: GGN(problem)}
+    operators |= Sources(problem)
+    exact, layers = problem.space().size <= cfg.max_exact, layer_slices(problem)
+    steps = {"num_steps": cfg.num_steps, "seed": cfg.seed}
+    pieces = [Piece("shares", partial(_shares, problem, cfg), "traces, norms and shares of all sources")]
+    asked = [name for name in operators if any(fnmatch.fnmatchcase(name, glob) for glob in cfg.eigenvalues)]
+    asked = asked if cfg.num_steps and not exact else []
+    pieces += [
+        Piece(f"ends.{name}", partial(extreme_ends, operators[name], **steps), f"eigenvalues of {name}")
+        for name in asked
+    ]
+    coupled = cfg.num_map_probes > 0 and len(layers) > 1
+    if coupled:
+        probes = {"num_probes": cfg.num_map_probes, "seed": cfg.seed}
+        work = partial(block_map, operators[HESSIAN], layers, **probes)
+        pieces.append(Piece("coupling", work, "couplings between layers"))
+    contents = fingerprint(problem.model, problem.batches)
+    found = work_through(pieces, contents=contents, progress=progress, state=state)
+    return _result(problem, found, asked, notes, coupled=coupled)
+
+
+def _shares(problem: Problem, cfg: Config) -> Shares:
+    return measure_shares(problem, num_probes=cfg.num_probes, max_exact=cfg.max_exact, seed=cfg.seed)
+
+
+def layer_slices(problem: Problem) -> dict[str, slice]:
+    """Where each layer lies in a vector of all parameters; what is outside, in runs by its first block."""
+    found: dict[str, slice] = {}
+    run, last = "", None
+    for name, where in problem.space().slices.items():
+        match = LAYER.fullmatch(name)
+        layer = match[1] if match else None
+        if found and layer == last:
+            found[run] = slice(found[run].start, where.stop)
+            continue
+        run, last = name if layer is None else f"L{layer}", layer
+        run = f"{run}, {name}" if run in found else run
+        found[run] = where
+    return found
+
+
+def _result(
+    problem: Problem, found: Finished, ends: list[str], notes: list[str], *, coupled: bool
+) -> Propagation:
+    return Propagation(
+        model=problem.model.name,
+        data=problem.batches.name,
+        loss_name=problem.loss.name,
+        loss=problem.value(),
+        num_terms=problem.num_terms,
+        num_parameters=problem.space().size,
+        shares=found.take(Shares, "shares"),
+        ends={name: found.take(Ends, f"ends.{name}") for name in ends},
+        coupling=found.take(BlockMap, "coupling") if coupled else None,
+        notes=notes,
+    )

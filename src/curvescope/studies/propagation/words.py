@@ -1,0 +1,104 @@
+"""What is said about the sources of curvature: the numbers to look at first, rows of the table, captions."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from curvescope.core.numbers import plural, with_error
+from curvescope.runs.shown import Line
+from curvescope.studies.propagation.shares import HESSIAN, OUTER
+
+if TYPE_CHECKING:
+    from curvescope.studies.propagation.study import Propagation
+
+NAMED = 3  # sources that a line names
+
+
+def summary(result: Propagation) -> list[Line]:
+    """The numbers to look at first: label, value, words."""
+    shares = result.shares
+    found = [
+        ("loss", f"{result.loss:.4f}", f"{result.loss_name} over {result.num_terms:g} terms of {result.data}")
+    ]
+    top, error, low, low_error = result.ends_of(HESSIAN)
+    if not math.isnan(top):
+        found.append(("λ_max, H", with_error(top, error), f"λ_min {with_error(low, low_error)}"))
+    norm = shares.norm(HESSIAN)
+    outer = shares.share(OUTER)
+    found += [
+        ("‖H‖", with_error(norm.value, norm.stderr), "Frobenius norm; ± is a standard error"),
+        (
+            "share of the GGN",
+            with_error(outer.value, outer.stderr),
+            "of ‖H‖²: ⟨GGN, H⟩ / ‖H‖²; the sources have the rest, and a negative share takes away",
+        ),
+        _strongest(result),
+        (
+            "adds up to",
+            f"{shares.residual:.1e}",
+            f"‖H v − GGN v − Σ sources‖ / ‖H v‖ over {plural(len(shares.forms), 'vector')}",
+        ),
+    ]
+    return [*found, *(("note", "", note) for note in result.notes)]
+
+
+def _strongest(result: Propagation) -> Line:
+    """The sources with the largest norms."""
+    order = sorted(result.sources, key=lambda name: -result.shares.norm(name).value)
+    norms = {name: result.shares.norm(name) for name in order[: NAMED + 1]}
+    each = [f"{name} {with_error(n.value, n.stderr)}" for name, n in norms.items()]
+    words = f"‖{order[0]}‖ = {each[0].removeprefix(order[0]).strip()}"
+    words += f", then {', '.join(each[1:])}" if len(each) > 1 else ""
+    return ("strongest source", order[0], f"{words}; norms of sources that cancel do not add up")
+
+
+def row(result: Propagation, name: str) -> dict[str, Any]:
+    """Everything that is known about H, the GGN or one source."""
+    trace, norm, share = (f(name) for f in (result.shares.trace, result.shares.norm, result.shares.share))
+    top, error, low, low_error = result.ends_of(name)
+    layer, dot, kind = name.partition(".")
+    return {
+        "layer": layer if dot else "–",
+        "source": name if name in (HESSIAN, OUTER) else kind or name,
+        "trace": trace.value,
+        "trace_stderr": trace.stderr,
+        "trace_low": trace.low,
+        "trace_high": trace.high,
+        "frobenius": norm.value,
+        "frobenius_stderr": norm.stderr,
+        "frobenius_low": norm.low,
+        "frobenius_high": norm.high,
+        "lambda_max": top,
+        "lambda_max_error": error,
+        "lambda_min": low,
+        "lambda_min_error": low_error,
+        "share": share.value,
+        "share_stderr": share.stderr,
+        "share_low": share.low,
+        "share_high": share.high,
+        "method": "exact" if result.shares.exact else "probes",
+    }
+
+
+def captions(result: Propagation) -> dict[str, str]:
+    """What each figure and table shows."""
+    how = (
+        "from all unit vectors, exactly"
+        if result.shares.exact
+        else f"from {plural(len(result.shares.forms), 'probe')} that all of them see; bars are 95 % intervals"
+    )
+    what = (
+        "H = GGN + Σ over sources: the second derivative of each norm, attention and feed-forward network "
+        "alone, seen through the first derivatives of all others. Rest: what lies in none of them, the head."
+    )
+    return {
+        "sources": f"{what} Trace, Frobenius norm and share of ‖H‖² (⟨A, H⟩/‖H‖²; they add up to one) {how}. "
+        "λ max and λ min from Lanczos steps: an eigenvalue lies within the error.",
+        "flow": f"{what} Top: Frobenius norm of each source, layer by layer, and its share of ‖H‖². Bottom: "
+        "largest and least eigenvalue of each source (bars: an eigenvalue lies within), and how strongly "
+        f"layers are coupled, ‖H_lm‖ / √(‖H_ll‖ ‖H_mm‖). Norms and shares {how}.",
+        "norms": f"Frobenius norm of each source, {how}.",
+        "coupling": "Frobenius norm of every block of the Hessian between two layers, from probes on one "
+        "layer each, with standard error and 95 % interval.",
+    }

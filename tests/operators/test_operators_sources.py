@@ -1,0 +1,139 @@
+"""Sources add up to the functional part, each is its closed form, and the module is left as it was."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import curvescope as cs
+import oracles
+from curvescope.closed_form.network.from_model import stack_curvature
+from curvescope.models.sources import REST, find_sources
+from oracles import relative_error
+
+EXACT = 1e-12
+
+
+def columns(op: cs.LinearOperator, count: int = 2) -> Tensor:
+    source = torch.Generator().manual_seed(3)
+    return torch.randn(op.shape[1], count, generator=source, dtype=torch.float64).to(op.dtype)
+
+
+def problem(**settings: object) -> cs.Problem:
+    module = oracles.transformer(**settings)
+    tokens = torch.randint(0, 5, (3, 6), generator=torch.Generator().manual_seed(0))
+    return cs.Problem(module, (tokens[:, :-1], tokens[:, 1:]))
+
+
+def test_sources_add_up_to_the_functional_part(bench: oracles.Bench):
+    case = bench.problem
+    V = columns(cs.Hessian(case))
+    truth = (cs.Hessian(case) @ V) - (cs.GGN(case) @ V)
+    found = torch.stack(list(cs.Sources(case).products(V).values())).sum(0)
+    assert float((found - truth).norm()) < EXACT * float((cs.Hessian(case) @ V).norm())
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"n_layers": 2},
+        {"norm": "post", "norm_kind": "rmsnorm", "activation": "swiglu", "bias_o": False},
+        {"norm_affine": False, "tied": True, "activation": "silu"},
+        {"norm": "none", "d_ff": 0},
+    ],
+    ids=["pre", "post", "no gain", "attention alone"],
+)
+def test_each_source_is_its_closed_form(settings: dict[str, object]):
+    case = problem(**settings)
+    truth: dict[str, Tensor] = {}
+    for name, term in stack_curvature(case.model, case.batches).sources().items():
+        front = name.removesuffix(".core").removesuffix(".bilinear").removesuffix(".activation")
+        front = REST if front == "unembedding" else front
+        dense = term.dense([block.name for block in case.space()])
+        truth[front] = truth.get(front, torch.zeros_like(dense)) + dense
+    V = columns(cs.Hessian(case), 3)
+    found = cs.Sources(case).products(V)
+    assert found.keys() == truth.keys()
+    for name, product in found.items():
+        assert relative_error(product, truth[name] @ V) < 1e-10, name
+
+
+def test_one_source_alone_and_rectangular_blocks_are_those_of_all():
+    case = problem(n_layers=2)
+    S, V = cs.Sources(case), columns(cs.Hessian(case))
+    for name, product in S.products(V).items():
+        assert relative_error(cs.Source(case, name) @ V, product) < EXACT
+    rows, cols = case.space().slices["L1.W_Q"], case.space().slices["L0.W_Q"]
+    only = torch.zeros_like(V)
+    only[cols] = V[cols]
+    block = S["L1.attention"].block("L1.W_Q", "L0.W_Q")
+    assert relative_error(block @ V[cols], (S["L1.attention"] @ only)[rows]) < EXACT
+    below = S["L0.attention"].block("L1.W_2", "L0.W_Q")  # attention does not see W_2 of the layer above
+    assert float((below @ V[cols]).abs().max()) == 0
+
+
+def test_a_source_of_later_layers_does_not_depend_on_batching():
+    case = problem(n_layers=2)
+    (batch,) = case.batches
+    pairs = [(batch.inputs[:1], batch.targets[:1]), (batch.inputs[1:], batch.targets[1:])]
+    cut = cs.Problem(case.model, pairs)
+    V = columns(cs.Hessian(case))
+    for name, product in cs.Sources(case).products(V).items():
+        assert relative_error(cs.Sources(cut).products(V)[name], product) < EXACT
+
+
+def test_sources_follow_a_model_that_moves():
+    case = problem()
+    S, V = cs.Sources(case), columns(cs.Hessian(case))
+    S.products(V)
+    with torch.no_grad():
+        for p in case.model.module.parameters():
+            p.mul_(1.3)
+    F = cs.Functional(case) @ V
+    assert relative_error(sum(S.products(V).values()), F) < EXACT
+
+
+def test_the_module_is_left_as_it_was():
+    case = problem(n_layers=2)
+    before = {name: dict(vars(part)) for name, part in case.model.module.named_modules()}
+    cs.Sources(case).products(columns(cs.Hessian(case)))
+    for name, part in case.model.module.named_modules():
+        assert vars(part).keys() == before[name].keys()
+        assert all(vars(part)[key] is value for key, value in before[name].items())
+
+
+class Post(nn.Module):
+    """PyTorch's own layers, which compute their feed-forward network in a method."""
+
+    def __init__(self, *, norm_first: bool):
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(4, 2, 5, 0.0, "gelu", batch_first=True, norm_first=norm_first)
+        self.layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.layers(x))
+
+
+@pytest.mark.parametrize("norm_first", [False, True])
+def test_layers_of_torch(norm_first: bool):
+    module = oracles.shaken(oracles.drawn(lambda: Post(norm_first=norm_first)))
+    x = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    case = cs.Problem(module, (x, torch.tensor([[0, 1, 2], [2, 1, 0]])))
+    S, V = cs.Sources(case), columns(cs.Hessian(case))
+    assert set(S) == {f"L{i}.{s}" for i in range(2) for s in ("attention", "ffn", "ln1", "ln2")} | {REST}
+    found = S.products(V)
+    assert relative_error(sum(found.values()), cs.Functional(case) @ V) < EXACT
+    head = torch.cat([torch.full((b.size,), b.parameter.startswith("head")) for b in case.space()])
+    below = V.masked_fill(head[:, None], 0)  # the head has no second derivative but with what lies below it
+    assert float((cs.Source(case, REST) @ below)[~head].abs().max()) < EXACT * float(found[REST].norm())
+
+
+def test_a_source_that_is_not_there_is_named():
+    with pytest.raises(cs.UsageError, match=r"no source 'L0.attn'"):
+        cs.Source(problem(), "L0.attn")
+
+
+def test_names_of_sources():
+    assert list(find_sources(problem().model)) == ["L0.attention", "L0.ffn", "L0.ln1", "L0.ln2", "ln_f"]

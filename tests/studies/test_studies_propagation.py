@@ -1,0 +1,111 @@
+"""The study `propagation`: exact numbers are those of dense matrices, estimates hold them, runs go on."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import curvescope as cs
+import oracles
+from curvescope.studies import find, propagation
+from curvescope.studies.propagation.study import layer_slices
+
+
+def problem(**settings: object) -> cs.Problem:
+    small = {"d_model": 2, "norm_kind": "rmsnorm", "n_heads": 1, "d_ff": 3, "n_ctx": 4, "vocab_size": 3}
+    module = oracles.transformer(**{**small, **settings})
+    tokens = torch.randint(0, 3, (3, 5), generator=torch.Generator().manual_seed(0))
+    return cs.Problem(module, (tokens[:, :-1], tokens[:, 1:]))
+
+
+@pytest.fixture(scope="module")
+def case() -> cs.Problem:
+    return problem()
+
+
+@pytest.fixture(scope="module")
+def dense(case: cs.Problem) -> dict[str, np.ndarray]:
+    found = {"H": cs.Hessian(case).dense(), "GGN": cs.GGN(case).dense()}
+    found |= cs.Sources(case).products(torch.eye(case.space().size, dtype=torch.float64))
+    return {name: A.numpy() for name, A in found.items()}
+
+
+def test_a_small_model_is_written_out(case: cs.Problem, dense: dict[str, np.ndarray]):
+    result = propagation.measure(case, propagation.Config(max_exact=500, num_map_probes=0), [])
+    H = dense["H"]
+    assert result.shares.exact
+    assert result.shares.residual < 1e-12
+    for name, A in dense.items():
+        values = np.linalg.eigvalsh((A + A.T) / 2)
+        scale = float(np.abs(values).max()) or 1.0
+        top, error, low, _ = result.ends_of(name)
+        assert error == 0
+        assert math.isclose(top, values[-1], abs_tol=1e-10 * scale)
+        assert math.isclose(low, values[0], abs_tol=1e-10 * scale)
+        assert math.isclose(result.shares.trace(name).value, np.trace(A), abs_tol=1e-9)
+        assert math.isclose(result.shares.norm(name).value, np.linalg.norm(A), rel_tol=1e-9)
+        assert math.isclose(result.shares.share(name).value, (A * H).sum() / (H * H).sum(), abs_tol=1e-10)
+    total = sum(result.shares.share(name).value for name in ["GGN", *result.sources])
+    assert math.isclose(total, 1.0, abs_tol=1e-10)
+
+
+def test_estimates_hold_the_dense_truth(case: cs.Problem, dense: dict[str, np.ndarray]):
+    cfg = propagation.Config(max_exact=0, num_probes=40, num_steps=12, num_map_probes=40)
+    result = propagation.measure(case, cfg, [])
+    H, missed, asked = dense["H"], 0, 0
+    for name, A in dense.items():
+        truths = (np.trace(A), np.linalg.norm(A), (A * H).sum() / (H * H).sum())
+        found = (result.shares.trace(name), result.shares.norm(name), result.shares.share(name))
+        asked += len(truths)
+        missed += sum(not n.low <= t <= n.high for t, n in zip(truths, found, strict=True) if name != "H")
+        values = np.linalg.eigvalsh((A + A.T) / 2)
+        top, error, low, low_error = result.ends_of(name)
+        assert np.abs(values - top).min() <= error + 1e-9
+        assert np.abs(values - low).min() <= low_error + 1e-9
+    assert missed <= 0.2 * asked  # 95 % intervals of numbers that depend on each other
+    layers = layer_slices(case)
+    assert list(layers) == ["E", "L0", "ln_f.g"]
+    coupling = result.coupling
+    assert coupling is not None
+    for i, rows in enumerate(layers.values()):
+        for j, columns in enumerate(layers.values()):
+            truth = np.linalg.norm(H[rows, columns])
+            assert abs(coupling.frobenius[i, j] - truth) < 0.35 * truth
+
+
+def test_tables_have_the_promised_columns(case: cs.Problem):
+    result = propagation.measure(case, propagation.Config(max_exact=0, num_probes=2, num_steps=2), ["a note"])
+    table = result.tables()["sources"]
+    assert list(table["source"][:2]) == ["H", "GGN"]
+    assert {"layer", "source", "trace", "trace_stderr", "frobenius", "lambda_max", "lambda_min"} <= set(table)
+    assert list(table["layer"]) == ["–", "–", *4 * ["L0"], "–", "–"]
+    assert set(result.captions()) >= {*result.tables(), *result.figures()}
+    assert ("note", "", "a note") in result.summary()
+
+
+def test_a_stopped_run_goes_on_with_the_same_numbers(case: cs.Problem):
+    cfg, state = propagation.Config(max_exact=0, num_probes=2, num_steps=2, num_map_probes=0), {}
+    calls = []
+
+    def stop(what: str, number: int, total: int) -> None:
+        calls.append(what)
+        if number == 5:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        propagation.measure(case, cfg, [], progress=stop, state=state)
+    done = len(calls)
+    again = propagation.measure(case, cfg, [], progress=lambda what, *_: calls.append(what), state=state)
+    assert calls[done] == calls[done - 1]  # the piece that was begun
+    fresh = propagation.measure(case, cfg, [])
+    assert np.array_equal(again.shares.forms, fresh.shares.forms)
+    assert again.ends_of("L0.ffn") == fresh.ends_of("L0.ffn")
+
+
+def test_the_study_is_found_and_refuses_bad_settings():
+    assert find("propagation").Config is propagation.Config
+    with pytest.raises(cs.UsageError, match="num_probes: expected at least 2"):
+        propagation.Config(num_probes=1)
