@@ -79,6 +79,21 @@ def test_blocks_without_curvature_and_of_low_rank():
     np.testing.assert_allclose([one.ends.values[1], one.ends.high], float(u @ u))
 
 
+@pytest.mark.parametrize("options", [{"max_exact": 90}, {"num_steps": 8}], ids=["exact", "Lanczos"])
+@pytest.mark.parametrize("psd", [False, True])
+def test_a_block_that_is_nothing_but_rounding_is_zero(options, psd):
+    """Products of such a block are of some small matrix, which is not symmetric: of a key bias, for one."""
+    rounding = 1e-9 * torch.randn(90, 90, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    found = own_probes(Matrix(rounding, symmetric=True, psd=psd), **options)
+    assert found.trace == found.norm == 0
+    assert found.trace_low <= 0 < found.trace_high
+    assert 0 == found.norm_low < found.norm_high
+    assert not found.ends.values.any()
+    assert found.ends.low <= 0 < found.ends.high
+    small = own_probes(with_spectrum(1e-9 * SPECTRA["mixed"][:90], psd=psd), **options)
+    assert small.ends.values[1] == pytest.approx(1e-8, rel=0.01)
+
+
 @pytest.mark.parametrize("scale", [1e-200, 1e200])
 def test_any_scale(scale):
     op = with_spectrum(SPECTRA["mixed"])

@@ -276,3 +276,23 @@ def test_float32_stays_float32():
     op = FunctionOperator(product, (100, 100), dtype=torch.float32, symmetric=True)
     spectral_density(op, num_probes=2, num_steps=5)
     assert seen == {torch.float32}
+
+
+@pytest.mark.parametrize("n", [20, 200])
+@pytest.mark.parametrize("scale", [1e-310, 1e308])
+def test_eigenvalues_at_the_end_of_what_numbers_can_be_are_refused(n, scale):
+    op = Matrix(torch.diag(scale * torch.linspace(-1, 1, n, dtype=torch.float64)), symmetric=True)
+    with pytest.raises(UsageError, match=r"have no density in float64.*multiple of the operator"):
+        spectral_density(op)
+
+
+@pytest.mark.parametrize("scale", [1e-300, 1e300])
+def test_far_from_one_the_area_is_one_and_moments_are_the_nearest_numbers(scale):
+    near, far = (
+        spectral_density(Matrix(torch.diag(c * torch.linspace(-1, 1, 90, dtype=torch.float64)), symmetric=True))
+        for c in (1.0, scale)
+    )
+    assert np.trapezoid(far.density, far.grid) == pytest.approx(1, abs=1e-5)
+    assert far.moments[0] == pytest.approx(near.moments[0] * scale, rel=1e-9, abs=1e-12 * scale)
+    assert far.moments[1] == far.moments[3] == (0 if scale < 1 else np.inf)
+    assert not np.isnan(far.moments).any()

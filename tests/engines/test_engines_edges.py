@@ -185,6 +185,7 @@ class Normed(nn.Module):
 
 
 @pytest.mark.filterwarnings("ignore:batch norm uses its running statistics")
+@pytest.mark.filterwarnings("ignore:batch norm without running statistics uses those of each batch")
 @pytest.mark.parametrize("way", ["no statistics", "functional", "train mode inside"])
 def test_statistics_of_the_batch(way):
     m = drawn(lambda: Normed(way).double())

@@ -29,6 +29,10 @@ REFUSED = {
         lambda: nn.Sequential(nn.Embedding(3, 2, scale_grad_by_freq=True), nn.Linear(2, 2)),
         "'0' scales its own",
     ),
+    "norm in the forward pass": (
+        lambda: nn.Sequential(nn.Embedding(3, 2, max_norm=1.0), nn.Linear(2, 2)),
+        r"'0' scales rows of its weight down \(max_norm=1\)",
+    ),
     "weight norm": (
         lambda: nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(2, 2))),
         "weight_norm, whose second derivative in PyTorch is not",

@@ -101,9 +101,12 @@ def _grad(outputs: list[Tensor], leaves: list[Tensor], directions: list[Tensor])
     except RuntimeError as error:
         if "derivative" not in str(error) or "not implemented" not in str(error):
             raise
+        said = str(error).splitlines()[0]
         raise CurvescopeError(
-            f"the module uses an operation without a second derivative: {str(error).splitlines()[0]}",
-            hint="switch it to plain attention, e.g. attn_implementation='eager'",
+            f"the module uses an operation without a second derivative: {said}",
+            hint="switch it to plain attention, e.g. attn_implementation='eager'"
+            if "attention" in said
+            else "write that operation out in others that have one",
         ) from error
     if k == 1:
         return [None if part is None else part[None] for part in found[0]]

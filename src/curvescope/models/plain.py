@@ -116,6 +116,12 @@ def _check_layers(module: nn.Module) -> None:
                 f"expected gradients of the loss, {where} scales its own (scale_grad_by_freq=True)",
                 hint="layer.scale_grad_by_freq = False gives the same outputs",
             )
+        if isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.max_norm is not None:
+            raise UsageError(
+                f"expected parameters that a forward pass leaves alone, {where} scales rows of its weight down "
+                f"(max_norm={layer.max_norm:g})",
+                hint="layer.max_norm = None, once its rows have that norm",
+            )
         if _has_weight_norm(layer):
             raise UsageError(
                 f"expected a Hessian that is symmetric, {where} has weight_norm, whose second derivative in "
@@ -140,10 +146,16 @@ def _drop_rate(module: nn.Module) -> float:
 
 
 def mode_notes(module: nn.Module) -> list[str]:
-    """What eval mode changes about a module that is in train mode."""
+    """What eval mode changes about a module that is in train mode, and where it changes less than one thinks."""
     found = []
     if any(m.training and _drop_rate(m) > 0 for m in module.modules()):
         found.append("dropout is switched off: curvature is that of the module in eval mode")
-    if any(m.training and isinstance(m, _BATCH) for m in module.modules()):
+    norms = [m for m in module.modules() if isinstance(m, _BATCH)]
+    if any(m.training and m.running_mean is not None for m in norms):
         found.append("batch norm uses its running statistics: curvature is that of the module in eval mode")
+    if any(m.running_mean is None for m in norms):
+        found.append(
+            "batch norm without running statistics uses those of each batch: the loss and its curvature depend "
+            "on how the data are cut into batches"
+        )
     return found

@@ -8,12 +8,17 @@ That it is λ_max itself no residual can say. The random start q can: an eigenve
 over all β and all Ritz values θᵢ with residuals rᵢ (the Christoffel function), which falls as λ moves
 outwards, and a random q has (uᵀ q)² < π p² / 2n with probability at most p. So λ_max is at most the λ where
 the two meet, but for a probability of p, whatever the spectrum.
+
+An operator that is zero is not, in products that round: the key bias of attention, which the softmax does not
+see, comes out as some matrix whose size says nothing. Rounding has no reason to be symmetric, so a matrix that
+differs from its transpose by a good part of itself is rounding, and its eigenvalues are said to be zero.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -30,6 +35,15 @@ from curvescope.core.result import Result
 BASIS_GIB = 4  # memory that a basis may take; fewer steps where it would take more
 ROUNDINGS = 16  # of the largest Ritz value: products are not more exact than that
 HALVINGS = 40  # of the interval that the bound is looked for in
+UNEVEN = 0.05  # share of a symmetric matrix that is not symmetric from which on all of it counts as rounding
+
+
+class Krylov(NamedTuple):
+    """A Krylov space: A Qᵀ = [Qᵀ q] T."""
+
+    Q: Tensor  # (m, n) orthonormal rows
+    T: np.ndarray  # (m + 1, m); its last row holds β, which is zero if the space is exhausted
+    asymmetry: float  # ‖K − Kᵀ‖_F / 2 of K = Q A Qᵀ, as measured
 
 
 @dataclass(frozen=True)
@@ -37,7 +51,8 @@ class Ends(Result):
     """The lowest and the highest eigenvalue: there is one within `residuals` of each of `values`.
 
     λ_min is at most values[0] and at least `low`, λ_max at least values[1] and at most `high`, each at least
-    95 times in 100. All of these agree where the matrix was written out.
+    95 times in 100. All of these agree where the matrix was written out. Where it is nothing but rounding, both
+    values are zero, and the residuals its size.
     """
 
     values: np.ndarray  # (2,)
@@ -50,14 +65,13 @@ class Ends(Result):
 def extreme_ends(op: LinearOperator, *, num_steps: int = 16, seed: int = 0) -> Ends:
     """Both ends of the spectrum of a symmetric operator, from `num_steps` products."""
     check_symmetric(op, "extreme_ends")
-    return ritz_ends(krylov_basis(op, num_steps, seed=seed)[1], op)
+    return ritz_ends(krylov_basis(op, num_steps, seed=seed), op)
 
 
-def krylov_basis(op: LinearOperator, num_steps: int, *, seed: int) -> tuple[Tensor, np.ndarray]:
-    """Q (m, n) and T (m + 1, m) with A Qᵀ = [Qᵀ q] T, from m Lanczos steps on a Gaussian vector.
+def krylov_basis(op: LinearOperator, num_steps: int, *, seed: int) -> Krylov:
+    """From m Lanczos steps on a Gaussian vector.
 
-    There are fewer than `num_steps` where the space is exhausted or the basis would not fit. The last row
-    of T holds β, which is zero if the space is exhausted.
+    There are fewer than `num_steps` where the space is exhausted or the basis would not fit.
     """
     check_symmetric(op, "krylov_basis")
     vector = op.shape[0] * torch.finfo(op.dtype).bits // 8
@@ -75,12 +89,15 @@ def krylov_basis(op: LinearOperator, num_steps: int, *, seed: int) -> tuple[Tens
     T = np.zeros((m + 1, m))
     T[:m] = np.diag(alpha) + np.diag(beta[:-1], 1)
     T[np.arange(1, m + 1), np.arange(m)] = beta
-    return recurrence.rows[0, :m], T
+    return Krylov(recurrence.rows[0, :m], T, float(recurrence.asymmetry[0]))
 
 
-def ritz_ends(T: np.ndarray, op: LinearOperator) -> Ends:
-    """From T (m + 1, m) of an operator, see `krylov_basis`."""
+def ritz_ends(krylov: Krylov, op: LinearOperator) -> Ends:
+    """From a Krylov space of an operator."""
+    T = krylov.T
     theta, S = np.linalg.eigh(T[:-1])
+    if is_rounding(T[:-1], krylov.asymmetry):
+        return zero_ends(theta, op)
     rounding = ROUNDINGS * torch.finfo(op.dtype).eps * float(np.abs(theta).max())
     beta = np.diag(T, -1)
     residuals = beta[-1] * np.abs(S[-1])
@@ -88,6 +105,22 @@ def ritz_ends(T: np.ndarray, op: LinearOperator) -> Ends:
     low = -_bound(-theta[::-1], residuals[::-1], beta, op.shape[0]) - rounding
     low = max(low, 0.0) if op.psd else low
     return Ends(theta[[0, -1]], residuals[[0, -1]] + rounding, low, high)
+
+
+def is_rounding(A: np.ndarray, asymmetry: float) -> bool:
+    """Whether a matrix that should be symmetric is mostly rounding, by ‖A − Aᵀ‖_F / 2."""
+    return 0.0 < asymmetry and asymmetry >= UNEVEN * length(A)
+
+
+def zero_ends(values: np.ndarray, op: LinearOperator) -> Ends:
+    """Of eigenvalues that are rounding: zero, up to the largest of them."""
+    size = float(np.abs(values).max())
+    return Ends(np.zeros(2), np.full(2, size), 0.0 if op.psd else -size, size)
+
+
+def length(A: np.ndarray) -> float:
+    """‖A‖_F, where squares of the entries may be out of range."""
+    return math.hypot(*A.ravel().tolist())
 
 
 def _bound(theta: np.ndarray, residuals: np.ndarray, beta: np.ndarray, size: int) -> float:

@@ -13,12 +13,12 @@ skewed, is taken out (Chen and Hallman 2023). Probes do not depend on Q: both es
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from torch import Tensor
 
-from curvescope.algorithms.blocks.ends import Ends, krylov_basis, ritz_ends
+from curvescope.algorithms.blocks.ends import Ends, is_rounding, krylov_basis, length, ritz_ends, zero_ends
 from curvescope.algorithms.checks import check_count, check_square, of_one_matrix
 from curvescope.algorithms.columns import (
     column_dots,
@@ -40,7 +40,7 @@ class OwnProbes(Result):
     """What products with a block A alone say: its trace and Frobenius norm, without bias, and its ends.
 
     Each is between its `low` and `high` 95 times in 100, see `intervals`; nan for one probe. All errors of
-    an exact block are zero.
+    an exact block are zero. A block that is nothing but rounding, see `ends`, is zero, up to what was found.
     """
 
     trace: float
@@ -82,19 +82,21 @@ def own_probes(
     check_count("max_exact", max_exact, at_least=0)
     if op.shape[0] <= max_exact or (num_steps and op.shape[0] <= num_probes + num_steps):
         return _written_out(op, seed)
-    Q, T, ends = None, np.zeros((1, 0)), None
+    Q, T, ends, zero = None, np.zeros((1, 0)), None, False
     if num_steps:
-        Q, T = krylov_basis(op, num_steps, seed=seed)
-        ends = ritz_ends(T, op)
+        krylov = krylov_basis(op, num_steps, seed=seed)
+        Q, T, ends = krylov.Q, krylov.T, ritz_ends(krylov, op)
+        zero = is_rounding(T[:-1], krylov.asymmetry)
     forms, lengths = [], []
     for V in probe_batches(op, num_probes, seed=seed, first=min(num_steps, 1), what="norm"):
         V = V if Q is None else _outside(V, Q)
         product = op @ V
         forms.append(column_dots(V, product))
         lengths.append(column_norms(product))
-    return _estimates(
+    found = _estimates(
         op, T, gather_samples(forms), gather_samples(lengths), seed, num_probes + T.shape[1], ends
     )
+    return _zero(found, op) if zero else found
 
 
 def _outside(V: Tensor, Q: Tensor) -> Tensor:
@@ -112,14 +114,14 @@ def _estimates(
     ends: Ends | None,
 ) -> OwnProbes:
     """What is known inside, from T (m + 1, m) with β below it, and samples of the rest."""
-    inside, length = float(np.trace(T)), _length(T)
+    inside, size = float(np.trace(T)), length(T)
     rest, trace_stderr = mean_and_stderr(forms)
     around = positive_interval if op.psd and rest > 0 else mean_interval
     low, high = around(rest, trace_stderr, len(forms) - 1)
     outer = mean_square(lengths)
-    norm = math.hypot(length, float(outer.root))
+    norm = math.hypot(size, float(outer.root))
     with np.errstate(over="ignore", under="ignore"):
-        squares = np.square(length) + outer.samples
+        squares = np.square(size) + outer.samples
     return OwnProbes(
         trace=inside + float(rest),
         trace_stderr=float(trace_stderr),
@@ -131,30 +133,43 @@ def _estimates(
         seed=seed,
         trace_low=inside + float(low),
         trace_high=inside + float(high),
-        norm_low=math.hypot(length, float(outer.low)),
-        norm_high=math.hypot(length, float(outer.high)),
+        norm_low=math.hypot(size, float(outer.low)),
+        norm_high=math.hypot(size, float(outer.high)),
         ends=ends,
     )
 
 
-def _length(A: np.ndarray) -> float:
-    """‖A‖_F, where squares of the entries may be out of range."""
-    return math.hypot(*A.ravel().tolist())
+def _zero(found: OwnProbes, op: LinearOperator) -> OwnProbes:
+    """What is said of a block that is nothing but rounding: zero, up to what was found."""
+    size = max(abs(found.trace), abs(found.trace_low), abs(found.trace_high))  # nan does not count
+    return replace(
+        found,
+        trace=0.0,
+        trace_stderr=size,
+        trace_low=0.0 if op.psd else -size,
+        trace_high=size,
+        norm=0.0,
+        norm_stderr=found.norm,
+        norm_low=0.0,
+        norm_high=max(found.norm, found.norm_high),
+    )
 
 
 def _written_out(op: LinearOperator, seed: int) -> OwnProbes:
     """From the matrix itself."""
     A = to_numpy(op.dense(chunk=columns_at_once(op)))
     check_finite(A)
-    trace, norm = float(np.trace(A)), _length(A)
-    ends = None
+    trace, norm = float(np.trace(A)), length(A)
+    ends, zero = None, False
     if op.symmetric:
         values = np.linalg.eigvalsh((A + A.T) / 2)[[0, -1]]
+        zero = is_rounding(A, length(A - A.T) / 2)
         ends = Ends(values, np.zeros(2), float(values[0]), float(values[1]))
+        ends = zero_ends(values, op) if zero else ends
     numbers = {"trace_low": trace, "trace_high": trace, "norm_low": norm, "norm_high": norm}
     with np.errstate(over="ignore", under="ignore"):
         squares = np.square(np.array([norm]))
-    return OwnProbes(
+    found = OwnProbes(
         trace=trace,
         trace_stderr=0.0,
         norm=norm,
@@ -167,3 +182,4 @@ def _written_out(op: LinearOperator, seed: int) -> OwnProbes:
         exact=True,
         **numbers,
     )
+    return _zero(found, op) if zero else found

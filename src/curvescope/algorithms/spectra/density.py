@@ -26,7 +26,7 @@ from curvescope.algorithms.spectra.distribution import (
     share_within,
 )
 from curvescope.algorithms.spectra.quadrature import Measure, exact_measures, lanczos_measures
-from curvescope.core.errors import ShapeError
+from curvescope.core.errors import ShapeError, UsageError
 from curvescope.core.operator import LinearOperator
 from curvescope.core.result import Result
 from curvescope.viz import spectrum
@@ -262,6 +262,7 @@ def _density(
     """The measures on a grid, with their moments and errors."""
     low, high = float(measure.nodes.min()), float(measure.nodes.max())
     sigma = _default_width(low, high, num_steps) if width is None else float(width)
+    _check_range(low, high, sigma)
     if isinstance(grid, np.ndarray):
         points = grid
     else:
@@ -269,9 +270,8 @@ def _density(
     samples = np.stack(
         [_broadened(points, *row, sigma) for row in zip(measure.nodes, measure.weights, strict=True)]
     )
-    powers = np.stack([(measure.weights * measure.nodes**p).sum(axis=1) for p in range(1, 5)], axis=1)
     density, stderr = mean_and_stderr(samples)
-    moments, moments_stderr = mean_and_stderr(powers)
+    moments, moments_stderr = _moments(measure)
     if measure.exact:
         stderr, moments_stderr = np.zeros_like(density), np.zeros_like(moments)
     return SpectralDensity(
@@ -290,6 +290,27 @@ def _density(
         seed=seed,
         psd=psd,
     )
+
+
+def _check_range(low: float, high: float, width: float) -> None:
+    """Raise where a density, which is about one over the width, or the range is no number."""
+    smallest = 1 / np.finfo(float).max
+    if not (width > smallest and np.isfinite(high - low + 2 * MARGIN * width)):
+        raise UsageError(
+            f"eigenvalues between {low:.2g} and {high:.2g} have no density in float64, whose numbers end there",
+            hint="take it of a multiple of the operator, 1e100 * op or 1e-100 * op",
+        )
+
+
+def _moments(measure: Measure) -> tuple[np.ndarray, np.ndarray]:
+    """tr(Aᵖ) / n for p = 1, …, 4 with standard errors; powers of numbers near one, and then of their size."""
+    size = float(np.abs(measure.nodes).max()) or 1.0
+    near = measure.nodes / size
+    powers = np.stack([(measure.weights * near**p).sum(axis=1) for p in range(1, 5)], axis=1)
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):  # 0 · ∞ is zero
+        sizes = np.float64(size) ** np.arange(1, 5)
+        found = [np.where(x == 0, 0.0, x * sizes) for x in mean_and_stderr(powers)]
+    return found[0], found[1]
 
 
 def _default_width(low: float, high: float, num_steps: int) -> float:

@@ -73,6 +73,7 @@ class Recurrence:
         self.lengths = np.zeros(k, dtype=int)
         self.alive = np.ones(k, dtype=bool)
         self.overlap = [np.zeros(0)] * k  # of the last vector of each column with those before it
+        self._uneven = np.zeros(k)  # squares of what makes Qᵀ A Q differ from its transpose
         self.factor = 0.0  # what products are multiplied by, once one shows their size
 
     @property
@@ -105,6 +106,7 @@ class Recurrence:
             expected = self._expected(c, alpha)
             rest = orthogonalize(basis[: j + 1], product, out=w, expected=expected, tol=1.0)
             beta, self.overlap[c] = rest.norm, rest.overlap / (rest.norm or 1.0)
+            self._uneven[c] += float(np.square(rest.taken + rest.overlap - expected).sum())
         else:
             alpha, beta = three_terms(product, q, w, before)
             beta *= beta > BREAKDOWN * torch.finfo(w.dtype).eps * (abs(alpha) + before)
@@ -124,6 +126,11 @@ class Recurrence:
         found[:-1] += self.beta[c, :j] * g[1:]
         found[-1] = alpha
         return found
+
+    @property
+    def asymmetry(self) -> np.ndarray:
+        """‖K − Kᵀ‖_F / 2 of K = Qᵀ A Q for each column (k,), as measured: rounding, if A is symmetric."""
+        return np.sqrt(self._uneven / 2) / (self.factor or 1.0)
 
     def finish(self) -> Tridiagonals:
         """The tridiagonal matrices of the steps taken so far."""

@@ -68,7 +68,7 @@ def exact_measures(op: LinearOperator, blocks: Mapping[str, slice]) -> dict[str,
 
 def _eigenvalue_measure(A: np.ndarray) -> Measure:
     check_finite(A)
-    nodes = np.linalg.eigvalsh((A + A.T) / 2)[None]
+    nodes = np.linalg.eigvalsh(A / 2 + A.T / 2)[None]  # the sum may be out of range
     return Measure(nodes, np.full_like(nodes, 1 / nodes.size), nodes.size, True)
 
 

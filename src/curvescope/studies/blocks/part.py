@@ -81,7 +81,7 @@ class Part(Result):
 
     def sharpness(self, name: str) -> Sharpness:
         """The extreme eigenvalues of a block: as far as they were asked for, else from its Lanczos steps."""
-        if name in self.extremes:
+        if name in self.extremes and not self._is_zero(name):
             pair = self.extremes[name]
             both = len(pair.values) > 1
             top, error = float(pair.values[-1]), float(pair.residuals[-1])
@@ -94,6 +94,11 @@ class Part(Result):
         if self.traces.psd and not own.exact:  # a crowd at zero, which few steps do not tell apart
             smallest = low_error = math.nan
         return Sharpness(top, error, own.ends.high, smallest, low_error)
+
+    def _is_zero(self, name: str) -> bool:
+        """Whether a block has no curvature, or none that rounding does not hide."""
+        own = self.norms.get(name)
+        return own is not None and own.ends is not None and not own.ends.values.any()
 
     def ranking(self) -> list[str]:
         """Blocks whose λ_max is known, the sharpest first."""
@@ -127,7 +132,7 @@ class Part(Result):
         if name in self.extremes:
             pair = self.extremes[name]
             found |= {
-                "‖·‖ 2": float(np.abs(pair.values).max()),
+                "‖·‖ 2": 0.0 if self._is_zero(name) else float(np.abs(pair.values).max()),
                 "converged": "yes" if pair.converged else "no",
             }
         return found
