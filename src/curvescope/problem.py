@@ -18,13 +18,14 @@ from curvescope.core.progress import track
 from curvescope.core.trees import leaves as tree_leaves
 from curvescope.data.batches import Batch, Batches, as_batches
 from curvescope.data.dicts import hides_start
-from curvescope.data.fit import check_ids, fitted, predicts_next, task_notes, warn_unshifted
+from curvescope.data.fit import check_ids, fitted, padding_notes, predicts_next, task_notes, warn_unshifted
 from curvescope.losses import Loss, as_loss
 from curvescope.models.finite import check_weights, not_finite, words
 from curvescope.models.load import load
 from curvescope.models.model import Model
 from curvescope.models.running.exchange import Change, evaluating, locked
 from curvescope.models.running.held import RefuseHeld, moved
+from curvescope.models.running.interrupts import uninterrupted
 from curvescope.models.running.reentrant import RefuseReentrant
 
 T = TypeVar("T")
@@ -70,7 +71,8 @@ class Problem:
     @property
     def notes(self) -> tuple[str, ...]:
         """What a reader should know of how data and model were brought together."""
-        return (*self.batches.notes, *task_notes(self.batches, self.model))
+        own = (*task_notes(self.batches, self.model), *padding_notes(self.batches, self.model))
+        return (*self.batches.notes, *own)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -200,6 +202,7 @@ class Problem:
 
     def gradient(self, *patterns: str) -> Tensor:
         """∇L(θ) over the blocks that match the globs: (n,)."""
+        self.check_structure()
         space = self.space(*patterns)
         for batch in self.batches:
             if hides_start(batch.inputs):
@@ -271,13 +274,21 @@ class Problem:
 
 @contextmanager
 def _thawed(frozen: list[Tensor]) -> Iterator[None]:
-    """Frozen parameters are seen in a graph that is made inside."""
+    """Frozen parameters are seen in a graph that is made inside; they are frozen again after interrupts too."""
     try:
         for p in frozen:
             p.requires_grad_(True)
         yield
     finally:
-        for p in frozen:
+        try:
+            _freeze(frozen)
+        finally:  # again, for an interrupt that came before the first had begun
+            _freeze(frozen)
+
+
+def _freeze(parameters: list[Tensor]) -> None:
+    with uninterrupted():
+        for p in parameters:
             p.requires_grad_(False)
 
 

@@ -289,7 +289,9 @@ def test_eigenvalues_at_the_end_of_what_numbers_can_be_are_refused(n, scale):
 @pytest.mark.parametrize("scale", [1e-300, 1e300])
 def test_far_from_one_the_area_is_one_and_moments_are_the_nearest_numbers(scale):
     near, far = (
-        spectral_density(Matrix(torch.diag(c * torch.linspace(-1, 1, 90, dtype=torch.float64)), symmetric=True))
+        spectral_density(
+            Matrix(torch.diag(c * torch.linspace(-1, 1, 90, dtype=torch.float64)), symmetric=True)
+        )
         for c in (1.0, scale)
     )
     assert np.trapezoid(far.density, far.grid) == pytest.approx(1, abs=1e-5)

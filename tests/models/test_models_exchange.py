@@ -2,11 +2,14 @@
 
 import signal
 import threading
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+from curvescope import problem
+from curvescope.models.running import exchange
 from curvescope.models.running.exchange import Change, evaluating, exchanged, locked, parameters_at
 from curvescope.models.running.interrupts import uninterrupted
 
@@ -115,3 +118,73 @@ def test_an_interrupt_in_the_middle_leaves_the_module_as_it_was():
         pass
     assert all(m.training for m in net)
     assert held["a"] == 1
+
+
+class Interrupting:
+    """A lock, or a frozen parameter, whose use brings Ctrl-C just when it has taken effect."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner, self.frozen, self.times = inner, True, 0
+
+    def acquire(self, timeout: float) -> bool:
+        found = self.inner.acquire(timeout=timeout)
+        signal.raise_signal(signal.SIGINT)
+        return found
+
+    def release(self) -> None:
+        self.inner.release()
+
+    def requires_grad_(self, wanted: bool) -> None:
+        self.frozen = not wanted
+        if not wanted and not self.times:
+            self.times += 1
+            signal.raise_signal(signal.SIGINT)
+
+
+def entered_elsewhere(module: nn.Module) -> bool:
+    """Whether another thread gets the module."""
+    found = threading.Event()
+
+    def enter() -> None:
+        with locked(module):
+            found.set()
+
+    threading.Thread(target=enter, daemon=True).start()
+    return found.wait(2)
+
+
+def test_a_lock_that_was_taken_when_an_interrupt_came_is_let_go(monkeypatch):
+    layer = nn.Linear(2, 2)
+    lock = threading.RLock()
+    monkeypatch.setitem(exchange._locks, layer, (0, Interrupting(lock)))
+    block = locked(layer)
+    with pytest.raises(KeyboardInterrupt):
+        block.__enter__()
+    monkeypatch.setitem(exchange._locks, layer, (0, lock))
+    assert entered_elsewhere(layer)
+    assert not any(layer is other for other in exchange._mine.modules)
+
+
+def test_frozen_parameters_are_frozen_again_after_an_interrupt():
+    frozen = [Interrupting(None) for _ in range(3)]
+    block = problem._thawed(frozen)
+    block.__enter__()
+    assert not any(p.frozen for p in frozen)
+    with pytest.raises(KeyboardInterrupt):
+        block.__exit__(None, None, None)
+    assert all(p.frozen for p in frozen)
+
+
+def test_a_thread_that_waits_gets_the_module_in_the_end():
+    layer, inside, leave = nn.Linear(2, 2), threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with locked(layer):
+            inside.set()
+            leave.wait(5)
+
+    threading.Thread(target=hold, daemon=True).start()
+    assert inside.wait(2)
+    threading.Timer(0.25, leave.set).start()  # longer than the patience of one try
+    with locked(layer):
+        assert leave.is_set()

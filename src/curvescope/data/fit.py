@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from curvescope.core.errors import UsageError, warn
 from curvescope.core.targets import IGNORED
@@ -119,4 +119,16 @@ def task_notes(batches: Batches, model: Any) -> list[str]:
     return [
         f"the task {batches.name!r} has tokens of its own, and {model.name!r} has a tokenizer: "
         "it was not made for this task, and reads the ids as other tokens"
+    ]
+
+
+def padding_notes(batches: Batches, model: Any) -> list[str]:
+    """What a reader should know where ids occur whose rows PyTorch gives no derivative (`padding_idx`)."""
+    ids = [x for x in map(_ids, batches) if x is not None and not x.is_floating_point()]
+    return [
+        f"row {row} of {name} is no variable where it is looked up: PyTorch gives the row of a padding_idx no "
+        "gradient, and it has no curvature here either"
+        for name, layer in model.module.named_modules()
+        if isinstance(layer, nn.Embedding | nn.EmbeddingBag) and (row := layer.padding_idx) is not None
+        if any(bool((x == row).any()) for x in ids)
     ]

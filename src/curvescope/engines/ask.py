@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from curvescope.core.errors import CurvescopeError
 from curvescope.data.batches import Batch
 from curvescope.data.dicts import MASK, hides_start
+from curvescope.engines.digest import digest, same
 from curvescope.engines.memory import result_bytes
 from curvescope.models.running.exchange import Change, exchanged
 from curvescope.problem import Problem
@@ -47,11 +48,12 @@ def few_positions(problem: Problem) -> Few:
     """
     candidates = [batch.map(problem.placed) for batch in _candidates(problem)]
     for batch in candidates:
-        before = _random_states(problem)
+        before, numbers = _random_states(problem), _numbers(problem)
         try:
             found, size = result_bytes(partial(answer, problem, batch))
         except Exception:  # whatever a module raises at a shape that it does not know
             continue
+        _refuse_writing(problem, numbers)
         if _random_states(problem) != before:
             refuse_random(problem, batch)
         return Few(batch, found, size)
@@ -66,6 +68,21 @@ def _random_states(problem: Problem) -> tuple[Any, ...]:
     numpys = dict(np.random.get_state(legacy=False))
     parts = *numpys.pop("state").values(), *numpys.values(), *(t.numpy() for t in states)
     return random.getstate(), *(x.tobytes() if isinstance(x, np.ndarray) else x for x in parts)
+
+
+def _numbers(problem: Problem) -> dict[str, tuple[Tensor, ...]]:
+    return {name: digest([p]) for name, p in problem.parameters.items()}
+
+
+def _refuse_writing(problem: Problem, before: Mapping[str, tuple[Tensor, ...]]) -> None:
+    """Raise when a forward pass has written to parameters: outputs are no function of them then."""
+    for name, now in _numbers(problem).items():
+        if not same(now, before[name]):
+            raise CurvescopeError(
+                f"a forward pass of {problem.model.name} writes to its parameter {name!r}, so that the loss is no "
+                "function of it",
+                hint="let the module compute with what it makes of the parameter, and leave that as it is",
+            )
 
 
 def _candidates(problem: Problem) -> Iterator[Batch]:

@@ -88,20 +88,32 @@ class Engine:
         way that is only seen afterwards.
         """
         with locked(self.problem.model.module), differentiating():
-            self._bind()
-            found = work()
-            if self._steady or self._watch.confirm():
+            found, sure = self._tried(work)
+            if sure:
                 return found
             self._forget()
-            self._bind()
-            found = work()
-            if not (self._watch.confirm() and self._watch.confirm()):  # noted, then asked once more
+            found, sure = self._tried(work)
+            if not (sure and self._watch.confirm()):  # noted, then asked once more
                 ask.refuse_random(self.problem, self._watch.few.batch)
                 raise CurvescopeError(
                     f"{self.problem.model.name} gave other outputs each time it was asked during a product",
                     hint="let nothing write to the model or the data meanwhile",
                 )
             return found
+
+    def _tried(self, work: Callable[[], T]) -> tuple[Any, bool]:
+        """What `work` makes, and whether it is of one state of the problem, as far as is seen at once."""
+        self._bind()
+        try:
+            found = work()
+        except RuntimeError as error:
+            if not self._watch.written():  # autograd refuses graphs whose numbers were written to
+                raise
+            if self._steady:
+                self._forget()
+                raise _moved(self.problem) from error
+            return None, False
+        return found, bool(self._steady) or self._watch.confirm()
 
     @contextmanager
     def steady(self) -> Iterator[None]:

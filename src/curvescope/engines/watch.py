@@ -54,15 +54,22 @@ class Watch:
         self._loss, self._places = Snapshot(self._problem.loss), self._where()
         return self.known
 
+    def written(self) -> bool:
+        """Whether numbers seem to have moved since the last look."""
+        return self._where() != self._places
+
     def confirm(self) -> bool:
-        """Whether all is what it was when numbers were seen to move last; only noted if that was just now."""
+        """Whether all is what it was when numbers were seen to move last; only noted if that was just now.
+
+        What a pass through all data wrote is seen even then.
+        """
         assert self.known is not None, "confirmed behind a look"
         assert self._loss is not None, "found with what is known"
         with self._aside():
             now, before = digest(self._tensors()), self.few.answer
             if self._fresh:
                 self._digest, self._fresh = now, False
-                return True
+                return not self.written()
             answer = None if before is None else ask.answer(self._problem, self.few.batch)
             return (
                 self.known.snapshot.same()

@@ -9,7 +9,7 @@ turns with a module and with every module that shares a part with it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from itertools import count
 from threading import RLock, local
 from typing import Any, NamedTuple
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from curvescope.models.running.interrupts import uninterrupted
 
+PATIENCE = 0.1  # seconds: Ctrl-C is heard after that where a thread waits for another
 _ABSENT = object()
 _alone = RLock()
 _mine = local()  # the modules that this thread holds
@@ -41,14 +42,44 @@ def locked(module: nn.Module) -> Iterator[None]:
     if any(module is other for other in mine):
         yield
         return
-    with _alone:
+    with uninterrupted(), _alone:
         found = {_locks.setdefault(part, (next(_numbers), RLock())) for part in module.modules()}
-    with ExitStack() as held:
-        for _, lock in sorted(found, key=lambda entry: entry[0]):
-            held.enter_context(lock)
+    locks, held = [lock for _, lock in sorted(found, key=lambda entry: entry[0])], []
+    try:
+        while not _taken(locks, held):
+            pass
         mine.append(module)
-        held.callback(mine.remove, module)
         yield
+    finally:
+        try:
+            _let_go(module, mine, held)
+        finally:  # again, for an interrupt that came before the first had begun
+            _let_go(module, mine, held)
+
+
+def _taken(locks: list[Any], held: list[Any]) -> bool:
+    """Take all locks, noted in `held`, or none if another thread has one of them for a while.
+
+    No interrupt comes between the taking of a lock and its being noted.
+    """
+    with uninterrupted():
+        for lock in locks:
+            if not lock.acquire(timeout=PATIENCE):
+                _release(held)
+                return False
+            held.append(lock)
+    return True
+
+
+def _let_go(module: nn.Module, mine: list[nn.Module], held: list[Any]) -> None:
+    with uninterrupted():
+        mine[:] = [other for other in mine if other is not module]
+        _release(held)
+
+
+def _release(held: list[Any]) -> None:
+    while held:
+        held.pop().release()
 
 
 def evaluation(module: nn.Module) -> list[Change]:
