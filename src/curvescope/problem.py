@@ -274,7 +274,7 @@ class Problem:
 
 @contextmanager
 def _thawed(frozen: list[Tensor]) -> Iterator[None]:
-    """Frozen parameters are seen in a graph that is made inside; they are frozen again after interrupts too."""
+    """Frozen parameters are seen in a graph that is made inside, and frozen again after interrupts too."""
     try:
         for p in frozen:
             p.requires_grad_(True)

@@ -126,8 +126,8 @@ def padding_notes(batches: Batches, model: Any) -> list[str]:
     """What a reader should know where ids occur whose rows PyTorch gives no derivative (`padding_idx`)."""
     ids = [x for x in map(_ids, batches) if x is not None and not x.is_floating_point()]
     return [
-        f"row {row} of {name} is no variable where it is looked up: PyTorch gives the row of a padding_idx no "
-        "gradient, and it has no curvature here either"
+        f"row {row} of {name} is no variable where it is looked up: PyTorch gives the row of a padding_idx "
+        "no gradient, and it has no curvature here either"
         for name, layer in model.module.named_modules()
         if isinstance(layer, nn.Embedding | nn.EmbeddingBag) and (row := layer.padding_idx) is not None
         if any(bool((x == row).any()) for x in ids)

@@ -79,8 +79,8 @@ def _refuse_writing(problem: Problem, before: Mapping[str, tuple[Tensor, ...]]) 
     for name, now in _numbers(problem).items():
         if not same(now, before[name]):
             raise CurvescopeError(
-                f"a forward pass of {problem.model.name} writes to its parameter {name!r}, so that the loss is no "
-                "function of it",
+                f"a forward pass of {problem.model.name} writes to its parameter {name!r}, so that the loss "
+                "is no function of it",
                 hint="let the module compute with what it makes of the parameter, and leave that as it is",
             )
 

@@ -118,8 +118,8 @@ def _check_layers(module: nn.Module) -> None:
             )
         if isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.max_norm is not None:
             raise UsageError(
-                f"expected parameters that a forward pass leaves alone, {where} scales rows of its weight down "
-                f"(max_norm={layer.max_norm:g})",
+                f"expected parameters that a forward pass leaves alone, {where} scales rows of its weight "
+                f"down (max_norm={layer.max_norm:g})",
                 hint="layer.max_norm = None, once its rows have that norm",
             )
         if _has_weight_norm(layer):
@@ -146,7 +146,7 @@ def _drop_rate(module: nn.Module) -> float:
 
 
 def mode_notes(module: nn.Module) -> list[str]:
-    """What eval mode changes about a module that is in train mode, and where it changes less than one thinks."""
+    """What eval mode changes about a module that is in train mode, and what it leaves to the batch."""
     found = []
     if any(m.training and _drop_rate(m) > 0 for m in module.modules()):
         found.append("dropout is switched off: curvature is that of the module in eval mode")
@@ -155,7 +155,7 @@ def mode_notes(module: nn.Module) -> list[str]:
         found.append("batch norm uses its running statistics: curvature is that of the module in eval mode")
     if any(m.running_mean is None for m in norms):
         found.append(
-            "batch norm without running statistics uses those of each batch: the loss and its curvature depend "
-            "on how the data are cut into batches"
+            "batch norm without running statistics uses those of each batch: the loss and its curvature "
+            "depend on how the data are cut into batches"
         )
     return found

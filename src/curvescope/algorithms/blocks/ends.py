@@ -9,9 +9,9 @@ over all β and all Ritz values θᵢ with residuals rᵢ (the Christoffel funct
 outwards, and a random q has (uᵀ q)² < π p² / 2n with probability at most p. So λ_max is at most the λ where
 the two meet, but for a probability of p, whatever the spectrum.
 
-An operator that is zero is not, in products that round: the key bias of attention, which the softmax does not
-see, comes out as some matrix whose size says nothing. Rounding has no reason to be symmetric, so a matrix that
-differs from its transpose by a good part of itself is rounding, and its eigenvalues are said to be zero.
+An operator that is zero is not, in products that round: the key bias of attention, which the softmax does
+not see, comes out as some matrix whose size says nothing. Rounding has no reason to be symmetric, so a matrix
+that differs from its transpose by a good part of itself is rounding, and its eigenvalues are said to be zero.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class Ends(Result):
     """The lowest and the highest eigenvalue: there is one within `residuals` of each of `values`.
 
     λ_min is at most values[0] and at least `low`, λ_max at least values[1] and at most `high`, each at least
-    95 times in 100. All of these agree where the matrix was written out. Where it is nothing but rounding, both
-    values are zero, and the residuals its size.
+    95 times in 100. All of these agree where the matrix was written out. Where it is nothing but rounding,
+    both values are zero, and the residuals its size.
     """
 
     values: np.ndarray  # (2,)
@@ -109,7 +109,7 @@ def ritz_ends(krylov: Krylov, op: LinearOperator) -> Ends:
 
 def is_rounding(A: np.ndarray, asymmetry: float) -> bool:
     """Whether a matrix that should be symmetric is mostly rounding, by ‖A − Aᵀ‖_F / 2."""
-    return 0.0 < asymmetry and asymmetry >= UNEVEN * length(A)
+    return asymmetry > 0 and asymmetry >= UNEVEN * length(A)
 
 
 def zero_ends(values: np.ndarray, op: LinearOperator) -> Ends:

@@ -297,7 +297,7 @@ def _check_range(low: float, high: float, width: float) -> None:
     smallest = 1 / np.finfo(float).max
     if not (width > smallest and np.isfinite(high - low + 2 * MARGIN * width)):
         raise UsageError(
-            f"eigenvalues between {low:.2g} and {high:.2g} have no density in float64, whose numbers end there",
+            f"eigenvalues between {low:.2g} and {high:.2g} have no density in float64: numbers end there",
             hint="take it of a multiple of the operator, 1e100 * op or 1e-100 * op",
         )
 
