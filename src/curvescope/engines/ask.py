@@ -75,13 +75,13 @@ def _numbers(problem: Problem) -> dict[str, tuple[Tensor, ...]]:
 
 
 def _refuse_writing(problem: Problem, before: Mapping[str, tuple[Tensor, ...]]) -> None:
-    """Raise when a forward pass has written to parameters: outputs are no function of them then."""
+    """Raise when parameters were written to in a forward pass: outputs are no function of them then."""
     for name, now in _numbers(problem).items():
         if not same(now, before[name]):
             raise CurvescopeError(
-                f"a forward pass of {problem.model.name} writes to its parameter {name!r}, so that the loss "
-                "is no function of it",
-                hint="let the module compute with what it makes of the parameter, and leave that as it is",
+                f"the parameter {name!r} of {problem.model.name} was written to during a forward pass, so "
+                "that the loss is no function of it",
+                hint="let the module, and other threads meanwhile, leave its parameters as they are",
             )
 
 
@@ -141,14 +141,19 @@ def _alike(a: Tensor, b: Tensor) -> bool:
 
 
 def refuse_random(problem: Problem, batch: Batch) -> None:
-    """Raise when the module gives other outputs every time it is asked; the sentence names the layer."""
-    first, other = _layer_outputs(problem, batch), []
+    """Raise when the module gives other outputs every time it is asked; the sentence names the layer.
+
+    Not where somebody writes to its parameters meanwhile.
+    """
+    numbers, first, other = _numbers(problem), _layer_outputs(problem, batch), []
     for _ in range(TRIES):  # a few draws may be alike
         again = _layer_outputs(problem, batch)
         other = [name for name in first if name in again and not _alike(first[name], again[name])]
         if other:
             break
     else:
+        return
+    if not all(same(now, numbers[name]) for name, now in _numbers(problem).items()):
         return
     name = other[0] or type(problem.model.module).__name__
     raise CurvescopeError(
