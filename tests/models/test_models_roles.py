@@ -153,6 +153,15 @@ WRONG = {
         r"two parameters have the role 'L0\.W_Q': parts\.0\.out\.weight and parts\.0\.fused\.weight",
     ),
     "unknown axes": ({"E": ("tok.weight", "v d")}, r"letters i, o, h, k and 1 for the role 'E', got 'v d'"),
+    "an axis twice": ({"E": ("tok.weight", "o o")}, "expected axes, each once, .* got 'o o'"),
+    "groups that no head can have": (
+        {**ROLES, "n_kv_heads": 3},
+        "expected n_heads to be a multiple of n_kv_heads, got 2 and 3",
+    ),
+    "another matrix": (
+        {"L1.W_V": "read.weight", "L1.W_O": "parts.1.out.weight", "n_heads": 1},
+        r"expected heads of one size in L1\.W_V and L1\.W_O, got 5 and 4",
+    ),
     "axes of others": (
         {"L0.W_Q": ("parts.0.out.weight", "h i k"), "n_heads": 2},
         r"expected 'parts\.0\.out\.weight' to be cut as 'h i k'",

@@ -91,7 +91,22 @@ def with_roles(model: Model, roles: Mapping[str, Any]) -> Model:
             for j in range(heads.of(role) if heads and layout.query and front else 0):
                 name = f"{front}h{j}.{role}"
                 singles[name] = cut_block(name, role, cut, parameter, shapes[parameter], heads, head=j)
+    _check_sizes(singles)
     return _put_together(model, blocks, singles, layout)
+
+
+def _check_sizes(singles: Mapping[str, Block]) -> None:
+    """Raise where a query has another size than its key, or values another than what W_O reads of a head."""
+    pairs = (("W_Q", 1, "W_K", 1), ("W_V", 1, "W_O", 0))
+    for front in {name.partition("h0.")[0] for name in singles}:
+        for one, axis, other, other_axis in pairs:
+            mine, theirs = (singles.get(f"{front}h0.{role}") for role in (one, other))
+            if mine and theirs and mine.shape[axis] != theirs.shape[other_axis]:
+                raise UsageError(
+                    f"expected heads of one size in {front}{one} and {front}{other}, "
+                    f"got {mine.shape[axis]} and {theirs.shape[other_axis]}",
+                    hint="are the roles, n_heads and n_kv_heads those of the module?",
+                )
 
 
 def _layout(roles: Mapping[str, Any]) -> Layout:
@@ -103,6 +118,8 @@ def _layout(roles: Mapping[str, Any]) -> Layout:
     if packed not in ("stacked", "per head"):
         raise UsageError(f"expected packed to be 'stacked' or 'per head', got {packed!r}")
     query, key = counts["n_heads"], counts["n_kv_heads"] or counts["n_heads"]
+    if query and key and query % key:
+        raise UsageError(f"expected n_heads to be a multiple of n_kv_heads, got {query} and {key}")
     if packed == "per head" and (query is None or query != key):
         raise UsageError("packed='per head' needs n_heads, and as many heads of keys and values")
     return Layout(query, key, packed == "per head")
@@ -145,8 +162,10 @@ def _found(key: str, given: Any, model: Model) -> list[Claim]:
         )
     if (LAYER in key) != (LAYER in pattern):
         raise UsageError(f"expected {LAYER} in both or in neither of {key!r} and {pattern!r}")
-    if axes is not None and not re.fullmatch(r"[ihko1]+( [ihko1]+)*", axes):
-        raise UsageError(f"expected axes of the letters i, o, h, k and 1 for the role {key!r}, got {axes!r}")
+    if axes is not None and not re.fullmatch(r"(?!.*([ihko]).*\1)[ihko1]+( [ihko1]+)*", axes):
+        raise UsageError(
+            f"expected axes, each once, of the letters i, o, h, k and 1 for the role {key!r}, got {axes!r}"
+        )
     names = list(model.parameters)
     rule = re.compile(re.escape(pattern).replace(re.escape(LAYER), r"(\d+)", 1))
     matches = [match for match in map(rule.fullmatch, names) if match]
