@@ -201,7 +201,12 @@ def test_twenty_interrupts_leave_the_module_as_it_was():
     problem = cs.Problem(m, (X, Y))
     H = cs.Hessian(problem)
     v = direction(H)
-    acts = [lambda: cs.Hessian(problem) @ v, lambda: H @ v, problem.gradient, lambda: cs.trace(H, num_probes=2)]
+    acts = [
+        lambda: cs.Hessian(problem) @ v,
+        lambda: H @ v,
+        problem.gradient,
+        lambda: cs.trace(H, num_probes=2),
+    ]
 
     def state() -> list[object]:
         parts = [(sorted(vars(part)), part.training, sorted(part._parameters)) for part in m.modules()]

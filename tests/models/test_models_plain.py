@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import curvescope as cs
+from curvescope.models.plain import mode_notes
 from curvescope.models.running.reentrant import RefuseReentrant
 
 
@@ -98,3 +99,33 @@ def test_weight_norm_of_the_whole_matrix_is_right():
     x = torch.linspace(-1, 1, 12, dtype=torch.float64).view(4, 3)
     H = cs.Hessian(cs.Problem(net, (x, torch.ones(4, 4, dtype=torch.float64)), loss="mse")).dense()
     torch.testing.assert_close(H, H.T, rtol=0, atol=1e-12)
+
+
+class Distances(nn.Module):
+    """How far rows are from centres: an operation of torch's without a second derivative."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.centres = nn.Parameter(torch.eye(2, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cdist(x, self.centres)
+
+
+@pytest.mark.parametrize("make", [lambda: nn.Sequential(nn.Linear(3, 2), nn.Hardsigmoid()), Distances])
+def test_advice_fits_the_operation_that_has_no_second_derivative(make):
+    H = cs.Hessian(cs.Problem(make(), (torch.randn(4, 3), torch.tensor([0, 1, 1, 0]))))
+    with pytest.raises(
+        cs.CurvescopeError, match=r"without a second derivative: .*write that operation out"
+    ) as said:
+        H @ torch.ones(H.shape[1])
+    assert "attention" not in str(said.value)
+
+
+def test_what_is_said_of_batch_norm_is_true():
+    tracked, untracked = nn.BatchNorm1d(2), nn.BatchNorm1d(2, track_running_stats=False)
+    assert [note.split(":")[0] for note in mode_notes(tracked)] == ["batch norm uses its running statistics"]
+    assert not mode_notes(tracked.eval())
+    for mode in (True, False):
+        (note,) = mode_notes(untracked.train(mode))
+        assert "uses those of each batch: the loss and its curvature depend on how the data are cut" in note
