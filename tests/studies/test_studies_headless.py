@@ -156,7 +156,7 @@ def test_the_studies_run_and_say_what_the_loss_is(kind, tmp_path, file):
     own = ["L0.ln1.g"] if kind == "gpt2" else ["L0.ln1.g", "W_pool"]
     settings = made(kind, tmp_path, file, num_trace_probes=2, norms=own, num_sharp_steps=2)
     found = blocks.run(blocks.Config.from_dict(settings))
-    assert found.notes == [NOTE]
+    assert found.notes[0] == NOTE  # a padding id may have another
     assert ("note", "", NOTE) in found.summary()
     assert found.loss_name == "mse_mean"
     assert found.loss > 0
@@ -165,7 +165,7 @@ def test_the_studies_run_and_say_what_the_loss_is(kind, tmp_path, file):
     assert (found.parts["ggn"].traces.values[unused] == 0).all()
     assert len(unused) == (0 if kind == "gpt2" else 2)
     found.save(tmp_path / "saved")
-    assert blocks.Blocks.load(tmp_path / "saved").notes == [NOTE]
+    assert blocks.Blocks.load(tmp_path / "saved").notes == found.notes
 
 
 @every
@@ -173,7 +173,7 @@ def test_the_spectrum(kind, tmp_path, file):
     few = {"num_steps": 4, "num_probes": 1, "num_eigenvalues": 1, "num_trace_probes": 2, "num_map_probes": 1}
     few |= {"max_products": 6, "blocks": ["L0.W_[QV]"]}
     found = spectrum.run(spectrum.Config.from_dict(made(kind, tmp_path, file, **few)))
-    assert found.notes == [NOTE]
+    assert found.notes[0] == NOTE  # a padding id may have another
     assert found.parts["ggn"].extremes.values[-1] > 0
     assert found.parts["ggn"].trace[0] > 0
 
