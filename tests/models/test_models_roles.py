@@ -177,8 +177,8 @@ WRONG = {
         r"equal parts of 'parts\.0\.fused\.weight' for 16 heads \(n_heads=16\), it has 8 outputs",
     ),
     "heads of keys that do not fit": (
-        {"L{layer}.W_K": "parts.{layer}.fused.weight", "n_heads": 4, "n_kv_heads": 3},
-        r"for 3 heads \(n_heads=4, n_kv_heads=3\), it has 8 outputs",
+        {"L{layer}.W_K": "parts.{layer}.fused.weight", "n_heads": 6, "n_kv_heads": 3},
+        r"for 3 heads \(n_heads=6, n_kv_heads=3\), it has 8 outputs",
     ),
     "packed heads that do not fit": (
         {"L{layer}.W_QKV": "parts.{layer}.fused.weight", "n_heads": 3},
