@@ -298,8 +298,11 @@ def test_the_cache_is_used_without_a_network(tmp_path, monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr("transformers.utils.hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr(hf, "reachable", lambda: False)
+    asked = []
+    monkeypatch.setattr("huggingface_hub.file_download.get_hf_file_metadata", lambda *a, **k: asked.append(a))
     x, _ = cases.data("gpt2")
     model = cs.load("someone/tiny", dtype="float64", revision="step1000")
+    assert not asked
     assert model.name == "someone/tiny@step1000"
     torch.testing.assert_close(model.forward({}, x), cases.loaded("gpt2").forward({}, x))
 

@@ -123,8 +123,16 @@ def _read(source: str, where: dict[str, Any], *, dtype: torch.dtype, name: str) 
         try:
             config = package.AutoConfig.from_pretrained(source, **where)
             loader = _loader(package, config)
+            # transformers looks for an adapter on the hub too, unless this is said again
+            local = {"local_files_only": True} if where.get("local_files_only") else {}
             module, report = loader.from_pretrained(
-                source, config=config, dtype=dtype, weights_only=True, output_loading_info=True, **where
+                source,
+                config=config,
+                dtype=dtype,
+                weights_only=True,
+                output_loading_info=True,
+                adapter_kwargs=local,
+                **where,
             )
         except Exception as error:  # transformers raises its own, the hub's, safetensors' and json's
             raise one_sentence(error, source, where.get("revision")) from error
