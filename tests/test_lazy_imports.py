@@ -9,6 +9,7 @@ import ast
 import re
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -47,7 +48,10 @@ def imports(node: ast.AST, *, lazy: bool = False) -> Iterator[tuple[bool, list[s
         yield from imports(child, lazy=lazy or isinstance(child, ast.FunctionDef | ast.Lambda))
 
 
-FOUND = {name: list(imports(ast.parse(path.read_text(encoding="utf-8")))) for name, path in FILES.items()}
+@cache
+def found() -> dict[str, list[tuple[bool, list[str]]]]:
+    """The imports of every file."""
+    return {name: list(imports(ast.parse(path.read_text(encoding="utf-8")))) for name, path in FILES.items()}
 
 
 def reason(here: str, names: list[str]) -> str:
@@ -69,15 +73,15 @@ def reason(here: str, names: list[str]) -> str:
 def test_imports_in_functions_are_counted():
     page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     limits = {why: int(most) for why, most in re.findall(r"^\| (\w+): .* \| (\d+) \|$", page, flags=re.M)}
-    counts = Counter(reason(here, names) for here, found in FOUND.items() for lazy, names in found if lazy)
+    counts = Counter(reason(here, names) for here, each in found().items() for lazy, names in each if lazy)
     assert set(counts) == set(limits)
     assert {why: count for why, count in counts.items() if count > limits[why]} == {}
 
 
 def test_no_two_files_need_each_other():
     eager = {
-        here: {name for lazy, names in found if not lazy for name in names if name in FILES and name != here}
-        for here, found in FOUND.items()
+        here: {name for lazy, names in each if not lazy for name in names if name in FILES and name != here}
+        for here, each in found().items()
     }
     assert len(list(TopologicalSorter(eager).static_order())) == len(FILES)  # raises where there is a circle
 

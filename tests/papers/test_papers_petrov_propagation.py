@@ -11,7 +11,7 @@ from curvescope.algorithms.blocks.ends import Ends
 from curvescope.models.zoo.names import REVISIONS
 from curvescope.papers import find_figure
 from curvescope.papers.petrov2025.propagation import Config, Spectrum, Sweeps, variants
-from curvescope.papers.petrov2025.propagation import claims as said
+from curvescope.papers.petrov2025.propagation import slopes as said
 from curvescope.papers.petrov2025.propagation.study import _measure, _write_out
 from curvescope.studies.propagation import Propagation, Shares
 

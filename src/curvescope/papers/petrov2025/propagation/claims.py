@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from curvescope.algorithms.estimates.intervals import student
 from curvescope.papers.claims import Claim
-from curvescope.papers.petrov2025.propagation.variants import NORMS, SIGMAS
-from curvescope.papers.petrov2025.propagation.words import with_and_without
+from curvescope.papers.petrov2025.propagation.slopes import exponent, interval, sigma_slope, with_and_without
+from curvescope.papers.petrov2025.propagation.variants import NORMS
 from curvescope.studies.propagation.shares import HESSIAN
 
 if TYPE_CHECKING:
@@ -43,26 +42,6 @@ SWITCHED = {
 """What each part is said to do, by what is switched off."""
 
 
-def exponent(result: Sweeps, norm: str) -> tuple[float, float, float]:
-    """p of ‖H‖ ∝ depth^p: least squares over depths, mean over seeds, 95 % interval over seeds."""
-    slopes = []
-    for seed in range(result.seeds):
-        sizes = [
-            result.measured[f"depth.{norm}.{d}.{seed}"].shares.norm(HESSIAN).value for d in result.depths
-        ]
-        slopes.append(np.polyfit(np.log(result.depths), np.log(sizes), 1)[0])
-    return interval(np.array(slopes))
-
-
-def interval(samples: np.ndarray) -> tuple[float, float, float]:
-    """Mean and 95 % interval by Student's t; not known from one sample."""
-    mean = float(samples.mean())
-    if len(samples) < 2:
-        return mean, float("nan"), float("nan")
-    half = student(len(samples) - 1) * float(samples.std(ddof=1)) / np.sqrt(len(samples))
-    return mean, mean - half, mean + half
-
-
 def _zero_blocks(spectra: list[Spectrum]) -> Claim:
     """Pairs of blocks without a second derivative; the loss does not depend on key biases at all."""
     zero, keys, pairs = 0, 0, 0
@@ -84,15 +63,6 @@ def _dominance(spectra: list[Spectrum]) -> Claim:
     measured = f"diagonal blocks hold {100 * mean:.0f} % of ‖H‖² ({100 * low:.0f} to {100 * high:.0f})"
     verdict = HOLDS if low > 0.5 else FAILS if high < 0.5 else OPEN
     return Claim("diagonal blocks dominate", "dominance", measured, verdict, ARTICLE)
-
-
-def sigma_slope(result: Sweeps) -> tuple[float, float, float]:
-    """p of ‖source of the first norm‖ ∝ σ^p."""
-    slopes = []
-    for seed in range(result.seeds):
-        sizes = [result.measured[f"sigma.{s:g}.{seed}"].shares.norm("L0.ln1").value for s in SIGMAS]
-        slopes.append(np.polyfit(np.log(SIGMAS), np.log(sizes), 1)[0])
-    return interval(np.array(slopes))
 
 
 def _bounded(result: Sweeps) -> Claim:

@@ -18,7 +18,7 @@ from curvescope.core.result import Result
 from curvescope.models.zoo.names import REVISIONS
 from curvescope.operators import Hessian
 from curvescope.papers.claims import Claim
-from curvescope.papers.petrov2025.propagation import variants, words
+from curvescope.papers.petrov2025.propagation import claims, variants, words
 from curvescope.papers.setting import FigureConfig
 from curvescope.runs.shown import Line, Shown
 from curvescope.runs.work import Finished, Piece, State, work_through
@@ -98,8 +98,6 @@ class Sweeps(Shown):
 
     def claims(self) -> list[Claim]:
         """What the paper and the article around it say, next to what was measured."""
-        from curvescope.papers.petrov2025.propagation import claims
-
         return claims.of(self)
 
 

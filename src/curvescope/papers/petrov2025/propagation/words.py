@@ -9,6 +9,7 @@ import numpy as np
 
 from curvescope.core.numbers import plural
 from curvescope.models.zoo.names import REVISIONS
+from curvescope.papers.petrov2025.propagation.slopes import exponent, spectra, with_and_without
 from curvescope.papers.petrov2025.propagation.variants import COMPONENTS
 from curvescope.runs.shown import Line
 from curvescope.studies.propagation.shares import HESSIAN, OUTER
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
 
 def summary(result: Sweeps) -> list[Line]:
     """How ‖H‖ grows with depth, and what the strongest component does."""
-    from curvescope.papers.petrov2025.propagation.claims import exponent
-
     found = []
     for norm in ("pre", "post", "none"):
         value, low, high = exponent(result, norm)
@@ -38,24 +37,13 @@ def summary(result: Sweeps) -> list[Line]:
     return found
 
 
-def with_and_without(result: Sweeps, name: str, steps: int) -> tuple[float, float, float]:
-    """λ_max with a component switched off over that of the whole model: geometric mean, least, largest."""
-    pairs = zip(_spectra(result, name, steps), _spectra(result, "everything", steps), strict=True)
-    ratios = np.array([float(off.values[-1] / on.values[-1]) for off, on in pairs])
-    return float(np.exp(np.log(ratios).mean())), float(ratios.min()), float(ratios.max())
-
-
-def _spectra(result: Sweeps, name: str, steps: int) -> list[Spectrum]:
-    return [result.spectra[f"component.{name}.{steps}.{seed}"] for seed in range(result.seeds)]
-
-
 def tables(result: Sweeps) -> dict[str, pd.DataFrame]:
     """One row a model; one a component, geometric means over seeds."""
     import pandas as pd
 
     models = [{"model": name, **_numbers(one)} for name, one in result.measured.items()]
     components = [
-        _component(name, steps, _spectra(result, name, steps))
+        _component(name, steps, spectra(result, name, steps))
         for name in COMPONENTS
         for steps in (0, result.steps)
     ]
