@@ -24,3 +24,11 @@ def pairs(first: Sequence[Any], second: Sequence[Any], *, shift: int = 0) -> lis
         for i, one in enumerate(first)
         for j, other in enumerate(second)
     ]
+
+
+def a_third(values: Sequence[Any], *, shift: int) -> list[Any]:
+    """All values; those whose place is not `shift` modulo three are slow, so three tests meet all of them."""
+    return [
+        pytest.param(value, marks=() if i % 3 == shift % 3 else pytest.mark.slow)
+        for i, value in enumerate(values)
+    ]

@@ -16,7 +16,7 @@ from adapters_cases import relative
 from curvescope.models.adapters import FAMILIES, family_of
 from curvescope.models.capture import capture
 from curvescope.models.model import check_cover
-from selection import some
+from selection import a_third, some
 
 every = pytest.mark.parametrize("name", cases.NAMES)
 recurrent = pytest.mark.parametrize("name", list(cases.RECURRENT))
@@ -73,7 +73,7 @@ def test_forward_is_the_original(name: str):
     assert found.dtype == torch.float64
 
 
-@every
+@pytest.mark.parametrize("name", a_third(cases.NAMES, shift=1))
 def test_block_hessian_is_a_slice_of_the_dense_one(name: str):
     case, model = cases.CASE[name], cases.loaded(name)
     x, y = cases.data(name)
@@ -278,7 +278,7 @@ def test_hessian_of_recurrent_models(name: str):
     assert relative(H @ torch.eye(len(truth), dtype=torch.float64), truth) < EXACT
 
 
-@pytest.mark.parametrize("name", [*cases.NAMES, *cases.RECURRENT])
+@pytest.mark.parametrize("name", [*cases.RECURRENT, *a_third(cases.NAMES, shift=0)])
 def test_sources_of_curvature_add_up(name: str):
     problem = cs.Problem(cases.loaded(name), cases.data(name))
     S, H = cs.Sources(problem), cs.Hessian(problem)

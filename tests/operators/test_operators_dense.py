@@ -9,7 +9,7 @@ import torch
 import curvescope as cs
 import oracles
 from oracles import Bench, relative_error
-from selection import pairs, some
+from selection import a_third, pairs, some
 
 TIGHT = 1e-10
 CURVATURES = ["hessian", "ggn", "functional", "fisher"]
@@ -64,6 +64,7 @@ def test_hessian_is_ggn_plus_functional(bench: Bench):
     assert relative_error(parts, bench.found("hessian")) < 1e-12
 
 
+@pytest.mark.parametrize("bench", a_third(oracles.NAMES, shift=0), indirect=True)
 def test_jacobian_equals_its_dense_matrix(bench: Bench):
     J = cs.Jacobian(bench.problem)
     truth = bench.dense.jacobian[:, bench.order]
@@ -72,6 +73,7 @@ def test_jacobian_equals_its_dense_matrix(bench: Bench):
     assert relative_error(J.T.T @ bench.probe(), truth @ bench.probe()) < TIGHT
 
 
+@pytest.mark.parametrize("bench", a_third(oracles.NAMES, shift=1), indirect=True)
 def test_monte_carlo_fisher_equals_the_fisher_of_its_drawn_targets(bench: Bench):
     if bench.case.kind in ("smoothed", "custom"):
         with pytest.raises(cs.UsageError, match="log-likelihood"):
@@ -86,6 +88,7 @@ def test_monte_carlo_fisher_equals_the_fisher_of_its_drawn_targets(bench: Bench)
     assert relative_error(F.dense(), truth) < TIGHT
 
 
+@pytest.mark.parametrize("bench", a_third(oracles.NAMES, shift=2), indirect=True)
 def test_symmetric_and_in_agreement_with_a_finite_difference(bench: Bench):
     H, u, v = bench.operator("hessian"), bench.probe(seed=7), bench.probe(seed=8)
     assert float(u @ (H @ v)) == pytest.approx(float(v @ (H @ u)), rel=1e-11, abs=1e-12)
@@ -96,6 +99,7 @@ def test_symmetric_and_in_agreement_with_a_finite_difference(bench: Bench):
     assert relative_error(H @ v, difference) < 1e-6
 
 
+@pytest.mark.parametrize("bench", a_third(oracles.NAMES, shift=3), indirect=True)
 def test_differences_of_the_value_alone_agree_with_gradient_and_hessian(bench: Bench):
     """No derivative of torch's on this side, so that a graph cut by mistake is seen."""
     v = bench.probe(seed=9)
