@@ -117,6 +117,7 @@ def _eigenvalues(ax: Axes, result: Propagation) -> None:
     ax.axhline(0, color="0.4", lw=0.6)
     top = float(np.nanmax(np.abs(ends[:, [0, 2]]))) or 1.0
     ax.set_yscale("symlog", linthresh=10.0 ** np.floor(np.log10(top * 1e-3)))
+    ax.set_ylim(-3 * top, 3 * top)
     ax.set_xticks(x, names, rotation=90, fontsize=8 if len(names) <= MOST_NAMED else 5)
     ax.set_title("extreme eigenvalues of each source", fontsize=10, loc="left")
     ax.legend(fontsize=8, frameon=False)
@@ -131,7 +132,8 @@ def _coupling(ax: Axes, result: Propagation) -> None:
         ax.set_axis_off()
         return
     own = np.sqrt(np.maximum(np.diag(m.frobenius), np.finfo(float).tiny))
-    values = m.frobenius / np.outer(own, own)
+    both = np.sqrt((m.frobenius**2 + m.frobenius.T**2) / 2)  # H_lm and its transpose have other probes
+    values = both / np.outer(own, own)
     image = ax.imshow(values, cmap="magma_r", vmin=0)
     if len(m.names) <= 8:
         for (i, j), value in np.ndenumerate(values):
