@@ -67,9 +67,10 @@ class Shares(Result):
         error = float(stderr) / (2 * root) if root else 0.0
         return Number(root, error, float(np.sqrt(low)), float(np.sqrt(high)))
 
-    def share(self, name: str) -> Number:
-        """⟨A_s, H⟩ / ‖H‖², its error by leaving out one vector after the other."""
-        top, bottom = self.inner[:, self.names.index(name)], self.squares[:, self.names.index(HESSIAN)]
+    def share(self, *names: str) -> Number:
+        """⟨A_s, H⟩ / ‖H‖² of these together, its error by leaving out one vector after the other."""
+        chosen = [self.names.index(name) for name in names]
+        top, bottom = self.inner[:, chosen].sum(axis=1), self.squares[:, self.names.index(HESSIAN)]
         value = float(top.sum() / bottom.sum()) if bottom.sum() else 0.0
         count = len(top)
         if self.exact or count < 2 or not bottom.sum():

@@ -8,7 +8,7 @@ import numpy as np
 
 from curvescope.models.zoo.names import REVISIONS
 from curvescope.papers.petrov2025.propagation.variants import COMPONENTS, NORMS, SIGMAS
-from curvescope.studies.propagation.shares import HESSIAN, OUTER
+from curvescope.studies.propagation.shares import HESSIAN, OUTER, Number
 from curvescope.viz.blocks import PALETTE
 
 if TYPE_CHECKING:
@@ -64,22 +64,24 @@ def _kinds_over_depth(ax: Axes, result: Sweeps) -> None:
     """Shares of ‖H‖² by kind of source, pre-norm, mean over seeds."""
     ax.set_yscale("linear")
     for i, kind in enumerate((OUTER, *KINDS)):
-        shares = [
-            np.mean([_share(result.measured[f"depth.pre.{d}.{seed}"], kind) for seed in range(result.seeds)])
+        found = [
+            [_share(result.measured[f"depth.pre.{d}.{seed}"], kind) for seed in range(result.seeds)]
             for d in result.depths
         ]
+        shares = [np.mean([n.value for n in some]) for some in found]
+        halves = [np.sqrt(np.mean([((n.high - n.low) / 2) ** 2 for n in some]) / len(some)) for some in found]
         colour = "0.3" if kind == OUTER else PALETTE[(i - 1) % len(PALETTE)]
         style = {"ms": 3.5, "lw": 1, "color": colour, "label": kind}
-        ax.plot(result.depths, shares, "--o" if i > 5 else "-o", **style)
+        ax.errorbar(result.depths, shares, yerr=np.nan_to_num(halves), fmt="--o" if i > 5 else "-o", **style)
     ax.axhline(0, color="0.6", lw=0.6)
     ax.set_title("shares of ‖H‖², pre-norm: together 1", fontsize=10, loc="left")
     ax.legend(fontsize=7, frameon=False, ncols=2)
 
 
-def _share(one: Propagation, kind: str) -> float:
+def _share(one: Propagation, kind: str) -> Number:
     """Of all sources of a kind together."""
     names = [name for name in one.shares.names if name == kind or name.rpartition(".")[2] == kind]
-    return sum(one.shares.share(name).value for name in names)
+    return one.shares.share(*names)
 
 
 def _sigma(result: Sweeps) -> Figure:
@@ -113,7 +115,7 @@ def _components(result: Sweeps) -> Figure:
             rows = table[table["trained_steps"] == steps]
             label = f"after {steps} steps" if steps else "at initialisation"
             ax.plot(rows[column], y + 0.12 - 0.24 * i, "o", ms=5, color=PALETTE[i], label=label)
-        ax.set_xscale("log")
+        ax.set_xscale("log" if min(table[column]) > 0 else "symlog")
         ax.set_title(title, fontsize=10, loc="left")
         _plain(ax)
     axes[0].set_yticks(y, list(COMPONENTS), fontsize=9)

@@ -84,7 +84,8 @@ def captions(result: Sweeps) -> dict[str, str]:
     seeds = plural(result.seeds, "seed")
     return {
         "depth": "‖H‖ and λ_max at initialisation against the number of layers, by where the norms stand "
-        f"({seeds}; bars are 95 % intervals over probes), and the share of ‖H‖² of each kind of source.",
+        f"({seeds}; bars are 95 % intervals over probes), and the shares of ‖H‖² by kind of source, means "
+        "over seeds.",
         "sigma": "Frobenius norm of the first norm's own source against the scale of what it is given: the "
         "second derivative of a norm grows as 1/σ².",
         "components": "Largest eigenvalue, condition and trace of the whole Hessian with parts switched off, "
