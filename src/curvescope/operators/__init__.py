@@ -3,6 +3,7 @@
 from curvescope.operators.curvature import GGN, EmpiricalFisher, Functional, Hessian, MonteCarloFisher
 from curvescope.operators.jacobian import Jacobian
 from curvescope.operators.sources import Source, Sources
+from curvescope.operators.per_sample import PerSample, SampleTraces, per_sample
 from curvescope.operators.third_derivative import ThirdDerivative, third_derivative
 
 __all__ = [
@@ -14,6 +15,9 @@ __all__ = [
     "MonteCarloFisher",
     "Source",
     "Sources",
+    "PerSample",
+    "SampleTraces",
     "ThirdDerivative",
+    "per_sample",
     "third_derivative",
 ]
