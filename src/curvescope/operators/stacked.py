@@ -45,28 +45,25 @@ class Graph:
 
     def gradients(self) -> Tensor:
         """∇s_b of every sample's sum: (B, n)."""
-        return self._gathered([None if g is None else g[None] for g in self._first()], 1)[..., 0]
+        s, points = self._sum(), list(self.points.values())
+        found = torch.autograd.grad(s, points, allow_unused=True) if s.requires_grad else [None] * len(points)
+        return self._gathered([None if g is None else g[None] for g in found], 1)[..., 0]
 
     def products(self, V: Tensor, part: Part, group: int) -> Tensor:
         """∇²s_b V, or its Gauss-Newton part: (B, n, k), from V of shape (n, k) or (B, n, k)."""
         tangents = self._tangents(V)
         into = list(self.points.values())
         if part == "hessian":
-            found = pull(self._first(), tangents, into, group)
+            found = pull(gradient(self._sum(), into), tangents, into, group)
         else:
-            z, (_, targets, weights) = self.outputs, self._data()
+            z, batch = self.outputs, self.batch
             (Jv,) = linearise(self.points, (z,), tuple(self.points)).push(tangents, group)
-            middle = self.problem.loss.hessian_product(z.detach(), targets, weights, Jv)
+            middle = self.problem.loss.hessian_product(z.detach(), batch.targets, batch.weights, Jv)
             found = pull([z], [middle], into, group)
         return self._gathered(found, V.shape[-1])
 
-    def _data(self) -> tuple[Any, Any, Tensor | None]:
-        return self.batch.inputs, self.batch.targets, self.batch.weights
-
-    def _first(self) -> list[Tensor | None]:
-        _, targets, weights = self._data()
-        s = self.problem.loss.sum(self.outputs, targets, weights)
-        return list(gradient(s, list(self.points.values())))
+    def _sum(self) -> Tensor:
+        return self.problem.loss.sum(self.outputs, self.batch.targets, self.batch.weights)
 
     def _tangents(self, V: Tensor) -> list[Tensor]:
         """Directions of the points, k in front."""
