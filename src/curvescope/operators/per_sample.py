@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, final, get_args
+from typing import Any, Literal, NamedTuple, final, get_args
 
 import numpy as np
 import torch
@@ -70,12 +71,28 @@ class Rows(NamedTuple):
 class PerSample:
     """Losses, gradients and curvature of every sample of a problem, at its parameters as they are.
 
-    Nothing is kept between calls. A model or data that change while a method runs are an error.
+    Nothing is kept between calls. A model or data that change while a method runs, or inside `steady()`, are
+    an error.
     """
 
     def __init__(self, problem: Problem, blocks: tuple[str, ...], each: Each, chunk: int | None):
-        self.problem, self.space, self.each = problem, problem.space(*blocks), each
+        self.problem, self.space = problem, problem.space(*blocks)
+        self.each: Each = each
         self._engine, self._chunk = Engine(problem, "autograd"), chunk
+        self._tried: dict[Any, tuple[int, int]] | None = None  # what was found inside `steady`
+
+    @contextmanager
+    def steady(self) -> Iterator[None]:
+        """Calls inside belong together: what works at once is tried once for all of them."""
+        if self._tried is not None:
+            yield
+            return
+        with self._engine.steady():
+            self._tried = {}
+            try:
+                yield
+            finally:
+                self._tried = None
 
     @property
     def shares(self) -> np.ndarray:
@@ -99,7 +116,7 @@ class PerSample:
     def losses(self) -> np.ndarray:
         """ℓ_x: (S,)."""
         found, loss = [], self.problem.loss
-        with self._engine.steady(), differentiating(), torch.no_grad():
+        with self.steady(), differentiating(), torch.no_grad():
             for rows, batch in zip(self._rows(), self.problem.placed_batches("losses"), strict=True):
                 z = self.problem.outputs(batch)
                 own = rows.batch(batch)
@@ -173,7 +190,7 @@ class PerSample:
     ) -> Iterator[tuple[slice, Tensor]]:
         """`work` of graphs of some samples, which ones they are, and directions at once; divided by N_x."""
         divisors, first = torch.as_tensor(self._divisors()), 0
-        with self._engine.steady():
+        with self.steady():
             for rows, whole in zip(self._rows(), self.problem.placed_batches(what), strict=True):
                 step, group = self._at_once(rows.batch(whole))
                 for start in range(0, len(rows.sequences), step):
@@ -201,8 +218,10 @@ class PerSample:
 
     def _at_once(self, batch: Batch) -> tuple[int, int]:
         """How many samples of a batch, and how many directions of each: what memory takes and what works."""
-        problem, B = self.problem, batch.num_sequences
-        one = batch[:1]
+        problem, B, one = self.problem, batch.num_sequences, batch[:1]
+        key = (B, *(tuple(t.shape) for t in one.tensors()))
+        if self._tried is not None and key in self._tried:
+            return self._tried[key]
         _, results = result_bytes(lambda: problem.outputs(one))
         size = self.space.size * torch.finfo(problem.dtype).bits // 8
         limit = CPU_BYTES
@@ -213,7 +232,10 @@ class PerSample:
         v, _ = probe_columns(self.space, 1, seed=0)
         with differentiating():
             step = step if step == 1 or fits_together(problem, self.space, batch, v) else 1
-        return step, directions_per_pass(problem, results * step + size * step)
+        found = step, directions_per_pass(problem, results * step + size * step)
+        if self._tried is not None:
+            self._tried[key] = found
+        return found
 
     def _rows(self) -> list[Rows]:
         return [_rows_of(self.problem, batch, self.each) for batch in self.problem.batches]

@@ -19,9 +19,7 @@ class Budget(Result):
     k: np.ndarray  # (T,) from the pilot half
     low: np.ndarray  # (T,) ends of its interval, by resampling the pilot
     high: np.ndarray
-    held_out: (
-        np.ndarray
-    )  # (T,) root mean square at k over orders of the other half; nan where that is too small
+    held_out: np.ndarray  # (T,) rms at k over all orders of the other half; nan where that is too small
     held_low: np.ndarray  # (T,) its interval, by resampling that half
     held_high: np.ndarray
     num_pilot: int

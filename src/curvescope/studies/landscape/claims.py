@@ -125,7 +125,9 @@ def _criterion(found: Landscape) -> list[Claim]:
     exact, (mean, stderr), bound = sub.closed_form(), sub.simulated(), sub.bound()
     z = (mean - exact) / np.maximum(stderr, 1e-300)
     share = float((np.abs(z) <= tables.SIGMAS).mean())
-    words = f"{100 * share:.0f} % of {len(z)} k within {tables.SIGMAS:g} standard errors, σ = {sub.sigma:.2g}"
+    words = (
+        f"{100 * share:.0f} % of {len(z)} k within {tables.SIGMAS:g} standard errors, spread {sub.sigma:.2g}"
+    )
     slack = bound / exact
     return [
         Claim(
@@ -133,7 +135,7 @@ def _criterion(found: Landscape) -> list[Claim]:
             HOLDS if share >= 0.9 else FAILS, FOLLOW_UP,
         ),
         Claim(
-            "Δ₂ ≤ (12M_l² + 3σ²M_g² + 3σ⁴(D² + 2D)M_H²)/(k+1)²", "a bound",
+            "Δ₂ ≤ (12M_l² + 3s²M_g² + 3s⁴(D² + 2D)M_H²)/(k+1)²", "a bound",
             f"{slack.min():.3g} to {slack.max():.3g} times too large",
             FAILS if (slack < 1).any() else HOLDS, FOLLOW_UP,
         ),

@@ -70,11 +70,11 @@ class Norms(Result):
 
 
 def simulate(problem: Problem, blocks: tuple[str, ...], s: float, num_pairs: int, seed: int) -> Direct:
-    """Losses of all samples at `num_pairs` pairs of points; one draw where s = 0."""
+    """Losses of all samples at `num_pairs` pairs of points; where s = 0 they are all w*."""
     space = problem.space(*blocks)
     base, where = _losses(problem, blocks, None), {"dtype": space.dtype, "device": space.device}
     rows = []
-    for j in range(num_pairs if s > 0 else 1):
+    for j in range(num_pairs):
         delta = s * probes(space.size, 1, seed=seed, first=j, kind="gaussian", **where)
         pair = [_losses(problem, blocks, sign * delta[:, 0]) if s > 0 else base for sign in (1, -1)]
         source = np.random.default_rng([seed, j, 3])
@@ -133,10 +133,10 @@ def _power(samples: PerSample, power: Power) -> tuple[np.ndarray, np.ndarray]:
     source = generator(power.seed, 4)
     V = torch.randn(S, n, 1, generator=source).to(samples.space.device, samples.space.dtype)
     norms = []
-    for _ in range(power.num_steps):
-        V = V / V.norm(dim=1, keepdim=True)
-        V = samples.products(V)
-        norms.append(V.double().norm(dim=1)[:, 0].cpu().numpy())
+    with samples.steady():
+        for _ in range(power.num_steps):
+            V = samples.products(V / V.norm(dim=1, keepdim=True))
+            norms.append(V.double().norm(dim=1)[:, 0].cpu().numpy())
     return norms[-1], 1 - norms[-2] / np.maximum(norms[-1], 1e-300)
 
 

@@ -63,9 +63,9 @@ class Config(ModelOnData):
     num_subsets: int = setting(8, "subsets whose mean gradient is measured, of each size")
     num_norms: int = setting(3, "samples whose Hessian's spectral norm is measured")
     num_steps: int = setting(8, "power iterations of each")
-    dimension: int = setting(3, "of the eigen-subspace")
-    max_products: int = setting(24, "most products for its eigenvectors")
-    rise: float = setting(0.01, "σ in the subspace is such that ½ λ_max σ² is this")
+    dimension: int = setting(2, "of the eigen-subspace")
+    max_products: int = setting(20, "most products for its eigenvectors")
+    rise: float = setting(0.02, "σ in the subspace: ½ σ² ‖Uᵀ H_x U‖ is this for the sharpest sample")
     tolerances: tuple[float, ...] = setting((0.1, 0.05, 0.02), "of |L_{k+1} − L_k|, to budget data for")
 
     def __post_init__(self) -> None:

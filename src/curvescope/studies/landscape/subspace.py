@@ -65,16 +65,16 @@ def measure_subspace(problem: Problem, blocks: tuple[str, ...], effort: Effort) 
     """Top eigenvectors of the mean Hessian, the samples' coefficients in them, and losses around w*.
 
     The closed form holds in any subspace, so eigenvectors that have not converged change what it is of, and
-    nothing else. σ is such that ½ λ_max σ² = rise.
+    nothing else. σ is such that ½ σ² ‖Uᵀ H_x U‖ = rise for the sharpest sample.
     """
     H = Hessian(problem, *blocks)
     D = min(effort.dimension, H.shape[0])
     pairs = eigsh(H, D, which="LA", max_products=effort.max_products, seed=effort.seed)
     U = torch.as_tensor(pairs.vectors).to(H.device, H.dtype)
-    sigma = float(np.sqrt(2 * effort.rise / max(pairs.values.max(), 1e-12)))
     samples = per_sample(problem, *blocks)
     parts = [torch.einsum("nd,snk->sdk", U, found).double().cpu() for _, found in samples.product_parts(U)]
     B = torch.cat(parts).numpy()
+    sigma = float(np.sqrt(2 * effort.rise / max(np.linalg.norm(B, 2, axis=(1, 2)).max(), 1e-12)))
     source, direct = generator(effort.seed, 5), []
     for _ in range(effort.num_pairs):
         z = sigma * torch.randn(D, generator=source, dtype=torch.float64)

@@ -62,7 +62,7 @@ def captions(found: Landscape) -> dict[str, str]:
         "training stopped.",
         "subspace": f"Δ₂ on the span of {plural(len(sub.eigenvalues), 'eigenvector')} of the mean Hessian, "
         f"eigenvalues {', '.join(f'{v:.3g}' for v in sub.eigenvalues)} (residuals "
-        f"{', '.join(f'{v:.2g}' for v in sub.residuals)}), σ = {sub.sigma:.2g}: closed form, simulation with "
+        f"{', '.join(f'{v:.2g}' for v in sub.residuals)}), points of spread {sub.sigma:.2g}: closed form, simulation with "
         f"the losses themselves at {len(sub.direct)} pairs of points, and the published bound.",
         "budget": "The least k for a tolerance of |L_{k+1} − L_k|, from "
         f"{found.budget.num_pilot} samples with a 95 % interval, and the root mean square at that k on "
