@@ -54,31 +54,37 @@ def _growth(found: Landscape) -> Figure:
 
 
 def _three_terms(found: Landscape) -> Figure:
-    """Left: the law, its terms and the simulation by radius. Right: their difference in standard errors."""
-    figure, (left, right) = _pair()
-    rows = tables.three_terms(found)
-    s = np.array([row["s"] for row in rows], dtype=float)
-    law, error = (np.array([row[name] for row in rows], dtype=float) for name in ("law", "± law"))
-    drawn, spread = (np.array([row[name] for row in rows], dtype=float) for name in ("direct", "± direct"))
-    order = np.argsort(s)
+    """The terms by radius; their sum and the simulation; the difference in standard errors."""
+    import matplotlib.pyplot as plt
+
+    figure, (left, middle, right) = plt.subplots(1, 3, figsize=(13, 3.8), layout="constrained")
+    order = np.argsort(found.laws.s)
+    rows = [tables.three_terms(found)[i] for i in order]
+    s, terms, errors = (x[order] for x in (found.laws.s, found.laws.terms, found.laws.errors))
     for j, (name, colour) in enumerate((("loss", BLUE), ("gradient", GREEN), ("Hessian", VIOLET))):
-        values = found.laws.terms[:, j]
-        shown = order[(values > 0)[order] & (s > 0)[order]]
-        left.errorbar(
-            s[shown], values[shown], 2 * found.laws.errors[shown, j], color=colour, label=f"{name} term", lw=1
-        )
-    moved = order[s[order] > 0]
-    left.errorbar(s[moved], law[moved], 2 * error[moved], color="0.1", label="law", lw=1.2, ls="--")
-    left.errorbar(s[moved], drawn[moved], 2 * spread[moved], color=RED, fmt="o", ms=4, label="simulation")
-    _log_log(left, "radius s", "k(k+1) E(L$_{k+1}$ − L$_k$)²")
-    z = np.array([row["z"] for row in rows], dtype=float)
+        shown = (terms[:, j] > 0) & (s > 0)
+        spread = 2 * errors[shown, j]
+        left.errorbar(s[shown], terms[shown, j], spread, color=colour, marker=".", lw=1, label=f"{name} term")
+    _log_log(left, "radius s", "terms of k(k+1) E(L$_{k+1}$ − L$_k$)²")
+    _ticks(left, s[s > 0])
+    x, labels = np.arange(len(s)), [f"{value:.2g}" for value in s]
+    law, error, drawn, spread, z = (
+        np.array([row[name] for row in rows], dtype=float)
+        for name in ("law", "± law", "direct", "± direct", "z")
+    )
+    middle.errorbar(
+        x, law, 2 * error, color="0.1", ls="--", lw=1, capsize=3, label="law, ± 2 standard errors"
+    )
+    middle.errorbar(x + 0.08, drawn, 2 * spread, color=RED, fmt="o", ms=4, label="simulation")
+    middle.set_title("k(k+1) E(L$_{k+1}$ − L$_k$)²", fontsize=10)
+    middle.legend(fontsize=8)
     right.axhspan(-tables.SIGMAS, tables.SIGMAS, color="0.9")
     right.axhline(0, color="0.5", lw=0.8)
-    right.plot(np.arange(len(s)), z[order], "o-", color=RED, lw=0.8)
-    right.set_xticks(np.arange(len(s)), [f"{value:.2g}" for value in s[order]])
-    right.set_yscale("symlog", linthresh=5)
-    right.set_xlabel("radius s")
+    right.plot(x, z, "o-", color=RED, lw=0.8)
     right.set_title("(simulation − law) / standard error", fontsize=10)
+    for ax in (middle, right):
+        ax.set_xticks(x, labels)
+        ax.set_xlabel("radius s")
     return figure
 
 
@@ -87,12 +93,12 @@ def _bounds(found: Landscape) -> Figure:
     figure, (left, right) = _pair()
     rows = tables.theorem7(found)
     x = np.arange(len(rows))
-    for key, name, colour in (
-        ("seen", "largest seen", RED),
-        ("printed", "Theorem 7 as printed", BLUE),
-        ("rigorous", "Theorem 7′", GREEN),
+    for key, name, style in (
+        ("seen", "largest seen", {"color": RED, "marker": "o", "ms": 4}),
+        ("printed", "Theorem 7 as printed", {"color": BLUE, "marker": "o", "ms": 4}),
+        ("rigorous", "Theorem 7′", {"color": GREEN, "marker": "o", "ms": 9, "mfc": "none", "ls": ":"}),
     ):
-        left.plot(x, [row[key] for row in rows], "o-", color=colour, lw=1, ms=4, label=name)
+        left.plot(x, [row[key] for row in rows], lw=1, label=name, **style)
     left.set_yscale("log")
     left.set_xticks(x, [f"{row['distance']:.2g}" for row in rows])
     left.set_xlabel("distance ‖w − w*‖")
@@ -107,6 +113,7 @@ def _bounds(found: Landscape) -> Figure:
     )  # fmt: skip
     right.axhline(found.gradients.mean_square, color="0.6", lw=0.8, label="all samples")
     _log_log(right, "samples k", "E‖∇L$_k$(w*)‖²")
+    _ticks(right, found.gradients.sizes)
     return figure
 
 
@@ -126,6 +133,9 @@ def _subspace(found: Landscape) -> Figure:
     ends = np.clip(np.stack([b.held_out - b.held_low, b.held_high - b.held_out]), 0, None)
     right.errorbar(b.held_out, b.k, xerr=ends, fmt="s", color=RED, ms=4, label="held-out half at that k")
     _log_log(right, "tolerance of |L$_{k+1}$ − L$_k$|", "samples needed")
+    _ticks(right, b.tolerance)
+    right.set_yticks(b.k, [f"{k:.0f}" for k in b.k])
+    right.set_yticks([], minor=True)
     return figure
 
 
@@ -135,3 +145,9 @@ def _log_log(ax: Axes, label: str, title: str) -> None:
     ax.set_xlabel(label)
     ax.set_title(title, fontsize=10)
     ax.legend(fontsize=8)
+
+
+def _ticks(ax: Axes, places: np.ndarray) -> None:
+    """Ticks at these places alone."""
+    ax.set_xticks(places, [f"{place:.2g}" for place in places], fontsize=7)
+    ax.set_xticks([], minor=True)

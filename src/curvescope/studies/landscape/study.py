@@ -137,7 +137,9 @@ class Landscape(Shown):
 
     def tables(self) -> dict[str, pd.DataFrame]:
         """Tables by name."""
-        return tables.tables(self)
+        import pandas as pd
+
+        return {**tables.tables(self), "claims": pd.DataFrame(self.claims())}
 
     def figures(self) -> dict[str, Figure]:
         """Figures by name; drawing computes nothing."""

@@ -28,7 +28,7 @@ def summary(found: Landscape) -> list[Line]:
         ("slope, control", interval(g.control.slope), f"the same of independent {g.control_name} numbers"),
         ("tr H_x", with_error(float(traces.mean()), error), f"mean of {plural(len(traces), 'sample')}"),
         ("tr Cov g", f"{found.gradients.unbiased:.4g}", f"‖ḡ‖² = {found.gradients.mean_square:.3g}"),
-        *((c.claim, c.verdict, f"{c.measured} ({c.source}: {c.published})") for c in claims(found)),
+        *((c.claim, c.verdict, f"{c.measured} ({c.source})") for c in claims(found)),
         *(("note", "", note) for note in found.notes),
     ]
 
@@ -44,6 +44,8 @@ def captions(found: Landscape) -> dict[str, str]:
         "and variance (control), and the exact law √(Var/(k(k+1))). The columns _mean are mean absolute "
         f"values, _smoothed their exponential moving average ({growth.EMA}), as published; ± is a standard "
         "error over orders, a band two of them. Nothing here knows the Hessian.",
+        "claims": "What is said of the landscape as data grow, next to what was measured here; every verdict "
+        "follows from the numbers beside it.",
         "slopes": "Model and control side by side; 95 % intervals by resampling the orders. The law's slope "
         f"is fitted at the same k, from {growth.FIRST} on.",
         "three_terms": f"k(k+1) E(L_{{k+1}} − L_k)² around w*, δ ~ N(0, s² I), of {S} samples: the variance "
@@ -62,8 +64,9 @@ def captions(found: Landscape) -> dict[str, str]:
         "training stopped.",
         "subspace": f"Δ₂ on the span of {plural(len(sub.eigenvalues), 'eigenvector')} of the mean Hessian, "
         f"eigenvalues {', '.join(f'{v:.3g}' for v in sub.eigenvalues)} (residuals "
-        f"{', '.join(f'{v:.2g}' for v in sub.residuals)}), points of spread {sub.sigma:.2g}: closed form, simulation with "
-        f"the losses themselves at {len(sub.direct)} pairs of points, and the published bound.",
+        f"{', '.join(f'{v:.2g}' for v in sub.residuals)}), points of spread {sub.sigma:.2g}: closed form, "
+        f"simulation with the losses themselves at {len(sub.direct)} pairs of them, and the published bound. "
+        "Right: the budget, whose table says more.",
         "budget": "The least k for a tolerance of |L_{k+1} − L_k|, from "
         f"{found.budget.num_pilot} samples with a 95 % interval, and the root mean square at that k on "
         f"{found.budget.num_held_out} held-out samples.",
