@@ -174,6 +174,18 @@ def test_modules_that_cannot_be_batched_are_taken_one_by_one(make: type[nn.Modul
     check(cs.per_sample(problem), singles(problem), V, "hessian")
 
 
+def test_losses_at_other_parameters():
+    found = bench("plain-normed-mlp")
+    moved = {name: 1.1 * p.detach() for name, p in found.problem.parameters.items()}
+    there = [one.at(moved).value() for one in singles(found.problem)]
+    assert abs(cs.per_sample(found.problem).losses(moved) - np.array(there)).max() < EXACT
+    assert abs(cs.per_sample(found.problem.at(moved)).losses() - np.array(there)).max() < EXACT
+    x = torch.ones(2, 4, 2, dtype=torch.float64)
+    held = cs.per_sample(cs.Problem(Holds(), (x, x), "mse_mean"))
+    with pytest.raises(UsageError, match="in a second way"):
+        held.losses({"weight": torch.zeros(2, dtype=torch.float64)})
+
+
 def test_what_is_refused():
     problem = bench("real-to-real-identity").problem
     with pytest.raises(UsageError, match="terms within a sequence"):

@@ -11,8 +11,8 @@ Samples go through the model several at a time (`stacked`), as many as memory ta
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, final, get_args
 
@@ -26,17 +26,19 @@ from curvescope.core.result import Result
 from curvescope.core.seeds import probes
 from curvescope.data.batches import Batch
 from curvescope.engines import Engine
-from curvescope.engines.memory import SHARE_OF_FREE_MEMORY, directions_per_pass, free_bytes, result_bytes
+from curvescope.engines.memory import SHARE_OF_FREE_MEMORY, free_bytes, result_bytes
 from curvescope.losses import CrossEntropy, SquaredError
 from curvescope.losses.base import expand_weights
 from curvescope.losses.cross_entropy import is_counted
+from curvescope.models.running.held import RefuseHeld
 from curvescope.operators.stacked import Graph, Part, alone, fits_together, together
 from curvescope.problem import Problem, check_finite, differentiating
 
 Each = Literal["sequence", "term"]
 GRAPH = 4  # of a gradient's graph, in units of the forward pass's results
 COPIES = 4  # of a sample's parameters: the copy, its gradient, a direction, a product
-CPU_BYTES = 64 * 2**20  # more at once does not pay
+DIRECTION = 3  # of a sample's parameters, and of its results: what one more direction at once takes
+CPU_BYTES = 256 * 2**20  # more at once does not pay
 
 
 @dataclass(frozen=True)
@@ -113,12 +115,14 @@ class PerSample:
         """S."""
         return len(self.shares)
 
-    def losses(self) -> np.ndarray:
-        """ℓ_x: (S,)."""
+    def losses(self, parameters: Mapping[str, Tensor] | None = None) -> np.ndarray:
+        """ℓ_x: (S,), where the problem is, or at other parameters, by name."""
         found, loss = [], self.problem.loss
-        with self.steady(), differentiating(), torch.no_grad():
+        moved = {**self.problem.point, **(parameters or {})}
+        held = RefuseHeld(self.problem.model.parameters, moved) if moved else nullcontext()
+        with self.steady(), differentiating(), torch.no_grad(), held:
             for rows, batch in zip(self._rows(), self.problem.placed_batches("losses"), strict=True):
-                z = self.problem.outputs(batch)
+                z = self.problem.outputs(batch, moved)
                 own = rows.batch(batch)
                 for i, s in enumerate(rows.sequences.tolist()):
                     one = own[i : i + 1]
@@ -224,15 +228,14 @@ class PerSample:
             return self._tried[key]
         _, results = result_bytes(lambda: problem.outputs(one))
         size = self.space.size * torch.finfo(problem.dtype).bits // 8
-        limit = CPU_BYTES
-        if problem.device.type != "cpu":
-            limit = int(SHARE_OF_FREE_MEMORY * free_bytes(problem.device))
+        limit = int(SHARE_OF_FREE_MEMORY * free_bytes(problem.device))
+        limit = min(limit, CPU_BYTES) if problem.device.type == "cpu" else limit
         most = self._chunk or max(1, limit // max(GRAPH * results + COPIES * size, 1))
         step = max(1, min(most, B))
         v, _ = probe_columns(self.space, 1, seed=0)
         with differentiating():
             step = step if step == 1 or fits_together(problem, self.space, batch, v) else 1
-        found = step, directions_per_pass(problem, results * step + size * step)
+        found = step, max(1, limit // max(DIRECTION * (results + size) * step, 1))
         if self._tried is not None:
             self._tried[key] = found
         return found

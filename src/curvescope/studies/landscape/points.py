@@ -72,11 +72,11 @@ class Norms(Result):
 def simulate(problem: Problem, blocks: tuple[str, ...], s: float, num_pairs: int, seed: int) -> Direct:
     """Losses of all samples at `num_pairs` pairs of points; where s = 0 they are all w*."""
     space = problem.space(*blocks)
-    base, where = _losses(problem, blocks, None), {"dtype": space.dtype, "device": space.device}
-    rows = []
+    samples, where = per_sample(problem, *blocks), {"dtype": space.dtype, "device": space.device}
+    base, rows = samples.losses(), []
     for j in range(num_pairs):
         delta = s * probes(space.size, 1, seed=seed, first=j, kind="gaussian", **where)
-        pair = [_losses(problem, blocks, sign * delta[:, 0]) if s > 0 else base for sign in (1, -1)]
+        pair = losses_at(samples, delta[:, 0]) if s > 0 else [base, base]
         source = np.random.default_rng([seed, j, 3])
         orders = np.stack([source.permutation(values) for values in pair for _ in range(ORDERS)])
         steps = np.abs(increments(orders))
@@ -116,13 +116,14 @@ def measure_norms(
     chosen = np.sort(np.argsort(sizes)[::-1][: power.num_samples])
     part = subset(problem, per_sample(problem).sequences[chosen])
     space = problem.space(*blocks)
-    found, gap = _power(per_sample(part, *blocks), power)
+    samples = per_sample(part, *blocks)
+    found, gap = _power(samples, power)
     ball = float(np.sqrt(2 * losses.max() / max(found.max(), 1e-300)))
     spheres, there = [*radii, ball], []
     where = {"dtype": space.dtype, "device": space.device}
     for q, radius in enumerate(spheres):
         z = probes(space.size, 1, seed=power.seed, first=q, kind="gaussian", **where)[:, 0]
-        moved = at_offset(part, blocks, radius * z / z.norm())
+        moved = part.at(offset(samples, radius * z / z.norm()))
         there.append(_power(per_sample(moved, *blocks), power)[0])
     return Norms(chosen, found, gap, np.array(spheres), np.stack(there), ball)
 
@@ -140,11 +141,16 @@ def _power(samples: PerSample, power: Power) -> tuple[np.ndarray, np.ndarray]:
     return norms[-1], 1 - norms[-2] / np.maximum(norms[-1], 1e-300)
 
 
-def at_offset(problem: Problem, blocks: tuple[str, ...], delta: Tensor) -> Problem:
-    """The problem at w* + δ, δ a vector over the blocks."""
-    moved = problem.space(*blocks).scatter(delta)
-    here = problem.parameters
-    return problem.at({name: here[name].detach() + change for name, change in moved.items()})
+def losses_at(samples: PerSample, delta: Tensor) -> list[np.ndarray]:
+    """Every sample's loss at w* + δ and at w* − δ."""
+    with samples.steady():
+        return [samples.losses(offset(samples, sign * delta)) for sign in (1, -1)]
+
+
+def offset(samples: PerSample, delta: Tensor) -> dict[str, Tensor]:
+    """The parameters at w* + δ, δ a vector over the samples' blocks."""
+    here, moved = samples.problem.parameters, samples.space.scatter(delta)
+    return {name: here[name].detach() + change for name, change in moved.items()}
 
 
 def subset(problem: Problem, sequences: np.ndarray) -> Problem:
@@ -160,10 +166,6 @@ def _chosen(problem: Problem, sequences: Any) -> Iterator[Batch]:
         if len(rows):
             yield batch.map(lambda t, rows=rows: t[rows.to(t.device)])
         first += batch.num_sequences
-
-
-def _losses(problem: Problem, blocks: tuple[str, ...], delta: Tensor | None) -> np.ndarray:
-    return per_sample(problem if delta is None else at_offset(problem, blocks, delta), *blocks).losses()
 
 
 def error_of(values: np.ndarray) -> float:

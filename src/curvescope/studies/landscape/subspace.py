@@ -16,7 +16,7 @@ from curvescope.operators import Hessian
 from curvescope.operators.per_sample import per_sample
 from curvescope.problem import Problem
 from curvescope.studies.landscape.growth import increments
-from curvescope.studies.landscape.points import at_offset
+from curvescope.studies.landscape.points import losses_at
 
 
 @dataclass(frozen=True)
@@ -78,8 +78,7 @@ def measure_subspace(problem: Problem, blocks: tuple[str, ...], effort: Effort) 
     source, direct = generator(effort.seed, 5), []
     for _ in range(effort.num_pairs):
         z = sigma * torch.randn(D, generator=source, dtype=torch.float64)
-        moves = [sign * (U @ z.to(U)) for sign in (1, -1)]
-        direct.append([per_sample(at_offset(problem, blocks, move), *blocks).losses() for move in moves])
+        direct.append(losses_at(samples, U @ z.to(U)))
     return Subspace(
         eigenvalues=pairs.values,
         residuals=pairs.residuals,
