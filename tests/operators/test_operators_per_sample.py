@@ -16,10 +16,16 @@ from oracles import as_batches, bench, cut, make_data, relative_error
 from selection import some
 
 EXACT = 1e-12
+FEW = 3  # products that meet an operator of their own; the sum meets all
 OPERATORS: dict[Part, type] = {"hessian": cs.Hessian, "ggn": cs.GGN}
 RAGGED = "post-layernorm-relu-ignored"
-OFTEN = ("merged-alibi-scaled-residual", "patches-to-class", "plain-attention-tied", "mlp-relu-mse")
-CASES = [(name, part) for name in dict.fromkeys([*OFTEN, *oracles.NAMES]) for part in OPERATORS]
+OFTEN: list[tuple[str, Part]] = [
+    ("merged-alibi-scaled-residual", "hessian"),
+    ("patches-to-class", "ggn"),
+    ("plain-attention-tied", "hessian"),
+    ("mlp-relu-mse", "ggn"),
+]
+REST = [(name, part) for name in oracles.NAMES for part in OPERATORS if (name, part) not in OFTEN]
 
 
 def singles(problem: cs.Problem) -> list[cs.Problem]:
@@ -38,13 +44,13 @@ def check(samples: PerSample, alone: list[cs.Problem], V: Tensor, part: Part) ->
     assert relative_error(gradients, torch.stack([one.gradient() for one in alone])) < EXACT
     products = samples.products(V, part)
     make = OPERATORS[part]
-    for found, one in zip(products, alone, strict=True):
+    for found, one in list(zip(products, alone, strict=True))[:FEW]:
         assert relative_error(found, make(one, engine="autograd") @ V) < EXACT
     assert relative_error(shares @ gradients, problem.gradient()) < EXACT
     assert relative_error(torch.einsum("s,snk->nk", shares, products), make(problem) @ V) < EXACT
 
 
-@pytest.mark.parametrize(("name", "part"), some(CASES, few=2 * len(OFTEN)))
+@pytest.mark.parametrize(("name", "part"), some([*OFTEN, *REST], few=len(OFTEN)))
 def test_samples_are_problems_of_one_sequence_each(name: str, part: Part):
     found = bench(name)
     data = cut(make_data(found.case), [3, 1, 1])[:2]
@@ -79,7 +85,7 @@ def test_ragged_weighted_data_and_a_sequence_that_does_not_count():
     check(samples, singles(problem), bench(RAGGED).probe(2), "hessian")
 
 
-@pytest.mark.parametrize("part", OPERATORS)
+@pytest.mark.parametrize("part", some(list(OPERATORS), few=1))
 def test_terms_are_problems_of_one_target_each(part: Part):
     problem = ragged()
     samples = cs.per_sample(problem, each="term")
