@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, final, get_args
 
@@ -82,6 +82,7 @@ class PerSample:
         self.each: Each = each
         self._engine, self._chunk = Engine(problem, "autograd"), chunk
         self._tried: dict[Any, tuple[int, int]] | None = None  # what was found inside `steady`
+        self._reached: set[frozenset[str]] = set()
 
     @contextmanager
     def steady(self) -> Iterator[None]:
@@ -90,7 +91,7 @@ class PerSample:
             yield
             return
         with self._engine.steady():
-            self._tried = {}
+            self._tried, self._reached = {}, set()
             try:
                 yield
             finally:
@@ -119,8 +120,7 @@ class PerSample:
         """ℓ_x: (S,), where the problem is, or at other parameters, by name."""
         found, loss = [], self.problem.loss
         moved = {**self.problem.point, **(parameters or {})}
-        held = RefuseHeld(self.problem.model.parameters, moved) if moved else nullcontext()
-        with self.steady(), differentiating(), torch.no_grad(), held:
+        with self.steady(), differentiating(), torch.no_grad(), self._reaching(moved):
             for rows, batch in zip(self._rows(), self.problem.placed_batches("losses"), strict=True):
                 z = self.problem.outputs(batch, moved)
                 own = rows.batch(batch)
@@ -188,6 +188,17 @@ class PerSample:
         return f"PerSample({self.num_samples} {self.each}s, {self.space.size} parameters)"
 
     # ------------------------------------------------------------------------------- the stream of samples
+
+    @contextmanager
+    def _reaching(self, moved: Mapping[str, Tensor]) -> Iterator[None]:
+        """Passes inside raise where the module holds a moved parameter in a second way; once is enough."""
+        assert self._tried is not None, "inside steady"
+        if not moved or frozenset(moved) in self._reached:
+            yield
+            return
+        with RefuseHeld(self.problem.model.parameters, moved):
+            yield
+        self._reached.add(frozenset(moved))
 
     def _stream(
         self, what: str, work: Callable[[Graph, slice, int], Tensor]

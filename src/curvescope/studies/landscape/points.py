@@ -73,24 +73,25 @@ def simulate(problem: Problem, blocks: tuple[str, ...], s: float, num_pairs: int
     """Losses of all samples at `num_pairs` pairs of points; where s = 0 they are all w*."""
     space = problem.space(*blocks)
     samples, where = per_sample(problem, *blocks), {"dtype": space.dtype, "device": space.device}
-    base, rows = samples.losses(), []
-    for j in range(num_pairs):
-        delta = s * probes(space.size, 1, seed=seed, first=j, kind="gaussian", **where)
-        pair = losses_at(samples, delta[:, 0]) if s > 0 else [base, base]
-        source = np.random.default_rng([seed, j, 3])
-        orders = np.stack([source.permutation(values) for values in pair for _ in range(ORDERS)])
-        steps = np.abs(increments(orders))
-        k = np.arange(1, orders.shape[1])
-        rows.append(
-            (
-                np.mean([values.var(ddof=1) for values in pair]),
-                scaled_squares(steps).mean(),
-                np.mean(pair) - base.mean(),
-                float(delta.double().norm()),
-                (steps * (k + 1)).max(),
-            )
-        )
-    return Direct(s, *(np.array(column) for column in zip(*rows, strict=True)))
+    with samples.steady():
+        base = samples.losses()
+        rows = []
+        for j in range(num_pairs):
+            delta = s * probes(space.size, 1, seed=seed, first=j, kind="gaussian", **where)[:, 0]
+            pair = losses_at(samples, delta) if s > 0 else [base, base]
+            rows.append((*_increments(pair, [seed, j, 3]), np.mean(pair) - base.mean(), float(delta.norm())))
+    variance, simulated, largest, rise, distance = (np.array(column) for column in zip(*rows, strict=True))
+    return Direct(s, variance, simulated, rise, distance, largest)
+
+
+def _increments(pair: list[np.ndarray], seed: list[int]) -> tuple[float, float, float]:
+    """Of the losses at two points: variance, scaled mean square and largest increment over random orders."""
+    source = np.random.default_rng(seed)
+    orders = np.stack([source.permutation(values) for values in pair for _ in range(ORDERS)])
+    steps = np.abs(increments(orders))
+    variance = np.mean([values.var(ddof=1) for values in pair])
+    largest = (steps * np.arange(2, orders.shape[1] + 1)).max()
+    return float(variance), float(scaled_squares(steps).mean()), float(largest)
 
 
 class Power(NamedTuple):
