@@ -66,21 +66,22 @@ def test_the_zoo_and_torch_s_layer_norm_are_taken_together():
 
 
 def ragged() -> cs.Problem:
-    """Batches of different lengths; one sequence counts nowhere."""
+    """Batches of different lengths; one sequence counts nowhere, and one batch."""
     found = bench(RAGGED)
     x, y, _ = make_data(found.case)
     y = y.clone()
     y[1] = -100
     w = torch.rand(5, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
     w[2, 0] = 0.0
-    data = [cs.Batch(x[:3], y[:3], w[:3]), cs.Batch(x[3:, :3], y[3:, :3], w[3:, :3])]
+    nothing = cs.Batch(x[:1], torch.full_like(y[:1], -100), w[:1])
+    data = [cs.Batch(x[:3], y[:3], w[:3]), nothing, cs.Batch(x[3:, :3], y[3:, :3], w[3:, :3])]
     return cs.Problem(found.model, data)
 
 
 def test_ragged_weighted_data_and_a_sequence_that_does_not_count():
     problem = ragged()
     samples = cs.per_sample(problem)
-    assert samples.sequences.tolist() == [0, 2, 3, 4]
+    assert samples.sequences.tolist() == [0, 2, 4, 5]
     assert samples.shares.sum() == pytest.approx(1, abs=EXACT)
     check(samples, singles(problem), bench(RAGGED).probe(2), "hessian")
 
@@ -185,7 +186,10 @@ def test_losses_at_other_parameters():
     moved = {name: 1.1 * p.detach() for name, p in found.problem.parameters.items()}
     there = [one.at(moved).value() for one in singles(found.problem)]
     assert abs(cs.per_sample(found.problem).losses(moved) - np.array(there)).max() < EXACT
-    assert abs(cs.per_sample(found.problem.at(moved)).losses() - np.array(there)).max() < EXACT
+    elsewhere = cs.per_sample(found.problem.at(moved))
+    assert abs(elsewhere.losses() - np.array(there)).max() < EXACT
+    total = torch.einsum("s,snk->nk", torch.as_tensor(elsewhere.shares), elsewhere.products(found.probe(1)))
+    assert relative_error(total, cs.Hessian(found.problem.at(moved)) @ found.probe(1)) < EXACT
     x = torch.ones(2, 4, 2, dtype=torch.float64)
     held = cs.per_sample(cs.Problem(Holds(), (x, x), "mse_mean"))
     with pytest.raises(UsageError, match="in a second way"):
@@ -203,3 +207,5 @@ def test_what_is_refused():
     samples = cs.per_sample(problem)
     with pytest.raises(ShapeError, match="expected columns"):
         samples.products(torch.zeros(3, 1, dtype=torch.float64))
+    with pytest.raises(ShapeError, match="expected columns"):
+        samples.gradient_products(torch.zeros(5, samples.space.size, 1, dtype=torch.float64))

@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, final, get_args
+from typing import Any, final, get_args
 
 import numpy as np
 import torch
@@ -27,14 +27,11 @@ from curvescope.core.seeds import probes
 from curvescope.data.batches import Batch
 from curvescope.engines import Engine
 from curvescope.engines.memory import SHARE_OF_FREE_MEMORY, free_bytes, result_bytes
-from curvescope.losses import CrossEntropy, SquaredError
-from curvescope.losses.base import expand_weights
-from curvescope.losses.cross_entropy import is_counted
 from curvescope.models.running.held import RefuseHeld
+from curvescope.operators.rows import Each, Rows, has_terms, rows_of
 from curvescope.operators.stacked import Graph, Part, alone, fits_together, together
 from curvescope.problem import Problem, check_finite, differentiating
 
-Each = Literal["sequence", "term"]
 GRAPH = 4  # of a gradient's graph, in units of the forward pass's results
 COPIES = 4  # of a sample's parameters: the copy, its gradient, a direction, a product
 DIRECTION = 3  # of a sample's parameters, and of its results: what one more direction at once takes
@@ -50,23 +47,6 @@ class SampleTraces(Result):
     exact: bool  # from basis vectors, all of them
     num_probes: int
     seed: int
-
-
-class Rows(NamedTuple):
-    """Samples of one batch: which sequences they are, and of terms which entries of their targets."""
-
-    sequences: Tensor  # (R,)
-    terms: Tensor | None  # (R,)
-    weights: np.ndarray  # (R,) N_x
-
-    def batch(self, whole: Batch, rows: slice = slice(None)) -> Batch:
-        """The samples as sequences of a batch; a term is its sequence with no other term that counts."""
-        chosen = self.sequences[rows]
-        found = whole.map(lambda t: t[chosen.to(t.device)])
-        if self.terms is None:
-            return found
-        hot = torch.nn.functional.one_hot(self.terms[rows], whole.targets[0].numel())
-        return Batch(found.inputs, found.targets, hot.reshape(found.targets.shape).to(found.targets.device))
 
 
 @final
@@ -143,7 +123,7 @@ class PerSample:
 
     def gradient_products(self, V: Tensor) -> np.ndarray:
         """⟨∇ℓ_x, v⟩ for the columns v of V (n, k): (S, k)."""
-        self._check(V)
+        self._check(V, own=False)
         return _joined(found @ V for _, found in self.gradient_parts())
 
     def product_parts(self, V: Tensor, part: Part = "hessian") -> Iterator[tuple[slice, Tensor]]:
@@ -207,6 +187,8 @@ class PerSample:
         divisors, first = torch.as_tensor(self._divisors()), 0
         with self.steady():
             for rows, whole in zip(self._rows(), self.problem.placed_batches(what), strict=True):
+                if not len(rows.sequences):
+                    continue
                 step, group = self._at_once(rows.batch(whole))
                 for start in range(0, len(rows.sequences), step):
                     batch = rows.batch(whole, slice(start, start + step))
@@ -238,7 +220,7 @@ class PerSample:
         if self._tried is not None and key in self._tried:
             return self._tried[key]
         _, results = result_bytes(lambda: problem.outputs(one))
-        size = self.space.size * torch.finfo(problem.dtype).bits // 8
+        size = sum(map(math.prod, self.space.shapes.values())) * torch.finfo(problem.dtype).bits // 8
         limit = int(SHARE_OF_FREE_MEMORY * free_bytes(problem.device))
         limit = min(limit, CPU_BYTES) if problem.device.type == "cpu" else limit
         most = self._chunk or max(1, limit // max(GRAPH * results + COPIES * size, 1))
@@ -252,20 +234,21 @@ class PerSample:
         return found
 
     def _rows(self) -> list[Rows]:
-        return [_rows_of(self.problem, batch, self.each) for batch in self.problem.batches]
+        return [rows_of(self.problem, batch, self.each) for batch in self.problem.batches]
 
     def _divisors(self) -> np.ndarray:
         """What a sample's sum is divided by."""
         weights = np.concatenate([rows.weights for rows in self._rows()])
         return np.ones_like(weights) if self.each == "term" else weights
 
-    def _check(self, V: Tensor) -> None:
+    def _check(self, V: Tensor, *, own: bool = True) -> None:
+        """Raise unless these are columns for all samples, or, where that goes, each sample's own."""
         n, S = self.space.size, self.num_samples
-        fits = V.dim() in (2, 3) and V.shape[-2] == n and (V.dim() == 2 or V.shape[0] == S)
-        if not fits or V.dtype != self.problem.dtype:
+        shapes = [(n,), (S, n)] if own else [(n,)]
+        if V.shape[:-1] not in shapes or V.dtype != self.problem.dtype:
+            wanted = " or ".join(f"({', '.join(map(str, shape))}, k)" for shape in shapes)
             raise ShapeError(
-                f"expected columns ({n}, k), or ({S}, {n}, k), in {self.problem.dtype}, "
-                f"got {V.dtype} {tuple(V.shape)}"
+                f"expected columns {wanted} in {self.problem.dtype}, got {V.dtype} {tuple(V.shape)}"
             )
 
 
@@ -286,7 +269,7 @@ def per_sample(
         raise UsageError(f"expected each='sequence' or 'term', got {each!r}")
     if chunk is not None and (not isinstance(chunk, int) or chunk < 1):
         raise UsageError(f"expected a chunk of at least 1 sample, got {chunk!r}")
-    if each == "term" and not _splits(problem):
+    if each == "term" and not has_terms(problem):
         raise UsageError(
             f"the loss {problem.loss.name!r} does not say what its terms within a sequence are",
             hint="each='sequence', or a loss that is cross_entropy or mse_mean",
@@ -300,29 +283,6 @@ def probe_columns(space: ParamSpace, num_probes: int, *, seed: int) -> tuple[Ten
     if space.size <= num_probes:
         return torch.eye(space.size, **where), True
     return probes(space.size, num_probes, seed=seed, **where), False
-
-
-def _splits(problem: Problem) -> bool:
-    loss = problem.loss
-    return isinstance(loss, CrossEntropy) or (isinstance(loss, SquaredError) and loss.normalisation == "mean")
-
-
-def _rows_of(problem: Problem, batch: Batch, each: Each) -> Rows:
-    """The samples of a batch that count."""
-    if each == "sequence":
-        ones = (batch[i : i + 1] for i in range(batch.num_sequences))
-        weights = np.array([problem.loss.total_weight(one.targets, one.weights) for one in ones])
-        kept = np.flatnonzero(weights > 0)
-        return Rows(torch.as_tensor(kept), None, weights[kept])
-    targets = batch.targets
-    w = torch.ones(targets.shape, dtype=torch.float64)
-    if batch.weights is not None:
-        w = expand_weights(batch.weights, targets).double().cpu()
-    if not targets.is_floating_point():
-        w = w * is_counted(targets).cpu()
-    flat = w.reshape(len(targets), -1)
-    sequences, terms = (flat > 0).nonzero(as_tuple=True)
-    return Rows(sequences, terms, flat[sequences, terms].numpy())
 
 
 def _joined(parts: Iterable[Tensor]) -> np.ndarray:
