@@ -2,8 +2,8 @@
 
 from curvescope.operators.curvature import GGN, EmpiricalFisher, Functional, Hessian, MonteCarloFisher
 from curvescope.operators.jacobian import Jacobian
-from curvescope.operators.sources import Source, Sources
 from curvescope.operators.per_sample import PerSample, SampleTraces, per_sample
+from curvescope.operators.sources import Source, Sources
 from curvescope.operators.third_derivative import ThirdDerivative, third_derivative
 
 __all__ = [
@@ -13,10 +13,10 @@ __all__ = [
     "Hessian",
     "Jacobian",
     "MonteCarloFisher",
-    "Source",
-    "Sources",
     "PerSample",
     "SampleTraces",
+    "Source",
+    "Sources",
     "ThirdDerivative",
     "per_sample",
     "third_derivative",

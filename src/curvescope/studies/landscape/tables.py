@@ -76,7 +76,7 @@ def three_terms(found: Landscape) -> list[dict[str, object]]:
     laws, rows = found.laws, []
     for i, direct in enumerate(found.direct):
         total, error = float(laws.terms[i].sum()), float(laws.total_errors[i])
-        row: dict[str, object] = {"s": direct.s, "rms distance": float(np.sqrt((direct.distance**2).mean()))}
+        row: dict[str, object] = {"s": direct.s, "distance": float(np.sqrt((direct.distance**2).mean()))}
         for j, name in enumerate(("loss", "gradient", "hessian")):
             row |= {name: laws.terms[i, j], f"± {name}": laws.errors[i, j]}
         rows.append(

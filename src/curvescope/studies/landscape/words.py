@@ -39,7 +39,7 @@ def captions(found: Landscape) -> dict[str, str]:
     S, J = len(found.curvature.losses), max(len(d.variance) for d in found.direct)
     how = "exact" if H.exact else f"from {plural(H.traces.shape[1], 'probe')} that all samples share"
     return {
-        "landscape": "The mean loss L_k of k samples settles: root mean square of L_{k+1} − L_k over "
+        "landscape": "The mean loss L_k of k samples settles: the root of the mean of (L_{k+1} − L_k)² over "
         f"{g.num_orders} random orders (model), of independent {g.control_name} numbers with the same mean "
         "and variance (control), and the exact law √(Var/(k(k+1))). The columns _mean are mean absolute "
         f"values, _smoothed their exponential moving average ({growth.EMA}), as published; ± is a standard "
@@ -68,6 +68,6 @@ def captions(found: Landscape) -> dict[str, str]:
         f"simulation with the losses themselves at {len(sub.direct)} pairs of them, and the published bound. "
         "Right: the budget, whose table says more.",
         "budget": "The least k for a tolerance of |L_{k+1} − L_k|, from "
-        f"{found.budget.num_pilot} samples with a 95 % interval, and the root mean square at that k on "
-        f"{found.budget.num_held_out} held-out samples.",
+        f"{found.budget.num_pilot} samples with a 95 % interval, and the root of the mean square at that k "
+        f"on {found.budget.num_held_out} held-out samples.",
     }
