@@ -28,16 +28,16 @@ def draw(found: Landscape) -> dict[str, Figure]:
     }
 
 
-def _pair(width: float = 10.0) -> tuple[Figure, np.ndarray]:
+def _panels(count: int, *, width: float = 10.0) -> tuple[Figure, np.ndarray]:
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(1, 2, figsize=(width, 3.8), layout="constrained")
+    figure, axes = plt.subplots(1, count, figsize=(width, 3.8), layout="constrained")
     return figure, axes
 
 
 def _growth(found: Landscape) -> Figure:
     """Left: root mean squares and the law. Right: the published statistic, raw and smoothed."""
-    figure, (left, right) = _pair()
+    figure, (left, right) = _panels(2)
     g = found.growth
     for curve, name, colour in ((g.model, "model", BLUE), (g.control, f"control: {g.control_name}", RED)):
         left.plot(g.k, curve.rms, color=colour, lw=0.9, label=name)
@@ -55,9 +55,7 @@ def _growth(found: Landscape) -> Figure:
 
 def _three_terms(found: Landscape) -> Figure:
     """The terms by radius; their sum and the simulation; the difference in standard errors."""
-    import matplotlib.pyplot as plt
-
-    figure, (left, middle, right) = plt.subplots(1, 3, figsize=(13, 3.8), layout="constrained")
+    figure, (left, middle, right) = _panels(3, width=13.0)
     order = np.argsort(found.laws.s)
     rows = [tables.three_terms(found)[i] for i in order]
     s, terms, errors = (x[order] for x in (found.laws.s, found.laws.terms, found.laws.errors))
@@ -90,7 +88,7 @@ def _three_terms(found: Landscape) -> Figure:
 
 def _bounds(found: Landscape) -> Figure:
     """Left: what was seen next to both bounds. Right: Assumption 1."""
-    figure, (left, right) = _pair()
+    figure, (left, right) = _panels(2)
     rows = tables.theorem7(found)
     x = np.arange(len(rows))
     for key, name, style in (
@@ -119,7 +117,7 @@ def _bounds(found: Landscape) -> Figure:
 
 def _subspace(found: Landscape) -> Figure:
     """Left: Δ₂. Right: the budget."""
-    figure, (left, right) = _pair()
+    figure, (left, right) = _panels(2)
     sub = found.subspace
     exact, (mean, stderr), bound = sub.closed_form(), sub.simulated(), sub.bound()
     k = np.arange(1, len(exact) + 1)

@@ -137,9 +137,7 @@ class Landscape(Shown):
 
     def tables(self) -> dict[str, pd.DataFrame]:
         """Tables by name."""
-        import pandas as pd
-
-        return {**tables.tables(self), "claims": pd.DataFrame(self.claims())}
+        return tables.tables(self)
 
     def figures(self) -> dict[str, Figure]:
         """Figures by name; drawing computes nothing."""

@@ -30,6 +30,7 @@ def tables(found: Landscape) -> dict[str, pd.DataFrame]:
         "assumption1": pd.DataFrame(assumption1(found)),
         "subspace": pd.DataFrame(subspace(found)),
         "budget": pd.DataFrame(budget(found)),
+        "claims": pd.DataFrame(found.claims()),
     }
 
 
