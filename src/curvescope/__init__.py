@@ -40,6 +40,7 @@ _HOME = {
     "Source": "operators",
     "Sources": "operators",
     "third_derivative": "operators",
+    "per_sample": "operators",
     "LinearOperator": "core.operator",
     "eigsh": "algorithms",
     "spectral_density": "algorithms",
@@ -105,6 +106,7 @@ __all__ = [
     "images",
     "load",
     "masked_lm",
+    "per_sample",
     "save",
     "solve",
     "spectral_density",
@@ -164,6 +166,7 @@ if TYPE_CHECKING:
         MonteCarloFisher,
         Source,
         Sources,
+        per_sample,
         third_derivative,
     )
     from curvescope.problem import Problem

@@ -7,6 +7,7 @@
     network     primitives, blocks, stacks and how they are put together; a whole model
     spectra     spectra that are known exactly
     bounds      certified bounds, and how blocks grow
+    landscape   the mean loss as the sample grows, at a point and around it
     printed     what papers print: Kronecker forms, theorems and bounds, as stated and put right
 
 Everything here is written out, and nothing knows the matrix-free operators, so that each can be the

@@ -2,6 +2,7 @@
 
 from curvescope.operators.curvature import GGN, EmpiricalFisher, Functional, Hessian, MonteCarloFisher
 from curvescope.operators.jacobian import Jacobian
+from curvescope.operators.per_sample import PerSample, SampleTraces, per_sample
 from curvescope.operators.sources import Source, Sources
 from curvescope.operators.third_derivative import ThirdDerivative, third_derivative
 
@@ -12,8 +13,11 @@ __all__ = [
     "Hessian",
     "Jacobian",
     "MonteCarloFisher",
+    "PerSample",
+    "SampleTraces",
     "Source",
     "Sources",
     "ThirdDerivative",
+    "per_sample",
     "third_derivative",
 ]

@@ -144,6 +144,28 @@ TERMS = (
     ),
     Term("KL", "Kullback–Leibler divergence, in nats.", ("KL",)),
     Term("σ", "the scale of the embeddings, in the sweeps of ormaniec2025.", ("σ",)),
+    Term("w*", "the weights as they are, around which points are drawn.", ("w*",)),
+    Term(
+        "L_k",
+        "the mean loss of k samples, which are sequences; L_{k+1} − L_k is what one more of them changes.",
+        ("L_k", "L_{k+1}"),
+    ),
+    Term(
+        "control",
+        "independent random numbers with the mean and variance of the losses: what no model made.",
+        ("control",),
+    ),
+    Term(
+        "H_x, tr Cov g",
+        "the Hessian of a single sample, and the trace of the covariance of single samples' gradients; H̄ is "
+        "the mean of the H_x.",
+        ("H_x", "tr Cov"),
+    ),
+    Term(
+        "Δ₂",
+        "the mean square of L_{k+1} − L_k over Gaussian points of a subspace, of the quadratic model.",
+        ("Δ₂",),
+    ),
 )
 
 

@@ -1,0 +1,289 @@
+"""Curvature of single samples: losses, gradients, products and traces of every sequence, or every term.
+
+With L = (1/N) Σ_t w_t ℓ_t over terms t and N_x = Σ_{t ∈ x} w_t, a sample x has the loss that a problem of x
+alone has, and the problem is their weighted mean:
+
+    ℓ_x = (1/N_x) Σ_{t ∈ x} w_t ℓ_t,    L = Σ_x (N_x/N) ℓ_x,    H = Σ_x (N_x/N) H_x,    H_x = ∇²ℓ_x.
+
+Samples go through the model several at a time (`stacked`), as many as memory takes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, final, get_args
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from curvescope.core.blocks import ParamSpace
+from curvescope.core.errors import ShapeError, UsageError
+from curvescope.core.result import Result
+from curvescope.core.seeds import probes
+from curvescope.data.batches import Batch
+from curvescope.engines import Engine
+from curvescope.engines.memory import SHARE_OF_FREE_MEMORY, free_bytes, result_bytes
+from curvescope.models.running.held import RefuseHeld
+from curvescope.operators.rows import Each, Rows, has_terms, rows_of
+from curvescope.operators.stacked import Graph, Part, alone, fits_together, together
+from curvescope.problem import Problem, check_finite, differentiating
+
+GRAPH = 4  # of a gradient's graph, in units of the forward pass's results
+COPIES = 4  # of a sample's parameters: the copy, its gradient, a direction, a product
+DIRECTION = 3  # of a sample's parameters, and of its results: what one more direction at once takes
+CPU_BYTES = 256 * 2**20  # more at once does not pay
+
+
+@dataclass(frozen=True)
+class SampleTraces(Result):
+    """Traces of the samples' matrices: means over probes that all samples share, with standard errors."""
+
+    values: np.ndarray  # (S,)
+    stderr: np.ndarray  # (S,) zero where `exact`
+    exact: bool  # from basis vectors, all of them
+    num_probes: int
+    seed: int
+
+
+@final
+class PerSample:
+    """Losses, gradients and curvature of every sample of a problem, at its parameters as they are.
+
+    Nothing is kept between calls. A model or data that change while a method runs, or inside `steady()`, are
+    an error.
+    """
+
+    def __init__(self, problem: Problem, blocks: tuple[str, ...], each: Each, chunk: int | None):
+        self.problem, self.space = problem, problem.space(*blocks)
+        self.each: Each = each
+        self._engine, self._chunk = Engine(problem, "autograd"), chunk
+        self._tried: dict[Any, tuple[int, int]] | None = None  # what was found inside `steady`
+        self._reached: set[frozenset[str]] = set()
+
+    @contextmanager
+    def steady(self) -> Iterator[None]:
+        """Calls inside belong together: what works at once is tried once for all of them."""
+        if self._tried is not None:
+            yield
+            return
+        with self._engine.steady():
+            self._tried, self._reached = {}, set()
+            try:
+                yield
+            finally:
+                self._tried = None
+
+    @property
+    def shares(self) -> np.ndarray:
+        """N_x / N: (S,), they add up to 1."""
+        return np.concatenate([rows.weights for rows in self._rows()]) / self.problem.num_terms
+
+    @property
+    def sequences(self) -> np.ndarray:
+        """Which sequence of the data a sample is, or is a term of: (S,). One that counts nowhere is none."""
+        counts = [batch.num_sequences for batch in self.problem.batches]
+        firsts = np.cumsum([0, *counts[:-1]])
+        return np.concatenate(
+            [r.sequences.numpy() + first for r, first in zip(self._rows(), firsts, strict=True)]
+        )
+
+    @property
+    def num_samples(self) -> int:
+        """S."""
+        return len(self.shares)
+
+    def losses(self, parameters: Mapping[str, Tensor] | None = None) -> np.ndarray:
+        """ℓ_x: (S,), where the problem is, or at other parameters, by name."""
+        found, loss = [], self.problem.loss
+        moved = {**self.problem.point, **(parameters or {})}
+        with self.steady(), differentiating(), torch.no_grad(), self._reaching(moved):
+            for rows, batch in zip(self._rows(), self.problem.placed_batches("losses"), strict=True):
+                z = self.problem.outputs(batch, moved)
+                own = rows.batch(batch)
+                for i, s in enumerate(rows.sequences.tolist()):
+                    one = own[i : i + 1]
+                    found.append(float(loss.sum(z[s : s + 1], one.targets, one.weights)))
+        return np.array(found) / self._divisors()
+
+    def gradient_parts(self) -> Iterator[tuple[slice, Tensor]]:
+        """∇ℓ_x of some samples after the others: which, and (b, n)."""
+        yield from self._stream("gradients", lambda graph, rows, group: graph.gradients())
+
+    def gradients(self) -> Tensor:
+        """∇ℓ_x of all samples at once: (S, n). `gradient_parts` needs less memory."""
+        return torch.cat([found for _, found in self.gradient_parts()])
+
+    def gradient_norms(self) -> np.ndarray:
+        """‖∇ℓ_x‖: (S,)."""
+        return _joined(found.double().norm(dim=1) for _, found in self.gradient_parts())
+
+    def gradient_products(self, V: Tensor) -> np.ndarray:
+        """⟨∇ℓ_x, v⟩ for the columns v of V (n, k): (S, k)."""
+        self._check(V, own=False)
+        return _joined(found @ V for _, found in self.gradient_parts())
+
+    def product_parts(self, V: Tensor, part: Part = "hessian") -> Iterator[tuple[slice, Tensor]]:
+        """H_x V, or G_x V, of some samples after the others: which, and (b, n, k).
+
+        Args:
+            V: columns (n, k) for all samples, or (S, n, k), each sample's own.
+            part: `hessian`, or `ggn` for the Gauss-Newton matrix G_x.
+        """
+        if part not in get_args(Part):
+            raise UsageError(f"expected 'hessian' or 'ggn', got {part!r}")
+        self._check(V)
+
+        def work(graph: Graph, rows: slice, group: int) -> Tensor:
+            return graph.products(V[rows] if V.dim() == 3 else V, part, group)
+
+        yield from self._stream(f"{part} products", work)
+
+    def products(self, V: Tensor, part: Part = "hessian") -> Tensor:
+        """H_x V, or G_x V, of all samples at once: (S, n, k). `product_parts` needs less memory."""
+        return torch.cat([found for _, found in self.product_parts(V, part)])
+
+    def forms(self, V: Tensor, part: Part = "hessian") -> np.ndarray:
+        """vᵀ H_x v, or vᵀ G_x v, for the columns v: (S, k)."""
+        return _joined(
+            (found * (V[rows] if V.dim() == 3 else V)).double().sum(1)
+            for rows, found in self.product_parts(V, part)
+        )
+
+    def traces(self, part: Part = "hessian", *, num_probes: int = 16, seed: int = 0) -> SampleTraces:
+        """tr H_x, or tr G_x: exact where there are no more parameters than probes, else Hutchinson's."""
+        if num_probes < 2:
+            raise UsageError(f"expected num_probes of at least 2, got {num_probes}")
+        V, exact = probe_columns(self.space, num_probes, seed=seed)
+        found = self.forms(V, part)
+        if exact:
+            return SampleTraces(found.sum(1), np.zeros(len(found)), True, V.shape[1], seed)
+        stderr = found.std(axis=1, ddof=1) / math.sqrt(num_probes)
+        return SampleTraces(found.mean(1), stderr, False, num_probes, seed)
+
+    def __repr__(self) -> str:
+        return f"PerSample({self.num_samples} {self.each}s, {self.space.size} parameters)"
+
+    # ------------------------------------------------------------------------------- the stream of samples
+
+    @contextmanager
+    def _reaching(self, moved: Mapping[str, Tensor]) -> Iterator[None]:
+        """Passes inside raise where the module holds a moved parameter in a second way; once is enough."""
+        assert self._tried is not None, "inside steady"
+        if not moved or frozenset(moved) in self._reached:
+            yield
+            return
+        with RefuseHeld(self.problem.model.parameters, moved):
+            yield
+        self._reached.add(frozenset(moved))
+
+    def _stream(
+        self, what: str, work: Callable[[Graph, slice, int], Tensor]
+    ) -> Iterator[tuple[slice, Tensor]]:
+        """`work` of graphs of some samples, which ones they are, and directions at once; divided by N_x."""
+        divisors, first = torch.as_tensor(self._divisors()), 0
+        with self.steady():
+            for rows, whole in zip(self._rows(), self.problem.placed_batches(what), strict=True):
+                if not len(rows.sequences):
+                    continue
+                step, group = self._at_once(rows.batch(whole))
+                for start in range(0, len(rows.sequences), step):
+                    batch = rows.batch(whole, slice(start, start + step))
+                    here = slice(first, first + batch.num_sequences)
+                    with differentiating():
+                        found = self._done(batch, here, lambda g, r, group=group: work(g, r, group))
+                    scale = divisors[here].to(found).reshape(-1, *[1] * (found.dim() - 1))
+                    yield here, found / scale
+                    first = here.stop
+
+    def _done(self, batch: Batch, here: slice, work: Callable[[Graph, slice], Tensor]) -> Tensor:
+        """What `work` makes of some samples, together or one by one."""
+        problem, space, found = self.problem, self.space, []
+        graph = together(problem, space, batch) if batch.num_sequences > 1 else None
+        if graph is not None:
+            found.append(work(graph, here))
+        else:
+            for i in range(batch.num_sequences):
+                one = slice(here.start + i, here.start + i + 1)
+                found.append(work(alone(problem, space, batch[i : i + 1]), one))
+        total = torch.cat(found)
+        check_finite(total, problem)
+        return total
+
+    def _at_once(self, batch: Batch) -> tuple[int, int]:
+        """How many samples of a batch, and how many directions of each: what memory takes and what works."""
+        problem, B, one = self.problem, batch.num_sequences, batch[:1]
+        key = (B, *(tuple(t.shape) for t in one.tensors()))
+        if self._tried is not None and key in self._tried:
+            return self._tried[key]
+        _, results = result_bytes(lambda: problem.outputs(one))
+        size = sum(map(math.prod, self.space.shapes.values())) * torch.finfo(problem.dtype).bits // 8
+        limit = int(SHARE_OF_FREE_MEMORY * free_bytes(problem.device))
+        limit = min(limit, CPU_BYTES) if problem.device.type == "cpu" else limit
+        most = self._chunk or max(1, limit // max(GRAPH * results + COPIES * size, 1))
+        step = max(1, min(most, B))
+        v, _ = probe_columns(self.space, 1, seed=0)
+        with differentiating():
+            step = step if step == 1 or fits_together(problem, self.space, batch, v) else 1
+        found = step, max(1, limit // max(DIRECTION * (results + size) * step, 1))
+        if self._tried is not None:
+            self._tried[key] = found
+        return found
+
+    def _rows(self) -> list[Rows]:
+        return [rows_of(self.problem, batch, self.each) for batch in self.problem.batches]
+
+    def _divisors(self) -> np.ndarray:
+        """What a sample's sum is divided by."""
+        weights = np.concatenate([rows.weights for rows in self._rows()])
+        return np.ones_like(weights) if self.each == "term" else weights
+
+    def _check(self, V: Tensor, *, own: bool = True) -> None:
+        """Raise unless these are columns for all samples, or, where that goes, each sample's own."""
+        n, S = self.space.size, self.num_samples
+        shapes = [(n,), (S, n)] if own else [(n,)]
+        if V.shape[:-1] not in shapes or V.dtype != self.problem.dtype:
+            wanted = " or ".join(f"({', '.join(map(str, shape))}, k)" for shape in shapes)
+            raise ShapeError(
+                f"expected columns {wanted} in {self.problem.dtype}, got {V.dtype} {tuple(V.shape)}"
+            )
+
+
+def per_sample(
+    problem: Problem, *blocks: str, each: Each = "sequence", chunk: int | None = None
+) -> PerSample:
+    """Every sequence of a problem's data, or every single term, with its own loss and curvature.
+
+    Args:
+        problem: A `cs.Problem`.
+        blocks: The parameters of gradients and products, by globs; all without one.
+        each: `sequence`, or `term`: a counted target, or an entry of `mse_mean`.
+        chunk: Samples at a time, where the memory's own answer is not wanted.
+    """
+    if not isinstance(problem, Problem):
+        raise UsageError(f"expected a cs.Problem, got {type(problem).__name__}")
+    if each not in get_args(Each):
+        raise UsageError(f"expected each='sequence' or 'term', got {each!r}")
+    if chunk is not None and (not isinstance(chunk, int) or chunk < 1):
+        raise UsageError(f"expected a chunk of at least 1 sample, got {chunk!r}")
+    if each == "term" and not has_terms(problem):
+        raise UsageError(
+            f"the loss {problem.loss.name!r} does not say what its terms within a sequence are",
+            hint="each='sequence', or a loss that is cross_entropy or mse_mean",
+        )
+    return PerSample(problem, blocks, each, chunk)
+
+
+def probe_columns(space: ParamSpace, num_probes: int, *, seed: int) -> tuple[Tensor, bool]:
+    """Signs (n, num_probes), or all basis vectors where these are no more; and whether it is these."""
+    where = {"dtype": space.dtype, "device": space.device}
+    if space.size <= num_probes:
+        return torch.eye(space.size, **where), True
+    return probes(space.size, num_probes, seed=seed, **where), False
+
+
+def _joined(parts: Iterable[Tensor]) -> np.ndarray:
+    return torch.cat([part.double().cpu() for part in parts]).numpy()

@@ -1,0 +1,211 @@
+"""Curvature of single samples: against problems of one sequence each, and summed up against the operators."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import curvescope as cs
+import oracles
+from curvescope.core.errors import ShapeError, UsageError
+from curvescope.operators import PerSample, stacked
+from curvescope.operators.stacked import Part
+from oracles import as_batches, bench, cut, make_data, relative_error
+from selection import some
+
+EXACT = 1e-12
+FEW = 3  # products that meet an operator of their own; the sum meets all
+OPERATORS: dict[Part, type] = {"hessian": cs.Hessian, "ggn": cs.GGN}
+RAGGED = "post-layernorm-relu-ignored"
+OFTEN: list[tuple[str, Part]] = [
+    ("merged-alibi-scaled-residual", "hessian"),
+    ("patches-to-class", "ggn"),
+    ("plain-attention-tied", "hessian"),
+    ("mlp-relu-mse", "ggn"),
+]
+REST = [(name, part) for name in oracles.NAMES for part in OPERATORS if (name, part) not in OFTEN]
+
+
+def singles(problem: cs.Problem) -> list[cs.Problem]:
+    """The plain oracle: a problem of every sequence that counts."""
+    ones = [batch[i : i + 1] for batch in problem.batches for i in range(batch.num_sequences)]
+    counted = [one for one in ones if problem.loss.total_weight(one.targets, one.weights) > 0]
+    return [cs.Problem(problem.model, [one], problem.loss) for one in counted]
+
+
+def check(samples: PerSample, alone: list[cs.Problem], V: Tensor, part: Part) -> None:
+    """Losses, gradients and products of each, and their weighted sums."""
+    problem, shares = samples.problem, torch.as_tensor(samples.shares)
+    assert samples.num_samples == len(alone)
+    assert abs(samples.losses() - np.array([one.value() for one in alone])).max() < EXACT
+    gradients = samples.gradients()
+    assert relative_error(gradients, torch.stack([one.gradient() for one in alone])) < EXACT
+    products = samples.products(V, part)
+    make = OPERATORS[part]
+    for found, one in list(zip(products, alone, strict=True))[:FEW]:
+        assert relative_error(found, make(one, engine="autograd") @ V) < EXACT
+    assert relative_error(shares @ gradients, problem.gradient()) < EXACT
+    assert relative_error(torch.einsum("s,snk->nk", shares, products), make(problem) @ V) < EXACT
+
+
+@pytest.mark.parametrize(("name", "part"), some([*OFTEN, *REST], few=len(OFTEN)))
+def test_samples_are_problems_of_one_sequence_each(name: str, part: Part):
+    found = bench(name)
+    data = cut(make_data(found.case), [3, 1, 1])[:2]
+    problem = cs.Problem(found.model, as_batches(data), found.problem.loss)
+    check(cs.per_sample(problem), singles(problem), found.probe(2), part)
+
+
+def test_the_zoo_and_torch_s_layer_norm_are_taken_together():
+    for name in ("merged-alibi-scaled-residual", "plain-normed-mlp", "plain-attention-tied"):
+        found = bench(name)
+        batch = found.problem.batches[1]
+        assert stacked.fits_together(found.problem, found.problem.space(), batch, found.probe(1)), name
+
+
+def ragged() -> cs.Problem:
+    """Batches of different lengths; one sequence counts nowhere, and one batch."""
+    found = bench(RAGGED)
+    x, y, _ = make_data(found.case)
+    y = y.clone()
+    y[1] = -100
+    w = torch.rand(5, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    w[2, 0] = 0.0
+    nothing = cs.Batch(x[:1], torch.full_like(y[:1], -100), w[:1])
+    data = [cs.Batch(x[:3], y[:3], w[:3]), nothing, cs.Batch(x[3:, :3], y[3:, :3], w[3:, :3])]
+    return cs.Problem(found.model, data)
+
+
+def test_ragged_weighted_data_and_a_sequence_that_does_not_count():
+    problem = ragged()
+    samples = cs.per_sample(problem)
+    assert samples.sequences.tolist() == [0, 2, 4, 5]
+    assert samples.shares.sum() == pytest.approx(1, abs=EXACT)
+    check(samples, singles(problem), bench(RAGGED).probe(2), "hessian")
+
+
+@pytest.mark.parametrize("part", some(list(OPERATORS), few=1))
+def test_terms_are_problems_of_one_target_each(part: Part):
+    problem = ragged()
+    samples = cs.per_sample(problem, each="term")
+    alone = []
+    for batch in problem.batches:
+        assert batch.weights is not None
+        for place in ((batch.targets != -100) & (batch.weights > 0)).nonzero().tolist():
+            one = torch.full_like(batch.targets, -100)
+            one[tuple(place)] = batch.targets[tuple(place)]
+            alone.append(cs.Problem(problem.model, [cs.Batch(batch.inputs, one)]))
+    check(samples, alone, bench(RAGGED).probe(1), part)
+
+
+def test_terms_of_a_mean_over_entries():
+    found = bench("plain-normed-mlp")
+    samples = cs.per_sample(found.problem, each="term")
+    assert samples.num_samples == 5 * 4 * 2
+    V = found.probe(1)
+    total = torch.einsum("s,snk->nk", torch.as_tensor(samples.shares), samples.products(V))
+    assert relative_error(total, cs.Hessian(found.problem) @ V) < EXACT
+    assert samples.losses() @ samples.shares == pytest.approx(found.problem.value(), abs=EXACT)
+
+
+def test_blocks_own_vectors_and_cuts_of_the_samples():
+    found = bench("wide-heads")
+    blocks = ("L0.W_Q", "L*.ln1.g", "L0.h1.W_V")
+    whole = cs.per_sample(found.problem, *blocks)
+    H = cs.Hessian(found.problem, *blocks)
+    V = torch.randn(5, H.shape[0], 2, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    shared = whole.products(V[0])
+    total = torch.einsum("s,snk->nk", torch.as_tensor(whole.shares), shared)
+    assert relative_error(total, H @ V[0]) < EXACT
+    own = whole.products(V)
+    assert relative_error(own[0], shared[0]) < EXACT
+    cases: list[tuple[int, Part]] = [(1, "hessian"), (2, "hessian"), (1, "ggn")]
+    for chunk, part in cases:
+        parts = cs.per_sample(found.problem, *blocks, chunk=chunk)
+        assert relative_error(parts.products(V, part), whole.products(V, part)) < EXACT
+    forms = torch.einsum("snk,snk->sk", V, own)
+    assert relative_error(torch.as_tensor(whole.forms(V)), forms) < EXACT
+
+
+def test_norms_inner_products_and_traces():
+    found = bench("plain-normed-mlp")
+    samples = cs.per_sample(found.problem, "*norm*")
+    g, V = samples.gradients(), torch.eye(samples.space.size, dtype=torch.float64)[:, :3]
+    assert abs(samples.gradient_norms() - g.norm(dim=1).numpy()).max() < EXACT
+    assert abs(samples.gradient_products(V) - (g @ V).numpy()).max() < EXACT
+    n = samples.space.size
+    exact = samples.traces(num_probes=n)
+    dense = samples.products(torch.eye(n, dtype=torch.float64))
+    truth = dense.diagonal(dim1=1, dim2=2).sum(1).numpy()
+    assert exact.exact
+    assert abs(exact.values - truth).max() < EXACT
+    estimate = samples.traces(num_probes=n - 1, seed=4)
+    assert not estimate.exact
+    assert (abs(estimate.values - truth) < 4.5 * estimate.stderr).all()
+
+
+class Looks(nn.Module):
+    """Looks at its numbers, which nothing batched can."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = bench("plain-normed-mlp").module
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x) if float(x.sum()) > -1e9 else x
+
+
+class Holds(nn.Module):
+    """Holds its parameter in a second way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor([0.3, -0.7], dtype=torch.float64))
+        self.second = lambda: self.weight if False else kept[0]
+        kept = [self.weight]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(x * self.weight) * self.second()
+
+
+@pytest.mark.parametrize("make", [Looks, Holds])
+def test_modules_that_cannot_be_batched_are_taken_one_by_one(make: type[nn.Module]):
+    source = torch.Generator().manual_seed(0)
+    width = 3 if make is Looks else 2
+    x, y = (torch.randn(3, 4, d, generator=source, dtype=torch.float64) for d in (width, 2))
+    problem = cs.Problem(make(), (x, y), "mse_mean")
+    V = torch.randn(problem.space().size, 2, generator=source, dtype=torch.float64)
+    assert not stacked.fits_together(problem, problem.space(), problem.batches[0], V)
+    check(cs.per_sample(problem), singles(problem), V, "hessian")
+
+
+def test_losses_at_other_parameters():
+    found = bench("plain-normed-mlp")
+    moved = {name: 1.1 * p.detach() for name, p in found.problem.parameters.items()}
+    there = [one.at(moved).value() for one in singles(found.problem)]
+    assert abs(cs.per_sample(found.problem).losses(moved) - np.array(there)).max() < EXACT
+    elsewhere = cs.per_sample(found.problem.at(moved))
+    assert abs(elsewhere.losses() - np.array(there)).max() < EXACT
+    total = torch.einsum("s,snk->nk", torch.as_tensor(elsewhere.shares), elsewhere.products(found.probe(1)))
+    assert relative_error(total, cs.Hessian(found.problem.at(moved)) @ found.probe(1)) < EXACT
+    x = torch.ones(2, 4, 2, dtype=torch.float64)
+    held = cs.per_sample(cs.Problem(Holds(), (x, x), "mse_mean"))
+    with pytest.raises(UsageError, match="in a second way"):
+        held.losses({"weight": torch.zeros(2, dtype=torch.float64)})
+
+
+def test_what_is_refused():
+    problem = bench("real-to-real-identity").problem
+    with pytest.raises(UsageError, match="terms within a sequence"):
+        cs.per_sample(problem, each="term")
+    with pytest.raises(UsageError, match="'sequence' or 'term'"):
+        cs.per_sample(problem, each="token")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(UsageError, match="chunk"):
+        cs.per_sample(problem, chunk=0)
+    samples = cs.per_sample(problem)
+    with pytest.raises(ShapeError, match="expected columns"):
+        samples.products(torch.zeros(3, 1, dtype=torch.float64))
+    with pytest.raises(ShapeError, match="expected columns"):
+        samples.gradient_products(torch.zeros(5, samples.space.size, 1, dtype=torch.float64))
