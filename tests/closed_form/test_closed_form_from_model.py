@@ -13,7 +13,7 @@ from curvescope.closed_form.network.from_model import (
     attention_moments,
     stack_curvature,
 )
-from selection import pairs, some
+from selection import a_third, pairs, some
 
 TOL = 1e-10
 SMALL = {"n_layers": 2, "d_model": 4, "n_heads": 2, "d_ff": 3, "n_ctx": 4, "vocab_size": 4, "init_std": 0.4}
@@ -119,7 +119,7 @@ def test_layers_against_operators(name, layer):
     close(matrix(bent, weights), truth["functional"], scale)
 
 
-@pytest.mark.parametrize("name", HEADS)
+@pytest.mark.parametrize("name", a_third(HEADS, shift=1))
 def test_single_heads_against_operators(name):
     model, batches, loss, problem = make(name)
     layer, head = 0, model.module.cfg.n_heads - 1

@@ -27,6 +27,7 @@ from curvescope.studies import trajectory as trajectory_study
 from curvescope.studies.trajectory import figures
 from drawings import sketched, unrendered
 from saved_models import save_family
+from selection import pairs
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 QUICK: dict[str, dict[str, Any]] = {
@@ -121,8 +122,7 @@ def test_every_figure_can_be_rendered(study, done, tmp_path):
     assert {p.stem for p in tmp_path.glob("*.svg")} == EXPECTED[study][1]
 
 
-@pytest.mark.parametrize("study", QUICK)
-@pytest.mark.parametrize("family", ["gpt2", "llama", "bert"])
+@pytest.mark.parametrize(("study", "family"), pairs(list(QUICK), ["gpt2", "llama", "bert"]))
 def test_a_study_on_a_model_of_transformers(study, family, model_folder):
     result = run(study, model=model_folder(family))
     assert set(result.tables()) <= EXPECTED[study][0]
