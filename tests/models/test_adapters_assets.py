@@ -47,6 +47,16 @@ def test_stories260k_loads_with_grouped_heads():
     torch.testing.assert_close(product[0, 1], product[1, 0], rtol=1e-3, atol=1e-9)
 
 
+def test_sources_of_stories260k_add_up_in_single_precision():
+    model = cs.load(asset("stories260K"))
+    x = torch.randint(3, 512, (1, 33), generator=torch.Generator().manual_seed(0))
+    problem = cs.Problem(model, (x[:, :-1], x[:, 1:]))
+    H = cs.Hessian(problem)
+    v = torch.randn(H.shape[1], 1, generator=torch.Generator().manual_seed(1))
+    found = torch.stack([cs.GGN(problem) @ v, *cs.Sources(problem).products(v).values()]).double().sum(0)
+    assert float((found - H @ v).norm() / (H @ v).norm()) < 1e-5
+
+
 @pytest.mark.slow
 def test_stories15m_reads_english():
     pytest.importorskip("sentencepiece")
