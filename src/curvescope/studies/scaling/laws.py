@@ -60,28 +60,49 @@ def fit_law(
 ) -> Law:
     """The law of q (R,) over x at fixed z, from one row per cell and seed."""
     if not (np.isfinite(q).all() and (q > 0).all()):
-        missing = 9 * (math.nan,)
-        return Law(quantity, variable, *missing, False, "not positive everywhere: no power law can be fitted")
-    X, Z, y = np.log(x), np.log(z), np.log(q)
+        return _no_law(quantity, variable, "not positive everywhere: no power law can be fitted")
+    y, levels = np.log(q), np.unique(x)
+    X, Z = (np.log(v) - np.log(v).mean() for v in (x, z))
     groups = (z[:, None] == np.unique(z)).astype(float)
-    line = np.column_stack([groups, X - X.mean()])
-    left, alpha = _fit(line, y)
-    bent_left, _ = _fit(np.column_stack([line, (X - X.mean()) ** 2]), y)
-    other_left, _ = _fit(np.column_stack([line, (X - X.mean()) * (Z - Z.mean())]), y)
-    tests = (
-        _f_test(_fit(groups, y)[0], left, len(y) - line.shape[1]),
-        _f_test(left, bent_left, len(y) - line.shape[1] - 1) if len(np.unique(x)) >= FEWEST else math.nan,
-        _f_test(left, other_left, len(y) - line.shape[1] - 1) if len(np.unique(z)) > 1 else math.nan,
-    )
+    line = np.column_stack([groups, X])
+    left, found = _fit(line, y)
+    tests = _tests(groups, X, Z, y)
     residual = math.sqrt(left / max(len(y) - line.shape[1], 1))
     low, high = _bootstrap(X, groups, y, cells=_cells(x, z), draws=draws, seed=seed)
-    levels = np.unique(x)
-    slopes = [_slope(line, y, np.isin(x, some)) for some in (levels[:2], levels[-2:])]
-    words = _words(variable, tests, residual, slopes, levels=len(levels))
+    first, last = (_slope(line, y, np.isin(x, some)) for some in (levels[:2], levels[-2:]))
+    words = _words(variable, tests, residual, (first, last), levels=len(levels))
     return Law(
-        quantity, variable, float(alpha[-1]), low, high, residual, *tests, *slopes, not words,
-        words or "supported",
-    )  # fmt: skip
+        quantity=quantity,
+        variable=variable,
+        exponent=float(found[-1]),
+        low=low,
+        high=high,
+        residual=residual,
+        p_constant=tests[0],
+        p_bend=tests[1],
+        p_other=tests[2],
+        first=first,
+        last=last,
+        supported=not words,
+        words=words or "supported",
+    )
+
+
+def _no_law(quantity: str, variable: str, words: str) -> Law:
+    nan = math.nan
+    return Law(quantity, variable, nan, nan, nan, nan, nan, nan, nan, nan, nan, supported=False, words=words)
+
+
+def _tests(groups: np.ndarray, X: np.ndarray, Z: np.ndarray, y: np.ndarray) -> tuple[float, float, float]:
+    """p of a constant, of no bend, and of an exponent that is the same for all z; nan where not testable."""
+    line = np.column_stack([groups, X])
+    left, degrees = _fit(line, y)[0], len(y) - line.shape[1]
+    constant = _f_test(_fit(groups, y)[0], left, degrees)
+    bend, other = (
+        _f_test(left, _fit(np.column_stack([line, further]), y)[0], degrees - 1) for further in (X**2, X * Z)
+    )
+    enough, several = len(np.unique(X)) >= FEWEST, groups.shape[1] > 1
+    return constant, bend if enough else math.nan, other if several else math.nan
 
 
 def _fit(A: np.ndarray, y: np.ndarray) -> tuple[float, np.ndarray]:
@@ -142,7 +163,12 @@ def _weights(cells: np.ndarray, draws: int, seed: int) -> np.ndarray:
 
 
 def _words(
-    variable: str, tests: tuple[float, float, float], residual: float, slopes: list[float], *, levels: int
+    variable: str,
+    tests: tuple[float, float, float],
+    residual: float,
+    slopes: tuple[float, float],
+    *,
+    levels: int,
 ) -> str:
     """Why a law is not supported; empty if it is."""
     constant, bend, other = tests
