@@ -153,3 +153,11 @@ def test_the_study_is_found_and_refuses_bad_settings():
         scaling.Config(widths=(5,))
     with pytest.raises(cs.UsageError, match="positive tolerance"):
         scaling.Config(tolerance=0.0)
+
+
+def test_the_figure_of_the_paper_asks_the_study():
+    from curvescope.papers.petrov2025.scaling import Config
+
+    assert Config().of_study() == scaling.Config(seeds=2)
+    assert Config(profile="full").of_study() == scaling.Config(seeds=5)
+    assert Config(profile="full", device="cuda").of_study().grid == "large"
