@@ -110,9 +110,9 @@ TERMS = (
     Term(
         "power law, exponent",
         "q ∝ xᵅ: a straight line of slope α over logarithms. It is supported if it can be told from a "
-        "constant, is not bent, does not depend on what else is varied, and the points lie near it; the tests "
-        "are in the caption.",
-        ("power law", "power laws", "exponent", "exponents"),
+        "constant, is not bent, does not depend on what else is varied, and the points lie near it; the "
+        "tests are in the caption.",
+        ("power law", "power laws"),
     ),
     Term(
         "effective_rank",
@@ -122,12 +122,12 @@ TERMS = (
     Term(
         "spread",
         "λ_max over the mean eigenvalue of the GGN, n λ_max/tr: its condition number is at least that large.",
-        ("spread", "n λ_max/tr"),
+        ("n λ_max/tr",),
     ),
     Term(
         "gap",
         "‖H − GGN‖_F/‖H‖_F: how much of the Hessian the Gauss–Newton matrix misses.",
-        ("gap", "‖H − GGN‖_F"),
+        ("‖H − GGN‖_F",),
     ),
     Term(
         "excess loss",
