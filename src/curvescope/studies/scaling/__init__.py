@@ -3,10 +3,10 @@
 from curvescope.runs.study import Study
 from curvescope.studies.scaling.cell import Cell
 from curvescope.studies.scaling.laws import Law, fit_law
-from curvescope.studies.scaling.needed import Needed, samples_needed
+from curvescope.studies.scaling.needed import Needed, plan_data
 from curvescope.studies.scaling.setting import Config
 from curvescope.studies.scaling.study import Scaling, run
 
-__all__ = ["STUDY", "Cell", "Config", "Law", "Needed", "Scaling", "fit_law", "run", "samples_needed"]
+__all__ = ["STUDY", "Cell", "Config", "Law", "Needed", "Scaling", "fit_law", "plan_data", "run"]
 
 STUDY = Study(Config, run)

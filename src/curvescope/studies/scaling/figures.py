@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -24,10 +24,14 @@ def draw(result: Scaling) -> dict[str, Figure]:
     return {"scaling": _grid(result), "exponents": _exponents(result), "data_needed": _needed(result)}
 
 
-def _grid(result: Scaling) -> Figure:
+def _panels(rows: int, columns: int, *, figsize: tuple[float, float], sharey: bool = False) -> Any:
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(2, len(SHOWN), figsize=(3.0 * len(SHOWN) + 1.2, 6.4), layout="constrained")
+    return plt.subplots(rows, columns, figsize=figsize, sharey=sharey, layout="constrained")
+
+
+def _grid(result: Scaling) -> Figure:
+    figure, axes = _panels(2, len(SHOWN), figsize=(3.0 * len(SHOWN) + 1.2, 6.4))
     for i, variable in enumerate(VARIABLES):
         for j, quantity in enumerate(SHOWN):
             _panel(axes[i][j], result, quantity, variable)
@@ -63,16 +67,16 @@ def _short(count: float) -> str:
     return f"{count:.0f}" if count < 1e3 else f"{count / 1e3:.1f}k" if count < 1e6 else f"{count / 1e6:.1f}M"
 
 
-def _colour(i: int, count: int) -> tuple[float, ...]:
-    import matplotlib as mpl
-
-    return mpl.colormaps["viridis"](0.1 + 0.75 * i / max(count - 1, 1))
+def _colour(i: int, count: int) -> tuple[float, float, float]:
+    """From dark blue to light green."""
+    share = i / max(count - 1, 1)
+    first, last = np.array([0.16, 0.12, 0.42]), np.array([0.55, 0.84, 0.27])
+    red, green, blue = (first + share * (last - first)).tolist()
+    return red, green, blue
 
 
 def _exponents(result: Scaling) -> Figure:
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(1, 2, figsize=(9.5, 4.2), sharey=True, layout="constrained")
+    figure, axes = _panels(1, 2, figsize=(9.5, 4.2), sharey=True)
     names = list(QUANTITIES)
     for ax, variable in zip(axes, VARIABLES, strict=True):
         for i, name in enumerate(names):
@@ -90,9 +94,7 @@ def _exponents(result: Scaling) -> Figure:
 
 
 def _needed(result: Scaling) -> Figure:
-    import matplotlib.pyplot as plt
-
-    figure, (left, right) = plt.subplots(1, 2, figsize=(9.5, 3.8), layout="constrained")
+    figure, (left, right) = _panels(1, 2, figsize=(9.5, 3.8))
     n, d = result.variable("N"), result.variable("D")
     sizes, seeds = np.unique(n), max(cell.seed for cell in result.cells) + 1
     for i, size in enumerate(sizes):

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from curvescope.algorithms.estimates.intervals import positive_interval, student
+from curvescope.closed_form.landscape import samples_for
 from curvescope.core.result import Result
 
 FEWEST_ROUNDS = 8  # differences that a check needs
@@ -43,15 +44,6 @@ class Needed(Result):
         return None if self.rounds == 0 else self.rms_low <= self.tolerance
 
 
-def samples_needed(variance: float, tolerance: float) -> int:
-    """The least k ≥ 1 with Var / (k (k + 1)) ≤ τ²."""
-    ratio = variance / tolerance**2
-    k = max(1, math.ceil((math.sqrt(1 + 4 * ratio) - 1) / 2))
-    while k > 1 and ratio <= (k - 1) * k:  # a root that was rounded up
-        k -= 1
-    return k
-
-
 def variance_interval(losses: np.ndarray) -> tuple[float, float, float]:
     """The variance of samples (n,) and a 95 % interval, from their fourth moment, on a logarithmic scale."""
     n = len(losses)
@@ -75,8 +67,8 @@ def differences(fresh: np.ndarray, k: int) -> np.ndarray:
 def plan_data(held_out: np.ndarray, fresh: np.ndarray, *, tolerance: float) -> Needed:
     """k from the losses of held-out samples (n,), checked on those of fresh samples (m,)."""
     variance, low, high = variance_interval(held_out)
-    k = samples_needed(variance, tolerance)
-    ends = {"k_low": samples_needed(low, tolerance), "k_high": samples_needed(high, tolerance)}
+    k = samples_for(variance, tolerance)
+    ends = {"k_low": samples_for(low, tolerance), "k_high": samples_for(high, tolerance)}
     rounds = len(fresh) // (k + 1)
     rounds = rounds if rounds >= FEWEST_ROUNDS else 0
     rms, bottom, top = _root_mean_square(differences(fresh, k)) if rounds else 3 * (math.nan,)
