@@ -36,7 +36,7 @@ GRIDS = {
 class Config(BaseConfig):
     """Which models and how much data. The defaults take a few minutes on a CPU."""
 
-    grid: Literal["small", "large"] = setting("small", "minutes on a CPU, or about an hour on a card")
+    grid: Literal["small", "large"] = setting("small", "minutes on a CPU; large is for a card")
     widths: tuple[int, ...] = setting((), "of the models; by default those of the grid")
     sequences: tuple[int, ...] = setting((), f"of training data, {LENGTH} tokens each; by default the grid's")
     seeds: int = setting(0, "repetitions of each cell, with weights and data of its own; 0: the grid's")
