@@ -108,6 +108,37 @@ TERMS = (
         ("coupling", "coupled"),
     ),
     Term(
+        "power law, exponent",
+        "q ∝ xᵅ: a straight line of slope α over logarithms. It is supported if it can be told from a "
+        "constant, is not bent, does not depend on what else is varied, and the points lie near it; the "
+        "tests are in the caption.",
+        ("power law", "power laws"),
+    ),
+    Term(
+        "effective_rank",
+        "(tr)²/‖·‖_F² of the GGN: so many equal eigenvalues would have its trace and norm.",
+        ("effective_rank", "tr²/‖GGN‖_F²"),
+    ),
+    Term(
+        "spread",
+        "λ_max over the mean eigenvalue of the GGN, n λ_max/tr: its condition number is at least that large.",
+        ("n λ_max/tr",),
+    ),
+    Term(
+        "gap",
+        "‖H − GGN‖_F/‖H‖_F: how much of the Hessian the Gauss–Newton matrix misses.",
+        ("‖H − GGN‖_F",),
+    ),
+    Term(
+        "excess loss",
+        "the held-out loss above the least possible one, that of the language that the data are from.",
+        ("excess_loss", "L − L*"),
+    ),
+    Term(
+        "bootstrap",
+        "drawing again from the measured cells and seeds, with replacement, to see how far a fit moves.",
+    ),
+    Term(
         "QK, VO",
         "a head's two circuits: W_QK = W_Q W_Kᵀ says what a query looks for, W_VO = W_V W_O what is written "
         "where it looks.",
