@@ -7,6 +7,7 @@ of second derivatives.
 from __future__ import annotations
 
 FIGURES = {
+    "scaling": "curvature and loss over model size and data size: which power laws a trained grid supports",
     "propagation": "curvature by source across depth, norms, width and training, and with parts switched off",
 }
 MORE: dict[str, str] = {}
