@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from curvescope.closed_form.bounds.block import block_forward
-from curvescope.closed_form.bounds.operator_norms import theorem1_corrected
+from curvescope.closed_form.bounds.operator_norms import head_curvature_norms, theorem1_corrected
 from curvescope.closed_form.norms.derivatives import (
     norm_jacobian_norm,
     norm_point,
@@ -126,4 +126,7 @@ def _derivative_estimates(
         for name, true in named.items()
         if name not in unprinted
     ]
+    W = block.params
+    corrected = head_curvature_norms(block.X, W["W_Q"], W["W_K"], W["W_V"])
+    rows += [Row(f"‖Φ_{pair}‖", REPAIRED, named[f"Phi_{pair}"], bound) for pair, bound in corrected.items()]
     return [*rows, Row("‖ξ_21‖", REPAIRED, named["xi_21"], Y_F)]

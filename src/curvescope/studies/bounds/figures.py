@@ -85,10 +85,10 @@ def _adversarial(result: Bounds) -> Figure:
 
 def _networks(ax: Axes, found: Comparisons) -> None:
     """One layer, where the Gauss–Newton part is all; and the Hessian of the next larger network."""
-    names = list(dict.fromkeys(name for name in found.instance if name.startswith("ReLU")))[:2]
+    names = list(dict.fromkeys(name for name in found.instance if name.startswith(words.NETWORK)))[:2]
     for name, style in zip(names, STYLES, strict=False):
         chosen = found.chosen(instance=name, quantity=measures.WHOLE)
-        layers = name.removeprefix("ReLU network, ")
+        layers = name.removeprefix(f"{words.NETWORK}, ")
         _ratios(ax, chosen, words.WEIGHTS, style=style, suffix=f", {layers}")
     ax.set_title("‖H‖ of fully connected ReLU networks", fontsize=10, loc="left")
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 HEAD, KEYLESS, CLUSTERS = "random head", "head without keys", "two clusters"
 BLOCK, CLOSING, STACK, ROW = "random block", "block with small W_2", "stack", "one row"
+NETWORK = "ReLU network"
 WEIGHTS, DATA, DEPTH = "weights", "data", "depth"
 NO_STACK = (
     "there is no bound for a stack of several blocks: its norm is measured, and of each block alone, with "
@@ -26,7 +27,7 @@ NO_STACK = (
 
 def network(num_layers: int) -> str:
     """The name of a ReLU network."""
-    return f"ReLU network, {plural(num_layers, 'layer')}"
+    return f"{NETWORK}, {plural(num_layers, 'layer')}"
 
 
 def summary(result: Bounds) -> list[Line]:
