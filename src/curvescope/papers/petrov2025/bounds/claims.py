@@ -1,7 +1,7 @@
 """The claims about bounds, and the rule that gives a verdict from comparisons with the truth.
 
-A claim holds if no instance violates it, which is evidence and no proof; it holds with a correction if it is
-violated and a corrected form is not; else it fails.
+A claim holds if no instance violates it, which is evidence and no proof; it fails as printed and holds
+corrected if some do and none violates a corrected form; else it fails.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from curvescope.runs.shown import Claim
 from curvescope.studies.bounds import Bounds, Comparisons, measures, words
 from curvescope.studies.bounds.estimates import REPAIRED
 
-HOLDS, CORRECTED, FAILS = "holds", "holds with a correction", "fails"
+HOLDS, CORRECTED, FAILS = "holds", "fails as printed, holds corrected", "fails"
 LITERAL, PROOF = "lemma, literal σ", "lemma, σ of its proof"
 HEADS = (words.HEAD, words.KEYLESS, words.CLUSTERS)
 BLOCKS = (words.BLOCK, words.CLOSING)
@@ -62,7 +62,13 @@ STATED = (
     ),
     _head("Theorem 1 where all is random", "‖H‖ ≤ M", "‖H‖", instances=(words.HEAD,)),
     _head("M covers KK", "KK is not in the maximum", "‖H_KK‖", WITH_ITS_OWN),
-    _head("M covers VK", "VK is not in the maximum", "‖H_KV‖", WITH_ITS_OWN, bound=measures.APPENDIX),
+    _head(
+        "M of the appendix covers VK",
+        "VK is not in the maximum",
+        "‖H_KV‖",
+        WITH_ITS_OWN,
+        bound=measures.APPENDIX,
+    ),
     _head("estimate of QQ", "as in the maximum", "‖H_QQ‖"),
     _head("estimate of QK", "as in the maximum", "‖H_QK‖"),
     _head("estimate of VQ", "as in the maximum", "‖H_QV‖"),
