@@ -79,7 +79,7 @@ def test_a_verdict_follows_from_the_numbers(printed: float, repaired: float, ver
 
 
 def test_the_figure_shows_what_the_study_does(result: figure.ClaimedBounds, tmp_path):
-    assert set(result.tables()) == {"bounds", "slack", "estimates"}
+    assert set(result.tables()) == {"bounds", "bounds_slack", "bounds_estimates"}
     assert set(result.captions()) >= set(result.tables())
     assert len(result.summary()) == len(result.claims())
     again = figure.ClaimedBounds.load(result.save(tmp_path))

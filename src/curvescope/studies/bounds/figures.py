@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -50,10 +50,15 @@ def draw(result: Bounds) -> dict[str, Figure]:
     }
 
 
-def _slack(result: Bounds) -> Figure:
+def _panels(rows: int, columns: int, *, size: tuple[float, float], **options: Any) -> tuple[Figure, Any]:
+    """A figure and its axes."""
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(2, 2, figsize=(10.5, 7.6), sharey="row", layout="constrained")
+    return plt.subplots(rows, columns, figsize=size, layout="constrained", **options)
+
+
+def _slack(result: Bounds) -> Figure:
+    figure, axes = _panels(2, 2, size=(10.5, 7.6), sharey="row")
     for row, instance in zip(axes, (words.HEAD, words.BLOCK), strict=True):
         for ax, varied in zip(row, (words.WEIGHTS, words.DATA), strict=True):
             _ratios(ax, result.bounds.chosen(instance=instance, varied=varied), varied)
@@ -66,9 +71,7 @@ def _slack(result: Bounds) -> Figure:
 
 
 def _adversarial(result: Bounds) -> Figure:
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(2, 2, figsize=(10.5, 7.6), layout="constrained")
+    figure, axes = _panels(2, 2, size=(10.5, 7.6))
     _ratios(axes[0][0], result.bounds.chosen(instance=words.KEYLESS), "W_Q")
     axes[0][0].set_title("‖H‖ of a head with W_K = 0 at zero loss", fontsize=10, loc="left")
     _ratios(axes[0][1], result.estimates.chosen(instance=words.CLUSTERS, quantity="‖∂A/∂T‖"), "sharpness")
@@ -130,9 +133,7 @@ def _over_scales(found: Comparisons) -> tuple[np.ndarray, np.ndarray, np.ndarray
 
 
 def _depth(result: Bounds) -> Figure:
-    import matplotlib.pyplot as plt
-
-    figure, (left, right) = plt.subplots(1, 2, figsize=(10.5, 4.2), layout="constrained")
+    figure, (left, right) = _panels(1, 2, size=(10.5, 4.2))
     stack = result.bounds.chosen(instance=words.STACK)
     whole, parts = stack.chosen(bound=measures.NONE), stack.chosen(bound=measures.MEASURED)
     _points(left, whole.scale, whole.true, PALETTE[0], "‖H‖ of the stack: no bound")
@@ -168,11 +169,9 @@ def _points(ax: Axes, x: np.ndarray, y: np.ndarray, colour: str, label: str) -> 
 
 def _estimates(result: Bounds) -> Figure:
     """A line for every estimate of a proof, from its least to its largest ratio over all instances."""
-    import matplotlib.pyplot as plt
-
     found = result.estimates
     names = list(dict.fromkeys(zip(found.quantity, found.bound, strict=True)))
-    figure, ax = plt.subplots(figsize=(9.5, 0.17 * len(names) + 1.2), layout="constrained")
+    figure, ax = _panels(1, 1, size=(9.5, 0.17 * len(names) + 1.2))
     for y, (quantity, bound) in enumerate(reversed(names)):
         one = found.chosen(quantity=quantity, bound=bound)
         ratio = one.ratio[one.true > 0]

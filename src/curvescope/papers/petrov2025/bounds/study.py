@@ -6,7 +6,7 @@ The paper measures none of its bounds, so what is published are the inequalities
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from curvescope.core.progress import Progress
 from curvescope.papers.petrov2025.bounds.claims import verdicts
@@ -29,6 +29,8 @@ PROFILES = {
         num_layers=(1, 2, 3, 4, 6),
     ),
 }
+T = TypeVar("T")
+NAME = "bounds"
 EVIDENCE = "a claim that holds is violated by no instance that was tried, which is evidence and no proof"
 
 
@@ -53,18 +55,23 @@ class ClaimedBounds(Shown):
 
     def captions(self) -> dict[str, str]:
         """What each figure and table shows."""
-        return self.measured.captions()
+        return _named(self.measured.captions())
 
     def tables(self) -> dict[str, pd.DataFrame]:
         """Those of the study."""
-        return self.measured.tables()
+        return _named(self.measured.tables())
 
     def figures(self) -> dict[str, Figure]:
         """Those of the study."""
-        return self.measured.figures()
+        return _named(self.measured.figures())
 
 
 def run(cfg: Config, *, progress: Progress | None = None, state: State | None = None) -> ClaimedBounds:
     """Measure everything, pieces of `state` excepted."""
     found = bounds.run(PROFILES[cfg.profile], progress=progress, state=state)
     return ClaimedBounds(found, notes=[*found.notes, EVIDENCE])
+
+
+def _named(found: dict[str, T]) -> dict[str, T]:
+    """With the figure's name before each of theirs: other figures of the paper lie in the same folder."""
+    return {name if name == NAME else f"{NAME}_{name}": one for name, one in found.items()}
