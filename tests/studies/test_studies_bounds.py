@@ -188,6 +188,7 @@ def test_the_study_is_found_and_refuses_bad_settings():
         ({"depths": ()}, "depths: expected at least one"),
         ({"depths": (0,)}, "depths: expected numbers from 1"),
         ({"width": 40}, "at most 2000 parameters"),
+        ({"num_tokens": 50}, "at most 4096 rows"),
     ):
         with pytest.raises(cs.UsageError, match=words_):
-            bounds.Config(**wrong)
+            bounds.Config.from_dict(wrong)

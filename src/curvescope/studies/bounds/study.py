@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 SHARPNESS = (0.0, 1.0, 2.0, 3.0, 4.0)
 ROW_WIDTHS = (3, 6, 12, 24)
 LARGEST = 2000  # parameters of a Hessian that is written out
+MOST_ROWS = 4096  # of a block's second derivative in Kronecker form, which takes their square for a while
 
 
 @dataclass(frozen=True)
@@ -67,13 +68,24 @@ class Config(Settings):
         for name in ("depths", "num_layers"):
             if any(count < 1 for count in getattr(self, name)):
                 raise UsageError(f"{name}: expected numbers from 1 on, got {getattr(self, name)}")
-        d, m = self.width, self.hidden
-        one = 2 * d * self.head_size + d * d + 2 * d * m
-        most = max([one * max(self.depths), *(d * m + m * m * n for n in self.num_layers)])
+        self._check_sizes()
+
+    def _check_sizes(self) -> None:
+        """Raise where a Hessian, or a second derivative in Kronecker form, is too large to be written out."""
+        L, d, m = self.num_tokens, self.width, self.hidden
+        block = 2 * d * self.head_size + d * d + 2 * d * m
+        most = max([block * max(self.depths), *(d * m + m * m * n for n in self.num_layers)])
         if most > LARGEST:
             raise UsageError(
                 f"expected Hessians of at most {LARGEST} parameters, which are written out, got {most}",
                 hint="make width, hidden, depths or num_layers smaller",
+            )
+        rows = L * d * d * max(d, m, self.head_size)
+        if rows > MOST_ROWS:
+            raise UsageError(
+                f"expected second derivatives of at most {MOST_ROWS} rows, num_tokens · width² · the largest "
+                f"of width, hidden and head_size, got {rows}",
+                hint="make num_tokens, width or hidden smaller",
             )
 
     @property
