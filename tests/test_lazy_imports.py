@@ -17,7 +17,11 @@ import pytest
 
 from rooms import ROOT, SOURCE
 
-LONG = {"": "the rooms", "models/adapters": "a file for every family"}  # folders with more than MOST names
+LONG = {  # folders with more than MOST names
+    "": "the rooms",
+    "models/adapters": "a file for every family",
+    "studies": "a folder for every question",
+}
 MOST = 14
 READERS = {"curvescope.runs.pieces", "curvescope.studies.folder"}  # pages and lists of runs load these two
 
