@@ -20,7 +20,7 @@ from rooms import ROOT, SOURCE
 LONG = {  # folders with more than MOST names
     "": "the rooms",
     "models/adapters": "a file for every family",
-    "studies": "a folder for every study",
+    "studies": "a folder for every question",
 }
 MOST = 14
 READERS = {"curvescope.runs.pieces", "curvescope.studies.folder"}  # pages and lists of runs load these two

@@ -7,7 +7,9 @@ from torch.autograd.functional import hessian as autodiff_hessian
 from torch.autograd.functional import jacobian
 
 from curvescope.closed_form.bounds.block import block_forward, theorem6_corrected
+from curvescope.closed_form.bounds.operator_norms import head_curvature_norms
 from curvescope.closed_form.printed.bounds import layernorm_norms_as_printed, theorem6_as_printed
+from curvescope.closed_form.printed.head_theorems import head, head_second_derivatives
 from curvescope.core.errors import ShapeError, UsageError
 from curvescope.core.seeds import generator
 from oracles import normal, whole_number
@@ -121,6 +123,21 @@ def test_printed_attention_curvature_of_theorem_6_fails():
     derivative = torch.einsum("tbac,vw->tvbwac", slope, torch.eye(4).double())
     truth = float(torch.linalg.matrix_norm(derivative.flatten(0, 3).flatten(1), ord=2))
     assert truth > theorem6_as_printed(X, W_Q, W_K, W_V, W_1, W_2, target).parts["Phi_VQ"]
+
+
+@pytest.mark.parametrize("size", [0.1, 1.0, 3.0])
+def test_norms_of_the_second_derivatives_of_a_head_are_bounded(size):
+    for number in range(4):
+        source = generator(63, number)
+        L, d, d_K = whole_number(source, 1, 8), whole_number(source, 1, 4), whole_number(source, 1, 4)
+        W = {f"W_{role}": size * normal(source, d, n) for role, n in (("Q", d_K), ("K", d_K), ("V", d))}
+        X = normal(source, L, d)
+        bounds = head_curvature_norms(X, *W.values())
+        truth = head_second_derivatives(head(X, W))
+        assert len(bounds) == 6
+        for (one, two), bound in bounds.items():
+            norm = float(torch.linalg.matrix_norm(truth[f"W_{one}", f"W_{two}"], ord=2))
+            assert norm <= bound * (1 + 1e-12)
 
 
 def test_wrong_calls_say_what_was_expected():

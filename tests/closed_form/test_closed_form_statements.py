@@ -154,7 +154,7 @@ def test_the_printed_identity_of_theorem_5_does_not_fit():
     block, _ = post_norm_block(6)
     outward = kron(torch.eye(2).double(), block.params["W_2"].T) @ block.D
     inner = kron_derivatives(block.Y, torch.eye(4).double())[0] @ block.G["W_Q"]
-    right = block_theorems._xi(block)["W_1", "W_Q"]
+    right = block_theorems.inner_second_derivatives(block)["W_1", "W_Q"]
     torch.testing.assert_close(kron(outward, torch.eye(12).double()) @ inner, right)
     with pytest.raises(RuntimeError, match="cannot be multiplied"):
         kron(outward, torch.eye(6).double()) @ inner
@@ -172,7 +172,7 @@ def test_theorem_6_holds_with_the_norms_themselves(seed):
         for derivative in (layernorm_jacobian_theorem2, layernorm_second_derivative_theorem3)
     )
     c, residual, blocks = 2 / target.numel(), float((block.output - target).norm()), []
-    for (one, two), xi in block_theorems._xi(block).items():
+    for (one, two), xi in block_theorems.inner_second_derivatives(block).items():
         limit = J_Z * norm(xi) + norm(block.B[one]) * H_Z * norm(block.B[two])
         assert norm(second[one, two]) <= limit * (1 + 1e-12)
         blocks.append(c * norm(J[one]) * norm(J[two]) + residual * limit)

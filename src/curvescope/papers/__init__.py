@@ -30,7 +30,7 @@ PAPERS = {
     ),
     "petrov2025": Paper(
         "'Closing the Curvature Gap' and the article around it: honest versions of all that was promised",
-        "Closing the Curvature Gap. arXiv 2510.16927, 2025",
+        "Closing the Curvature Gap. arXiv 2510.16927, 2025; its precursor: arXiv 2409.11995, 2024",
     ),
     "molina2023": Paper(
         "the geometry of 'Traveling Words' on any language model: norms, embeddings, heads, trajectories",

@@ -139,6 +139,28 @@ TERMS = (
         "drawing again from the measured cells and seeds, with replacement, to see how far a fit moves.",
     ),
     Term(
+        "slack",
+        "a bound divided by the true norm: above 1 it holds, below 1 it is violated.",
+        ("slack", "Slack"),
+    ),
+    Term(
+        "a priori, measured",
+        "a bound from norms of tokens, weights and targets alone; one from norms of the Jacobians, moments "
+        "and residuals of a forward pass.",
+        ("a priori", "corrected, measured"),
+    ),
+    Term(
+        "certified",
+        "a bound proved from the per-query matrices of one forward pass, with room for rounding.",
+        ("certified", "Certified"),
+    ),
+    Term(
+        "ξ, Φ",
+        "second derivatives before a loss: ξ_ij of a block's last sum S in the weights i and j, Φ_ij of an "
+        "attention head's output.",
+        ("ξ_21", "Φ_VQ"),
+    ),
+    Term(
         "QK, VO",
         "a head's two circuits: W_QK = W_Q W_Kᵀ says what a query looks for, W_VO = W_V W_O what is written "
         "where it looks.",

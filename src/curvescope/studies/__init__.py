@@ -11,6 +11,7 @@ STUDIES = {
     "blocks": "every layer × role block: trace, norms, extreme eigenvalues, densities, how they differ",
     "propagation": "where curvature comes from: the Hessian, split by norm, attention and feed-forward",
     "scaling": "loss and curvature over model size and data size: which power laws a trained grid supports",
+    "bounds": "true norms of Hessians next to published and corrected bounds, and where a bound is none",
     "hvp": "what a product costs: time in gradients, memory and error of our engines and other libraries",
     "embeddings": "lengths and attainable logits of tokens, how near the embedding is to its normalised form",
     "probes": "nearest keys of words in every head, and what their values write",

@@ -147,6 +147,21 @@ def a_priori_norms(head: HeadInputs, *, G: Tensor, frobenius: Tensor, pulled: Te
     )
 
 
+def head_curvature_norms(X: Tensor, W_Q: Tensor, W_K: Tensor, W_V: Tensor) -> dict[str, float]:
+    """Bounds of ‖Φ_ij‖, Φ_ij = ∂²F/∂W_i∂W_j before any loss, as a matrix (L d_V · entries of W_i, of W_j).
+
+    Φ_QV and Φ_VQ: ½ √(n/d_K) ‖W_K‖‖X‖³, Φ_KV and Φ_VK: the same with W_Q; Φ_QK and Φ_KQ:
+    ½ √(n/d_K) ‖W_V‖‖X‖³ + 6 ‖W_V‖‖W_K‖‖W_Q‖‖X‖⁵/d_K; with n the larger of d and d_V. They are those of
+    petrov2025 with ‖∂A/∂T‖ ≤ ½ and without the loss's factor.
+    """
+    x, q, k, v = (float(spectral_norm(A.double())) for A in (X, W_Q, W_K, W_V))
+    d_K, n = W_Q.shape[1], max(W_V.shape)
+    second = sqrt(n / d_K) * x**3 / 2
+    mixed = second * v + 6 * v * k * q * x**5 / d_K
+    values = {"QV": second * k, "KV": second * q, "QK": mixed}
+    return {name: value for pair, value in values.items() for name in (pair, pair[::-1])}
+
+
 def measured_norms(at: HeadLocals) -> HeadNorms:
     """Norms measured in one forward pass; those of J_Q and J_K by certified bounds on JᵀJ."""
     E = at.scale * at.W_V.mT @ at.M2

@@ -110,7 +110,7 @@ def block_second_derivatives_theorem5(block: PostNormBlock) -> dict[Pair, Tensor
 
     ξ = ∂B_W/∂W′ is the table of the theorem with its swapped, missing and non-conformable entries put right.
     """
-    return _second_derivatives(block, _xi(block))
+    return _second_derivatives(block, inner_second_derivatives(block))
 
 
 def block_second_derivatives_theorem5_as_printed(block: PostNormBlock) -> dict[Pair, Tensor]:
@@ -118,7 +118,7 @@ def block_second_derivatives_theorem5_as_printed(block: PostNormBlock) -> dict[P
 
     What is printed for (W_2, W_1) and (W_1, attention) has shapes that do not fit, so it has no value.
     """
-    printed: dict[Pair, Tensor] = {("W_1", "W_2"): _xi(block)["W_2", "W_1"]}
+    printed: dict[Pair, Tensor] = {("W_1", "W_2"): inner_second_derivatives(block)["W_2", "W_1"]}
     return _second_derivatives(block, printed)
 
 
@@ -149,8 +149,8 @@ def _second_derivatives(block: PostNormBlock, xi: Mapping[Pair, Tensor]) -> dict
     return found
 
 
-def _xi(block: PostNormBlock) -> dict[Pair, Tensor]:
-    """∂B_W/∂W′ for all pairs."""
+def inner_second_derivatives(block: PostNormBlock) -> dict[Pair, Tensor]:
+    """ξ = ∂B_W/∂W′ = ∂²S/∂W∂W′ for all pairs: (L d · entries of W, entries of W′)."""
     n = block.X.numel()
     found = _xi_ffn(block) | _xi_attention(block)
     for name in NAMES:

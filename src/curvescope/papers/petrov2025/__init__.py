@@ -9,6 +9,7 @@ from __future__ import annotations
 FIGURES = {
     "scaling": "curvature and loss over model size and data size: which power laws a trained grid supports",
     "propagation": "curvature by source across depth, norms, width and training, and with parts switched off",
+    "bounds": "Theorems 1 and 6, the estimates of their proofs, and the precursor's bound, next to the truth",
 }
 MORE: dict[str, str] = {}
 """Figures that the paper does not have: made only when they are asked for."""

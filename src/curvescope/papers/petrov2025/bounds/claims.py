@@ -1,0 +1,153 @@
+"""The claims about bounds, and the rule that gives a verdict from comparisons with the truth.
+
+A claim holds if no instance violates it, which is evidence and no proof; it fails as printed and holds
+corrected if some do and none violates a corrected form; else it fails.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+
+from curvescope.runs.shown import Claim
+from curvescope.studies.bounds import Bounds, Comparisons, measures, words
+from curvescope.studies.bounds.estimates import REPAIRED
+
+HOLDS, CORRECTED, FAILS = "holds", "fails as printed, holds corrected", "fails"
+LITERAL, PROOF = "lemma, literal σ", "lemma, σ of its proof"
+HEADS = (words.HEAD, words.KEYLESS, words.CLUSTERS)
+BLOCKS = (words.BLOCK, words.CLOSING)
+WHOLE = (measures.WHOLE, measures.OUTER)
+
+
+class Fix(NamedTuple):
+    """What corrects a claim: the name of the bound, and what it changes, in words."""
+
+    bound: str
+    words: str
+
+
+class Stated(NamedTuple):
+    """An inequality of the paper, and the comparisons that try it."""
+
+    claim: str
+    published: str
+    quantities: str  # separated by blanks
+    fix: Fix | None = None
+    bound: str = measures.THEOREM_6
+    source: str = "Theorem 6 and its proof"
+    instances: tuple[str, ...] = ()  # all, where none is named
+
+
+_head = partial(Stated, bound=measures.THEOREM_1, source="Theorem 1 and its proof")
+_norm = partial(Stated, bound=LITERAL, source="lemma on LayerNorm")
+_size = partial(Stated, source="proposition before Theorem 6")
+_network = partial(Stated, bound=measures.PRECURSOR, source="precursor, arXiv 2409.11995")
+
+SIX_BLOCKS = Fix(measures.PRIORI, "with all six blocks, and ½ for 1/L")
+WITH_ITS_OWN = Fix(measures.PRIORI, "with an estimate of its own")
+WITHOUT_FACTOR = Fix(REPAIRED, "without the loss's factor, and ½ for 1/L")
+DEVIATION = Fix(PROOF, "σ the least standard deviation of a row, as in the proof")
+STATED = (
+    _head("Theorem 1", "‖H‖ ≤ M, constants of the main text", "‖H‖", SIX_BLOCKS, instances=HEADS),
+    _head(
+        "Theorem 1, other constants",
+        "‖H‖ ≤ M, constants of the appendix",
+        "‖H‖",
+        SIX_BLOCKS,
+        bound=measures.APPENDIX,
+        instances=HEADS,
+    ),
+    _head("Theorem 1 where all is random", "‖H‖ ≤ M", "‖H‖", instances=(words.HEAD,)),
+    _head("M covers KK", "KK is not in the maximum", "‖H_KK‖", WITH_ITS_OWN),
+    _head(
+        "M of the appendix covers VK",
+        "VK is not in the maximum",
+        "‖H_KV‖",
+        WITH_ITS_OWN,
+        bound=measures.APPENDIX,
+    ),
+    _head("estimate of QQ", "as in the maximum", "‖H_QQ‖"),
+    _head("estimate of QK", "as in the maximum", "‖H_QK‖"),
+    _head("estimate of VQ", "as in the maximum", "‖H_QV‖"),
+    _head("estimate of VV", "(2L/d)‖X‖²", "‖H_VV‖"),
+    _head("slope of the softmax", "‖∂A/∂T‖ ≤ 1/L", "‖∂A/∂T‖", Fix(REPAIRED, "½ for 1/L")),
+    _head("moment matrix Z_1", "‖Z_1‖ ≤ ‖X‖³/L", "‖Z_1‖", Fix(REPAIRED, "½‖X‖³ for ‖X‖³/L")),
+    _head("curvature of the softmax", "‖∂²A/∂T²‖ ≤ 6", "‖∂²A/∂T²‖"),
+    _head("moment matrix Z_2", "‖Z_2‖ ≤ 6‖X‖⁵", "‖Z_2‖"),
+    _head("attention matrix", "‖A‖ ≤ L", "‖A‖"),
+    _norm("slope of LayerNorm", "‖J‖ ≤ 1/σ + ‖X‖²/(√n σ³)", "‖∂LN/∂X‖", DEVIATION),
+    _norm("curvature of LayerNorm", "‖H‖ ≤ (‖X‖/σ³)(1 + √(m/n)) + …", "‖∂²LN/∂X²‖", DEVIATION),
+    _size("size of Y", "‖Y‖_F = √(Ld)", "‖Y‖_F"),
+    _size("size of S", "‖S‖ ≤ √(Ld)(1 + √min(L, d_ff) ‖W_1‖‖W_2‖)", "‖S‖"),
+    Stated("Theorem 6", "‖H‖ ≤ M_tr", "‖H‖", instances=BLOCKS),
+    Stated("Theorem 6, σ of the lemma", "‖H‖ ≤ M_tr", "‖H‖", bound=measures.LITERAL, instances=BLOCKS),
+    Stated("slopes of S", "five estimates of ‖B_i‖", "‖B_1‖ ‖B_2‖ ‖B_Q‖ ‖B_K‖ ‖B_V‖"),
+    Stated("ξ_12", "‖ξ_12‖ ≤ √d ‖Y‖", "‖ξ_12‖"),
+    Stated("ξ_21", "‖ξ_21‖ ≤ √d_ff ‖W_2‖", "‖ξ_21‖", Fix(REPAIRED, "‖Y‖_F for √d_ff ‖W_2‖")),
+    Stated("ξ of W_1, W_2 with attention", "six estimates", "‖ξ_1Q‖ ‖ξ_1K‖ ‖ξ_1V‖ ‖ξ_2Q‖ ‖ξ_2K‖ ‖ξ_2V‖"),
+    Stated("ξ inside attention", "nine estimates", " ".join(f"‖ξ_{a}{b}‖" for a in "QKV" for b in "QKV")),
+    Stated("Φ_QQ and Φ_KK", "12‖W_V‖‖W_K‖²‖X‖⁵/(L d d_K)", "‖Φ_QQ‖ ‖Φ_KK‖"),
+    Stated(
+        "Φ_QK and Φ_KQ",
+        "12…/(L d d_K) + 2‖W_V‖‖X‖³/(L²√(d d_K))",
+        "‖Φ_QK‖ ‖Φ_KQ‖",
+        WITHOUT_FACTOR,
+    ),
+    Stated(
+        "Φ of W_V with W_Q or W_K",
+        "2‖W_K‖‖X‖³/(L²√(d d_K))",
+        "‖Φ_VQ‖ ‖Φ_VK‖ ‖Φ_QV‖ ‖Φ_KV‖",
+        WITHOUT_FACTOR,
+    ),
+    _network(
+        "precursor, Gauss–Newton part",
+        "n√2 M_x² M_W^{2n} + √2 M_W² (M_W^{2n} − 1)/(M_W² − 1)",
+        measures.OUTER,
+        Fix(measures.PRIORI, "½|x|² Σ_p Π_{s≠p}‖W_s‖²"),
+    ),
+    _network(
+        "precursor, Hessian",
+        "the same, the functional part left out",
+        measures.WHOLE,
+        Fix(measures.PRIORI, "½ for √2, products over s ≠ p, and the functional part"),
+    ),
+)
+
+
+def verdicts(found: Bounds) -> list[Claim]:
+    """Every claim next to what was measured."""
+    return [_verdict(one, found) for one in STATED]
+
+
+def _verdict(one: Stated, found: Bounds) -> Claim:
+    tried = _tried(one, found, one.bound)
+    violated, count = int(tried.violated.sum()), len(tried.true)
+    if not violated:
+        ratio = tried.ratio[tried.true > 0]
+        measured = f"violated 0 of {count}; bound / truth {np.median(ratio):.3g}, at least {ratio.min():.3g}"
+        return Claim(one.claim, one.published, measured, HOLDS, one.source)
+    with np.errstate(divide="ignore"):
+        worst = float((tried.true / tried.value)[tried.violated].max())
+    up_to = f"{worst:.3g}" if np.isfinite(worst) else "∞"
+    measured, verdict = f"violated {violated} of {count}, truth / bound up to {up_to}", FAILS
+    if one.fix is not None:
+        corrected = _tried(one, found, one.fix.bound)
+        still = int(corrected.violated.sum())
+        measured += f"; {one.fix.words}: {still} of {len(corrected.true)}"
+        verdict = FAILS if still else CORRECTED
+    return Claim(one.claim, one.published, measured, verdict, one.source)
+
+
+def _tried(one: Stated, found: Bounds, bound: str) -> Comparisons:
+    """The comparisons of a claim with one bound; the precursor's are with networks."""
+    quantities = one.quantities.split()
+    table = found.bounds if quantities[0] in WHOLE else found.estimates
+    names = one.instances or tuple(
+        name
+        for name in dict.fromkeys(table.instance)
+        if name.startswith(words.NETWORK) == (one.bound == measures.PRECURSOR)
+    )
+    return table.chosen(quantity=quantities, bound=bound, instance=names)
