@@ -70,7 +70,7 @@ def check_inputs(inputs: Tensor, cfg: TransformerConfig) -> None:
         kind = {"tokens": "integer tokens", "continuous": "real inputs", "patches": "images"}[cfg.inputs]
         axes = ", ".join(map(str, free + own))
         raise ShapeError(f"expected {kind} ({axes}), got {inputs.dtype} {tuple(inputs.shape)}")
-    if torch._C._functorch.is_batchedtensor(inputs):  # inside vmap numbers cannot be looked at
-        return
+    if torch._C._functorch.is_batchedtensor(inputs):  # pyright: ignore[reportAttributeAccessIssue]
+        return  # inside vmap numbers cannot be looked at
     if tokens and inputs.numel() and not 0 <= int(inputs.min()) <= int(inputs.max()) < cfg.vocab_size:
         raise UsageError(f"expected tokens from 0 to {cfg.vocab_size - 1}, got up to {int(inputs.max())}")
