@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from curvescope.studies.full_hessian.claims import INITIAL_SIZE, TRAINED_SIZE
 from curvescope.studies.full_hessian.dense import ATTENTION
-from curvescope.viz.blocks import cell_text
 from curvescope.viz.matrix import FLOOR, LABEL, colours, entries_map
 
 if TYPE_CHECKING:
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
 
 COLOURS = ("#1b6ca8", "#c8553d", "#2f9e6e", "#8d5fa8", "#b8860b", "#444444", "#7fb3d5", "#e59866")
 STAGES = ("initial", "trained")
+DECADES = 5  # of the colours of pairs, below the largest
 
 
 def draw(result: FullHessian) -> dict[str, Figure]:
@@ -35,12 +35,10 @@ def draw(result: FullHessian) -> dict[str, Figure]:
 
 def _entries(result: FullHessian) -> Figure:
     """Two rows, whole network and attention; two columns, initial and trained; one scale of colours."""
-    import matplotlib.pyplot as plt
-
     stages = result.networks[0].stages
     largest = max(float(found.max_abs.max()) for found in stages.values())
     limits = (math.log10(FLOOR), math.log10(largest))
-    figure, axes = plt.subplots(2, 2, figsize=(15, 14.6), layout="constrained")
+    figure, axes = _panels(2, 2, (15, 14.6))
     image = None
     for column, (stage, found) in zip(axes.T, stages.items(), strict=True):
         image = entries_map(column[0], found.picture, found.names, found.pixels, limits)
@@ -55,24 +53,20 @@ def _entries(result: FullHessian) -> Figure:
 
 def _pairs(result: FullHessian) -> Figure:
     """Root mean square entries as numbers, geometric means over the networks."""
-    import matplotlib.pyplot as plt
-    from matplotlib.colors import LogNorm
-
     means = {
         stage: np.exp(np.mean([np.log(n.stages[stage].rms + FLOOR**2) for n in result.networks], axis=0))
         for stage in STAGES
     }
     names = [name.removeprefix("L0.") for name in result.networks[0].initial.names]
     top = max(float(values.max()) for values in means.values())
-    figure, axes = plt.subplots(1, 2, figsize=(17.5, 8.4), layout="constrained")
-    norm = LogNorm(vmin=top * 1e-5, vmax=top)
+    figure, axes = _panels(1, 2, (17.5, 8.4))
+    least = top * 10.0**-DECADES
     image = None
     for ax, (stage, values) in zip(axes, means.items(), strict=True):
-        image = ax.imshow(values, norm=norm, cmap="viridis", interpolation="nearest")
+        image = ax.imshow(values, norm="log", vmin=least, vmax=top, cmap="viridis", interpolation="nearest")
         for (i, j), value in np.ndenumerate(values):
-            dark = float(norm(max(value, top * 1e-5))) < 0.6
-            text, colour = cell_text(float(f"{value:.2g}")), "white" if dark else "black"
-            ax.text(j, i, text, ha="center", va="center", fontsize=6.2, color=colour)
+            colour = "white" if value < least * 10 ** (0.6 * DECADES) else "black"
+            ax.text(j, i, _short(float(value)), ha="center", va="center", fontsize=6.5, color=colour)
         ax.set_xticks(range(len(names)), names, rotation=90, fontsize=9)
         ax.set_yticks(range(len(names)), names, fontsize=9)
         ax.tick_params(length=0)
@@ -81,10 +75,16 @@ def _pairs(result: FullHessian) -> Figure:
     return figure
 
 
-def _norms(result: FullHessian) -> Figure:
-    import matplotlib.pyplot as plt
+def _short(value: float) -> str:
+    """Two digits: 0.015, 4.4e-3."""
+    if 0.01 <= value < 10:
+        return f"{value:.2g}"
+    mantissa, exponent = f"{value:.1e}".split("e")
+    return f"{mantissa}e{int(exponent)}"
 
-    figure, axes = plt.subplots(1, 2, figsize=(12.5, 4.8), layout="constrained")
+
+def _norms(result: FullHessian) -> Figure:
+    figure, axes = _panels(1, 2, (12.5, 4.8))
     every = [network.norms for network in result.networks]
     _curves(axes[0], result, every, "weights", "norm of the parameters")
     _curves(axes[1], result, every, "hessian", "Frobenius norm of the Hessian block")
@@ -117,9 +117,7 @@ def _curves(ax: Axes, result: FullHessian, every: list[Norms], name: str, label:
 
 
 def _stripe(result: FullHessian) -> Figure:
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(1, 2, figsize=(10, 3.8), layout="constrained")
+    figure, axes = _panels(1, 2, (10, 3.8))
     ratios = [[n.initial.stripe_ratio, n.trained.stripe_ratio] for n in result.networks]
     sizes = [[n.initial.max_abs.max(), n.trained.max_abs.max()] for n in result.networks]
     _slopes(axes[0], ratios, "QK block: on the stripe / off it")
@@ -129,7 +127,7 @@ def _stripe(result: FullHessian) -> Figure:
         axes[1].plot([x - 0.12, x + 0.12], [10**power] * 2, color="#c8553d", lw=2)
     axes[1].plot([], [], color="#c8553d", lw=2, label="end of the published colour bar")
     axes[1].set_yscale("log")
-    axes[1].legend(frameon=False, fontsize=9)
+    axes[1].legend(frameon=False, fontsize=9, loc="lower right")
     return figure
 
 
@@ -141,6 +139,13 @@ def _slopes(ax: Axes, rows: list[list[float]], label: str) -> None:
     ax.set_xlim(-0.4, 1.4)
     ax.set_ylabel(label)
     _plain(ax)
+
+
+def _panels(rows: int, columns: int, size: tuple[float, float]) -> tuple[Figure, Any]:
+    """A figure and the array of its axes."""
+    import matplotlib.pyplot as plt
+
+    return plt.subplots(rows, columns, figsize=size, layout="constrained")
 
 
 def _plain(ax: Axes) -> None:
