@@ -115,7 +115,7 @@ def verdicts(result: full_hessian.FullHessian) -> dict[str, str]:
 
 
 def test_other_numbers_give_other_verdicts(result):
-    bright = "value–value is the brightest block of attention, initial"
+    bright = "value–value is the brightest pair of Q, K, V, initial"
     for pair, wanted in (((claims.V, claims.V), HOLDS), ((claims.Q, claims.K), FAILS)):
         made_up = replace(result, networks=[with_rms(n, pair, 1e6) for n in result.networks])
         assert verdicts(made_up)[bright] == wanted

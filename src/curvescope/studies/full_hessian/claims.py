@@ -115,14 +115,20 @@ def brightest_ratio(found: Dense) -> float:
     return own / max(others)
 
 
+def output_ratio(found: Dense) -> float:
+    """Root mean square entry of value–value, over that of value–output, a pair that the formulas lack."""
+    return found.pick(found.rms, V, V) / found.pick(found.rms, V, "L0.W_O")
+
+
 def _brightest(result: FullHessian, stage: str) -> Claim:
+    output = spread([output_ratio(network.stages[stage]) for network in result.networks])
     return _counted(
         result,
-        f"value–value is the brightest block of attention, {stage}",
+        f"value–value is the brightest pair of Q, K, V, {stage}",
         "brightest",
         lambda network: brightest_ratio(network.stages[stage]),
         1.0,
-        "root mean square entry over that of the next pair of Q, K, V",
+        f"root mean square entry over that of value–output {output}, over the next pair of Q, K, V",
     )
 
 

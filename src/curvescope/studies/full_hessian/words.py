@@ -41,7 +41,7 @@ def summary(result: FullHessian) -> list[Line]:
             (f"value–value, {stage}", str(bright), "times the next pair of Q, K, V, root mean square entry"),
             (f"QK stripe, {stage}", str(stripe), "entries on the stripe over those off it"),
         ]
-    found += [(claim.verdict, claim.claim, claim.measured) for claim in result.claims()]
+    found += [("claim", claim.verdict, f"{claim.claim}: {claim.measured}") for claim in result.claims()]
     return [*found, *(("note", "", note) for note in result.notes)]
 
 
