@@ -105,6 +105,16 @@ def test_progress_hears_of_every_piece():
     assert heard == [("piece 0", 1, 2), ("piece 1", 2, 2)]
 
 
+def test_a_piece_is_given_those_that_it_needs_also_when_a_run_goes_on():
+    state, calls = {}, []
+    first = Piece("first", lambda: calls.append("first") or Number(3))
+    second = Piece("second", lambda found: Number(found.value + 1), needs=("first",))
+    work_through([first], state=state)
+    found = work_through([first, second], state=state)
+    assert found.take(Number, "second").value == 4
+    assert calls == ["first"]
+
+
 def test_two_pieces_with_one_name_and_a_piece_of_another_kind():
     with pytest.raises(AssertionError, match="two pieces have one name"):
         work_through([Piece("a", lambda: Number(1)), Piece("a", lambda: Number(2))])

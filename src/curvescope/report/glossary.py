@@ -83,6 +83,15 @@ TERMS = (
         ("rms", "Root mean square", "root mean square"),
     ),
     Term(
+        "brightness",
+        "the mean of log10(|entry| + 1e-6) over a block: its colour in a picture of all entries.",
+    ),
+    Term(
+        "stripe",
+        "entries of the query–key block at equal coordinates of queries and keys, where a term A ⊗ I lies; "
+        "its ratio compares them with the rest, its share is that of ‖H_QK‖² in the span of all A ⊗ I.",
+    ),
+    Term(
         "heterogeneity",
         "how different the spectra of blocks are: Jensen–Shannon divergence in bits, 0 for equal ones, 1 for "
         "ones that share no eigenvalue.",

@@ -45,13 +45,14 @@ State = Place | MutableMapping[str, Result]
 @final
 @dataclass(frozen=True)
 class Piece:
-    """A piece of work with a name of its own."""
+    """A piece of work with a name of its own; `work` is given the results of those that it needs."""
 
     name: str
-    work: Callable[[], Result]
+    work: Callable[..., Result]
     words: str = ""  # for the progress; by default the name
     answer: Callable[[Result], str] | None = None  # one line of what came out, told while the rest is done
     kind: str = ""  # pieces of one kind take about as long as each other
+    needs: tuple[str, ...] = ()  # names of earlier pieces
 
 
 @final
@@ -107,7 +108,7 @@ def work_through(
         if progress is not None:
             progress(piece.words or piece.name, number, len(todo))
         with kept.inside(piece.name) if isinstance(kept, Pieces) and alone() else nullcontext():
-            done = piece.work()
+            done = piece.work(*(kept[name] for name in piece.needs))
             with together():
                 kept[piece.name] = done
         if isinstance(state, Place) and piece.answer is not None:

@@ -7,18 +7,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from curvescope.papers.ormaniec2025.heatmap.study import CELL, FLOOR
+from curvescope.papers.ormaniec2025.heatmap.study import CELL
 from curvescope.viz.blocks import cell_text
 from curvescope.viz.interactive import Scene, scene
+from curvescope.viz.matrix import LABEL, colours, entries_map
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from curvescope.papers.ormaniec2025.heatmap.study import HeatMap
-
-LABEL = "log10(|entry| + 1e-6)"
-GAP = 0.033  # between the names of blocks, as a share of the side
 
 
 def draw(result: HeatMap) -> dict[str, Figure]:
@@ -31,7 +28,7 @@ def _shown(result: HeatMap) -> dict[str, tuple[np.ndarray, list[str], list[int]]
     sizes = dict(zip(result.names, result.sizes, strict=True))
     panels = {"Transformer Block": (result.picture, result.names, [n // CELL for n in result.sizes])}
     if result.attention_names:
-        values = np.log10(np.abs(result.attention) + FLOOR)
+        values = colours(result.attention)
         panels["Self-Attention"] = (
             values,
             result.attention_names,
@@ -44,60 +41,23 @@ def _panels(result: HeatMap) -> Figure:
     import matplotlib.pyplot as plt
 
     panels = _shown(result)
-    low, high = result.limits
     figure, axes = plt.subplots(
         1, len(panels), figsize=(7.2 * len(panels) + 1, 7.4), layout="constrained", squeeze=False
     )
     image = None
     for ax, (title, (values, names, sizes)) in zip(axes[0], panels.items(), strict=True):
-        image = ax.imshow(values, vmin=low, vmax=high, cmap="viridis", interpolation="antialiased")
+        image = entries_map(ax, values, names, sizes, result.limits)
         ax.set_title(title, fontsize=17, pad=10)
-        _mark(ax, names, sizes)
     bar = figure.colorbar(image, ax=list(axes[0]), shrink=0.8, pad=0.02)  # pyright: ignore[reportArgumentType]
     bar.set_label(LABEL, fontsize=13)
     return figure
-
-
-def _mark(ax: Axes, names: Sequence[str], sizes: Sequence[int]) -> None:
-    """Dashed lines between blocks; names in the middle of each, those of slivers pulled apart."""
-    stops = np.cumsum(sizes)
-    for stop in stops[:-1]:
-        ax.axhline(stop - 0.5, color="white", ls=(0, (4, 3)), lw=0.7, alpha=0.8)
-        ax.axvline(stop - 0.5, color="white", ls=(0, (4, 3)), lw=0.7, alpha=0.8)
-    ax.set_xticks([])
-    ax.set_yticks([])
-    total = float(stops[-1])
-    where = _apart((stops - np.asarray(sizes) / 2) / total, GAP)
-    for name, centre, place in zip(names, (stops - np.asarray(sizes) / 2) / total, where, strict=True):
-        arrow = {"arrowstyle": "-", "lw": 0.6, "color": "0.4", "shrinkA": 0, "shrinkB": 0}
-        words = name.removeprefix("L0.")
-        ax.annotate(
-            words, (0, 1 - centre), (-0.016, 1 - place), xycoords="axes fraction", ha="right", va="center",
-            fontsize=10, arrowprops=arrow,
-        )  # fmt: skip
-        ax.annotate(
-            words, (centre, 0), (place, -0.016), xycoords="axes fraction", ha="center", va="top",
-            fontsize=10, rotation=90, arrowprops=arrow,
-        )  # fmt: skip
-
-
-def _apart(centres: np.ndarray, gap: float) -> np.ndarray:
-    """Positions in the same order, at least `gap` from each other, as near to `centres` as one pass gets."""
-    found = centres.copy()
-    for i in range(1, len(found)):
-        found[i] = max(found[i], found[i - 1] + gap)
-    over = max(0.0, found[-1] - (1 - gap / 4))
-    found[-1] -= over
-    for i in reversed(range(len(found) - 1)):
-        found[i] = min(found[i], found[i + 1] - gap)
-    return found
 
 
 def _blocks(result: HeatMap) -> Figure:
     import matplotlib.pyplot as plt
 
     low, high = result.limits
-    values = np.log10(result.median_abs + FLOOR)
+    values = colours(result.median_abs)
     side = 1.6 + 0.62 * len(result.names)
     figure, ax = plt.subplots(figsize=(side + 1.2, side), layout="constrained")
     figure.get_layout_engine().set(w_pad=0.15, h_pad=0.15)  # pyright: ignore[reportOptionalMemberAccess, reportCallIssue]

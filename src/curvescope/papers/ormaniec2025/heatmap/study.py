@@ -28,6 +28,7 @@ from curvescope.problem import Problem
 from curvescope.runs.contents import fingerprint
 from curvescope.runs.shown import Line, Shown
 from curvescope.runs.work import Piece, State, work_through
+from curvescope.viz.matrix import FLOOR, colours
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -37,7 +38,6 @@ ORDER = (
     "E", "P", "L0.W_Q", "L0.W_K", "L0.W_V", "L0.W_O", "L0.W_1", "L0.b_1", "L0.W_2", "L0.b_2", "U", "b_U",
 )  # fmt: skip
 ATTENTION = ("L0.W_Q", "L0.W_K", "L0.W_V", "L0.W_O")
-FLOOR = 1e-6  # the picture shows log10(|entry| + FLOOR)
 CELL = 4  # entries along a side of a pixel of the large picture
 PUBLISHED = {
     "loss": "2.48540626",
@@ -228,7 +228,7 @@ def _columns(problem: Problem, rows: list[str]) -> Columns:
         np.array([np.median(block) for block in blocks]),
         np.array([block.max() for block in blocks]),
         np.array([block.min() for block in blocks]),
-        pooled(np.log10(np.concatenate(blocks) + FLOOR)).astype(np.float32),
+        pooled(colours(np.concatenate(blocks))).astype(np.float32),
         np.concatenate(entries or [dense[:0]]).astype(np.float32),
     )
 
