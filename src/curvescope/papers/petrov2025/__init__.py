@@ -7,8 +7,9 @@ of second derivatives.
 from __future__ import annotations
 
 FIGURES = {
-    "scaling": "curvature and loss over model size and data size: which power laws a trained grid supports",
+    "full_hessian": "every entry of a one-block ViT's Hessian, initial and trained, norms in training (E1 to E3)",
     "propagation": "curvature by source across depth, norms, width and training, and with parts switched off",
+    "scaling": "curvature and loss over model size and data size: which power laws a trained grid supports",
     "bounds": "Theorems 1 and 6, the estimates of their proofs, and the precursor's bound, next to the truth",
 }
 MORE: dict[str, str] = {}
