@@ -7,7 +7,8 @@ of second derivatives.
 from __future__ import annotations
 
 FIGURES = {
-    "full_hessian": "every entry of a one-block ViT's Hessian, initial and trained, norms in training (E1 to E3)",
+    "full_hessian": "every entry of a one-block ViT's Hessian, initial and trained, norms between (E1–E3)",
+    "landscape": "how the mean loss settles as the sample grows, beside a control (E4, E5, E7, E8)",
     "propagation": "curvature by source across depth, norms, width and training, and with parts switched off",
     "scaling": "curvature and loss over model size and data size: which power laws a trained grid supports",
     "bounds": "Theorems 1 and 6, the estimates of their proofs, and the precursor's bound, next to the truth",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from curvescope.core.config import at_least
+from curvescope.core.config import at_least, setting
 from curvescope.core.progress import Progress
 from curvescope.papers.setting import FigureConfig
 from curvescope.runs.study import Study
@@ -25,8 +25,8 @@ SEEDS = {"quick": 2, "full": 5}
 class Config(FigureConfig):
     """quick: the small grid with two seeds; full: five seeds, and on a card the large grid."""
 
-    seeds: int = 0  # of each cell; 0: those of the profile
-    seed: int = 0
+    seeds: int = setting(0, "models of each cell; 0: those of the profile, 2 and 5")
+    seed: int = setting(0, "of the data and of everything random")
 
     def __post_init__(self) -> None:
         super().__post_init__()
