@@ -1,4 +1,4 @@
-"""petrov2025 as a whole: every figure is found, its settings are explained, its studies have the paper's names."""
+"""petrov2025 as a whole: every figure is found, explains its settings, and has a study of its name."""
 
 from __future__ import annotations
 
