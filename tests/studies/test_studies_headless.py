@@ -197,7 +197,7 @@ def test_the_command_line(tmp_path, file, capsys):
     code, out, err = call(*words, "--blocks", "L0.W_[QV]", capsys=capsys)
     assert (code, err) == (0, "")
     result = json.loads((Path(out.strip().splitlines()[-1]) / "result.json").read_text(encoding="utf-8"))
-    assert result["fields"]["notes"] == [NOTE]
+    assert result["fields"]["notes"][0] == NOTE
     assert 'loss = "auto"' in (Path(out.strip().splitlines()[-1]) / "config.toml").read_text(encoding="utf-8")
 
 
