@@ -209,3 +209,33 @@ def test_what_is_refused():
         samples.products(torch.zeros(3, 1, dtype=torch.float64))
     with pytest.raises(ShapeError, match="expected columns"):
         samples.gradient_products(torch.zeros(5, samples.space.size, 1, dtype=torch.float64))
+
+
+class Coupled(nn.Module):
+    """Every sequence sees the mean of all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = self.linear(x)
+        return z + z.mean(0, keepdim=True) ** 2
+
+
+def test_sequences_that_see_each_other_are_refused():
+    x = torch.randn(4, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    problem = cs.Problem(Coupled().double(), (x, torch.tensor([0, 1, 0, 1])))
+    for ask in (cs.per_sample(problem).losses, cs.per_sample(problem).gradients):
+        with pytest.raises(cs.UsageError, match="depend on the sequences beside it"):
+            ask()
+    one_by_one = [(x[i : i + 1], torch.tensor([i % 2])) for i in range(4)]
+    assert len(cs.per_sample(cs.Problem(Coupled().double(), one_by_one)).losses()) == 4
+
+
+def test_a_loss_over_pairs_of_sequences_is_refused():
+    x = torch.randn(4, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    loss = cs.CustomLoss(lambda z, y, w: (z @ z.T).logsumexp(-1).sum(), lambda y, w: len(y))
+    problem = cs.Problem(nn.Linear(3, 2).double(), (x, torch.zeros(4, dtype=torch.float64)), loss)
+    with pytest.raises(cs.UsageError, match="the loss of a sequence"):
+        cs.per_sample(problem).losses()

@@ -139,3 +139,57 @@ def test_a_source_that_is_not_there_is_named():
 
 def test_names_of_sources():
     assert list(find_sources(problem().model)) == ["L0.attention", "L0.ffn", "L0.ln1", "L0.ln2", "ln_f"]
+
+
+class Part(nn.Module):
+    """tanh(W x), and something besides that does not go through its arguments or results."""
+
+    def __init__(self, how: str):
+        super().__init__()
+        self.linear, self.how = nn.Linear(3, 3), how
+        self.held: list[Tensor] = []
+        self.side: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.tanh(self.linear(x))
+        if self.how == "closure":
+            return y * self.held[0]
+        if self.how == "given":
+            return y * self.side
+        if self.how == "left":
+            self.side = y * y
+        return y
+
+
+class Sideways(nn.Module):
+    """A layer around such a part."""
+
+    def __init__(self, how: str):
+        super().__init__()
+        self.norm, self.mix, self.how = nn.LayerNorm(3), Part(how), how
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.mix.side = x * x
+        y = self.mix(self.norm(x))
+        y = y + self.mix.side if self.how == "left" else y
+        self.mix.side = None
+        return x + y
+
+
+@pytest.mark.parametrize("how", ["plain", "closure", "given", "left"])
+def test_parts_with_other_inputs_or_outputs_are_refused(how: str):
+    def make() -> nn.Module:
+        layers = nn.Sequential(Sideways(how), Sideways(how))
+        return nn.Sequential(nn.Linear(3, 3), layers, nn.Linear(3, 3))
+
+    module = oracles.shaken(oracles.drawn(make))
+    for layer in module[1]:  # pyright: ignore[reportIndexIssue]
+        layer.mix.held.append(module[0].bias)  # pyright: ignore[reportIndexIssue]
+    x = torch.randn(4, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    case = cs.Problem(module, (x, torch.tensor([0, 1, 2, 0])))
+    S, V = cs.Sources(case), columns(cs.Hessian(case))
+    if how == "plain":
+        assert relative_error(sum(S.products(V).values()), cs.Functional(case) @ V) < EXACT
+        return
+    with pytest.raises(cs.CurvescopeError, match="do not add up"):
+        S.products(V)

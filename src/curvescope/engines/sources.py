@@ -19,14 +19,18 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from curvescope.core.errors import CurvescopeError
+from curvescope.core.seeds import generator
 from curvescope.data.batches import Batch
 from curvescope.engines.passes import gradient
-from curvescope.engines.works import Names
+from curvescope.engines.run import PlainRunner
+from curvescope.engines.works import Names, second_derivative
 from curvescope.kernels.substitute import PlainAttention
 from curvescope.models.running.exchange import Change, exchanged, parameters_at
 from curvescope.models.sources import REST, Called
 from curvescope.problem import Leaves, Problem
 
+NEAR = {torch.float32: 1e-3, torch.float64: 1e-9}  # of the sum of norms: sources may cancel
 Found = dict[str, Sequence[Tensor | None]]
 SourceWork = Callable[[Sequence[Tensor], Sequence[str]], Found]
 """One tangent in the order of the columns, and the sources wanted, to results in the order of the rows."""
@@ -69,7 +73,40 @@ def functional_sources(
                 found[name] = _pull(x, u, into)
         return found
 
+    _refuse_others(problem, batch, rows, columns, partial(work, wanted=list(parts)))
     return work
+
+
+def _refuse_others(
+    problem: Problem, batch: Batch, rows: Names, columns: Names, work: Callable[[Sequence[Tensor]], Found]
+) -> None:
+    """Raise where the sources do not add up to the functional part itself, on one random direction.
+
+    A part may be given something that is none of its arguments, or give what it does not return.
+    """
+    v = [_random(problem.parameters[name], i) for i, name in enumerate(columns)]
+    whole = second_derivative(problem, PlainRunner(problem), batch, "functional", rows, columns)
+    truth = whole([x[None] for x in v], 1)
+    found = work(v)
+    size = rest = 0.0
+    for i, x in enumerate(truth):
+        terms = [each[i] for each in found.values()]
+        there = [term for term in terms if term is not None]
+        size += sum(float(term.norm()) for term in there)
+        left = sum(there) - (0 if x is None else x[0])  # pyright: ignore[reportOperatorIssue]
+        rest += float(left.norm()) if isinstance(left, Tensor) else 0.0
+    if rest > NEAR[problem.dtype] * size:
+        raise CurvescopeError(
+            f"the sources of {problem.model.name} do not add up to the functional part of its Hessian: a "
+            "part is given something that is none of its arguments, or gives what it does not return (by an "
+            "attribute, a closure, an object of another kind)",
+            hint="pass and return tensors, in tuples, lists or dictionaries",
+        )
+
+
+def _random(like: Tensor, index: int) -> Tensor:
+    found = torch.randn(like.shape, generator=generator(0, index), dtype=torch.float32)
+    return found.to(like)
 
 
 def _pull(
