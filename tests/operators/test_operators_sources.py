@@ -132,6 +132,12 @@ def test_layers_of_torch(norm_first: bool):
     assert float((cs.Source(case, REST) @ below)[~head].abs().max()) < EXACT * float(found[REST].norm())
 
 
+def test_a_block_without_curvature_is_only_rounding():
+    case = problem(n_layers=2)
+    found = cs.Source(case, "L0.attention", "L0.b_K") @ columns(cs.Hessian(case, "L0.b_K"))
+    assert float(found.abs().max()) < 1e-12
+
+
 def test_a_source_that_is_not_there_is_named():
     with pytest.raises(cs.UsageError, match=r"no source 'L0.attn'"):
         cs.Source(problem(), "L0.attn")

@@ -31,7 +31,7 @@ from curvescope.engines.memory import directions_per_pass, result_bytes
 from curvescope.engines.passes import Linearised, pull
 from curvescope.engines.replay import cpu, cuda
 from curvescope.engines.run import PlainRunner, Runner
-from curvescope.engines.sources import SourceWork, functional_sources
+from curvescope.engines.sources import SourceWork, functional_sources, refuse_unless_whole
 from curvescope.engines.watch import Watch
 from curvescope.engines.works import Names, Work, there
 from curvescope.kernels.substitute import PlainAttention
@@ -70,6 +70,7 @@ class Engine:
         self._recorder: cpu.Recorder | cuda.Recorder | None = None
         self._group: int | None = None
         self._steady = 0
+        self._adds_up = False  # whether the sources were seen to
 
     def __reduce__(self) -> tuple[Any, ...]:
         return partial(Engine, checkpoint=self._checkpoint), (self.problem, self._wanted)  # begins empty
@@ -142,6 +143,7 @@ class Engine:
             raise _moved(self.problem)
         self._kept.forget()
         self._recorder = self._group = None
+        self._adds_up = False
         self._runner = known.runner(self.problem, checkpoint=self._checkpoint)
         self._verify()
 
@@ -186,6 +188,9 @@ class Engine:
         """The functional part applied to the tangents: each source that is wanted, and the rest."""
         columns = tuple(tangents)
         parts = find_sources(self.problem.model)
+        if not self._adds_up:
+            refuse_unless_whole(self.problem, parts, self._watch.few.batch)
+            self._adds_up = True
         build = partial(functional_sources, self.problem, parts, batch, rows, columns)
         work: SourceWork = self._keep((index, "sources", rows, columns), build, batch)
         k = next(iter(tangents.values())).shape[0]

@@ -73,21 +73,19 @@ def functional_sources(
                 found[name] = _pull(x, u, into)
         return found
 
-    _refuse_others(problem, batch, rows, columns, partial(work, wanted=list(parts)))
     return work
 
 
-def _refuse_others(
-    problem: Problem, batch: Batch, rows: Names, columns: Names, work: Callable[[Sequence[Tensor]], Found]
-) -> None:
-    """Raise where the sources do not add up to the functional part itself, on one random direction.
+def refuse_unless_whole(problem: Problem, parts: Mapping[str, tuple[Called, ...]], batch: Batch) -> None:
+    """Raise where the sources do not add up to the functional part, on one direction of all parameters.
 
     A part may be given something that is none of its arguments, or give what it does not return.
     """
-    v = [_random(problem.parameters[name], i) for i, name in enumerate(columns)]
-    whole = second_derivative(problem, PlainRunner(problem), batch, "functional", rows, columns)
+    names = tuple(problem.parameters)
+    v = [_random(problem.parameters[name], i) for i, name in enumerate(names)]
+    whole = second_derivative(problem, PlainRunner(problem), batch, "functional", names, names)
     truth = whole([x[None] for x in v], 1)
-    found = work(v)
+    found = functional_sources(problem, parts, batch, names, names)(v, list(parts))
     size = rest = 0.0
     for i, x in enumerate(truth):
         terms = [each[i] for each in found.values()]

@@ -28,7 +28,7 @@ class Source(CurvatureOperator):
     Args:
         source: `L0.attention`, `L0.ffn`, `L0.ln1`, `ln_f`, …, or `rest`: what lies in none of them, such as
             the head, and norms that have no role. `Sources(problem)` lists them. Where the sources do not add
-            up to the functional part, on one direction for each batch, it is an error.
+            up to the functional part, seen on a few positions, it is an error.
     """
 
     def __init__(self, problem: Problem, source: str, *blocks: str, chunk: int | None = None):
