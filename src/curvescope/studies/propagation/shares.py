@@ -53,7 +53,13 @@ class Shares(Result):
 
     def trace(self, name: str) -> Number:
         """tr A_s."""
-        return self._mean(self.forms[:, self.names.index(name)], nonnegative=False)
+        samples = self.forms[:, self.names.index(name)]
+        if self.exact:
+            total = float(samples.sum())
+            return Number(total, 0.0, total, total)
+        mean, stderr = samples.mean(), samples.std(ddof=1) / np.sqrt(len(samples))
+        low, high = mean_interval(np.asarray(mean), np.asarray(stderr), len(samples) - 1)
+        return Number(float(mean), float(stderr), float(low), float(high))
 
     def norm(self, name: str) -> Number:
         """‖A_s‖."""
@@ -77,18 +83,8 @@ class Shares(Result):
             return Number(value, 0.0 if self.exact else np.nan, *(2 * [value if self.exact else np.nan]))
         without = (top.sum() - top) / (bottom.sum() - bottom)
         stderr = float(np.sqrt((count - 1) / count * ((without - without.mean()) ** 2).sum()))
-        low, high = mean_interval(np.asarray(value), np.asarray(stderr), count - 1, nonnegative=False)
+        low, high = mean_interval(np.asarray(value), np.asarray(stderr), count - 1)
         return Number(value, stderr, float(low), float(high))
-
-    def _mean(self, samples: np.ndarray, *, nonnegative: bool) -> Number:
-        if self.exact:
-            total = float(samples.sum())
-            return Number(total, 0.0, total, total)
-        mean, stderr = samples.mean(), samples.std(ddof=1) / np.sqrt(len(samples))
-        low, high = mean_interval(
-            np.asarray(mean), np.asarray(stderr), len(samples) - 1, nonnegative=nonnegative
-        )
-        return Number(float(mean), float(stderr), float(low), float(high))
 
 
 def measure_shares(problem: Problem, *, num_probes: int, max_exact: int, seed: int) -> Shares:

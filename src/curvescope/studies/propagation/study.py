@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING
 
 from curvescope.algorithms import BlockMap, block_map
 from curvescope.algorithms.blocks.ends import Ends, extreme_ends
-from curvescope.core.config import setting
-from curvescope.core.errors import UsageError
+from curvescope.core.config import as_tuples, at_least, setting
 from curvescope.core.operator import LinearOperator
 from curvescope.core.progress import Progress
 from curvescope.operators import GGN, Hessian, Sources
@@ -50,12 +49,10 @@ class Config(ModelOnData):
     max_exact: int = setting(256, "a model with at most so many parameters is written out, not estimated")
 
     def __post_init__(self) -> None:
-        if isinstance(self.eigenvalues, str):
-            object.__setattr__(self, "eigenvalues", (self.eigenvalues,))
+        as_tuples(self, "eigenvalues")
         super().__post_init__()
-        for name, fewest in {"num_probes": 2, "num_steps": 0, "num_map_probes": 0, "max_exact": 0}.items():
-            if getattr(self, name) < fewest:
-                raise UsageError(f"{name}: expected at least {fewest}, got {getattr(self, name)}")
+        at_least(self, 2, "num_probes")
+        at_least(self, 0, "num_steps", "num_map_probes", "max_exact")
 
 
 @dataclass(frozen=True)
