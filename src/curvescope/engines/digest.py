@@ -18,6 +18,8 @@ from curvescope.core.seeds import generator
 
 SMALL = 4096  # entries
 ROW = 2**14  # entries of a row at most
+SHORT = 64  # entries of a row below which the digest would be as long as the tensor
+CUT = 2**10  # entries of the rows that are cut from a tensor without rows of such lengths
 
 
 @torch.no_grad()
@@ -64,8 +66,14 @@ def _bits(t: Tensor) -> Tensor:
 def _projections(t: Tensor) -> Tensor:
     """Every row times random weights in (1/2, 3/2); of whole numbers in double precision."""
     rows = t.flatten(1) if t.dim() > 1 else t.view(1, -1)
-    if rows.shape[1] > ROW:
-        rows = t.contiguous().view(-1)[: t.numel() // ROW * ROW].view(-1, ROW)
+    if SHORT <= rows.shape[1] <= ROW:
+        return _weighted(rows)
+    flat = t.contiguous().view(-1)
+    whole = flat.numel() // CUT * CUT
+    return torch.cat([_weighted(flat[:whole].view(-1, CUT)), _weighted(flat[whole:].view(1, -1))])
+
+
+def _weighted(rows: Tensor) -> Tensor:
     rows = rows if rows.is_floating_point() else rows.double()
     return rows @ _weights(rows.device, rows.dtype)[: rows.shape[1]]
 
