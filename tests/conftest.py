@@ -40,6 +40,14 @@ def interruptible() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
+@pytest.fixture(autouse=True, scope="session")
+def early_recordings() -> Iterator[None]:
+    """Products are recorded at the third, so that tests of few products are tests of replays too."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("curvescope.engines.replay.cpu.WARM", 2)
+        yield
+
+
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs make no figures, for a test of the rest of a run: most of its time would go to them."""

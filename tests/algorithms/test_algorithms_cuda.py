@@ -1,4 +1,4 @@
-"""The algorithms on a GPU give what they give on the CPU: probes are drawn on the CPU, vectors stay there."""
+"""The algorithms on a GPU give what they give on the CPU: short probes are drawn there, vectors stay."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from curvescope.algorithms import (
     trace,
 )
 from curvescope.core.operator import Matrix
-from curvescope.core.seeds import probes
+from curvescope.core.seeds import LONG, probes
 
 pytestmark = [
     pytest.mark.cuda,
@@ -87,3 +87,16 @@ def test_solutions(pair, method):
     found = solve(gpu, b.cuda(), method=method, damping=5.0)
     assert found.converged
     np.testing.assert_allclose(found.x, solve(cpu, b, method=method, damping=5.0).x, atol=10 * near(cpu))
+
+
+@pytest.mark.parametrize("kind", ["rademacher", "gaussian"])
+def test_long_probes_are_drawn_on_the_gpu_column_by_column(kind):
+    n = 2 * LONG + 5
+    V = probes(n, 3, seed=1, kind=kind, dtype=torch.float32, device="cuda")
+    again = probes(n, 1, seed=1, first=2, kind=kind, dtype=torch.float32, device="cuda")
+    assert torch.equal(V[:, 2:], again)
+    moments = V.double().T @ V.double() / n
+    torch.testing.assert_close(moments.cpu(), torch.eye(3, dtype=torch.float64), atol=8 / n**0.5, rtol=0)
+    assert V.double().mean(dim=0).abs().max() < 5 / n**0.5
+    short = [probes(LONG - 1, 2, seed=1, kind=kind, device=d).cpu() for d in ("cpu", "cuda")]
+    assert torch.equal(*short)

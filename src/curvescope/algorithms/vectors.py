@@ -23,7 +23,7 @@ from torch import Tensor
 from curvescope.core.errors import CurvescopeError
 from curvescope.core.operator import LinearOperator
 from curvescope.core.ranks import together
-from curvescope.core.seeds import generator
+from curvescope.core.seeds import drawn_on, generator
 
 PART = 2**16  # entries at a time on a CPU: a dozen rows of them fit in its cache
 WIDE_PART = 2**22  # entries at a time on other devices
@@ -78,11 +78,11 @@ def fresh(like: LinearOperator | Tensor, *shape: int) -> Tensor:
 
 
 def random_vector(op: LinearOperator, *, seed: int, index: int, out: Tensor) -> None:
-    """Overwrite `out` (n,) by the Gaussian vector of (seed, index), the same on every device."""
-    source = generator(seed, index)
+    """Overwrite `out` (n,) by the Gaussian vector of (seed, index), drawn as `core.seeds.probes` are."""
+    source = generator(seed, index, device=drawn_on(len(out), out.device))
     for start in range(0, op.shape[1], DRAWN):
         piece = out[start : start + DRAWN]
-        piece.copy_(torch.randn(len(piece), generator=source, dtype=torch.float32))
+        piece.copy_(torch.randn(len(piece), generator=source, dtype=torch.float32, device=source.device))
 
 
 def factors(values: Tensor, like: Tensor) -> Tensor | float:

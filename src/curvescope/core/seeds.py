@@ -9,19 +9,26 @@ from torch import Tensor
 
 Probe = Literal["rademacher", "gaussian"]
 PIECE = 2**20  # entries drawn at once
+LONG = 2**20  # entries of a vector from which a GPU draws its own: a CPU takes up to 50 times as long
 
 
-def generator(seed: int, *stream: int) -> torch.Generator:
-    """A CPU generator for `seed`; integers in `stream` give independent children of it.
+def generator(seed: int, *stream: int, device: torch.device | str = "cpu") -> torch.Generator:
+    """A generator for `seed`; integers in `stream` give independent children of it.
 
-    CPU draws are the same on every machine, so a probe does not depend on the device it is used on. The
-    generator takes 32 bits of seed, so children are told apart by a hash of that length.
+    CPU draws are the same on every machine, so what is drawn there does not depend on the device it is used
+    on. The generator takes 32 bits of seed, so children are told apart by a hash of that length.
     """
     seed, stream = int(seed), tuple(int(i) for i in stream)  # NumPy's integers print differently
     if not stream:
-        return torch.Generator().manual_seed(seed & 0xFFFFFFFF)
+        return torch.Generator(device).manual_seed(seed & 0xFFFFFFFF)
     digest = blake2b(repr((seed, *stream)).encode(), digest_size=4).digest()
-    return torch.Generator().manual_seed(int.from_bytes(digest, "big"))
+    return torch.Generator(device).manual_seed(int.from_bytes(digest, "big"))
+
+
+def drawn_on(n: int, device: torch.device | str) -> torch.device:
+    """Where a vector of n entries for a device is drawn: on the CPU, or on a GPU if it is long."""
+    device = torch.device(device)
+    return device if device.type == "cuda" and n >= LONG else torch.device("cpu")
 
 
 def probes(
@@ -37,12 +44,13 @@ def probes(
 ) -> Tensor:
     """Columns `first, …, first + k − 1` of an endless random matrix with n rows: (n, k).
 
-    Column j depends on (seed, j) alone, so more probes extend a run and batching changes nothing. They are
-    drawn into `out` if it is given, some entries at a time.
+    Column j depends on (seed, j) alone, and for n ≥ LONG on whether a GPU draws it: more probes extend a run
+    and batching changes nothing. They are drawn into `out` if it is given, some entries at a time.
     """
     found = torch.empty(n, k, dtype=dtype, device=device) if out is None else out
+    place = drawn_on(n, found.device)
     for j in range(k):
-        source = generator(seed, first + j)
+        source = generator(seed, first + j, device=place)
         for start, stop in _pieces(n):
             found[start:stop, j] = _probe(stop - start, source, kind).to(found.device)
     return found
@@ -61,8 +69,8 @@ def _pieces(n: int) -> Iterator[tuple[int, int]]:
 
 
 def _probe(n: int, source: torch.Generator, kind: Probe) -> Tensor:
-    """One piece of a column: real numbers, or −1 and 1."""
+    """One piece of a column: real numbers, or −1 and 1, of a byte each on the way to a GPU."""
     if kind == "gaussian":
-        return torch.randn(n, generator=source, dtype=torch.float64)
-    bits = torch.randint(0, 2, (n,), generator=source, dtype=torch.int8)  # a byte each on the way to a GPU
+        return torch.randn(n, generator=source, dtype=torch.float64, device=source.device)
+    bits = torch.randint(0, 2, (n,), generator=source, dtype=torch.int8, device=source.device)
     return bits.mul_(2).sub_(1)

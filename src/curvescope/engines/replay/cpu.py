@@ -16,9 +16,9 @@ from curvescope.engines.replay.recording import NotRecordable, Recording, Writer
 from curvescope.engines.works import Work
 
 LOG = logging.getLogger("curvescope")
-# A recording pays after 10 to 20 directions. Who asks for a single one three times will go on; several at
-# once are only recorded if, with those before, there are as many.
-WARM, MANY = 2, 16
+# Directions before a recording, one at a time and several at once: it costs as much as a replay saves in 10
+# to 50. Who asked for as many will go on; who wants eight of each of a hundred blocks pays for none.
+WARM, MANY = 12, 16
 
 
 @final
