@@ -1,0 +1,110 @@
+"""Two trees of curvescope in turns: how long the same work takes in each, on a CPU.
+
+    python benchmarks/turns.py OLD_TREE NEW_TREE [--rounds 9]
+
+Each tree has a process of its own, which loads everything once; then they do one piece of work after the
+other, by turns, and the median of the ratios new/old is printed with the range of its quarters. Only names
+that both trees have are used.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+
+def works() -> dict[str, Callable[[], object]]:
+    """Products on a GPT-2 of a million parameters, algorithms on the bundled model, closed forms."""
+    import torch
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    import curvescope as cs
+    from curvescope.closed_form import attention
+    from curvescope.closed_form.loss_curvature import squared_error
+
+    torch.manual_seed(0)
+    module = GPT2LMHeadModel(GPT2Config(n_layer=4, n_embd=128, n_head=4, vocab_size=1024, n_positions=128))
+    tokens = torch.randint(0, 1024, (2, 8, 128))
+    problem = cs.Problem(cs.load(module), (tokens[0], tokens[1]))
+    found: dict[str, Callable[[], object]] = {}
+    for name, make in {"Hessian": cs.Hessian, "GGN": cs.GGN, "functional part": cs.Functional}.items():
+        op = make(problem)
+        v = torch.randn(op.shape[0])
+        found[f"{name} @ v"] = lambda op=op, v=v: op @ v
+    small = cs.Problem(cs.load(module), (tokens[0][:2, :32], tokens[1][:2, :32]))
+    H = cs.Hessian(small)
+    found["eigsh, two values"] = lambda: cs.eigsh(H, k=2, tol=1e-2)
+    found["density, 2 × 20 steps"] = lambda: cs.spectral_density(H, num_probes=2, num_steps=20)
+    found["trace, 20 probes"] = lambda: cs.trace(H, num_probes=20)
+    X, W = torch.randn(24, 12).double(), [torch.randn(12, 12).double() / 4 for _ in range(3)]
+    Y = torch.randn(24, 12).double()
+    A = torch.softmax(X @ W[0] @ (X @ W[1]).T / 12**0.5, dim=-1)
+    found["closed form, one head"] = lambda: (
+        attention.curvature(X, *W, *squared_error(A @ X @ W[2], Y)).hessian().matrix
+    )
+    return found
+
+
+def serve() -> None:
+    """Answer each name on standard input by the seconds of that work."""
+    table = works()
+    for work in table.values():
+        for _ in range(3):
+            work()
+    print("\t".join(table), flush=True)
+    for line in sys.stdin:
+        work = table[line.rstrip("\n")]
+        start = time.perf_counter()
+        work()
+        print(time.perf_counter() - start, flush=True)
+
+
+class Tree:
+    """A process with one tree, and the names of its works."""
+
+    def __init__(self, path: Path):
+        where = {"PYTHONPATH": f"{path.resolve() / 'src'}:{os.environ.get('PYTHONPATH', '')}"}
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        self.process = subprocess.Popen(
+            [sys.executable, __file__, "--serve"], env=os.environ | where, **pipes
+        )
+        self.names = self._line().split("\t")
+
+    def seconds(self, name: str) -> float:
+        """Of one piece of work."""
+        print(name, file=self.process.stdin, flush=True)
+        return float(self._line())
+
+    def _line(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().rstrip("\n")
+
+
+def main() -> None:
+    """Start both, take turns, print a table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("trees", nargs=2, type=Path)
+    parser.add_argument("--rounds", type=int, default=9)
+    asked = parser.parse_args()
+    old, new = map(Tree, asked.trees)
+    print("| work | new / old | quarters |\n|---|---|---|")
+    for name in old.names:
+        ratios = []
+        for turn in range(asked.rounds):
+            seconds = {tree: tree.seconds(name) for tree in ((old, new) if turn % 2 else (new, old))}
+            ratios.append(seconds[new] / seconds[old])
+        low, middle, high = np.quantile(ratios, [0.25, 0.5, 0.75])
+        print(f"| {name} | {middle:.2f} | {low:.2f} to {high:.2f} |", flush=True)
+    for tree in (old, new):
+        tree.process.kill()
+
+
+if __name__ == "__main__":
+    serve() if sys.argv[1:] == ["--serve"] else main()
