@@ -188,7 +188,7 @@ def test_the_sharpest_block_is_named_first(ranked, measured):
         frame = ranked.tables()[operator]
         assert list(frame["block"]) == order
         sharp = frame[frame["λ max"] > 0]
-        np.testing.assert_allclose(sharp["2/λ max"] * sharp["λ max"], 2, rtol=1e-9)
+        np.testing.assert_allclose(sharp["2/λ max"] * sharp["λ max high"], 2, rtol=1e-9)
     lines = {label: (value, words) for label, value, words in ranked.summary()}
     value, words = lines["sharpest, Hessian"]
     assert value == ranked.parts["hessian"].ranking()[0]
@@ -197,10 +197,9 @@ def test_the_sharpest_block_is_named_first(ranked, measured):
     whole = np.linalg.eigvalsh(_symmetric(dense["hessian"]))[-1]
     ends = ranked.parts["hessian"].whole
     assert ends.values[1] <= whole + 1e-9 <= ends.high + 1e-6
-    assert (
-        lines["learning rate below, GGN (outer-product part)"][0]
-        == f"{2 / ranked.parts['ggn'].whole.values[1]:.3g}"
-    )
+    rate = float(lines["learning rate below, Hessian"][0])
+    assert rate == float(f"{2 / ends.high:.3g}")
+    assert rate <= 2 / whole * 1.001
     assert float(lines["heterogeneity, Hessian"][0].replace(",", "")) > 1
     assert "sharpness" in ranked.figures()
 
@@ -215,7 +214,7 @@ def test_a_trace_that_is_noise_is_marked_in_tables():
     assert frame.loc["a", "trace"] == "< 5"
     assert frame.loc["b", "trace"] == 5.0
     assert list(frame["noise"]) == ["all of it", "20 %"]
-    assert {label for label, *_ in result.summary()} >= {"within noise"}
+    assert {label for label, *_ in result.summary()} >= {"traces within noise, GGN (outer-product part)"}
 
 
 def test_divergences_meet_those_of_the_exact_spectra(measured):

@@ -70,7 +70,7 @@ def test_an_estimate_counts_the_products(product):
     words = fit(find("spectrum"), {"tokens": 64, "blocks": ["L0.W_Q"], **FEW, "max_products": 8}, None).words
     each = 4 + 8 + 2 + 1
     assert f"12 pieces, {3 * each} products of 0.4 s" in words
-    assert words.startswith(f"about {duration((3 * each + 12 * FIRST) * 0.4)}:")
+    assert words.startswith(f"up to about {duration((3 * each + 12 * FIRST) * 0.4)}:")
 
 
 @pytest.mark.parametrize("name", ["spectrum", "blocks"])

@@ -122,7 +122,9 @@ def _say(quiet: bool) -> Say:
 
 
 def _print(path: Path, result: Shown, *, tables: bool) -> None:
-    """The cards of the page, the tables if they are wanted, and the folder."""
+    """The cards of the page, the tables if they are wanted, what was chosen, and the folder."""
+    from curvescope.studies import folder
+
     if tables:
         for name, frame in result.tables().items():
             typer.echo(f"{name}")
@@ -134,6 +136,11 @@ def _print(path: Path, result: Shown, *, tables: bool) -> None:
     said = [words for label, _, words in summary if label == "note"]
     for note in dict.fromkeys([*said, *result.notes]):
         typer.echo(f"note: {note}")
+    if smaller := folder.chosen(path):
+        words = ", ".join(f"{name}={value}" for name, value in smaller.items())
+        typer.echo(
+            f"note: chosen to be in time: {words}; --profile full for the study's own, --budget for more"
+        )
     typer.echo(f"\n{path}")
 
 

@@ -23,6 +23,14 @@ def with_error(value: float, stderr: float) -> str:
     return f"({value / scale:.{digits}f} ± {stderr / scale:.{digits}f})e{exponent:+d}"
 
 
+def rounded(value: float, digits: int = 4) -> str:
+    """`6,753`, `0.01235`, `1.235e+08`: a number to so many digits, with commas."""
+    if not math.isfinite(value) or value == 0 or not 1e-4 <= abs(value) < 1e7:
+        return f"{value:.{digits}g}"
+    place = digits - 1 - math.floor(math.log10(abs(value)))
+    return f"{round(value, place):,.{max(place, 0)}f}"
+
+
 def below_noise(value: float, high: float) -> float | str:
     """What cannot be negative and was found to be zero: `< 3.2` with the upper end of its interval."""
     return f"< {high:.2g}" if value == 0 and high > 0 else value

@@ -111,8 +111,8 @@ class Journal(Recorder):
         if self._bytes > MUCH and not self._told:
             self._told = True
             self._tell(
-                f"products are kept in {self.folder} so that a stopped run can go on: more than "
-                f"{data_size(MUCH)}, until this piece is done"
+                f"products are kept in {self.folder.parent} so that a stopped run can go on: more than "
+                f"{data_size(MUCH)}, until each piece is done"
             )
 
     def remove(self) -> None:

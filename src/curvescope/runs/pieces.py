@@ -39,6 +39,7 @@ class Pieces(MutableMapping[str, Result]):
         tell: Callable[[str], None] = lambda line: None,
     ):
         self.folder, self.done, self.tell, self._begin, self._begun = folder, done, tell, begin, False
+        self._told = False
         self.journal: Journal | None = None  # of the piece that is worked on
 
     def begin(self) -> None:
@@ -61,13 +62,21 @@ class Pieces(MutableMapping[str, Result]):
             raise KeyError(name)
         return Result.load(self.folder / name)
 
+    def _tell_once(self, line: str) -> None:
+        """That products take room on the disk, of the first piece alone."""
+        if not self._told:
+            self._told = True
+            self.tell(line)
+
     @contextmanager
     def inside(self, name: str) -> Iterator[None]:
         """Keep the products of the piece that is worked on inside, until it is there itself."""
         from curvescope.algorithms.recording import recording
         from curvescope.runs.journal import Journal
 
-        self.journal = Journal(self.folder / f"{name}{PRODUCTS}", lambda: self._products(name), self.tell)
+        self.journal = Journal(
+            self.folder / f"{name}{PRODUCTS}", lambda: self._products(name), self._tell_once
+        )
         with recording(self.journal):
             yield
         self.journal.remove()

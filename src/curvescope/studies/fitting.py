@@ -139,8 +139,9 @@ def _less(new: Value, own: Value) -> bool:
 def _words(cfg: Config, chosen: Estimate, seconds: float | None) -> str:
     """One line: how long, what it is made of, and what was chosen."""
     cost, before = chosen.cost, cfg.to_dict()
-    made = f"{cost.pieces} pieces, {cost.products:.0f} products of {chosen.seconds:.2g} s"
-    line = f"about {duration(chosen.total)}: {made}"
+    around = f" and {chosen.own:.2g} s around each" if chosen.own > 0.1 * chosen.seconds else ""
+    made = f"{cost.pieces} pieces, {cost.products:.0f} products of {chosen.seconds:.2g} s{around}"
+    line = f"up to about {duration(chosen.total)}: {made}"
     other = [f"{name}={value}" for name, value in chosen.cfg.to_dict().items() if value != before[name]]
     if other and seconds is not None:
         line += f"; chosen for {duration(seconds)}: {', '.join(other)} (--profile full for the study's own)"

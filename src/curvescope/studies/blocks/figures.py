@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from curvescope.core.parts import MATRIX_SYMBOLS, TITLES
+from curvescope.studies.blocks.words import MOST_RANKED
 from curvescope.viz import blocks, spectrum
 
 if TYPE_CHECKING:
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 LAYER = re.compile(r"L(\d+)\.(.+)")
 DECADES = 4  # of the colours, below the largest value
 PANELS_PER_ROW = 5
-MOST_RANKED = 40  # blocks in the figure of the sharpest
 CELL = 0.5  # inches that the number of a cell takes
 Numbers = Mapping[str, tuple[float, float, float]]  # value and the ends of its interval by block
 

@@ -25,6 +25,12 @@ class Sharpness(NamedTuple):
     smallest: float
     smallest_error: float
 
+    @property
+    def ceiling(self) -> float:
+        """2/λ_max with the upper end of λ_max where it is known: the learning rate that a block allows."""
+        top = self.largest if math.isnan(self.high) else self.high
+        return 2 / top if self.largest > 0 else math.nan
+
 
 @dataclass(frozen=True)
 class Part(Result):
@@ -38,29 +44,29 @@ class Part(Result):
     whole: Ends | None = None  # of all blocks together; None in results of version 0.1
 
     def trace_of(self, name: str) -> tuple[float, float, str]:
-        """Trace of a block, its standard error, and where it is from: the one with the smallest error.
+        """Trace of a block, its standard error, and where it is from.
 
-        "exact", "own" probes of the block, or "shared" ones; "" for a block without a trace.
+        "exact", "own" probes of the block where it has two or more, or "shared" ones; "" for a block without
+        a trace. To take the one with the smaller error would be to believe whichever was lucky.
         """
-        value, stderr, _, _, probes = self._best(name)
+        value, stderr, _, _, probes = self._chosen(name)
         return value, stderr, probes
 
     def trace_interval(self, name: str) -> tuple[float, float]:
         """Ends of the 95 % interval of `trace_of`; nan from one probe."""
-        return self._best(name)[2:4]
+        return self._chosen(name)[2:4]
 
-    def _best(self, name: str) -> tuple[float, float, float, float, str]:
-        found: list[tuple[float, float, float, float, str]] = []
-        if name in self.norms:
-            own = self.norms[name]
+    def _chosen(self, name: str) -> tuple[float, float, float, float, str]:
+        own, t = self.norms.get(name), self.traces
+        shared = name in t.names
+        if own is not None and not (shared and math.isnan(own.trace_stderr)):
             words = "exact" if own.exact else "own"
-            found.append((own.trace, own.trace_stderr, own.trace_low, own.trace_high, words))
-        if name in self.traces.names:
-            i, t = self.traces.names.index(name), self.traces
-            low, high = (float(end[i]) for end in t.interval)
-            found.append((float(t.values[i]), float(t.stderr[i]), low, high, "shared"))
-        nothing = (math.nan, math.nan, math.nan, math.nan, "")
-        return min(found, key=lambda item: math.inf if math.isnan(item[1]) else item[1], default=nothing)
+            return own.trace, own.trace_stderr, own.trace_low, own.trace_high, words
+        if not shared:
+            return math.nan, math.nan, math.nan, math.nan, ""
+        i = t.names.index(name)
+        low, high = (float(end[i]) for end in t.interval)
+        return float(t.values[i]), float(t.stderr[i]), low, high, "shared"
 
     def is_noise(self, name: str) -> bool:
         """Whether the interval of the trace includes zero, or is not known."""
@@ -108,7 +114,7 @@ class Part(Result):
     def row(self, name: str) -> dict[str, Any]:
         """Everything that is known about one block."""
         found = self._eigenvalues(name)
-        value, stderr, low, high, probes = self._best(name)
+        value, stderr, low, high, probes = self._chosen(name)
         found |= {"trace": below_noise(value, high) if self.traces.psd else value, "± trace": stderr}
         found |= {"trace low": low, "trace high": high, "probes": probes, "noise": self._noise_words(name)}
         if name in self.norms:
@@ -126,9 +132,8 @@ class Part(Result):
         s = self.sharpness(name)
         if math.isnan(s.largest):
             return {}
-        ceiling = 2 / s.largest if s.largest > 0 else math.nan
         found: dict[str, Any] = {"λ max": s.largest, "± λ max": s.error, "λ max high": s.high}
-        found |= {"2/λ max": ceiling, "λ min": s.smallest, "± λ min": s.smallest_error}
+        found |= {"2/λ max": s.ceiling, "λ min": s.smallest, "± λ min": s.smallest_error}
         if name in self.extremes:
             pair = self.extremes[name]
             found |= {

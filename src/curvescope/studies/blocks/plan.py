@@ -39,15 +39,15 @@ PLAN = Plan(
     (
         {"tokens": 256, "num_trace_probes": 12, "num_norm_probes": 6, "num_sharp_steps": 10},
         {
-            "tokens": 128, "num_trace_probes": 8, "num_norm_probes": 4, "num_small_probes": 3,
+            "tokens": 128, "num_trace_probes": 8, "num_norm_probes": 4, "num_small_probes": 4,
             "num_sharp_steps": 10,
         },
         {
-            "tokens": 64, "num_trace_probes": 8, "num_norm_probes": 3, "num_small_probes": 2,
+            "tokens": 64, "num_trace_probes": 8, "num_norm_probes": 3, "num_small_probes": 3,
             "num_sharp_steps": 8,
         },
         {
-            "tokens": 32, "num_trace_probes": 6, "num_norm_probes": 2, "num_small_probes": 2,
+            "tokens": 32, "num_trace_probes": 6, "num_norm_probes": 3, "num_small_probes": 3,
             "num_sharp_steps": 6,
         },
     ),

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from curvescope.core.numbers import plural, with_error
+from curvescope.core.numbers import plural, rounded, with_error
 from curvescope.core.parts import TITLES
 from curvescope.runs.shown import Line
 from curvescope.studies.blocks.part import Part
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from curvescope.studies.blocks.study import Blocks
 
 NAMED = 4  # blocks that a line names
+MOST_RANKED = 40  # blocks in the figure of the sharpest
 
 
 def summary(result: Blocks) -> list[Line]:
@@ -37,19 +38,19 @@ def _sharpest(part: Part, title: str) -> list[Line]:
     if not order:
         return []
     told = {name: part.sharpness(name) for name in order}
-    each = [with_error(told[name].largest, told[name].error) for name in order]
+    each = [_between(told[name].largest, told[name].high) for name in order]
     then = ", ".join(f"{name} {value}" for name, value in zip(order[1:NAMED], each[1:], strict=False))
     words = f"λ_max {each[0]}" + (f", then {then}" if then else "")
-    words += "; ± holds an eigenvalue" if "±" in words else ""
+    words += "; it lies between 95 times in 100" if " to " in words else ""
     found = [(f"sharpest, {title}", order[0], words)]
     if part.whole is not None and part.whole.values[1] > 0:
-        top, error = float(part.whole.values[1]), float(part.whole.residuals[1])
+        top, high = float(part.whole.values[1]), part.whole.high
         words = (
-            "2/λ_max: beyond it gradient descent moves away from a minimum. λ_max of all blocks together is "
-            f"{with_error(top, error)}, at most {part.whole.high:,.6g} 95 times in 100; "
+            "2/λ_max, 95 times in 100: beyond 2/λ_max gradient descent moves away from a minimum, and λ_max "
+            f"of all blocks together is {_between(top, high)}; "
         )
-        alone = f"{order[0]} alone allows {2 / told[order[0]].largest:.3g}"
-        found.append((f"learning rate below, {title}", f"{2 / top:.3g}", words + alone))
+        alone = f"{order[0]} alone allows {told[order[0]].ceiling:.3g}"
+        found.append((f"learning rate below, {title}", f"{2 / high:.3g}", words + alone))
     values = np.array([s.largest for s in told.values()])
     median = float(np.median(values))
     if median > 0 and len(values) > 1:
@@ -57,6 +58,12 @@ def _sharpest(part: Part, title: str) -> list[Line]:
         ratio = values.max() / median
         found.append((f"heterogeneity, {title}", f"{ratio:,.0f}" if ratio >= 100 else f"{ratio:.3g}", words))
     return found
+
+
+def _between(low: float, high: float) -> str:
+    """`5,430 to 6,753`; one number where both read alike, or the upper end is not known."""
+    ends = rounded(low), rounded(high)
+    return ends[0] if ends[0] == ends[1] or np.isnan(high) else f"{ends[0]} to {ends[1]}"
 
 
 def _traces(part: Part, title: str, size: dict[str, int]) -> list[Line]:
@@ -69,15 +76,26 @@ def _traces(part: Part, title: str, size: dict[str, int]) -> list[Line]:
     if noise:
         named = ", ".join(noise[:NAMED]) + (", …" if len(noise) > NAMED else "")
         words = (
-            f"of {plural(len(names), 'block')}: the 95 % interval of their trace includes zero ({named}); "
+            f"of {plural(len(names), 'block')}: the 95 % interval of the trace includes zero ({named}); "
+            "λ_max is another matter; "
         )
-        found.append(("within noise", str(len(noise)), f"{words}of the median block ± {100 * share:.2g} %"))
+        words += f"of the median block {100 * share:.0f} % may be noise"
+        found.append((f"traces within noise, {title}", str(len(noise)), words))
     return found
+
+
+def _how_many(part: Part) -> str:
+    """`every diagonal block`, or how many of them."""
+    shown, known = min(MOST_RANKED, len(part.ranking())), len(part.ranking())
+    if known < len(part.traces.names):
+        return f"{shown} of {plural(len(part.traces.names), 'diagonal block')}"
+    return "every diagonal block" if shown == known else f"{shown} of {known} diagonal blocks"
 
 
 COLUMNS = (
     "λ max with its residual ‖A v − λ v‖ (±: there is an eigenvalue within that distance), the bound that it "
-    "is below 95 times in 100 (high), and 2/λ max, the learning rate that the block alone allows; trace and "
+    "is below 95 times in 100 (high), and 2/λ max with that bound, the learning rate that the block alone "
+    "allows; trace and "
     "Frobenius norm ‖·‖ F with standard errors (±) and 95 % intervals (low, high). "
 )
 PROBES = (
@@ -93,11 +111,11 @@ def captions(result: Blocks) -> dict[str, str]:
     probes, steps = next((d.nodes.shape for d in first.densities.values() if not d.exact), (0, 0))
     lanczos = f" from {plural(probes, 'probe')} of {plural(steps, 'Lanczos step')}" if probes else ""
     found = {
-        "sharpness": "Largest eigenvalue λ_max of every diagonal block, the sharpest first; bars reach up to "
+        "sharpness": f"Largest eigenvalue λ_max of {_how_many(first)}, the sharpest first; bars reach up to "
         "the bound that holds 95 times in 100.",
         "traces": "Trace of every diagonal block: exact where it was written out, else from own probes or "
-        f"from {plural(len(first.traces.samples), 'probe')} that all blocks share, whichever says more (the "
-        "table tells). Hatched: the 95 % interval includes zero.",
+        f"from {plural(len(first.traces.samples), 'probe')} that all blocks share (the table tells). "
+        "Hatched: the 95 % interval includes zero.",
         "norms": "Frobenius norm of every diagonal block that was asked for.",
         "extremes": "Extreme eigenvalues of diagonal blocks; bars are the residuals.",
         "densities": f"Density of the eigenvalues of diagonal blocks{lanczos}, broadened by a kernel "

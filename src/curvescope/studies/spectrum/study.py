@@ -97,7 +97,7 @@ class Spectrum(Shown):
         """The numbers to look at first: label, value, words."""
         H, G, F = (self.parts[name] for name in OPERATORS)
         ends = H.extremes.values
-        unsure = "" if H.extremes.converged else "; not all converged, see the residuals"
+        unsure = _unsure(H.extremes)
         return [
             ("loss", f"{self.loss:.4f}", f"{self.loss_name} over {self.num_terms:g} terms of {self.data}"),
             ("‖gradient‖", f"{self.gradient_norm:.3g}", f"over {self.num_parameters:,} parameters"),
@@ -129,7 +129,8 @@ class Spectrum(Shown):
             "norms": "Frobenius norm of every diagonal block; bars are 95 % intervals, ± in the table is a "
             "standard error.",
             "extremes": "Extreme eigenvalues with the residual ‖A v − λ v‖ of a unit vector v: there is an "
-            "eigenvalue within that distance.",
+            "eigenvalue within that distance. Converged: the residual is within the tolerance; verified: a "
+            "search outside these vectors found none beyond them.",
         }
 
     def tables(self) -> dict[str, pd.DataFrame]:
@@ -151,6 +152,7 @@ class Spectrum(Shown):
                 "eigenvalue": value,
                 "residual": part.extremes.residuals[i],
                 "converged": bool(part.extremes.converged_mask[i]),
+                "verified": part.extremes.converged,
             }
             for name, part in self.parts.items()
             for i, value in enumerate(part.extremes.values)
@@ -178,6 +180,15 @@ class Spectrum(Shown):
             table[f"‖{MATRIX_SYMBOLS[name]}‖"] = np.diag(part.map.frobenius)
             table[f"± {MATRIX_SYMBOLS[name]}"] = np.diag(part.map.stderr)
         return table
+
+
+def _unsure(found: Eigenpairs) -> str:
+    """What is not certain about the extreme eigenvalues."""
+    if found.converged:
+        return ""
+    if found.converged_mask.all():
+        return "; an eigenvalue to its tolerance, but that none lies beyond was not verified in time"
+    return "; not all converged, see the residuals"
 
 
 def run(cfg: Config, *, progress: Progress | None = None, state: State | None = None) -> Spectrum:

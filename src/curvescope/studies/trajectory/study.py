@@ -94,7 +94,9 @@ class Trajectory(Shown):
             assert c.shuffled is not None
             note = f"from {c.mean[0]:.1f}° at the input; {c.shuffled[-1]:.1f}° with shuffled targets; {where}"
             words.append((f"angle to {m.target}", f"{c.mean[-1]:.1f}°", note))
-            note = f"with depth, beyond shuffled targets; {c.falling:.0%} of the tokens come nearer"
+            shuffled = f"{c.shuffled[0]:.1f}° to {c.shuffled[-1]:.1f}°"
+            note = f"with depth, less that of shuffled targets ({shuffled}); "
+            note += f"{c.falling:.0%} of the tokens come nearer"
             words.append(("change of that angle", f"{with_error(c.change, c.change_stderr)}°", note))
         if "logp_target" in m.curves:
             c = m.curves["logp_target"]
