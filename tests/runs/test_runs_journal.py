@@ -112,4 +112,4 @@ def test_much_on_the_disk_is_said_once(tmp_path, monkeypatch):
         ALGORITHMS["density"](Counted())
     assert len(said) == 1
     assert f"kept in {tmp_path} so" in said[0]
-    assert "until this piece is done" in said[0]
+    assert "until each piece is done" in said[0]

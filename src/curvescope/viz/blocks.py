@@ -72,7 +72,11 @@ def bars(
     top = max((float(np.abs(values).max(initial=0.0)) for values, *_ in series.values()), default=0.0)
     if log and top > NOTHING:
         smallest = 10.0 ** math.ceil(math.log10(top * 1e-4))  # a tick, well apart from zero
-        ax.set_yscale("symlog", linthresh=smallest)
+        lowest = min(float(np.nanmin(np.fmin(values, low))) for values, low, _ in series.values())
+        if lowest >= smallest:  # nothing near zero to show
+            ax.set_yscale("log")
+        else:
+            ax.set_yscale("symlog", linthresh=smallest)
     ax.axhline(0, color="0.6", lw=0.6)
     ax.set_xticks(x, list(names), rotation=90, fontsize=8 if len(names) <= 20 else 6)
     ax.set_xlim(-0.7, len(names) - 0.3)

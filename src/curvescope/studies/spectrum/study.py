@@ -25,7 +25,7 @@ from curvescope.algorithms import (
     spectral_density,
 )
 from curvescope.core.config import at_least, setting
-from curvescope.core.numbers import below_noise, plural, with_error
+from curvescope.core.numbers import below_noise, plural, rounded, with_error
 from curvescope.core.operator import LinearOperator
 from curvescope.core.parts import MATRIX_SYMBOLS, TITLES
 from curvescope.core.progress import Progress
@@ -101,10 +101,10 @@ class Spectrum(Shown):
         return [
             ("loss", f"{self.loss:.4f}", f"{self.loss_name} over {self.num_terms:g} terms of {self.data}"),
             ("‖gradient‖", f"{self.gradient_norm:.3g}", f"over {self.num_parameters:,} parameters"),
-            ("λ max", f"{ends[-1]:.4g}", f"largest eigenvalue of the Hessian{unsure}"),
-            ("λ min", f"{ends[0]:.4g}", f"{abs(ends[0] / ends[-1]):.2g} of the largest, in size{unsure}"),
+            ("λ max", rounded(ends[-1]), f"largest eigenvalue of the Hessian{unsure}"),
+            ("λ min", rounded(ends[0]), f"{abs(ends[0] / ends[-1]):.2g} of the largest, in size{unsure}"),
             ("trace", with_error(*H.trace), f"of the GGN {with_error(*G.trace)}; ± is a standard error"),
-            ("functional part", f"{max(abs(F.extremes.values)):.3g}", "its largest eigenvalue in size"),
+            ("functional part", rounded(max(abs(F.extremes.values))), "its largest eigenvalue in size"),
             *(("note", "", note) for note in self.notes),
         ]
 
@@ -126,8 +126,7 @@ class Spectrum(Shown):
             "traces": f"Trace of every diagonal block, from {shared} that all blocks "
             "share; bars are 95 % intervals. The table has the small blocks too, with standard errors (±); "
             "< x: below noise, the trace of a positive semi-definite block came out below zero.",
-            "norms": "Frobenius norm of every diagonal block; bars are 95 % intervals, ± in the table is a "
-            "standard error.",
+            "norms": f"Frobenius norm of every diagonal block; {_bars(H.map)}.",
             "extremes": "Extreme eigenvalues with the residual ‖A v − λ v‖ of a unit vector v: there is an "
             "eigenvalue within that distance. Converged: the residual is within the tolerance; verified: a "
             "search outside these vectors found none beyond them.",
@@ -180,6 +179,13 @@ class Spectrum(Shown):
             table[f"‖{MATRIX_SYMBOLS[name]}‖"] = np.diag(part.map.frobenius)
             table[f"± {MATRIX_SYMBOLS[name]}"] = np.diag(part.map.stderr)
         return table
+
+
+def _bars(found: BlockMap) -> str:
+    """What bars of norms are."""
+    if found.num_products == len(found.names):
+        return "from one probe for each block, so that their errors are not known"
+    return "bars are 95 % intervals, ± in the table is a standard error"
 
 
 def _unsure(found: Eigenpairs) -> str:
