@@ -79,25 +79,28 @@ def test_blocks_share_the_memory_of_a_pool(name):
     p = problem(n_layers=2, d_model=4)
     ours, theirs = MAKERS[name](p, engine="fast"), MAKERS[name](p, engine="autograd")
     chosen = [("L0.*", "L1.*"), ("L1.W_Q", "L1.W_K"), ("*", "E"), ("L1.*", "L1.*")]
+    want = {}
     for i in range(4):  # in turns
-        for rows, columns in chosen:
-            A, B = ours.block(rows, columns), theirs.block(rows, columns)
-            v = draw(A.shape[1], seed=i)
-            torch.testing.assert_close(A @ v, B @ v, rtol=1e-9, atol=1e-12)
+        for names in chosen:
+            A, B = ours.block(*names), theirs.block(*names)
+            v = draw(A.shape[1], seed=i % 2)
+            if i < 2:
+                want[names, i] = B @ v
+            torch.testing.assert_close(A @ v, want[names, i % 2], rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", MAKERS)
 def test_a_replay_is_the_product_bit_for_bit(name, monkeypatch, replays):
     monkeypatch.setattr("curvescope.engines.memory.CPU_GROUP_BYTES", 1)  # no batches
     operator = MAKERS[name](problem(), engine="fast")
-    V = draw(operator.shape[1], 20)
+    V = draw(operator.shape[1], 6)
     first = operator @ V[:, 0]
     assert all(torch.equal(operator @ V[:, 0], first) for _ in range(4))
     count = len(replays)
     together = MAKERS[name](problem(), engine="fast") @ V
-    assert len(replays) == count + 18 * 3  # of twenty columns and three batches, each compared once
+    assert len(replays) == count + 4 * 3  # of six columns and three batches, each compared once
     assert torch.equal(operator @ V, together)
-    assert all(torch.equal(together[:, j], operator @ V[:, j]) for j in range(20))
+    assert all(torch.equal(together[:, j], operator @ V[:, j]) for j in range(6))
     torch.testing.assert_close(
         together, MAKERS[name](problem(), engine="autograd") @ V, rtol=1e-9, atol=1e-12
     )
