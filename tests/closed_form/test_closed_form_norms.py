@@ -8,7 +8,7 @@ from curvescope.closed_form import norms
 from curvescope.closed_form.printed import norm_theorems
 from curvescope.core.errors import ShapeError, UsageError
 from curvescope.core.seeds import generator
-from selection import some
+from selection import a_third, some
 
 KINDS = ["layernorm", "rmsnorm"]
 CASES = [
@@ -39,7 +39,7 @@ def close(found, expected, scale=None, tol=1e-11):
 
 
 @pytest.mark.parametrize("trial", some(range(3), 1))
-@pytest.mark.parametrize(("kind", "d", "eps"), CASES)
+@pytest.mark.parametrize(("kind", "d", "eps"), a_third(CASES, shift=0))
 def test_derivatives_against_autograd(kind, d, eps, trial):
     x, gamma, beta, g, dx, dgamma = instance(d, trial)
 
