@@ -293,7 +293,9 @@ def test_eigenvalues_at_the_end_of_what_numbers_can_be_are_refused(n, scale):
 def test_far_from_one_the_area_is_one_and_moments_are_the_nearest_numbers(scale):
     near, far = (
         spectral_density(
-            Matrix(torch.diag(c * torch.linspace(-1, 1, 90, dtype=torch.float64)), symmetric=True)
+            Matrix(torch.diag(c * torch.linspace(-1, 1, 90, dtype=torch.float64)), symmetric=True),
+            num_probes=2,
+            num_steps=30,
         )
         for c in (1.0, scale)
     )

@@ -9,7 +9,7 @@ from torch import Tensor
 import curvescope as cs
 import oracles
 from oracles import Bench, as_batches, as_package_loss, cut, make_data, relative_error
-from selection import pairs
+from selection import a_half, pairs
 
 EXACT = 1e-12
 OPERATORS = [cs.Hessian, cs.GGN, cs.Functional, cs.EmpiricalFisher]
@@ -103,6 +103,7 @@ def test_a_weight_of_zero_is_an_ignored_target(operator: type):
     assert relative_error(product(bench, operator, [(x, y, weights)]), truth) < EXACT
 
 
+@pytest.mark.parametrize("bench", a_half(oracles.NAMES, shift=1), indirect=True)
 def test_value_and_gradient_do_not_depend_on_the_cut(bench: Bench):
     data = make_data(bench.case)
     values, gradients = [], []
