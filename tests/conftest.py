@@ -2,32 +2,54 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 from collections.abc import Iterator
 from functools import partial
+from typing import TYPE_CHECKING
 
 import pytest
 
-import drawings
-import oracles
-from curvescope.data.tasks import task
+if TYPE_CHECKING:  # the process that only hands tests out loads this file too, and no torch
+    from oracles import Bench
 
 
-@pytest.fixture(params=oracles.NAMES)
-def bench(request: pytest.FixtureRequest) -> oracles.Bench:
-    """Every case in turn, with its dense truth."""
+def pytest_collection_finish() -> None:
+    """Garbage is not looked for among the modules and tests themselves: they stay to the end."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A test of `bench` that chooses no cases meets every case in turn."""
+    marks = metafunc.definition.iter_markers("parametrize")
+    if "bench" in metafunc.fixturenames and not any("bench" in mark.args[0] for mark in marks):
+        import oracles
+
+        metafunc.parametrize("bench", oracles.NAMES, indirect=True)
+
+
+@pytest.fixture
+def bench(request: pytest.FixtureRequest) -> Bench:
+    """A case with its dense truth."""
+    import oracles
+
     return oracles.bench(request.param)
 
 
 @pytest.fixture
-def tiny() -> oracles.Bench:
+def tiny() -> Bench:
     """One case, for what does not depend on the model."""
+    import oracles
+
     return oracles.bench("wide-heads")
 
 
 @pytest.fixture
 def unrendered() -> Iterator[None]:
     """Figures are made and not rendered, for a test that is not about their looks."""
+    import drawings
+
     with drawings.unrendered():
         yield
 
@@ -57,6 +79,8 @@ def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module")
 def few_sequences() -> Iterator[None]:
     """Studies of a task have eight sequences of it, to the end of a module that holds on any data."""
+    from curvescope.data.tasks import task
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("curvescope.studies.setting.task", partial(task, num_sequences=8))
         yield

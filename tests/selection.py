@@ -10,25 +10,32 @@ import pytest
 
 def some(values: Sequence[Any], few: int) -> list[Any]:
     """All values, which may be tuples of several; those after the first few are slow."""
-    rest = (value if isinstance(value, tuple) else (value,) for value in values[few:])
-    return [*values[:few], *(pytest.param(*value, marks=pytest.mark.slow) for value in rest)]
+    return [_param(value, often=i < few) for i, value in enumerate(values)]
 
 
-def pairs(first: Sequence[Any], second: Sequence[Any], *, shift: int = 0) -> list[Any]:
-    """All pairs; those of entries i and j with i + shift ≡ j modulo the length of `second` are not slow.
+def a_half(values: Sequence[Any], *, shift: int) -> list[Any]:
+    """All values; those whose place is not `shift` modulo two are slow, so two tests meet all of them."""
+    return [_param(value, often=i % 2 == shift % 2) for i, value in enumerate(values)]
 
-    So each of `first` is met once. Tests with different shifts meet different pairs.
+
+def a_third(values: Sequence[Any], *, shift: int) -> list[Any]:
+    """All values; those whose place is not `shift` modulo three are slow, so three tests meet all of them."""
+    return [_param(value, often=i % 3 == shift % 3) for i, value in enumerate(values)]
+
+
+def pairs(first: Sequence[Any], second: Sequence[Any], *, shift: int = 0, every: int = 1) -> list[Any]:
+    """All pairs; entry i of one in `every` of `first` is met with entry i // every + shift of `second`.
+
+    The places in `second` count modulo its length, those in `first` begin with `shift` modulo `every`; all
+    other pairs are slow. Tests with different shifts meet different pairs.
     """
     return [
-        pytest.param(one, other, marks=() if (i + shift) % len(second) == j else pytest.mark.slow)
+        _param((one, other), often=i % every == shift % every and (i // every + shift) % len(second) == j)
         for i, one in enumerate(first)
         for j, other in enumerate(second)
     ]
 
 
-def a_third(values: Sequence[Any], *, shift: int) -> list[Any]:
-    """All values; those whose place is not `shift` modulo three are slow, so three tests meet all of them."""
-    return [
-        pytest.param(value, marks=() if i % 3 == shift % 3 else pytest.mark.slow)
-        for i, value in enumerate(values)
-    ]
+def _param(value: Any, *, often: bool) -> Any:
+    values = value if isinstance(value, tuple) else (value,)
+    return pytest.param(*values, marks=() if often else pytest.mark.slow)

@@ -39,6 +39,7 @@ def test_the_tokenizer_gives_back_its_text(model):
     assert model.tokenizer.decode(model.tokenizer.encode(text)) == text
 
 
+@pytest.mark.slow
 def test_density_of_a_block_is_close_to_its_dense_spectrum():
     model = cs.load("tiny-gpt", dtype="float64")
     problem = cs.Problem(model, cs.text("sample", model, tokens=16, seq_len=8, batch_size=2))

@@ -35,14 +35,13 @@ def check_claim(found, eigenvalues: np.ndarray, k: int, which: str) -> None:
 
 @pytest.mark.parametrize(("which", "k", "tol"), SQUARE)
 def test_few_large_eigenvalues_among_many(which, tol, k):
-    n = 200_000
-    op = diagonal_operator(n, ENDS, bulk=1e-3)
+    op = diagonal_operator(100_000, ENDS, bulk=1e-3)
     found = eigsh(op, k, which=which, tol=tol, max_basis=max(14, k + 4))
     assert found.converged
     check_claim(found, np.r_[ENDS, np.full(20, 1e-3)], k, which)
 
 
-@pytest.mark.parametrize(("which", "tol"), [("LA", 1e-2), ("SA", 1e-3)])
+@pytest.mark.parametrize(("which", "tol"), some([("SA", 1e-3), ("LA", 1e-2)], 1))
 def test_three_million_rows(which, tol):
     op = diagonal_operator(3_000_000, [1000.0, -400.0], bulk=1e-3)
     found = eigsh(op, 1, which=which, tol=tol, max_basis=8)
@@ -92,7 +91,7 @@ def test_residuals_of_repeated_eigenvalues_are_as_estimated(which, k):
     assert found.residuals.max() < 0.5 * 1e-5 * 30
 
 
-@pytest.mark.parametrize("seed", some(range(6), 2))
+@pytest.mark.parametrize("seed", some(range(6), 1))
 def test_bulk_without_gaps_is_never_claimed_wrongly(seed):
     bulk = np.random.default_rng(seed).uniform(-1, 1, 50_000)
     eigenvalues = np.r_[1.05, 1.02, bulk]

@@ -14,7 +14,7 @@ SMALL = "n_layers = 1\nd_model = 4\nn_heads = 1\nd_ff = 0\nvocab_size = 12\nn_ct
 QUICK = [
     *("--set", "num_steps=8", "--set", "num_probes=2", "--set", "num_eigenvalues=1"),
     *("--set", "num_trace_probes=2", "--set", "num_map_probes=2", "--set", "batch_size=64"),
-    *("--set", "max_products=8"),
+    *("--set", "max_products=8", "--blocks", "L0.W_[QV]"),
 ]
 
 

@@ -30,7 +30,10 @@ def upper_pairs(names):
 
 
 def check_everything(instance, seed, tolerance):
-    """Compare all that the closed form can say with the oracle, relative to the largest entry of H."""
+    """Compare all that the closed form can say with the oracle, relative to the largest entry of H.
+
+    Of every pair of weights one part is taken on its own, the next with the next seed.
+    """
     oracle = differentiate(instance)
     found = instance.closed_form(*oracle.derivatives(instance))
     allowed, V = tolerance * oracle.largest, directions(instance, seed)
@@ -43,18 +46,19 @@ def check_everything(instance, seed, tolerance):
         product = found.product(V, part)
         close(torch.cat([product[name].flatten() for name in V]), getattr(oracle, part) @ flat)
         close(found.hessian(part).dense(list(V)), getattr(oracle, part))
-        for one, two in upper_pairs(list(V)):
-            want = oracle.block(one, two, part)
-            close(found.dense((one, two), part).reshape(want.shape), want)
-            close(found.matvec((one, two), V[two], part).flatten(), want @ V[two].flatten())
-            close(found.matvec((two, one), V[one], part).flatten(), want.T @ V[one].flatten())
-            close(found.frobenius((one, two), part), want.norm())
-            if one == two:
-                close(found.diagonal((one, two), part).flatten(), want.diagonal())
-                close(found.trace((one, two), part), want.trace())
+    for number, (one, two) in enumerate(upper_pairs(list(V))):
+        part = PARTS[(number + seed) % 3]
+        want = oracle.block(one, two, part)
+        close(found.dense((one, two), part).reshape(want.shape), want)
+        close(found.matvec((one, two), V[two], part).flatten(), want @ V[two].flatten())
+        close(found.matvec((two, one), V[one], part).flatten(), want.T @ V[one].flatten())
+        close(found.frobenius((one, two), part), want.norm())
+        if one == two:
+            close(found.diagonal((one, two), part).flatten(), want.diagonal())
+            close(found.trace((one, two), part), want.trace())
 
 
-@pytest.mark.parametrize("seed", some(range(220), 24))
+@pytest.mark.parametrize("seed", some(range(220), 40))
 def test_everything_agrees_with_automatic_differentiation(seed):
     check_everything(random_instance(seed), seed, 1e-11)
 
@@ -70,7 +74,7 @@ def test_merged_parameterisation_agrees(seed):
     check_everything(instance, seed, 1e-11)
 
 
-@pytest.mark.parametrize("seed", some(range(500, 512), 5))
+@pytest.mark.parametrize("seed", some(range(500, 512), 3))
 def test_rotary_positions_with_shared_heads_and_biases_agree(seed):
     fixed = {"rope": True, "output": True, "heads": 2, "grouped": True, "biases": True, "d_K": 4}
     check_everything(random_instance(seed, max_tokens=5, **fixed), seed, 1e-11)

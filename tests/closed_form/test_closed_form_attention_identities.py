@@ -11,7 +11,7 @@ from curvescope.core.seeds import generator
 from selection import some
 
 NUMBERS = range(40, 52)
-SEEDS = some(NUMBERS, 6)
+SEEDS = some(NUMBERS, 4)
 OFF = ("output", "cross", "rope", "linear", "biases", "biased")
 PLAIN = {"d": 4, "n": 1} | dict.fromkeys(OFF, False)
 

@@ -11,6 +11,7 @@ from curvescope.closed_form.ffn import statistics as ffn_statistics
 from curvescope.closed_form.ffn.activations import activation
 from curvescope.core.errors import ShapeError, UsageError
 from curvescope.core.seeds import generator
+from selection import pairs
 
 NAMES = ["relu", "gelu", "gelu_tanh", "silu", "identity", "swiglu", "geglu"]
 L, D, M, OUT = 3, 2, 4, 3
@@ -98,8 +99,7 @@ def test_tanh_gelu_is_not_the_derivative_of_gelu():
         assert float(wrong) > 1e-4
 
 
-@pytest.mark.parametrize("biases", [True, False])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("name", "biases"), pairs(NAMES, [True, False]))
 def test_all_blocks(name, biases):
     for seed in range(2):
         x, params, g, B, root = layer(name, biases=biases, seed=seed)

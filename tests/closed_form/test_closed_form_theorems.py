@@ -17,6 +17,7 @@ from curvescope.closed_form.printed.vec_rules import (
     vec,
 )
 from curvescope.core.seeds import generator
+from selection import some
 
 L, D, M, K = 2, 3, 4, 2
 SHAPES = {"W_1": (D, M), "W_2": (M, D), "W_Q": (D, K), "W_K": (D, K), "W_V": (D, D)}
@@ -70,7 +71,7 @@ def relative(found, expected):
     return float((found - expected).norm() / expected.norm().clamp(min=1e-300))
 
 
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", some([0, 1], 1))
 def test_theorem_4_and_all_25_pairs_of_theorem_5(seed):
     X, _, params = instance(seed)
     J, H = derivatives(block, X, params, list(SHAPES))

@@ -9,6 +9,7 @@ from curvescope.closed_form.norms import third as norm_third
 from curvescope.closed_form.softmax import third
 from curvescope.core.errors import ShapeError
 from curvescope.core.seeds import generator
+from selection import a_half
 
 CASES = [
     (kind, d, eps)
@@ -52,7 +53,7 @@ def norm_case(kind, d, eps):
     return x, at, max(unit, unit**3), rest
 
 
-@pytest.mark.parametrize(("kind", "d", "eps"), CASES)
+@pytest.mark.parametrize(("kind", "d", "eps"), a_half(CASES, shift=0))
 def test_norm_along_directions(kind, d, eps):
     x, at, scale, (u, v, w, *_) = norm_case(kind, d, eps)
     size = 10 * scale * float(u.abs().max() * v.abs().max() * w.abs().max())
@@ -64,7 +65,7 @@ def test_norm_along_directions(kind, d, eps):
     close(norm_third.norm_third_along(at, u, v, w), along(f, (u,), (v,), (w,))(x), size)
 
 
-@pytest.mark.parametrize(("kind", "d", "eps"), CASES)
+@pytest.mark.parametrize(("kind", "d", "eps"), a_half(CASES, shift=1))
 def test_norm_with_a_moving_gain_and_a_cotangent(kind, d, eps):
     x, at, scale, (dx, g, more, *_) = norm_case(kind, d, eps)
     gamma, dgamma = draw(2, d, stream=1)
@@ -115,7 +116,7 @@ def test_norm_is_homogeneous_without_eps(kind):
     close(1000 * far, near, 10 * float(near.abs().max()))
 
 
-@pytest.mark.parametrize(("kind", "d", "eps"), CASES)
+@pytest.mark.parametrize(("kind", "d", "eps"), a_half(CASES, shift=0))
 def test_norm_supremum_is_attained_and_never_exceeded(kind, d, eps):
     _, at, _, _ = norm_case(kind, d, eps)
     bound, slack = norm_third.norm_third_supremum(at), 1e-12 * at.sigma[:, 0] ** -3

@@ -72,7 +72,7 @@ class Rare(nn.Module):
 def test_what_shows_only_at_rare_tokens(where):
     m, x = drawn(lambda: (Rare().double(), torch.randint(0, 49, (4, 32))))
     x[3, 29:] = 49
-    P = cs.Problem(m, (x, x))
+    P = cs.Problem(m, (x, x.roll(1, 1)))
     H = cs.Hessian(P)
     v = replayed(H)
     if where == "slots":
@@ -80,7 +80,7 @@ def test_what_shows_only_at_rare_tokens(where):
     else:
         settings.gain = 5.0
     try:
-        assert relative(H @ v, cs.Hessian(cs.Problem(m, (x, x)), engine="autograd") @ v) < 1e-12
+        assert relative(H @ v, cs.Hessian(cs.Problem(m, (x, x.roll(1, 1))), engine="autograd") @ v) < 1e-12
     finally:
         settings.gain = 1.0
 
@@ -149,7 +149,7 @@ def test_a_norm_that_differs_for_large_inputs_is_no_rms_norm():
         m[0].weight[49, :3] = torch.tensor([60.0, -40.0, 25.0])
     x = drawn(lambda: torch.randint(0, 49, (4, 32)))
     x[2, 29] = 49
-    P = cs.Problem(m, (x, x))
+    P = cs.Problem(m, (x, x.roll(1, 1)))
     H = cs.Hessian(P)
     v = replayed(H)
     assert relative(H @ v, cs.Hessian(P, engine="autograd") @ v) < 1e-12
@@ -182,7 +182,7 @@ def test_attention_that_eager_does_not_know_is_refused():
     m, x = llama(), drawn(lambda: torch.randint(0, 17, (3, 12)))
     for p in m.parameters():
         p.data.add_(0.3 * torch.randn(p.shape, generator=torch.Generator().manual_seed(1)))
-    H = cs.Hessian(cs.Problem(m, (x, x)))
+    H = cs.Hessian(cs.Problem(m, (x, x.roll(1, 1))))
     v = replayed(H)
     m.model.layers[0].self_attn.is_causal = False
     with pytest.raises(cs.CurvescopeError, match="other outputs when it is called as it is"):

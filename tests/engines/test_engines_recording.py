@@ -17,7 +17,7 @@ from curvescope.engines.replay.cpu import Recorder, Replay
 from curvescope.engines.replay.plan import Pool
 from curvescope.engines.replay.recording import Recording, Writer
 from curvescope.models.running.dispatch import DispatchMode
-from selection import pairs
+from selection import pairs, some
 
 MAKERS = {"hessian": cs.Hessian, "ggn": cs.GGN, "functional": cs.Functional}
 
@@ -64,7 +64,7 @@ MODELS = [
 ]
 
 
-@pytest.mark.parametrize(("changes", "name"), pairs(MODELS, [*MAKERS]), ids=str)
+@pytest.mark.parametrize(("changes", "name"), pairs(MODELS, [*MAKERS], every=2), ids=str)
 def test_many_products_are_those_of_autograd(name, changes, replays):
     p = problem(**changes)
     ours, theirs = MAKERS[name](p, engine="fast"), MAKERS[name](p, engine="autograd")
@@ -74,30 +74,33 @@ def test_many_products_are_those_of_autograd(name, changes, replays):
     assert len(replays) == 3 * len(p.batches)  # one that is compared, then the fourth and the fifth product
 
 
-@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize("name", some([*MAKERS], 2))
 def test_blocks_share_the_memory_of_a_pool(name):
     p = problem(n_layers=2, d_model=4)
     ours, theirs = MAKERS[name](p, engine="fast"), MAKERS[name](p, engine="autograd")
     chosen = [("L0.*", "L1.*"), ("L1.W_Q", "L1.W_K"), ("*", "E"), ("L1.*", "L1.*")]
+    want = {}
     for i in range(4):  # in turns
-        for rows, columns in chosen:
-            A, B = ours.block(rows, columns), theirs.block(rows, columns)
-            v = draw(A.shape[1], seed=i)
-            torch.testing.assert_close(A @ v, B @ v, rtol=1e-9, atol=1e-12)
+        for names in chosen:
+            A, B = ours.block(*names), theirs.block(*names)
+            v = draw(A.shape[1], seed=i % 2)
+            if i < 2:
+                want[names, i] = B @ v
+            torch.testing.assert_close(A @ v, want[names, i % 2], rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize("name", some(["functional", "hessian", "ggn"], 2))
 def test_a_replay_is_the_product_bit_for_bit(name, monkeypatch, replays):
     monkeypatch.setattr("curvescope.engines.memory.CPU_GROUP_BYTES", 1)  # no batches
     operator = MAKERS[name](problem(), engine="fast")
-    V = draw(operator.shape[1], 20)
+    V = draw(operator.shape[1], 6)
     first = operator @ V[:, 0]
     assert all(torch.equal(operator @ V[:, 0], first) for _ in range(4))
     count = len(replays)
     together = MAKERS[name](problem(), engine="fast") @ V
-    assert len(replays) == count + 18 * 3  # of twenty columns and three batches, each compared once
+    assert len(replays) == count + 4 * 3  # of six columns and three batches, each compared once
     assert torch.equal(operator @ V, together)
-    assert all(torch.equal(together[:, j], operator @ V[:, j]) for j in range(20))
+    assert all(torch.equal(together[:, j], operator @ V[:, j]) for j in range(6))
     torch.testing.assert_close(
         together, MAKERS[name](problem(), engine="autograd") @ V, rtol=1e-9, atol=1e-12
     )

@@ -14,7 +14,8 @@ from selection import pairs
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"), pairs(["gpt2", "gpt_neox", "llama", "gemma", "bert", "vit"], [cs.Hessian, cs.GGN])
+    ("name", "kind"),
+    pairs(["gpt2", "gpt_neox", "llama", "gemma", "bert", "vit"], [cs.Hessian, cs.GGN], every=2),
 )
 def test_products_are_the_same(name: str, kind: type[cs.Hessian]):
     p = cs.Problem(cases.loaded(name), cases.data(name))

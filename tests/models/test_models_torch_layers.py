@@ -11,6 +11,7 @@ import curvescope as cs
 import torch_layers as layers
 from curvescope.kernels.substitute import RULES, Substitute
 from curvescope.models.model import check_cover
+from selection import a_third
 
 every = pytest.mark.parametrize("name", layers.CASES)
 
@@ -41,8 +42,14 @@ def test_products_are_those_of_double_backward(name: str):
     v = torch.randn(H.shape[1], generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     truth = H.space.gather(double_backward(module, x, y, H.space.scatter(v)))
     assert close(H @ v, truth)
-    G = cs.GGN(H.problem, engine="fast")
-    assert close(G @ v, cs.GGN(H.problem, engine="autograd") @ v)
+
+
+@pytest.mark.parametrize("name", a_third(list(layers.CASES), shift=0))
+def test_outer_products_are_those_of_autograd(name: str):
+    problem = cs.Problem(layers.made(name), layers.data("padded" in name))
+    ours, theirs = (cs.GGN(problem, engine=engine) for engine in ("fast", "autograd"))
+    v = torch.randn(ours.shape[1], generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    assert close(ours @ v, theirs @ v)
 
 
 @every
@@ -222,7 +229,7 @@ RAW = {
 }
 
 
-@pytest.mark.parametrize("name", RAW)
+@pytest.mark.parametrize("name", a_third(list(RAW), shift=0))
 def test_blocks_are_slices_of_the_dense_hessian(name: str):
     module = layers.made(name)
     x, y = layers.data()

@@ -8,7 +8,7 @@ import torch
 import curvescope as cs
 import oracles
 from oracles import Bench, relative_error
-from selection import pairs
+from selection import a_third, pairs
 
 NAMES = ["hessian", "ggn", "functional", "fisher"]
 SCALE = 1e-11
@@ -32,7 +32,7 @@ def assert_slice(bench: Bench, name: str, found: torch.Tensor, rows: list[str], 
     assert float((found - truth).abs().max()) < SCALE * largest
 
 
-@pytest.mark.parametrize(("bench", "name"), pairs(oracles.NAMES, NAMES), indirect=["bench"])
+@pytest.mark.parametrize(("bench", "name"), pairs(oracles.NAMES, NAMES, every=2), indirect=["bench"])
 def test_square_and_rectangular_blocks(bench: Bench, name: str):
     A, blocks = bench.operator(name), list(bench.model.blocks)
     first, second = blocks[:2], blocks[1:4]
@@ -64,7 +64,7 @@ HEADED = [
 def test_blocks_of_single_heads(case: str, name: str):
     bench = oracles.bench(case)
     A, heads = bench.operator(name), list(bench.model.heads)
-    for head in heads:
+    for head in heads[::3]:  # other roles of other heads
         assert_slice(bench, name, A.block(head).dense(), [head], [head])
     last = heads[-1]
     assert_slice(bench, name, A.block(last, "E").dense(), [last], ["E"])
@@ -97,6 +97,7 @@ def test_order_of_patterns_does_not_matter(tiny: Bench):
     assert names_of(H.block(["U", "E"]).space) == names_of(H.block(["E", "U", "E"]).space) == ["E", "U"]
 
 
+@pytest.mark.parametrize("bench", a_third(oracles.NAMES, shift=1), indirect=True)
 def test_jacobian_of_a_block(bench: Bench):
     J, chosen = cs.Jacobian(bench.problem), list(bench.model.blocks)[1:3]
     part = J.block(chosen)

@@ -29,6 +29,7 @@ def test_attention_part_is_the_published_one(attention):
     assert {claim.source for claim in claims.values()} == {"authors' code", "figure"}
 
 
+@pytest.mark.slow
 def test_attention_part_is_the_closed_form(attention):
     problem = small_problem("softmax", heatmap_data())
     exact = attention_curvature(problem.model, problem.batches, 0)

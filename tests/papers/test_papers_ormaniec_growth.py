@@ -134,6 +134,7 @@ def test_probes_agree_with_exact_norms():
     assert (np.abs(found.frobenius - truth.frobenius) <= 5 * found.stderr).all()
 
 
+@pytest.mark.slow
 def test_a_killed_sweep_resumes_with_the_same_numbers():
     cfg = growth.Config(experiments=(*CHEAP, "softmax_none_ce_log_L2"), repeats=1, every=19, probes=1)
     whole, state, seen = growth.run(cfg), {}, []

@@ -149,6 +149,7 @@ def test_tables_figures_and_claims_have_their_words(result):
     assert any("stays below" in note for note in result.notes)  # one step does not teach much
 
 
+@pytest.mark.slow
 def test_a_stopped_run_goes_on_with_the_same_numbers(result):
     state = {}
 

@@ -14,6 +14,7 @@ from curvescope.data.denoising import NOTE
 from curvescope.studies import blocks, spectrum
 from curvescope.studies.setting import ModelOnData, make_problem, notes_of
 from saved_models import TINY, WORDS, save_bert
+from selection import some
 
 transformers = pytest.importorskip("transformers")
 TEXT = "the block of a matrix is a block and the matrix is a matrix of blocks of the " * 12
@@ -151,7 +152,7 @@ def test_train_mode_does_not_make_targets_random(tmp_path, file):
     assert module.training
 
 
-@every
+@pytest.mark.parametrize("kind", some(["bert", "gpt2", "vit"], 2))
 def test_the_studies_run_and_say_what_the_loss_is(kind, tmp_path, file):
     own = ["L0.ln1.g"] if kind == "gpt2" else ["L0.ln1.g", "W_pool"]
     settings = made(kind, tmp_path, file, num_trace_probes=2, norms=own, num_sharp_steps=2)
@@ -168,7 +169,7 @@ def test_the_studies_run_and_say_what_the_loss_is(kind, tmp_path, file):
     assert blocks.Blocks.load(tmp_path / "saved").notes == found.notes
 
 
-@every
+@pytest.mark.parametrize("kind", some(["vit", "bert", "gpt2"], 1))
 def test_the_spectrum(kind, tmp_path, file):
     few = {"num_steps": 4, "num_probes": 1, "num_eigenvalues": 1, "num_trace_probes": 2, "num_map_probes": 1}
     few |= {"max_products": 6, "blocks": ["L0.W_[QV]"]}

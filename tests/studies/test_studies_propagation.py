@@ -86,6 +86,7 @@ def test_tables_have_the_promised_columns(case: cs.Problem):
     assert ("note", "", "a note") in result.summary()
 
 
+@pytest.mark.slow
 def test_a_stopped_run_goes_on_with_the_same_numbers(case: cs.Problem):
     cfg, state = propagation.Config(max_exact=0, num_probes=2, num_steps=2, num_map_probes=0), {}
     calls = []

@@ -95,6 +95,7 @@ def small() -> scaling.Scaling:
     return found
 
 
+@pytest.mark.slow
 def test_a_stopped_run_goes_on_with_the_same_numbers(small: scaling.Scaling):
     cell = small.cells[2]
     fresh = measure_cell(scaling.Config(**TINY), Place(cell.width, cell.sequences, cell.seed))

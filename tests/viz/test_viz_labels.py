@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from curvescope.viz import trajectory as viz
+from selection import pairs
 
 
 @pytest.fixture(autouse=True)
@@ -36,8 +37,7 @@ def boxes(figure):
         yield [(text.get_text(), Text.get_window_extent(text)) for text in ax.texts]
 
 
-@pytest.mark.parametrize("spread", [0.15, 3.0])
-@pytest.mark.parametrize("kind", ["grid", "path"])
+@pytest.mark.parametrize(("kind", "spread"), pairs(["grid", "path"], [0.15, 3.0]))
 def test_names_of_points_do_not_lie_on_each_other(kind, spread):
     words, states, tokens = crowded(spread=spread)
     words[0] += 1.0
