@@ -16,7 +16,7 @@ CUDA_PYTHON ?= $(BIN)/python
 PEERS := .venv/.peers
 DOCS := .venv/.docs
 PIP := $(BIN)/python -m pip --quiet --quiet --disable-pip-version-check --no-input
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 FITS := import sys; assert (3, 11) <= sys.version_info < (3, 14); import ensurepip, venv
 
 .PHONY: help setup peers report test test-slow test-cuda check bench docs clean clean-all
