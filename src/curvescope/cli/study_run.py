@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
 
@@ -123,8 +123,6 @@ def _say(quiet: bool) -> Say:
 
 def _print(path: Path, result: Shown, *, tables: bool) -> None:
     """The cards of the page, the tables if they are wanted, what was chosen, and the folder."""
-    from curvescope.studies import folder
-
     if tables:
         for name, frame in result.tables().items():
             typer.echo(f"{name}")
@@ -136,7 +134,7 @@ def _print(path: Path, result: Shown, *, tables: bool) -> None:
     said = [words for label, _, words in summary if label == "note"]
     for note in dict.fromkeys([*said, *result.notes]):
         typer.echo(f"note: {note}")
-    if smaller := folder.chosen(path):
+    if smaller := _config(path)[1]:
         words = ", ".join(f"{name}={value}" for name, value in smaller.items())
         typer.echo(
             f"note: chosen to be in time: {words}; --profile full for the study's own, --budget for more"
@@ -145,16 +143,14 @@ def _print(path: Path, result: Shown, *, tables: bool) -> None:
 
 
 def _as_dict(path: Path, result: Shown) -> dict[str, object]:
-    from curvescope.studies import folder
-
-    config = folder.read_config(path)
+    config, chosen = _config(path)
     summary = [line for line in result.summary() if line[0] != "note"]
     return {
         "study": config.pop("study"),
         "folder": str(path),
         "version": config.pop("version"),
         "settings": config,
-        "chosen": folder.chosen(path),
+        "chosen": chosen,
         "summary": [{"label": label, "value": value, "words": words} for label, value, words in summary],
         "notes": result.notes,
         "tables": {
@@ -162,6 +158,13 @@ def _as_dict(path: Path, result: Shown) -> dict[str, object]:
             for name, frame in result.tables().items()
         },
     }
+
+
+def _config(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The settings of a run, and those of them that were chosen to be in time."""
+    from curvescope.studies import folder
+
+    return folder.read_config(path), folder.chosen(path)
 
 
 def _rows(frame: pd.DataFrame) -> list[list[object]]:
