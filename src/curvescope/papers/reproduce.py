@@ -10,7 +10,7 @@ from pathlib import Path
 from curvescope.core.config import Config, Settings
 from curvescope.core.errors import CurvescopeError, UsageError, near_misses
 from curvescope.core.progress import Progress
-from curvescope.papers import all_claims, figures_of, find_figure
+from curvescope.papers import all_claims, check_settings, figures_of, find_figure
 from curvescope.papers.folder import FigureFolder, load_result, publish, read_settings
 from curvescope.runs.folder import STATE, Say
 from curvescope.runs.shown import Shown
@@ -93,6 +93,7 @@ def _names(paper: str, figures: Sequence[str]) -> list[str]:
 
 def _configs(paper: str, names: Sequence[str], settings: Settings) -> dict[str, Config]:
     """A configuration for each figure; a setting that none of them knows is an error, before any work."""
+    check_settings(paper, settings)
     kinds = {name: find_figure(paper, name).Config for name in names}
     known = {name: [field.name for field in fields(kind)] for name, kind in kinds.items()}
     everything = sorted({option for options in known.values() for option in options})

@@ -13,5 +13,9 @@ FIGURES = {
     "scaling": "curvature and loss over model size and data size: which power laws a trained grid supports",
     "bounds": "Theorems 1 and 6, the estimates of their proofs, and the precursor's bound, next to the truth",
 }
+UNCLEAR = {
+    "data": "pictures=NAME: what networks for images are trained on; text=NAME: what landscape reads"
+}
+"""Settings that are refused, with what to say instead."""
 MORE: dict[str, str] = {}
 """Figures that the paper does not have: made only when they are asked for."""

@@ -26,14 +26,14 @@ class Config(FigureConfig):
     """quick: 512 sequences in 200 orders; full: 4,096 in 1,000."""
 
     model: str = setting("tiny-gpt", "a bundled name, a folder, a hub id, a checkpoint or a TOML file")
-    data: str = setting("python-stdlib", "a corpus, a file, a folder, or task:NAME")
+    text: str = setting("python-stdlib", "what the model reads: a corpus, a file, a folder, or task:NAME")
     seed: int = setting(0, "of the sample of the data and of all probes")
 
     def of_study(self) -> landscape.Config:
         """The settings of the study."""
         return landscape.Config(
             model=self.model,
-            data=self.data,
+            data=self.text,
             tokens=TOKENS[self.profile],
             num_orders=ORDERS[self.profile],
             device=self.device,
