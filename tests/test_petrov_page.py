@@ -12,6 +12,8 @@ import pytest
 import torch
 
 import curvescope as cs
+import petrov_results
+from curvescope.papers import all_claims, figures_of
 from curvescope.studies import STUDIES
 
 ROOT = Path(__file__).parent.parent
@@ -110,6 +112,19 @@ def test_the_snippets_run():
     t = 0.1 * space["radius"]
     rest = problem.at(theta + t * u).value() - problem.value() - t * float(g @ u) - t**2 / 2 * space["second"]
     assert rest == pytest.approx(t**3 / 6 * space["third"], rel=0.1)
+
+
+def test_the_table_of_claims_is_what_the_stored_results_give():
+    """Claims, numbers and verdicts are computed here; `petrov_results.py` writes page and results."""
+    results = petrov_results.load()
+    found = petrov_results.TABLE.findall(PAGE)
+    assert found == [petrov_results.markdown(results)]
+    claims = all_claims.table(results)
+    assert f"\n{all_claims.tally(claims)}.\n" in PAGE
+    assert len(claims) >= 77
+    assert set(claims["figure"]) == set(figures_of("petrov2025"))
+    assert set(claims["whose"]) == {"paper", "article", "ours"}
+    assert not claims.duplicated(["figure", "claim"]).any()
 
 
 def test_the_page_is_in_the_navigation():

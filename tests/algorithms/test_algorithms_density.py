@@ -303,3 +303,18 @@ def test_far_from_one_the_area_is_one_and_moments_are_the_nearest_numbers(scale)
     assert far.moments[0] == pytest.approx(near.moments[0] * scale, rel=1e-9, abs=1e-12 * scale)
     assert far.moments[1] == far.moments[3] == (0 if scale < 1 else np.inf)
     assert not np.isnan(far.moments).any()
+
+
+@pytest.mark.parametrize("num_steps", [20, 60], ids=["Lanczos", "exact"])
+def test_a_matrix_that_is_nothing_but_rounding_has_no_eigenvalue_but_zero(num_steps):
+    """Rounding is not symmetric; beside it stands a block that is small and real."""
+    A = torch.zeros(110, 110, dtype=torch.float64)
+    A[:60, :60] = 1e-9 * torch.randn(60, 60, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    A[60:, 60:] = 1e-9 * with_spectrum(uniform(0.5, 2, 50)).A
+    blocks = {"rounding": slice(0, 60), "real": slice(60, 110)}
+    found = block_density(Matrix(A, symmetric=True), blocks, num_probes=3, num_steps=num_steps)
+    assert found["rounding"].exact == (num_steps == 60)
+    assert not found["rounding"].nodes.any()
+    assert not found["rounding"].extremes.any()
+    assert not found["rounding"].moments.any()
+    assert found["real"].extremes[1] == pytest.approx(1e-9 * uniform(0.5, 2, 50).max(), rel=0.05)

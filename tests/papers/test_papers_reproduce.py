@@ -12,7 +12,7 @@ import pytest
 from curvescope.cli import main
 from curvescope.core.errors import CurvescopeError, UsageError
 from curvescope.core.result import Result
-from curvescope.papers import PAPERS, find_figure
+from curvescope.papers import PAPERS, all_claims, find_figure
 from curvescope.papers.claims import Claim, as_printed, like, within
 from curvescope.papers.reproduce import redraw, reproduce
 from curvescope.papers.setting import FigureConfig
@@ -101,6 +101,7 @@ def call(*words, capsys):
     return code, found.out, found.err
 
 
+ALL = ["all_claims.csv", "all_claims.md"]
 FILES = ["small.csv", "small.html", "small.json", "small.npz", "small_0.pdf", "small_0.png"]
 
 
@@ -109,9 +110,10 @@ def test_a_figure_lies_flat_in_its_folder(tmp_path, capsys):
         "ormaniec2025", "--figure", "small", "--set", "curves=1", "--out", tmp_path, capsys=capsys
     )
     assert code == 0, err
-    assert sorted(p.name for p in tmp_path.iterdir()) == sorted([*FILES, "settings.json"])
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted([*FILES, "settings.json", *ALL])
     assert "claim" in out.splitlines()[1]
     assert "agrees" in out
+    assert "1 claim: 1 agrees; all of them in all_claims.md and .csv" in out
     assert out.strip().splitlines()[-1] == str(tmp_path)
     assert "1/1 small: curve 0" in err
     meta = json.loads((tmp_path / "settings.json").read_text(encoding="utf-8"))
@@ -303,6 +305,25 @@ def test_the_report_shows_a_reproduction(tmp_path):
     assert "curve 1" in page
     assert "Published and measured" in page
     assert "ICLR 2025" in page
+
+
+@pytest.mark.usefixtures("unrendered")
+def test_the_folder_has_the_claims_of_all_its_figures(tmp_path):
+    """Of a figure that was just made and of one that was made before; what cannot be read is told."""
+    reproduce("ormaniec2025", ["small"], out=tmp_path)
+    text = (tmp_path / "all_claims.md").read_text(encoding="utf-8")
+    assert "1 claim: 1 agrees." in text
+    assert "| small | a number | paper | 1 | 1 | agrees | paper |" in text
+    all_claims.write(tmp_path, {}, say=print)
+    assert (tmp_path / "all_claims.md").read_text(encoding="utf-8") == text
+    page = write_page([tmp_path], tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "all claims of ormaniec2025" in page
+    assert "1 claim: 1 agrees" in page
+    (tmp_path / "small.npz").unlink()
+    said = []
+    all_claims.write(tmp_path, {}, say=said.append)
+    assert said[0].startswith("small: its claims are left out of all_claims")
+    assert len(all_claims.read(tmp_path)) == 0
 
 
 def test_names_of_papers_and_figures():

@@ -179,7 +179,7 @@ def test_the_trained_network_is_the_first_with_enough_accuracy():
     [
         ({"until": 1.0}, "until: expected an accuracy"),
         ({"seeds": 0}, "seeds: expected at least 1"),
-        ({"data": "cats"}, "data: expected one of digits"),
+        ({"data": "cats"}, "expected the name of pictures"),
         ({"patch_size": 3}, "patch_size: expected a divisor of 8"),
         ({"n_heads": 3}, "n_heads: expected a divisor of d_model"),
         ({"batch_size": 5000}, "batch_size: expected at most 1438 pictures"),

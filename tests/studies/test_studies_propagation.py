@@ -10,6 +10,7 @@ import torch
 
 import curvescope as cs
 import oracles
+from curvescope.report.glossary import used_in
 from curvescope.studies import find, propagation
 from curvescope.studies.propagation.study import layer_slices
 
@@ -110,3 +111,40 @@ def test_the_study_is_found_and_refuses_bad_settings():
     assert find("propagation").Config is propagation.Config
     with pytest.raises(cs.UsageError, match="num_probes: expected at least 2"):
         propagation.Config(num_probes=1)
+
+
+@pytest.mark.parametrize("max_exact", [0, 500], ids=["probes", "exact"])
+def test_a_source_that_is_nothing_but_rounding_is_zero(
+    case: cs.Problem, max_exact: int, monkeypatch: pytest.MonkeyPatch
+):
+    class Rounded(cs.Sources):
+        """The same, with rounding where the rest is."""
+
+        def products(self, V: torch.Tensor) -> dict[str, torch.Tensor]:
+            n = len(V)
+            noise = torch.randn(n, n, generator=torch.Generator().manual_seed(1), dtype=V.dtype)
+            return {**super().products(V), "rest": 1e-13 * noise @ V}
+
+    monkeypatch.setattr("curvescope.studies.propagation.shares.Sources", Rounded)
+    cfg = propagation.Config(max_exact=max_exact, num_probes=6, num_map_probes=0, num_steps=0)
+    result = propagation.measure(case, cfg, [])
+    (row,) = result.tables()["sources"].query("source == 'rest'").to_dict("records")
+    assert row["trace"] == row["frobenius"] == row["share"] == 0
+    assert row["method"] == "zero"
+    assert 0 < row["frobenius_high"] < 1e-10
+    assert row["trace_low"] < 0 < row["trace_high"]
+    if max_exact:
+        assert row["lambda_max"] == row["lambda_min"] == 0
+    others = result.tables()["sources"].query("source != 'rest'")
+    assert not (others["method"] == "zero").any()
+    assert (others["frobenius"] > 0).all()
+
+
+def test_the_rest_says_what_it_is(case: cs.Problem):
+    cfg = propagation.Config(max_exact=0, num_probes=2, num_map_probes=0, num_steps=0)
+    result = propagation.measure(case, cfg, [])
+    assert result.outside == ["E", "P", "U"]
+    table = result.tables()["sources"].set_index("source")
+    assert table.loc["rest", "what"].endswith("blocks outside of them: E, P, U")
+    assert "(E, P, U)" in result.captions()["sources"]
+    assert "rest" in [term.name for term in used_in(result.captions().values())]

@@ -12,10 +12,12 @@ from curvescope.cli.asking import merge
 from curvescope.cli.watching import watched
 from curvescope.core.config import Settings
 from curvescope.core.errors import UsageError
-from curvescope.papers import PAPERS, figures_of, find_figure
+from curvescope.papers import PAPERS, check_settings, figures_of, find_figure
+from curvescope.papers.all_claims import read, tally
+from curvescope.papers.folder import ALL_CLAIMS
 from curvescope.papers.reproduce import default_folder, redraw, reproduce
 
-HEADER = ("claim", "published", "measured", "verdict", "published in")
+HEADER = ("claim", "published", "measured", "verdict", "published in", "whose")
 
 
 def check_model(paper: str, figures: list[str], model: str | None, *, draw: bool) -> None:
@@ -65,6 +67,7 @@ def show(
         found = redraw(paper, figures, out=out, say=say)
     else:
         kinds = [find_figure(paper, name).Config for name in figures or figures_of(paper)]
+        check_settings(paper, (pair.partition("=")[0].strip() for pair in pairs))
         settings = merge(kinds, None, pairs, given)
         with watched(quiet) as watch:
             found = reproduce(paper, figures, settings=settings, out=out, progress=watch.piece, say=say)
@@ -72,5 +75,7 @@ def show(
         typer.echo(f"{name}")
         printing.table(HEADER, [tuple(claim) for claim in result.claims()])
         typer.echo("")
+    folder = default_folder(paper) if out is None else out
+    typer.echo(f"{tally(read(folder))}; all of them in {ALL_CLAIMS}.md and .csv")
     typer.echo(PAPERS[paper].citation)
-    typer.echo(str((default_folder(paper) if out is None else out).resolve()))
+    typer.echo(str(folder.resolve()))

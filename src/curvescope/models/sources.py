@@ -58,6 +58,15 @@ def find_sources(model: Model) -> dict[str, tuple[Called, ...]]:
     return {name: tuple(found[name]) for name in sorted(found, key=_layer) if found[name]}
 
 
+def outside_blocks(model: Model) -> list[str]:
+    """Blocks whose parameters are in no source, so that what they bend is in the rest: E, P, U."""
+    names = [block.name for block in model.blocks.values()]
+    if any(_of_block(name) for name in names):
+        return [name for name in names if _of_block(name) is None]
+    source = _of_children(model.module)
+    return [block.name for block in model.blocks.values() if source.get(block.parameter) is None]
+
+
 def _layer(source: str) -> float:
     """Its number; norms of embeddings come first, those behind the layers last."""
     match = LAYER.fullmatch(source)

@@ -1,12 +1,14 @@
 """Papers: their figures and tables measured again, published next to measured. Imports none of them.
 
-A paper is a package here with `FIGURES` and `MORE`, a line on each. A figure is a module in it, and all that
+A paper is a package here with `FIGURES` and `MORE`, a line on each, and may have `UNCLEAR`: names of
+settings that it refuses, with what to say instead. A figure is a module in it, and all that
 a study is: a frozen `Config` and `run(cfg, *, progress=None, state=None) -> Shown`. Its result has `claims`
 too, and `reproduce` writes everything into one folder.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from importlib import import_module
 from typing import NamedTuple
 
@@ -46,6 +48,14 @@ def figures_of(paper: str, *, more: bool = False) -> dict[str, str]:
         raise UsageError(f"expected a paper, got {paper!r}", hint=near_misses(paper, list(PAPERS)))
     package = import_module(f"curvescope.papers.{paper}")
     return {**package.FIGURES, **(package.MORE if more else {})}
+
+
+def check_settings(paper: str, names: Iterable[str]) -> None:
+    """Raise where one of the settings would mean something else for every figure: `UNCLEAR` of the paper."""
+    unclear: dict[str, str] = getattr(import_module(f"curvescope.papers.{paper}"), "UNCLEAR", {})
+    for name in names:
+        if name in unclear:
+            raise UsageError(f"{name!r} could mean several things for {paper}", hint=unclear[name])
 
 
 def find_figure(paper: str, figure: str) -> Study[Config]:

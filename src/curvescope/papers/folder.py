@@ -1,6 +1,7 @@
 """The folder of a reproduction: every figure's tables, pictures and arrays side by side, in one place.
 
-    heatmap.csv  heatmap.pdf  heatmap.png  heatmap.html  heatmap.json  heatmap.npz  …  settings.json
+    heatmap.csv  heatmap.pdf  heatmap.png  heatmap.html  heatmap.json  heatmap.npz  …
+    settings.json  all_claims.csv  all_claims.md
 
 `settings.json` names the figures that are complete, with their settings and files; whatever is being computed
 or written lies under `state/`, piece by piece, and moves out of it when all of it is there. So a run that was
@@ -27,6 +28,7 @@ from curvescope.runs.work import Place
 from curvescope.runs.writing import check_distinct
 
 SETTINGS, ARRAYS = "settings.json", "arrays.npz"
+ALL_CLAIMS = "all_claims"  # the table of all figures
 DPI = {"pdf": 200, "png": 150}  # of a PDF: its pictures
 
 
@@ -92,7 +94,7 @@ def publish(
         raise CurvescopeError(f"{out} has the figures of {meta['paper']}", hint="choose another --out")
     files = sorted(path.name for path in staging.iterdir())
     others = [name for other, found in meta["figures"].items() if other != figure for name in found["files"]]
-    check_distinct([*files, *others])
+    check_distinct([*files, *others, f"{ALL_CLAIMS}.csv", f"{ALL_CLAIMS}.md"])
     old = meta["figures"].pop(figure, {}).get("files", [])
     _write_settings(out, meta)  # from here on until the end the figure does not count as finished
     for name in set(old) - set(files):

@@ -10,7 +10,7 @@ from pathlib import Path
 from curvescope.core.config import Config, Settings
 from curvescope.core.errors import CurvescopeError, UsageError, near_misses
 from curvescope.core.progress import Progress
-from curvescope.papers import figures_of, find_figure
+from curvescope.papers import all_claims, check_settings, figures_of, find_figure
 from curvescope.papers.folder import FigureFolder, load_result, publish, read_settings
 from curvescope.runs.folder import STATE, Say
 from curvescope.runs.shown import Shown
@@ -27,7 +27,7 @@ def reproduce(
     progress: Progress | None = None,
     say: Say = lambda line: None,
 ) -> dict[str, Shown]:
-    """Compute the named figures, or all of a paper, and write them into `out`.
+    """Compute the named figures, or all of a paper, and write them into `out`, with one table of all claims.
 
     A figure that was begun with the same settings, model and data and not finished goes on where it was.
 
@@ -51,6 +51,7 @@ def reproduce(
         result = find_figure(paper, name).run(cfg, progress=_prefixed(progress, name), state=place)
         place.finish(result, seconds=time.monotonic() - start, say=say)
         found[name] = result
+    all_claims.write(folder, found, say=say)
     return found
 
 
@@ -75,6 +76,7 @@ def redraw(
         publish(folder, paper, name, found[name], entry, folder / STATE / f"{name}-drawing", say)
         if not any((folder / STATE).iterdir()):
             (folder / STATE).rmdir()
+    all_claims.write(folder, found, say=say)
     return found
 
 
@@ -91,6 +93,7 @@ def _names(paper: str, figures: Sequence[str]) -> list[str]:
 
 def _configs(paper: str, names: Sequence[str], settings: Settings) -> dict[str, Config]:
     """A configuration for each figure; a setting that none of them knows is an error, before any work."""
+    check_settings(paper, settings)
     kinds = {name: find_figure(paper, name).Config for name in names}
     known = {name: [field.name for field in fields(kind)] for name, kind in kinds.items()}
     everything = sorted({option for options in known.values() for option in options})

@@ -100,9 +100,15 @@ TERMS = (
     Term(
         "source",
         "a norm, attention or feed-forward network whose own second derivative, seen through the first "
-        "derivatives of all others, adds a part to the Hessian: H = GGN + Σ over sources. The rest is what "
-        "lies in none of them, the head.",
+        "derivatives of all others, adds a part to the Hessian: H = GGN + Σ over sources.",
         ("source", "sources"),
+    ),
+    Term(
+        "rest",
+        "as a source: what is left of the Hessian when the GGN and all other sources are taken away, the "
+        "second derivatives of what is called outside of norms, attentions and feed-forward networks. It is "
+        "the head, logits being bilinear in the last state and the unembedding.",
+        ("Rest:",),
     ),
     Term(
         "share",

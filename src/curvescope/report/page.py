@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from curvescope import __version__
 from curvescope.core.errors import UsageError
-from curvescope.papers import figures_of
+from curvescope.papers import all_claims, figures_of
 from curvescope.papers import folder as reproduction
 from curvescope.report.glossary import used_in
 from curvescope.report.headings import heading
 from curvescope.report.scenes import Section, library, scenes
 from curvescope.runs.folder import CONFIG
+from curvescope.runs.shown import Shown
 from curvescope.studies import STUDIES, folder
 
 if TYPE_CHECKING:
@@ -53,26 +54,45 @@ def write_page(runs: Sequence[str | Path], page: str | Path) -> Path:
 def _sections(run: Path) -> list[Section]:
     """One of a run folder, one per figure of a paper's."""
     if (run / reproduction.SETTINGS).exists() and not (run / CONFIG).exists():
-        meta = reproduction.read_settings(run)
-        return [
-            _paper_section(run, meta, name) for name in figures_of(meta["paper"]) if name in meta["figures"]
-        ]
+        return _paper_sections(run)
     return [_section(run)]
 
 
-def _paper_section(run: Path, meta: dict[str, Any], figure: str) -> Section:
-    """A figure of a paper: what was claimed and what came out, then as for a run."""
-    import pandas as pd
+def _paper_sections(run: Path) -> list[Section]:
+    """All claims of a paper, then its figures."""
+    meta = reproduction.read_settings(run)
+    paper = meta["paper"]
+    results = {
+        name: reproduction.load_result(run, name)
+        for name in figures_of(paper, more=True)
+        if name in meta["figures"]
+    }
+    claims = all_claims.table(results)
+    first: Section = {
+        "study": "all claims",
+        "words": f"{all_claims.tally(claims)}. {meta['citation']}",
+        "model": paper,
+        "revision": "",
+        "run": run.name,
+        "summary": [],
+        "figures": [],
+        "scenes": [],
+        "tables": [_table("claims", claims, {"claims": all_claims.CAPTION})],
+        "config": {},
+        "env": {},
+    }
+    return [first, *(_paper_section(run, meta, name, result) for name, result in results.items())]
 
+
+def _paper_section(run: Path, meta: dict[str, Any], figure: str, result: Shown) -> Section:
+    """A figure of a paper: what was claimed and what came out, then as for a run."""
     paper, entry = meta["paper"], meta["figures"][figure]
-    result = reproduction.load_result(run, figure)
     captions = result.captions()
-    claims = pd.DataFrame([claim._asdict() for claim in result.claims()])
-    claims = claims.rename(columns={"source": "published in"})
+    claims = all_claims.table({figure: result}).drop(columns="figure")
     pictures = [run / name for name in entry["files"] if name.endswith(".png")]
     return {
         "study": figure,
-        "words": f"{figures_of(paper)[figure]}. {meta['citation']}",
+        "words": f"{figures_of(paper, more=True)[figure]}. {meta['citation']}",
         "model": paper,
         "revision": "",
         "run": run.name,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from curvescope.core.result import Result
 from curvescope.viz.interactive import Scene
@@ -17,6 +17,12 @@ Line = tuple[str, str, str]
 """A line of a summary: label, value, words."""
 
 
+Whose = Literal["paper", "article", "ours"]
+"""Whose words a claim is in: a paper's, those of an article about it, or ours about its subject."""
+Origin = tuple[str, Whose]
+"""Where a claim stands, and whose words it is in: the last two fields of a `Claim`."""
+
+
 class Claim(NamedTuple):
     """A claim of a paper next to what was measured."""
 
@@ -25,6 +31,7 @@ class Claim(NamedTuple):
     measured: str
     verdict: str
     source: str = "paper"  # where what is published stands: the paper, its figure, its authors' code
+    whose: Whose = "paper"
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,7 @@ over all β and all Ritz values θᵢ with residuals rᵢ (the Christoffel funct
 outwards, and a random q has (uᵀ q)² < π p² / 2n with probability at most p. So λ_max is at most the λ where
 the two meet, but for a probability of p, whatever the spectrum.
 
-An operator that is zero is not, in products that round: the key bias of attention, which the softmax does
-not see, comes out as some matrix whose size says nothing. Rounding has no reason to be symmetric, so a matrix
-that differs from its transpose by a good part of itself is rounding, and its eigenvalues are said to be zero.
+The eigenvalues of an operator that is nothing but rounding, see `rounding`, are said to be zero.
 """
 
 from __future__ import annotations
@@ -26,6 +24,7 @@ from torch import Tensor
 
 from curvescope.algorithms.checks import GIB, check_symmetric, of_one_matrix
 from curvescope.algorithms.estimates.intervals import CONFIDENCE
+from curvescope.algorithms.rounding import is_rounding
 from curvescope.algorithms.spectra.krylov import Recurrence
 from curvescope.algorithms.vectors import random_vector
 from curvescope.core.operator import LinearOperator
@@ -35,7 +34,6 @@ from curvescope.core.result import Result
 BASIS_GIB = 4  # memory that a basis may take; fewer steps where it would take more
 ROUNDINGS = 16  # of the largest Ritz value: products are not more exact than that
 HALVINGS = 40  # of the interval that the bound is looked for in
-UNEVEN = 0.05  # not symmetric: 0.2 to 0.6 of a matrix of rounding, less than 1e-6 of one that is there
 
 
 class Krylov(NamedTuple):
@@ -107,20 +105,10 @@ def ritz_ends(krylov: Krylov, op: LinearOperator) -> Ends:
     return Ends(theta[[0, -1]], residuals[[0, -1]] + rounding, low, high)
 
 
-def is_rounding(A: np.ndarray, asymmetry: float) -> bool:
-    """Whether a matrix that should be symmetric is mostly rounding, by ‖A − Aᵀ‖_F / 2."""
-    return asymmetry > 0 and asymmetry >= UNEVEN * length(A)
-
-
 def zero_ends(values: np.ndarray, op: LinearOperator) -> Ends:
     """Of eigenvalues that are rounding: zero, up to the largest of them."""
     size = float(np.abs(values).max())
     return Ends(np.zeros(2), np.full(2, size), 0.0 if op.psd else -size, size)
-
-
-def length(A: np.ndarray) -> float:
-    """‖A‖_F, where squares of the entries may be out of range."""
-    return math.hypot(*A.ravel().tolist())
 
 
 def _bound(theta: np.ndarray, residuals: np.ndarray, beta: np.ndarray, size: int) -> float:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from torch import Tensor
 
-from curvescope.algorithms.blocks.ends import Ends, is_rounding, krylov_basis, length, ritz_ends, zero_ends
+from curvescope.algorithms.blocks.ends import Ends, krylov_basis, ritz_ends, zero_ends
 from curvescope.algorithms.checks import check_count, check_square, of_one_matrix
 from curvescope.algorithms.columns import (
     column_dots,
@@ -30,6 +30,7 @@ from curvescope.algorithms.columns import (
 )
 from curvescope.algorithms.estimates.intervals import mean_interval, positive_interval
 from curvescope.algorithms.estimates.mean_square import column_norms, mean_square
+from curvescope.algorithms.rounding import is_rounding, length
 from curvescope.algorithms.vectors import check_finite
 from curvescope.core.operator import LinearOperator
 from curvescope.core.result import Result
@@ -40,7 +41,8 @@ class OwnProbes(Result):
     """What products with a block A alone say: its trace and Frobenius norm, without bias, and its ends.
 
     Each is between its `low` and `high` 95 times in 100, see `intervals`; nan for one probe. All errors of
-    an exact block are zero. A block that is nothing but rounding, see `ends`, is zero, up to what was found.
+    an exact block are zero. A block that is nothing but rounding, see `rounding`, is zero, up to what was
+    found.
     """
 
     trace: float

@@ -1,7 +1,8 @@
 """Spectral measures of diagonal blocks: nodes and weights, from Lanczos or from the block itself.
 
 The columns of one product may belong to different blocks: a column that is zero outside block b gives, in
-the rows of b, the product with that diagonal block. So all blocks advance in lock step.
+the rows of b, the product with that diagonal block. So all blocks advance in lock step. The eigenvalues of a
+block that is nothing but rounding, see `rounding`, are zero.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from torch import Tensor
 
 from curvescope.algorithms.checks import GIB
 from curvescope.algorithms.columns import columns_at_once
-from curvescope.algorithms.spectra.krylov import Recurrence
+from curvescope.algorithms.rounding import is_rounding, length
+from curvescope.algorithms.spectra.krylov import Recurrence, Tridiagonals
 from curvescope.algorithms.vectors import check_finite, to_numpy
 from curvescope.core.errors import UsageError
 from curvescope.core.operator import LinearOperator
@@ -69,6 +71,7 @@ def exact_measures(op: LinearOperator, blocks: Mapping[str, slice]) -> dict[str,
 def _eigenvalue_measure(A: np.ndarray) -> Measure:
     check_finite(A)
     nodes = np.linalg.eigvalsh(A / 2 + A.T / 2)[None]  # the sum may be out of range
+    nodes = np.zeros_like(nodes) if is_rounding(A, length(A / 2 - A.T / 2)) else nodes
     return Measure(nodes, np.full_like(nodes, 1 / nodes.size), nodes.size, True)
 
 
@@ -86,6 +89,7 @@ def lanczos_measures(
     vectors = num_steps + 1 if reorthogonalize else 2
     groups = list(_grouped(op, blocks, num_probes, vectors, max_gib))
     found: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {name: [] for name in blocks}
+    real: set[str] = set()  # blocks that are more than rounding
     recurrences: list[Recurrence] = []
     columns: Tensor | None = None
     steps = [(group, step) for group in groups for step in range(num_steps)]
@@ -97,12 +101,24 @@ def lanczos_measures(
         _advance(op, group, recurrences, columns)
         if step == num_steps - 1:
             for job, recurrence in zip(group, recurrences, strict=True):
-                found[job.name].append(recurrence.finish().quadrature())
+                steps_taken = recurrence.finish()
+                found[job.name].append(steps_taken.quadrature())
+                if not _all_rounding(steps_taken, recurrence.asymmetry):
+                    real.add(job.name)
     measures = {}
     for name, pieces in found.items():
         nodes, weights = (np.concatenate(parts) for parts in zip(*pieces, strict=True))
+        nodes = nodes if name in real else np.zeros_like(nodes)
         measures[name] = Measure(nodes, weights, num_probes * num_steps, False)
     return measures
+
+
+def _all_rounding(found: Tridiagonals, asymmetry: np.ndarray) -> bool:
+    """Whether the matrix is rounding in the Krylov space of every column."""
+    return all(
+        is_rounding(np.concatenate([a, b[:-1], b[:-1]]), float(uneven))
+        for a, b, uneven in zip(found.alpha, found.beta, asymmetry, strict=True)
+    )
 
 
 def _started(op: LinearOperator, job: Job, num_steps: int, seed: int, reorthogonalize: bool) -> Recurrence:

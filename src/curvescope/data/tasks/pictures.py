@@ -1,7 +1,13 @@
-"""Labelled pictures to train on: scikit-learn's digits, and MNIST and CIFAR-100 through `datasets`."""
+"""Labelled pictures to train on: scikit-learn's digits, and others through the package `datasets`.
+
+Those are known by name (MNIST, Fashion-MNIST, CIFAR-10, CIFAR-100: read from the hub, or from its cache where
+there is no network), or lie in a folder that `Dataset.save_to_disk` wrote.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,10 +30,13 @@ class Source(NamedTuple):
 
 HUB = {
     "mnist": Source("ylecun/mnist", "image", "label", 10),
+    "fashion-mnist": Source("zalando-datasets/fashion_mnist", "image", "label", 10),
+    "cifar10": Source("uoft-cs/cifar10", "img", "label", 10),
     "cifar100": Source("uoft-cs/cifar100", "img", "fine_label", 100),
 }
 PICTURES = ("digits", *HUB)
 """Names of all of them."""
+IMAGES, LABELS = ("image", "img"), ("label", "fine_label")  # columns of a folder, the first that is there
 
 
 class Pictures(NamedTuple):
@@ -40,16 +49,25 @@ class Pictures(NamedTuple):
     num_classes: int
 
 
+def check_pictures(name: str) -> None:
+    """Raise unless there are pictures of that name; whether they can be read is seen when they are."""
+    if name not in PICTURES and not Path(name).is_dir():
+        raise UsageError(
+            f"expected the name of pictures, or a folder that the package datasets saved, got {name!r}",
+            hint=near_misses(name, [*PICTURES]),
+        )
+
+
 def pictures(name: str, *, num: int | None = None, validation: float = 0.2, seed: int = 0) -> Pictures:
     """The pictures of that name in float64, a randperm with `seed` of them cut in two.
 
     Args:
-        num: how many in all; None: all that there are. The split `train` of a hub dataset is read.
+        name: one of PICTURES, or a folder that `datasets` saved.
+        num: how many in all; None: all that there are. The split `train` of a dataset is read.
         validation: the share of them that is held out, the last ones of the permutation.
     """
-    if name not in PICTURES:
-        raise UsageError(f"expected the name of pictures, got {name!r}", hint=near_misses(name, [*PICTURES]))
-    X, y, num_classes = _digits() if name == "digits" else _from_hub(name, HUB[name], num)
+    check_pictures(name)
+    X, y, num_classes = _digits() if name == "digits" else _read(name, num)
     total = len(y) if num is None else num
     held = round(validation * total)
     if not 2 <= total <= len(y) or not 1 <= held < total:
@@ -68,7 +86,7 @@ def _digits() -> tuple[Tensor, Tensor, int]:
     return everything.inputs, everything.targets, 10
 
 
-def _from_hub(name: str, source: Source, num: int | None) -> tuple[Tensor, Tensor, int]:
+def _read(name: str, num: int | None) -> tuple[Tensor, Tensor, int]:
     """All images of the split `train`, or the first ones where only `num` are wanted."""
     try:
         import datasets
@@ -76,15 +94,40 @@ def _from_hub(name: str, source: Source, num: int | None) -> tuple[Tensor, Tenso
         raise MissingExtra(
             f"the pictures {name!r} need the package datasets", hint="pip install 'curvescope[hf]'"
         ) from None
+    read: Callable[[Any, str, int | None], _Rows] = _from_hub if name in HUB else _from_folder
     try:
-        rows: Any = datasets.load_dataset(source.hub, split="train" if num is None else f"train[:{num}]")
-        X = np.stack([np.asarray(image, dtype=np.float64) for image in rows[source.image]]) / 255
-        y = np.asarray(rows[source.label], dtype=np.int64)
+        found = read(datasets, name, num)
+        X = np.stack([np.asarray(image, dtype=np.float64) for image in found.images]) / 255
+        y = np.asarray(found.labels, dtype=np.int64)
     except Exception as problem:  # whatever the network, the hub or the dataset's own reader raise
         reason = str(problem).split("\n", 1)[0][:200] or type(problem).__name__
         raise CurvescopeError(
-            f"could not read the pictures {name!r} ({source.hub}): {reason}",
-            hint="check the network, or take data=digits, which needs none",
+            f"could not read the pictures {name!r}: {reason}",
+            hint="check the network, or take digits, which need none",
         ) from problem
     X = X[:, None] if X.ndim == 3 else X.transpose(0, 3, 1, 2)
-    return torch.as_tensor(np.ascontiguousarray(X)), torch.as_tensor(y), source.num_classes
+    return torch.as_tensor(np.ascontiguousarray(X)), torch.as_tensor(y), found.num_classes
+
+
+class _Rows(NamedTuple):
+    """Columns of a dataset as it gives them."""
+
+    images: Any
+    labels: Any
+    num_classes: int
+
+
+def _from_hub(datasets: Any, name: str, num: int | None) -> _Rows:
+    source = HUB[name]
+    rows = datasets.load_dataset(source.hub, split="train" if num is None else f"train[:{num}]")
+    return _Rows(rows[source.image], rows[source.label], source.num_classes)
+
+
+def _from_folder(datasets: Any, name: str, num: int | None) -> _Rows:
+    """Its split `train` where it has splits; columns by their usual names."""
+    rows = datasets.load_from_disk(name)
+    rows = rows["train"] if isinstance(rows, dict) else rows
+    image, label = (next(c for c in names if c in rows.column_names) for names in (IMAGES, LABELS))
+    classes = getattr(rows.features[label], "num_classes", None) or max(rows[label]) + 1
+    rows = rows if num is None else rows.select(range(min(num, len(rows))))
+    return _Rows(rows[image], rows[label], classes)

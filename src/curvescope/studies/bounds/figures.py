@@ -10,6 +10,7 @@ from curvescope.studies.bounds import measures, words
 from curvescope.studies.bounds.comparisons import Comparisons
 from curvescope.studies.bounds.estimates import REPAIRED
 from curvescope.viz.blocks import PALETTE
+from curvescope.viz.ticks import plain_numbers
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -103,6 +104,8 @@ def _ratios(ax: Axes, found: Comparisons, varied: str, *, style: str = "-", suff
     ax.set_yscale("log")
     if varied != "sharpness":
         ax.set_xscale("log")
+    else:
+        ax.set_xticks(np.unique(found.scale))
     ax.set_xlabel(LABELS[varied], fontsize=9)
     _plain(ax)
 
@@ -114,6 +117,7 @@ def _frame(ax: Axes) -> None:
     ax.axhline(1, color="0.3", lw=0.8)
     ax.axhspan(low, 1, color=PALETTE[1], alpha=0.07, lw=0)
     ax.set_ylim(low, high)
+    plain_numbers(ax)
 
 
 def _line(ax: Axes, found: Comparisons, colour: str, style: str, label: str) -> None:
@@ -155,8 +159,10 @@ def _depth(result: Bounds) -> Figure:
         ax.set_yscale("log")
         ax.set_xlabel(LABELS[words.DEPTH], fontsize=9)
         ax.set_xticks(np.unique(stack.scale), [f"{n:g}" for n in np.unique(stack.scale)])
-        ax.legend(fontsize=8, frameon=False, loc=place)
+        ax.legend(fontsize=8, frameon=False, loc=place, ncols=1 if ax is left else 2)
         _plain(ax)
+    right.set_ylim(bottom=0.3)  # room for the legend below one
+    plain_numbers(right)
     return figure
 
 

@@ -10,14 +10,15 @@ import numpy as np
 from curvescope.core.config import Config as BaseConfig
 from curvescope.core.config import at_least, setting
 from curvescope.core.errors import UsageError
+from curvescope.data.tasks.pictures import PICTURES, check_pictures
 
 
 @dataclass(frozen=True)
 class Config(BaseConfig):
     """Which network on which pictures, and how many of them. The defaults take about four minutes."""
 
-    data: Literal["digits", "mnist", "cifar100"] = setting(
-        "digits", "pictures; all but digits are read through the package datasets"
+    data: str = setting(
+        "digits", f"pictures: {', '.join(PICTURES)}, or a folder; but for digits through the package datasets"
     )
     num_images: int | None = setting(
         None, "pictures, a fifth of them to validate; all of digits, else 10,000"
@@ -44,6 +45,7 @@ class Config(BaseConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_pictures(self.data)
         at_least(self, 1, "seeds", "steps", "batch_size", "d_model", "d_ff", "n_heads", "num_steps")
         at_least(self, 2, "num_points", "num_probes")
         if not 0 <= self.until < 1:

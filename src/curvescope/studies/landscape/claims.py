@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from curvescope.runs.shown import Claim
+from curvescope.runs.shown import Claim, Origin
 from curvescope.studies.landscape import tables
 
 if TYPE_CHECKING:
@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 HOLDS, FAILS, TAUTOLOGY = "holds", "fails", "holds for any numbers"
 UNBROKEN, UNKNOWN = "not violated here", "not measured"
 EXACT = 4.0  # standard errors
-PAPER, FOLLOW_UP, OURS = "petrov2025", "arXiv 2604.14870", "ours"
+PAPER: Origin = ("petrov2025", "paper")
+FOLLOW_UP: Origin = ("arXiv 2604.14870", "paper")
+OURS: Origin = ("ours", "ours")
 
 
 def claims(found: Landscape) -> list[Claim]:
@@ -50,7 +52,7 @@ def _slope(found: Landscape) -> Claim:
     near = abs(g.model.slope[0] - g.law_slope) < 0.1
     verdict = (TAUTOLOGY if same else HOLDS) if near else FAILS
     words = f"model {interval(g.model.slope)}, {g.control_name} numbers {interval(g.control.slope)}"
-    return Claim("|L_{k+1} − L_k| falls as 1/k because of the landscape", "slope −1", words, verdict, PAPER)
+    return Claim("|L_{k+1} − L_k| falls as 1/k because of the landscape", "slope −1", words, verdict, *PAPER)
 
 
 def _plateau(found: Landscape) -> Claim:
@@ -58,14 +60,18 @@ def _plateau(found: Landscape) -> Claim:
     flat = g.model.early[0] > g.model.slope[0] / 2
     verdict = (TAUTOLOGY if overlap(g.model.early, g.control.early) else HOLDS) if flat else FAILS
     words = f"smoothed: model {interval(g.model.early)}, control {interval(g.control.early)}"
-    return Claim("it is flat at first, then steep", "a plateau below k ≈ 5,000", words, verdict, PAPER)
+    return Claim("it is flat at first, then steep", "a plateau below k ≈ 5,000", words, verdict, *PAPER)
 
 
 def _exact_law(found: Landscape) -> Claim:
     ratio = found.growth.model.ratio
     inside = abs(ratio[0] - 1) <= EXACT / 1.96 * (ratio[2] - ratio[1]) / 2
     return Claim(
-        "E(L_{k+1} − L_k)² = Var/(k(k+1)) at w*", "ratio 1", interval(ratio), HOLDS if inside else FAILS, OURS
+        "E(L_{k+1} − L_k)² = Var/(k(k+1)) at w*",
+        "ratio 1",
+        interval(ratio),
+        HOLDS if inside else FAILS,
+        *OURS,
     )
 
 
@@ -77,7 +83,7 @@ def _three_terms(found: Landscape) -> Claim:
         f"within {tables.SIGMAS:g} standard errors at {len(good)} of {len(rows)} radii, to s = {reach:.3g}"
     )
     verdict = HOLDS if len(good) == len(rows) else f"{HOLDS} up to s = {reach:.3g}" if reach > 0 else FAILS
-    return Claim("around w* the law has three terms", "law = simulation", words, verdict, OURS)
+    return Claim("around w* the law has three terms", "law = simulation", words, verdict, *OURS)
 
 
 def _hessian_share(found: Landscape) -> Claim:
@@ -87,21 +93,21 @@ def _hessian_share(found: Landscape) -> Claim:
     verdict = UNKNOWN if not zero.any() else FAILS if (shares[zero] == 0).all() else HOLDS
     return Claim(
         "the Hessian rules the convergence that was plotted, at w*", "its share is not 0",
-        f"share of the Hessian term by radius: {words}", verdict, PAPER,
+        f"share of the Hessian term by radius: {words}", verdict, *PAPER,
     )  # fmt: skip
 
 
 def _theorem7(found: Landscape) -> list[Claim]:
     rows = tables.theorem7(found)
     claims = []
-    for key, name, source in (
+    for key, name, origin in (
         ("printed", "Theorem 7 as printed, with M = max ‖H_i(w*)‖", PAPER),
         ("rigorous", "Theorem 7′, with the largest ‖H_i‖ found in the ball", OURS),
     ):
         broken = sum(int(str(row[f"violations {key}"])) for row in rows)
         slack = [float(str(row[f"slack {key}"])) for row in rows]
         words = f"{broken} violations; {min(slack):.3g} to {max(slack):.3g} times too large"
-        claims.append(Claim(name, "a bound", words, FAILS if broken else UNBROKEN, source))
+        claims.append(Claim(name, "a bound", words, FAILS if broken else UNBROKEN, *origin))
     return claims
 
 
@@ -112,11 +118,11 @@ def _assumption1(found: Landscape) -> list[Claim]:
     size = f"E‖∇L_k(w*)‖² = {first['measured']:.3g} ± {first['± measured']:.2g} at k = {first['k']}"
     zero = found.gradients.covariance <= 1e-12 * max(found.gradients.mean_square, 1e-300)
     return [
-        Claim("Assumption 1: ∇L_k(w*) = 0 for all k", "0", size, HOLDS if zero else FAILS, PAPER),
+        Claim("Assumption 1: ∇L_k(w*) = 0 for all k", "0", size, HOLDS if zero else FAILS, *PAPER),
         Claim(
             "E‖∇L_k‖² = ‖ḡ‖² + tr Cov/k · (N − k)/(N − 1)", "law = subsets",
             f"largest difference {worst:.2g} standard errors over {len(rows)} sizes",
-            HOLDS if worst <= EXACT else FAILS, OURS,
+            HOLDS if worst <= EXACT else FAILS, *OURS,
         ),
     ]  # fmt: skip
 
@@ -133,12 +139,12 @@ def _criterion(found: Landscape) -> list[Claim]:
     return [
         Claim(
             "the closed form of Δ₂ in the eigen-subspace", "closed form = Monte Carlo", words,
-            HOLDS if share >= 0.9 else FAILS, FOLLOW_UP,
+            HOLDS if share >= 0.9 else FAILS, *FOLLOW_UP,
         ),
         Claim(
             "Δ₂ ≤ (12M_l² + 3s²M_g² + 3s⁴(D² + 2D)M_H²)/(k+1)²", "a bound",
             f"{slack.min():.3g} to {slack.max():.3g} times too large",
-            FAILS if (slack < 1).any() else UNBROKEN, FOLLOW_UP,
+            FAILS if (slack < 1).any() else UNBROKEN, *FOLLOW_UP,
         ),
     ]  # fmt: skip
 
@@ -150,5 +156,5 @@ def _budget(found: Landscape) -> Claim:
     checked = [verdict for verdict in b.verdicts if not verdict.startswith("not")]
     verdict = UNKNOWN if not checked else HOLDS if set(checked) == {"met"} else FAILS
     return Claim(
-        "k from the exact law meets a tolerance on held-out data", "met", "; ".join(rows), verdict, OURS
+        "k from the exact law meets a tolerance on held-out data", "met", "; ".join(rows), verdict, *OURS
     )

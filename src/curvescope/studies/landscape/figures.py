@@ -44,7 +44,8 @@ def _growth(found: Landscape) -> Figure:
         low, high = curve.rms - 2 * curve.rms_stderr, curve.rms + 2 * curve.rms_stderr
         left.fill_between(g.k, np.maximum(low, 1e-12), high, color=colour, alpha=0.2, lw=0)
         right.plot(g.k, curve.mean, color=colour, lw=0.5, alpha=0.45)
-        right.plot(g.k, curve.smoothed, color=colour, lw=1.6, label=f"{name}, smoothed")
+        style = {"lw": 3.2, "alpha": 0.5} if curve is g.model else {"lw": 1.2}  # one lies on the other
+        right.plot(g.k, curve.smoothed, color=colour, label=f"{name}, smoothed", **style)
     left.plot(g.k, g.law, color="0.1", lw=1, ls="--", label="law √(Var/k(k+1))")
     right.plot(g.k, g.deviation / g.k, color="0.1", lw=1, ls="--", label="mean |l − mean| / k")
     titles = "root mean square |L$_{k+1}$ − L$_k$|", "mean |L$_{k+1}$ − L$_k$|, and smoothed as published"
@@ -147,5 +148,5 @@ def _log_log(ax: Axes, label: str, title: str) -> None:
 
 def _ticks(ax: Axes, places: np.ndarray) -> None:
     """Ticks at these places alone."""
-    ax.set_xticks(places, [f"{place:.2g}" for place in places], fontsize=7)
+    ax.set_xticks(places, [f"{place:.2g}" for place in places], fontsize=9)
     ax.set_xticks([], minor=True)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from curvescope.models.sources import REST
 from curvescope.studies.propagation.shares import HESSIAN, OUTER, Number
 from curvescope.viz.blocks import PALETTE, cell_text
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 LAYER = re.compile(r"L(\d+)\.(.+)")
 DECADES = 4  # of the colours, below the largest value
 MOST_NAMED = 30  # sources whose names fit under an axis
+MOST_OUTSIDE = 4  # blocks that are named with the rest
 
 
 def draw(result: Propagation) -> dict[str, Figure]:
@@ -98,7 +100,7 @@ def _shares(ax: Axes, result: Propagation) -> None:
     colours = [PALETTE[0] if value >= 0 else PALETTE[1] for value in values]
     ax.barh(y, values, xerr=errors, color=colours, height=0.7, error_kw={"lw": 0.8, "ecolor": "0.3"})
     size = 8 if len(names) <= MOST_NAMED else 5
-    ax.set_yticks(y, names, fontsize=size)
+    ax.set_yticks(y, [_named(result, name) for name in names], fontsize=size)
     ax.axvline(0, color="0.4", lw=0.6)
     ax.set_title("share of ‖H‖²: together 1, below zero takes away", fontsize=10, loc="left")
     _plain(ax)
@@ -169,6 +171,12 @@ def _norms(result: Propagation) -> Figure:
     ax.set_yticks(range(len(rows)), [f"L{layer}" for layer in layers] or [""], fontsize=8)
     figure.colorbar(image, ax=ax, label="Frobenius norm of the source")
     return figure
+
+
+def _named(result: Propagation, name: str) -> str:
+    """The name of a source; the rest with the blocks that it is of, where they are few."""
+    few = 0 < len(result.outside) <= MOST_OUTSIDE
+    return f"{name}: {', '.join(result.outside)}" if name == REST and few else name
 
 
 def _value(result: Propagation, name: str) -> float:

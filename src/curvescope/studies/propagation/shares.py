@@ -6,7 +6,8 @@ With H = Σ_s A_s over the GGN and the sources of the functional part, ‖H‖²
 
 A share is negative where a source takes away what others bring. For random signs v, E⟨A_s v, H v⟩ = ⟨A_s, H⟩,
 E vᵀ A_s v = tr A_s and E‖A_s v‖² = ‖A_s‖². For a small problem v goes through all unit vectors: nothing is
-estimated then.
+estimated then. A source that is nothing but rounding, by Vᵀ A_s V, which is symmetric unless it is, is zero
+up to what was found.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from torch import Tensor
 
 from curvescope.algorithms.columns import column_dots
 from curvescope.algorithms.estimates.intervals import mean_interval, positive_interval
+from curvescope.algorithms.rounding import is_rounding
 from curvescope.core.progress import track
 from curvescope.core.result import Result
 from curvescope.core.seeds import probes
@@ -50,9 +52,28 @@ class Shares(Result):
     residual: float  # ‖H V − Σ A_s V‖ / ‖H V‖ of the worst of the batches V of these vectors
     exact: bool  # all unit vectors: sums over P, not means
     ends: np.ndarray | None = None  # (S, 2) λ_min and λ_max, where exact
+    rounding: np.ndarray | None = None  # (S,) whether it is nothing but rounding; None in older results
+
+    def is_zero(self, name: str) -> bool:
+        """Whether H, the GGN or a source is nothing but rounding."""
+        return self.rounding is not None and bool(self.rounding[self.names.index(name)])
 
     def trace(self, name: str) -> Number:
         """tr A_s."""
+        return self._shown(name, self._trace(name), signed=True)
+
+    def norm(self, name: str) -> Number:
+        """‖A_s‖."""
+        return self._shown(name, self._norm(name), signed=False)
+
+    def _shown(self, name: str, found: Number, *, signed: bool) -> Number:
+        """What was found, or zero up to it."""
+        if not self.is_zero(name):
+            return found
+        size = float(np.nanmax(np.abs([found.value, found.low, found.high])))
+        return Number(0.0, size, -size if signed else 0.0, size)
+
+    def _trace(self, name: str) -> Number:
         samples = self.forms[:, self.names.index(name)]
         if self.exact:
             total = float(samples.sum())
@@ -61,8 +82,7 @@ class Shares(Result):
         low, high = mean_interval(np.asarray(mean), np.asarray(stderr), len(samples) - 1)
         return Number(float(mean), float(stderr), float(low), float(high))
 
-    def norm(self, name: str) -> Number:
-        """‖A_s‖."""
+    def _norm(self, name: str) -> Number:
         squared = self.squares[:, self.names.index(name)]
         if self.exact:
             root = float(np.sqrt(squared.sum()))
@@ -75,7 +95,7 @@ class Shares(Result):
 
     def share(self, *names: str) -> Number:
         """⟨A_s, H⟩ / ‖H‖² of these together, its error by leaving out one vector after the other."""
-        chosen = [self.names.index(name) for name in names]
+        chosen = [self.names.index(name) for name in names if not self.is_zero(name)]
         top, bottom = self.inner[:, chosen].sum(axis=1), self.squares[:, self.names.index(HESSIAN)]
         value = float(top.sum() / bottom.sum()) if bottom.sum() else 0.0
         count = len(top)
@@ -95,6 +115,7 @@ def measure_shares(problem: Problem, *, num_probes: int, max_exact: int, seed: i
     count, width = (n, n) if exact else (num_probes, max(1, TOGETHER // n))
     kind = {"dtype": problem.dtype, "device": problem.device}
     sums: list[np.ndarray] = []
+    uneven = np.zeros((2, len(names)))
     residual, ends = 0.0, None
     for first in track(range(0, count, width), "shares"):
         some = min(width, count - first)
@@ -102,9 +123,13 @@ def measure_shares(problem: Problem, *, num_probes: int, max_exact: int, seed: i
         products = [H @ V, G @ V, *S.products(V).values()]
         sums.append(_sums(V, products))
         residual = max(residual, _residual(products))
+        uneven += np.array([_uneven(V, A) for A in products]).T
         ends = np.array([_ends(A) for A in products]) if exact else None
     forms, squares, inner = np.concatenate(sums, axis=1)
-    return Shares(names, forms, squares, inner, residual, exact, ends)
+    rounding = np.array([is_rounding(np.array([size]), lost) for lost, size in np.sqrt(uneven.T)])
+    if ends is not None:
+        ends[rounding] = 0.0
+    return Shares(names, forms, squares, inner, residual, exact, ends, rounding)
 
 
 def _sums(V: Tensor, products: list[Tensor]) -> np.ndarray:
@@ -114,6 +139,12 @@ def _sums(V: Tensor, products: list[Tensor]) -> np.ndarray:
         for AV in products
     ]
     return torch.stack(found, dim=-1).double().cpu().numpy()
+
+
+def _uneven(V: Tensor, AV: Tensor) -> tuple[float, float]:
+    """Squares of ‖K − Kᵀ‖ / 2 and ‖K‖ of K = Vᵀ A V."""
+    K = (V.T @ AV).double()
+    return float(((K - K.T) / 2).square().sum()), float(K.square().sum())
 
 
 def _residual(products: list[Tensor]) -> float:

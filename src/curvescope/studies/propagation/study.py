@@ -12,7 +12,7 @@ from __future__ import annotations
 import fnmatch
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -21,6 +21,7 @@ from curvescope.algorithms.blocks.ends import Ends, extreme_ends
 from curvescope.core.config import as_tuples, at_least, setting
 from curvescope.core.operator import LinearOperator
 from curvescope.core.progress import Progress
+from curvescope.models.sources import outside_blocks
 from curvescope.operators import GGN, Hessian, Sources
 from curvescope.problem import Problem
 from curvescope.runs.contents import fingerprint
@@ -68,6 +69,7 @@ class Propagation(Shown):
     shares: Shares
     ends: dict[str, Ends]  # of H, the GGN and each source; empty without Lanczos steps
     coupling: BlockMap | None  # between layers
+    outside: list[str] = field(default_factory=list)  # blocks in no source; not known of older results
 
     @property
     def sources(self) -> list[str]:
@@ -76,6 +78,9 @@ class Propagation(Shown):
 
     def ends_of(self, name: str) -> tuple[float, float, float, float]:
         """λ_max, its error, λ_min, its error: an eigenvalue lies within an error; nan where not asked for."""
+        if self.shares.is_zero(name) and (self.shares.ends is not None or name in self.ends):
+            size = self.shares.norm(name).high
+            return 0.0, size, 0.0, size
         if self.shares.ends is not None:
             low, high = self.shares.ends[self.shares.names.index(name)].tolist()
             return high, 0.0, low, 0.0
@@ -180,5 +185,6 @@ def _result(
         shares=found.take(Shares, "shares"),
         ends={name: found.take(Ends, f"ends.{name}") for name in ends},
         coupling=found.take(BlockMap, "coupling") if coupled else None,
+        outside=outside_blocks(problem.model),
         notes=notes,
     )

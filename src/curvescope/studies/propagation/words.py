@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from curvescope.core.numbers import plural, with_error
+from curvescope.models.sources import REST
 from curvescope.runs.shown import Line
 from curvescope.studies.propagation.shares import HESSIAN, OUTER
 
@@ -13,6 +14,10 @@ if TYPE_CHECKING:
     from curvescope.studies.propagation.study import Propagation
 
 NAMED = 3  # sources that a line names
+REST_WORDS = (
+    "Rest: what is left of the Hessian, the second derivatives of all that is called outside of these parts"
+    "{}, such as the head, whose logits are bilinear in the last state and U."
+)
 
 
 def summary(result: Propagation) -> list[Line]:
@@ -77,8 +82,22 @@ def row(result: Propagation, name: str) -> dict[str, Any]:
         "share_stderr": share.stderr,
         "share_low": share.low,
         "share_high": share.high,
-        "method": "exact" if result.shares.exact else "probes",
+        "method": "zero" if result.shares.is_zero(name) else "exact" if result.shares.exact else "probes",
+        "what": meaning(result, name),
     }
+
+
+def meaning(result: Propagation, name: str) -> str:
+    """What H, the GGN or a source is, in words."""
+    if name == REST:
+        held = f"; blocks outside of them: {', '.join(result.outside)}" if result.outside else ""
+        return f"what is left: all that no source above holds, such as the head{held}"
+    own = {HESSIAN: "the Hessian", OUTER: "the generalized Gauss–Newton matrix, no source"}
+    return own.get(name, "the second derivative of this part alone")
+
+
+def _outside(result: Propagation) -> str:
+    return f" ({', '.join(result.outside)})" if result.outside else ""
 
 
 def captions(result: Propagation) -> dict[str, str]:
@@ -90,11 +109,12 @@ def captions(result: Propagation) -> dict[str, str]:
     )
     what = (
         "H = GGN + Σ over sources: the second derivative of each norm, attention and feed-forward network "
-        "alone, seen through the first derivatives of all others. Rest: what lies in none of them, the head."
+        "alone, seen through the first derivatives of all others. " + REST_WORDS.format(_outside(result))
     )
     return {
         "sources": f"{what} Trace, Frobenius norm and share of ‖H‖² (⟨A, H⟩/‖H‖²; they add up to one) {how}. "
-        "λ max and λ min from Lanczos steps: an eigenvalue lies within the error.",
+        "λ max and λ min from Lanczos steps: an eigenvalue lies within the error. Zero: a matrix that is "
+        "nothing but rounding (it is not symmetric); its errors are its size.",
         "flow": f"{what} Top: Frobenius norm of each source, layer by layer, and its share of ‖H‖². Bottom: "
         "largest and least eigenvalue of each source (bars: an eigenvalue lies within), and how strongly "
         f"layers are coupled, ‖H_lm‖ / √(‖H_ll‖ ‖H_mm‖). Norms and shares {how}.",

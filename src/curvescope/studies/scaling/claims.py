@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from curvescope.algorithms.estimates.intervals import student
-from curvescope.runs.shown import Claim
+from curvescope.runs.shown import Claim, Origin
 
 if TYPE_CHECKING:
     from curvescope.studies.scaling.laws import Law
@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 AGREES, DIFFERS, UNDECIDED = "agrees", "differs", "undecided"
 PARTLY = "in part"  # on the whole, but not between the first or the last two sizes
-ARTICLE, PRECURSOR, OURS = "article", "arXiv 2409.11995", "exact law"
+ARTICLE: Origin = ("article", "article")
+PRECURSOR: Origin = ("arXiv 2409.11995", "paper")
+OURS: Origin = ("exact law", "ours")
 NEAR = 2.0  # a factor that two numbers may differ by and still be called the same
 SMALL = 0.1  # of ‖H‖_F: what may be left out without a word
 
@@ -48,7 +50,7 @@ def _exponent(result: Scaling, quantity: str, variable: str, published: float, c
     """A power law with a given exponent: there is a law, and its interval holds the exponent."""
     law = result.law(quantity, variable)
     holds = law.supported and law.low <= published <= law.high
-    return Claim(claim, f"{variable}^{published:+.2f}", exponent(law), AGREES if holds else DIFFERS, ARTICLE)
+    return Claim(claim, f"{variable}^{published:+.2f}", exponent(law), AGREES if holds else DIFFERS, *ARTICLE)
 
 
 def _sign(result: Scaling, quantity: str, variable: str, sign: int, claim: str) -> Claim:
@@ -61,7 +63,7 @@ def _sign(result: Scaling, quantity: str, variable: str, sign: int, claim: str) 
     said = f"{'grows' if sign > 0 else 'falls'} with {variable}"
     if quantity == "spread":
         said = "condition number falls with D (here: λ_max over the mean eigenvalue of the GGN)"
-    return Claim(claim, said, exponent(law), verdict, ARTICLE)
+    return Claim(claim, said, exponent(law), verdict, *ARTICLE)
 
 
 def _one_curve(result: Scaling) -> Claim:
@@ -72,7 +74,7 @@ def _one_curve(result: Scaling) -> Claim:
         f"{law.variable}^{law.exponent:+.2f} [{law.low:+.2f}, {law.high:+.2f}]" for law in (n, d)
     )
     verdict = DIFFERS if apart else UNDECIDED
-    return Claim("one curve of λ_max serves N and D", "the same numbers", shown, verdict, ARTICLE)
+    return Claim("one curve of λ_max serves N and D", "the same numbers", shown, verdict, *ARTICLE)
 
 
 def _gradient(result: Scaling) -> Claim:
@@ -85,7 +87,7 @@ def _gradient(result: Scaling) -> Claim:
         f"within a factor of {NEAR:g}",
         shown,
         AGREES if near else DIFFERS,
-        ARTICLE,
+        *ARTICLE,
     )
 
 
@@ -94,7 +96,7 @@ def _gauss_newton(result: Scaling) -> Claim:
     shown = f"‖H − GGN‖_F/‖H‖_F from {gap.min():.2f} to {gap.max():.2f}, median {np.median(gap):.2f}"
     verdict = AGREES if gap.max() <= SMALL else DIFFERS
     return Claim(
-        "the Gauss–Newton part stands for the Hessian", f"at most {SMALL:g}", shown, verdict, PRECURSOR
+        "the Gauss–Newton part stands for the Hessian", f"at most {SMALL:g}", shown, verdict, *PRECURSOR
     )
 
 
@@ -111,7 +113,7 @@ def _formula(result: Scaling) -> Claim:
         f"{said:.0f}",
         shown,
         AGREES if inside else DIFFERS,
-        ARTICLE,
+        *ARTICLE,
     )
 
 
@@ -121,9 +123,9 @@ def _exact_law(result: Scaling) -> Claim:
     ratios = np.array([n.rms**2 * n.k * (n.k + 1) / n.variance for n in checked])
     claim, said = "E(L_{k+1} − L_k)² = Var/(k(k+1)), on fresh data", "measured / predicted = 1"
     if len(ratios) < 2:
-        return Claim(claim, said, "too few fresh sequences", UNDECIDED, OURS)
+        return Claim(claim, said, "too few fresh sequences", UNDECIDED, *OURS)
     half = student(len(ratios) - 1) * ratios.std(ddof=1) / math.sqrt(len(ratios))
     mean = float(ratios.mean())
     right = sum(bool(n.right) for n in checked)
     shown = f"{mean:.3f} [{mean - half:.3f}, {mean + half:.3f}]; within τ in {right} of {len(checked)} cells"
-    return Claim(claim, said, shown, AGREES if abs(mean - 1) <= half else DIFFERS, OURS)
+    return Claim(claim, said, shown, AGREES if abs(mean - 1) <= half else DIFFERS, *OURS)

@@ -8,6 +8,7 @@ import numpy as np
 
 from curvescope.studies.scaling.quantities import QUANTITIES, VARIABLES
 from curvescope.viz.blocks import PALETTE
+from curvescope.viz.ticks import plain_numbers
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -56,8 +57,9 @@ def _panel(ax: Axes, result: Scaling, quantity: str, variable: str) -> None:
     ax.set(xscale="log", yscale="log", xlabel=f"{variable}, {VARIABLES[variable]}")
     ax.set_xticks(np.unique(x), [_short(value) for value in np.unique(x)], fontsize=8)
     ax.set_xticks([], minor=True)
+    plain_numbers(ax)
     ax.tick_params(axis="y", which="both", labelsize=7)
-    title = f"{QUANTITIES[quantity].symbol} ∝ {variable}^{law.exponent:+.2f}"
+    title = f"{QUANTITIES[quantity].symbol} ∝ {variable}$^{{{law.exponent:+.2f}}}$"
     ax.set_title(f"{title}\n[{law.low:+.2f}, {law.high:+.2f}]", fontsize=9, loc="left")
     _plain(ax)
 
@@ -110,8 +112,9 @@ def _needed(result: Scaling) -> Figure:
     left.set(xscale="log", yscale="log", xlabel="D, tokens trained on", ylabel="k, sequences")
     left.set_title(f"needed for τ = {result.cells[0].needed.tolerance:g} nats", fontsize=10, loc="left")
     left.legend(fontsize=8, frameon=False)
+    plain_numbers(left)
     right.axhline(1, color="0.4", lw=0.8)
-    right.set(xscale="log", xlabel="D, tokens trained on", ylabel="rms of L_{k+1} − L_k over τ")
+    right.set(xscale="log", xlabel="D, tokens trained on", ylabel="rms of L$_{k+1}$ − L$_k$ over τ")
     right.set_title("checked on fresh sequences", fontsize=10, loc="left")
     _plain(left)
     _plain(right)

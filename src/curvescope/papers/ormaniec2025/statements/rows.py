@@ -23,6 +23,7 @@ SLOPE = "holds as a slope for small scores, as a bound beyond"
 CORRECTED = "holds with a correction"
 FAILS = "fails"
 VERDICTS = (HOLDS, SLOPE, CORRECTED, FAILS)
+OURS = "ours"  # where a statement stands that is not of the paper
 
 STEP = 1.001  # of the difference that gives a local slope
 Slopes = dict[tuple[Pair, Half], float]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from curvescope.core.progress import Progress
 from curvescope.papers.claims import Claim
 from curvescope.papers.ormaniec2025.statements import data, depth, softmax, weights
-from curvescope.papers.ormaniec2025.statements.rows import FAILS, VERDICTS, Group
+from curvescope.papers.ormaniec2025.statements.rows import FAILS, OURS, VERDICTS, Group
 from curvescope.papers.setting import FigureConfig
 from curvescope.runs.shown import Line, Shown
 from curvescope.runs.work import Piece, State, work_through
@@ -49,11 +49,14 @@ class Statements(Shown):
             worst = max(counts, key=VERDICTS.index)
             found.append(Claim(group.title, f"{len(group.rows)} statements", words, worst))
         return found + [
-            Claim(row.statement, f"{row.claimed:g}", f"{row.measured:.3g}", row.verdict)
+            Claim(
+                row.statement, f"{row.claimed:g}", f"{row.measured:.3g}", row.verdict, row.where,
+                "ours" if row.where == OURS else "paper",
+            )
             for group in self.groups.values()
             for row in group.rows
             if row.verdict == FAILS
-        ]
+        ]  # fmt: skip
 
     def summary(self) -> list[Line]:
         """The numbers to look at first: label, value, words."""

@@ -6,10 +6,10 @@ All of it is the study `full_hessian`; here are its settings for the two profile
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from curvescope.core.config import setting
 from curvescope.core.progress import Progress
+from curvescope.data.tasks.pictures import PICTURES, check_pictures
 from curvescope.papers.setting import FigureConfig
 from curvescope.runs.study import Study
 from curvescope.runs.work import State
@@ -27,14 +27,18 @@ class Config(FigureConfig):
 
     seeds: int | None = setting(None, "networks that are trained; 3 in the profile quick, 5 in full")
     steps: int = setting(1000, "of training")
-    data: Literal["digits", "mnist", "cifar100"] = setting(
-        "digits", "pictures; the paper's are mnist, read through the package datasets"
+    pictures: str = setting(
+        "digits", f"one of {', '.join(PICTURES)}, or a folder; the paper's are mnist, by the package datasets"
     )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_pictures(self.pictures)
 
     @property
     def study(self) -> full_hessian.Config:
         """The settings of the study."""
-        own = {"data": self.data, "steps": self.steps, "device": self.device}
+        own = {"data": self.pictures, "steps": self.steps, "device": self.device}
         own |= QUICK if self.profile == "quick" else {}
         own |= {} if self.seeds is None else {"seeds": self.seeds}
         return full_hessian.Config.from_dict(own)

@@ -1,7 +1,7 @@
-"""|L_{k+1} − L_k| as the sample grows (E4, E5, E7, E8 and the follow-up), beside the control that it needs.
+"""|L_{k+1} − L_k| as the sample grows (E4, E5 and the follow-up), beside the control that it needs.
 
-The published curves are of other models and data (ViTs on CIFAR-100, LoRA on MNIST): what is compared here is
-the law and its exponent, on any model, not their heights.
+What is compared here is the law and its exponent, on any model; the published curves with their own kinds of
+networks (ViTs on CIFAR-100, LoRA on MNIST, fully connected ones) are the figure `convergence`.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ class Config(FigureConfig):
     """quick: 512 sequences in 200 orders; full: 4,096 in 1,000."""
 
     model: str = setting("tiny-gpt", "a bundled name, a folder, a hub id, a checkpoint or a TOML file")
-    data: str = setting("python-stdlib", "a corpus, a file, a folder, or task:NAME")
+    text: str = setting("python-stdlib", "what the model reads: a corpus, a file, a folder, or task:NAME")
     seed: int = setting(0, "of the sample of the data and of all probes")
 
     def of_study(self) -> landscape.Config:
         """The settings of the study."""
         return landscape.Config(
             model=self.model,
-            data=self.data,
+            data=self.text,
             tokens=TOKENS[self.profile],
             num_orders=ORDERS[self.profile],
             device=self.device,

@@ -9,14 +9,15 @@ import numpy as np
 from curvescope.papers.claims import Claim
 from curvescope.papers.petrov2025.propagation.slopes import exponent, interval, sigma_slope, with_and_without
 from curvescope.papers.petrov2025.propagation.variants import NORMS
+from curvescope.runs.shown import Origin
 from curvescope.studies.propagation.shares import HESSIAN
 
 if TYPE_CHECKING:
     from curvescope.papers.petrov2025.propagation.study import Spectrum, Sweeps
 
 HOLDS, FAILS, OPEN = "holds", "fails", "not decided"
-ARTICLE = "article"
-OURS = "our sentence on a part that the article's table names"
+ARTICLE: Origin = ("article", "article")
+OURS: Origin = ("ours, on a part that the article's table names", "ours")
 ROUNDING = 1e-12
 
 
@@ -55,7 +56,7 @@ def _zero_blocks(spectra: list[Spectrum]) -> Claim:
         f"{zero} of {pairs} pairs of blocks are zero, {keys} of them with a key bias, which no output sees"
     )
     verdict = HOLDS if zero - keys > 0.1 * pairs else FAILS
-    return Claim("the Hessian of a block has many zero blocks", "many", measured, verdict, ARTICLE)
+    return Claim("the Hessian of a block has many zero blocks", "many", measured, verdict, *ARTICLE)
 
 
 def _dominance(spectra: list[Spectrum]) -> Claim:
@@ -63,14 +64,14 @@ def _dominance(spectra: list[Spectrum]) -> Claim:
     mean, low, high = interval(shares)
     measured = f"diagonal blocks hold {100 * mean:.0f} % of ‖H‖² ({100 * low:.0f} to {100 * high:.0f})"
     verdict = HOLDS if low > 0.5 else FAILS if high < 0.5 else OPEN
-    return Claim("diagonal blocks dominate", "dominance", measured, verdict, ARTICLE)
+    return Claim("diagonal blocks dominate", "dominance", measured, verdict, *ARTICLE)
 
 
 def _bounded(result: Sweeps) -> Claim:
     mean, low, high = sigma_slope(result)
     measured = f"the norm's own source grows as σ^{mean:.2f} ({low:.2f} to {high:.2f}); theory −2"
     verdict = FAILS if high < -0.5 else HOLDS if low > -0.1 else OPEN
-    return Claim("LayerNorm keeps curvature bounded", "bounded", measured, verdict, ARTICLE)
+    return Claim("LayerNorm keeps curvature bounded", "bounded", measured, verdict, *ARTICLE)
 
 
 def _grows(result: Sweeps, norm: str) -> Claim:
@@ -78,7 +79,7 @@ def _grows(result: Sweeps, norm: str) -> Claim:
     measured = f"‖H‖ ∝ depth^{mean:.2f} ({low:.2f} to {high:.2f}) at initialisation"
     verdict = HOLDS if low > 0 else FAILS if high < 0 else OPEN
     return Claim(
-        f"the norm of the Hessian grows with depth, norms {norm}", "grows", measured, verdict, ARTICLE
+        f"the norm of the Hessian grows with depth, norms {norm}", "grows", measured, verdict, *ARTICLE
     )
 
 
@@ -95,7 +96,7 @@ def _pre_norm(result: Sweeps) -> Claim:
         f"λ_max of pre- over post-norm: {ratios.min():.2g} to {ratios.max():.2g} at depths {result.depths}"
     )
     verdict = HOLDS if ratios.max() < 1 else FAILS if ratios.min() > 1 else OPEN
-    return Claim("pre-norm has less curvature than post-norm", "use pre-norm", measured, verdict, ARTICLE)
+    return Claim("pre-norm has less curvature than post-norm", "use pre-norm", measured, verdict, *ARTICLE)
 
 
 def _component(result: Sweeps, name: str, words: str) -> Claim:
@@ -108,7 +109,7 @@ def _component(result: Sweeps, name: str, words: str) -> Claim:
     lowers = "lower" in words
     right = all(low > 1 if lowers else high < 1 for _, low, high in found.values())
     wrong = all(high < 1 if lowers else low > 1 for _, low, high in found.values())
-    return Claim(words, "named in a table", measured, HOLDS if right else FAILS if wrong else OPEN, OURS)
+    return Claim(words, "named in a table", measured, HOLDS if right else FAILS if wrong else OPEN, *OURS)
 
 
 def _adds_up(result: Sweeps) -> Claim:

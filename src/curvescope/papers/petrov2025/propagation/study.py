@@ -112,17 +112,22 @@ def run(cfg: Config, *, progress: Progress | None = None, state: State | None = 
         variants.by_depth(cfg.depths, cfg.count) | variants.by_width(cfg.count) | variants.by_sigma(cfg.count)
     )
     written = variants.by_component(cfg.steps, cfg.count)
-    pieces = [Piece(name, partial(_measure, variant)) for name, variant in models.items()]
+    pieces = [
+        Piece(name, partial(_measure, variant, ends=not name.startswith("sigma.")))
+        for name, variant in models.items()
+    ]
     pieces += [Piece(name, partial(_write_out, variant)) for name, variant in written.items()]
     pieces += [Piece(f"training.{name}", partial(_checkpoint, name, cfg)) for name in REVISIONS]
     found = work_through(pieces, progress=progress, state=state)
     return _result(cfg, found, [*models, *(f"training.{name}" for name in REVISIONS)], list(written))
 
 
-def _measure(variant: variants.Variant) -> Propagation:
+def _measure(variant: variants.Variant, *, ends: bool = True) -> Propagation:
+    """Shares of all sources, and where asked for the ends of the spectra of H and the GGN."""
     cfg = propagation.Config(
-        num_probes=6, num_steps=12, eigenvalues=("H", "GGN"), num_map_probes=0, max_exact=0, seed=variant.seed
-    )
+        num_probes=6, num_steps=12, eigenvalues=("H", "GGN") if ends else (), num_map_probes=0, max_exact=0,
+        seed=variant.seed,
+    )  # fmt: skip
     return propagation.measure(variant.problem(), cfg, [])
 
 
