@@ -21,7 +21,7 @@ from oracles import normal
 SMALL = exact_spectra.Config(
     head_size=3, num_seeds=2, num_draws=3, num_rung_draws=2, bundled_tokens=0, seed=1
 )
-LONG = ("+ norms", "+ feed-forward", "+ depth 2")  # the rung of tokens has all of it
+LONG = ("+ norms", "+ feed-forward", "+ depth 2", "+ tokens, cross-entropy")
 
 
 @pytest.fixture(scope="module")
@@ -109,6 +109,18 @@ def test_pairs_are_exact_where_they_must_be_and_nowhere_else(result: exact_spect
     assert not found.of(ladder.CONTROL, ladder.EXACT).any()
     skipped, plain = (found.of(rung, ladder.ALL) for rung in ("+ skip", "d = 4, two heads"))
     np.testing.assert_allclose(skipped, plain)  # a skip around one layer is no function of its weights
+
+
+def test_the_last_rung_reads_tokens_and_has_cross_entropy():
+    drawn = ladder.rungs()["+ tokens, cross-entropy"](3, 0)
+    f, losses = drawn.outputs(drawn.theta), drawn.loss(drawn.outputs(drawn.theta))
+    assert f.shape == (3, ladder.NUM_TOKENS * ladder.VOCABULARY)
+    alone = drawn.outputs(drawn.theta[[1, 1, 1]])[1]
+    torch.testing.assert_close(alone, f[1])
+    uniform = drawn.loss(torch.zeros_like(f))
+    np.testing.assert_allclose(uniform, np.log(ladder.VOCABULARY))
+    assert losses.shape == (3,)
+    assert int(drawn.query_key.sum()) == 2 * 2 * 16
 
 
 def test_sweeps_are_exact_spectra_of_what_they_say(result: exact_spectra.ExactSpectra):

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from curvescope.studies.exact_spectra import gauss_newton, ladder, sweeps
+from curvescope.studies.exact_spectra import ladder, sweeps
 from curvescope.viz.blocks import PALETTE
 
 if TYPE_CHECKING:
@@ -116,20 +116,20 @@ def _horizontal(ax: Axes, varied: str) -> None:
 def _gaps(result: ExactSpectra) -> Figure:
     """For each match a panel: gaps over the weights' scale, a pair of lines for each residual."""
     found = result.gaps.differences()
-    matches = list(dict.fromkeys(match for match, _, _ in found))
+    matches, scales, residuals = (list(dict.fromkeys(column)) for column in zip(*found, strict=True))
     figure, axes = _panels(1, len(matches), size=(11.5, 4.0), sharey=True, squeeze=False)
     counts = dict(zip(result.gaps.match, result.gaps.num_parameters, strict=True))
     for ax, match in zip(axes[0], matches, strict=True):
-        for residual, style in zip(gauss_newton.RESIDUALS, ("o:", "o--", "o-"), strict=True):
-            rows = [(scale, found[match, scale, residual]) for scale in gauss_newton.SCALES]
+        for residual, style in zip(residuals, ("o:", "o--", "o-"), strict=False):
+            rows = [found[match, scale, residual] for scale in scales]
             for kind, (colour, name) in enumerate(((PALETTE[1], "attention"), (PALETTE[0], "MLP"))):
-                scales = np.array([scale for scale, _ in rows]) * (1.03 if kind else 0.97)
-                middle, low, high = np.array([one[kind] for _, one in rows]).T
+                x = np.array(scales) * (1.03 if kind else 0.97)
+                middle, low, high = np.array([one[kind] for one in rows]).T
                 error, label = [middle - low, high - middle], f"{name}, ρ = {residual:g}"
-                ax.errorbar(scales, middle, error, fmt=style, color=colour, ms=4, lw=1.2, label=label)
+                ax.errorbar(x, middle, error, fmt=style, color=colour, ms=4, lw=1.2, label=label)
         ax.set_xscale("log")
         ax.set_yscale("log")
-        ax.set_xticks(gauss_newton.SCALES, [f"{one:g}" for one in gauss_newton.SCALES])
+        ax.set_xticks(scales, [f"{one:g}" for one in scales])
         ax.minorticks_off()
         ax.set_title(f"{match}: {counts[match]} parameters each", fontsize=10, loc="left")
         ax.set_xlabel("scale of the weights", fontsize=9)

@@ -67,8 +67,8 @@ def captions(result: ExactSpectra) -> dict[str, str]:
         "condition": f"Condition number max |λ| / min |λ| over eigenvalues that are not zero. {base}",
         "ggn_gap": "Relative error of λ_max if the GGN is taken for the Hessian, for attention and a ReLU "
         f"MLP of as many parameters at equal loss; medians over {draws} of weights and data with 95 % "
-        "intervals of the bootstrap. Targets are outputs plus ρ times normal numbers. `block` is a head and a "
-        "feed-forward layer with skip connections.",
+        "intervals of the bootstrap. Targets are outputs plus ρ times normal numbers. `block` is a head and "
+        "a feed-forward layer with skip connections.",
         "pairing": f"{formula} Outliers are the three largest eigenvalues of each sign that are not "
         "repeated. Exact pairs: the share of eigenvalues whose negative is one too, to 1e-9 of the largest. "
         "H_f is the functional part. An assumption less on each rung; medians over draws with intervals of "
