@@ -59,8 +59,8 @@ def test_verdicts_are_those_of_the_theory(measured: exact_spectra.ExactSpectra):
         assert found[name].verdict == verdict, found[name]
     assert found["λ_max of the GGN, scalars"].measured == "worse in 2 of 2 settings, better in 0"
     assert found["λ_max of the GGN and the loss"].verdict == rules.HOLDS
-    assert found["outliers of tiny-gpt, whole"].verdict == rules.CONDITIONS
-    assert found["outliers of tiny-gpt, whole"].measured.endswith("initial only")
+    assert found["outliers of tiny-gpt, one layer"].verdict == rules.CONDITIONS
+    assert found["outliers of tiny-gpt, one layer"].measured.endswith("initial only")
     for claim in found.values():
         assert claim.source in (rules.SLIDES, rules.OURS)
 

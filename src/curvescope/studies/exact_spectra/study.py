@@ -38,9 +38,9 @@ class Config(Settings):
     """How many draws. The defaults take under a minute on a CPU."""
 
     head_size: int = setting(8, "d_K of attention, and neurons of the two-layer networks")
-    num_seeds: int = setting(12, "draws of tokens and targets at every value that is varied")
-    num_draws: int = setting(60, "draws of weights and data where λ_max of H and the GGN are compared")
-    num_rung_draws: int = setting(20, "draws of weights and data on every rung of the pairing")
+    num_seeds: int = setting(8, "draws of tokens and targets at every value that is varied")
+    num_draws: int = setting(40, "draws of weights and data where λ_max of H and the GGN are compared")
+    num_rung_draws: int = setting(16, "draws of weights and data on every rung of the pairing")
     bundled_tokens: int = setting(64, "of the sample text, for the bundled model's rungs; 0: without them")
     seed: int = setting(0, "of the first draw; the others follow")
 
