@@ -155,8 +155,9 @@ def _pairing(result: ExactSpectra) -> Figure:
             y = height + 0.15 * ((len(names) - 1) / 2 - i)
             short = name.removeprefix("exact pairs of ")
             value, low, high = (table[f"{name}{end}"].to_numpy() for end in ("", ", low", ", high"))
-            error, colour = [value - low, high - value], colours[short]
-            ax.errorbar(value, y, xerr=error, fmt="o", ms=4, lw=1.2, color=colour, label=short)
+            there, colour = np.isfinite(value), colours[short]
+            error = np.array([value - low, high - value])[:, there]
+            ax.errorbar(value[there], y[there], xerr=error, fmt="o", ms=4, lw=1.2, color=colour, label=short)
         ax.set_xlim(-0.03, 1.03)
         ax.set_xlabel(label, fontsize=9)
         ax.set_yticks(height, list(table["rung"]), fontsize=8)
