@@ -154,6 +154,32 @@ def test_several_heads_and_a_loss_that_couples_all_tokens():
     check_vectors(found, H)
 
 
+@pytest.mark.parametrize("kind", ["by key", "by pair", "causal"])
+def test_a_bias_of_the_scores_changes_no_formula(kind):
+    source = generator(17)
+    xs, ys = ([normal(source, n) for n in (4, 6)] for _ in range(2))
+    w_Q, w_K, w_V = normal(source, 2, 3), normal(source, 2, 3), normal(source, 2)
+    biases = [normal(source, n) if kind == "by key" else normal(source, n, n) for n in (4, 6)]
+    if kind == "causal":
+        hidden = [torch.ones(n, n).triu(1).bool() for n in (4, 6)]
+        biases = [b.masked_fill(h, -torch.inf) for b, h in zip(biases, hidden, strict=True)]
+
+    def loss(w_Q, w_K, w_V):
+        total = []
+        for x, y, bias in zip(xs, ys, biases, strict=True):
+            scores = (w_Q * w_K).sum(-1)[:, None, None] * x[:, None] * x / 3**0.5 + bias
+            total.append((((w_V[:, None] * (torch.softmax(scores, 2) @ x)).sum(0) - y) ** 2).mean())
+        return torch.stack(total).mean()
+
+    found = attention_1d_spectrum(xs, w_Q, w_K, w_V, targets=ys, score_bias=biases, eigenvectors=True)
+    H = dense(loss, w_Q, w_K, w_V)
+    assert relative_error(found, H) < 1e-12
+    check_vectors(found, H)
+    f = attention_1d_outputs(xs, w_Q, w_K, w_V, score_bias=biases)
+    each = ((f - torch.cat(ys)) ** 2).split([4, 6])
+    torch.testing.assert_close(sum(e.mean() for e in each) / 2, loss(w_Q, w_K, w_V))
+
+
 def test_nullity_and_outliers_at_a_critical_point():
     """ℓ_a = ℓ_v = 0 at a positive loss: nullity 2 d_K − 1, and a quadratic gives the other two."""
     source = generator(5)
@@ -339,6 +365,9 @@ def test_wrong_calls_say_what_was_expected():
         attention_1d_spectrum(x, x, x, x[0], targets=torch.ones(2))
     with pytest.raises(ShapeError, match=r"\(h, d_K\)"):
         attention_1d_spectrum(x, x, torch.ones(2), x[0], targets=x)
+    for bias, words in ((torch.ones(2), r"bias \(3,\) or \(3, 3\)"), ([x, x], "each of 1 sequences, got 2")):
+        with pytest.raises(ShapeError, match=words):
+            attention_1d_spectrum(x, x, x, x[0], targets=x, score_bias=bias)
     with pytest.raises(UsageError, match="kink"):
         two_layer_relu_spectrum(torch.zeros(2), torch.ones(2), x, targets=x)
     with pytest.raises(ShapeError, match="square Hessian"):

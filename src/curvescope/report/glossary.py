@@ -176,6 +176,23 @@ TERMS = (
         ("ξ_21", "Φ_VQ"),
     ),
     Term(
+        "bulk, outliers",
+        "eigenvalues that are repeated, ±b of attention on scalars; outliers are the rest, or the three "
+        "largest of each sign.",
+        ("bulk", "outliers"),
+    ),
+    Term(
+        "pairing, P",
+        "1 − Σ|p − n| / Σ(p + n) over positive eigenvalues p and sizes n of negative ones, both descending: "
+        "1 for a symmetric spectrum, 0 for one of one sign.",
+        ("pairing", "Pairing"),
+    ),
+    Term(
+        "condition number",
+        "max |λ| / min |λ| over the eigenvalues that are not zero.",
+        ("condition number", "Condition number", "condition"),
+    ),
+    Term(
         "QK, VO",
         "a head's two circuits: W_QK = W_Q W_Kᵀ says what a query looks for, W_VO = W_V W_O what is written "
         "where it looks.",

@@ -12,6 +12,7 @@ STUDIES = {
     "propagation": "where curvature comes from: the Hessian, split by norm, attention and feed-forward",
     "scaling": "loss and curvature over model size and data size: which power laws a trained grid supports",
     "bounds": "true norms of Hessians next to published and corrected bounds, and where a bound is none",
+    "exact_spectra": "spectra in closed form: bulk, outliers, how they move, GGN against H, ±λ pairs",
     "full_hessian": "every entry of the Hessian of a one-block ViT, before and after training, over seeds",
     "hvp": "what a product costs: time in gradients, memory and error of our engines and other libraries",
     "embeddings": "lengths and attainable logits of tokens, how near the embedding is to its normalised form",

@@ -52,14 +52,21 @@ class SpectrumOptions(TypedDict, total=False):
 
 
 def attention_1d_outputs(
-    xs: Samples, w_Q: Tensor, w_K: Tensor, w_V: Tensor, *, scale: float | None = None
+    xs: Samples,
+    w_Q: Tensor,
+    w_K: Tensor,
+    w_V: Tensor,
+    *,
+    scale: float | None = None,
+    score_bias: Samples | None = None,
 ) -> Tensor:
     """Outputs f_i = Σ_h w_V^h Σ_j A^h_ij x_j of one-dimensional self-attention, samples end to end: (N,).
 
-    The logits are a_h x_i x_j, a_h = s ⟨w_Q^h, w_K^h⟩. Shapes as in `attention_1d_spectrum`.
+    The logits are a_h x_i x_j + β_ij, a_h = s ⟨w_Q^h, w_K^h⟩. Shapes as in `attention_1d_spectrum`.
     """
     w_Q, w_K, w_V, s = _heads(w_Q, w_K, w_V, scale)
-    mean, _, _ = _moments_1d(_samples(xs), s * (w_Q * w_K).sum(1))
+    samples = _samples(xs)
+    mean, _, _ = _moments_1d(samples, s * (w_Q * w_K).sum(1), _biases(samples, score_bias))
     return w_V @ mean
 
 
@@ -70,13 +77,14 @@ def attention_1d_spectrum(
     w_V: Tensor,
     *,
     scale: float | None = None,
+    score_bias: Samples | None = None,
     **options: Unpack[SpectrumOptions],
 ) -> ExactSpectrum:
     """Spectrum of self-attention on sequences of scalars, one or more heads, over (w_Q, w_K, w_V).
 
     One head: ±b of multiplicity d_K − 1, b = s ℓ_a, and three outliers (h heads: ±b_h each and 3h). The
     derivatives of an output are ∂f/∂a = w_V x_i Var_i, ∂²f/∂a² = w_V x_i² κ_i, with the variance and the
-    third central moment of x under A_i.
+    third central moment of x under A_i. A bias of the scores changes A and no formula.
 
     Args:
         xs: one sequence (L,), or several of any lengths.
@@ -84,11 +92,12 @@ def attention_1d_spectrum(
         w_K: as `w_Q`.
         w_V: a scalar, or (h,).
         scale: s; 1/√d_K by default.
+        score_bias: β added to the scores of all heads, for each sequence (L,), one number per key, or (L, L).
         **options: see `SpectrumOptions`; `targets` shaped as `xs`, or `G` and `B`.
     """
     w_Q, w_K, w_V, s = _heads(w_Q, w_K, w_V, scale)
     samples = _samples(xs)
-    moments = _moments_1d(samples, s * (w_Q * w_K).sum(1))
+    moments = _moments_1d(samples, s * (w_Q * w_K).sum(1), _biases(samples, score_bias))
     J, bend = _derivatives_1d(torch.cat(samples), w_V, moments)
     pairs = list(zip(w_Q, w_K, strict=True))
     found = _spectrum(w_V @ moments[0], samples, pairs, J, bend, scale=s, **options)
@@ -156,11 +165,25 @@ def _heads(
     return w_Q, w_K, w_V, w_Q.shape[1] ** -0.5 if scale is None else scale
 
 
-def _moments_1d(samples: list[Tensor], a: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _biases(samples: list[Tensor], score_bias: Samples | None) -> list[Tensor]:
+    """What is added to the scores of each sequence; zeros (L,) where nothing is given."""
+    if score_bias is None:
+        return [torch.zeros_like(x) for x in samples]
+    biases = [score_bias] if isinstance(score_bias, Tensor) else list(score_bias)
+    if len(biases) != len(samples):
+        raise ShapeError(f"expected a score bias for each of {len(samples)} sequences, got {len(biases)}")
+    for bias, x in zip(biases, samples, strict=True):
+        L = len(x)
+        if bias.shape not in ((L,), (L, L)):
+            raise ShapeError(f"expected a score bias ({L},) or ({L}, {L}), got {tuple(bias.shape)}")
+    return [bias.to(x) for bias, x in zip(biases, samples, strict=True)]
+
+
+def _moments_1d(samples: list[Tensor], a: Tensor, biases: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
     """Mean, variance and third central moment of x under each query's attention: (h, N) each."""
     found = []
-    for x in samples:
-        at = cumulants(torch.softmax(a[:, None, None] * x[:, None] * x, dim=2), x)
+    for x, bias in zip(samples, biases, strict=True):
+        at = cumulants(torch.softmax(a[:, None, None] * x[:, None] * x + bias, dim=2), x)
         found.append(torch.stack([at.mean, at.variance, at.third]))
     mean, variance, third = torch.cat(found, dim=2)
     return mean, variance, third

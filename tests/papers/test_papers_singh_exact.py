@@ -1,0 +1,116 @@
+"""The claims of singh2025 about exact spectra: verdicts come from the numbers, and are what theory says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from curvescope.papers import PAPERS, figures_of, find_figure
+from curvescope.papers.singh2025 import exact_spectra as figure
+from curvescope.papers.singh2025.exact_spectra import claims, pairs, rules, study
+from curvescope.studies import exact_spectra
+from curvescope.studies.exact_spectra import bundled, gauss_newton, ladder, sweeps
+from curvescope.studies.exact_spectra.cases import compare
+from curvescope.viz.interactive import scene
+
+KEPT = ("linear network", "ReLU network", "1-D attention", "d = 2, d_K = 8, W_O", "d = d_K = 4")
+EXPECTED = {
+    "spectrum of 1-D attention": rules.HOLDS,
+    "spectrum of linear network": rules.HOLDS,
+    "spectrum of ReLU network": rules.HOLDS,
+    "outlier activations": rules.HOLDS,
+    "a bias shrinks the bulk": rules.HOLDS,
+    "a bias grows the outliers": rules.CONDITIONS,
+    "the bulk is paired": rules.HOLDS,
+    "H_f is paired, linear network": rules.HOLDS,
+    "H_f is paired, ReLU network": rules.HOLDS,
+    "H_f is paired, 1-D attention": rules.FAILS,
+    "pairs survive d > 1": rules.CONDITIONS,
+    "exact pairs down the ladder": rules.HOLDS,
+}
+
+
+@pytest.fixture(scope="module")
+def measured() -> exact_spectra.ExactSpectra:
+    """Few draws; the last rung is written down."""
+    rungs = [ladder.climb(name, num_draws=4, seed=0) for name in (ladder.CONTROL, *KEPT)]
+    last = {name: [0.0, 0.1, 0.0] for name in ladder.QUANTITIES}
+    last[ladder.EXACT] = [0.0, 0.0, 0.0]
+    real = [
+        ladder.tagged(bundled.rung_name(revision, part), {ladder.OUTLIERS: [value]})
+        for part in bundled.PARTS
+        for revision, value in (("initial", 0.99), ("final", 0.5))
+    ]
+    return exact_spectra.ExactSpectra(
+        spectra=compare(0, d_K=3, num_tokens=4),
+        sweeps=sweeps.joined([sweeps.sweep(name, d_K=4, seeds=range(4)) for name in sweeps.AXES]),
+        gaps=gauss_newton.joined(
+            [gauss_newton.measure("scalars", 1.0, rho, num_draws=40, seed=0) for rho in (0.1, 1.0)]
+        ),
+        pairings=ladder.joined([*rungs, ladder.tagged(pairs.LAST, last), *real]),
+    )
+
+
+def test_verdicts_are_those_of_the_theory(measured: exact_spectra.ExactSpectra):
+    found = {claim.claim: claim for claim in claims.verdicts(measured)}
+    assert len(found) >= 25
+    for name, verdict in EXPECTED.items():
+        assert found[name].verdict == verdict, found[name]
+    assert found["λ_max of the GGN, scalars"].measured == "worse in 2 of 2 settings, better in 0"
+    assert found["λ_max of the GGN and the loss"].verdict == rules.HOLDS
+    assert found["outliers of tiny-gpt, one layer"].verdict == rules.CONDITIONS
+    assert found["outliers of tiny-gpt, one layer"].measured.endswith("initial only")
+    for claim in found.values():
+        assert claim.source in (rules.SLIDES, rules.OURS)
+
+
+def test_a_wrong_eigenvalue_fails(measured: exact_spectra.ExactSpectra):
+    spectra = measured.spectra
+    wrong = np.where(np.array(spectra.case) == "linear network, generic", 1.001, 1) * spectra.closed_form
+    found = claims.verdicts(replace(measured, spectra=replace(spectra, closed_form=wrong)))
+    assert [claim.verdict for claim in found[:3]] == [rules.HOLDS, rules.FAILS, rules.HOLDS]
+
+
+@pytest.mark.parametrize(("sign", "verdict"), [(1, rules.HOLDS), (-1, rules.FAILS)])
+def test_who_is_worse_is_read_from_the_draws(measured: exact_spectra.ExactSpectra, sign: int, verdict: str):
+    gaps = measured.gaps
+    worse = np.array(gaps.kind) == (gauss_newton.ATTENTION if sign > 0 else gauss_newton.MLP)
+    noise = np.random.default_rng(0).uniform(0.9, 1.1, len(worse))
+    moved = replace(gaps, ggn_lambda_max=gaps.lambda_max * (1 + np.where(worse, 0.5, 0.1) * noise))
+    found = {claim.claim: claim for claim in claims.verdicts(replace(measured, gaps=moved))}
+    assert found["λ_max of the GGN, scalars"].verdict == verdict
+
+
+def test_the_figure_shows_what_the_study_does(measured: exact_spectra.ExactSpectra, tmp_path):
+    result = figure.ClaimedSpectra(measured)
+    assert set(result.tables()) >= {"exact_spectra_spectra", "exact_spectra_sweeps", "exact_spectra_pairing"}
+    assert set(result.captions()) >= set(result.tables())
+    assert len(result.summary()) == len(result.claims())
+    again = figure.ClaimedSpectra.load(result.save(tmp_path))
+    assert again.claims() == result.claims()
+
+
+def test_figures_have_captions(measured: exact_spectra.ExactSpectra):
+    import matplotlib.pyplot as plt
+
+    result = figure.ClaimedSpectra(measured)
+    drawn = result.figures()
+    assert set(result.captions()) >= set(drawn)
+    assert len(drawn) == 5
+    for one in drawn.values():
+        scene(one)  # rungs without a number have no error bar
+        plt.close(one)
+
+
+def test_the_paper_is_found_and_its_profiles_differ(
+    measured: exact_spectra.ExactSpectra, monkeypatch: pytest.MonkeyPatch
+):
+    assert "singh2025" in PAPERS
+    assert "exact_spectra" in figures_of("singh2025")
+    assert find_figure("singh2025", "exact_spectra") is figure.STUDY
+    quick, full = study.PROFILES["quick"], study.PROFILES["full"]
+    assert full.num_draws > quick.num_draws
+    monkeypatch.setattr(exact_spectra, "run", lambda cfg, **_: measured if cfg == full else None)
+    assert figure.run(figure.Config(profile="full")).measured is measured
