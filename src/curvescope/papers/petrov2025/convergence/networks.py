@@ -63,8 +63,8 @@ def adapt(module: nn.Module, rank: int, *, seed: int) -> nn.Module:
         if names == ("weight",) and name.rpartition(".")[2] not in ADAPTED:
             continue
         for own in names:
-            W = getattr(part, own)
-            parametrize.register_parametrization(part, own, LowRank(*W.shape, rank, source))
+            rows, columns = getattr(part, own).shape
+            parametrize.register_parametrization(part, own, LowRank(rows, columns, rank, source))
     for name, parameter in module.named_parameters():
         if any(part in HEADS for part in name.split(".")) or name.rpartition(".")[2] in ("A", "B"):
             parameter.requires_grad_(True)
