@@ -1,4 +1,4 @@
-"""Distances between spectra: point masses against scipy, the sorted eigenvalues, and the theorem above them."""
+"""Distances between spectra: point masses against scipy, sorted eigenvalues, the theorem above them."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import math
 import numpy as np
 import pytest
 import torch
+from algorithms_known import uniform, with_spectrum
 from scipy.stats import wasserstein_distance
 
 import curvescope as cs
-from algorithms_known import uniform, with_spectrum
 from curvescope.algorithms.estimates.jackknife import jackknife, ratio_of_norms
 from curvescope.algorithms.spectra.wasserstein import point_distance, wasserstein
 from curvescope.core.operator import Matrix

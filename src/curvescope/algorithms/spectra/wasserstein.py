@@ -5,8 +5,8 @@ With F and G the shares of eigenvalues up to x,
     W₁ = ∫ |F(x) − G(x)| dx,
 
 the mean way that eigenvalues go when one spectrum is turned into the other: both sorted, Σ |λᵢ − μᵢ| / n. By
-Hoffman and Wielandt W₁ ≤ ‖A − B‖_F / √n for symmetric A and B. Between two quadratures, which are sums of point
-masses, it is a finite sum, computed as it stands and without broadening.
+Hoffman and Wielandt W₁ ≤ ‖A − B‖_F / √n for symmetric A and B. Between two quadratures, which are sums of
+point masses, it is a finite sum, computed as it stands and without broadening.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class SpectralDistance(Result):
     """W₁ between two spectra from the same probes.
 
     `low` and `high` hold the distance of the quadratures' expectations 95 times in 100. What finitely many
-    Lanczos steps leave open is `unresolved`: inside the outermost nodes the measures of the probes themselves are
-    at most that much nearer or farther. All errors of two exact spectra are zero.
+    Lanczos steps leave open is `unresolved`: inside the outermost nodes the measures of the probes themselves
+    are at most that much nearer or farther. All errors of two exact spectra are zero.
     """
 
     value: float
@@ -52,7 +52,7 @@ def wasserstein(p: SpectralDensity, q: SpectralDensity) -> SpectralDistance:
     count = counts.pop()
     rest = _unresolved(p) + _unresolved(q)
     if count == 1:
-        return SpectralDistance(value, *[math.nan] * 4, rest, 1)
+        return SpectralDistance(value, math.nan, math.nan, math.nan, math.nan, rest, 1)
     without = np.array([point_distance(*_pooled(p, i), *_pooled(q, i)) for i in range(count)])
     stderr, bias = (float(x) for x in jackknife(value, without))
     half, centre = student(count - 1) * stderr, max(value - bias, 0.0)
