@@ -34,6 +34,10 @@ PAPERS = {
         "'Closing the Curvature Gap' and the article around it: honest versions of all that was promised",
         "Closing the Curvature Gap. arXiv 2510.16927, 2025; its precursor: arXiv 2409.11995, 2024",
     ),
+    "singh2025": Paper(
+        "'Cracking the Hessian', slides: what they say about attention's spectrum and the GGN, measured",
+        "Sidak Pal Singh, Weronika Ormaniec, Thomas Hofmann: Cracking the Hessian. Slides, 2025",
+    ),
     "molina2023": Paper(
         "the geometry of 'Traveling Words' on any language model: norms, embeddings, heads, trajectories",
         "Raul Molina: Traveling Words: A Geometric Interpretation of Transformers. arXiv 2309.07315, 2023. "

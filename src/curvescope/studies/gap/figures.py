@@ -40,10 +40,10 @@ def _over_training(result: Gap) -> Figure:
     pairs = [result.pair(name) for name in result.checkpoints]
     x = np.arange(len(pairs))
     ticks = [f"{name}\nloss {pair.loss:.2f}" for name, pair in zip(result.checkpoints, pairs, strict=True)]
-    _line(axes[0][0], x, [pair.share() for pair in pairs], PALETTE[0], "all")
+    _line(axes[0][0], x, [pair.share() for pair in pairs], "0.2", "all", width=2.0)
     for i, block in enumerate(result.blocks[1:7], start=1):
         shares = [result.pair(name, block).share() for name in result.checkpoints]
-        _line(axes[0][0], x, shares, PALETTE[i % len(PALETTE)], block, width=0.8)
+        _line(axes[0][0], x, shares, f"C{i}", block, width=0.8)
     axes[0][0].set_title("functional share ‖H_f‖/‖H‖", fontsize=10, loc="left")
     axes[0][0].set_ylim(bottom=0)
     for i, (part, name) in enumerate(NAMES.items()):

@@ -50,9 +50,8 @@ class Draws(Result):
         K = self.gram.mean(axis=0)
         counts = 2 ** np.arange(int(math.log2(len(K))) + 1)
         single = np.trace(K) / len(K)
-        means = [
-            np.mean([K[i : i + c, i : i + c].mean() for i in range(0, len(K) - c + 1, c)]) for c in counts
-        ]
+        groups = [[slice(i, i + c) for i in range(0, len(K) - c + 1, c)] for c in counts]
+        means = [np.mean([K[group, group].mean() for group in some]) for some in groups]
         return counts, np.sqrt(np.array(means) / single)
 
 
