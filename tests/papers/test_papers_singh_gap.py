@@ -115,4 +115,4 @@ def test_words_tables_and_figures_are_complete():
     assert len(found.summary()) > 4
     assert find_figure("singh2025", "gap").Config is Config
     assert find_figure("singh2025", "norms").Config is norms.Config
-    assert norms.Config(profile="full").of_study().num_models == 200
+    assert norms.Config(profile="full").of_study().num_models == 300

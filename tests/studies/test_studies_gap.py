@@ -11,8 +11,9 @@ import torch
 import curvescope as cs
 import oracles
 from curvescope.studies import find, gap
+from curvescope.studies.checkpoints import checkpoint_names, load_checkpoints
 from curvescope.studies.gap.pair import ALL
-from curvescope.studies.gap.study import chosen_blocks, load_points
+from curvescope.studies.gap.study import chosen_blocks
 from curvescope.studies.gap.targets import measure_draws, with_targets
 
 WRITTEN = gap.Config(max_exact=500, num_draws=4, num_density_probes=2, blocks=("L*.W_V",))
@@ -160,7 +161,10 @@ def test_blocks_and_checkpoints_are_those_asked_for(case: cs.Problem):
     assert chosen_blocks(gap.Config(blocks=("L*.W_Q",)), both) == ["L*.W_Q"]
     with pytest.raises(cs.UsageError):
         chosen_blocks(gap.Config(blocks=("L9.*",)), case)
-    assert list(load_points(gap.Config())) == ["initial", "early", "middle", "final"]
-    assert list(load_points(gap.Config(checkpoints=("early",)))) == ["early"]
-    assert list(load_points(gap.Config(revision="middle"))) == ["middle"]
+    cfg = gap.Config()
+    assert checkpoint_names(cfg, ()) == ("initial", "early", "middle", "final")
+    assert list(load_checkpoints(gap.Config(revision="middle"), ())) == ["middle"]
+    assert checkpoint_names(gap.Config(model="elsewhere"), ()) == ("now",)
+    early = load_checkpoints(cfg, ("early",))["early"]
+    assert not torch.equal(early.parameters["E"], cs.load("tiny-gpt").parameters["E"])
     assert find("gap").Config is gap.Config

@@ -20,6 +20,7 @@ from curvescope.algorithms import SpectralDensity, spectral_density
 from curvescope.algorithms.blocks.probes import OwnProbes, own_probes
 from curvescope.algorithms.estimates.jackknife import ratio_of_norms
 from curvescope.algorithms.spectra.wasserstein import SpectralDistance, wasserstein
+from curvescope.core.operator import LinearOperator, Matrix
 from curvescope.core.result import Result
 from curvescope.operators import GGN, Functional, Hessian
 from curvescope.operators.base import CurvatureOperator
@@ -113,11 +114,10 @@ class Pair(Result):
 def measure_pair(problem: Problem, block: str, effort: Effort, *, keep: bool = False) -> Pair:
     """Measure one block, or "all"; `keep` the densities too."""
     patterns = () if block == ALL else (block,)
-    H, G, F = (kind(problem, *patterns) for kind in (Hessian, GGN, Functional))
-    size = H.shape[0]
-    how = {"num_probes": effort.num_probes, "max_exact": effort.max_exact, "seed": effort.seed}
+    size = problem.space(*patterns).size
     exact = size <= max(effort.max_exact, effort.num_probes + effort.num_steps)
-    how |= {"max_exact": size} if exact else {}
+    H, G, F = (_operator(kind(problem, *patterns), written=exact) for kind in (Hessian, GGN, Functional))
+    how = {"num_probes": effort.num_probes, "max_exact": size if exact else 0, "seed": effort.seed}
     densities = {}
     if effort.num_density_probes:
         densities = {"hessian": _density(H, effort, exact), "ggn": _density(G, effort, exact)}
@@ -133,7 +133,12 @@ def measure_pair(problem: Problem, block: str, effort: Effort, *, keep: bool = F
     )
 
 
-def _density(op: CurvatureOperator, effort: Effort, exact: bool) -> SpectralDensity:
+def _operator(op: CurvatureOperator, *, written: bool) -> LinearOperator:
+    """The operator itself, or its matrix, so that all that is asked of it takes its products once."""
+    return Matrix(op.dense(), symmetric=True, psd=op.psd) if written else op
+
+
+def _density(op: LinearOperator, effort: Effort, exact: bool) -> SpectralDensity:
     steps = op.shape[0] if exact else effort.num_density_steps
     return spectral_density(
         op, num_probes=effort.num_density_probes, num_steps=max(steps, 3), seed=effort.seed

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from curvescope.models.zoo.names import BUNDLED, REVISIONS
 from curvescope.problem import Problem
 from curvescope.runs.plan import Cost, Plan
+from curvescope.studies.checkpoints import checkpoint_names
 from curvescope.studies.gap.pair import ALL
 from curvescope.studies.gap.study import Config, chosen_blocks
 from curvescope.studies.gap.targets import KINDS
@@ -16,8 +16,7 @@ OF_BLOCK = 0.6  # of a product of the whole operator
 
 def cost(cfg: Config, problem: Problem) -> Cost:
     """Every block at every checkpoint, the whole model with other targets, and draws of targets."""
-    bundled = cfg.model in BUNDLED and cfg.revision is None
-    points = len(cfg.checkpoints) or (len(REVISIONS) if bundled else 1)
+    points = len(checkpoint_names(cfg, cfg.checkpoints))
     blocks = [problem.space(block).size for block in chosen_blocks(cfg, problem)]
     of_blocks = sum(_products(cfg, "", size) for size in blocks)
     whole = _products(cfg, ALL, problem.space().size)

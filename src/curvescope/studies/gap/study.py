@@ -8,29 +8,29 @@ data are the same for all. Pieces are stored in `state` as they are done.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import fnmatch
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
 from curvescope.core.config import as_tuples, at_least, setting
 from curvescope.core.progress import Progress
 from curvescope.models.model import Model
-from curvescope.models.zoo.names import BUNDLED, REVISIONS
 from curvescope.problem import Problem
 from curvescope.runs.contents import fingerprint
 from curvescope.runs.shown import Line, Shown
 from curvescope.runs.work import Finished, Piece, State, work_through
+from curvescope.studies.checkpoints import MEANING, load_checkpoints
 from curvescope.studies.gap import tables, words
 from curvescope.studies.gap.pair import ALL, Effort, Pair, measure_pair
 from curvescope.studies.gap.targets import KINDS, Draws, Kind, can_replace, measure_draws, with_targets
-from curvescope.studies.setting import ModelOnData, load_model, make_problem, notes_of
+from curvescope.studies.setting import ModelOnData, make_problem, notes_of
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
 ROLES = tuple(f"L*.W_{role}" for role in "QKVO12")
-HERE = "now"  # the checkpoint of a model that has no others
 
 
 @dataclass(frozen=True)
@@ -38,9 +38,7 @@ class Config(ModelOnData):
     """What to look at and how hard. The defaults take about a minute on a CPU."""
 
     tokens: int = setting(128, "of a text; labelled texts and images: ⌈tokens / seq_len⌉ of them")
-    checkpoints: tuple[str, ...] = setting(
-        (), "revisions of a bundled model, or folders of the same shape; by default all that are bundled"
-    )
+    checkpoints: tuple[str, ...] = setting((), MEANING)
     blocks: tuple[str, ...] = setting((), "globs, each a block of its own; by default L*.W_Q, … that exist")
     apart: bool = setting(False, "every block that a glob matches by itself, not all of them together")
     num_probes: int = setting(4, "random vectors of traces and norms")
@@ -110,25 +108,8 @@ def run(cfg: Config, *, progress: Progress | None = None, state: State | None = 
         state: finished pieces by name; filled as the study goes, used when it goes on.
     """
     problem = make_problem(cfg)
-    points = load_points(cfg)
+    points = load_checkpoints(cfg, cfg.checkpoints)
     return measure(problem, points, cfg, notes_of(cfg, problem), progress=progress, state=state)
-
-
-def load_points(cfg: Config) -> dict[str, Model]:
-    """The checkpoints by name, in their order; the model itself where there are none."""
-    names = cfg.checkpoints
-    if not names and cfg.model in BUNDLED and cfg.revision is None:
-        names = REVISIONS
-    if not names:
-        return {cfg.revision or HERE: load_model(cfg)}
-    bundled = cfg.model in BUNDLED
-    asked = {
-        name: replace(cfg, revision=name)
-        if bundled and name in REVISIONS
-        else replace(cfg, model=name, revision=None)
-        for name in dict.fromkeys(names)
-    }
-    return {name: load_model(one) for name, one in asked.items()}
 
 
 def measure(
@@ -175,16 +156,12 @@ def _target_pieces(cfg: Config, problem: Problem) -> list[Piece]:
 def chosen_blocks(cfg: Config, problem: Problem) -> list[str]:
     """The globs, or every block that they match."""
     there = list(problem.model.blocks)
-    globs = cfg.blocks or tuple(g for g in ROLES if _matches(g, there))
+    globs = cfg.blocks or tuple(g for g in ROLES if fnmatch.filter(there, g))
     for glob in globs:
         problem.space(glob)  # raises where it matches nothing
     if not cfg.apart:
         return list(dict.fromkeys(globs))
     return list(dict.fromkeys(block.name for glob in globs for block in problem.space(glob)))
-
-
-def _matches(glob: str, names: list[str]) -> bool:
-    return any(name.startswith("L") and name.endswith(glob.removeprefix("L*")) for name in names)
 
 
 def _piece(checkpoint: int, block: int) -> str:

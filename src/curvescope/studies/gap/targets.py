@@ -24,6 +24,7 @@ from curvescope.algorithms.estimates.jackknife import jackknife
 from curvescope.core.result import Result
 from curvescope.core.seeds import generator, probes
 from curvescope.data.batches import IGNORED, Batch
+from curvescope.losses import Loss
 from curvescope.operators import Functional
 from curvescope.problem import Problem
 
@@ -62,8 +63,9 @@ def _cross(K: np.ndarray) -> float:
 
 
 def can_replace(problem: Problem) -> bool:
-    """Whether targets are one tensor of classes or of real numbers, which can be drawn."""
-    return all(isinstance(batch.targets, Tensor) for batch in problem.batches)
+    """Whether targets are one tensor, of classes or real numbers, that the loss knows how to draw."""
+    known = type(problem.loss).sample_targets is not Loss.sample_targets
+    return known and all(isinstance(batch.targets, Tensor) for batch in problem.batches)
 
 
 def with_targets(problem: Problem, kind: Kind, *, seed: int, draw: int = 0) -> Problem:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 LABELS = {"pre": "with norms", "none": "without norms"}
 MARKS = "osD^v<>P*X"
+TICKS = (0.01, 0.03, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100)
 
 
 def draw(result: WeightNorms) -> dict[str, Figure]:
@@ -45,7 +46,7 @@ def _training(result: WeightNorms) -> Figure:
     for k, role in enumerate(roles):
         left.plot([], [], "-", color=f"C{k}", label=role)
     left.set(xlabel="spectral norm ‖W‖₂ of the block's weights", ylabel="λ_max of the block")
-    left.set_xscale("log")
+    _log_norms(left)
     left.set_yscale("log" if (tops > 0).all() else "symlog")
     left.legend(fontsize=7, frameon=False, ncols=2)
     names = {"within, all": "within.all", "pooled, all": "blocks.all"} | {r: f"blocks.{r}" for r in roles}
@@ -81,7 +82,7 @@ def _random(result: WeightNorms) -> Figure:
             one = result.correlation(norm, role, "spectral")
             label = f"{LABELS[norm]}: ρ = {one.words}"
             ax.plot(models.spectral[:, j], models.lambda_max, "o", ms=3.5, color=PALETTE[i], label=label)
-        ax.set_xscale("log")
+        _log_norms(ax)
         ax.set_yscale("log")
         ax.set_title(role, fontsize=10, loc="left")
         ax.legend(fontsize=7, frameon=False, loc="upper left")
@@ -91,6 +92,15 @@ def _random(result: WeightNorms) -> Figure:
     figure.supxlabel("spectral norm ‖W‖₂", fontsize=10)
     figure.supylabel("λ_max of the Hessian", fontsize=10)
     return figure
+
+
+def _log_norms(ax: Axes) -> None:
+    """A logarithmic axis of norms with a few plain numbers under it."""
+    low, high = ax.get_xlim()
+    ax.set_xscale("log")
+    ticks = [tick for tick in TICKS if low <= tick <= high]
+    ax.set_xticks(ticks, [f"{tick:g}" for tick in ticks], minor=False)
+    ax.minorticks_off()
 
 
 def _plain(ax: Axes) -> None:

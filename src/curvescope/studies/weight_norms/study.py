@@ -25,8 +25,7 @@ from curvescope.problem import Problem
 from curvescope.runs.contents import fingerprint
 from curvescope.runs.shown import Claim, Line, Shown
 from curvescope.runs.work import Piece, State, work_through
-from curvescope.studies import gap
-from curvescope.studies.gap.study import load_points
+from curvescope.studies.checkpoints import MEANING, load_checkpoints
 from curvescope.studies.setting import ModelOnData, make_problem, notes_of
 from curvescope.studies.weight_norms import claims, words
 from curvescope.studies.weight_norms.random_models import ROLES, RandomModels, measure_random
@@ -45,12 +44,10 @@ class Config(ModelOnData):
     """What to look at and how hard. The defaults take about a minute on a CPU."""
 
     tokens: int = setting(128, "of a text; labelled texts and images: ⌈tokens / seq_len⌉ of them")
-    checkpoints: tuple[str, ...] = setting(
-        (), "revisions of a bundled model, or folders of the same shape; by default all that are bundled"
-    )
+    checkpoints: tuple[str, ...] = setting((), MEANING)
     blocks: tuple[str, ...] = setting(("L*.W_*",), "globs: the weight matrices")
     num_steps: int = setting(8, "Lanczos steps for λ_max of a block")
-    num_models: int = setting(48, "random models with norms, and as many without; 0: none")
+    num_models: int = setting(96, "random models with norms, and as many without; 0: none")
     num_random_steps: int = setting(16, "Lanczos steps for λ_max of a random model")
     draws: int = setting(1000, "of the bootstrap")
 
@@ -119,7 +116,7 @@ def run(cfg: Config, *, progress: Progress | None = None, state: State | None = 
         state: finished pieces by name; filled as the study goes, used when it goes on.
     """
     problem = make_problem(cfg)
-    points = load_points(_as_gap(cfg))
+    points = load_checkpoints(cfg, cfg.checkpoints)
     blocks = _matrices(cfg, problem)
     pieces = [
         Piece(f"checkpoint{i}", partial(_trained, problem, model, blocks, cfg), f"blocks at {name}")
@@ -144,12 +141,6 @@ def run(cfg: Config, *, progress: Progress | None = None, state: State | None = 
         correlations=correlate(blocks, trained, random, draws=cfg.draws, seed=cfg.seed),
         notes=notes_of(cfg, problem),
     )
-
-
-def _as_gap(cfg: Config) -> gap.Config:
-    """Both studies find checkpoints alike."""
-    same = ("model", "revision", "data", "dtype", "device", "tokenizer", "checkpoints")
-    return gap.Config(**{name: getattr(cfg, name) for name in same})
 
 
 def _matrices(cfg: Config, problem: Problem) -> list[str]:

@@ -13,15 +13,15 @@ from curvescope.studies import weight_norms
 
 __all__ = ["STUDY", "Config", "run"]
 
-MODELS = {"quick": 48, "full": 200}
+MODELS = {"quick": 96, "full": 300}
 TOKENS = {"quick": 128, "full": 512}
 
 
 @dataclass(frozen=True)
 class Config(FigureConfig):
-    """quick: 48 random models with norms and as many without; full: 200 each, and more text."""
+    """quick: 96 random models with norms and as many without; full: 300 each, and more text."""
 
-    models: int = setting(0, "random models of each kind; 0: those of the profile, 48 and 200")
+    models: int = setting(0, "random models of each kind; 0: those of the profile, 96 and 300")
     seed: int = setting(0, "of the data and of everything random")
 
     def __post_init__(self) -> None:
