@@ -62,6 +62,21 @@ def test_the_bounds_of_few_steps_hold_for_every_probe():
     assert coarse.unresolved > 5 * fine.unresolved
 
 
+def test_fewer_steps_are_those_of_a_shorter_run():
+    """Nodes and weights hold the whole recurrence."""
+    A, B = with_spectrum(uniform(-1, 1, 80)), with_spectrum(np.r_[uniform(-0.4, 0.3, 79), 5.0], seed=5)
+    each = [
+        wasserstein(*(cs.spectral_density(M, num_probes=3, num_steps=steps) for M in (A, B)))
+        for steps in range(5, 11)
+    ]
+    values = [one.value for one in each]
+    assert math.isclose(each[-1].least, min(values), rel_tol=1e-9)
+    assert math.isclose(each[-1].most, max(values), rel_tol=1e-9)
+    assert each[-1].error >= max(abs(value - values[-1]) for value in values) > 0
+    exact = wasserstein(*(cs.spectral_density(M, num_steps=80) for M in (A, B)))
+    assert exact.error == 0
+
+
 def test_spectra_from_other_numbers_of_probes_are_refused():
     A = with_spectrum(uniform(-1, 1, 80))
     p, q = (cs.spectral_density(A, num_probes=count, num_steps=5) for count in (2, 3))

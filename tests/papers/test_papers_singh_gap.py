@@ -31,7 +31,8 @@ def probes(norm: float, top: float = 1.0) -> OwnProbes:
 def pair(*, gap: float, share: float, block: str = "all", loss: float = 1.0, distance: float = 0.1) -> Pair:
     """A block with these numbers; the distance in units of the root mean square eigenvalue."""
     unit = 1 / math.sqrt(4)
-    found = SpectralDistance(distance * unit, 0.0, 0.0, distance * unit, distance * unit, 0.0, 0)
+    w = distance * unit
+    found = SpectralDistance(w, 0.0, 0.0, w, w, w, w, 0.0, 0)
     return Pair(block, 4, loss, probes(1.0), probes(1.0, 1 - gap), probes(share), found, {})
 
 

@@ -79,7 +79,8 @@ def _blocks(result: Gap) -> Figure:
     for ax, values, options, title in zip(axes[0], (gaps, shares), limits, titles, strict=True):
         image = ax.imshow(np.ma.masked_invalid(values), aspect="auto", **options)
         for (i, j), value in np.ndenumerate(values):
-            dark = np.abs(image.norm(value) - (0.5 if options["vmin"] < 0 else 0.0)) > 0.4
+            depth = abs(2 * image.norm(value) - 1) if options["vmin"] < 0 else image.norm(value)
+            dark = depth > 0.6
             text = cell_text(float(value)) if np.isfinite(value) else "–"
             ax.text(j, i, text, ha="center", va="center", fontsize=8, color="white" if dark else "black")
         ax.set_xticks(range(len(result.checkpoints)), result.checkpoints, fontsize=8)

@@ -103,12 +103,15 @@ class Pair(Result):
         return Number(value, math.hypot(*errors) / abs(self.hessian.trace))
 
     def wasserstein(self) -> Number:
-        """W₁ in units of ρ, without its bias; nan where it was not asked for or there is no curvature."""
+        """W₁ in units of ρ, without its bias; nan where it was not asked for or there is no curvature.
+
+        The error is that over probes, and how far the last half of the Lanczos steps has moved it.
+        """
         d = self.distance
         if d is None or not self.scale > 0:
             return Number(math.nan, math.nan)
         value = d.value if math.isnan(d.bias) else max(d.value - d.bias, 0.0)
-        return Number(value / self.scale, d.stderr / self.scale)
+        return Number(value / self.scale, d.error / self.scale)
 
 
 def measure_pair(problem: Problem, block: str, effort: Effort, *, keep: bool = False) -> Pair:

@@ -52,7 +52,7 @@ def row(pair: Pair) -> dict[str, Any]:
     found |= dict(zip(("wasserstein", "wasserstein_error"), pair.wasserstein(), strict=True))
     if pair.distance is not None and pair.scale > 0:
         ends = {"low": pair.distance.low, "high": pair.distance.high}
-        ends["unresolved"] = pair.distance.unresolved
+        ends |= {name: getattr(pair.distance, name) for name in ("stderr", "least", "most", "unresolved")}
         found |= {f"wasserstein_{name}": value / pair.scale for name, value in ends.items()}
     return found | {"rms_eigenvalue_H": pair.scale, "method": "exact" if pair.hessian.exact else "probes"}
 

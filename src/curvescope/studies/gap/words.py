@@ -103,8 +103,9 @@ WHAT = (
     "the error, and the largest is below high 95 times in 100; λ max gap is 1 − λ_max(G)/λ_max(H). Traces "
     "and Frobenius norms with standard errors and 95 % intervals over probes; trace gap is tr H_f/tr H; "
     "functional share is ‖H_f‖/‖H‖. Wasserstein: W₁ between the spectra of H and G, in units of the root "
-    "mean square eigenvalue ‖H‖/√n, at most the functional share; its error is over probes, unresolved is "
-    "what the Lanczos steps may leave."
+    "mean square eigenvalue ‖H‖/√n, at most the functional share; its error is that over probes (stderr, "
+    "and a 95 % interval) and how far the last half of the Lanczos steps has moved it (from least to "
+    "most); unresolved bounds what they may leave open."
 )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -176,7 +176,7 @@ def correlate(
     seed: int,
 ) -> dict[str, Correlation]:
     """All rank correlations: over training by role, pooled and within blocks; over random models by role."""
-    how = {"draws": draws, "seed": seed}
+    how: dict[str, Any] = {"draws": draws, "seed": seed}
     roles = np.array([name.rpartition(".")[2] for name in blocks] * len(trained))
     group = np.tile(np.arange(len(blocks)), len(trained))
     found = {}
