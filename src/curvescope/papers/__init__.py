@@ -35,7 +35,7 @@ PAPERS = {
         "Closing the Curvature Gap. arXiv 2510.16927, 2025; its precursor: arXiv 2409.11995, 2024",
     ),
     "singh2025": Paper(
-        "the statements of 'Cracking the Hessian' checked: exact spectra, Gauss–Newton matrices, pairs",
+        "the statements of 'Cracking the Hessian' checked: exact spectra, the GGN, norms of weights, sinks",
         "Sidak Pal Singh, Weronika Ormaniec, Thomas Hofmann: Cracking the Hessian. Slides, 2025",
     ),
     "molina2023": Paper(

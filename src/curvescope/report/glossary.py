@@ -145,6 +145,29 @@ TERMS = (
         ("‖H − GGN‖_F",),
     ),
     Term(
+        "functional share",
+        "‖H_f‖_F/‖H‖_F: the functional part beside the whole Hessian. It may exceed 1, where GGN and "
+        "functional part take away from each other.",
+        ("functional share", "functional_share"),
+    ),
+    Term(
+        "λ_max gap",
+        "1 − λ_max(GGN)/λ_max(H): what the Gauss–Newton matrix misses of the largest eigenvalue; below "
+        "zero it has too much.",
+        ("λ_max gap", "lambda_max_gap"),
+    ),
+    Term(
+        "W₁, Wasserstein distance",
+        "∫ |F − G| over the shares of eigenvalues up to x: the mean way that eigenvalues go when one "
+        "spectrum is turned into another; here in units of the root mean square eigenvalue ‖H‖_F/√n.",
+        ("W₁", "Wasserstein", "wasserstein"),
+    ),
+    Term(
+        "ρ, rank correlation",
+        "Spearman's: 1 where one number always grows with another, −1 where it always falls, 0 for neither.",
+        ("Spearman", "rank correlation", "rank correlations", "spearman"),
+    ),
+    Term(
         "excess loss",
         "the held-out loss above the least possible one, that of the language that the data are from.",
         ("excess_loss", "L − L*"),

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from curvescope.algorithms.estimates.intervals import student
+from curvescope.algorithms.estimates.jackknife import jackknife
 from curvescope.algorithms.spectra.density import SpectralDensity
 from curvescope.core.errors import UsageError
 from curvescope.core.result import Result
@@ -95,11 +96,11 @@ def heterogeneity(densities: Mapping[str, SpectralDensity], *, width: float = WI
         whole, left_out = _pair(densities[names[a]], densities[names[b]], width, count)
         value[a, b] = value[b, a] = whole
         samples[:, a, b] = samples[:, b, a] = left_out
-    stderr, bias = _jackknife(value, samples)
+    stderr, bias = jackknife(value, samples)
     np.fill_diagonal(stderr, 0.0)
     np.fill_diagonal(bias, 0.0)
     upper = np.triu_indices(B, k=1)
-    mean_stderr, _ = _jackknife(value[upper].mean(), samples[:, upper[0], upper[1]].mean(axis=1))
+    mean_stderr, _ = jackknife(value[upper].mean(), samples[:, upper[0], upper[1]].mean(axis=1))
     mean = float(value[upper].mean())
     return Heterogeneity(names, value, stderr, bias, mean, float(mean_stderr), width, count)
 
@@ -146,13 +147,3 @@ def _relative_entropy(p: np.ndarray, m: np.ndarray) -> np.ndarray:
     """p log₂(p / m) at each point; zero where p is."""
     ratio = np.divide(p, m, out=np.ones_like(p), where=(p > 0) & (m > 0))
     return p * np.log2(ratio)
-
-
-def _jackknife(value: np.ndarray | float, samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Standard error and bias of `value` from the values without each probe, along the first axis."""
-    count = samples.shape[0]
-    mean = samples.mean(axis=0)
-    if count == 1:
-        return np.full_like(mean, np.nan), np.full_like(mean, np.nan)
-    stderr = np.sqrt((count - 1) / count * ((samples - mean) ** 2).sum(axis=0))
-    return stderr, (count - 1) * (mean - value)

@@ -1,0 +1,48 @@
+"""Does λ_max follow the norms of query and key weights? The study `weight_norms` with a paper's settings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from curvescope.core.config import at_least, setting
+from curvescope.core.progress import Progress
+from curvescope.papers.setting import FigureConfig
+from curvescope.runs.study import Study
+from curvescope.runs.work import State
+from curvescope.studies import weight_norms
+
+__all__ = ["STUDY", "Config", "run"]
+
+MODELS = {"quick": 96, "full": 300}
+TOKENS = {"quick": 128, "full": 512}
+
+
+@dataclass(frozen=True)
+class Config(FigureConfig):
+    """quick: 96 random models with norms and as many without; full: 300 each, and more text."""
+
+    models: int = setting(0, "random models of each kind; 0: those of the profile, 96 and 300")
+    seed: int = setting(0, "of the data and of everything random")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(self, 0, "models")
+
+    def of_study(self) -> weight_norms.Config:
+        """The settings of the study."""
+        return weight_norms.Config(
+            num_models=self.models or MODELS[self.profile],
+            tokens=TOKENS[self.profile],
+            device=self.device,
+            seed=self.seed,
+        )
+
+
+def run(
+    cfg: Config, *, progress: Progress | None = None, state: State | None = None
+) -> weight_norms.WeightNorms:
+    """The study with the settings of the profile."""
+    return weight_norms.run(cfg.of_study(), progress=progress, state=state)
+
+
+STUDY = Study(Config, run)

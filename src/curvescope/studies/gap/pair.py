@@ -1,0 +1,148 @@
+"""The Hessian and the GGN of one block side by side, and what is between them, the functional part.
+
+With H = G + H_f and n parameters, the numbers of a block are
+
+    λ_max(H), λ_max(G),   relative gap  1 − λ_max(G) / λ_max(H),
+    tr, ‖·‖_F of all three,   functional share  ‖H_f‖_F / ‖H‖_F,
+    W₁ between the spectra of H and G, in units of ρ = ‖H‖_F / √n, the root mean square eigenvalue of H.
+
+In that unit W₁ is at most the functional share (Hoffman and Wielandt). The functional part is computed
+directly: where it is small, a difference of two products would be rounding.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from curvescope.algorithms import SpectralDensity, spectral_density
+from curvescope.algorithms.blocks.probes import OwnProbes, own_probes
+from curvescope.algorithms.estimates.jackknife import ratio_of_norms
+from curvescope.algorithms.spectra.wasserstein import SpectralDistance, wasserstein
+from curvescope.core.operator import LinearOperator, Matrix
+from curvescope.core.result import Result
+from curvescope.operators import GGN, Functional, Hessian
+from curvescope.operators.base import CurvatureOperator
+from curvescope.problem import Problem
+
+ALL = "all"
+
+
+class Effort(NamedTuple):
+    """How hard a block is looked at."""
+
+    num_probes: int
+    num_steps: int
+    num_density_probes: int
+    num_density_steps: int
+    max_exact: int
+    seed: int
+
+
+class Number(NamedTuple):
+    """A value and its error; nan where it is not known."""
+
+    value: float
+    error: float
+
+
+@dataclass(frozen=True)
+class Pair(Result):
+    """H, G and H_f of one block at one point."""
+
+    block: str
+    size: int
+    loss: float
+    hessian: OwnProbes
+    ggn: OwnProbes
+    functional: OwnProbes
+    distance: SpectralDistance | None  # None without density probes
+    densities: dict[str, SpectralDensity]  # of H and G; empty where they are not kept
+
+    @property
+    def scale(self) -> float:
+        """ρ = ‖H‖_F / √n."""
+        return self.hessian.norm / math.sqrt(self.size)
+
+    def top(self, part: str) -> Number:
+        """λ_max of "hessian" or "ggn"; an eigenvalue lies within the error."""
+        ends = getattr(self, part).ends
+        return Number(float(ends.values[1]), float(ends.residuals[1]))
+
+    def gap(self) -> Number:
+        """1 − λ_max(G) / λ_max(H), its error that of both eigenvalues; nan unless λ_max(H) > 0."""
+        (h, h_error), (g, g_error) = self.top("hessian"), self.top("ggn")
+        if not h > 0:
+            return Number(math.nan, math.nan)
+        return Number(1 - g / h, (g_error + abs(g / h) * h_error) / h)
+
+    def gap_interval(self) -> tuple[float, float]:
+        """What holds the gap 95 times in 100 or nearly, from the bounds of both eigenvalues."""
+        h, g = self.hessian.ends, self.ggn.ends
+        assert h is not None
+        assert g is not None
+        if not h.values[1] > 0:
+            return math.nan, math.nan
+        return float(1 - g.high / h.values[1]), float(1 - g.values[1] / h.high)
+
+    def share(self) -> Number:
+        """‖H_f‖_F / ‖H‖_F, its error by leaving out one probe of each after the other; nan without H."""
+        if not self.hessian.norm > 0:
+            return Number(math.nan, math.nan)
+        if self.hessian.exact:
+            return Number(self.functional.norm / self.hessian.norm, 0.0)
+        return Number(*ratio_of_norms(self.functional.squared_samples, self.hessian.squared_samples))
+
+    def trace_gap(self) -> Number:
+        """tr H_f / tr H: the relative error of the GGN's trace; nan where tr H is zero."""
+        if self.hessian.trace == 0:
+            return Number(math.nan, math.nan)
+        value = self.functional.trace / self.hessian.trace
+        errors = self.functional.trace_stderr, value * self.hessian.trace_stderr
+        return Number(value, math.hypot(*errors) / abs(self.hessian.trace))
+
+    def wasserstein(self) -> Number:
+        """W₁ in units of ρ, without its bias; nan where it was not asked for or there is no curvature.
+
+        The error is that over probes, and how far the last half of the Lanczos steps has moved it.
+        """
+        d = self.distance
+        if d is None or not self.scale > 0:
+            return Number(math.nan, math.nan)
+        value = d.value if math.isnan(d.bias) else max(d.value - d.bias, 0.0)
+        return Number(value / self.scale, d.error / self.scale)
+
+
+def measure_pair(problem: Problem, block: str, effort: Effort, *, keep: bool = False) -> Pair:
+    """Measure one block, or "all"; `keep` the densities too."""
+    patterns = () if block == ALL else (block,)
+    size = problem.space(*patterns).size
+    exact = size <= max(effort.max_exact, effort.num_probes + effort.num_steps)
+    H, G, F = (_operator(kind(problem, *patterns), written=exact) for kind in (Hessian, GGN, Functional))
+    how = {"num_probes": effort.num_probes, "max_exact": size if exact else 0, "seed": effort.seed}
+    densities = {}
+    if effort.num_density_probes:
+        densities = {"hessian": _density(H, effort, exact), "ggn": _density(G, effort, exact)}
+    return Pair(
+        block=block,
+        size=size,
+        loss=problem.value(),
+        hessian=own_probes(H, num_steps=effort.num_steps, **how),
+        ggn=own_probes(G, num_steps=effort.num_steps, **how),
+        functional=own_probes(F, num_steps=0, **how),
+        distance=wasserstein(densities["hessian"], densities["ggn"]) if densities else None,
+        densities=densities if keep else {},
+    )
+
+
+def _operator(op: CurvatureOperator, *, written: bool) -> LinearOperator:
+    """The operator itself, or its matrix, so that all that is asked of it takes its products once."""
+    return Matrix(op.dense(), symmetric=True, psd=op.psd) if written else op
+
+
+def _density(op: LinearOperator, effort: Effort, exact: bool) -> SpectralDensity:
+    steps = op.shape[0] if exact else effort.num_density_steps
+    return spectral_density(
+        op, num_probes=effort.num_density_probes, num_steps=max(steps, 3), seed=effort.seed
+    )
