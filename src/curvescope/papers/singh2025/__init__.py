@@ -10,6 +10,7 @@ FIGURES = {
     "exact_spectra": "exact spectra of attention and two-layer networks: what moves them, what is paired",
     "gap": "how far the GGN is from the Hessian: Transformers and MLPs of one size, training, other targets",
     "norms": "λ_max against norms of weight matrices: rank correlations, over training and random models",
+    "sinks": "the spectrum as an attention sink grows, in six ways, on trained and untrained models",
 }
 MORE: dict[str, str] = {}
 """Figures that the slides do not have: made only when they are asked for."""

@@ -1,0 +1,197 @@
+"""Attention sinks: where a model has them, and how its spectrum moves as a sink grows.
+
+The sink is grown in several ways (`ways`), each at a few strengths, in the user's own module. On every text
+the Hessian's Lanczos runs from the same probes give both ends of the spectrum, its bulk and its outliers
+(`lines`), and differences from the unchanged model are paired by text and probe (`effects`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from curvescope.core.config import as_tuples, at_least, setting
+from curvescope.core.errors import UsageError
+from curvescope.core.numbers import plural
+from curvescope.core.progress import Progress
+from curvescope.data.batches import Batches
+from curvescope.problem import Problem
+from curvescope.runs.contents import fingerprint
+from curvescope.runs.shown import Line, Shown
+from curvescope.runs.work import Piece, State, work_through
+from curvescope.studies.setting import ModelOnData, make_problem, notes_of
+from curvescope.studies.sinks import tables, words
+from curvescope.studies.sinks.heads import Heads, find_sinks
+from curvescope.studies.sinks.moved import Blocks, Effort, Moved, measure_blocks, measure_moved
+from curvescope.studies.sinks.ways import HOWS, INSIDE, UNCHANGED, Way, possible, sink_token
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True)
+class Config(ModelOnData):
+    """What to grow and how hard to look. The defaults take under two minutes on two cores."""
+
+    tokens: int = setting(144, "of all texts together")
+    seq_len: int = setting(48, "tokens of one sequence")
+    texts: int = setting(3, "disjoint parts of the data, to see what holds on others of the kind")
+    hows: tuple[str, ...] = setting(tuple(HOWS), f"ways to grow a sink: {', '.join(HOWS)}")
+    biases: tuple[float, ...] = setting((1.0, 2.0, 4.0, 8.0), "strengths of bias")
+    strengths: tuple[float, ...] = setting(
+        (1.0, 4.0), "of key (× 1 + s), inserted (s tokens), softmax_one (weight s), activation (× 2^s)"
+    )
+    gates: tuple[float, ...] = setting((0.5, 0.9), "strengths of gated: 1 − g for a gate g on all heads")
+    token: int | None = setting(None, "id of an inserted token; by default the model's first, or a new line")
+    threshold: float = setting(0.2, "τ of outliers, of the largest |λ| of the unchanged model on a text")
+    num_probes: int = setting(5, "seeds: random vectors with a Lanczos run each, on every text")
+    num_steps: int = setting(10, "Lanczos steps of each, on the Hessian")
+    ggn_steps: int = setting(8, "Lanczos steps on the GGN, for its λ_max, from one vector")
+    block_steps: int = setting(8, "on groups of blocks, at the last strength of each way; 0: none")
+
+    def __post_init__(self) -> None:
+        as_tuples(self, "hows", "biases", "strengths", "gates")
+        super().__post_init__()
+        at_least(self, 1, "texts", "ggn_steps")
+        at_least(self, 2, "num_probes")
+        at_least(self, 4, "num_steps")
+        at_least(self, 0, "block_steps")
+        for how in self.hows:
+            if how not in HOWS:
+                raise UsageError(f"hows: expected some of {', '.join(HOWS)}, got {how!r}")
+        if not all(0 < gate <= 1 for gate in self.gates):
+            raise UsageError(f"gates: expected numbers above 0, up to 1, got {self.gates}")
+        if min(*self.biases, *self.strengths, 1) <= 0 or not 0 < self.threshold < 1:
+            raise UsageError("expected strengths above 0, and a threshold between 0 and 1")
+
+    @property
+    def ways(self) -> list[Way]:
+        """All of them, the strengths of each ascending; whole numbers of tokens are inserted."""
+        own = {"bias": self.biases, "gated": self.gates}
+        found = [Way(how, float(s)) for how in self.hows for s in sorted(own.get(how, self.strengths))]
+        return [way for way in found if way.how != "inserted" or way.strength == way.num_inserted]
+
+
+@dataclass(frozen=True)
+class Sinks(Shown):
+    """One model: its sinks, and its spectrum as they grow."""
+
+    model: str
+    data: str
+    loss_name: str
+    num_terms: list[float]  # of every text
+    num_parameters: int
+    threshold: float
+    heads: Heads
+    hows: list[str]  # of each way but the unchanged
+    strengths: list[float]
+    moved: dict[str, Moved]  # by the name of the way; `unchanged` is one
+    blocks: dict[str, Blocks]  # unchanged, and each way at its last strength; empty where not asked for
+
+    @property
+    def ways(self) -> list[Way]:
+        """Those that were measured, without the unchanged."""
+        return [Way(how, s) for how, s in zip(self.hows, self.strengths, strict=True)]
+
+    def last(self) -> list[Way]:
+        """Each way at its largest strength."""
+        return list({way.how: way for way in self.ways}.values())
+
+    def summary(self) -> list[Line]:
+        """The numbers to look at first: label, value, words."""
+        return words.summary(self)
+
+    def captions(self) -> dict[str, str]:
+        """What each figure and table shows."""
+        return words.captions(self)
+
+    def tables(self) -> dict[str, pd.DataFrame]:
+        """Heads, points of the stream, every way at every strength, also text by text, and blocks."""
+        return tables.of(self)
+
+    def figures(self) -> dict[str, Figure]:
+        """Figures by name."""
+        from curvescope.studies.sinks import figures
+
+        return figures.draw(self)
+
+
+def run(cfg: Config, *, progress: Progress | None = None, state: State | None = None) -> Sinks:
+    """Find the sinks, grow them, and follow the spectrum.
+
+    Args:
+        progress: called with (what, number, total) as each piece begins.
+        state: finished pieces by name; filled as the study goes, used when it goes on.
+    """
+    problem = make_problem(cfg)
+    return measure(problem, cfg, notes_of(cfg, problem), progress=progress, state=state)
+
+
+def measure(
+    problem: Problem,
+    cfg: Config,
+    notes: list[str],
+    *,
+    progress: Progress | None = None,
+    state: State | None = None,
+) -> Sinks:
+    """The study on a problem of one's own; of the settings, those of ways and probes count."""
+    texts = cut_texts(problem, cfg.texts)
+    if len(texts) < cfg.texts:
+        notes = [*notes, f"{plural(len(texts), 'sequence')} make {len(texts)} texts, not {cfg.texts}"]
+    ways, left_out = possible(cfg.ways, problem.model, texts[0].batches)
+    reached = not any(way.how in INSIDE for way in cfg.ways) or any(way.how in INSIDE for way in ways)
+    token = sink_token(problem.model) if cfg.token is None else cfg.token
+    effort = Effort(
+        cfg.num_probes, cfg.num_steps, cfg.ggn_steps, cfg.block_steps, cfg.seed, cfg.engine, cfg.checkpoint
+    )
+    whole = Batches(list(problem.batches), name=problem.batches.name)
+    pieces = [Piece("heads", partial(find_sinks, problem.model, whole), "where sinks are")]
+    for way in (Way("", 0.0), *ways):
+        work = partial(measure_moved, texts, way, token, effort, reached=reached)
+        pieces.append(Piece(way.name, work, _words(way), kind="spectra"))
+    last = [Way("", 0.0), *{way.how: way for way in ways}.values()] if cfg.block_steps else []
+    for way in last:
+        work = partial(measure_blocks, texts[0], way, token, effort)
+        pieces.append(Piece(f"blocks.{way.name}", work, f"blocks, {_words(way)}", kind="blocks"))
+    contents = fingerprint(problem.model, whole)
+    found = work_through(pieces, contents=contents, progress=progress, state=state)
+    heads = found.take(Heads, "heads")
+    return Sinks(
+        model=problem.model.name,
+        data=problem.batches.name,
+        loss_name=problem.loss.name,
+        num_terms=[text.num_terms for text in texts],
+        num_parameters=problem.space().size,
+        threshold=cfg.threshold,
+        heads=heads,
+        hows=[way.how for way in ways],
+        strengths=[way.strength for way in ways],
+        moved={way.name: found.take(Moved, way.name) for way in (Way("", 0.0), *ways)},
+        blocks={way.name: found.take(Blocks, f"blocks.{way.name}") for way in last},
+        notes=list(dict.fromkeys([*notes, *left_out, *heads.notes])),
+    )
+
+
+def cut_texts(problem: Problem, count: int) -> list[Problem]:
+    """The sequences of a problem in `count` parts of about one size, fewer where there are fewer of them."""
+    batches = list(problem.batches)
+    total = sum(batch.num_sequences for batch in batches)
+    count = min(count, total)
+    cuts = [total * i // count for i in range(count + 1)]
+    found = []
+    for start, stop in pairwise(cuts):
+        first, parts = 0, []
+        for batch in batches:
+            low, high = max(start - first, 0), min(stop - first, batch.num_sequences)
+            first += batch.num_sequences
+            parts += [batch[low:high]] if low < high else []
+        found.append(Problem(problem.model, Batches(parts, name=problem.batches.name), problem.loss))
+    return found
+
+
+def _words(way: Way) -> str:
+    return f"{HOWS[way.how]}: {way.strength:g}" if way.strength else UNCHANGED
