@@ -3,7 +3,7 @@
 Differences are of logarithms, so an effect is a factor. On one text it has an error: of an eigenvalue the
 residuals, of the bulk the interval over paired probes and what the last Lanczos steps still moved. Over texts
 it has a 95 % interval of its own, which holds the differences between texts: the first says what is noise of
-the probes, the second what holds on other texts of the kind.
+the probes, the second what holds on other texts of the kind. Texts have probes of their own.
 """
 
 from __future__ import annotations
@@ -41,9 +41,14 @@ class Effect(NamedTuple):
 
     @property
     def direction(self) -> int:
-        """1: more on every text beyond its error; −1: less on every text; 0: neither."""
+        """1: more, −1: less; 0: neither is sure.
+
+        Sure is what the interval over texts says, or every text beyond its own error.
+        """
         logs = np.log(self.texts)
-        return int((logs > self.errors).all()) - int((-logs > self.errors).all())
+        more = self.low > 1 or (logs > self.errors).all()
+        less = self.high < 1 or (-logs > self.errors).all()
+        return int(more) - int(less)
 
 
 def effect(result: Sinks, name: str, quantity: Quantity) -> Effect:

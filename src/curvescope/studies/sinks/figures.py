@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -22,6 +22,7 @@ ROWS: tuple[tuple[str, tuple[Quantity, ...]], ...] = (
     ("bulk width, times", ("bulk_width",)),
     ("outliers, times", ("outliers",)),
 )
+DENSE = 1.2  # decades that have room for three labels each
 NUMBERED = 12  # rows and columns of a map that fit a number in each cell
 
 
@@ -58,29 +59,34 @@ def _spectra(result: Sinks) -> Figure:
         masses = [result.moved[name].mass.mean() for name in names]
         reached = "" if np.isnan(masses[-1]) else f"\nsink mass {masses[0]:.2f} → {masses[-1]:.2f}"
         axes[0][column].set_title(f"{how}{reached}", fontsize=9)
-        axes[2][column].set_xlabel(HOWS[how], fontsize=7)
-    _plain_ticks(axes)
+        axes[2][column].set_xlabel(HOWS[how], fontsize=6.5)
+    for row in axes:
+        _few_ticks(row[0])
     figure.suptitle(f"The Hessian of {result.model} as an attention sink grows", fontsize=11)
     return figure
 
 
-def _plain_ticks(axes: Any) -> None:
-    from matplotlib.ticker import FormatStrFormatter
+def _few_ticks(ax: Axes) -> None:
+    """Labels of a logarithmic axis, as many as fit."""
+    from matplotlib.ticker import FormatStrFormatter, LogLocator, NullFormatter
 
-    for ax in axes[:, 0]:
-        ax.yaxis.set_major_formatter(FormatStrFormatter("%g"))
-        ax.yaxis.set_minor_formatter(FormatStrFormatter("%g"))
+    low, high = ax.get_ylim()
+    decades = float(np.log10(high / low))
+    subs = (1.0, 2.0, 5.0) if decades < DENSE else (1.0, 3.0) if decades < 2 * DENSE else (1.0,)
+    ax.yaxis.set_major_locator(LogLocator(subs=subs))
+    ax.yaxis.set_major_formatter(FormatStrFormatter("%g"))
+    ax.yaxis.set_minor_formatter(NullFormatter())
 
 
 def _follow(
     ax: Axes, result: Sinks, names: list[str], quantity: Quantity, *, colour: str, dashed: bool
 ) -> None:
-    """Means over texts as a line, texts as dots with their errors beside each other."""
+    """Means over texts as a line; where it is not dashed, texts as dots with errors, beside each other."""
     found = [effect(result, name, quantity) for name in names]
     x = np.arange(len(names))
     ax.plot(x, [one.mean for one in found], "--" if dashed else "-", lw=1.2, color=colour)
     count = len(found[0].texts)
-    for t in range(count):
+    for t in range(0 if dashed else count):
         values = np.array([one.texts[t] for one in found])
         spread = np.array([one.errors[t] for one in found])
         errors = [values - values * np.exp(-spread), values * np.exp(spread) - values]

@@ -18,12 +18,15 @@ import numpy as np
 import torch
 
 from curvescope.algorithms import lanczos
+from curvescope.algorithms.checks import GIB
 from curvescope.core.operator import LinearOperator
 from curvescope.core.result import Result
 from curvescope.core.seeds import probes
 
 ROUNDINGS = 16  # of the largest Ritz value: products are not more exact than that
 EARLIER = 2  # steps less, to see what the last ones changed
+NOTHING = 1e-25  # a weight of rounding: of what lies beyond an exhausted space
+BASIS_GIB = 4  # memory that bases may take; above, vectors are orthogonal to the last two alone
 
 
 class Ends(NamedTuple):
@@ -59,38 +62,38 @@ class Lines(Result):
 
     def ends(self) -> Ends:
         """The outermost Ritz values over the probes of each operator, with their residuals."""
-        found = []
-        for x in range(len(self.alpha)):
-            runs = [self._run(x, p, self.num_steps) for p in range(self.alpha.shape[1])]
-            high = max(runs, key=lambda run: run[0][-1])
-            low = min(runs, key=lambda run: run[0][0])
-            rounding = ROUNDINGS * self.eps * max(abs(high[0][-1]), abs(low[0][0]))
-            found.append((high[0][-1], high[2][-1] + rounding, low[0][0], low[2][0] + rounding))
-        return Ends(*np.array(found).T)
+        theta, weights, residuals = (part.reshape(len(self.alpha), -1) for part in self._nodes(0))
+        there = weights > NOTHING
+        row = np.arange(len(theta))
+        high, low = (np.where(there, sign * theta, -np.inf).argmax(1) for sign in (1, -1))
+        rounding = ROUNDINGS * self.eps * np.maximum(np.abs(theta[row, high]), np.abs(theta[row, low]))
+        errors = [residuals[row, at] + rounding for at in (high, low)]
+        return Ends(theta[row, high], errors[0], theta[row, low], errors[1])
 
     def split(self, tau: np.ndarray, *, earlier: int = 0) -> Split:
         """Bulk and outliers at the thresholds τ (X,); `earlier` leaves out that many of the last steps."""
-        width, outliers = np.zeros(self.lengths.shape), np.zeros(self.lengths.shape)
-        for x, p in np.ndindex(*self.lengths.shape):
-            theta, weights, _ = self._run(x, p, max(1, self.num_steps - earlier))
-            far = (theta / tau[x]) ** 4
-            outliers[x, p] = self.size * (weights * far / (1 + far)).sum()
-            squares = self.size * (weights * theta**2 / (1 + far)).sum()
-            width[x, p] = np.sqrt(squares / (self.size - outliers[x, p]))
-        return Split(width, outliers)
+        theta, weights, _ = self._nodes(earlier)
+        far = (theta / tau[:, None, None]) ** 4
+        outliers = self.size * (weights * far / (1 + far)).sum(-1)
+        squares = self.size * (weights * theta**2 / (1 + far)).sum(-1)
+        return Split(np.sqrt(squares / (self.size - outliers)), outliers)
 
-    def _run(self, x: int, p: int, steps: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Nodes (ascending), weights and residuals of one run."""
-        m = min(int(self.lengths[x, p]), steps)
-        below = np.diag(self.beta[x, p, : m - 1], -1)
-        theta, S = np.linalg.eigh(np.diag(self.alpha[x, p, :m]) + below + below.T)
-        return theta, S[0] ** 2, self.beta[x, p, m - 1] * np.abs(S[-1])
+    def _nodes(self, earlier: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Nodes, weights and residuals of all runs, (X, P, m) each; those of a space's end weigh nothing."""
+        m = max(1, self.num_steps - earlier)
+        T = np.zeros((*self.lengths.shape, m, m))
+        steps = np.arange(m)
+        T[..., steps, steps] = self.alpha[..., :m]
+        T[..., steps[1:], steps[:-1]] = self.beta[..., : m - 1]
+        theta, S = np.linalg.eigh(T)  # reads the lower triangle
+        return theta, S[..., 0, :] ** 2, self.beta[..., m - 1, None] * np.abs(S[..., -1, :])
 
 
-def measure_lines(op: LinearOperator, *, num_probes: int, num_steps: int, seed: int) -> Lines:
-    """Of one operator, X = 1; equal seeds are equal probes, whatever the operator is."""
-    start = probes(op.shape[0], num_probes, seed=seed, dtype=op.dtype, device=op.device)
-    found = lanczos(op, start, num_steps)
+def measure_lines(op: LinearOperator, *, num_probes: int, num_steps: int, seed: int, first: int = 0) -> Lines:
+    """Of one operator, X = 1; equal seeds are equal probes, from number `first` on, whatever it is."""
+    start = probes(op.shape[0], num_probes, seed=seed, first=first, dtype=op.dtype, device=op.device)
+    kept = num_probes * (num_steps + 1) * op.shape[0] * op.dtype.itemsize <= BASIS_GIB * GIB
+    found = lanczos(op, start, num_steps, reorthogonalize=kept)
     eps = torch.finfo(op.dtype).eps
     return Lines(found.alpha[None], found.beta[None], found.lengths[None], op.shape[0], eps)
 

@@ -67,8 +67,9 @@ def measure_moved(texts: list[Problem], way: Way, token: int, effort: Effort, *,
     one = {"num_probes": 1, "num_steps": effort.ggn_steps, "seed": effort.seed}
     with attending(model, way.attending):
         losses = [text.value() for text in found]
-        hessians = [measure_lines(Hessian(text, **options), **how) for text in found]
-        ggns = [measure_lines(GGN(text, **options), **one) for text in found]
+        own = [(x * effort.num_probes, text) for x, text in enumerate(found)]  # probes of each text
+        hessians = [measure_lines(Hessian(text, **options), **how, first=first) for first, text in own]
+        ggns = [measure_lines(GGN(text, **options), **one, first=first) for first, text in own]
     return Moved(np.array(masses), np.array(losses), stacked(hessians), stacked(ggns))
 
 

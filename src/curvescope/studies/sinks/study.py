@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 class Config(ModelOnData):
     """What to grow and how hard to look. The defaults take under two minutes on two cores."""
 
-    tokens: int = setting(144, "of all texts together")
+    tokens: int = setting(288, "of all texts together")
     seq_len: int = setting(48, "tokens of one sequence")
     texts: int = setting(3, "disjoint parts of the data, to see what holds on others of the kind")
     hows: tuple[str, ...] = setting(tuple(HOWS), f"ways to grow a sink: {', '.join(HOWS)}")

@@ -54,9 +54,9 @@ def sink_row(result: Sinks, way: Way) -> dict[str, Any]:
         "lambda_min": h.bottom.mean(),
         "lambda_min_error": h.bottom_error.mean(),
         "bulk_width": bulk.width.mean(),
-        "bulk_width_error": _probe_error(bulk.width) + settled,
+        "bulk_width_error": probe_error(bulk.width) + settled,
         "outliers": bulk.outliers.mean(),
-        "outliers_error": _probe_error(bulk.outliers),
+        "outliers_error": probe_error(bulk.outliers),
         "ggn_lambda_max": g.top.mean(),
         "ggn_lambda_max_error": g.top_error.mean(),
     }
@@ -67,10 +67,10 @@ def sink_row(result: Sinks, way: Way) -> dict[str, Any]:
     return row
 
 
-def _probe_error(samples: np.ndarray) -> float:
-    """Standard error over probes of the mean over texts of (X, P): probes are shared by the texts."""
-    means = samples.mean(0)
-    return float(means.std(ddof=1) / np.sqrt(len(means)))
+def probe_error(samples: np.ndarray) -> float:
+    """Standard error over probes of the mean over texts of (X, P); every text has probes of its own."""
+    texts, count = samples.shape
+    return float(np.sqrt((samples.var(axis=1, ddof=1) / count).sum()) / texts)
 
 
 def _text_rows(result: Sinks, way: Way) -> list[dict[str, Any]]:

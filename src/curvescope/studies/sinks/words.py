@@ -9,6 +9,7 @@ import numpy as np
 from curvescope.core.numbers import plural, with_error
 from curvescope.runs.shown import Line
 from curvescope.studies.sinks.effects import Quantity, effect, ends, split
+from curvescope.studies.sinks.tables import probe_error
 from curvescope.studies.sinks.ways import HOWS, UNCHANGED
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ def summary(result: Sinks) -> list[Line]:
     found = [("loss", f"{one.loss.mean():.4f}", f"{result.loss_name}, {terms}")]
     found += _strongest(result)
     h, bulk = ends(result, UNCHANGED), split(result, UNCHANGED)
-    stderr = float(bulk.width.mean(0).std(ddof=1) / np.sqrt(bulk.width.shape[1]))
+    stderr = probe_error(bulk.width)
     found += [
         (
             "λ_max",
@@ -61,7 +62,7 @@ def _moved(result: Sinks, how: str, name: str, strength: float) -> Line:
 
     def said(quantity: Quantity, label: str) -> str:
         found = effect(result, name, quantity)
-        sure = "" if found.direction else ", not the same on every text beyond its error"
+        sure = "" if found.direction else ", not sure"
         return f"{label} × {found.mean:.2f} ({found.low:.2f} to {found.high:.2f}{sure})"
 
     mass = result.moved[name].mass.mean()
@@ -83,11 +84,12 @@ def captions(result: Sinks) -> dict[str, str]:
         "largest |λ| of the unchanged model on the same text; the bulk width is the root mean square of the "
         "other eigenvalues"
     )
-    how = f"From {plural(probes, 'probe')} with {steps} Lanczos steps each on {texts}, the same for all ways"
+    how = f"From {plural(probes, 'probe')} with {steps} Lanczos steps on each of {texts}, paired over ways"
     factors = (
         "Factors are against the unchanged model on the same text and with the same probes; low and high are "
-        "a 95 % interval over texts, and a direction of 1 or −1 says that every text moved beyond its error "
-        "(residuals of eigenvalues; of the bulk the 95 % interval over probes and what the last steps moved)"
+        "a 95 % interval over texts; a direction of 1 or −1 says that it leaves out one, or that every text "
+        "moved beyond its error (residuals of eigenvalues; of the bulk the 95 % interval over probes and "
+        "what the last steps moved)"
     )
     return {
         "sinks": f"The spectrum as a sink grows. {how}. {bulk}. λ_max and λ_min: an eigenvalue lies within "

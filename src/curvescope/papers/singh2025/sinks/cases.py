@@ -39,7 +39,7 @@ class Case(NamedTuple):
         settings |= {"block_steps": 8 if full or self.everything else 0}
         if full:
             settings |= {"strengths": (1.0, 2.0, 4.0), "gates": (0.5, 0.9), "num_probes": 8, "num_steps": 24}
-            settings |= {"ggn_steps": 16, "tokens": 480 if self.zoo is None else 192, "texts": 5}
+            settings |= {"ggn_steps": 16, "tokens": 960 if self.zoo is None else 192, "texts": 5}
         return sinks.Config(revision=self.revision, device=device, **settings)
 
     def problem(self, cfg: sinks.Config) -> Problem:

@@ -52,7 +52,7 @@ def times(result: Sinks, way: Way, *quantities: Quantity) -> str:
 
 
 def by_direction(direction: int, wanted: int) -> str:
-    """Holds where every text moved the wanted way beyond its error, fails where all moved the other way."""
+    """Holds where it is sure to have moved the wanted way, fails where the other way."""
     return HOLDS if direction == wanted else FAILS if direction == -wanted else OPEN
 
 
@@ -85,7 +85,7 @@ def _shrinks(name: str, one: Sinks) -> Claim:
 
 
 def _grows(name: str, one: Sinks) -> Claim:
-    """Where every text moved at the largest bias; smaller ones are told."""
+    """At the largest bias; smaller ones are told."""
     way = last(one, "bias")
     verdict = by_direction(effect(one, way.name, "lambda_max").direction, 1)
     others = [w for w in one.ways if w.how == "bias" and w != way]
@@ -163,7 +163,7 @@ def _beyond_noise(one: Sinks) -> Claim:
     """The change of the bulk on each text over its error, which holds the noise of probes."""
     way = last(one, "bias")
     found = effect(one, way.name, "bulk_width")
-    ratios = np.abs(np.log(found.texts)) / found.errors
+    ratios = np.abs(np.log(found.texts)) / np.maximum(found.errors, np.finfo(float).tiny)
     measured = f"change of the bulk over its error, text by text: {', '.join(f'{r:.2g}' for r in ratios)}"
     return Claim(
         "paired probes tell the bulk's change from noise",

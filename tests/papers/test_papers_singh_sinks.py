@@ -1,0 +1,96 @@
+"""singh2025, sinks: verdicts are computed from numbers, and conditions are what their names say."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from curvescope.papers import figures_of, find_figure
+from curvescope.papers.singh2025.sinks import Config, SinkCases
+from curvescope.papers.singh2025.sinks.cases import CASES, INITIAL, TRAINED
+from curvescope.studies.sinks import Blocks, Heads, Lines, Moved, Sinks, measure
+from curvescope.studies.sinks.ways import HOWS, UNCHANGED
+
+STRENGTHS = {"bias": 8.0, "gated": 0.9}
+
+
+def lines(top: float, bulk: float) -> Lines:
+    """Three texts, two probes; one outlier and a bulk, with the factors given."""
+    alpha = np.array([bulk, 10.0 * top, -bulk, 0.0]) * np.ones((3, 2, 1))
+    alpha *= 1 + 0.001 * np.arange(2)[None, :, None]
+    beta = np.full((3, 2, 4), 0.01)
+    beta[..., -1] = 0
+    return Lines(alpha, beta, np.full((3, 2), 4), 100, 1e-16)
+
+
+def case(mass: float, *, top: float, bulk: float, ggn: float) -> Sinks:
+    """Every way moves the ends by `top`, the bulk by `bulk`, the GGN by `ggn`; sinks grow by 0.3."""
+    ways = {how: STRENGTHS.get(how, 4.0) for how in HOWS}
+    moved = {UNCHANGED: Moved(np.full(3, 0.1), np.ones(3), lines(1, 1), lines(1, 1))}
+    moved |= {
+        f"{how}.{s:g}": Moved(np.full(3, 0.4), np.ones(3), lines(top, bulk), lines(ggn, 1))
+        for how, s in ways.items()
+    }
+    names, own = ["queries, keys"], np.array([1.0])
+    blocks = {name: Blocks(names, own * (1 if name == UNCHANGED else bulk), 0.01 * own) for name in moved}
+    map_ = np.full((2, 2), mass)
+    heads = Heads(map_, 0 * map_, map_, ["in"], np.ones(1), np.ones(1), [])
+    hows, strengths = list(ways), list(ways.values())
+    return Sinks("m", "d", "l", [8.0] * 3, 100, 0.2, heads, hows, strengths, moved, blocks)
+
+
+def result(*, top: float, bulk: float, ggn: float, trained: float = 0.5) -> SinkCases:
+    found = {name: case(0.1, top=top, bulk=bulk, ggn=ggn) for name in CASES}
+    return SinkCases(found | {TRAINED: case(trained, top=top, bulk=bulk, ggn=ggn)})
+
+
+def verdicts(one: SinkCases) -> dict[str, str]:
+    return {claim.claim: claim.verdict for claim in one.claims()}
+
+
+def test_verdicts_follow_the_numbers():
+    one = verdicts(result(top=1.5, bulk=0.7, ggn=1.4))
+    other = verdicts(result(top=0.6, bulk=1.3, ggn=1.4, trained=0.11))
+    still = verdicts(result(top=1.0, bulk=1.0, ggn=1.0))
+    assert len(one) == 4 * len(CASES) + 6
+    expected = {
+        f"outlier activations move the spectrum ({INITIAL})": ("holds", "holds", "fails"),
+        f"a larger bias at the first token shrinks the bulk ({TRAINED})": ("holds", "fails", "not decided"),
+        f"a larger bias at the first token grows the outliers ({TRAINED})": ("holds", "fails", "not decided"),
+        f"larger sinks stretch the spectrum ({INITIAL})": ("holds", "fails", "not decided"),
+        "training makes the bundled model's sink": ("holds", "fails", "holds"),
+        "all ways move λ_max to the same side": ("holds", "holds", "not decided"),
+        "the GGN's λ_max moves as the Hessian's does": ("holds", "fails", "holds"),
+        "a saturated sink takes the curvature of queries and keys": ("holds", "fails", "not decided"),
+        "paired probes tell the bulk's change from noise": ("holds", "holds", "fails"),
+        "weight that goes nowhere shrinks the bulk too (softmax one, gates)": (
+            "holds",
+            "fails",
+            "not decided",
+        ),
+    }
+    for claim, three in expected.items():
+        assert (one[claim], other[claim], still[claim]) == three, claim
+
+
+def test_conditions_are_what_their_names_say():
+    small = CASES["small, no norms, initial"]
+    cfg = small.config(full=False, device="cpu")
+    problem = small.problem(cfg)
+    assert not any("ln" in name for name in problem.model.blocks)
+    assert cfg.hows == ("bias", "inserted", "activation")
+    assert CASES[TRAINED].config(full=False, device="cpu").hows == tuple(HOWS)
+    assert CASES[INITIAL].config(full=True, device="cpu").revision == "initial"
+    quick = {"num_probes": 2, "num_steps": 4, "texts": 2, "hows": ("bias",), "biases": (8.0,)}
+    found = measure(problem, type(cfg)(**quick, block_steps=0), [])
+    assert found.moved["bias.8"].mass.mean() > 0.99 > found.moved[UNCHANGED].mass.mean()
+
+
+@pytest.mark.usefixtures("unrendered")
+def test_words_tables_and_figures_are_complete():
+    one = result(top=1.5, bulk=0.7, ggn=1.4)
+    assert set(one.captions()) == {*one.tables(), *one.figures()}
+    assert set(one.tables()["sinks"]["case"]) == set(CASES)
+    assert len(one.summary()) == len(CASES)
+    assert "sinks" in figures_of("singh2025")
+    assert find_figure("singh2025", "sinks").Config is Config
