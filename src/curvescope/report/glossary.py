@@ -274,6 +274,29 @@ TERMS = (
         "the mean square of L_{k+1} − L_k over Gaussian points of a subspace, of the quadratic model.",
         ("Δ₂",),
     ),
+    Term(
+        "attention sink, sink mass",
+        "a token that heads look at when they look at nothing, mostly the first one; its mass is the share "
+        "of the attention weights that it takes, the mean over heads and later queries.",
+        ("sink", "sinks"),
+    ),
+    Term(
+        "massive activation",
+        "an entry of the residual stream that is far larger than the others of its token: largest over "
+        "median |x|.",
+        ("massive", "Massive"),
+    ),
+    Term(
+        "bulk width, outliers",
+        "eigenvalues beyond a threshold τ are outliers, counted softly by x⁴/(1 + x⁴) of x = λ/τ; the width "
+        "is the root mean square of the rest. Stretch is λ_max over it.",
+        ("bulk width",),
+    ),
+    Term(
+        "softmax one",
+        "a softmax with a constant added to its denominator, so that a head may look at nothing.",
+        ("softmax_one", "softmax one"),
+    ),
 )
 
 

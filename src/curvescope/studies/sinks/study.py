@@ -20,12 +20,12 @@ from curvescope.data.batches import Batches
 from curvescope.problem import Problem
 from curvescope.runs.contents import fingerprint
 from curvescope.runs.shown import Line, Shown
-from curvescope.runs.work import Piece, State, work_through
+from curvescope.runs.work import Finished, Piece, State, work_through
 from curvescope.studies.setting import ModelOnData, make_problem, notes_of
 from curvescope.studies.sinks import tables, words
 from curvescope.studies.sinks.heads import Heads, find_sinks
 from curvescope.studies.sinks.moved import Blocks, Effort, Moved, measure_blocks, measure_moved
-from curvescope.studies.sinks.ways import HOWS, INSIDE, UNCHANGED, Way, possible, sink_token
+from curvescope.studies.sinks.ways import HOWS, UNCHANGED, Way, possible, reach, sink_token
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -139,40 +139,91 @@ def measure(
     state: State | None = None,
 ) -> Sinks:
     """The study on a problem of one's own; of the settings, those of ways and probes count."""
+    sweep = prepare(problem, cfg, notes)
+    contents = fingerprint(problem.model, sweep.whole)
+    found = work_through(sweep.pieces(), contents=contents, progress=progress, state=state)
+    return sweep.result(found)
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """All that is measured of one problem: its pieces, and the result that is made of them."""
+
+    problem: Problem
+    texts: list[Problem]
+    ways: list[Way]  # the unchanged first
+    effort: Effort
+    token: int
+    threshold: float
+    reached: bool  # whether attention is
+    notes: list[str]
+
+    @property
+    def whole(self) -> Batches:
+        """The data of all texts."""
+        return Batches(list(self.problem.batches), name=self.problem.batches.name)
+
+    @property
+    def last(self) -> list[Way]:
+        """Whose blocks are looked at: the unchanged, and each way at its largest strength."""
+        return list({way.how: way for way in self.ways}.values()) if self.effort.block_steps else []
+
+    def pieces(self, front: str = "") -> list[Piece]:
+        """One for the heads, one for each way at each strength; `front` is the beginning of their names."""
+        said, where = front.replace(".", ": "), partial(find_sinks, self.problem.model, self.whole)
+        found = [Piece(f"{front}heads", where, f"{said}where sinks are")]
+        for way in self.ways:
+            work = partial(measure_moved, self.texts, way, self.token, self.effort, reached=self.reached)
+            words = said + _words(way)
+            found.append(Piece(f"{front}{way.name}", work, words, kind=f"{front}spectra"))
+        for way in self.last:
+            work = partial(measure_blocks, self.texts[0], way, self.token, self.effort)
+            words = f"{said}blocks, {_words(way)}"
+            found.append(Piece(f"{front}blocks.{way.name}", work, words, kind=f"{front}blocks"))
+        return found
+
+    def result(self, found: Finished, front: str = "") -> Sinks:
+        """From the finished pieces."""
+        problem, heads = self.problem, found.take(Heads, f"{front}heads")
+        return Sinks(
+            model=problem.model.name,
+            data=problem.batches.name,
+            loss_name=problem.loss.name,
+            num_terms=[text.num_terms for text in self.texts],
+            num_parameters=problem.space().size,
+            threshold=self.threshold,
+            heads=heads,
+            hows=[way.how for way in self.ways[1:]],
+            strengths=[way.strength for way in self.ways[1:]],
+            moved={way.name: found.take(Moved, front + way.name) for way in self.ways},
+            blocks={way.name: found.take(Blocks, f"{front}blocks.{way.name}") for way in self.last},
+            notes=list(dict.fromkeys([*self.notes, *heads.notes])),
+        )
+
+
+def prepare(problem: Problem, cfg: Config, notes: list[str]) -> Sweep:
+    """What is to be measured: the texts, and the ways that the model and the data have."""
     texts = cut_texts(problem, cfg.texts)
     if len(texts) < cfg.texts:
         notes = [*notes, f"{plural(len(texts), 'sequence')} make {len(texts)} texts, not {cfg.texts}"]
     ways, left_out = possible(cfg.ways, problem.model, texts[0].batches)
-    reached = not any(way.how in INSIDE for way in cfg.ways) or any(way.how in INSIDE for way in ways)
-    token = sink_token(problem.model) if cfg.token is None else cfg.token
-    effort = Effort(
-        cfg.num_probes, cfg.num_steps, cfg.ggn_steps, cfg.block_steps, cfg.seed, cfg.engine, cfg.checkpoint
-    )
-    whole = Batches(list(problem.batches), name=problem.batches.name)
-    pieces = [Piece("heads", partial(find_sinks, problem.model, whole), "where sinks are")]
-    for way in (Way("", 0.0), *ways):
-        work = partial(measure_moved, texts, way, token, effort, reached=reached)
-        pieces.append(Piece(way.name, work, _words(way), kind="spectra"))
-    last = [Way("", 0.0), *{way.how: way for way in ways}.values()] if cfg.block_steps else []
-    for way in last:
-        work = partial(measure_blocks, texts[0], way, token, effort)
-        pieces.append(Piece(f"blocks.{way.name}", work, f"blocks, {_words(way)}", kind="blocks"))
-    contents = fingerprint(problem.model, whole)
-    found = work_through(pieces, contents=contents, progress=progress, state=state)
-    heads = found.take(Heads, "heads")
-    return Sinks(
-        model=problem.model.name,
-        data=problem.batches.name,
-        loss_name=problem.loss.name,
-        num_terms=[text.num_terms for text in texts],
-        num_parameters=problem.space().size,
+    return Sweep(
+        problem=problem,
+        texts=texts,
+        ways=[Way("", 0.0), *ways],
+        effort=Effort(
+            cfg.num_probes,
+            cfg.num_steps,
+            cfg.ggn_steps,
+            cfg.block_steps,
+            cfg.seed,
+            cfg.engine,
+            cfg.checkpoint,
+        ),
+        token=sink_token(problem.model) if cfg.token is None else cfg.token,
         threshold=cfg.threshold,
-        heads=heads,
-        hows=[way.how for way in ways],
-        strengths=[way.strength for way in ways],
-        moved={way.name: found.take(Moved, way.name) for way in (Way("", 0.0), *ways)},
-        blocks={way.name: found.take(Blocks, f"blocks.{way.name}") for way in last},
-        notes=list(dict.fromkeys([*notes, *left_out, *heads.notes])),
+        reached=not reach(problem.model, texts[0].batches),
+        notes=[*notes, *left_out],
     )
 
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
 from curvescope.core.progress import Progress
 from curvescope.papers.claims import Claim
 from curvescope.papers.setting import FigureConfig
 from curvescope.papers.singh2025.sinks import claims, words
-from curvescope.papers.singh2025.sinks.cases import CASES, Case
+from curvescope.papers.singh2025.sinks.cases import CASES
 from curvescope.runs.shown import Line, Shown
-from curvescope.runs.work import Piece, State, work_through
+from curvescope.runs.work import State, work_through
 from curvescope.studies import sinks
 from curvescope.studies.sinks import Sinks
 
@@ -62,11 +61,11 @@ def run(cfg: Config, *, progress: Progress | None = None, state: State | None = 
         progress: called with (what, number, total) as each piece begins.
         state: finished pieces by name; filled as the figure goes, used when it goes on.
     """
-    pieces = [Piece(name, partial(_measure, case, cfg)) for name, case in CASES.items()]
+    full = cfg.profile == "full"
+    settings = {name: case.config(full=full, device=cfg.device) for name, case in CASES.items()}
+    sweeps = {
+        name: sinks.prepare(case.problem(settings[name]), settings[name], []) for name, case in CASES.items()
+    }
+    pieces = [piece for name, sweep in sweeps.items() for piece in sweep.pieces(f"{name}.")]
     found = work_through(pieces, progress=progress, state=state)
-    return SinkCases(cases={name: found.take(Sinks, name) for name in CASES})
-
-
-def _measure(case: Case, cfg: Config) -> Sinks:
-    settings = case.config(full=cfg.profile == "full", device=cfg.device)
-    return sinks.measure(case.problem(settings), settings, [])
+    return SinkCases(cases={name: sweep.result(found, f"{name}.") for name, sweep in sweeps.items()})
