@@ -165,8 +165,14 @@ def _scaled_scores(original: Any, key: float) -> Any:
 
 
 def _scaled_start(original: Any, scale: float) -> Any:
-    def call(x: Tensor, *args: Any, **kwargs: Any) -> Any:
-        return original(torch.cat([scale * x[:, :1], x[:, 1:]], dim=1), *args, **kwargs)
+    def scaled(x: Tensor) -> Tensor:
+        return torch.cat([scale * x[:, :1], x[:, 1:]], dim=1)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if args:
+            return original(scaled(args[0]), *args[1:], **kwargs)
+        name = next(iter(kwargs))
+        return original(**{**kwargs, name: scaled(kwargs[name])})
 
     return call
 

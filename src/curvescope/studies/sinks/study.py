@@ -17,6 +17,7 @@ from curvescope.core.errors import UsageError
 from curvescope.core.numbers import plural
 from curvescope.core.progress import Progress
 from curvescope.data.batches import Batches
+from curvescope.models.running.attending import Attending
 from curvescope.problem import Problem
 from curvescope.runs.contents import fingerprint
 from curvescope.runs.shown import Line, Shown
@@ -222,7 +223,7 @@ def prepare(problem: Problem, cfg: Config, notes: list[str]) -> Sweep:
         ),
         token=sink_token(problem.model) if cfg.token is None else cfg.token,
         threshold=cfg.threshold,
-        reached=not reach(problem.model, texts[0].batches),
+        reached=not reach(problem.model, texts[0].batches, Attending(gate=0.5)),
         notes=[*notes, *left_out],
     )
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from curvescope.core.errors import UsageError
 from curvescope.data.batches import IGNORED, Batch, Batches
 from curvescope.models.model import Model
-from curvescope.models.running.attending import AS_IT_IS, Attending, patterns
+from curvescope.models.running.attending import AS_IT_IS, Attending, attending, patterns
 from curvescope.tokenizers import as_tokenizer
 
 UNCHANGED = "unchanged"
@@ -23,7 +23,6 @@ HOWS = {
     "activation": "stream at the first token × 2^strength",
 }
 """What the strength of each way is."""
-INSIDE = ("bias", "key", "softmax_one", "gated")  # they need attention to be reached
 
 
 class Way(NamedTuple):
@@ -75,11 +74,13 @@ def _inserted(batch: Batch, count: int, token: int) -> Batch:
 
 def possible(ways: list[Way], model: Model, batches: Batches) -> tuple[list[Way], list[str]]:
     """The ways that this model and these data have, and a sentence on those that are left out."""
-    notes = []
-    reached = reach(model, batches)
-    if reached:
-        ways = [way for way in ways if way.how not in INSIDE]
-        notes.append(f"{reached}; left out: {', '.join(INSIDE)}")
+    refused: dict[str, list[str]] = {}
+    for way in {way.how: way for way in ways}.values():
+        why = reach(model, batches, way.attending)
+        if why:
+            refused.setdefault(why, []).append(way.how)
+    ways = [way for way in ways if not any(way.how in hows for hows in refused.values())]
+    notes = [f"{why}; left out: {', '.join(hows)}" for why, hows in refused.items()]
     inserted = [way for way in ways if way.num_inserted]
     why = _not_insertable(max((way.num_inserted for way in inserted), default=0), model, batches)
     if inserted and why:
@@ -88,10 +89,11 @@ def possible(ways: list[Way], model: Model, batches: Batches) -> tuple[list[Way]
     return ways, notes
 
 
-def reach(model: Model, batches: Batches) -> str:
-    """Why the attention of a model cannot be reached; empty where it can."""
+def reach(model: Model, batches: Batches, how: Attending) -> str:
+    """Why a model cannot be told to attend so, from one sequence; empty where it can."""
     try:
-        patterns(model, batches[0][:1].map(lambda t: t.to(model.device)).inputs)
+        with attending(model, how):
+            model.evaluate(batches[0][:1].inputs)
     except UsageError as error:
         return str(error)
     return ""
