@@ -20,6 +20,7 @@ from sinks_gpt2 import write
 import curvescope as cs
 from curvescope.models.load import load
 from curvescope.studies import sinks
+from curvescope.tokenizers import ByteTokenizer
 
 
 def main() -> None:
@@ -38,7 +39,13 @@ def main() -> None:
         hows=("bias", "inserted"), biases=(2.0, 8.0), strengths=(4.0,), num_probes=args.probes,
         num_steps=args.lanczos, ggn_steps=5, block_steps=0, device=args.device,
     )  # fmt: skip
-    data = cs.text("sample", model, tokens=cfg.tokens, seq_len=cfg.seq_len, batch_size=1)
+    data = cs.text(
+        "sample",
+        model if model.tokenizer else ByteTokenizer(),
+        tokens=cfg.tokens,
+        seq_len=cfg.seq_len,
+        batch_size=1,
+    )
     seconds = {"loading": time.perf_counter() - clock}
 
     def say(what: str, number: int, total: int) -> None:
