@@ -56,6 +56,7 @@ def effect(result: Sinks, name: str, quantity: Quantity) -> Effect:
     before, after = _logs(result, UNCHANGED, quantity), _logs(result, name, quantity)
     change = after[0] - before[0]  # (X, P), or (X, 1)
     errors = after[1] + before[1] + _noise(change) + _unsettled(result, name, quantity)
+    errors = errors * (name != UNCHANGED)  # against itself
     logs = change.mean(1)
     mean, low, high = interval(logs)
     return Effect(np.exp(logs), errors, float(np.exp(mean)), float(np.exp(low)), float(np.exp(high)))

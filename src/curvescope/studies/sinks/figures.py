@@ -61,12 +61,12 @@ def _spectra(result: Sinks) -> Figure:
         axes[0][column].set_title(f"{how}{reached}", fontsize=9)
         axes[2][column].set_xlabel(HOWS[how], fontsize=6.5)
     for row in axes:
-        _few_ticks(row[0])
+        few_ticks(row[0])
     figure.suptitle(f"The Hessian of {result.model} as an attention sink grows", fontsize=11)
     return figure
 
 
-def _few_ticks(ax: Axes) -> None:
+def few_ticks(ax: Axes) -> None:
     """Labels of a logarithmic axis, as many as fit."""
     from matplotlib.ticker import FormatStrFormatter, LogLocator, NullFormatter
 

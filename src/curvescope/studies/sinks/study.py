@@ -43,7 +43,7 @@ class Config(ModelOnData):
     hows: tuple[str, ...] = setting(tuple(HOWS), f"ways to grow a sink: {', '.join(HOWS)}")
     biases: tuple[float, ...] = setting((1.0, 2.0, 4.0, 8.0), "strengths of bias")
     strengths: tuple[float, ...] = setting(
-        (1.0, 4.0), "of key (× 1 + s), inserted (s tokens), softmax_one (weight s), activation (× 2^s)"
+        (4.0,), "of key (× 1 + s), inserted (s tokens), softmax_one (weight s), activation (× 2^s)"
     )
     gates: tuple[float, ...] = setting((0.5, 0.9), "strengths of gated: 1 − g for a gate g on all heads")
     token: int | None = setting(None, "id of an inserted token; by default the model's first, or a new line")

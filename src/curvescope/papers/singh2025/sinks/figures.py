@@ -8,6 +8,7 @@ import numpy as np
 
 from curvescope.papers.singh2025.sinks.cases import TRAINED
 from curvescope.studies.sinks.effects import Quantity, effect
+from curvescope.studies.sinks.figures import few_ticks
 from curvescope.studies.sinks.tables import all_ways
 from curvescope.viz.blocks import PALETTE
 
@@ -38,6 +39,7 @@ def _bias(result: SinkCases) -> Figure:
         ax.set_xticks([0, 1, 2, 4, 8], ["0", "1", "2", "4", "8"])
         ax.set_xlabel("bias at the first key")
         ax.set_title(f"{title}, times", fontsize=10, loc="left")
+        few_ticks(ax)
         ax.spines[["top", "right"]].set_visible(False)
     axes[0].legend(fontsize=7, frameon=False)
     return figure
