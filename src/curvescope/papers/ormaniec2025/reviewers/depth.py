@@ -16,6 +16,9 @@ from curvescope.papers.ormaniec2025.reviewers.setting import SMALL, WIDTH, Confi
 from curvescope.papers.ormaniec2025.reviewers.slopes import exponents
 
 QUESTION = "Do the orders of one layer survive depth, residual streams, heads, W_O, low-rank values?"
+SCALES = {"2 layers, no skips, all see all": (0.01, 0.02, 0.04)}
+"""Scales of a case whose tokens become equal: they differ by σ³, which must stay above rounding."""
+
 ORDERS = {("H_o", "W_Q"): 6, ("H_o", "W_K"): 6, ("H_o", "W_V"): 2, ("H", "W_Q"): 5, ("H", "W_K"): 5,
           ("H", "W_V"): 2}  # fmt: skip
 """The paper's exponents of σ for one layer under cross-entropy; those of W_K follow by symmetry."""
@@ -55,7 +58,8 @@ def pieces(cfg: Config) -> dict[str, Callable[[], Sweep]]:
     """A sweep over small σ for every case."""
     options = {"seeds": cfg.count, "sequences": cfg.sequences}
     return {
-        f"depth.{case}": partial(sweep, partial(make, case), SMALL, "L*.W_[QKV]", **options) for case in CASES
+        f"depth.{case}": partial(sweep, partial(make, case), SCALES.get(case, SMALL), "L*.W_[QKV]", **options)
+        for case in CASES
     }
 
 

@@ -29,7 +29,14 @@ from curvescope.papers.ormaniec2025.reviewers.setting import (
     problem,
     transformer,
 )
-from curvescope.papers.ormaniec2025.reviewers.slopes import Mean, Regime, mean_of, ratio_of, regimes
+from curvescope.papers.ormaniec2025.reviewers.slopes import (
+    Mean,
+    Regime,
+    exponents,
+    mean_of,
+    ratio_of,
+    regimes,
+)
 from curvescope.problem import Problem
 
 QUESTION = "Six decades of σ: where do regimes change?"
@@ -41,13 +48,14 @@ LAWS: tuple[tuple[str, str, str, float, str], ...] = (
     ("softmax", "H_o", "L0.W_Q", 6, PAPER),
     ("softmax", "H", "L0.W_V", 2, PAPER),
     ("softmax, Pre-LN", "H", "L0.W_Q", 0, PAPER),
-    ("softmax, Pre-LN", "H", "L0.W_Q", -1, OURS),
     ("softmax, Pre-LN", "H", "L0.W_V", 0, PAPER),
-    ("softmax, Pre-LN", "H", "L0.W_V", -2, OURS),
     ("linear attention", "H", "L0.W_Q", 6, PAPER),
     ("MLP", "H", "W_1", 2, PAPER),
 )
-"""Exponents by setting, part and block: the paper's, which are none with Pre-LN, and those of its tails."""
+"""The paper's exponents by setting, part and block; with Pre-LN nothing grows."""
+
+FAR = 20.0
+TAILS = {"L0.W_Q": -1, "L0.W_V": -2}  # of H with Pre-LN for σ ≥ FAR: the stream passes what attention adds
 
 
 def _network(case: str, seed: int) -> nn.Module:
@@ -86,12 +94,21 @@ def found_in(one: Sweep, part: str, block: str) -> list[list[Regime]]:
 
 
 def answers(found: Mapping[str, Sweep]) -> list[Answer]:
-    """For each stated exponent: up to which σ it is the slope, and what comes after."""
-    return [
-        judge(f"{case}, {part}({block.removeprefix('L0.')})", power, source, found[f"regime.{case}"].sigma,
-              found_in(found[f"regime.{case}"], part, block))
-        for case, part, block, power, source in LAWS
-    ]  # fmt: skip
+    """For each exponent: from which σ to which it is the slope, and what comes before and after."""
+    rows = []
+    for case, part, block, power, source in LAWS:
+        one = found[f"regime.{case}"]
+        what = f"{case}, {part}({block.removeprefix('L0.')})"
+        rows.append(judge(what, power, source, one.sigma, found_in(one, part, block)))
+    return [*rows, *(tail(found["regime.softmax, Pre-LN"], block, power) for block, power in TAILS.items())]
+
+
+def tail(one: Sweep, block: str, power: float) -> Answer:
+    """Verdict on the power of a block of H for large σ."""
+    slope = mean_of(exponents(one.sigma, one.curve("H", block), low=FAR))
+    verdict = HOLDS if is_order(slope, power) else OPEN if slope.low <= power <= slope.high else FAILS
+    claim = f"softmax, Pre-LN, H({block.removeprefix('L0.')}) ~ σ^{power:g} for σ from {FAR:g} to 100"
+    return answer(4, claim, f"σ^{power:g}", slope, verdict, source=OURS)
 
 
 def judge(what: str, power: float, source: str, sigma: np.ndarray, curves: list[list[Regime]]) -> Answer:
