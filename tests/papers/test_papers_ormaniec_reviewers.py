@@ -11,22 +11,18 @@ import torch
 import curvescope as cs
 from curvescope.core.result import Result
 from curvescope.papers import find_figure
-from curvescope.papers.ormaniec2025.reviewers import (
-    Config,
-    Reviewers,
-    answers,
+from curvescope.papers.ormaniec2025.reviewers import Config, Reviewers, answers, run, setting
+from curvescope.papers.ormaniec2025.reviewers.measure import PARTS, Sweep, block_norms, loss_slope
+from curvescope.papers.ormaniec2025.reviewers.networks import ARCHITECTURES
+from curvescope.papers.ormaniec2025.reviewers.questions import (
     architectures,
     depth,
     dropped,
     gradient,
     merged,
     regimes,
-    run,
-    setting,
     softmax,
 )
-from curvescope.papers.ormaniec2025.reviewers.measure import PARTS, Sweep, block_norms, loss_slope
-from curvescope.papers.ormaniec2025.reviewers.networks import ARCHITECTURES
 from curvescope.papers.ormaniec2025.reviewers.slopes import (
     Mean,
     Regime,
@@ -194,6 +190,15 @@ def test_regimes_give_every_verdict():
     ]  # fmt: skip
     assert "after it 1.00" in judge[1].measured
     assert "before it 5.00" in regimes.judge("H", 1, "paper", SIGMA, part).measured
+
+
+def test_temperatures_give_every_verdict():
+    where = {"0.1": "fails", "1": "holds", "10": "holds"}
+    assert softmax._where(where) == "holds with τ = 1, 10"
+    assert softmax._where(dict.fromkeys(where, "fails")) == "fails"
+    assert softmax._where({"0.1": "fails", "1": "not decided"}) == "not decided"
+    tail = [made_up({"L0.W_Q": (p,) * 4}) for p in (-1, 0)]
+    assert [regimes.tail(one, "L0.W_Q", -1).verdict for one in tail] == ["holds", "fails"]
 
 
 def test_other_networks_give_every_verdict():

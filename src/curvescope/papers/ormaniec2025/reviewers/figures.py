@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from curvescope.papers.ormaniec2025.reviewers import architectures, depth, dropped, gradient, regimes
 from curvescope.papers.ormaniec2025.reviewers.measure import Sweep
 from curvescope.papers.ormaniec2025.reviewers.panels import (
     band,
@@ -15,7 +14,14 @@ from curvescope.papers.ormaniec2025.reviewers.panels import (
     draw_softmax,
     logarithmic,
     plain,
-    power_lines,
+    row_of,
+)
+from curvescope.papers.ormaniec2025.reviewers.questions import (
+    architectures,
+    depth,
+    dropped,
+    gradient,
+    regimes,
 )
 from curvescope.papers.ormaniec2025.reviewers.slopes import exponents, local_slopes, mean_of
 from curvescope.viz.blocks import PALETTE
@@ -26,6 +32,7 @@ if TYPE_CHECKING:
     from curvescope.papers.ormaniec2025.reviewers.study import Reviewers
 
 ROLES: dict[str, str] = dict(zip(("W_Q", "W_K", "W_V", "W_O"), PALETTE, strict=False))
+DASHES = {"targets ∝ σ": ":", "fitted at σ = 0.1": "--"}
 
 
 def draw(result: Reviewers) -> dict[str, Figure]:
@@ -42,9 +49,7 @@ def draw(result: Reviewers) -> dict[str, Figure]:
 
 
 def _depth(result: Reviewers) -> Figure:
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(1, 2, figsize=(10, 4.6), layout="constrained", sharey=True)
+    figure, axes = row_of(2, size=(10, 4.6), sharey=True)
     for ax, part in zip(axes, ("H_o", "H"), strict=True):
         for (of, role), power in depth.ORDERS.items():
             if of == part:
@@ -67,23 +72,15 @@ def _depth(result: Reviewers) -> Figure:
 
 
 def _dropped(result: Reviewers) -> Figure:
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(1, 2, figsize=(10.5, 4), layout="constrained")
+    figure, axes = row_of(2, size=(10.5, 4))
     for i, case in enumerate(dropped.CASES):
         found = result.of(Sweep)[f"dropped.{case}"]
-        colour = (*PALETTE, "0.35")[i % 6]
-        for ax, curves in zip(axes, (found.slope, found.curve("H_f", dropped.BLOCK)), strict=True):
-            band(
-                ax,
-                found.sigma,
-                curves,
-                color=colour,
-                label=case,
-                ls="--" if case == "fitted at σ = 0.1" else "-",
-            )
-    power_lines(axes[1], (5, 6), at=(3e-3, 1e-12))
-    for ax, title in zip(axes, ("‖∂ℓ/∂F‖ of a term", "‖H_f(W_Q)‖"), strict=True):
+        divided = found.curve("H_f", dropped.BLOCK) / found.sigma**5
+        colour, dashes = (*PALETTE, "0.35")[i], DASHES.get(case, "-")
+        for ax, curves in zip(axes, (found.slope, divided), strict=True):
+            band(ax, found.sigma, curves, color=colour, label=case, ls=dashes)
+    titles = "‖∂ℓ/∂F‖ of a term", "‖H_f(W_Q)‖/σ⁵: level where the order holds"
+    for ax, title in zip(axes, titles, strict=True):
         logarithmic(ax)
         ax.set_title(title, fontsize=10, loc="left")
         ax.set_xlabel("σ")
@@ -92,12 +89,9 @@ def _dropped(result: Reviewers) -> Figure:
 
 
 def _architectures(result: Reviewers) -> Figure:
-    import matplotlib.pyplot as plt
-
     names = list(architectures.ARCHITECTURES)
     sweeps = {name: result.of(Sweep)[f"architecture.{name}"] for name in names}
-    figure, axes = plt.subplots(
-        1, len(names), figsize=(13, 3.4), layout="constrained", sharey=True,
+    figure, axes = row_of(len(names), size=(13, 3.4), sharey=True,
         width_ratios=[len(one.blocks) for one in sweeps.values()],
     )  # fmt: skip
     for ax, (name, one) in zip(axes, sweeps.items(), strict=True):
@@ -117,17 +111,15 @@ def _architectures(result: Reviewers) -> Figure:
 
 
 def _regimes(result: Reviewers) -> Figure:
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(1, len(regimes.CASES), figsize=(13, 3.6), layout="constrained", sharey=True)
+    figure, axes = row_of(len(regimes.CASES), size=(13, 3.6), sharey=True)
     for ax, case in zip(axes, regimes.CASES, strict=True):
         found = result.of(Sweep)[f"regime.{case}"]
         middle = np.sqrt(found.sigma[1:] * found.sigma[:-1])
         for i, block in enumerate(found.blocks):
             slopes = np.array([local_slopes(found.sigma, curve) for curve in found.curve("H", block)])
             known = np.isfinite(slopes).all(0)
-            style = {"color": PALETTE[i], "label": block.removeprefix("L0."), "ls": "--" if i % 2 else "-"}
-            band(ax, middle[known], slopes[:, known], linear=True, **style)
+            label, dashes = block.removeprefix("L0."), "--" if i % 2 else "-"
+            band(ax, middle[known], slopes[:, known], linear=True, color=PALETTE[i], label=label, ls=dashes)
         ax.set_xscale("log")
         ax.set_title(case, fontsize=10, loc="left")
         ax.set_xlabel("σ")
@@ -141,10 +133,8 @@ def _regimes(result: Reviewers) -> Figure:
 
 
 def _gradient(result: Reviewers) -> Figure:
-    import matplotlib.pyplot as plt
-
     found = result.of(Sweep)["regime.softmax"]
-    figure, axes = plt.subplots(1, 3, figsize=(12, 3.8), layout="constrained", sharex=True)
+    figure, axes = row_of(3, size=(12, 3.8), sharex=True)
     for ax, part in zip(axes, ("gradient", "H_o", "H"), strict=True):
         for role in gradient.ROLES:
             slope = mean_of(gradient.order(found, part, role)).value
@@ -156,6 +146,6 @@ def _gradient(result: Reviewers) -> Figure:
         ax.axvline(1, color="0.4", lw=0.8, ls=":")
         ax.set_title("gradient" if part == "gradient" else f"${part}$", fontsize=10, loc="left")
         ax.set_xlabel("σ")
-        ax.legend(fontsize=8, frameon=False, loc="lower right")
+        ax.legend(fontsize=8, frameon=False, loc="upper left")
     axes[0].set_ylabel("norm of the block")
     return figure

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from curvescope.papers.ormaniec2025.reviewers.merged import RATES, WAYS, Curved, Trained
+from curvescope.papers.ormaniec2025.reviewers.questions.merged import RATES, WAYS, Curved, Trained
+from curvescope.papers.ormaniec2025.reviewers.questions.softmax import NAMES, Heads
 from curvescope.papers.ormaniec2025.reviewers.slopes import Mean, mean_of, ratio_of
-from curvescope.papers.ormaniec2025.reviewers.softmax import NAMES, Heads
 from curvescope.viz.blocks import PALETTE
 
 if TYPE_CHECKING:
@@ -17,6 +17,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from curvescope.papers.ormaniec2025.reviewers.study import Reviewers
+
+
+def row_of(number: int, *, size: tuple[float, float], **options: Any) -> tuple[Figure, np.ndarray]:
+    """A figure with panels side by side."""
+    import matplotlib.pyplot as plt
+
+    return plt.subplots(1, number, figsize=size, layout="constrained", **options)
 
 
 def band(ax: Axes, x: np.ndarray, curves: np.ndarray, *, linear: bool = False, **style: Any) -> None:
@@ -43,15 +50,6 @@ def dots(
         ax.errorbar(values[:, 0], places, xerr=errors, **style)
 
 
-def power_lines(ax: Axes, powers: Sequence[int], *, at: tuple[float, float]) -> None:
-    """σ to some powers through a point, over a decade, in grey."""
-    x = np.array([at[0] / 3, at[0] * 3])
-    for power in powers:
-        y = at[1] * (x / at[0]) ** power
-        ax.plot(x, y, color="0.5", lw=0.9, zorder=0)
-        ax.annotate(f"σ$^{power}$", (x[1], y[1]), fontsize=8, color="0.4")
-
-
 def logarithmic(ax: Axes) -> None:
     """Both axes."""
     ax.set_xscale("log")
@@ -67,17 +65,16 @@ def plain(ax: Axes) -> None:
 
 def draw_merged(result: Reviewers) -> Figure:
     """Indefiniteness, and training with each optimizer."""
-    import matplotlib.pyplot as plt
-
     curvature = result.of(Curved)["merged.curvature"]
-    figure, axes = plt.subplots(1, 1 + len(RATES), figsize=(12, 3.6), layout="constrained")
+    figure, axes = row_of(1 + len(RATES), size=(12, 3.6))
     for way, words in enumerate(WAYS):
         band(axes[0], curvature.sigma, curvature.negative[:, :, way], color=PALETTE[way], label=words)
         for ax, how in zip(axes[1:], RATES, strict=True):
             losses = result.of(Trained)[f"merged.{how}"].best()[way]
-            band(ax, np.arange(losses.shape[-1]), losses, linear=True, color=PALETTE[way], label=words)
+            band(ax, np.arange(1, losses.shape[-1] + 1), losses, linear=True, color=PALETTE[way], label=words)
     for ax, how in zip(axes[1:], RATES, strict=True):
         ax.set_title(f"loss, {how}", fontsize=10, loc="left")
+        ax.set_xscale("log")
         ax.set_xlabel("step")
         plain(ax)
     logarithmic(axes[0])
@@ -89,10 +86,8 @@ def draw_merged(result: Reviewers) -> Figure:
 
 def draw_softmax(result: Reviewers) -> Figure:
     """Ratios of all blocks over temperature, against both kinds of attention without softmax."""
-    import matplotlib.pyplot as plt
-
     heads = result.of(Heads)["softmax"]
-    figure, axes = plt.subplots(1, 2, figsize=(10, 3.8), layout="constrained", sharey=True)
+    figure, axes = row_of(2, size=(10, 3.8), sharey=True)
     titles = {"linear": "against the scores as weights", "mean": "against their mean over tokens"}
     for ax, (over, title) in zip(axes, titles.items(), strict=True):
         for i, block in enumerate(NAMES):

@@ -14,7 +14,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from curvescope.core.progress import Progress
 from curvescope.core.result import Result
 from curvescope.papers.claims import Claim
-from curvescope.papers.ormaniec2025.reviewers import (
+from curvescope.papers.ormaniec2025.reviewers import words
+from curvescope.papers.ormaniec2025.reviewers.answers import Answer
+from curvescope.papers.ormaniec2025.reviewers.measure import Sweep
+from curvescope.papers.ormaniec2025.reviewers.questions import (
     architectures,
     depth,
     dropped,
@@ -22,12 +25,9 @@ from curvescope.papers.ormaniec2025.reviewers import (
     merged,
     regimes,
     softmax,
-    words,
 )
-from curvescope.papers.ormaniec2025.reviewers.answers import Answer
-from curvescope.papers.ormaniec2025.reviewers.measure import Sweep
+from curvescope.papers.ormaniec2025.reviewers.questions.softmax import Heads
 from curvescope.papers.ormaniec2025.reviewers.setting import Config
-from curvescope.papers.ormaniec2025.reviewers.softmax import Heads
 from curvescope.runs.shown import Line, Shown
 from curvescope.runs.work import Piece, State, work_through
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from curvescope.papers.ormaniec2025.reviewers import (
+from curvescope.papers.ormaniec2025.reviewers.measure import PARTS, Sweep
+from curvescope.papers.ormaniec2025.reviewers.questions import (
     architectures,
     depth,
     dropped,
@@ -14,7 +15,6 @@ from curvescope.papers.ormaniec2025.reviewers import (
     regimes,
     softmax,
 )
-from curvescope.papers.ormaniec2025.reviewers.measure import PARTS, Sweep
 from curvescope.papers.ormaniec2025.reviewers.setting import DATA
 from curvescope.papers.ormaniec2025.reviewers.slopes import ratio_of
 from curvescope.runs.shown import Line
@@ -55,7 +55,8 @@ def captions(result: Reviewers) -> dict[str, str]:
         f"W_Q, W_K and W_V, against the paper's for one layer (lines). {over}. Data: {data}. Networks: the "
         f"{BASE}, changed as the labels say. Dots of one label are its layers.",
         "reviewers_dropped": "Left: ‖∂ℓ/∂F‖ of a term, the factor that the O-notation drops, against σ: "
-        "2(F − Y) under squared error, p − y under cross-entropy. Right: ‖H_f(W_Q)‖, with σ⁵ and σ⁶ in grey. "
+        "2(F − Y) under squared error, p − y under cross-entropy. Right: ‖H_f(W_Q)‖ over σ⁵; where "
+        "the network fits, at σ = 0.1, both are zero and left out. "
         f"{over}. Data: {data}; under squared error the targets are those digits as one-hot vectors, changed "
         f"as the labels say. Network: the {BASE}.",
         "reviewers_architectures": "Exponents of σ of ‖H‖ of every block of weights, for σ from 0.0003 "

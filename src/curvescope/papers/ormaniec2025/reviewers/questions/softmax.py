@@ -13,7 +13,7 @@ from curvescope.closed_form.attention.layer import Kind
 from curvescope.closed_form.bounds.growth import PAIRS
 from curvescope.core.result import Result
 from curvescope.core.seeds import generator
-from curvescope.papers.ormaniec2025.reviewers.answers import HOLDS, PAPER, Answer, answer, less_than
+from curvescope.papers.ormaniec2025.reviewers.answers import HOLDS, OURS, PAPER, Answer, answer, less_than
 from curvescope.papers.ormaniec2025.reviewers.setting import TOKENS, WIDTH, Config, addition_batch, embedded
 from curvescope.papers.ormaniec2025.reviewers.slopes import Mean, ratio_of
 
@@ -87,18 +87,23 @@ def answers(found: Mapping[str, Heads]) -> list[Answer]:
         _everywhere(one, "linear", "against linear attention"),
         _everywhere(one, "mean", "against linear attention divided by the number of tokens"),
     ]  # fmt: skip
-    relative = ratio_of(one.ratio("QQ", usual) / one.ratio("VV", usual))
-    claim = "it reduces the block of W_Q more than that of W_V"
-    words = f"(Q, Q) over (V, V): {_short(relative)} times what it is without softmax"
-    return [*rows, answer(7, claim, "< 1", relative, less_than(relative, 1), measured=words, source=PAPER)]
+    relative = [one.ratio("QQ", t) / one.ratio("VV", t) for t in range(len(TEMPERATURES))]
+    claim = "it reduces the block of W_Q more than that of W_V, at every temperature"
+    return [*rows, _over(claim, relative, source=PAPER)]
 
 
 def _everywhere(one: Heads, over: str, words: str) -> Answer:
-    ratios = {tau: ratio_of(one.ratio("QQ", t, over=over)) for t, tau in enumerate(TEMPERATURES)}
-    verdict = _where({f"{tau:g}": less_than(mean, 1) for tau, mean in ratios.items()})
-    shown = ", ".join(f"τ = {tau:g}: {_short(mean)}" for tau, mean in ratios.items())
-    worst = max(ratios.values(), key=lambda mean: mean.high)
-    return answer(7, f"it does so at every temperature, {words}", "< 1", worst, verdict, measured=shown)
+    ratios = [one.ratio("QQ", t, over=over) for t in range(len(TEMPERATURES))]
+    return _over(f"it does so at every temperature, {words}", ratios)
+
+
+def _over(claim: str, ratios: list[np.ndarray], *, source: str = OURS) -> Answer:
+    """Whether a ratio is below one at all temperatures, or at which."""
+    means = {tau: ratio_of(values) for tau, values in zip(TEMPERATURES, ratios, strict=True)}
+    verdict = _where({f"{tau:g}": less_than(mean, 1) for tau, mean in means.items()})
+    shown = ", ".join(f"τ = {tau:g}: {_short(mean)}" for tau, mean in means.items())
+    worst = max(means.values(), key=lambda mean: mean.high)
+    return answer(7, claim, "< 1", worst, verdict, measured=shown, source=source)
 
 
 def _where(verdicts: Mapping[str, str]) -> str:
