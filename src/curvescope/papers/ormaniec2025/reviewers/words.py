@@ -49,11 +49,13 @@ def captions(result: Reviewers) -> dict[str, str]:
     """What is plotted, on which data, with which architecture; for every figure and table."""
     data = DATA.format(sequences=result.settings["sequences"])
     over = f"Means over {result.seeds} seeds of weights and embeddings, with 95 % intervals"
+    heads = len(result.of(softmax.Heads)["softmax"].softmax)
     settings = "; ".join(regimes.caption_of(case) for case in regimes.CASES)
     return {
         "reviewers_depth": "Exponents of σ, fitted for σ from 0.0003 to 0.003, of ‖H_o‖ and ‖H‖ of every "
         f"W_Q, W_K and W_V, against the paper's for one layer (lines). {over}. Data: {data}. Networks: the "
-        f"{BASE}, changed as the labels say. Dots of one label are its layers.",
+        f"{BASE}, changed as the labels say (all see all: σ from 0.01 to 0.04). Dots "
+        "of one label are its layers.",
         "reviewers_dropped": "Left: ‖∂ℓ/∂F‖ of a term, the factor that the O-notation drops, against σ: "
         "2(F − Y) under squared error, p − y under cross-entropy. Right: ‖H_f(W_Q)‖ over σ⁵; where "
         "the network fits, at σ = 0.1, both are zero and left out. "
@@ -69,13 +71,13 @@ def captions(result: Reviewers) -> dict[str, str]:
         "with their product, against σ (cross-entropy, at initialisation). Middle and right: loss of "
         f"whole-batch training at σ = 1 on {merged.SUMS} sums, each way and seed with the best of "
         f"{len(merged.RATES['Adam'])} step sizes. Lines are means over {result.seeds} seeds, bands 95 % "
-        f"intervals. Data: {data}. Network: the {BASE.replace('152 parameters', '136 parameters')}, its head "
+        f"intervals. Data: {data}. Network: the {BASE.replace('152 parameters', '120 parameters')}, its head "
         "of width 2: W_Q and W_K together have as many entries as W_QK.",
         "reviewers_gradient": "Norms of the blocks of the gradient, of H_o and of H against σ. "
         f"{over}. Data: {data}. Network: the {BASE}.",
         "reviewers_softmax": "‖block‖ of H with softmax over the same without, against the temperature τ of "
         "the scores q kᵀ/(τ√d_K). Left: without softmax the scores are the weights; right: the scores "
-        f"divided by the number of tokens seen. Geometric means over {result.seeds} seeds with 95 % "
+        f"divided by the number of tokens seen. Geometric means over {heads} seeds with 95 % "
         "intervals. One causal head of width 4, in closed form, on the tokens of the "
         f"{data.partition(' (')[0]} at σ = 1, squared error against normal targets.",
         "reviewers": "Every answer: the claim, what is expected, what was measured, the number that decides "
