@@ -13,5 +13,6 @@ FIGURES = {
 }
 MORE = {
     "beyond": "all blocks and pairs of blocks of a small Transformer against that scale, norms and traces",
+    "reviewers": "what the reviewers asked: depth, F − Y, other networks, ranges of σ, W_QK, softmax",
 }
 """Figures that the paper does not have: made only when they are asked for."""

@@ -16,6 +16,11 @@ from curvescope.problem import Problem
 
 SEED = 1234
 Kind = Literal["softmax", "linear"]
+IN_WORDS = (
+    "Data: 64 sums of two numbers of five digits, 18 tokens, cross-entropy of the six digits of the sum. "
+    "Model: a Transformer of one layer at initialisation, one head, width 16, ReLU feed-forward of width 64, "
+    "skips, no norm."
+)
 
 
 def small_problem(attention: Kind, batches: Batches, *, device: str = "cpu") -> Problem:

@@ -143,7 +143,8 @@ class Beyond(Shown):
         return {
             "beyond_exponents": f"Exponent of σ in the Frobenius norm of every block of {self.model} for "
             f"σ ≤ {SMALL:g}, from a line through the logarithms. Blank: exactly zero, or not computed.",
-            "beyond_curves": "Frobenius norm of the diagonal blocks against the scale σ of the embeddings.",
+            "beyond_curves": f"Frobenius norm of the diagonal blocks of {self.model} against the scale σ of "
+            f"the embeddings, on {self.settings['data']}.",
             "beyond": "Every norm; spectral norm and trace of diagonal blocks. stderr is 0 where exact.",
         }
 

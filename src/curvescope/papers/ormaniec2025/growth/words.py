@@ -17,6 +17,12 @@ if TYPE_CHECKING:
     from curvescope.papers.ormaniec2025.growth.study import Growth, Sweep
 
 NEAR = 3.0  # standard errors
+DATA = "Data: 64 sums of two numbers of five digits, 18 tokens."
+NETWORKS = {
+    "softmax": "Network: width 128, one head, ReLU feed-forward of width 512, skips, cross-entropy.",
+    "linear": "Network: width 128, one head, attention alone, no skips, squared error.",
+    "mlp": "Network: linear layers of width 128 without biases, squared error.",
+}
 
 
 def title(experiment: Experiment) -> str:
@@ -139,7 +145,8 @@ def captions(result: Growth) -> dict[str, str]:
         "diagonal blocks against the standard deviation σ of the embeddings. Lines: mean of "
         f"{settings['repeats']} repeats ({draw}), the band is its standard error; "
         f"{_method(sweep, settings)}. Dots with bars: published mean of 20 repeats with its standard error. "
-        "Grey: slopes that the paper draws. Layers are counted from 0."
+        "Grey: slopes that the paper draws. Layers are counted from 0. "
+        f"{DATA} {NETWORKS[sweep.setting.family]}"
         for name, sweep in result.sweeps.items()
     }
     found["growth"] = "Every norm; stderr is the error of an estimate over probes, 0 where the norm is exact."

@@ -22,7 +22,7 @@ from curvescope.core.progress import Progress
 from curvescope.core.result import Result
 from curvescope.operators import Hessian
 from curvescope.papers.claims import AGREES, AUTHORS_CODE, DIFFERS, Claim, as_printed
-from curvescope.papers.ormaniec2025.small_model import heatmap_data, small_problem
+from curvescope.papers.ormaniec2025.small_model import IN_WORDS, heatmap_data, small_problem
 from curvescope.papers.setting import FigureConfig
 from curvescope.problem import Problem
 from curvescope.runs.contents import fingerprint
@@ -163,7 +163,7 @@ class HeatMap(Shown):
             f"{len(self.names)} blocks, a pixel is the mean over {CELL} × {CELL} entries of one block. "
             f"Right: the attention part, every entry. Colours from {low:.3f} to {high:.3f}, the ends before "
             "averaging. The published picture blurs over 5 × 5 entries, across the borders of blocks. The "
-            "table has a row per block of the upper triangle, diagonal included.",
+            f"table has a row per block of the upper triangle, diagonal included. {IN_WORDS}",
             "heatmap_blocks": "Median |entry| of every block: the picture above in numbers.",
         }
 

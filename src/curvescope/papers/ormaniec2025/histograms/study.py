@@ -18,7 +18,7 @@ from curvescope.core.progress import Progress
 from curvescope.core.result import Result
 from curvescope.operators.curvature import BY_SYMBOL
 from curvescope.papers.claims import AGREES, AUTHORS_CODE, DIFFERS, Claim, as_printed, within
-from curvescope.papers.ormaniec2025.small_model import Kind, histogram_data, small_problem
+from curvescope.papers.ormaniec2025.small_model import IN_WORDS, Kind, histogram_data, small_problem
 from curvescope.papers.setting import FigureConfig
 from curvescope.runs.shown import Line, Shown
 from curvescope.runs.work import Piece, State, work_through
@@ -133,9 +133,9 @@ class Histograms(Shown):
         """What each figure and table shows."""
         return {
             "histogram_classical": "Sizes of all entries of two diagonal blocks of the exact Hessian, with "
-            "softmax. Filled: ours. Black outline: the published bars.",
+            f"softmax. Filled: ours. Black outline: the published bars. {IN_WORDS}",
             "histogram_linear": "The same model without softmax, in front of the one with it (pale). The "
-            "bars without softmax are ours; published are those in outline.",
+            f"bars without softmax are ours; published are those in outline. {IN_WORDS}",
             "histograms": "Bars of both figures: edges and counts.",
             "histogram_norms": "Frobenius norms of the blocks and of their two parts, and sizes of entries.",
         }

@@ -1,0 +1,1 @@
+"""The questions, a file each: what is measured, and what follows from it."""
