@@ -19,7 +19,7 @@ OPERATORS = {
     "fisher": cs.EmpiricalFisher,
 }
 ZOO = {
-    "gpt2": {},
+    "gpt2": {"n_layers": 2},
     "rms, swiglu, rope, grouped": {
         "norm_kind": "rmsnorm",
         "activation": "swiglu",
@@ -69,7 +69,7 @@ def problem(name: str) -> cs.Problem:
         with torch.random.fork_rng():
             torch.manual_seed(0)
             return cs.Problem(GPT().double(), cs.Batches.from_tensors(*tokens(11), batch_size=3))
-    shape = {"n_layers": 2, "d_model": 8, "n_heads": 2, "n_ctx": 8, "vocab_size": 11, "init": "xavier"}
+    shape = {"n_layers": 1, "d_model": 8, "n_heads": 2, "n_ctx": 8, "vocab_size": 11, "init": "xavier"}
     cfg = cs.TransformerConfig(**{**shape, **ZOO[name]})
     return cs.Problem(cs.load(cfg, dtype="float64"), cs.Batches.from_tensors(*tokens(11), batch_size=3))
 
