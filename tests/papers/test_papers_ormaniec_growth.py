@@ -126,6 +126,7 @@ def test_an_estimate_meets_its_error_bar():
     assert math.isnan(estimate(V.T[:1, :, None])[1])
 
 
+@pytest.mark.slow
 def test_probes_agree_with_exact_norms():
     cfg = {"experiments": ("softmax_none_ce_log_L1",), "repeats": 1, "every": 10, "probes": 20}
     exact, estimated = (growth.run(growth.Config(**cfg, exact=e)) for e in (True, False))
