@@ -59,7 +59,7 @@ def test_more_probes_bring_it_nearer():
     assert many.moments_stderr[1] < 0.3 * few.moments_stderr[1]
 
 
-@pytest.mark.parametrize(("num_seeds", "off"), [(40, 0.5), pytest.param(150, 0.35, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("num_seeds", "off"), some([(40, 0.5), (150, 0.35)], 0))
 def test_error_bars_are_calibrated(num_seeds, off):
     """Over many seeds the errors divided by the error bars have a standard deviation near one."""
     eigenvalues = uniform(-1, 1, 40)

@@ -76,7 +76,7 @@ def check_last(network, found):
             assert_close(block.product(V, part), network.products(part, name, V))
 
 
-@pytest.mark.parametrize(("kind", "depth"), [case for case in CASES if case[1] > 1])
+@pytest.mark.parametrize(("kind", "depth"), a_half([case for case in CASES if case[1] > 1], shift=0))
 def test_inner_products_are_those_of_the_operators(kind, depth):
     network = Network(kind, depth)
     found = inner.suffix(network.layers(), network.weights["U"], network.task)

@@ -57,7 +57,7 @@ LAYERS = [
 
 @pytest.mark.parametrize(("changes", "name"), pairs(LAYERS, ["hessian", "ggn"]), ids=str)
 def test_every_kind_of_layer(name, changes):
-    p = problem(**changes)
+    p = problem(n_layers=2, **changes)
     v = draw(p.space().size)
     want = MAKERS[name](p, engine="autograd") @ v
     torch.testing.assert_close(MAKERS[name](p, checkpoint=True) @ v, want, rtol=1e-8, atol=1e-12)

@@ -260,7 +260,7 @@ def program(lines):
     return work
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(PROGRAMS)
 def test_any_program_is_replayed(lines):
     work = program(lines)

@@ -73,7 +73,10 @@ def test_forward_is_the_original(name: str):
     assert found.dtype == torch.float64
 
 
-@pytest.mark.parametrize("name", a_third(cases.NAMES, shift=1))
+SLICED = ["gpt_neo", "phi3", "roberta"]  # of its own, packed, in an encoder
+
+
+@pytest.mark.parametrize("name", SLICED + some([name for name in cases.NAMES if name not in SLICED], 0))
 def test_block_hessian_is_a_slice_of_the_dense_one(name: str):
     case, model = cases.CASE[name], cases.loaded(name)
     x, y = cases.data(name)

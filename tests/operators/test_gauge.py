@@ -205,7 +205,9 @@ def test_functional_block_of_values_vanishes_under_softmax_but_not_that_of_queri
     assert part(cs.Functional, p, "U") < 1e-14
 
 
-@pytest.mark.parametrize("name", ["pre-2layers", "post-3layers", "rms-tied-swiglu", "grouped"])
+@pytest.mark.parametrize(
+    "name", a_half(["pre-2layers", "post-3layers", "rms-tied-swiglu", "grouped"], shift=1)
+)
 def test_one_position_leaves_queries_and_keys_without_curvature(name: str):
     p = problem(name, length=1)
     columns = cs.Hessian(p).block("*", "L*.[Wb]_[QK]").dense()
