@@ -63,7 +63,7 @@ def test_everything_agrees_with_automatic_differentiation(seed):
     check_everything(random_instance(seed), seed, 1e-11)
 
 
-@pytest.mark.parametrize("seed", some(range(300, 324), 5))
+@pytest.mark.parametrize("seed", some(range(300, 324), 4))
 def test_everything_agrees_when_attention_saturates(seed):
     check_everything(random_instance(seed, logits=6.0, linear=False), seed, 1e-9)
 

@@ -10,7 +10,7 @@ from curvescope.engines import check
 from curvescope.kernels import norms
 from curvescope.kernels.substitute import FindHead, Substitute
 from dense import relative_error
-from selection import pairs
+from selection import pairs, some
 
 OPERATORS = {
     "hessian": cs.Hessian,
@@ -83,7 +83,7 @@ def test_products_are_those_of_autograd(name, operator):
     assert relative_error(ours @ V[:, 0], theirs @ V[:, 0]) < 1e-11
 
 
-@pytest.mark.parametrize("name", ["nn modules", "gpt2"])
+@pytest.mark.parametrize("name", some(["nn modules", "gpt2"], 1))
 def test_blocks_and_rectangles(name):
     p = problem(name)
     rows, columns = list(p.model.blocks)[1], list(p.model.blocks)[-1]
