@@ -16,9 +16,10 @@ REAL = Figure.savefig
 
 @contextmanager
 def unrendered() -> Iterator[None]:
-    """While this is open, figures are made and saved as empty drawings."""
+    """While this is open, figures are made, not laid out, and saved as empty drawings."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Figure, "savefig", _save_nothing)
+        patch.setattr(Figure, "draw_without_rendering", lambda figure: None)
         yield
 
 

@@ -73,6 +73,7 @@ def test_doctor_checks_a_product(capsys):
     assert rows["engine autograd on cpu"]["state"] == "ok"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("undrawn", "few_sequences")
 def test_run_then_report(small, tmp_path, capsys):
     words = ["run", "spectrum", small, "--data", "task:addition", "--out", tmp_path / "runs", *QUICK]

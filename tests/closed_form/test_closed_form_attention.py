@@ -58,12 +58,12 @@ def check_everything(instance, seed, tolerance):
             close(found.trace((one, two), part), want.trace())
 
 
-@pytest.mark.parametrize("seed", some(range(220), 40))
+@pytest.mark.parametrize("seed", some(range(220), 16))
 def test_everything_agrees_with_automatic_differentiation(seed):
     check_everything(random_instance(seed), seed, 1e-11)
 
 
-@pytest.mark.parametrize("seed", some(range(300, 324), 5))
+@pytest.mark.parametrize("seed", some(range(300, 324), 4))
 def test_everything_agrees_when_attention_saturates(seed):
     check_everything(random_instance(seed, logits=6.0, linear=False), seed, 1e-9)
 
@@ -74,13 +74,13 @@ def test_merged_parameterisation_agrees(seed):
     check_everything(instance, seed, 1e-11)
 
 
-@pytest.mark.parametrize("seed", some(range(500, 512), 3))
+@pytest.mark.parametrize("seed", some(range(500, 512), 1))
 def test_rotary_positions_with_shared_heads_and_biases_agree(seed):
     fixed = {"rope": True, "output": True, "heads": 2, "grouped": True, "biases": True, "d_K": 4}
     check_everything(random_instance(seed, max_tokens=5, **fixed), seed, 1e-11)
 
 
-@pytest.mark.parametrize("seed", some(range(550, 556), 3))
+@pytest.mark.parametrize("seed", some(range(550, 556), 1))
 def test_four_heads_on_two_pairs_of_keys_and_values_agree(seed):
     fixed = {"output": True, "heads": 4, "kv": 2, "biases": False, "d": 2, "d_V": 2}
     check_everything(random_instance(seed, max_tokens=5, **fixed), seed, 1e-11)
@@ -101,7 +101,7 @@ def test_oracle_agrees_with_double_backward():
 
 
 def test_off_diagonal_blocks_have_a_diagonal_when_shapes_agree():
-    for seed in range(600, 612):
+    for seed in range(600, 604):
         instance = random_instance(seed, cross=False, grouped=False)
         oracle = differentiate(instance)
         found = instance.closed_form(*oracle.derivatives(instance))

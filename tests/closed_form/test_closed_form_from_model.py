@@ -101,7 +101,7 @@ def close(found, expected, scale=None):
     assert float((found - expected).abs().max()) <= TOL * scale
 
 
-@pytest.mark.parametrize(("name", "layer"), pairs(list(CONFIGS), [0, 1]))
+@pytest.mark.parametrize(("name", "layer"), pairs(list(CONFIGS), [0, 1], every=3))
 def test_layers_against_operators(name, layer):
     model, batches, loss, problem = make(name)
     found = attention_curvature(model, batches[0], layer, loss=loss)
@@ -112,7 +112,7 @@ def test_layers_against_operators(name, layer):
 
 
 @pytest.mark.parametrize("layer", a_half([0, 1], shift=1))
-@pytest.mark.parametrize("name", a_half(list(CONFIGS), shift=0))
+@pytest.mark.parametrize("name", a_third(list(CONFIGS), shift=1))
 def test_outer_parts_of_layers_against_operators(name, layer):
     model, batches, loss, problem = make(name)
     found = attention_curvature(model, batches[0], layer, loss=loss)
@@ -123,7 +123,7 @@ def test_outer_parts_of_layers_against_operators(name, layer):
 
 
 @pytest.mark.parametrize("layer", a_half([0, 1], shift=0))
-@pytest.mark.parametrize("name", a_half(list(CONFIGS), shift=1))
+@pytest.mark.parametrize("name", a_third(list(CONFIGS), shift=2))
 def test_functional_parts_of_layers_against_operators(name, layer):
     model, batches, loss, problem = make(name)
     bent = attention_curvature(model, batches, layer, loss=loss, curvature="functional")
@@ -240,7 +240,7 @@ def test_linear_attention_has_no_moments():
 # ----------------------------------------------------------------------------------------------------- stacks
 
 STACKS = [name for name, cfg in CONFIGS.items() if cfg.get("positions") != "rope" and "score_bias" not in cfg]
-FEW = ["post, rms, swiglu", "linear attention", "regression, no residual", "images"]
+FEW = ["post, rms, swiglu", "linear attention", "images"]
 
 
 @pytest.mark.parametrize("name", some([*FEW, *(name for name in STACKS if name not in FEW)], len(FEW)))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch.distributed as dist
+import two_ranks
 
 from curvescope.core.ranks import in_step, together
 
@@ -23,21 +23,18 @@ alone looked
 
 
 @pytest.mark.skipif(not dist.is_available(), reason="torch without torch.distributed")
-def test_two_ranks_raise_the_same_sentence_and_neither_waits(tmp_path):
-    script = Path(__file__).with_name("two_ranks.py")
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-W", "ignore", str(script), str(rank), str(tmp_path / "meet")],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
+def test_two_ranks_raise_the_same_sentence_and_neither_waits(tmp_path, capsys):
+    """This process is one of them."""
+    meet = str(tmp_path / "meet")
+    words = [sys.executable, "-W", "ignore", two_ranks.__file__, "1", meet]
+    other = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
     try:
-        said = [rank.communicate(timeout=90)[0] for rank in ranks]
+        two_ranks.main(0, meet)
+        said = [capsys.readouterr().out, other.communicate(timeout=90)[0]]
     finally:
-        for rank in ranks:
-            rank.kill()
+        other.kill()
+        if dist.is_initialized():
+            dist.destroy_process_group()
     assert said == [EXPECTED, EXPECTED]
 
 

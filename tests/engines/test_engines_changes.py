@@ -182,6 +182,14 @@ TOGETHER = {"hessian": [cs.Hessian], "ggn and functional": [cs.GGN, cs.Functiona
 
 
 LIKE_ANOTHER = [  # noticed as the same change of another tensor, or the same tensor changed in another way, is
+    "float buffer filled",
+    "float buffer through numpy",
+    "function in a list",
+    "activation of another form",
+    "hook that writes in place",
+    "hook that reads a changed dictionary",
+    "weights through data",
+    "targets in place",
     "float buffer through data",
     "bool buffer through data",
     "integer buffer through numpy",
@@ -220,5 +228,6 @@ def test_the_product_is_of_what_there_is_now(name, parts, products):
     case.change(m, x, y)
     want = P.space().gather(truth(m, x, y, P.space().scatter(v)))
     assert (sum(operator @ v for operator in operators) - want).norm() < 1e-10 * want.norm()
-    fresh = cs.Hessian(cs.Problem(m, (x, y))) @ v  # a new problem too
-    assert (fresh - want).norm() < 1e-10 * want.norm()
+    if parts == "hessian":  # of a new problem too
+        fresh = cs.Hessian(cs.Problem(m, (x, y))) @ v
+        assert (fresh - want).norm() < 1e-10 * want.norm()

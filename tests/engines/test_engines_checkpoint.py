@@ -38,11 +38,10 @@ def test_products_are_the_same(name, engine):
     p = problem(n_layers=2)
     ours = MAKERS[name](p, engine=engine, checkpoint=True)
     theirs = MAKERS[name](p, engine="autograd")
-    V = draw(ours.shape[1], 3)
+    V = draw(ours.shape[1], 2)
     want = theirs @ V
     assert float(want.norm()) > 1e-6
-    for _ in range(2):
-        torch.testing.assert_close(ours @ V, want, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(ours @ V, want, rtol=1e-9, atol=1e-12)
     torch.testing.assert_close(ours @ V[:, 0], want[:, 0], rtol=1e-9, atol=1e-12)
     W = draw(p.space("L1.*").size)
     pair = ("L0.*", "L1.*")
@@ -58,7 +57,7 @@ LAYERS = [
 
 @pytest.mark.parametrize(("changes", "name"), pairs(LAYERS, ["hessian", "ggn"]), ids=str)
 def test_every_kind_of_layer(name, changes):
-    p = problem(**changes)
+    p = problem(n_layers=2, **changes)
     v = draw(p.space().size)
     want = MAKERS[name](p, engine="autograd") @ v
     torch.testing.assert_close(MAKERS[name](p, checkpoint=True) @ v, want, rtol=1e-8, atol=1e-12)
@@ -140,14 +139,14 @@ def test_studies_take_it(tmp_path):
         "model": str(path),
         "data": "task:sorting",
         "batch_size": 64,
-        "blocks": ["L0.ln1.*"],
-        "map_blocks": ["L0.ln1.*"],
+        "blocks": ["L0.ln1.g"],
+        "map_blocks": ["L0.ln1.g"],
         "num_probes": 1,
         "num_steps": 3,
         "num_eigenvalues": 1,
         "num_trace_probes": 2,
         "num_map_probes": 1,
-        "max_products": 20,
+        "max_products": 4,
         "dtype": "float64",
     }
     whole, again = (

@@ -74,7 +74,7 @@ def test_many_products_are_those_of_autograd(name, changes, replays):
     assert len(replays) == 3 * len(p.batches)  # one that is compared, then the fourth and the fifth product
 
 
-@pytest.mark.parametrize("name", some([*MAKERS], 2))
+@pytest.mark.parametrize("name", some(["ggn", "hessian", "functional"], 1))
 def test_blocks_share_the_memory_of_a_pool(name):
     p = problem(n_layers=2, d_model=4)
     ours, theirs = MAKERS[name](p, engine="fast"), MAKERS[name](p, engine="autograd")
@@ -89,7 +89,7 @@ def test_blocks_share_the_memory_of_a_pool(name):
             torch.testing.assert_close(A @ v, want[names, i % 2], rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", some(["functional", "hessian", "ggn"], 2))
+@pytest.mark.parametrize("name", some(["functional", "hessian", "ggn"], 1))
 def test_a_replay_is_the_product_bit_for_bit(name, monkeypatch, replays):
     monkeypatch.setattr("curvescope.engines.memory.CPU_GROUP_BYTES", 1)  # no batches
     operator = MAKERS[name](problem(), engine="fast")
@@ -260,7 +260,7 @@ def program(lines):
     return work
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(PROGRAMS)
 def test_any_program_is_replayed(lines):
     work = program(lines)

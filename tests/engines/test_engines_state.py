@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import curvescope as cs
 import oracles
 from oracles import relative_error
+from selection import pairs
 
 OPERATORS = [cs.Hessian, cs.GGN, cs.Functional, cs.EmpiricalFisher, cs.MonteCarloFisher, cs.Jacobian]
 
@@ -70,8 +71,7 @@ def assert_same(before: dict[str, object], after: dict[str, object]) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:dropout")
-@pytest.mark.parametrize("operator", OPERATORS)
-@pytest.mark.parametrize("mode", ["train", "eval", "mixed"])
+@pytest.mark.parametrize(("operator", "mode"), pairs(OPERATORS, ["train", "eval", "mixed"]))
 def test_products_leave_the_module_alone(operator: type, mode: str):
     module = make_noisy()
     module.train(mode != "eval")
@@ -162,8 +162,7 @@ def test_other_kinds_of_dropout_warn_too(noisy: nn.Module):
         cs.load(noisy.train())
 
 
-@pytest.mark.parametrize("operator", OPERATORS)
-@pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize(("operator", "context"), pairs(OPERATORS, [torch.no_grad, torch.inference_mode]))
 def test_products_do_not_notice_a_surrounding_no_grad(operator: type, context):
     tiny = oracles.bench("wide-heads")
     A = operator(tiny.problem)

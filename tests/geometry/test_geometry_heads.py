@@ -63,8 +63,7 @@ def zoo(name: str) -> cs.Model:
     return cs.load(transformer(**{"n_layers": 2, **ZOO[name]}))
 
 
-@pytest.mark.parametrize("folded", [True, False])
-@pytest.mark.parametrize("name", ZOO)
+@pytest.mark.parametrize(("name", "folded"), pairs(list(ZOO), [True, False]))
 def test_zoo_heads_are_the_models_own_attention(name, folded):
     model = zoo(name)
     for layer in (0, 1):
@@ -147,7 +146,7 @@ def test_bad_layers_and_models_are_refused():
 # ---------------------------------------------------------------------------------- models from elsewhere
 
 
-@pytest.mark.parametrize(("name", "first"), pairs(FAMILIES, [True, False]))
+@pytest.mark.parametrize(("name", "first"), pairs(FAMILIES, [True, False], shift=1, every=2))
 def test_every_family(name, first):
     """Folded in one of two layers; what a family does in float32 is done in float64 here."""
     pytest.importorskip("transformers")

@@ -13,6 +13,7 @@ from torch import Tensor
 from curvescope.core.errors import CurvescopeError, ShapeError
 from curvescope.kernels.attention import hf
 from curvescope.kernels.attention.hf import hf_attention, hf_mask, register_hf
+from selection import pairs
 
 transformers = pytest.importorskip("transformers")
 VOCABULARY, LENGTH = 19, 11
@@ -92,8 +93,7 @@ def double(monkeypatch):
     monkeypatch.setattr(torch.nn.functional, "softmax", lambda x, dim=-1, dtype=None: x.softmax(dim))
 
 
-@pytest.mark.parametrize("padding", [None, "right", "left"])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("name", "padding"), pairs(list(MODELS), [None, "right", "left"]))
 def test_logits_and_products_are_those_of_eager_attention(name, padding, double, monkeypatch):
     fallbacks = []
     plainly = hf._plain

@@ -47,6 +47,7 @@ def test_stories260k_loads_with_grouped_heads():
     torch.testing.assert_close(product[0, 1], product[1, 0], rtol=1e-3, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_sources_of_stories260k_add_up_in_single_precision():
     model = cs.load(asset("stories260K"))
     x = torch.randint(3, 512, (1, 33), generator=torch.Generator().manual_seed(0))

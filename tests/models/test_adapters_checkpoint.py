@@ -15,7 +15,7 @@ from selection import pairs
 
 @pytest.mark.parametrize(
     ("name", "kind"),
-    pairs(["gpt2", "gpt_neox", "llama", "gemma", "bert", "vit"], [cs.Hessian, cs.GGN], every=2),
+    pairs(["gpt2", "gpt_neox", "llama", "gemma", "bert", "vit"], [cs.Hessian, cs.GGN], shift=1, every=3),
 )
 def test_products_are_the_same(name: str, kind: type[cs.Hessian]):
     p = cs.Problem(cases.loaded(name), cases.data(name))

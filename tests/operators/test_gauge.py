@@ -15,6 +15,7 @@ from torch import Tensor
 import curvescope as cs
 import oracles
 from oracles import transformer
+from selection import a_half
 
 TIGHT = 1e-10
 
@@ -108,7 +109,7 @@ def query_key_gauge(p: cs.Problem, layer: int, queries: list[int], key: int, Z: 
 
 
 @some_layers
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", a_half(list(MODELS), shift=1))
 def test_query_key_gauge_of_every_head(name: str, layers: slice):
     p = problem(name)
     facts = p.model.facts
@@ -130,7 +131,7 @@ def test_query_key_gauge_under_rope_holds_for_rotations_and_scales_alone():
 
 
 @some_layers
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", a_half(list(MODELS), shift=0))
 def test_value_output_gauge_of_every_head(name: str, layers: slice):
     p = problem(name)
     facts, Z = p.model.facts, mixer(p.model.facts["d_head"])
@@ -204,7 +205,9 @@ def test_functional_block_of_values_vanishes_under_softmax_but_not_that_of_queri
     assert part(cs.Functional, p, "U") < 1e-14
 
 
-@pytest.mark.parametrize("name", ["pre-2layers", "post-3layers", "rms-tied-swiglu", "grouped"])
+@pytest.mark.parametrize(
+    "name", a_half(["pre-2layers", "post-3layers", "rms-tied-swiglu", "grouped"], shift=1)
+)
 def test_one_position_leaves_queries_and_keys_without_curvature(name: str):
     p = problem(name, length=1)
     columns = cs.Hessian(p).block("*", "L*.[Wb]_[QK]").dense()

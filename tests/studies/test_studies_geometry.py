@@ -99,6 +99,7 @@ def test_a_study_on_the_bundled_model_is_complete(study, done):
     assert json.loads((path / "tables" / f"{min(tables)}.json").read_text(encoding="utf-8"))
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_figures(done, tmp_path):
     path, result = done("trajectory")
     again = run("trajectory")

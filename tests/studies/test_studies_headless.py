@@ -152,7 +152,7 @@ def test_train_mode_does_not_make_targets_random(tmp_path, file):
     assert module.training
 
 
-@pytest.mark.parametrize("kind", some(["bert", "gpt2", "vit"], 2))
+@pytest.mark.parametrize("kind", some(["gpt2", "bert", "vit"], 1))
 def test_the_studies_run_and_say_what_the_loss_is(kind, tmp_path, file):
     own = ["L0.ln1.g"] if kind == "gpt2" else ["L0.ln1.g", "W_pool"]
     settings = made(kind, tmp_path, file, num_trace_probes=2, norms=own, num_sharp_steps=2)

@@ -77,6 +77,7 @@ def test_a_run_folder_is_complete_and_reads_back(settings, tmp_path):
     json.loads((path / "env.json").read_text(encoding="utf-8"))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
 def test_a_stopped_run_goes_on_and_ends_with_the_same_numbers(settings, tmp_path, monkeypatch):
     settings = {**settings, **FEW}
