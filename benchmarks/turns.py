@@ -22,6 +22,7 @@ import numpy as np
 
 def works() -> dict[str, Callable[[], object]]:
     """Products on a GPT-2 of a million parameters, algorithms on the bundled model, closed forms."""
+    sys.path.remove(str(Path(__file__).parent))  # `kernels` beside this file is no package of transformers
     import torch
     from transformers import GPT2Config, GPT2LMHeadModel
 

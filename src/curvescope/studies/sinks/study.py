@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 class Config(ModelOnData):
     """What to grow and how hard to look. The defaults take under two minutes on two cores."""
 
-    tokens: int = setting(288, "of all texts together")
+    tokens: int = setting(144, "of all texts together")
     seq_len: int = setting(48, "tokens of one sequence")
     texts: int = setting(3, "disjoint parts of the data, to see what holds on others of the kind")
     hows: tuple[str, ...] = setting(tuple(HOWS), f"ways to grow a sink: {', '.join(HOWS)}")
@@ -45,13 +45,13 @@ class Config(ModelOnData):
     strengths: tuple[float, ...] = setting(
         (4.0,), "of key (× 1 + s), inserted (s tokens), softmax_one (weight s), activation (× 2^s)"
     )
-    gates: tuple[float, ...] = setting((0.5, 0.9), "strengths of gated: 1 − g for a gate g on all heads")
+    gates: tuple[float, ...] = setting((0.9,), "strengths of gated: 1 − g for a gate g on all heads")
     token: int | None = setting(None, "id of an inserted token; by default the model's first, or a new line")
     threshold: float = setting(0.2, "τ of outliers, of the largest |λ| of the unchanged model on a text")
     num_probes: int = setting(5, "seeds: random vectors with a Lanczos run each, on every text")
     num_steps: int = setting(10, "Lanczos steps of each, on the Hessian")
-    ggn_steps: int = setting(8, "Lanczos steps on the GGN, for its λ_max, from one vector")
-    block_steps: int = setting(8, "on groups of blocks, at the last strength of each way; 0: none")
+    ggn_steps: int = setting(6, "Lanczos steps on the GGN, for its λ_max, from one vector")
+    block_steps: int = setting(6, "on groups of blocks, at the last strength of each way; 0: none")
 
     def __post_init__(self) -> None:
         as_tuples(self, "hows", "biases", "strengths", "gates")
