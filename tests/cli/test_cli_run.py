@@ -7,6 +7,7 @@ import pytest
 from commands import call
 from curvescope.operators import Hessian
 from curvescope.papers import figures_of, find_figure
+from curvescope.papers.all_claims import table
 from selection import some
 
 pytestmark = pytest.mark.usefixtures("undrawn", "few_sequences")
@@ -119,6 +120,7 @@ def test_what_is_set_of_a_figure_is_not_lost_to_the_default_of_an_option(
     monkeypatch.setattr(
         "curvescope.cli.reproduce.reproduce", lambda *a, **k: asked.append(k["settings"]) or {}
     )
+    monkeypatch.setattr("curvescope.cli.reproduce.read", lambda folder: table({}))
     code, _, err = call("reproduce", "ormaniec2025", "--figure", "growth", *words, capsys=capsys)
     assert code == 0, err
     assert asked == [settings]

@@ -76,6 +76,7 @@ def test_settings_change_the_model_and_a_run_resumes():
     assert not np.allclose(trained.frobenius, whole.frobenius, rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_a_bundled_model_on_text():
     cfg = {"model": "tiny-gpt", "data": "sample", "tokens": 8, "seq_len": 8, "scales": 2}
     found = beyond.run(beyond.Config(**cfg, blocks=("L0.h0.b_Q",)))

@@ -92,6 +92,7 @@ def test_the_figure_shows_what_the_study_does(measured: exact_spectra.ExactSpect
     assert again.claims() == result.claims()
 
 
+@pytest.mark.usefixtures("unrendered")
 def test_figures_have_captions(measured: exact_spectra.ExactSpectra):
     import matplotlib.pyplot as plt
 

@@ -179,6 +179,7 @@ def test_blocks_are_those_of_the_dense_matrix(case: cs.Problem, result: sinks.Si
     assert np.abs(values - found.values[i]).min() <= found.errors[i] + 1e-12
 
 
+@pytest.mark.slow
 def test_a_stopped_run_goes_on_with_the_same_numbers(case: cs.Problem):
     cfg, state, calls = sinks.Config(**SMALL, hows=("bias",), block_steps=0), {}, []
 
