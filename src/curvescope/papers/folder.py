@@ -126,7 +126,6 @@ def write(result: Shown, folder: Path, stem: str, *, title: str, say: Say) -> No
             for kind, dpi in DPI.items():
                 options: dict[str, Any] = {"metadata": {"CreationDate": None}} if kind == "pdf" else {}
                 figure.savefig(folder / f"{name}.{kind}", dpi=dpi, **options)
-                figure.set_layout_engine("none")  # it is laid out by now
     scenes = {name: interactive.scene(figure) for name, figure in figures.items()}
     scenes |= result.scenes()
     for figure in figures.values():

@@ -22,7 +22,6 @@ def write_figures(result: Shown, folder: Path) -> None:
     with plt.rc_context({"svg.hashsalt": "curvescope", "svg.fonttype": "path"}):
         for name, figure in figures.items():
             figure.savefig(folder / f"{name}.svg", metadata={"Date": None})
-            figure.set_layout_engine("none")  # it is laid out: a second time would take as long as drawing it
             figure.savefig(folder / f"{name}.png", dpi=150)
             plt.close(figure)
 
