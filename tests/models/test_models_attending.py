@@ -202,6 +202,25 @@ def hugging_face(family: str, attention: str) -> nn.Module:
     return transformers.LlamaForCausalLM(cfg).double()
 
 
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_the_stream_of_a_single_layer_is_scaled_before_it(family: str):
+    module = hugging_face(family, "eager").eval()
+    layers = module.transformer.h if family == "gpt2" else module.model.layers
+    del layers[1]
+    module.config.num_hidden_layers = 1
+    model = cs.load(module)
+    with attending(model, Attending(first=3.0)):
+        found = model.evaluate(IDS)
+
+    def scaled(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+        return (torch.cat([3 * args[0][:, :1], args[0][:, 1:]], dim=1), *args[1:]), kwargs
+
+    hook = layers[0].register_forward_pre_hook(scaled, with_kwargs=True)
+    torch.testing.assert_close(found, model.evaluate(IDS))
+    hook.remove()
+    assert not torch.allclose(found, model.evaluate(IDS))
+
+
 def test_as_it_is_changes_nothing():
     model = zoo()
     before = model.evaluate(IDS)

@@ -68,7 +68,7 @@ def test_estimates_hold_the_dense_truth(case: cs.Problem, dense: dict[str, np.nd
         assert np.abs(values - low).min() <= low_error + 1e-9
     assert missed <= 0.2 * asked  # 95 % intervals of numbers that depend on each other
     layers = layer_slices(case)
-    assert list(layers) == ["E", "L0", "ln_f.g"]
+    assert list(layers) == ["E, P", "L0", "ln_f.g, U"]
     coupling = result.coupling
     assert coupling is not None
     for i, rows in enumerate(layers.values()):

@@ -212,7 +212,7 @@ def test_what_cannot_be_grown_is_left_out_with_a_sentence():
 
 def test_the_study_is_found_and_refuses_bad_settings():
     assert find("sinks").Config is sinks.Config
-    assert len(sinks.Config().ways) == 4 + 1 + 4
+    assert len(sinks.Config().ways) == 3 + 1 + 4
     for bad, words in (
         ({"hows": ("twist",)}, "expected some of bias, key"),
         ({"gates": (1.5,)}, "above 0, up to 1"),

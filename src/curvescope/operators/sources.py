@@ -48,6 +48,8 @@ class Sources(Mapping[str, Source]):
     """All sources of a problem by name, in the order of the network; they share what they keep."""
 
     def __init__(self, problem: Problem, *blocks: str):
+        if not isinstance(problem, Problem):
+            raise UsageError(f"expected a cs.Problem, got {type(problem).__name__}")
         self.problem, self._blocks = problem, blocks
         self._names = (*find_sources(problem.model), REST)
         self._first = Source(problem, REST, *blocks)

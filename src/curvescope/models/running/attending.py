@@ -136,10 +136,17 @@ def _check(model: Model, how: Attending) -> None:
 def _first_layer(model: Model) -> nn.Module:
     if isinstance(model.module, Transformer):
         return model.module.get_submodule("L0")
-    layers = repeated_layers(model.module)
+    layers = _listed_layers(model.module) or repeated_layers(model.module)
     if not layers:
-        raise UsageError(f"the layers of {model.name} are not known: nothing in it is repeated")
+        raise UsageError(f"the layers of {model.name} are not known: nothing in it is a list, or repeated")
     return layers[0]
+
+
+def _listed_layers(module: nn.Module) -> list[nn.Module]:
+    """The list of modules of one class, one or more, that holds the most parameters; empty without any."""
+    lists = [list(m.children()) for m in module.modules() if isinstance(m, nn.ModuleList | nn.Sequential)]
+    alike = [some for some in lists if len({type(layer) for layer in some}) == 1]
+    return max(alike, key=lambda some: sum(p.numel() for m in some for p in m.parameters()), default=[])
 
 
 # ---------------------------------------------------------------------------------------- what is called

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
+NAMED = 3  # blocks outside of layers whose names are written out
 LAYER = re.compile(r"L(\d+)\.(.+)")
 
 
@@ -157,19 +158,26 @@ def _shares(problem: Problem, cfg: Config) -> Shares:
 
 
 def layer_slices(problem: Problem) -> dict[str, slice]:
-    """Where each layer lies in a vector of all parameters; what is outside, in runs by its first block."""
-    found: dict[str, slice] = {}
-    run, last = "", None
+    """Where each layer lies in a vector of all parameters; what is outside, in runs by its blocks."""
+    runs: list[tuple[str | None, dict[str, slice]]] = []
     for name, where in problem.space().slices.items():
         match = LAYER.fullmatch(name)
         layer = match[1] if match else None
-        if found and layer == last:
-            found[run] = slice(found[run].start, where.stop)
-            continue
-        run, last = name if layer is None else f"L{layer}", layer
-        run = f"{run}, {name}" if run in found else run
-        found[run] = where
+        if not runs or runs[-1][0] != layer:
+            runs.append((layer, {}))
+        runs[-1][1][name] = where
+    found: dict[str, slice] = {}
+    for layer, blocks in runs:
+        places = list(blocks.values())
+        named = _of_blocks(list(blocks)) if layer is None else f"L{layer}"
+        named = f"{named}, {next(iter(blocks))}" if named in found else named
+        found[named] = slice(places[0].start, places[-1].stop)
     return found
+
+
+def _of_blocks(names: list[str]) -> str:
+    """`E, P`; of many the first and the last."""
+    return ", ".join(names) if len(names) <= NAMED else f"{names[0]} … {names[-1]}"
 
 
 def _result(

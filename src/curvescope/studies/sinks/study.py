@@ -41,7 +41,7 @@ class Config(ModelOnData):
     seq_len: int = setting(48, "tokens of one sequence")
     texts: int = setting(3, "disjoint parts of the data, to see what holds on others of the kind")
     hows: tuple[str, ...] = setting(tuple(HOWS), f"ways to grow a sink: {', '.join(HOWS)}")
-    biases: tuple[float, ...] = setting((1.0, 2.0, 4.0, 8.0), "strengths of bias")
+    biases: tuple[float, ...] = setting((2.0, 4.0, 8.0), "strengths of bias")
     strengths: tuple[float, ...] = setting(
         (4.0,), "of key (× 1 + s), inserted (s tokens), softmax_one (weight s), activation (× 2^s)"
     )
@@ -51,7 +51,7 @@ class Config(ModelOnData):
     num_probes: int = setting(5, "seeds: random vectors with a Lanczos run each, on every text")
     num_steps: int = setting(10, "Lanczos steps of each, on the Hessian")
     ggn_steps: int = setting(6, "Lanczos steps on the GGN, for its λ_max, from one vector")
-    block_steps: int = setting(6, "on groups of blocks, at the last strength of each way; 0: none")
+    block_steps: int = setting(4, "on groups of blocks, at the last strength of each way; 0: none")
 
     def __post_init__(self) -> None:
         as_tuples(self, "hows", "biases", "strengths", "gates")
