@@ -162,6 +162,7 @@ def test_a_stopped_run_goes_on_with_the_same_numbers(result: exact_spectra.Exact
         np.testing.assert_array_equal(*found)
 
 
+@pytest.mark.slow
 def test_a_part_of_the_bundled_model(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(bundled.PARTS, "one head's W_Q, W_K", "L1.h0.b_[QV]")
     found = bundled.climb_bundled("initial", "one head's W_Q, W_K", num_tokens=32, seed=0)

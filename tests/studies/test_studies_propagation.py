@@ -77,6 +77,11 @@ def test_estimates_hold_the_dense_truth(case: cs.Problem, dense: dict[str, np.nd
             assert abs(coupling.frobenius[i, j] - truth) < 0.35 * truth
 
 
+def test_eigenvalues_of_nothing_are_refused(case: cs.Problem):
+    with pytest.raises(cs.UsageError, match="eigenvalues: nothing matches foo"):
+        propagation.measure(case, propagation.Config(eigenvalues=("foo",)), [])
+
+
 def test_tables_have_the_promised_columns(case: cs.Problem):
     result = propagation.measure(case, propagation.Config(max_exact=0, num_probes=2, num_steps=2), ["a note"])
     table = result.tables()["sources"]

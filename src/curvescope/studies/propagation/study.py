@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from curvescope.algorithms import BlockMap, block_map
 from curvescope.algorithms.blocks.ends import Ends, extreme_ends
 from curvescope.core.config import as_tuples, at_least, setting
+from curvescope.core.errors import UsageError
 from curvescope.core.operator import LinearOperator
 from curvescope.core.progress import Progress
 from curvescope.models.sources import outside_blocks
@@ -138,6 +139,9 @@ def measure(
     steps = {"num_steps": cfg.num_steps, "seed": cfg.seed}
     pieces = [Piece("shares", partial(_shares, problem, cfg), "traces, norms and shares of all sources")]
     asked = [name for name in operators if any(fnmatch.fnmatchcase(name, glob) for glob in cfg.eigenvalues)]
+    if cfg.eigenvalues and not asked:
+        known = ", ".join(operators)
+        raise UsageError(f"eigenvalues: nothing matches {', '.join(cfg.eigenvalues)}", hint=f"known: {known}")
     asked = asked if cfg.num_steps and not exact else []
     pieces += [
         Piece(f"ends.{name}", partial(extreme_ends, operators[name], **steps), f"eigenvalues of {name}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 from curvescope.core.numbers import plural
@@ -27,7 +28,9 @@ def summary(result: WeightNorms) -> list[Line]:
     for where in ("within", "blocks"):
         one = result.correlation(where, "all", "spectral")
         words = f"Spearman's ρ of λ_max with ‖W‖₂, {WHERE[where]}; 95 % interval"
-        found.append((f"over training, {where}", one.words, words))
+        known = "not known" if math.isnan(one.value) else one.words
+        words += "" if not math.isnan(one.value) else "; no block has checkpoints enough for it"
+        found.append((f"over training, {where}", known, words))
     for norm, models in result.random.items():
         each = {role: result.correlation(norm, role, "spectral") for role in ROLES}
         order = sorted(each, key=lambda role: -each[role].value)
