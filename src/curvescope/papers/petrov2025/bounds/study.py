@@ -6,18 +6,14 @@ The paper measures none of its bounds, so what is published are the inequalities
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
 
 from curvescope.core.progress import Progress
+from curvescope.papers.claimed import Claimed
 from curvescope.papers.petrov2025.bounds.claims import verdicts
 from curvescope.papers.setting import FigureConfig
-from curvescope.runs.shown import Claim, Line, Shown
+from curvescope.runs.shown import Claim
 from curvescope.runs.work import State
 from curvescope.studies import bounds
-
-if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.figure import Figure
 
 PROFILES = {
     "quick": bounds.Config(num_seeds=4),
@@ -29,8 +25,6 @@ PROFILES = {
         num_layers=(1, 2, 3, 4, 6),
     ),
 }
-T = TypeVar("T")
-NAME = "bounds"
 EVIDENCE = "a claim that holds is violated by no instance that was tried, which is evidence and no proof"
 
 
@@ -40,8 +34,10 @@ class Config(FigureConfig):
 
 
 @dataclass(frozen=True)
-class ClaimedBounds(Shown):
+class ClaimedBounds(Claimed):
     """The study's comparisons as a figure of the paper."""
+
+    NAME = "bounds"
 
     measured: bounds.Bounds
 
@@ -49,29 +45,8 @@ class ClaimedBounds(Shown):
         """Every claim with its verdict."""
         return verdicts(self.measured)
 
-    def summary(self) -> list[Line]:
-        """The claims, shorter: label, value, words."""
-        return [(claim.claim, claim.verdict, claim.measured) for claim in self.claims()]
-
-    def captions(self) -> dict[str, str]:
-        """What each figure and table shows."""
-        return _named(self.measured.captions())
-
-    def tables(self) -> dict[str, pd.DataFrame]:
-        """Those of the study."""
-        return _named(self.measured.tables())
-
-    def figures(self) -> dict[str, Figure]:
-        """Those of the study."""
-        return _named(self.measured.figures())
-
 
 def run(cfg: Config, *, progress: Progress | None = None, state: State | None = None) -> ClaimedBounds:
     """Measure everything, pieces of `state` excepted."""
     found = bounds.run(PROFILES[cfg.profile], progress=progress, state=state)
     return ClaimedBounds(found, notes=[*found.notes, EVIDENCE])
-
-
-def _named(found: dict[str, T]) -> dict[str, T]:
-    """With the figure's name before each of theirs: other figures of the paper lie in the same folder."""
-    return {name if name == NAME else f"{NAME}_{name}": one for name, one in found.items()}
