@@ -207,7 +207,9 @@ def find_sanitizer() -> str | None:
     return shutil.which("compute-sanitizer") or (places[0] if places else None)
 
 
-def all_groups(precisions: list[str], widths: list[int], *, sanitize: bool = False) -> list[str]:
+def all_groups(
+    precisions: list[str], widths: list[int], *, kinds: tuple[str, ...] = KINDS, sanitize: bool = False
+) -> list[str]:
     """Groups in order of value; half precision has one width for each tile, and one in between.
 
     Under compute-sanitizer, where starting a process costs more than its cases, a group is a width.
@@ -215,7 +217,7 @@ def all_groups(precisions: list[str], widths: list[int], *, sanitize: bool = Fal
     some = [(p, w) for p in precisions for w in widths if p != "bf16" or w in (16, 64, 80, 128, 256)]
     if sanitize:
         return [f"{precision}:{width}" for precision, width in some]
-    return [f"{p}:{w}:{mask}:{kind}" for kind in KINDS for p, w in some for mask in MASKS]
+    return [f"{p}:{w}:{mask}:{kind}" for kind in kinds for p, w in some for mask in MASKS]
 
 
 def main() -> None:
@@ -225,6 +227,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=max(1, min(16, os.cpu_count() or 1)))
     parser.add_argument("--precisions", nargs="+", default=list(PRECISIONS), choices=list(PRECISIONS))
     parser.add_argument("--widths", nargs="+", type=int, default=list(WIDTHS))
+    parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=list(KINDS), help="of lengths")
     parser.add_argument("--sanitize", action="store_true", help="few cases, under compute-sanitizer")
     parser.add_argument("--sanitizer", default=find_sanitizer(), help="path of compute-sanitizer")
     for name, kind in (("--group", str), ("--device", str), ("--skip", int), ("--until", float)):
@@ -237,7 +240,7 @@ def main() -> None:
         parser.error("needs a CUDA device, and torch finds none")
     if asked.sanitize and asked.sanitizer is None:
         parser.error("compute-sanitizer was not found: it is part of the CUDA toolkit; --sanitizer names it")
-    groups = all_groups(asked.precisions, asked.widths, sanitize=asked.sanitize)
+    groups = all_groups(asked.precisions, asked.widths, kinds=tuple(asked.kinds), sanitize=asked.sanitize)
     sanitizer = asked.sanitizer if asked.sanitize else None
     found = run_grid(groups, sanitizer=sanitizer, budget=asked.budget, jobs=asked.jobs)
     asked.out.mkdir(parents=True, exist_ok=True)
