@@ -42,10 +42,10 @@ LATE, SILENT = "late", "compute-sanitizer saw no kernel"
 
 def work(group: str, *, skip: int, sanitize: bool, until: float, device: str) -> None:
     """Run a group's cases from number `skip`, a line of JSON before and after each, until the time is up."""
-    precision, width, *_ = group.split(":")
+    precision, width, *rest = group.split(":")
     todo = _cases(group, sanitize)
     where = {"device": device, "exact_on": "cpu" if sanitize else device}
-    how = {"backend": "triton" if device == "cuda" else "auto"}
+    how = {"backend": "triton" if device == "cuda" and rest[-1:] != ["one"] else "auto"}
     for number, case in list(enumerate(todo))[skip:]:
         if time.time() > until:
             break

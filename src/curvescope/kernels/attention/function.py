@@ -53,7 +53,7 @@ def attention(
         window: with `causal`, query i sees only keys j > i − window.
         second_order: False leaves q, k, v out of the graph of the backward, which is then linear in the
             incoming gradient only: enough for J v as the derivative of u ↦ Jᵀu, and cheaper.
-        backend: "auto" takes Triton on a CUDA device, and torch elsewhere and in float64.
+        backend: "auto" takes Triton on a CUDA device, and torch elsewhere, in float64 and for a single query.
 
     Returns:
         (B, H, Lq, d_v).
@@ -232,12 +232,12 @@ def _records(*tensors: Tensor) -> bool:
 
 
 def _implementation(backend: str, q: Tensor, v: Tensor) -> Passes:
-    """The passes for these tensors."""
+    """The passes for these tensors; for one query Triton would compile them all again to no gain."""
     if backend not in ("auto", "triton", "blockwise"):
         raise UsageError(f"expected backend 'auto', 'triton' or 'blockwise', got {backend!r}")
     largest = (TRITON_HEADS if backend == "triton" else AUTO_HEADS).get(q.dtype, 0)
     fits = max(q.shape[-1], v.shape[-1]) <= largest
-    wanted = backend == "triton" or (backend == "auto" and q.is_cuda)
+    wanted = backend == "triton" or (backend == "auto" and q.is_cuda and q.shape[2] > 1)
     if not (wanted and fits):
         return blockwise
     if find_spec("triton") is None:
