@@ -10,6 +10,7 @@ import pytest
 from curvescope.papers import PAPERS, figures_of, find_figure
 from curvescope.papers.singh2025 import exact_spectra as figure
 from curvescope.papers.singh2025.exact_spectra import claims, pairs, rules, study
+from curvescope.runs import shown
 from curvescope.studies import exact_spectra
 from curvescope.studies.exact_spectra import bundled, gauss_newton, ladder, sweeps
 from curvescope.studies.exact_spectra.cases import compare
@@ -17,18 +18,18 @@ from curvescope.viz.interactive import scene
 
 KEPT = ("linear network", "ReLU network", "1-D attention", "d = 2, d_K = 8, W_O", "d = d_K = 4")
 EXPECTED = {
-    "spectrum of 1-D attention": rules.HOLDS,
-    "spectrum of linear network": rules.HOLDS,
-    "spectrum of ReLU network": rules.HOLDS,
-    "outlier activations": rules.HOLDS,
-    "a bias shrinks the bulk": rules.HOLDS,
+    "spectrum of 1-D attention": shown.HOLDS,
+    "spectrum of linear network": shown.HOLDS,
+    "spectrum of ReLU network": shown.HOLDS,
+    "outlier activations": shown.HOLDS,
+    "a bias shrinks the bulk": shown.HOLDS,
     "a bias grows the outliers": rules.CONDITIONS,
-    "the bulk is paired": rules.HOLDS,
-    "H_f is paired, linear network": rules.HOLDS,
-    "H_f is paired, ReLU network": rules.HOLDS,
-    "H_f is paired, 1-D attention": rules.FAILS,
+    "the bulk is paired": shown.HOLDS,
+    "H_f is paired, linear network": shown.HOLDS,
+    "H_f is paired, ReLU network": shown.HOLDS,
+    "H_f is paired, 1-D attention": shown.FAILS,
     "pairs survive d > 1": rules.CONDITIONS,
-    "exact pairs down the ladder": rules.HOLDS,
+    "exact pairs down the ladder": shown.HOLDS,
 }
 
 
@@ -59,7 +60,7 @@ def test_verdicts_are_those_of_the_theory(measured: exact_spectra.ExactSpectra):
     for name, verdict in EXPECTED.items():
         assert found[name].verdict == verdict, found[name]
     assert found["λ_max of the GGN, scalars"].measured == "worse in 2 of 2 settings, better in 0"
-    assert found["λ_max of the GGN and the loss"].verdict == rules.HOLDS
+    assert found["λ_max of the GGN and the loss"].verdict == shown.HOLDS
     assert found["outliers of tiny-gpt, one layer"].verdict == rules.CONDITIONS
     assert found["outliers of tiny-gpt, one layer"].measured.endswith("initial only")
     for claim in found.values():
@@ -70,10 +71,10 @@ def test_a_wrong_eigenvalue_fails(measured: exact_spectra.ExactSpectra):
     spectra = measured.spectra
     wrong = np.where(np.array(spectra.case) == "linear network, generic", 1.001, 1) * spectra.closed_form
     found = claims.verdicts(replace(measured, spectra=replace(spectra, closed_form=wrong)))
-    assert [claim.verdict for claim in found[:3]] == [rules.HOLDS, rules.FAILS, rules.HOLDS]
+    assert [claim.verdict for claim in found[:3]] == [shown.HOLDS, shown.FAILS, shown.HOLDS]
 
 
-@pytest.mark.parametrize(("sign", "verdict"), [(1, rules.HOLDS), (-1, rules.FAILS)])
+@pytest.mark.parametrize(("sign", "verdict"), [(1, shown.HOLDS), (-1, shown.FAILS)])
 def test_who_is_worse_is_read_from_the_draws(measured: exact_spectra.ExactSpectra, sign: int, verdict: str):
     gaps = measured.gaps
     worse = np.array(gaps.kind) == (gauss_newton.ATTENTION if sign > 0 else gauss_newton.MLP)

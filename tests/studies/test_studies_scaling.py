@@ -134,7 +134,7 @@ def test_tables_claims_and_captions(small: scaling.Scaling):
     assert list(tables["laws"])[:7] == wanted
     claims = small.claims()
     assert len(claims) >= 5
-    assert {claim.verdict for claim in claims} <= {"agrees", "differs", "undecided", "in part"}
+    assert {claim.verdict for claim in claims} <= {"holds", "fails", "not decided", "in part"}
     assert set(small.captions()) == {*tables, "exponents", "data_needed"}
     assert any("one seed" in words for label, _, words in small.summary() if label == "note")
 

@@ -21,6 +21,8 @@ Whose = Literal["paper", "article", "ours"]
 """Whose words a claim is in: a paper's, those of an article about it, or ours about its subject."""
 Origin = tuple[str, Whose]
 """Where a claim stands, and whose words it is in: the last two fields of a `Claim`."""
+HOLDS, FAILS, OPEN = "holds", "fails", "not decided"
+"""Verdicts on a statement, where no finer one is needed; a number agrees or differs (`papers.claims`)."""
 
 
 class Claim(NamedTuple):

@@ -13,13 +13,13 @@ import numpy as np
 
 from curvescope.algorithms.estimates.intervals import student
 from curvescope.core.numbers import plural
-from curvescope.runs.shown import Claim
+from curvescope.runs.shown import FAILS, HOLDS, Claim
 from curvescope.studies.full_hessian.dense import Dense
 
 if TYPE_CHECKING:
     from curvescope.studies.full_hessian.study import FullHessian, Network
 
-HOLDS, FAILS, MIXED = "holds", "fails", "in part of the networks"
+MIXED = "in part of the networks"
 Q, K, V = "L0.W_Q", "L0.W_K", "L0.W_V"
 PAIRS = ((Q, Q), (Q, K), (Q, V), (K, K), (K, V), (V, V))
 DRAWN = ("Q", "K", "V", "norms", "feed-forward")  # groups of the paper's curves

@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from curvescope.algorithms.estimates.intervals import student
-from curvescope.runs.shown import Claim, Origin
+from curvescope.runs.shown import FAILS, HOLDS, OPEN, Claim, Origin
 
 if TYPE_CHECKING:
     from curvescope.studies.scaling.laws import Law
     from curvescope.studies.scaling.study import Scaling
 
-AGREES, DIFFERS, UNDECIDED = "agrees", "differs", "undecided"
 PARTLY = "in part"  # on the whole, but not between the first or the last two sizes
 ARTICLE: Origin = ("article", "article")
 PRECURSOR: Origin = ("arXiv 2409.11995", "paper")
@@ -50,15 +49,15 @@ def _exponent(result: Scaling, quantity: str, variable: str, published: float, c
     """A power law with a given exponent: there is a law, and its interval holds the exponent."""
     law = result.law(quantity, variable)
     holds = law.supported and law.low <= published <= law.high
-    return Claim(claim, f"{variable}^{published:+.2f}", exponent(law), AGREES if holds else DIFFERS, *ARTICLE)
+    return Claim(claim, f"{variable}^{published:+.2f}", exponent(law), HOLDS if holds else FAILS, *ARTICLE)
 
 
 def _sign(result: Scaling, quantity: str, variable: str, sign: int, claim: str) -> Claim:
     """It grows or falls: the interval of the exponent is on one side of zero, whether or not it is a law."""
     law = result.law(quantity, variable)
     low, high = sorted((sign * law.low, sign * law.high))
-    verdict = AGREES if low > 0 else DIFFERS if high < 0 else UNDECIDED
-    if verdict == AGREES and min(sign * law.first, sign * law.last) < 0:
+    verdict = HOLDS if low > 0 else FAILS if high < 0 else OPEN
+    if verdict == HOLDS and min(sign * law.first, sign * law.last) < 0:
         verdict = PARTLY
     said = f"{'grows' if sign > 0 else 'falls'} with {variable}"
     if quantity == "spread":
@@ -73,7 +72,7 @@ def _one_curve(result: Scaling) -> Claim:
     shown = ", ".join(
         f"{law.variable}^{law.exponent:+.2f} [{law.low:+.2f}, {law.high:+.2f}]" for law in (n, d)
     )
-    verdict = DIFFERS if apart else UNDECIDED
+    verdict = FAILS if apart else OPEN
     return Claim("one curve of λ_max serves N and D", "the same numbers", shown, verdict, *ARTICLE)
 
 
@@ -86,7 +85,7 @@ def _gradient(result: Scaling) -> Claim:
         "the top eigenvalue of ∇L ∇Lᵀ is the Hessian's",
         f"within a factor of {NEAR:g}",
         shown,
-        AGREES if near else DIFFERS,
+        HOLDS if near else FAILS,
         *ARTICLE,
     )
 
@@ -94,7 +93,7 @@ def _gradient(result: Scaling) -> Claim:
 def _gauss_newton(result: Scaling) -> Claim:
     gap = result.values("gap")[:, 0]
     shown = f"‖H − GGN‖_F/‖H‖_F from {gap.min():.2f} to {gap.max():.2f}, median {np.median(gap):.2f}"
-    verdict = AGREES if gap.max() <= SMALL else DIFFERS
+    verdict = HOLDS if gap.max() <= SMALL else FAILS
     return Claim(
         "the Gauss–Newton part stands for the Hessian", f"at most {SMALL:g}", shown, verdict, *PRECURSOR
     )
@@ -112,7 +111,7 @@ def _formula(result: Scaling) -> Claim:
         f"the data for a tolerance τ are (1/τ)², τ = {tau:g}",
         f"{said:.0f}",
         shown,
-        AGREES if inside else DIFFERS,
+        HOLDS if inside else FAILS,
         *ARTICLE,
     )
 
@@ -123,9 +122,9 @@ def _exact_law(result: Scaling) -> Claim:
     ratios = np.array([n.rms**2 * n.k * (n.k + 1) / n.variance for n in checked])
     claim, said = "E(L_{k+1} − L_k)² = Var/(k(k+1)), on fresh data", "measured / predicted = 1"
     if len(ratios) < 2:
-        return Claim(claim, said, "too few fresh sequences", UNDECIDED, *OURS)
+        return Claim(claim, said, "too few fresh sequences", OPEN, *OURS)
     half = student(len(ratios) - 1) * ratios.std(ddof=1) / math.sqrt(len(ratios))
     mean = float(ratios.mean())
     right = sum(bool(n.right) for n in checked)
     shown = f"{mean:.3f} [{mean - half:.3f}, {mean + half:.3f}]; within τ in {right} of {len(checked)} cells"
-    return Claim(claim, said, shown, AGREES if abs(mean - 1) <= half else DIFFERS, *OURS)
+    return Claim(claim, said, shown, HOLDS if abs(mean - 1) <= half else FAILS, *OURS)

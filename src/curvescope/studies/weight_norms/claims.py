@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from curvescope.runs.shown import Claim
+from curvescope.runs.shown import FAILS, HOLDS, OPEN, Claim
 from curvescope.studies.weight_norms.random_models import ROLES
 from curvescope.studies.weight_norms.ranks import Correlation
 
 if TYPE_CHECKING:
     from curvescope.studies.weight_norms.study import WeightNorms
 
-HOLDS, FAILS, OPEN = "holds", "fails", "not decided"
 SLIDES, OURS = "slides", "our sentence"
 FAMILY = {"pre": "with norms", "none": "without norms"}
 

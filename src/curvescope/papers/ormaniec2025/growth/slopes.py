@@ -15,8 +15,9 @@ import numpy as np
 
 from curvescope.papers.ormaniec2025.growth.published import published_curves
 from curvescope.papers.ormaniec2025.growth.settings import Experiment, Law, laws
+from curvescope.runs.shown import FAILS, HOLDS
 
-HOLDS, FAILS, UNCLAIMED = "holds", "fails", "not claimed"
+UNCLAIMED = "not claimed"
 
 
 class Fit(NamedTuple):

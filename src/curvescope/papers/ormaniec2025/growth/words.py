@@ -11,7 +11,8 @@ import numpy as np
 from curvescope.papers.claims import AUTHORS_CODE, Claim
 from curvescope.papers.ormaniec2025.growth.published import published_curves
 from curvescope.papers.ormaniec2025.growth.settings import Experiment
-from curvescope.papers.ormaniec2025.growth.slopes import HOLDS, Slope
+from curvescope.papers.ormaniec2025.growth.slopes import Slope
+from curvescope.runs.shown import HOLDS
 
 if TYPE_CHECKING:
     from curvescope.papers.ormaniec2025.growth.study import Growth, Sweep

@@ -10,9 +10,8 @@ import numpy as np
 
 from curvescope.core.result import Result
 from curvescope.papers.ormaniec2025.reviewers.slopes import Mean, mean_of
-from curvescope.runs.shown import Claim
+from curvescope.runs.shown import FAILS, HOLDS, OPEN, Claim
 
-HOLDS, FAILS, OPEN = "holds", "fails", "not decided"
 TOLERANCE = 0.1  # of an exponent
 PAPER, OURS = "paper", "ours"
 

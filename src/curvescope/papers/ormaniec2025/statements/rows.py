@@ -17,11 +17,10 @@ from curvescope.closed_form.bounds import growth
 from curvescope.core.parts import HALVES, SYMBOLS, Half
 from curvescope.core.result import Result
 from curvescope.core.seeds import generator
+from curvescope.runs.shown import FAILS, HOLDS
 
-HOLDS = "holds"
 SLOPE = "holds as a slope for small scores, as a bound beyond"
 CORRECTED = "holds with a correction"
-FAILS = "fails"
 VERDICTS = (HOLDS, SLOPE, CORRECTED, FAILS)
 OURS = "ours"  # where a statement stands that is not of the paper
 

@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from curvescope.runs.shown import Claim
+from curvescope.runs.shown import FAILS, HOLDS, Claim
 from curvescope.studies.bounds import Bounds, Comparisons, measures, words
 from curvescope.studies.bounds.estimates import REPAIRED
 
-HOLDS, CORRECTED, FAILS = "holds", "fails as printed, holds corrected", "fails"
+CORRECTED = "fails as printed, holds corrected"
 LITERAL, PROOF = "lemma, literal σ", "lemma, σ of its proof"
 HEADS = (words.HEAD, words.KEYLESS, words.CLUSTERS)
 BLOCKS = (words.BLOCK, words.CLOSING)

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from curvescope.algorithms.estimates.intervals import student
-from curvescope.runs.shown import Claim, Origin
-from curvescope.studies.landscape.claims import FAILS, HOLDS, TAUTOLOGY, interval, overlap
+from curvescope.runs.shown import FAILS, HOLDS, OPEN, Claim, Origin
+from curvescope.studies.landscape.claims import TAUTOLOGY, interval, overlap
 
 if TYPE_CHECKING:
     from curvescope.papers.petrov2025.convergence.study import Convergence, Curve
 
-OPEN, OTHERS = "not decided", "not comparable: other network and pictures"
+OTHERS = "not comparable: other network and pictures"
 E4: Origin = ("petrov2025, figure", "paper")
 E7: Origin = ("authors' code", "paper")
 E8: Origin = ("arXiv 2409.11995, figure", "paper")

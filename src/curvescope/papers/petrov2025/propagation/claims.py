@@ -9,13 +9,12 @@ import numpy as np
 from curvescope.papers.claims import Claim
 from curvescope.papers.petrov2025.propagation.slopes import exponent, interval, sigma_slope, with_and_without
 from curvescope.papers.petrov2025.propagation.variants import NORMS
-from curvescope.runs.shown import Origin
+from curvescope.runs.shown import FAILS, HOLDS, OPEN, Origin
 from curvescope.studies.propagation.shares import HESSIAN
 
 if TYPE_CHECKING:
     from curvescope.papers.petrov2025.propagation.study import Spectrum, Sweeps
 
-HOLDS, FAILS, OPEN = "holds", "fails", "not decided"
 ARTICLE: Origin = ("article", "article")
 OURS: Origin = ("ours, on a part that the article's table names", "ours")
 ROUNDING = 1e-12

@@ -12,16 +12,8 @@ from itertools import pairwise
 import numpy as np
 
 from curvescope.papers.singh2025.exact_spectra.pairs import pair_claims
-from curvescope.papers.singh2025.exact_spectra.rules import (
-    CONDITIONS,
-    FAILS,
-    HOLDS,
-    OURS,
-    SLIDES,
-    factor,
-    slope,
-)
-from curvescope.runs.shown import Claim
+from curvescope.papers.singh2025.exact_spectra.rules import CONDITIONS, OURS, SLIDES, factor, slope
+from curvescope.runs.shown import FAILS, HOLDS, Claim
 from curvescope.studies.exact_spectra import ExactSpectra, cases, gauss_newton, sweeps
 
 ROUNDING = 1e-12  # of the largest eigenvalue

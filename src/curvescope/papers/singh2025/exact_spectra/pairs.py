@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from curvescope.papers.singh2025.exact_spectra.rules import CONDITIONS, FAILS, HOLDS, OURS, SLIDES
-from curvescope.runs.shown import Claim
+from curvescope.papers.singh2025.exact_spectra.rules import CONDITIONS, OURS, SLIDES
+from curvescope.runs.shown import FAILS, HOLDS, Claim
 from curvescope.studies.exact_spectra import ExactSpectra, bundled, ladder, sweeps
 from curvescope.studies.exact_spectra.intervals import median
 

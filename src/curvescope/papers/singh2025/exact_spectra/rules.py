@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-HOLDS, CONDITIONS, FAILS = "holds", "holds under conditions", "fails"
+CONDITIONS = "holds under conditions"
 SLIDES, OURS = "slides, 'Cracking the Hessian'", "ours"
 
 

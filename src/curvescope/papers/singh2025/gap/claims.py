@@ -10,11 +10,11 @@ import numpy as np
 from curvescope.algorithms.estimates.intervals import student
 from curvescope.papers.claims import Claim
 from curvescope.papers.singh2025.gap.courses import FAMILIES, TASKS
+from curvescope.runs.shown import FAILS, HOLDS, OPEN
 
 if TYPE_CHECKING:
     from curvescope.papers.singh2025.gap.study import Gaps
 
-HOLDS, FAILS, OPEN = "holds", "fails", "not decided"
 SLIDES, OURS, THEOREM = "slides", "our sentence", "Hoffman and Wielandt"
 LOSS = {"mse": "squared error", "cross_entropy": "cross-entropy"}
 SMALL = 0.1  # of ‖H‖: a share that is nearly gone

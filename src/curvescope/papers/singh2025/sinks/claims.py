@@ -8,6 +8,7 @@ import numpy as np
 
 from curvescope.papers.claims import Claim
 from curvescope.papers.singh2025.sinks.cases import INITIAL, TRAINED
+from curvescope.runs.shown import FAILS, HOLDS, OPEN
 from curvescope.studies.sinks.effects import Quantity, effect
 from curvescope.studies.sinks.ways import UNCHANGED, Way
 
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
     from curvescope.papers.singh2025.sinks.study import SinkCases
     from curvescope.studies.sinks import Sinks
 
-HOLDS, FAILS, OPEN = "holds", "fails", "not decided"
 SLIDES, OURS = "slides", "ours"
 STILL = 0.02  # a factor nearer to one than this on every text is no move
 GROWN = 0.05  # by so much must the sink's share of the weights rise to count as a larger sink
