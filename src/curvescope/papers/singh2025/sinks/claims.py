@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from curvescope.papers.claims import Claim
+from curvescope.papers.singh2025.rules import FAILS, HOLDS, OPEN, OURS, SLIDES
 from curvescope.papers.singh2025.sinks.cases import INITIAL, TRAINED
+from curvescope.runs.shown import Claim
 from curvescope.studies.sinks.effects import Quantity, effect
 from curvescope.studies.sinks.ways import UNCHANGED, Way
 
@@ -15,8 +16,6 @@ if TYPE_CHECKING:
     from curvescope.papers.singh2025.sinks.study import SinkCases
     from curvescope.studies.sinks import Sinks
 
-HOLDS, FAILS, OPEN = "holds", "fails", "not decided"
-SLIDES, OURS = "slides", "ours"
 STILL = 0.02  # a factor nearer to one than this on every text is no move
 GROWN = 0.05  # by so much must the sink's share of the weights rise to count as a larger sink
 
@@ -68,7 +67,7 @@ def _activations(name: str, one: Sinks) -> Claim:
         "move",
         times(one, way, *quantities),
         verdict,
-        SLIDES,
+        *SLIDES,
     )
 
 
@@ -80,7 +79,7 @@ def _shrinks(name: str, one: Sinks) -> Claim:
         "shrinks",
         times(one, way, "bulk_width"),
         verdict,
-        SLIDES,
+        *SLIDES,
     )
 
 
@@ -92,7 +91,7 @@ def _grows(name: str, one: Sinks) -> Claim:
     path = ", ".join(f"{effect(one, w.name, 'lambda_max').mean:.3g} at {w.strength:g}" for w in others)
     measured = times(one, way, "lambda_max", "outliers") + (f"; λ_max × {path}" if path else "")
     return Claim(
-        f"a larger bias at the first token grows the outliers ({name})", "grows", measured, verdict, SLIDES
+        f"a larger bias at the first token grows the outliers ({name})", "grows", measured, verdict, *SLIDES
     )
 
 
@@ -103,7 +102,7 @@ def _stretches(name: str, one: Sinks) -> Claim:
     right, wrong = all(d == 1 for d in directions), all(d == -1 for d in directions)
     verdict = OPEN if not larger else HOLDS if right else FAILS if wrong else OPEN
     measured = "; ".join(times(one, way, "stretch") for way in larger) or "no way made the sink larger"
-    return Claim(f"larger sinks stretch the spectrum ({name})", "stretch", measured, verdict, SLIDES)
+    return Claim(f"larger sinks stretch the spectrum ({name})", "stretch", measured, verdict, *SLIDES)
 
 
 def _rise(one: Sinks, way: Way) -> float:
@@ -116,7 +115,7 @@ def _trained_sink(result: SinkCases) -> Claim:
     measured = f"mean weight on the first token {before.mean():.3f} at first, {after.mean():.3f} trained; "
     measured += f"its largest head {before.max():.3f} and {after.max():.3f}"
     verdict = HOLDS if after.mean() > before.mean() and after.max() > 2 * before.max() else FAILS
-    return Claim("training makes the bundled model's sink", "–", measured, verdict, OURS)
+    return Claim("training makes the bundled model's sink", "–", measured, verdict, *OURS)
 
 
 def _all_alike(one: Sinks) -> Claim:
@@ -124,7 +123,7 @@ def _all_alike(one: Sinks) -> Claim:
     signs = {e.direction for e in found.values()}
     measured = ", ".join(f"{how} × {e.mean:.3g}" for how, e in found.items())
     verdict = HOLDS if signs in ({1}, {-1}) else FAILS if {1, -1} <= signs else OPEN
-    return Claim("all ways move λ_max to the same side", "–", measured, verdict, OURS)
+    return Claim("all ways move λ_max to the same side", "–", measured, verdict, *OURS)
 
 
 def _ggn_follows(one: Sinks) -> Claim:
@@ -136,7 +135,7 @@ def _ggn_follows(one: Sinks) -> Claim:
     measured = "; ".join(times(one, last(one, how), "lambda_max", "ggn_lambda_max") for how in hows)
     right, wrong = all(a == b for a, b in pairs), any(a * b == -1 for a, b in pairs)
     verdict = FAILS if wrong else HOLDS if right else OPEN
-    return Claim("the GGN's λ_max moves as the Hessian's does", "–", measured, verdict, OURS)
+    return Claim("the GGN's λ_max moves as the Hessian's does", "–", measured, verdict, *OURS)
 
 
 def _queries_and_keys(one: Sinks) -> Claim:
@@ -155,7 +154,7 @@ def _queries_and_keys(one: Sinks) -> Claim:
         "–",
         measured,
         HOLDS if less else FAILS if more else OPEN,
-        OURS,
+        *OURS,
     )
 
 
@@ -170,7 +169,7 @@ def _beyond_noise(one: Sinks) -> Claim:
         "–",
         measured,
         HOLDS if ratios.min() > 1 else FAILS,
-        OURS,
+        *OURS,
     )
 
 
@@ -185,5 +184,5 @@ def _no_sink_needed(one: Sinks) -> Claim:
         "–",
         measured,
         HOLDS if right else FAILS if wrong else OPEN,
-        OURS,
+        *OURS,
     )

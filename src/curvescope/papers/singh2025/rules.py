@@ -1,11 +1,14 @@
-"""Words of verdicts, and the two numbers that rules are made of."""
+"""Words of verdicts, whose words a claim is in, and the two numbers that rules are made of."""
 
 from __future__ import annotations
 
 import numpy as np
 
-HOLDS, CONDITIONS, FAILS = "holds", "holds under conditions", "fails"
-SLIDES, OURS = "slides, 'Cracking the Hessian'", "ours"
+from curvescope.runs.shown import Origin
+
+HOLDS, CONDITIONS, FAILS, OPEN = "holds", "holds under conditions", "fails", "not decided"
+SLIDES: Origin = ("slides, 'Cracking the Hessian'", "paper")
+OURS: Origin = ("ours", "ours")
 
 
 def factor(values: np.ndarray) -> float:
