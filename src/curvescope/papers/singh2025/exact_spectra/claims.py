@@ -58,7 +58,7 @@ def _moved(found: ExactSpectra) -> Iterator[Claim]:
     measured = f"κ from {kappa.min():.3g} to {kappa.max():.3g}, largest at {values[kappa.argmax()]:g}°"
     verdict = HOLDS if values[kappa.argmax()] == 90 and factor(kappa) >= SENSITIVE else FAILS
     published = "κ is worst where w_Q and w_K are orthogonal"
-    yield Claim("κ and the angle", published, measured, verdict, *OURS)
+    yield Claim("condition number κ and the angle", published, measured, verdict, *OURS)
     for varied, published in (
         (sweeps.TARGET, "κ is sensitive to the targets"),
         (sweeps.LENGTH, "κ is sensitive to the length, from 16 tokens on"),
@@ -66,7 +66,7 @@ def _moved(found: ExactSpectra) -> Iterator[Claim]:
         values, kappa = found.sweeps.of(varied).medians("condition")
         kappa = kappa[values >= 16] if varied == sweeps.LENGTH else kappa
         measured = f"κ from {kappa.min():.3g} to {kappa.max():.3g}"
-        yield Claim(f"κ and {varied}", published, measured, _sensitive(kappa), *OURS)
+        yield Claim(f"condition number κ and {varied}", published, measured, _sensitive(kappa), *OURS)
     yield _outlier_token(found)
 
 
@@ -81,7 +81,7 @@ def _norms(found: ExactSpectra, varied: str) -> Claim:
     verdict = _sensitive(kappa)
     if verdict == HOLDS and factor(kappa[small]) < FLAT:
         verdict, measured = CONDITIONS, f"{measured}: where attention is not uniform"
-    return Claim(f"κ and {varied}", "the condition number is sensitive to it", measured, verdict, *SLIDES)
+    return Claim(f"condition number κ and {varied}", "κ is sensitive to it", measured, verdict, *SLIDES)
 
 
 def _outlier_token(found: ExactSpectra) -> Claim:

@@ -75,16 +75,16 @@ def _ladder(found: ExactSpectra) -> Iterator[Claim]:
     """Does pairing decay from rung to rung? Exact pairs and P are asked apart."""
     for quantity, label, source in (
         (ladder.EXACT, "exact pairs", SLIDES),
-        (ladder.ALL, "P of H", OURS),
-        (ladder.FUNCTIONAL, "P of H_f", OURS),
+        (ladder.ALL, "pairing P of H", OURS),
+        (ladder.FUNCTIONAL, "pairing P of H_f", OURS),
     ):
         first, last = (median(found.pairings.of(name, quantity)) for name in (FIRST, LAST))
         verdict = HOLDS if last.high < first.low else FAILS
         measured = f"{first} for {FIRST}, {last} for two layers of two heads on tokens"
         if verdict == FAILS:
             measured += "; intervals do not lie below" if last.value < first.value else "; it grows"
-        published = "it decays when assumptions are dropped one by one"
-        yield Claim(f"{label} down the ladder", published, measured, verdict, *source)
+        published = "it decays when they are dropped one by one"
+        yield Claim(f"{label} as assumptions are dropped", published, measured, verdict, *source)
 
 
 def _real(found: ExactSpectra) -> Iterator[Claim]:
