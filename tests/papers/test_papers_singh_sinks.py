@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+from curvescope.core.errors import UsageError
 from curvescope.papers import figures_of, find_figure
 from curvescope.papers.singh2025.sinks import Config, SinkCases
 from curvescope.papers.singh2025.sinks.cases import CASES, INITIAL, TRAINED
@@ -60,9 +63,9 @@ def test_verdicts_follow_the_numbers():
         f"larger sinks stretch the spectrum ({INITIAL})": ("holds", "fails", "not decided"),
         "training makes the bundled model's sink": ("holds", "fails", "holds"),
         "all ways move λ_max to the same side": ("holds", "holds", "not decided"),
-        "the GGN's λ_max moves as the Hessian's does": ("holds", "fails", "holds"),
+        "the GGN's λ_max moves as the Hessian's does": ("holds", "fails", "not decided"),
         "a saturated sink takes the curvature of queries and keys": ("holds", "fails", "not decided"),
-        "paired probes tell the bulk's change from noise": ("holds", "holds", "fails"),
+        "paired probes tell the bulk's change under a bias from noise": ("holds", "holds", "fails"),
         "weight that goes nowhere shrinks the bulk too (softmax one, gates)": (
             "holds",
             "fails",
@@ -94,3 +97,12 @@ def test_words_tables_and_figures_are_complete():
     assert len(one.summary()) == len(CASES)
     assert "sinks" in figures_of("singh2025")
     assert find_figure("singh2025", "sinks").Config is Config
+
+
+def test_what_is_set_is_set_of_every_model_and_the_rest_is_the_profile_s():
+    for case in CASES.values():
+        own, given = Config().of_study(case), Config(texts=2, num_probes=3, threshold=0.1).of_study(case)
+        assert own == case.config(full=False, device="cpu")
+        assert given == replace(own, texts=2, num_probes=3, threshold=0.1)
+    with pytest.raises(UsageError, match="num_probes"):
+        Config(num_probes=1)

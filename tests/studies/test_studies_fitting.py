@@ -4,8 +4,9 @@ import pytest
 
 from curvescope.core.errors import UsageError
 from curvescope.core.numbers import duration
-from curvescope.studies import find, fitting, folder
+from curvescope.studies import STUDIES, find, fitting, folder
 from curvescope.studies.fitting import FIRST, Timer, fit, limit_of, seconds_of
+from curvescope.studies.setting import make_problem
 from curvescope.studies.spectrum import Config
 
 SMALL = "n_layers = 1\nd_model = 4\nn_heads = 1\nd_ff = 0\nvocab_size = 12\nn_ctx = 18\n"
@@ -71,6 +72,25 @@ def test_an_estimate_counts_the_products(product):
     each = 4 + 8 + 2 + 1
     assert f"12 pieces, {3 * each} products of 0.4 s" in words
     assert words.startswith(f"up to about {duration((3 * each + 12 * FIRST) * 0.4)}:")
+
+
+class Begun(Exception):
+    """A study has begun its first piece."""
+
+
+@pytest.mark.parametrize("name", [name for name in STUDIES if find(name).plan is not None])
+@pytest.mark.parametrize("rung", [0, -1])
+def test_an_estimate_has_as_many_pieces_as_the_study(name, rung):
+    study, totals = find(name), []
+    cfg = fitting._lowered(study.Config(tokens=256), study.plan.ladder[rung], {})
+
+    def begun(what, number, total):
+        totals.append(total)
+        raise Begun
+
+    with pytest.raises(Begun):
+        study.run(cfg, progress=begun)
+    assert totals == [study.plan.cost(cfg, make_problem(cfg)).pieces]
 
 
 @pytest.mark.parametrize("name", ["spectrum", "blocks"])

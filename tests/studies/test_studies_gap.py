@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -163,8 +164,19 @@ def test_blocks_and_checkpoints_are_those_asked_for(case: cs.Problem):
         chosen_blocks(gap.Config(blocks=("L9.*",)), case)
     cfg = gap.Config()
     assert checkpoint_names(cfg, ()) == ("initial", "early", "middle", "final")
-    assert list(load_checkpoints(gap.Config(revision="middle"), ())) == ["middle"]
+    model = cs.load("tiny-gpt")
+    assert list(load_checkpoints(gap.Config(revision="middle"), (), model)) == ["middle"]
     assert checkpoint_names(gap.Config(model="elsewhere"), ()) == ("now",)
-    early = load_checkpoints(cfg, ("early",))["early"]
-    assert not torch.equal(early.parameters["E"], cs.load("tiny-gpt").parameters["E"])
+    early = load_checkpoints(cfg, ("early",), model)["early"]
+    assert not torch.equal(early.parameters["E"], model.parameters["E"])
     assert find("gap").Config is gap.Config
+
+
+@pytest.mark.parametrize("study", ["gap", "weight_norms"])
+def test_checkpoints_of_another_model_are_refused_before_the_work(study: str, tmp_path: Path):
+    other = cs.save(cs.load(oracles.transformer(n_layers=1)), tmp_path / "other")
+    begun: list[str] = []
+    cfg = find(study).Config.from_dict({"tokens": 64, "checkpoints": [str(other)]})
+    with pytest.raises(cs.UsageError, match=r"expected checkpoints of 'tiny-gpt', got .* E is"):
+        find(study).run(cfg, progress=lambda what, *_: begun.append(what))
+    assert not begun

@@ -89,6 +89,15 @@ def test_strength_zero_is_the_unchanged_model(case: cs.Problem, result: sinks.Si
     assert (start["bulk_width_direction"] == 0).all()
 
 
+@pytest.mark.parametrize("token", [-1, 3, 99999])
+def test_a_token_outside_of_the_vocabulary_is_refused_before_the_work(case: cs.Problem, token: int):
+    begun: list[str] = []
+    cfg = sinks.Config(**SMALL, token=token)
+    with pytest.raises(cs.UsageError, match=f"expected an id from 0 to 2 of .*, got {token}"):
+        sinks.measure(case, cfg, [], progress=lambda what, *_: begun.append(what))
+    assert not begun
+
+
 def test_inserted_tokens_leave_the_terms_as_they_are(case: cs.Problem):
     moved = cs.Problem(case.model, Way("inserted", 2.0).batches(case.batches, 1), case.loss)
     assert moved.num_terms == case.num_terms

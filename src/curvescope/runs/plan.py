@@ -17,8 +17,9 @@ C = TypeVar("C", bound=Config)
 class Cost(NamedTuple):
     """At most so many products with one vector, each over all parameters, in so many pieces."""
 
-    pieces: int
+    pieces: int  # as the progress counts them
     products: float
+    graphs: int | None = None  # of operators that are built; None: one in each piece
 
 
 @final

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from curvescope.core.errors import UsageError
 from curvescope.models.model import Model
 from curvescope.models.zoo.names import BUNDLED, REVISIONS
 from curvescope.studies.setting import ModelOnData, load_model
@@ -20,12 +21,25 @@ def checkpoint_names(cfg: ModelOnData, asked: tuple[str, ...]) -> tuple[str, ...
     return REVISIONS if bundled else (cfg.revision or HERE,)
 
 
-def load_checkpoints(cfg: ModelOnData, asked: tuple[str, ...]) -> dict[str, Model]:
-    """The models by name, in their order; the model itself where there are no others."""
+def load_checkpoints(cfg: ModelOnData, asked: tuple[str, ...], model: Model) -> dict[str, Model]:
+    """The models by name, in their order; `model`, that of the settings, where there are no others."""
     found = {}
     for name in checkpoint_names(cfg, asked):
         if cfg.model in BUNDLED and name in REVISIONS:
             found[name] = load_model(replace(cfg, revision=name))
         else:
-            found[name] = load_model(replace(cfg, model=name, revision=None) if asked else cfg)
+            found[name] = load_model(replace(cfg, model=name, revision=None)) if asked else model
+        _check_alike(name, found[name], model)
     return found
+
+
+def _check_alike(name: str, found: Model, model: Model) -> None:
+    """Raise unless a checkpoint has the model's parameters, by name and shape."""
+    wanted, there = ({k: tuple(v.shape) for k, v in m.parameters.items()} for m in (model, found))
+    if there == wanted:
+        return
+    first = next(k for k in wanted | there if wanted.get(k) != there.get(k))
+    raise UsageError(
+        f"expected checkpoints of {model.name!r}, got {name!r}, which is another model: {first} is "
+        f"{there.get(first, 'not there')}, not {wanted.get(first, 'there')}"
+    )

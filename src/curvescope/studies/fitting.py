@@ -87,7 +87,9 @@ class Estimate(NamedTuple):
     @property
     def total(self) -> float:
         """Seconds of all products, of the graphs before them and of the algorithms around them."""
-        return (self.cost.products + FIRST * self.cost.pieces) * self.seconds + self.cost.products * self.own
+        pieces, products, graphs = self.cost
+        built = FIRST * (pieces if graphs is None else graphs)
+        return (products + built) * self.seconds + products * self.own
 
 
 class Timer:

@@ -84,7 +84,9 @@ def attention_1d_spectrum(
 
     One head: ±b of multiplicity d_K − 1, b = s ℓ_a, and three outliers (h heads: ±b_h each and 3h). The
     derivatives of an output are ∂f/∂a = w_V x_i Var_i, ∂²f/∂a² = w_V x_i² κ_i, with the variance and the
-    third central moment of x under A_i. A bias of the scores changes A and no formula.
+    third central moment of x under A_i. A bias of the scores changes A and no formula. The loss of `targets`
+    is the squared error, its mean over the tokens of a sample, then over samples: tokens of a short sample
+    weigh more than those of a long one.
 
     Args:
         xs: one sequence (L,), or several of any lengths.

@@ -150,9 +150,10 @@ def product_bulk(
     """Eigenvalues ±σ_i(Γ) of the Hessian of any loss that sees W and U through W Uᵀ, Γ = ∂ℓ/∂(W Uᵀ).
 
     They have multiplicity at least m − rank [W; U], m the number of columns: eigenvectors δW = p_i uᵀ,
-    δU = ± q_i uᵀ, with the singular vectors of Γ and u orthogonal to all rows of W and U. For one attention
-    head W = W_Q, U = W_K, Γ = s Xᵀg, in a network of any depth (with biases as further rows); for f = vᵀWx
-    take Wᵀ and vᵀ, Γ = ∂ℓ/∂(Wᵀv).
+    δU = ± q_i uᵀ, with the singular vectors of Γ and u orthogonal to all rows of W and U; where the rows of
+    [W; U] are independent there is one more for each, of U u = q_i, W u = ∓ p_i. For one attention head
+    W = W_Q, U = W_K, Γ = s Xᵀg, in a network of any depth (with biases as further rows); for f = vᵀWx take Wᵀ
+    and vᵀ, Γ = ∂ℓ/∂(Wᵀv).
 
     Args:
         Gamma: (rows of W, rows of U).

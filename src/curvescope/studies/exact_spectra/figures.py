@@ -26,9 +26,9 @@ LABELS = {
     sweeps.LARGE_BIAS: "first-token bias, x₀ = 4",
 }
 CURVES = {
-    "outlier_high": (PALETTE[1], "-", "outliers"),
-    "outlier_mid": (PALETTE[1], ":", None),
-    "outlier_low": (PALETTE[1], "--", None),
+    "outlier_high": (PALETTE[1], "-", "outliers: largest"),
+    "outlier_mid": (PALETTE[1], ":", "middle"),
+    "outlier_low": (PALETTE[1], "--", "smallest"),
     "bulk": (PALETTE[0], "-", "bulk |b|"),
     "ggn_lambda_max": (PALETTE[2], "-", "λ_max of the GGN"),
 }
@@ -80,7 +80,7 @@ def _sweeps(result: ExactSpectra) -> Figure:
         ax.axhline(0, color="0.4", lw=0.7)
         _horizontal(ax, varied)
     handles, labels = axes[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, fontsize=8, frameon=False, ncols=3, loc="outside upper center")
+    figure.legend(handles, labels, fontsize=8, frameon=False, ncols=len(CURVES), loc="outside upper center")
     figure.supylabel("eigenvalue (linear between ±0.01)", fontsize=10)
     return figure
 

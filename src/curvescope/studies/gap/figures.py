@@ -8,7 +8,7 @@ import numpy as np
 
 from curvescope.algorithms import SpectralDensity
 from curvescope.studies.gap.pair import Number
-from curvescope.viz.blocks import PALETTE, cell_text
+from curvescope.viz.blocks import PALETTE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -75,13 +75,14 @@ def _blocks(result: Gap) -> Figure:
     shares = np.array([[pair.share().value for pair in row] for row in cells])
     top = float(np.nanmax(np.abs(gaps), initial=1e-12))
     limits = ({"vmin": -top, "vmax": top, "cmap": "RdBu_r"}, {"vmin": 0, "cmap": "YlOrRd"})
-    titles = ("λ_max that the GGN misses, %", "functional share ‖H_f‖/‖H‖")
-    for ax, values, options, title in zip(axes[0], (gaps, shares), limits, titles, strict=True):
+    titles = {"λ_max that the GGN misses, %": "+.1f", "functional share ‖H_f‖/‖H‖": ".2f"}
+    panels = zip(axes[0], (gaps, shares), limits, titles.items(), strict=True)
+    for ax, values, options, (title, digits) in panels:
         image = ax.imshow(np.ma.masked_invalid(values), aspect="auto", **options)
         for (i, j), value in np.ndenumerate(values):
             depth = abs(2 * image.norm(value) - 1) if options["vmin"] < 0 else image.norm(value)
             dark = depth > 0.6
-            text = cell_text(float(value)) if np.isfinite(value) else "–"
+            text = f"{value:{digits}}" if np.isfinite(value) else "–"
             ax.text(j, i, text, ha="center", va="center", fontsize=8, color="white" if dark else "black")
         ax.set_xticks(range(len(result.checkpoints)), result.checkpoints, fontsize=8)
         ax.set_yticks(range(len(result.blocks)), result.blocks, fontsize=8)
@@ -139,6 +140,9 @@ def _targets(result: Gap) -> Figure:
         right.plot(counts, 1 / np.sqrt(counts), color="0.5", lw=1, label="1/√draws")
         right.set_xscale("log", base=2)
         right.set_yscale("log", base=2)
+        right.set_xticks(counts, [f"{count:g}" for count in counts])
+        right.set_yticks(2.0 ** -np.arange(3), ["1", "0.5", "0.25"])
+        right.set_ylim(0.9 * min(norms.min(), counts[-1] ** -0.5), 1.15)
         right.set_xlabel("draws of targets from the model")
         right.set_title("the functional part averages out", fontsize=10, loc="left")
         right.legend(fontsize=8, frameon=False)

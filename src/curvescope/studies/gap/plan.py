@@ -8,7 +8,7 @@ from curvescope.problem import Problem
 from curvescope.runs.plan import Cost, Plan
 from curvescope.studies.checkpoints import checkpoint_names
 from curvescope.studies.gap.pair import ALL
-from curvescope.studies.gap.study import Config, chosen_blocks
+from curvescope.studies.gap.study import Config, chosen_blocks, replaces
 from curvescope.studies.gap.targets import KINDS
 
 OF_BLOCK = 0.6  # of a product of the whole operator
@@ -20,10 +20,11 @@ def cost(cfg: Config, problem: Problem) -> Cost:
     blocks = [problem.space(block).size for block in chosen_blocks(cfg, problem)]
     of_blocks = sum(_products(cfg, "", size) for size in blocks)
     whole = _products(cfg, ALL, problem.space().size)
-    other = len(KINDS) if cfg.num_draws else 0
+    other = len(KINDS) if replaces(cfg, problem) else 0
     without = _products(replace(cfg, num_density_probes=0), ALL, problem.space().size)
     products = points * (OF_BLOCK * of_blocks + whole) + other * without + 2 * cfg.num_draws
-    return Cost(3 * points * (1 + len(blocks)) + 3 * other + cfg.num_draws, products)
+    pairs = points * (1 + len(blocks)) + other
+    return Cost(pairs + (other > 0), products, graphs=3 * pairs + cfg.num_draws)
 
 
 def _products(cfg: Config, block: str, size: int) -> int:

@@ -108,7 +108,7 @@ def run(cfg: Config, *, progress: Progress | None = None, state: State | None = 
         state: finished pieces by name; filled as the study goes, used when it goes on.
     """
     problem = make_problem(cfg)
-    points = load_checkpoints(cfg, cfg.checkpoints)
+    points = load_checkpoints(cfg, cfg.checkpoints, problem.model)
     return measure(problem, points, cfg, notes_of(cfg, problem), progress=progress, state=state)
 
 
@@ -134,7 +134,7 @@ def measure(
         for j, block in enumerate(blocks)
     ]
     last = at[list(at)[-1]]
-    replaced = cfg.num_draws > 0 and can_replace(problem)
+    replaced = replaces(cfg, problem)
     if replaced:
         pieces += _target_pieces(cfg, last)
     contents = fingerprint(problem.model, problem.batches, *points.values())
@@ -151,6 +151,11 @@ def _target_pieces(cfg: Config, problem: Problem) -> list[Piece]:
     draws = {"num_draws": max(cfg.num_draws, 2), "num_probes": 2, "seed": cfg.seed}
     found = [Piece(f"targets.{kind}", partial(other, kind), f"targets {kind}") for kind in KINDS]
     return [*found, Piece("draws", partial(measure_draws, problem, **draws), "targets drawn again and again")]
+
+
+def replaces(cfg: Config, problem: Problem) -> bool:
+    """Whether other targets are asked for, and can be had."""
+    return cfg.num_draws > 0 and can_replace(problem)
 
 
 def chosen_blocks(cfg: Config, problem: Problem) -> list[str]:

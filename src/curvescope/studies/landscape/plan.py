@@ -18,7 +18,7 @@ def cost(cfg: Config, problem: Problem) -> Cost:
     points = 2 * cfg.num_pairs * (len(cfg.radii) + 1)
     power = cfg.num_norms * cfg.num_steps * (len(cfg.radii) + 2) / max(cfg.num_curved, 1)
     each = ALONE * (own + power) + cfg.max_products + POINT * points
-    return Cost(5 + len(cfg.radii), share * each)
+    return Cost(4 + len(cfg.radii), share * each)
 
 
 def blocks(cfg: Config) -> tuple[str, ...]:

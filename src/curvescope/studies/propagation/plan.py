@@ -5,7 +5,7 @@ from __future__ import annotations
 from curvescope.models.sources import find_sources
 from curvescope.problem import Problem
 from curvescope.runs.plan import Cost, Plan
-from curvescope.studies.propagation.study import Config, layer_slices
+from curvescope.studies.propagation.study import Config, asked_ends, layer_slices
 
 SOURCE = 1.0  # products of the Hessian that one of a single source takes
 EACH = 0.1  # and what each adds when all of them are asked for at once
@@ -16,10 +16,10 @@ def cost(cfg: Config, problem: Problem) -> Cost:
     count, size = len(find_sources(problem.model)) + 1, problem.space().size
     exact = size <= cfg.max_exact
     vectors = size if exact else cfg.num_probes
-    steps = 0 if exact else cfg.num_steps
-    coupling = cfg.num_map_probes * len(layer_slices(problem))
-    products = vectors * (2 + SOURCE + EACH * count) + steps * (2 + SOURCE * count) + coupling
-    return Cost(2 + (count + 2) * (steps > 0), products)
+    layers, asked = len(layer_slices(problem)), asked_ends(cfg, problem)
+    coupling = cfg.num_map_probes * layers
+    products = vectors * (2 + SOURCE + EACH * count) + SOURCE * cfg.num_steps * len(asked) + coupling
+    return Cost(1 + len(asked) + (coupling > 0 and layers > 1), products)
 
 
 def blocks(cfg: Config) -> tuple[str, ...]:

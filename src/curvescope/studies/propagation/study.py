@@ -133,16 +133,11 @@ def measure(
     state: State | None = None,
 ) -> Propagation:
     """The study on a problem of one's own; of the settings, those of the probes count."""
-    operators: dict[str, LinearOperator] = {HESSIAN: Hessian(problem), OUTER: GGN(problem)}
-    operators |= Sources(problem)
-    exact, layers = problem.space().size <= cfg.max_exact, layer_slices(problem)
+    operators = operators_of(problem)
+    layers = layer_slices(problem)
     steps = {"num_steps": cfg.num_steps, "seed": cfg.seed}
     pieces = [Piece("shares", partial(_shares, problem, cfg), "traces, norms and shares of all sources")]
-    asked = [name for name in operators if any(fnmatch.fnmatchcase(name, glob) for glob in cfg.eigenvalues)]
-    if cfg.eigenvalues and not asked:
-        known = ", ".join(operators)
-        raise UsageError(f"eigenvalues: nothing matches {', '.join(cfg.eigenvalues)}", hint=f"known: {known}")
-    asked = asked if cfg.num_steps and not exact else []
+    asked = asked_ends(cfg, problem)
     pieces += [
         Piece(f"ends.{name}", partial(extreme_ends, operators[name], **steps), f"eigenvalues of {name}")
         for name in asked
@@ -159,6 +154,21 @@ def measure(
 
 def _shares(problem: Problem, cfg: Config) -> Shares:
     return measure_shares(problem, num_probes=cfg.num_probes, max_exact=cfg.max_exact, seed=cfg.seed)
+
+
+def operators_of(problem: Problem) -> dict[str, LinearOperator]:
+    """H, the GGN, and every source."""
+    return {HESSIAN: Hessian(problem), OUTER: GGN(problem), **Sources(problem)}
+
+
+def asked_ends(cfg: Config, problem: Problem) -> list[str]:
+    """The operators whose eigenvalues are asked for; none where matrices are written out."""
+    known = list(operators_of(problem))
+    asked = [name for name in known if any(fnmatch.fnmatchcase(name, glob) for glob in cfg.eigenvalues)]
+    if cfg.eigenvalues and not asked:
+        hint = f"known: {', '.join(known)}"
+        raise UsageError(f"eigenvalues: nothing matches {', '.join(cfg.eigenvalues)}", hint=hint)
+    return asked if cfg.num_steps and problem.space().size > cfg.max_exact else []
 
 
 def layer_slices(problem: Problem) -> dict[str, slice]:

@@ -23,6 +23,7 @@ ROWS: tuple[tuple[str, tuple[Quantity, ...]], ...] = (
     ("outliers, times", ("outliers",)),
 )
 DENSE = 1.2  # decades that have room for three labels each
+ASIDE = 0.022  # of an axis: from text to text at one strength
 NUMBERED = 12  # rows and columns of a map that fit a number in each cell
 
 
@@ -90,7 +91,7 @@ def _follow(
         values = np.array([one.texts[t] for one in found])
         spread = np.array([one.errors[t] for one in found])
         errors = [values - values * np.exp(-spread), values * np.exp(spread) - values]
-        aside = 0.09 * (t - (count - 1) / 2)
+        aside = ASIDE * (len(names) - 1) * (t - (count - 1) / 2)
         ax.errorbar(
             x + aside, values, yerr=np.nan_to_num(errors), fmt="o", ms=2.5, lw=0.8, color=colour, alpha=0.6
         )

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from curvescope.problem import Problem
 from curvescope.runs.plan import Cost, Plan
-from curvescope.studies.sinks.moved import GROUPS
-from curvescope.studies.sinks.study import Config
+from curvescope.studies.sinks.moved import groups
+from curvescope.studies.sinks.study import Config, prepare
 
 FIRST = 1.5  # products of the whole that one on a part of the data, with its own graph, takes more
 
 
 def cost(cfg: Config, problem: Problem) -> Cost:
     """Products over all tokens: one on a text counts as its share of them."""
-    spectra = len(cfg.ways) + 1
+    sweep = prepare(problem, cfg, [])
+    spectra, looks = len(sweep.ways), len(sweep.last) * len(groups(problem))
     each = cfg.num_probes * cfg.num_steps + cfg.ggn_steps + FIRST * cfg.texts
-    blocks = (len(cfg.hows) + 1) * len(GROUPS) * cfg.block_steps / cfg.texts
-    return Cost(spectra, spectra * each + blocks)
+    products = spectra * each + looks * cfg.block_steps / cfg.texts
+    return Cost(len(sweep.pieces()), products, graphs=spectra)
 
 
 def blocks(cfg: Config) -> tuple[str, ...]:

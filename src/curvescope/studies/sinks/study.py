@@ -221,7 +221,7 @@ def prepare(problem: Problem, cfg: Config, notes: list[str]) -> Sweep:
             cfg.engine,
             cfg.checkpoint,
         ),
-        token=sink_token(problem.model) if cfg.token is None else cfg.token,
+        token=sink_token(problem.model, cfg.token),
         threshold=cfg.threshold,
         reached=not reach(problem.model, texts[0].batches, Attending(gate=0.5)),
         notes=[*notes, *left_out],

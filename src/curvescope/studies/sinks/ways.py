@@ -110,10 +110,14 @@ def _not_insertable(most: int, model: Model, batches: Batches) -> str:
     return ""
 
 
-def sink_token(model: Model) -> int:
-    """The beginning of a text where the model's configuration names one, else a new line, else 0."""
+def sink_token(model: Model, asked: int | None = None) -> int:
+    """The one asked for; else the beginning of a text where the configuration names one, a new line, 0."""
     config: Any = getattr(model.module, "config", None)
     named, vocab = getattr(config, "bos_token_id", None), model.facts.get("vocab_size", 0)
+    if asked is not None:
+        if not 0 <= asked < (vocab or asked + 1):
+            raise UsageError(f"token: expected an id from 0 to {vocab - 1} of {model.name!r}, got {asked}")
+        return asked
     if isinstance(named, int) and 0 <= named < vocab:
         return named
     return as_tokenizer(model.tokenizer).encode("\n")[0] if model.tokenizer is not None else 0

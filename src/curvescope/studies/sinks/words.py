@@ -87,9 +87,9 @@ def captions(result: Sinks) -> dict[str, str]:
     how = f"From {plural(probes, 'probe')} with {steps} Lanczos steps on each of {texts}, paired over ways"
     factors = (
         "Factors are against the unchanged model on the same text and with the same probes; low and high are "
-        "a 95 % interval over texts; a direction of 1 or −1 says that it leaves out one, or that every text "
-        "moved beyond its error (residuals of eigenvalues; of the bulk the 95 % interval over probes and "
-        "what the last steps moved)"
+        "a 95 % interval over texts; a direction of 1 or −1 is sure: that interval leaves out one, or every "
+        "text moved to this side beyond its error (residuals of eigenvalues; of the bulk the 95 % interval "
+        "over probes and what the last steps moved); 0, `not sure` in the first numbers, is neither"
     )
     return {
         "sinks": f"The spectrum as a sink grows. {how}. {bulk}. λ_max and λ_min: an eigenvalue lies within "
@@ -97,7 +97,9 @@ def captions(result: Sinks) -> dict[str, str]:
         f"before a gate. {factors}.",
         "texts": f"The same, text by text. {factors}.",
         "spectra": f"Factors on λ_max (GGN dashed), bulk width and number of outliers as a sink grows, one "
-        f"column for each way. {how}. {bulk}. Dots are texts with their errors, lines geometric means.",
+        f"column for each way. {how}. {bulk}. Dots are texts with their errors, lines "
+        "geometric means; a move is sure where all dots lie beyond their errors on one side of one, or the "
+        "interval over texts leaves out one.",
         "heads": "Mean weight on the first token over later queries and sequences, its standard deviation "
         "over sequences, and the norm of the first token's value over the mean norm of the others'.",
         "stream": "Massive activations: largest over median |x| in the residual stream, at the first token "

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from curvescope.runs.shown import FAILS, HOLDS, OPEN, Claim
+from curvescope.runs.shown import FAILS, HOLDS, OPEN, Claim, Origin
 from curvescope.studies.weight_norms.random_models import ROLES
 from curvescope.studies.weight_norms.ranks import Correlation
 
 if TYPE_CHECKING:
     from curvescope.studies.weight_norms.study import WeightNorms
 
-SLIDES, OURS = "slides", "our sentence"
+SLIDES: Origin = ("slides, 'Cracking the Hessian'", "paper")
+OURS: Origin = ("ours", "ours")
 FAMILY = {"pre": "with norms", "none": "without norms"}
 
 
@@ -45,12 +46,12 @@ def _random(result: WeightNorms, norm: str) -> list[Claim]:
     ]
 
 
-def _claim(words: str, found: list[Correlation], source: str) -> Claim:
+def _claim(words: str, found: list[Correlation], origin: Origin) -> Claim:
     """It holds if all intervals are above zero, and fails if one is below; nan decides nothing."""
     measured = "ρ = " + ", ".join(one.words for one in found)
     if all(one.low > 0 for one in found):
-        return Claim(words, "ρ > 0", measured, HOLDS, source)
-    return Claim(words, "ρ > 0", measured, FAILS if any(one.high < 0 for one in found) else OPEN, source)
+        return Claim(words, "ρ > 0", measured, HOLDS, *origin)
+    return Claim(words, "ρ > 0", measured, FAILS if any(one.high < 0 for one in found) else OPEN, *origin)
 
 
 def _spectral_tells_more(result: WeightNorms, norm: str, family: str) -> Claim:
@@ -60,4 +61,4 @@ def _spectral_tells_more(result: WeightNorms, norm: str, family: str) -> Claim:
     words = f"the spectral norm of weights tells more of λ_max than the Frobenius norm, {family}"
     measured = f"{best}: ρ larger by {found.words}"
     verdict = HOLDS if found.low > 0 else FAILS if found.high < 0 else OPEN
-    return Claim(words, "more", measured, verdict, OURS)
+    return Claim(words, "more", measured, verdict, *OURS)

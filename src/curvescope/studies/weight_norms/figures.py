@@ -51,24 +51,26 @@ def _training(result: WeightNorms) -> Figure:
     left.legend(fontsize=7, frameon=False, ncols=2)
     names = {"within, all": "within.all", "pooled, all": "blocks.all"} | {r: f"blocks.{r}" for r in roles}
     _forest(right, result, names)
-    right.set_title("rank correlation of λ_max with ‖W‖, 95 %", fontsize=10, loc="left")
+    right.set_title("rank correlation of λ_max with ‖W‖", fontsize=10, loc="left")
     _plain(left)
     return figure
 
 
 def _forest(ax: Axes, result: WeightNorms, rows: dict[str, str]) -> None:
     y = np.arange(len(rows))[::-1]
-    for i, kind in enumerate(("spectral", "frobenius")):
+    for i, (kind, label) in enumerate((("spectral", "spectral"), ("frobenius", "Frobenius"))):
         found = [result.correlations[f"{key}.{kind}"] for key in rows.values()]
         values = np.array([one.value for one in found])
         ends = np.array([[one.value - one.low, one.high - one.value] for one in found]).T
         ax.errorbar(
             values, y + 0.13 - 0.26 * i, xerr=np.maximum(np.nan_to_num(ends), 0.0), fmt="o", ms=4, lw=1,
-            color=PALETTE[i], label=kind,
+            color=PALETTE[i], label=label,
         )  # fmt: skip
     ax.axvline(0, color="0.5", lw=0.8)
     ax.set_yticks(y, list(rows), fontsize=8)
     ax.set_xlim(-1.05, 1.05)
+    ax.set_xticks([-1, -0.5, 0, 0.5, 1])
+    ax.set_xlabel("Spearman's ρ")
     ax.legend(fontsize=8, frameon=False, loc="lower left")
     _plain(ax)
 
@@ -96,8 +98,8 @@ def _random(result: WeightNorms) -> Figure:
 
 def _log_norms(ax: Axes) -> None:
     """A logarithmic axis of norms with a few plain numbers under it."""
-    low, high = ax.get_xlim()
     ax.set_xscale("log")
+    low, high = ax.get_xlim()
     ticks = [tick for tick in TICKS if low <= tick <= high]
     ax.set_xticks(ticks, [f"{tick:g}" for tick in ticks], minor=False)
     ax.minorticks_off()

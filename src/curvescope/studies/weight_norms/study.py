@@ -116,7 +116,7 @@ def run(cfg: Config, *, progress: Progress | None = None, state: State | None = 
         state: finished pieces by name; filled as the study goes, used when it goes on.
     """
     problem = make_problem(cfg)
-    points = load_checkpoints(cfg, cfg.checkpoints)
+    points = load_checkpoints(cfg, cfg.checkpoints, problem.model)
     blocks = _matrices(cfg, problem)
     pieces = [
         Piece(f"checkpoint{i}", partial(_trained, problem, model, blocks, cfg), f"blocks at {name}")

@@ -32,7 +32,8 @@ class Answer(Result):
 
     def as_claim(self) -> Claim:
         """As papers show it."""
-        return Claim(self.claim, self.expected, self.measured, self.verdict, self.source)
+        whose = "ours" if self.source == OURS else "paper"
+        return Claim(self.claim, self.expected, self.measured, self.verdict, self.source, whose)
 
 
 def answer(

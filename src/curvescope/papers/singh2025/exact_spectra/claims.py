@@ -12,7 +12,7 @@ from itertools import pairwise
 import numpy as np
 
 from curvescope.papers.singh2025.exact_spectra.pairs import pair_claims
-from curvescope.papers.singh2025.exact_spectra.rules import CONDITIONS, OURS, SLIDES, factor, slope
+from curvescope.papers.singh2025.rules import CONDITIONS, OURS, SLIDES, factor, slope
 from curvescope.runs.shown import FAILS, HOLDS, Claim
 from curvescope.studies.exact_spectra import ExactSpectra, cases, gauss_newton, sweeps
 
@@ -39,7 +39,7 @@ def _closed_forms(found: ExactSpectra) -> Iterator[Claim]:
         errors = {name: error for name, error in found.spectra.errors().items() if name.startswith(kind)}
         worst = max(errors.values())
         measured = f"largest error of an eigenvalue {worst:.1e} of λ_max in {len(errors)} cases"
-        yield Claim(f"spectrum of {kind}", published, measured, HOLDS if worst < ROUNDING else FAILS, SLIDES)
+        yield Claim(f"spectrum of {kind}", published, measured, HOLDS if worst < ROUNDING else FAILS, *SLIDES)
 
 
 def _moved(found: ExactSpectra) -> Iterator[Claim]:
@@ -50,7 +50,7 @@ def _moved(found: ExactSpectra) -> Iterator[Claim]:
     measured = f"κ from {kappa.min():.3g} to {kappa.max():.3g}, largest at {values[kappa.argmax()]:g}°"
     verdict = HOLDS if values[kappa.argmax()] == 90 and factor(kappa) >= SENSITIVE else FAILS
     published = "κ is worst where w_Q and w_K are orthogonal"
-    yield Claim("κ and the angle", published, measured, verdict, OURS)
+    yield Claim("condition number κ and the angle", published, measured, verdict, *OURS)
     for varied, published in (
         (sweeps.TARGET, "κ is sensitive to the targets"),
         (sweeps.LENGTH, "κ is sensitive to the length, from 16 tokens on"),
@@ -58,7 +58,7 @@ def _moved(found: ExactSpectra) -> Iterator[Claim]:
         values, kappa = found.sweeps.of(varied).medians("condition")
         kappa = kappa[values >= 16] if varied == sweeps.LENGTH else kappa
         measured = f"κ from {kappa.min():.3g} to {kappa.max():.3g}"
-        yield Claim(f"κ and {varied}", published, measured, _sensitive(kappa), OURS)
+        yield Claim(f"condition number κ and {varied}", published, measured, _sensitive(kappa), *OURS)
     yield _outlier_token(found)
 
 
@@ -73,7 +73,7 @@ def _norms(found: ExactSpectra, varied: str) -> Claim:
     verdict = _sensitive(kappa)
     if verdict == HOLDS and factor(kappa[small]) < FLAT:
         verdict, measured = CONDITIONS, f"{measured}: where attention is not uniform"
-    return Claim(f"κ and {varied}", "the condition number is sensitive to it", measured, verdict, SLIDES)
+    return Claim(f"condition number κ and {varied}", "κ is sensitive to it", measured, verdict, *SLIDES)
 
 
 def _outlier_token(found: ExactSpectra) -> Claim:
@@ -83,7 +83,7 @@ def _outlier_token(found: ExactSpectra) -> Claim:
         f"one token times {values[-1]:g}: outliers times {size[-1] / size[0]:.3g} (power "
         f"{slope(values, size):.2g}), bulk times {bulk[-1] / bulk[0]:.3g}"
     )
-    return Claim("outlier activations", "they move the spectrum", measured, _sensitive(size), SLIDES)
+    return Claim("outlier activations", "they move the spectrum", measured, _sensitive(size), *SLIDES)
 
 
 def _biased(found: ExactSpectra) -> Iterator[Claim]:
@@ -107,7 +107,7 @@ def _biased(found: ExactSpectra) -> Iterator[Claim]:
         verdict = HOLDS if all(true) else CONDITIONS if any(true) else FAILS
         measured += condition if verdict == CONDITIONS else ""
         published = f"a larger bias at the first token {'grows' if grows else 'shrinks'} "
-        yield Claim(claim, published + BIASED[column], measured, verdict, source)
+        yield Claim(claim, published + BIASED[column], measured, verdict, *source)
 
 
 def _gauss_newton(found: ExactSpectra) -> Iterator[Claim]:
@@ -127,7 +127,7 @@ def _gauss_newton(found: ExactSpectra) -> Iterator[Claim]:
             "a worse approximation of λ_max for attention than for an MLP of as many parameters",
             measured,
             verdict,
-            SLIDES,
+            *SLIDES,
         )
     yield _residuals(found)
 
@@ -140,7 +140,7 @@ def _residuals(found: ExactSpectra) -> Claim:
     rising = all(a < b for a, b in pairwise(medians))
     each = ", ".join(f"{gap:.2g} at ρ = {one:g}" for gap, one in zip(medians, rho, strict=True))
     claim, published = "λ_max of the GGN and the loss", "the GGN's λ_max is as good as the loss is small"
-    return Claim(claim, published, f"gap of attention {each}", HOLDS if rising else FAILS, OURS)
+    return Claim(claim, published, f"gap of attention {each}", HOLDS if rising else FAILS, *OURS)
 
 
 def _sensitive(medians: np.ndarray) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from curvescope.papers.singh2025.exact_spectra.rules import CONDITIONS, OURS, SLIDES
+from curvescope.papers.singh2025.rules import CONDITIONS, OURS, SLIDES
 from curvescope.runs.shown import FAILS, HOLDS, Claim
 from curvescope.studies.exact_spectra import ExactSpectra, bundled, ladder, sweeps
 from curvescope.studies.exact_spectra.intervals import median
@@ -28,7 +28,7 @@ def _bulk(found: ExactSpectra) -> Claim:
     expected = 2 * (M - 1) / (2 * M + 1)
     measured = f"{share.min():.3f} to {share.max():.3f} of all eigenvalues are exact; ±b is {expected:.3f}"
     verdict = HOLDS if np.abs(share - expected).max() < SAME else FAILS
-    return Claim("the bulk is paired", "eigenvalues ±b, 2(d_K − 1) of 2 d_K + 1", measured, verdict, SLIDES)
+    return Claim("the bulk is paired", "eigenvalues ±b, 2(d_K − 1) of 2 d_K + 1", measured, verdict, *SLIDES)
 
 
 def _outliers(found: ExactSpectra) -> Claim:
@@ -43,7 +43,7 @@ def _outliers(found: ExactSpectra) -> Claim:
     verdict = HOLDS if typical.low >= NEAR else CONDITIONS if best >= NEAR else FAILS
     if verdict == CONDITIONS:
         measured += ": where the Gauss–Newton part is small beside b"
-    return Claim("outliers are paired", "outliers come in pairs ±λ", measured, verdict, SLIDES)
+    return Claim("outliers are paired", "outliers come in pairs ±λ", measured, verdict, *SLIDES)
 
 
 def _functional(found: ExactSpectra) -> Iterator[Claim]:
@@ -53,7 +53,7 @@ def _functional(found: ExactSpectra) -> Iterator[Claim]:
         measured = f"P from {P.min():.3f} to {P.max():.3f}"
         if verdict == FAILS:
             measured += ": the softmax's third moment and the coupling with w_V are in no pair"
-        yield Claim(f"H_f is paired, {rung}", "its whole spectrum is ±λ", measured, verdict, OURS)
+        yield Claim(f"H_f is paired, {rung}", "its whole spectrum is ±λ", measured, verdict, *OURS)
 
 
 def _wide_heads(found: ExactSpectra) -> Claim:
@@ -67,7 +67,7 @@ def _wide_heads(found: ExactSpectra) -> Claim:
     verdict = CONDITIONS if exact and none else HOLDS if exact else FAILS
     measured += f"; d_K − 2d + 1 copies of each ±σ(Γ) are {expected:.3f}: for d_K ≥ 2d" if exact else ""
     return Claim(
-        "pairs survive d > 1", "the bulk of attention with matrices is ±σ(Γ)", measured, verdict, OURS
+        "pairs survive d > 1", "the bulk of attention with matrices is ±σ(Γ)", measured, verdict, *OURS
     )
 
 
@@ -75,16 +75,16 @@ def _ladder(found: ExactSpectra) -> Iterator[Claim]:
     """Does pairing decay from rung to rung? Exact pairs and P are asked apart."""
     for quantity, label, source in (
         (ladder.EXACT, "exact pairs", SLIDES),
-        (ladder.ALL, "P of H", OURS),
-        (ladder.FUNCTIONAL, "P of H_f", OURS),
+        (ladder.ALL, "pairing P of H", OURS),
+        (ladder.FUNCTIONAL, "pairing P of H_f", OURS),
     ):
         first, last = (median(found.pairings.of(name, quantity)) for name in (FIRST, LAST))
         verdict = HOLDS if last.high < first.low else FAILS
         measured = f"{first} for {FIRST}, {last} for two layers of two heads on tokens"
         if verdict == FAILS:
             measured += "; intervals do not lie below" if last.value < first.value else "; it grows"
-        published = "it decays when assumptions are dropped one by one"
-        yield Claim(f"{label} down the ladder", published, measured, verdict, source)
+        published = "it decays when they are dropped one by one"
+        yield Claim(f"{label} as assumptions are dropped", published, measured, verdict, *source)
 
 
 def _real(found: ExactSpectra) -> Iterator[Claim]:
@@ -104,5 +104,5 @@ def _real(found: ExactSpectra) -> Iterator[Claim]:
         if verdict == CONDITIONS:
             measured += f": {', '.join(revision for revision, is_near in near.items() if is_near)} only"
         yield Claim(
-            f"outliers of {bundled.NAME}, {part}", "outliers come in pairs ±λ", measured, verdict, SLIDES
+            f"outliers of {bundled.NAME}, {part}", "outliers come in pairs ±λ", measured, verdict, *SLIDES
         )

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from curvescope.algorithms.estimates.intervals import student
-from curvescope.papers.claims import Claim
 from curvescope.papers.singh2025.gap.courses import FAMILIES, TASKS
-from curvescope.runs.shown import FAILS, HOLDS, OPEN
+from curvescope.papers.singh2025.rules import OURS, SLIDES
+from curvescope.runs.shown import FAILS, HOLDS, OPEN, Claim, Origin
 
 if TYPE_CHECKING:
     from curvescope.papers.singh2025.gap.study import Gaps
 
-SLIDES, OURS, THEOREM = "slides", "our sentence", "Hoffman and Wielandt"
+THEOREM: Origin = ("Hoffman and Wielandt", "ours")
 LOSS = {"mse": "squared error", "cross_entropy": "cross-entropy"}
 SMALL = 0.1  # of ‖H‖: a share that is nearly gone
 ROUNDING = 1e-9
@@ -60,7 +60,7 @@ def _worse(result: Gaps, task: str, step: int) -> Claim:
         f"missed: {100 * np.median(transformer):.3g} % and {100 * np.median(mlp):.3g} % (medians); ratio "
         f"{math.exp(mean):.3g} ({math.exp(low):.2g} to {math.exp(high):.2g})"
     )
-    return Claim(words, "worse", measured, HOLDS if low > 0 else FAILS if high < 0 else OPEN, SLIDES)
+    return Claim(words, "worse", measured, HOLDS if low > 0 else FAILS if high < 0 else OPEN, *SLIDES)
 
 
 def _vanishes(result: Gaps, task: str) -> Claim:
@@ -78,7 +78,7 @@ def _vanishes(result: Gaps, task: str) -> Claim:
     )
     verdict = HOLDS if share.max() < SMALL else FAILS if share.min() > SMALL else OPEN
     words = f"the functional part vanishes beside the GGN as the loss does, {LOSS[task]}"
-    return Claim(words, "share → 0", measured, verdict, OURS)
+    return Claim(words, "share → 0", measured, verdict, *OURS)
 
 
 def _bound(result: Gaps) -> Claim:
@@ -88,25 +88,25 @@ def _bound(result: Gaps) -> Claim:
     measured = f"{ratios.min():.2g} to {ratios.max():.2g} times the share, {len(ratios)} models"
     verdict = HOLDS if ratios.max() <= 1 + ROUNDING else FAILS
     words = "W₁ between the spectra of H and GGN is at most the functional share, in units of ‖H‖/√n"
-    return Claim(words, "at most 1 times", measured, verdict, THEOREM)
+    return Claim(words, "at most 1 times", measured, verdict, *THEOREM)
 
 
 def _drawn(result: Gaps) -> Claim:
     words = "with targets drawn from the model the functional part vanishes on the average"
     draws = result.bundled.draws
     if draws is None:
-        return Claim(words, "0", "no draws", OPEN, OURS)
+        return Claim(words, "0", "no draws", OPEN, *OURS)
     value, error = draws.expectation()
     half = student(draws.gram.shape[1] - 1) * error
     measured = f"‖E H_f‖²/E‖H_f‖² = {value:.3f} ({value - half:.3f} to {value + half:.3f}), bundled model"
-    return Claim(words, "0", measured, HOLDS if abs(value) <= half else FAILS, OURS)
+    return Claim(words, "0", measured, HOLDS if abs(value) <= half else FAILS, *OURS)
 
 
 def _large_loss(result: Gaps) -> Claim:
     words = "at fixed parameters the functional part is larger where the loss is"
     found = result.bundled.targets
     if not found:
-        return Claim(words, "larger", "no other targets", OPEN, OURS)
+        return Claim(words, "larger", "no other targets", OPEN, *OURS)
     low, high = found["predicted"], found["random"]
     measured = (
         f"‖H_f‖ = {low.functional.norm:.3g} at loss {low.loss:.2f} (predicted targets), "
@@ -114,7 +114,7 @@ def _large_loss(result: Gaps) -> Claim:
     )
     apart = high.functional.norm_low > low.functional.norm_high
     other = high.functional.norm_high < low.functional.norm_low
-    return Claim(words, "larger", measured, HOLDS if apart else FAILS if other else OPEN, OURS)
+    return Claim(words, "larger", measured, HOLDS if apart else FAILS if other else OPEN, *OURS)
 
 
 def _late(result: Gaps) -> Claim:
@@ -131,7 +131,7 @@ def _late(result: Gaps) -> Claim:
         HOLDS if last.value < first.value - away and last.value < 0.5 else FAILS if last.value > 0.5 else OPEN
     )
     words = "the functional part matters early in training and not late, bundled model"
-    return Claim(words, "share falls below one half", measured, verdict, OURS)
+    return Claim(words, "share falls below one half", measured, verdict, *OURS)
 
 
 def _too_little(result: Gaps) -> Claim:
@@ -142,7 +142,7 @@ def _too_little(result: Gaps) -> Claim:
     verdict = (
         HOLDS if all(low > 0 for low, _ in ends) else FAILS if any(high < 0 for _, high in ends) else OPEN
     )
-    return Claim("the GGN has too small a λ_max, bundled model", "1 − λ_G/λ_H > 0", measured, verdict, OURS)
+    return Claim("the GGN has too small a λ_max, bundled model", "1 − λ_G/λ_H > 0", measured, verdict, *OURS)
 
 
 def _queries_and_keys(result: Gaps) -> Claim:
@@ -154,7 +154,7 @@ def _queries_and_keys(result: Gaps) -> Claim:
     measured = ", ".join(f"{block} {n.value:.2f} ± {n.error:.2f}" for block, n in shares.items())
     words = "the functional part has a larger share in query and key blocks than in others, bundled model"
     if not own or not rest:
-        return Claim(words, "larger", measured, OPEN, OURS)
+        return Claim(words, "larger", measured, OPEN, *OURS)
     least = min(n.value - 2 * n.error for n in own) > max(n.value + 2 * n.error for n in rest)
     below = max(n.value for n in own) < max(n.value for n in rest)
-    return Claim(words, "larger", measured, HOLDS if least else FAILS if below else OPEN, OURS)
+    return Claim(words, "larger", measured, HOLDS if least else FAILS if below else OPEN, *OURS)

@@ -36,10 +36,11 @@ class Config(FigureConfig):
 
     seeds: int = setting(0, "models of each kind; 0: those of the profile, 4 and 10")
     steps: tuple[int, ...] = setting(STEPS, "of training, after which a model is measured; the first is 0")
+    tokens: int = setting(0, "of the text for the bundled model; 0: those of the profile, 128 and 512")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least(self, 0, "seeds")
+        at_least(self, 0, "seeds", "tokens")
 
     @property
     def count(self) -> int:
@@ -48,7 +49,7 @@ class Config(FigureConfig):
 
     def of_study(self) -> gap.Config:
         """The settings for the bundled model."""
-        return gap.Config(tokens=TOKENS[self.profile], device=self.device)
+        return gap.Config(tokens=self.tokens or TOKENS[self.profile], device=self.device)
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from curvescope.papers.claims import Claim
+from curvescope.papers.singh2025.rules import OURS, SLIDES
 from curvescope.papers.singh2025.sinks.cases import INITIAL, TRAINED
-from curvescope.runs.shown import FAILS, HOLDS, OPEN
+from curvescope.runs.shown import FAILS, HOLDS, OPEN, Claim
 from curvescope.studies.sinks.effects import Quantity, effect
 from curvescope.studies.sinks.ways import UNCHANGED, Way
 
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from curvescope.papers.singh2025.sinks.study import SinkCases
     from curvescope.studies.sinks import Sinks
 
-SLIDES, OURS = "slides", "ours"
 STILL = 0.02  # a factor nearer to one than this on every text is no move
 GROWN = 0.05  # by so much must the sink's share of the weights rise to count as a larger sink
 
@@ -68,7 +67,7 @@ def _activations(name: str, one: Sinks) -> Claim:
         "move",
         times(one, way, *quantities),
         verdict,
-        SLIDES,
+        *SLIDES,
     )
 
 
@@ -80,7 +79,7 @@ def _shrinks(name: str, one: Sinks) -> Claim:
         "shrinks",
         times(one, way, "bulk_width"),
         verdict,
-        SLIDES,
+        *SLIDES,
     )
 
 
@@ -92,7 +91,7 @@ def _grows(name: str, one: Sinks) -> Claim:
     path = ", ".join(f"{effect(one, w.name, 'lambda_max').mean:.3g} at {w.strength:g}" for w in others)
     measured = times(one, way, "lambda_max", "outliers") + (f"; λ_max × {path}" if path else "")
     return Claim(
-        f"a larger bias at the first token grows the outliers ({name})", "grows", measured, verdict, SLIDES
+        f"a larger bias at the first token grows the outliers ({name})", "grows", measured, verdict, *SLIDES
     )
 
 
@@ -103,7 +102,7 @@ def _stretches(name: str, one: Sinks) -> Claim:
     right, wrong = all(d == 1 for d in directions), all(d == -1 for d in directions)
     verdict = OPEN if not larger else HOLDS if right else FAILS if wrong else OPEN
     measured = "; ".join(times(one, way, "stretch") for way in larger) or "no way made the sink larger"
-    return Claim(f"larger sinks stretch the spectrum ({name})", "stretch", measured, verdict, SLIDES)
+    return Claim(f"larger sinks stretch the spectrum ({name})", "stretch", measured, verdict, *SLIDES)
 
 
 def _rise(one: Sinks, way: Way) -> float:
@@ -116,7 +115,7 @@ def _trained_sink(result: SinkCases) -> Claim:
     measured = f"mean weight on the first token {before.mean():.3f} at first, {after.mean():.3f} trained; "
     measured += f"its largest head {before.max():.3f} and {after.max():.3f}"
     verdict = HOLDS if after.mean() > before.mean() and after.max() > 2 * before.max() else FAILS
-    return Claim("training makes the bundled model's sink", "–", measured, verdict, OURS)
+    return Claim("training makes the bundled model's sink", "makes", measured, verdict, *OURS)
 
 
 def _all_alike(one: Sinks) -> Claim:
@@ -124,7 +123,7 @@ def _all_alike(one: Sinks) -> Claim:
     signs = {e.direction for e in found.values()}
     measured = ", ".join(f"{how} × {e.mean:.3g}" for how, e in found.items())
     verdict = HOLDS if signs in ({1}, {-1}) else FAILS if {1, -1} <= signs else OPEN
-    return Claim("all ways move λ_max to the same side", "–", measured, verdict, OURS)
+    return Claim("all ways move λ_max to the same side", "same side", measured, verdict, *OURS)
 
 
 def _ggn_follows(one: Sinks) -> Claim:
@@ -133,10 +132,13 @@ def _ggn_follows(one: Sinks) -> Claim:
         [effect(one, last(one, how).name, q).direction for q in ("lambda_max", "ggn_lambda_max")]
         for how in hows
     ]
-    measured = "; ".join(times(one, last(one, how), "lambda_max", "ggn_lambda_max") for how in hows)
-    right, wrong = all(a == b for a, b in pairs), any(a * b == -1 for a, b in pairs)
-    verdict = FAILS if wrong else HOLDS if right else OPEN
-    return Claim("the GGN's λ_max moves as the Hessian's does", "–", measured, verdict, OURS)
+    each = "; ".join(times(one, last(one, how), "lambda_max", "ggn_lambda_max") for how in hows)
+    sure = [(a, b) for a, b in pairs if a or b]
+    wrong = any(a * b == -1 for a, b in sure)
+    verdict = FAILS if wrong else HOLDS if sure and all(a == b for a, b in sure) else OPEN
+    measured = f"both to the same side in {sum(a == b for a, b in sure)} of {len(sure)} ways that move one "
+    measured += f"surely; {each}"
+    return Claim("the GGN's λ_max moves as the Hessian's does", "same side", measured, verdict, *OURS)
 
 
 def _queries_and_keys(one: Sinks) -> Claim:
@@ -152,10 +154,10 @@ def _queries_and_keys(one: Sinks) -> Claim:
     more = after.values[i] - high > before.values[i] - low
     return Claim(
         "a saturated sink takes the curvature of queries and keys",
-        "–",
+        "less",
         measured,
         HOLDS if less else FAILS if more else OPEN,
-        OURS,
+        *OURS,
     )
 
 
@@ -166,11 +168,11 @@ def _beyond_noise(one: Sinks) -> Claim:
     ratios = np.abs(np.log(found.texts)) / np.maximum(found.errors, np.finfo(float).tiny)
     measured = f"change of the bulk over its error, text by text: {', '.join(f'{r:.2g}' for r in ratios)}"
     return Claim(
-        "paired probes tell the bulk's change from noise",
-        "–",
+        "paired probes tell the bulk's change under a bias from noise",
+        "above 1",
         measured,
         HOLDS if ratios.min() > 1 else FAILS,
-        OURS,
+        *OURS,
     )
 
 
@@ -182,8 +184,8 @@ def _no_sink_needed(one: Sinks) -> Claim:
     right, wrong = all(e.direction == -1 for e in effects), all(e.direction == 1 for e in effects)
     return Claim(
         "weight that goes nowhere shrinks the bulk too (softmax one, gates)",
-        "–",
+        "shrinks",
         measured,
         HOLDS if right else FAILS if wrong else OPEN,
-        OURS,
+        *OURS,
     )

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 PANELS: dict[Quantity, str] = {"lambda_max": "λ_max", "bulk_width": "bulk width", "stretch": "stretch"}
 
+BESIDE = 1.06  # from model to model at one strength
+
 
 def draw(result: SinkCases) -> dict[str, Figure]:
     """The bias on every model, and all ways on the trained one."""
@@ -37,6 +39,7 @@ def _bias(result: SinkCases) -> Figure:
         ax.set_xscale("symlog", linthresh=1)
         ax.set_yscale("log")
         ax.set_xticks([0, 1, 2, 4, 8], ["0", "1", "2", "4", "8"])
+        ax.set_xlim(-0.2, 11)
         ax.set_xlabel("bias at the first key")
         ax.set_title(f"{title}, times", fontsize=10, loc="left")
         few_ticks(ax)
@@ -49,6 +52,7 @@ def _follow(ax: Axes, result: SinkCases, i: int, quantity: Quantity) -> None:
     name, one = list(result.cases.items())[i]
     ways = [way for way in all_ways(one) if way.how == "bias"]
     x = np.array([way.strength for way in ways])
+    beside = x * BESIDE ** (i - (len(result.cases) - 1) / 2)
     found = [effect(one, way.name, quantity) for way in ways]
     colour = PALETTE[i % len(PALETTE)]
     ax.plot(x, [e.mean for e in found], "-", lw=1.3, color=colour, label=name)
@@ -56,4 +60,6 @@ def _follow(ax: Axes, result: SinkCases, i: int, quantity: Quantity) -> None:
         values = np.array([e.texts[t] for e in found])
         spread = np.array([e.errors[t] for e in found])
         errors = [values - values * np.exp(-spread), values * np.exp(spread) - values]
-        ax.errorbar(x, values, yerr=np.nan_to_num(errors), fmt="o", ms=2.5, lw=0.8, color=colour, alpha=0.5)
+        ax.errorbar(
+            beside, values, yerr=np.nan_to_num(errors), fmt="o", ms=2.5, lw=0.8, color=colour, alpha=0.5
+        )

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from curvescope.core.config import setting
 from curvescope.core.progress import Progress
 from curvescope.papers.claims import Claim
 from curvescope.papers.setting import FigureConfig
 from curvescope.papers.singh2025.sinks import claims, words
-from curvescope.papers.singh2025.sinks.cases import CASES
+from curvescope.papers.singh2025.sinks.cases import CASES, Case
 from curvescope.runs.shown import Line, Shown
 from curvescope.runs.work import State, work_through
 from curvescope.studies import sinks
@@ -19,10 +20,30 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
+COUNTS = ("texts", "tokens", "num_probes", "num_steps")
+
 
 @dataclass(frozen=True)
 class Config(FigureConfig):
     """Quick: three texts, five probes, two minutes; full: five texts, eight probes, all ways everywhere."""
+
+    texts: int = setting(0, "disjoint parts of each model's data; 0: those of the profile, 3 and 5")
+    tokens: int = setting(0, "of all texts of the bundled model; 0: those of the profile, 144 and 960")
+    num_probes: int = setting(0, "random vectors on each text; 0: those of the profile, 5 and 8")
+    num_steps: int = setting(0, "Lanczos steps of each; 0: those of the profile, 10 and 24")
+    threshold: float = setting(0.2, "τ of outliers, of the largest |λ| of the unchanged model on a text")
+    seed: int = setting(0, "of the texts and of all probes")
+
+    def of_study(self, case: Case) -> sinks.Config:
+        """The settings for a model: those of the profile, where no others are given."""
+        own = case.config(full=self.profile == "full", device=self.device)
+        given = {name: getattr(self, name) for name in COUNTS if getattr(self, name)}
+        return replace(own, **given, threshold=self.threshold, seed=self.seed)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for case in CASES.values():
+            self.of_study(case)  # raises what the study does
 
 
 @dataclass(frozen=True)
@@ -61,8 +82,7 @@ def run(cfg: Config, *, progress: Progress | None = None, state: State | None = 
         progress: called with (what, number, total) as each piece begins.
         state: finished pieces by name; filled as the figure goes, used when it goes on.
     """
-    full = cfg.profile == "full"
-    settings = {name: case.config(full=full, device=cfg.device) for name, case in CASES.items()}
+    settings = {name: cfg.of_study(case) for name, case in CASES.items()}
     sweeps = {
         name: sinks.prepare(case.problem(settings[name]), settings[name], []) for name, case in CASES.items()
     }

@@ -1,11 +1,14 @@
-"""Words of verdicts, and the two numbers that rules are made of."""
+"""Words of verdicts, whose words a claim is in, and the two numbers that rules are made of."""
 
 from __future__ import annotations
 
 import numpy as np
 
+from curvescope.runs.shown import Origin
+
 CONDITIONS = "holds under conditions"
-SLIDES, OURS = "slides, 'Cracking the Hessian'", "ours"
+SLIDES: Origin = ("slides, 'Cracking the Hessian'", "paper")
+OURS: Origin = ("ours", "ours")
 
 
 def factor(values: np.ndarray) -> float:
