@@ -15,15 +15,8 @@ import torch
 from torch import Tensor
 
 from curvescope.algorithms.checks import check_count, check_symmetric, of_one_matrix
-from curvescope.algorithms.vectors import (
-    check_finite,
-    comfortable,
-    fresh,
-    inner,
-    norms,
-    orthogonalize,
-    three_terms,
-)
+from curvescope.algorithms.sums import inner, norms
+from curvescope.algorithms.vectors import check_finite, comfortable, fresh, orthogonalize, three_terms
 from curvescope.core.errors import ShapeError
 from curvescope.core.operator import LinearOperator, as_columns
 from curvescope.core.progress import track
@@ -97,7 +90,7 @@ class Recurrence:
         j, basis = self.count, self.rows[c]
         q, w = basis[self._slot(j)], basis[self._slot(j + 1)]
         before = float(self.beta[c, j - 1]) if j else 0.0
-        if self.factor == 0.0 and bool(product.any()):
+        if self.factor == 0.0:
             self.factor = comfortable(product)
         if self.factor not in (0.0, 1.0):
             product = product * self.factor
