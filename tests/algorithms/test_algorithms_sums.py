@@ -47,7 +47,7 @@ def test_norms_of_any_size(size):
 
 @pytest.mark.parametrize("make", MAKES)
 def test_what_is_left_of_a_long_vector_is_orthogonal_to_a_few_roundings(make):
-    """The overlap that is said to be left is there, and small: sums of 65,536 float32 products are too rough."""
+    """The overlap that is said to be left is there, and small: dot products in float32 are too rough."""
     basis = torch.linalg.qr(columns(make, 4).double())[0].T.float().contiguous()
     w = columns(make, 5)[:, 4] + 1e3 * columns("positive", 1)[:, 0] * columns(make, 1)[:, 0]
     rest = orthogonalize(basis, w)
