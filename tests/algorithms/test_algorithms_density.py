@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from functools import cache
 from types import SimpleNamespace
 
@@ -325,3 +326,19 @@ def test_a_matrix_that_is_nothing_but_rounding_has_no_eigenvalue_but_zero(num_st
     assert not found["rounding"].extremes.any()
     assert not found["rounding"].moments.any()
     assert found["real"].extremes[1] == pytest.approx(1e-9 * uniform(0.5, 2, 50).max(), rel=0.05)
+
+
+def test_an_algorithm_within_an_algorithm_does_not_look_at_the_matrix_again():
+    class Looked(Matrix):
+        times = 0
+
+        @contextmanager
+        def steady(self):
+            self.times += 1
+            yield
+
+    op = Looked(torch.diag(torch.arange(50.0, dtype=torch.float64)), symmetric=True)
+    spectral_density(op, num_probes=2, num_steps=5)
+    assert op.times == 1
+    spectral_density(op, num_probes=2, num_steps=5)
+    assert op.times == 2

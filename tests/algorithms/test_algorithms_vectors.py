@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from curvescope.algorithms.vectors import PART, orthonormalize
+from curvescope.algorithms.sums import PART
+from curvescope.algorithms.vectors import orthonormalize
 
 
 @pytest.mark.parametrize(("n", "k"), [(5, 3), (3 * PART + 17, 4), (2 * PART, 1)])

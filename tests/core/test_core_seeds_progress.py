@@ -99,3 +99,21 @@ def test_a_loop_that_breaks_or_fails_does_not_silence_the_next():
 def test_nothing_is_printed_without_a_terminal(capfd):
     list(track(range(3), "quiet"))
     assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("extra", [0, 5, seeds.PIECE + 64])
+def test_signs_of_long_vectors_are_the_bits_of_random_words(extra):
+    n = seeds.LONG + extra
+    v = probes(n, 1, seed=4, first=2, dtype=torch.float32)[:, 0]
+    words = torch.empty(-(-n // 64), dtype=torch.int64)
+    words.random_(-(2**63), None, generator=generator(4, 2))
+    bits = (words[:, None] >> torch.arange(64)) & 1
+    assert torch.equal(v, (2.0 * bits - 1).view(-1)[:n])
+    assert abs(float(v.mean())) < 5 * n**-0.5
+    assert torch.equal(v.double(), probes(n, 2, seed=4, first=1)[:, 1])
+
+
+def test_signs_of_short_vectors_are_drawn_one_by_one():
+    n = seeds.LONG - 1
+    one_by_one = torch.randint(0, 2, (n,), generator=generator(4, 2), dtype=torch.int8)
+    assert torch.equal(probes(n, 1, seed=4, first=2)[:, 0], 2.0 * one_by_one - 1)

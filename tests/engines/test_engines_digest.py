@@ -42,3 +42,16 @@ def test_the_layout_of_memory_does_not_matter_to_what_is_noticed():
     other = t.clone()
     other[3, 4], other[70, 80] = t[70, 80], t[3, 4]
     assert not same(digest([other]), before)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("shape", [(90, 800), (70_001,), (20_000, 3)], ids=str)
+def test_near_entries_of_half_precision_that_change_places_are_noticed(shape, dtype):
+    """One unit in the last place apart, and at the same place in words of 8 bytes: the sum of bits stays."""
+    near = torch.tensor([1.0, 1.0 + torch.finfo(dtype).eps]).to(dtype)
+    t = drawn(shape).div(100).to(dtype)
+    for i, j in [(4, 8), (0, 400), (52, 100)]:
+        t.view(-1)[[i, j]] = near
+        other = t.clone()
+        other.view(-1)[[i, j]] = near.flip(0)
+        assert not same(digest([other]), digest([t])), (i, j)

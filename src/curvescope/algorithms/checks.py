@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import operator as numbers
 from collections.abc import Callable, Collection, Mapping
+from contextvars import ContextVar
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -17,18 +18,26 @@ from curvescope.core.operator import LinearOperator, check_square_symmetric
 P = ParamSpec("P")
 T = TypeVar("T")
 GIB = 2**30
+_steady: ContextVar[LinearOperator | None] = ContextVar("curvescope_steady", default=None)
 DEFAULT_TOL = {torch.float64: 1e-8, torch.float32: 1e-4}
 
 
 def of_one_matrix(algorithm: Callable[Concatenate[LinearOperator, P], T]) -> Callable[Concatenate[Any, P], T]:
-    """An algorithm whose products are of one matrix: an error if it changes before the end."""
+    """An algorithm whose products are of one matrix: an error if it changes before the end.
+
+    One that another calls with its own operator is a part of it, and the matrix is looked at for both.
+    """
 
     @wraps(algorithm)
     def run(op: Any, *args: P.args, **kwargs: P.kwargs) -> T:
-        if not isinstance(op, LinearOperator):
+        if not isinstance(op, LinearOperator) or op is _steady.get():
             return algorithm(op, *args, **kwargs)  # which says what it needs
         with op.steady(), recorded(op) as own:
-            return algorithm(own, *args, **kwargs)
+            token = _steady.set(own)
+            try:
+                return algorithm(own, *args, **kwargs)
+            finally:
+                _steady.reset(token)
 
     return run
 

@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from curvescope.algorithms.vectors import column_dots, fresh, norms, summing_dtype, to_numpy
+from curvescope.algorithms.sums import column_dots, norms, summing_dtype, to_numpy
+from curvescope.algorithms.vectors import fresh
 from curvescope.core.operator import LinearOperator
 from curvescope.core.progress import track
 from curvescope.core.seeds import Probe, probes

@@ -1,6 +1,7 @@
 """Random numbers from a seed, never from global state."""
 
 from collections.abc import Iterator
+from functools import cache
 from hashlib import blake2b
 from typing import Literal
 
@@ -10,6 +11,7 @@ from torch import Tensor
 Probe = Literal["rademacher", "gaussian"]
 PIECE = 2**20  # entries drawn at once
 LONG = 2**20  # entries of a vector from which a GPU draws its own: a CPU takes up to 50 times as long
+WORD = 64  # signs in a random word: a CPU draws those of a long vector ten times as fast as one by one
 
 
 def generator(seed: int, *stream: int, device: torch.device | str = "cpu") -> torch.Generator:
@@ -45,14 +47,19 @@ def probes(
     """Columns `first, …, first + k − 1` of an endless random matrix with n rows: (n, k).
 
     Column j depends on (seed, j) alone, and for n ≥ LONG on whether a GPU draws it: more probes extend a run
-    and batching changes nothing. They are drawn into `out` if it is given, some entries at a time.
+    and batching changes nothing. They are drawn into `out` if it is given, some entries at a time. For n ≥
+    LONG a CPU takes −1 and 1 from the bits of whole words.
     """
     found = torch.empty(n, k, dtype=dtype, device=device) if out is None else out
     place = drawn_on(n, found.device)
     for j in range(k):
         source = generator(seed, first + j, device=place)
         for start, stop in _pieces(n):
-            found[start:stop, j] = _probe(stop - start, source, kind).to(found.device)
+            piece = found[start:stop, j]
+            if kind == "rademacher" and n >= LONG and place.type == "cpu":
+                piece.copy_(_signs(stop - start, source, found.dtype))
+            else:
+                piece.copy_(_probe(stop - start, source, kind))
     return found
 
 
@@ -74,3 +81,15 @@ def _probe(n: int, source: torch.Generator, kind: Probe) -> Tensor:
         return torch.randn(n, generator=source, dtype=torch.float64, device=source.device)
     bits = torch.randint(0, 2, (n,), generator=source, dtype=torch.int8, device=source.device)
     return bits.mul_(2).sub_(1)
+
+
+def _signs(n: int, source: torch.Generator, dtype: torch.dtype) -> Tensor:
+    """−1 and 1 by the bits of 64-bit words, the lowest first, on a CPU: entry 64 i + j is bit j of word i."""
+    words = torch.empty(-(-n // WORD), dtype=torch.int64).random_(-(2**63), None, generator=source)
+    return torch.index_select(_signs_of_bytes(dtype), 0, words.view(torch.uint8).int()).view(-1)[:n]
+
+
+@cache
+def _signs_of_bytes(dtype: torch.dtype) -> Tensor:
+    """The eight signs of each byte, (256, 8)."""
+    return ((torch.arange(256)[:, None] >> torch.arange(8)) % 2 * 2 - 1).to(dtype)

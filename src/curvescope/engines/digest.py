@@ -19,6 +19,7 @@ from curvescope.core.seeds import generator
 SMALL = 4096  # entries
 ROW = 2**14  # entries of a row at most
 SHORT = 64  # entries of a row below which the digest would be as long as the tensor
+COPIED = 2**22  # entries that are copied at once to a type that sums well
 CUT = 2**10  # entries of the rows that are cut from a tensor without rows of such lengths
 
 
@@ -64,7 +65,10 @@ def _bits(t: Tensor) -> Tensor:
 
 
 def _projections(t: Tensor) -> Tensor:
-    """Every row times random weights in (1/2, 3/2); of whole numbers in double precision."""
+    """Every row times random weights in (1/2, 3/2): whole numbers in float64, halves in float32, by rows.
+
+    A sum in half precision would be too rough to tell near entries apart.
+    """
     rows = t.flatten(1) if t.dim() > 1 else t.view(1, -1)
     if SHORT <= rows.shape[1] <= ROW:
         return _weighted(rows)
@@ -74,8 +78,11 @@ def _projections(t: Tensor) -> Tensor:
 
 
 def _weighted(rows: Tensor) -> Tensor:
-    rows = rows if rows.is_floating_point() else rows.double()
-    return rows @ _weights(rows.device, rows.dtype)[: rows.shape[1]]
+    if rows.dtype in (torch.float32, torch.float64):
+        return rows @ _weights(rows.device, rows.dtype)[: rows.shape[1]]
+    wide = torch.float32 if rows.is_floating_point() else torch.float64
+    some = rows.split(max(1, COPIED // rows.shape[1])) if rows.numel() else [rows]
+    return torch.cat([part.to(wide) @ _weights(rows.device, wide)[: rows.shape[1]] for part in some])
 
 
 @cache

@@ -74,9 +74,9 @@ def krylov_basis(op: LinearOperator, num_steps: int, *, seed: int) -> Krylov:
     check_symmetric(op, "krylov_basis")
     vector = op.shape[0] * torch.finfo(op.dtype).bits // 8
     steps = max(1, min(num_steps, op.shape[0], BASIS_GIB * GIB // vector - 1))
-    start = torch.empty(op.shape[0], dtype=op.dtype, device=op.device)
-    random_vector(op, seed=seed, index=0, out=start)
-    recurrence = Recurrence(start[:, None], steps)
+    recurrence = Recurrence(op, op.shape[0], 1, steps)
+    random_vector(op, seed=seed, index=0, out=recurrence.vectors[:, 0])
+    recurrence.begin()
     for _ in track(range(steps), "Lanczos"):
         recurrence.advance(op @ recurrence.vectors)
         if not recurrence.alive[0]:

@@ -12,7 +12,7 @@ from curvescope.algorithms.checks import check_count, check_square, of_one_matri
 from curvescope.algorithms.columns import probe_batches, summing_dtype, to_numpy
 from curvescope.algorithms.estimates.intervals import mean_interval
 from curvescope.algorithms.estimates.mean_square import safe_scale
-from curvescope.algorithms.vectors import parts
+from curvescope.algorithms.sums import parts
 from curvescope.core.operator import LinearOperator
 from curvescope.core.result import Result
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from curvescope.algorithms.columns import mean_and_stderr
 from curvescope.algorithms.estimates.intervals import positive_interval
-from curvescope.algorithms.vectors import SquareSum, chunks
+from curvescope.algorithms.sums import DotSum, chunks
 
 SAFE = {torch.float64: 120, torch.float32: 14}  # decades around one where squares are normal numbers
 
@@ -35,7 +35,7 @@ class MeanSquare(NamedTuple):
 
 def column_norms(X: Tensor) -> Tensor:
     """Lengths of the columns (m, k), in float64 on their device, without a float64 copy of them: (k,)."""
-    scale, squares = safe_scale(X), SquareSum(X)
+    scale, squares = safe_scale(X), DotSum(X)
     for (part,) in chunks(X):
         squares.add(part if scale == 1.0 else part * scale)
     return squares.root() / scale

@@ -22,7 +22,7 @@ from curvescope.algorithms.columns import (
 )
 from curvescope.algorithms.estimates.intervals import mean_interval, positive_interval
 from curvescope.algorithms.estimates.xtrace import leave_one_out
-from curvescope.algorithms.vectors import comfortable, orthonormalize
+from curvescope.algorithms.vectors import comfortable, fresh, orthonormalize
 from curvescope.core.operator import LinearOperator
 from curvescope.core.result import Result
 from curvescope.core.seeds import Probe, probes
@@ -209,7 +209,7 @@ def _xtrace(op: LinearOperator, num_probes: int, kind: Probe, seed: int) -> Trac
         )
     Omega = _sketch(op, count, kind, seed)
     Y = apply(op, Omega)
-    scale = comfortable(Y.reshape(-1))  # squares of very small or large numbers would be lost
+    scale = comfortable(Y) or 1.0  # squares of very small or large numbers would be lost
     Y = Y if scale == 1.0 else Y * scale
     Q = Y.clone()
     R = orthonormalize(Q)
@@ -226,4 +226,4 @@ def _xtrace(op: LinearOperator, num_probes: int, kind: Probe, seed: int) -> Trac
 
 
 def _sketch(op: LinearOperator, count: int, kind: Probe, seed: int) -> Tensor:
-    return probes(op.shape[0], count, seed=seed, kind=kind, dtype=op.dtype, device=op.device)
+    return probes(op.shape[0], count, seed=seed, kind=kind, out=fresh(op, op.shape[0], count))

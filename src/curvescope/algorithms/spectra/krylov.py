@@ -15,15 +15,8 @@ import torch
 from torch import Tensor
 
 from curvescope.algorithms.checks import check_count, check_symmetric, of_one_matrix
-from curvescope.algorithms.vectors import (
-    check_finite,
-    comfortable,
-    fresh,
-    inner,
-    norms,
-    orthogonalize,
-    three_terms,
-)
+from curvescope.algorithms.sums import inner, norms
+from curvescope.algorithms.vectors import check_finite, comfortable, fresh, orthogonalize, three_terms
 from curvescope.core.errors import ShapeError
 from curvescope.core.operator import LinearOperator, as_columns
 from curvescope.core.progress import track
@@ -55,20 +48,18 @@ class Tridiagonals(Result):
 class Recurrence:
     """State of the Lanczos recurrence for columns (n, k), advanced by one batched product at a time.
 
-    Columns never meet: each is orthogonalised against its own basis when `reorthogonalize`, else only against
-    its two predecessors. A column whose space is exhausted becomes zero and stays so.
+    Start columns are written to `vectors` before `begin`. Columns never meet: each is orthogonalised against
+    its own basis when `reorthogonalize`, else only against its two predecessors. A column whose space is
+    exhausted becomes zero and stays so.
 
     Memory: k (num_steps + 1) vectors, or 2k without reorthogonalisation.
     """
 
-    def __init__(self, start: Tensor, num_steps: int, *, reorthogonalize: bool = True):
-        n, k = start.shape
+    def __init__(self, op: LinearOperator, n: int, k: int, num_steps: int, *, reorthogonalize: bool = True):
         self.reorthogonalize, self.count = reorthogonalize, 0
         # rows[c, s] is basis vector s of column c; without reorthogonalisation only the last two are kept
         depth = num_steps + 1 if reorthogonalize else 2
-        self.rows = fresh(start, k, depth, n)
-        for c, length in enumerate(norms(start, dim=0)):
-            torch.div(start[:, c], length, out=self.rows[c, 0])
+        self.rows = fresh(op, k, depth, n)
         self.alpha, self.beta = np.zeros((k, num_steps)), np.zeros((k, num_steps))
         self.lengths = np.zeros(k, dtype=int)
         self.alive = np.ones(k, dtype=bool)
@@ -80,6 +71,11 @@ class Recurrence:
     def vectors(self) -> Tensor:
         """The columns (n, k) that the next product is taken with."""
         return self.rows[:, self._slot(self.count)].T
+
+    def begin(self) -> None:
+        """Make unit vectors of the start columns."""
+        for row, length in zip(self.rows[:, 0], norms(self.vectors, dim=0), strict=True):
+            row.div_(length)
 
     def _slot(self, step: int) -> int:
         return step if self.reorthogonalize else step % 2
@@ -97,7 +93,7 @@ class Recurrence:
         j, basis = self.count, self.rows[c]
         q, w = basis[self._slot(j)], basis[self._slot(j + 1)]
         before = float(self.beta[c, j - 1]) if j else 0.0
-        if self.factor == 0.0 and bool(product.any()):
+        if self.factor == 0.0:
             self.factor = comfortable(product)
         if self.factor not in (0.0, 1.0):
             product = product * self.factor
@@ -156,7 +152,9 @@ def lanczos(
     if not bool((start != 0).any(dim=0).all()):
         raise ShapeError("expected start columns that are not zero, got a zero column")
     steps = min(check_count("num_steps", num_steps, at_least=1), op.shape[0])
-    recurrence = Recurrence(start, steps, reorthogonalize=reorthogonalize)
+    recurrence = Recurrence(op, len(start), start.shape[1], steps, reorthogonalize=reorthogonalize)
+    recurrence.vectors.copy_(start)
+    recurrence.begin()
     for _ in track(range(steps), "Lanczos"):
         recurrence.advance(op @ recurrence.vectors)
     return recurrence.finish()

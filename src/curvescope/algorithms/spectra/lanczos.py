@@ -20,15 +20,8 @@ from curvescope.algorithms.checks import (
 from curvescope.algorithms.columns import columns_at_once
 from curvescope.algorithms.spectra.krylov import Tridiagonals, lanczos
 from curvescope.algorithms.spectra.restart import Search, Which, choose
-from curvescope.algorithms.vectors import (
-    check_finite,
-    gram,
-    norms,
-    orthogonalize,
-    random_vector,
-    rotate,
-    to_numpy,
-)
+from curvescope.algorithms.sums import gram, norms, to_numpy
+from curvescope.algorithms.vectors import check_finite, orthogonalize, random_vector, rotate
 from curvescope.core.errors import ShapeError, UsageError
 from curvescope.core.operator import LinearOperator, as_columns
 from curvescope.core.result import Result

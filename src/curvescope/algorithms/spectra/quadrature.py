@@ -18,7 +18,8 @@ from curvescope.algorithms.checks import GIB
 from curvescope.algorithms.columns import columns_at_once
 from curvescope.algorithms.rounding import is_rounding, length
 from curvescope.algorithms.spectra.krylov import Recurrence, Tridiagonals
-from curvescope.algorithms.vectors import check_finite, to_numpy
+from curvescope.algorithms.sums import to_numpy
+from curvescope.algorithms.vectors import check_finite
 from curvescope.core.errors import UsageError
 from curvescope.core.operator import LinearOperator
 from curvescope.core.progress import track
@@ -122,8 +123,10 @@ def _all_rounding(found: Tridiagonals, asymmetry: np.ndarray) -> bool:
 
 
 def _started(op: LinearOperator, job: Job, num_steps: int, seed: int, reorthogonalize: bool) -> Recurrence:
-    start = probes(job.size, job.count, seed=seed, first=job.first, dtype=op.dtype, device=op.device)
-    return Recurrence(start, num_steps, reorthogonalize=reorthogonalize)
+    found = Recurrence(op, job.size, job.count, num_steps, reorthogonalize=reorthogonalize)
+    probes(job.size, job.count, seed=seed, first=job.first, out=found.vectors)
+    found.begin()
+    return found
 
 
 def _buffer(op: LinearOperator, group: list[Job]) -> Tensor | None:

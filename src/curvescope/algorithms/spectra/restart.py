@@ -18,11 +18,11 @@ from typing import Literal
 import numpy as np
 from torch import Tensor
 
+from curvescope.algorithms.sums import dots, inner, to_numpy
 from curvescope.algorithms.vectors import (
     check_finite,
     comfortable,
     fresh,
-    inner,
     orthogonalize,
     random_vector,
     rotate,
@@ -131,7 +131,7 @@ class Search:
     def multiply(self, v: Tensor) -> Tensor:
         """The product of the operator, times `factor`, with v."""
         product = self.op @ v
-        if self.factor == 0.0 and bool(product.any()):
+        if self.factor == 0.0:
             self.factor = comfortable(product)
         return product if self.factor in (0.0, 1.0) else product * self.factor
 
@@ -140,9 +140,11 @@ class Search:
         first, last = len(self.locked), len(self.locked) + self.count
         q, w = self.rows[last], self.rows[last + 1]
         product = self.multiply(q)
-        alpha = float(inner(q, product))
-        basis, expected, allowed = self.rows[: last + 1], self._expected(alpha), ORTHOGONAL * self.tol
-        rest = orthogonalize(basis, product, out=w, expected=expected, tol=allowed)
+        outside, alpha = to_numpy(dots(self.rows[:first], product)), float(inner(q, product))
+        expected = self._expected(outside, alpha)
+        rest = orthogonalize(
+            self.rows[: last + 1], product, out=w, expected=expected, tol=ORTHOGONAL * self.tol
+        )
         self.beta = rest.norm
         check_finite(rest.taken, self.beta)
         self.H[: self.count + 1, self.count] = rest.taken[first:]
@@ -153,18 +155,19 @@ class Search:
         self.count += 1
         self.products += 1
 
-    def _expected(self, alpha: float) -> np.ndarray:
-        """Inner products of locked vectors and basis V with A q, before they are measured.
+    def _expected(self, outside: np.ndarray, alpha: float) -> np.ndarray:
+        """Inner products of locked vectors and basis V with A q, before those of V are measured.
 
         For the last vector q, which is orthogonal to the others only up to `overlap`, Vᵀ A q = T Vᵀ q up to
         the last entry, qᵀ A q = α; the column of T that belongs to q starts with what the last step left,
-        or, after a restart, with the residuals of the Ritz vectors that were kept.
+        or, after a restart, with the residuals of the Ritz vectors that were kept. Those of the locked
+        vectors are measured: they are their residuals' inner products with q, as large as the tolerance.
         """
         first, m = len(self.locked), self.count
         T = np.triu(self.H[:m, :m])
         T = T + np.triu(T, 1).T
         inside = T @ self.overlap[first:] + self.coupling
-        return np.concatenate([self.locked * self.overlap[:first], inside, [alpha]])
+        return np.concatenate([outside, inside, [alpha]])
 
     @property
     def _full(self) -> bool:

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from curvescope.algorithms.vectors import SquareSum, add_multiple, chunks, column_dots, factors, norms
+from curvescope.algorithms.sums import DotSum, chunks, column_dots, norms
+from curvescope.algorithms.vectors import add_multiple, factors
 from curvescope.core.progress import track
 
 FLAT = 10.0  # roundings: curvature below this many, relative to the largest seen, is none
@@ -36,7 +37,7 @@ def _quotient(a: Tensor, b: Tensor, where: Tensor) -> Tensor:
 
 def distance(B: Tensor, C: Tensor, out: Tensor | None = None) -> Tensor:
     """Norms (k,) of the columns of B − C, which are written to `out` if it is given."""
-    squares = SquareSum(B)
+    squares = DotSum(B)
     for b, c, *r in chunks(B, C, *([] if out is None else [out])):
         squares.add(torch.sub(b, c, out=r[0]) if r else b - c)
     return squares.root()
@@ -77,7 +78,7 @@ def conjugate_gradients(
 
 def _descend(X: Tensor, R: Tensor, P: Tensor, AP: Tensor, step: Tensor) -> Tensor:
     """x + step · p and r − step · A p, in place: ‖r‖² (k,)."""
-    squares, ahead, back = SquareSum(R), factors(step, R), factors(-step, R)
+    squares, ahead, back = DotSum(R), factors(step, R), factors(-step, R)
     for x, r, p, ap in chunks(X, R, P, AP):
         add_multiple(x, p, ahead)
         squares.add(add_multiple(r, ap, back))
@@ -158,7 +159,7 @@ class _Minres:
 
     def _lanczos_step(self, AV: Tensor, alpha: Tensor) -> Tensor:
         """A v − α v − β v_before in the place of v_before: its norm (k,)."""
-        squares, back, down = SquareSum(AV), factors(-self.beta, AV), factors(-alpha, AV)
+        squares, back, down = DotSum(AV), factors(-self.beta, AV), factors(-alpha, AV)
         for before, v, av in chunks(self.V_before, self.V, AV):
             squares.add(add_multiple(before.mul_(back).add_(av), v, down))
         return squares.root()

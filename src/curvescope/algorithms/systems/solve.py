@@ -18,8 +18,9 @@ from curvescope.algorithms.checks import (
     of_one_matrix,
     relative_tolerance,
 )
+from curvescope.algorithms.sums import norms, to_numpy
 from curvescope.algorithms.systems.iterations import Stop, conjugate_gradients, distance, minimal_residuals
-from curvescope.algorithms.vectors import check_finite, comfortable, norms, to_numpy
+from curvescope.algorithms.vectors import check_finite, comfortable
 from curvescope.core.errors import UsageError
 from curvescope.core.operator import LinearOperator, as_columns
 from curvescope.core.result import Result
@@ -84,7 +85,7 @@ def solve(
     if max_products is not None:
         limit = check_count("max_products", max_products, at_least=2)
     iterate = conjugate_gradients if method == "cg" else minimal_residuals
-    system, sizes = _System(op, damping), [comfortable(column) for column in B.T]
+    system, sizes = _System(op, damping), [comfortable(column) or 1.0 for column in B.T]
     if any(size != 1.0 for size in sizes):
         B = B * torch.tensor(sizes, dtype=B.dtype, device=B.device)
     X, residual, reason, used = _refined(iterate, system, B, tol, limit)
@@ -127,8 +128,8 @@ class _System:
         product = self.op @ V
         if self.damping:
             product = torch.add(product, V, alpha=self.damping)
-        if self.factor == 0.0 and bool(product.any()):
-            self.factor = comfortable(product[:, int(product.abs().amax(dim=0).argmax())])
+        if self.factor == 0.0:
+            self.factor = comfortable(product)
         return product if self.factor in (0.0, 1.0) else product * self.factor
 
 
