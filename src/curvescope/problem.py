@@ -58,21 +58,24 @@ class Problem:
             warn_unshifted(self.batches, self.model)
         self.point: Mapping[str, Tensor] = {}
         self._shapes = {name: p.shape for name, p in self.model.parameters.items()}
-        if not self.num_terms > 0:
+        if not self._total_weight() > 0:
             raise UsageError(
                 "expected at least one term that counts, but every target is ignored or weighs nothing"
             )
 
     @property
     def num_terms(self) -> float:
-        """N: the total weight of the terms, as targets and weights are now."""
+        """N: the total weight of the terms, as targets and weights are now; 1 for a plain sum."""
+        return self._total_weight() if self.loss.divided else 1.0
+
+    def _total_weight(self) -> float:
         return sum(self.loss.total_weight(b.targets, b.weights) for b in self.batches)
 
     @property
     def notes(self) -> tuple[str, ...]:
         """What a reader should know of how data and model were brought together."""
         own = (*task_notes(self.batches, self.model), *padding_notes(self.batches, self.model))
-        return (*self.batches.notes, *own)
+        return (*self.batches.notes, *own, *self.loss.notes)
 
     @property
     def dtype(self) -> torch.dtype:
