@@ -9,9 +9,10 @@ from curvescope.losses.base import Loss
 from curvescope.losses.cross_entropy import CrossEntropy
 from curvescope.losses.custom import CustomLoss
 from curvescope.losses.from_torch import from_torch
+from curvescope.losses.of_model import ModelLoss
 from curvescope.losses.squared_error import SquaredError
 
-__all__ = ["CrossEntropy", "CustomLoss", "Loss", "SquaredError", "as_loss"]
+__all__ = ["CrossEntropy", "CustomLoss", "Loss", "ModelLoss", "SquaredError", "as_loss"]
 
 _NAMED = {
     "cross_entropy": CrossEntropy(),
