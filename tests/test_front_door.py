@@ -297,6 +297,13 @@ def test_a_loader_that_reuses_a_buffer_is_copied():
 # ------------------------------------------------------------------------------------------------ bad input
 
 
+class Needy(Net):
+    """Returns its own loss, and nothing without labels."""
+
+    def forward(self, x: Tensor, labels: Tensor | None = None) -> Any:
+        return F.cross_entropy(self.last(self.first(x)), labels)  # pyright: ignore
+
+
 def apart(model: nn.Module, batch: Any) -> Tensor:
     return F.cross_entropy(model(batch[0]).detach(), batch[1])
 
@@ -352,6 +359,10 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "no own loss": (
         lambda: cs.Problem(net("tuple"), (X, Y), loss="own").value(),
         r"returns its own loss, got a tuple of a tensor \(5, 3\), a tensor \(5, 4\)",
+    ),
+    "labels needed": (
+        lambda: cs.Problem(Needy(), {"x": X, "labels": Y}).value(),
+        r"Needy raised an error without its argument 'labels': .* \(loss='own' calls it",
     ),
     "two entries": (
         lambda: cs.Problem(net("named"), (X, Y)).value(),

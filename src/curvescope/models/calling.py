@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -15,13 +16,23 @@ Call = Callable[[nn.Module, Any, Mapping[str, Any]], Any]
 """What a module returns on inputs, with options of ours."""
 Output = str | int | Callable[[Any], Tensor]
 """Which entry of what a module returns its outputs are: by name, by position, or read by a function."""
+LABELS = ("labels", "label", "targets", "target")
 KNOWN = ("logits", "last_hidden_state")
 CHOOSE = "output='name', output=1 or output=lambda found: … says which it is"
 
 
 def call_module(module: nn.Module, inputs: Any, options: Mapping[str, Any]) -> Any:
     """The module on its one input, or on inputs by name."""
-    return module(**{**options, **inputs}) if isinstance(inputs, Mapping) else module(inputs, **options)
+    try:
+        return module(**{**options, **inputs}) if isinstance(inputs, Mapping) else module(inputs, **options)
+    except TypeError as error:
+        wanted = [name for name in inspect.signature(module.forward).parameters if name in LABELS]
+        if not wanted or (isinstance(inputs, Mapping) and wanted[0] in inputs):
+            raise
+        raise UsageError(
+            f"{type(module).__name__} raised an error without its argument {wanted[0]!r}: {error}",
+            hint="loss='own' calls it with the whole batch and takes the loss that it returns",
+        ) from error
 
 
 def read_output(found: Any, output: Output | None = None) -> Tensor:

@@ -34,10 +34,20 @@ class FunctionModule(nn.Module):
         return self.function(_filled(self._tree, self._parameters), *inputs, **options)
 
     @property
+    def name(self) -> str:
+        """That of f."""
+        return name_of(self.function)
+
+    @property
     def takes(self) -> inspect.Signature:
         """What f takes beside its parameters."""
         whole = inspect.signature(self.function)
         return whole.replace(parameters=list(whole.parameters.values())[1:])
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """Its own, or that of its class."""
+    return getattr(function, "__name__", type(function).__name__)
 
 
 def is_function(source: Any) -> bool:
@@ -47,7 +57,7 @@ def is_function(source: Any) -> bool:
 
 def function_module(function: Callable[..., Any], params: Any) -> FunctionModule:
     """The module of f(params, x); raises unless `params` are real tensors by name."""
-    name = getattr(function, "__name__", type(function).__name__)
+    name = name_of(function)
     if not isinstance(params, Mapping) or not params:
         raise UsageError(
             f"expected the parameters of the function {name} as a dictionary of tensors, got {params!r:.60}",

@@ -14,7 +14,7 @@ from torch import nn
 from curvescope.core.errors import MissingExtra, UsageError, warn
 from curvescope.models import lens
 from curvescope.models.calling import Output
-from curvescope.models.function import function_module, is_function
+from curvescope.models.function import FunctionModule, function_module, is_function
 from curvescope.models.hf import lora
 from curvescope.models.hf import source as hf
 from curvescope.models.hf.module import adapt, is_transformers
@@ -115,6 +115,8 @@ def _read_module(module: nn.Module) -> Model:
         warn(note)
     if lens.is_hooked(module):
         return lens.adapt_hooked(module)
+    if isinstance(module, FunctionModule):
+        return plain_model(module, module.name)
     if is_nanogpt(module):
         return adapt_nanogpt(module)
     return adapt(module) if is_transformers(module) else plain_model(module)
