@@ -22,11 +22,11 @@ from curvescope.data.dicts import hides_start
 from curvescope.data.fit import check_ids, fitted, padding_notes, predicts_next, task_notes, warn_unshifted
 from curvescope.data.whole import SUM, Terms, whole_batches
 from curvescope.losses import Loss, ModelLoss, as_loss
-from curvescope.models.calling import Closure, Output, own_loss
 from curvescope.models.finite import check_weights, not_finite, words
 from curvescope.models.hf.module import is_transformers
 from curvescope.models.load import load
 from curvescope.models.model import Model
+from curvescope.models.running.calling import Closure, Output, own_loss
 from curvescope.models.running.exchange import Change, evaluating, locked
 from curvescope.models.running.held import RefuseHeld, moved
 from curvescope.models.running.interrupts import uninterrupted

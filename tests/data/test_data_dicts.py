@@ -11,8 +11,8 @@ from torch.utils.data import DataLoader
 
 import curvescope as cs
 from curvescope.data.batches import as_batches
+from curvescope.data.checks import SHUFFLED
 from curvescope.data.dicts import SHIFTED
-from curvescope.data.loaders import SHUFFLED
 
 X = torch.tensor([[0, 1, 2, 3], [4, 3, 2, 1]])
 SHIFTED_X = torch.tensor([[1, 2, 3, -100], [3, 2, 1, -100]])

@@ -14,8 +14,14 @@ from curvescope.core.errors import UsageError
 from curvescope.core.targets import IGNORED
 from curvescope.core.trees import Tree, leaves, tree_map
 from curvescope.data import dicts
-from curvescope.data.checks import check_arrays, check_lengths, check_weights, usable
-from curvescope.data.loaders import refuse_iterator, shuffle_notes
+from curvescope.data.checks import (
+    check_arrays,
+    check_lengths,
+    check_weights,
+    refuse_iterator,
+    shuffle_notes,
+    usable,
+)
 
 Inputs = Tensor | Mapping[str, Tensor]
 

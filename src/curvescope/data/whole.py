@@ -19,7 +19,7 @@ from torch import Tensor
 
 from curvescope.core.errors import UsageError
 from curvescope.data.batches import Batch, Batches
-from curvescope.data.loaders import refuse_iterator, shuffle_notes
+from curvescope.data.checks import refuse_iterator, shuffle_notes
 
 MAX_BYTES = 2**30
 Terms = float | Sequence[float] | Callable[[Any], float] | str | None

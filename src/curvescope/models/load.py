@@ -13,16 +13,16 @@ from torch import nn
 
 from curvescope.core.errors import MissingExtra, UsageError, warn
 from curvescope.models import lens
-from curvescope.models.calling import Output
-from curvescope.models.function import FunctionModule, function_module, is_function
 from curvescope.models.hf import lora
 from curvescope.models.hf import source as hf
 from curvescope.models.hf.module import adapt, is_transformers
 from curvescope.models.model import Model
-from curvescope.models.nanogpt import read_nanogpt
-from curvescope.models.nanogpt_module import adapt_nanogpt, is_nanogpt
+from curvescope.models.nanogpt.checkpoint import read_nanogpt
+from curvescope.models.nanogpt.module import adapt_nanogpt, is_nanogpt
 from curvescope.models.plain import mode_notes, plain_model
 from curvescope.models.roles import with_roles
+from curvescope.models.running.calling import Output
+from curvescope.models.running.function import FunctionModule, function_module, is_function
 from curvescope.models.zoo import folder as zoo
 from curvescope.models.zoo.mlp import MLP, MLPConfig
 from curvescope.models.zoo.names import BUNDLED

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from curvescope.core.blocks import Block, ParamSpace, select
 from curvescope.core.errors import UsageError
 from curvescope.models.adapters.table import Place
-from curvescope.models.calling import Call, Output, call_module, read_output
+from curvescope.models.running.calling import Call, Output, call_module, read_output
 from curvescope.models.running.double import exact
 from curvescope.models.running.exchange import Change, evaluating, exchanged, locked, parameters_at
 from curvescope.models.running.slow_path import slow_path
@@ -96,7 +96,7 @@ class Model:
     ) -> Tensor:
         """Outputs at `parameters` (those not named keep the module's own values), in the parameters' type.
 
-        Which part of what the module returns they are: see `models.calling.read_output`.
+        Which part of what the module returns they are: see `models.running.calling.read_output`.
         The module is changed for the time of the call alone, under its lock: by `settings`, `attention` and
         `changes`. Called `as_it_is`, it keeps its own attention, options and casts.
         """

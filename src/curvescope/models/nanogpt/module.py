@@ -44,8 +44,9 @@ NOTE = "called with targets, so that logits are those of every position, not of 
 def is_nanogpt(module: nn.Module) -> bool:
     """Whether a module has nanoGPT's parts and its forward(idx, targets)."""
     names = {name.replace("_orig_mod.", "") for name, _ in module.named_modules()}
-    takes = list(inspect.signature(module.forward).parameters)
-    return set(PARTS) <= names and takes[:2] == ["idx", "targets"]
+    if not set(PARTS) <= names:
+        return False
+    return list(inspect.signature(module.forward).parameters)[:2] == ["idx", "targets"]
 
 
 def adapt_nanogpt(module: Any) -> Model:
