@@ -204,6 +204,23 @@ def test_a_setting_of_the_loss_that_changes_is_seen():
     assert relative_error(H @ v, after) < 1e-12 < relative_error(before, after)
 
 
+@pytest.mark.parametrize("past_autograd", [False, True])
+def test_numbers_in_a_loss_that_change_are_seen(past_autograd: bool):
+    """Also where the model was looked at with another loss, and in a class that no other term shows."""
+    model, v = cs.load(net()), [torch.ones(3, dtype=torch.float64) for _ in range(2)]
+    y = torch.tensor([0, 0, 1, 1, 2])
+    problems = [cs.Problem(model, (X, y), nn.CrossEntropyLoss(weight=w, reduction="sum")) for w in v]
+    u = torch.ones(model.num_parameters, dtype=torch.float64)
+    for operator in (cs.Hessian, cs.GGN):
+        first, second = map(operator, problems)
+        for _ in range(4):  # enough for products that are recorded
+            before = first @ u, second @ u
+        (v[1].data if past_autograd else v[1])[2] += 4.0
+        fresh = operator(cs.Problem(model, (X, y), nn.CrossEntropyLoss(weight=v[1], reduction="sum"))) @ u
+        assert relative_error(second @ u, fresh) < 1e-12 < relative_error(before[1], fresh)
+        assert torch.equal(first @ u, before[0])
+
+
 def test_a_loss_without_curvature_says_so():
     p = cs.Problem(LOGS(), (X, SOFT), nn.KLDivLoss(reduction="batchmean"))
     assert "the GGN is zero" in p.notes[-1]
@@ -233,7 +250,9 @@ REFUSED: dict[str, tuple[Any, Tensor, str]] = {
     "other ignored": (nn.CrossEntropyLoss(ignore_index=-1), CLASSES, "got values from -100 to 2"),
     "soft nll": (nn.NLLLoss(), SOFT, r"expected integer targets \(5,\) for outputs \(5, 3\), whose"),
     "last axis": (nn.CrossEntropyLoss(), WIDE_CLASSES[:, :1].expand(4, 3), "on the last axis"),
-    "weight of sequences": (nn.BCELoss(weight=COINS), COINS, "for one sequence, got one for 5"),
+    "weight of sequences": (nn.BCELoss(weight=COINS), COINS, r"fits the entries \(3,\) of one sequence"),
+    "other entries": (nn.BCEWithLogitsLoss(pos_weight=V[:2]), COINS, r"a pos_weight .* got \(2,\)"),
+    "other classes": (nn.CrossEntropyLoss(weight=V[:2]), CLASSES, r"each of 3 classes .* got \(2,\)"),
 }
 
 

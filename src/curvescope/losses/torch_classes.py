@@ -168,6 +168,12 @@ class ClassLoss(Loss):
                 f"{str(targets.dtype).removeprefix('torch.')} {tuple(targets.shape)}",
                 hint="loss='cross_entropy' has them on the last axis, as language models do",
             )
+        v = self.module.weight
+        if v is not None and v.shape != outputs.shape[1:2]:
+            raise ShapeError(
+                f"expected one weight for each of {outputs.shape[1]} classes in {self.name}, "
+                f"got {tuple(v.shape)}"
+            )
         if targets.is_floating_point() and not soft:
             raise ShapeError(f"expected integer targets for {self.name}, got {targets.dtype}")
         if soft or not targets.numel():

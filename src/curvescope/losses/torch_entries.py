@@ -137,16 +137,24 @@ class EntryLoss(Loss):
                 f"got {str(targets.dtype).removeprefix('torch.')} {tuple(targets.shape)}",
                 hint=f"{self.name} compares entry by entry; y.double() makes real numbers",
             )
-        own = getattr(self.module, "weight", None)
-        if own is not None and own.dim() == outputs.dim() and own.shape[0] > 1:
-            raise ShapeError(
-                f"expected a weight of {self.name} for one sequence, got one for {own.shape[0]} of them",
-                hint="weights of sequences belong to the data: (inputs, targets, weights)",
-            )
+        for option in ("weight", "pos_weight"):
+            own = getattr(self.module, option, None)
+            if own is not None and not _fits(own.shape, outputs.shape[1:]):
+                raise ShapeError(
+                    f"expected a {option} of {self.name} that fits the entries {tuple(outputs.shape[1:])} of "
+                    f"one sequence, got {tuple(own.shape)}",
+                    hint="weights of sequences belong to the data: (inputs, targets, weights)",
+                )
         if self.rule.shares:
             _check_shares(targets, "targets", self.name)
         if self.rule.outputs_too:
             _check_shares(outputs, "outputs", self.name)
+
+
+def _fits(shape: tuple[int, ...], one: tuple[int, ...]) -> bool:
+    """Whether a weight is broadcast to every sequence alike."""
+    shape = shape[1:] if len(shape) == len(one) + 1 and shape[0] == 1 else shape
+    return len(shape) <= len(one) and all(s in (1, o) for s, o in zip(shape[::-1], one[::-1], strict=False))
 
 
 def has_negative(weight: Tensor | None) -> bool:
