@@ -87,8 +87,7 @@ DATA: dict[str, tuple[Make, str]] = {
         lambda _: problem(loss="crossentropy"),
         r"expected a loss, got 'crossentropy' \(did you mean 'cross_entropy'",
     ),
-    "loss class": (lambda _: problem(loss=cs.CrossEntropy), r"expected a loss, got <class"),
-    "torch loss": (lambda _: problem(loss=nn.CrossEntropyLoss()), r"expected a loss, got CrossEntropyLoss"),
+    "loss class": (lambda _: problem(loss=cs.CrossEntropy), r"expected a loss, got the class CrossEntropy"),
     "smoothing of one": (lambda _: cs.CrossEntropy(1.0), r"expected a label_smoothing in \[0, 1\), got 1\.0"),
     "generator": (
         lambda _: cs.Problem(model(), ((x, x) for x in [X])),

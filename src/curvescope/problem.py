@@ -6,6 +6,7 @@ import copy
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
@@ -19,10 +20,13 @@ from curvescope.core.trees import leaves as tree_leaves
 from curvescope.data.batches import Batch, Batches, as_batches
 from curvescope.data.dicts import hides_start
 from curvescope.data.fit import check_ids, fitted, padding_notes, predicts_next, task_notes, warn_unshifted
-from curvescope.losses import Loss, as_loss
+from curvescope.data.whole import SUM, Terms, whole_batches
+from curvescope.losses import Loss, ModelLoss, as_loss
 from curvescope.models.finite import check_weights, not_finite, words
+from curvescope.models.hf.module import is_transformers
 from curvescope.models.load import load
 from curvescope.models.model import Model
+from curvescope.models.running.calling import Closure, Output, own_loss
 from curvescope.models.running.exchange import Change, evaluating, locked
 from curvescope.models.running.held import RefuseHeld, moved
 from curvescope.models.running.interrupts import uninterrupted
@@ -44,11 +48,31 @@ class Problem:
         batches: `Batches`; (inputs, targets[, weights]), or a list or DataLoader of them; dictionaries with
             labels, as Hugging Face's tools make them, or a `datasets.Dataset`: labels (B, T) of a model that
             predicts the next token are shifted, so that outputs at t meet the label at t + 1.
-        loss: A loss, or its name.
+        loss: A loss, its name, or one of torch's, e.g. `nn.CrossEntropyLoss()`; "own" for a model that is
+            called with a batch and returns its own loss.
+        loss_fn: In its place a function `loss_fn(model, batch)`, one number; batches reach it as they are.
+        terms: Over how many terms `loss_fn`, or the model's own loss, is a mean: a number, one for each
+            batch, or a function of a batch; "sum" where it is a sum. One batch alone needs none.
+        output: Which part of what a module returns its outputs are; see `load`.
+        params: The parameters of a model that is a function f(params, x), by name.
     """
 
-    def __init__(self, model: Any, batches: Any, loss: str | Loss = "cross_entropy"):
-        self.model: Model = load(model)
+    def __init__(
+        self,
+        model: Any,
+        batches: Any,
+        loss: Any = "cross_entropy",
+        *,
+        loss_fn: Callable[[Any, Any], Tensor] | None = None,
+        terms: Terms = None,
+        output: Output | None = None,
+        params: Mapping[str, Any] | None = None,
+    ):
+        self.model: Model = load(model, output=output, params=params)
+        if loss_fn is not None or loss == "own":
+            self.model, batches, loss = _of_model(self.model, batches, loss, loss_fn, terms)
+        elif terms is not None:
+            raise UsageError("expected terms beside loss_fn or loss='own', got them alone")
         check_weights(self.model)
         given = as_batches(batches, shift=predicts_next(self.model))
         self.batches: Batches = fitted(given, self.model)
@@ -58,21 +82,24 @@ class Problem:
             warn_unshifted(self.batches, self.model)
         self.point: Mapping[str, Tensor] = {}
         self._shapes = {name: p.shape for name, p in self.model.parameters.items()}
-        if not self.num_terms > 0:
+        if not self._total_weight() > 0:
             raise UsageError(
                 "expected at least one term that counts, but every target is ignored or weighs nothing"
             )
 
     @property
     def num_terms(self) -> float:
-        """N: the total weight of the terms, as targets and weights are now."""
+        """N: the total weight of the terms, as targets and weights are now; 1 for a plain sum."""
+        return self._total_weight() if self.loss.divided else 1.0
+
+    def _total_weight(self) -> float:
         return sum(self.loss.total_weight(b.targets, b.weights) for b in self.batches)
 
     @property
     def notes(self) -> tuple[str, ...]:
         """What a reader should know of how data and model were brought together."""
         own = (*task_notes(self.batches, self.model), *padding_notes(self.batches, self.model))
-        return (*self.batches.notes, *own)
+        return (*self.batches.notes, *own, *self.loss.notes)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -270,6 +297,20 @@ class Problem:
 
     def __repr__(self) -> str:
         return f"Problem({self.model.name!r}, {self.batches!r}, {self.loss.name})"
+
+
+def _of_model(
+    model: Model, data: Any, loss: Any, function: Callable[[Any, Any], Tensor] | None, terms: Terms
+) -> tuple[Model, Batches, Loss]:
+    """The problem of a function of model and batch: a model whose outputs are its loss."""
+    if loss not in ("cross_entropy", "own") or (loss == "own" and function is not None):
+        raise UsageError("expected either loss or loss_fn, got both")
+    if function is not None and not callable(function):
+        raise UsageError(f"expected a function loss_fn(model, batch), got a {type(function).__name__}")
+    batches, wholes = whole_batches(data, terms)
+    call = Closure(function or own_loss, wholes.unpack)
+    casts = model.casts or is_transformers(model.module)  # whose losses are in float32
+    return replace(model, call=call, output=None, casts=casts), batches, ModelLoss(terms != SUM)
 
 
 @contextmanager

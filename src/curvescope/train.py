@@ -101,7 +101,8 @@ def _step(
 ) -> tuple[Tensor, Tensor]:
     batch = batch.map(lambda t: t.to(model.device, model.dtype if t.is_floating_point() else None))
     outputs = model.forward({}, batch.inputs)
-    value = loss.sum(outputs, batch.targets, batch.weights) / loss.total_weight(batch.targets, batch.weights)
+    total = loss.total_weight(batch.targets, batch.weights) if loss.divided else 1.0
+    value = loss.sum(outputs, batch.targets, batch.weights) / total
     optimiser.zero_grad(set_to_none=True)
     value.backward()
     norm = torch.nn.utils.clip_grad_norm_(model.module.parameters(), cfg.clip)

@@ -9,16 +9,21 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor
-from torch.utils.data import RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
 from curvescope.core.errors import UsageError
 from curvescope.core.targets import IGNORED
 from curvescope.core.trees import Tree, leaves, tree_map
 from curvescope.data import dicts
-from curvescope.data.checks import check_arrays, check_lengths, check_weights, usable
+from curvescope.data.checks import (
+    check_arrays,
+    check_lengths,
+    check_weights,
+    refuse_iterator,
+    shuffle_notes,
+    usable,
+)
 
 Inputs = Tensor | Mapping[str, Tensor]
-SHUFFLED = "the loader shuffles: its batches are read once and stay in the order of that reading"
 
 
 @dataclass(frozen=True)
@@ -107,11 +112,7 @@ class Batches(Sequence[Batch]):
         tensors of a list or tuple are kept themselves; those of any other loader are copied, since it may
         write every batch into one buffer. Raises when the tensors pass `max_bytes`.
         """
-        if isinstance(loader, Iterator):
-            raise UsageError(
-                f"expected a DataLoader or a list of pairs, got a one-pass {type(loader).__name__}",
-                hint="pass the loader itself, or list(iterator)",
-            )
+        refuse_iterator(loader)
         kept: list[Batch] = []
         size, any_shifted = 0, False
         for item in _whole_batches(loader):
@@ -124,8 +125,8 @@ class Batches(Sequence[Batch]):
                     f"the loader holds more than max_bytes={max_bytes} ({len(kept)} batches read)",
                     hint="take fewer sequences, or raise max_bytes",
                 )
-        said = {SHUFFLED: _shuffles(loader), dicts.SHIFTED: any_shifted}
-        return cls(kept, name=name, notes=[note for note, holds in said.items() if holds])
+        notes = [*shuffle_notes(loader), *([dicts.SHIFTED] if any_shifted else [])]
+        return cls(kept, name=name, notes=notes)
 
     def __len__(self) -> int:
         return len(self._batches)
@@ -164,6 +165,8 @@ def as_batches(data: Any, *, shift: bool = True) -> Batches:
         return data
     if isinstance(data, Mapping):
         return Batches.from_loader([data], name="tensors", shift=shift)
+    if isinstance(data, list) and len(data) in (2, 3) and all(isinstance(t, Tensor) for t in data):
+        return Batches.from_tensors(*data)  # one item of a DataLoader
     if isinstance(data, tuple) and len(data) in (2, 3) and not all(map(dicts.has_labels, data)):
         inputs, targets = data[:2]
         if isinstance(inputs, Tensor | Mapping) or isinstance(targets, Tensor):
@@ -172,7 +175,7 @@ def as_batches(data: Any, *, shift: bool = True) -> Batches:
         return Batches.from_loader(data, shift=shift)
     raise UsageError(
         f"expected Batches, (inputs, targets) or a DataLoader, got {type(data).__name__}",
-        hint="cs.Batches.from_tensors(x, y, batch_size=8)",
+        hint="cs.Batches.from_tensors(x, y, batch_size=8), or DataLoader(dataset, batch_size=8)",
     )
 
 
@@ -186,12 +189,6 @@ def _checked(batch: Batch) -> Batch:
         check_weights(batch.weights, batch.num_sequences)
     same = not any(t.is_inference() for t in batch.tensors())
     return batch if same and not isinstance(batch.targets, list) else batch.map(usable)
-
-
-def _shuffles(loader: Any) -> bool:
-    """Whether a DataLoader draws the order of its items anew at every reading."""
-    kinds = RandomSampler, SubsetRandomSampler, WeightedRandomSampler
-    return isinstance(getattr(loader, "sampler", None), kinds)
 
 
 def _whole_batches(loader: Iterable[Any]) -> Iterator[Any]:

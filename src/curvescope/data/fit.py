@@ -36,7 +36,9 @@ def fitted(batches: Batches, model: Any) -> Batches:
 
 
 def _takes_names(model: Any) -> bool:
-    accepted = inspect.signature(model.module.forward).parameters
+    own = getattr(model.module, "takes", None)  # of a function that stands behind the module
+    signature = own if isinstance(own, inspect.Signature) else inspect.signature(model.module.forward)
+    accepted = signature.parameters
     return IDS in accepted or any(p.kind is p.VAR_KEYWORD for p in accepted.values())
 
 

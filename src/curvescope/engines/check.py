@@ -61,10 +61,11 @@ _known: WeakKeyDictionary[Model, dict[Any, Known]] = WeakKeyDictionary()
 def known(problem: Problem, few: Batch, *, engine: str, checkpoint: bool) -> Known:
     """What is known of the problem's model, found out where nothing is or where the model has changed."""
     kind = (engine, checkpoint, problem.dtype, problem.device, type(problem.loss), modes())
-    entries = _known.setdefault(problem.model, {})
+    model = problem.model
+    entries = _known.setdefault(model, {})
     if kind not in entries or not entries[kind].holds():
         problem.check_structure()
-        snapshot = Snapshot(problem.model.module, problem.model.options, problem.loss)
+        snapshot = Snapshot(model.module, model.options, model.call, model.output, problem.loss)
         fused, head = _find_out(problem, few, engine, checkpoint)
         snapshot.settle()
         entries[kind] = Known(snapshot, fused, head, digest(snapshot.tensors))

@@ -97,6 +97,7 @@ class Watch:
     def _tensors(self) -> list[Tensor]:
         problem = self._problem
         held = self.known.snapshot.tensors if self.known is not None else []
+        held = held + (self._loss.tensors if self._loss is not None else [])
         data = [t for batch in problem.batches for t in batch.tensors()]
         return [*problem.model.module.parameters(), *problem.point.values(), *held, *data]
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from curvescope.core.errors import UsageError, near_misses
 from curvescope.losses.base import Loss
 from curvescope.losses.cross_entropy import CrossEntropy
 from curvescope.losses.custom import CustomLoss
+from curvescope.losses.from_torch import from_torch
+from curvescope.losses.of_model import ModelLoss
 from curvescope.losses.squared_error import SquaredError
 
-__all__ = ["CrossEntropy", "CustomLoss", "Loss", "SquaredError", "as_loss"]
+__all__ = ["CrossEntropy", "CustomLoss", "Loss", "ModelLoss", "SquaredError", "as_loss"]
 
 _NAMED = {
     "cross_entropy": CrossEntropy(),
@@ -17,10 +21,13 @@ _NAMED = {
 }
 
 
-def as_loss(loss: str | Loss) -> Loss:
-    """A loss by name, or itself."""
+def as_loss(loss: Any) -> Loss:
+    """A loss by name, itself, or of one of torch's modules or functions."""
     if isinstance(loss, Loss):
         return loss
-    if loss not in _NAMED:
+    found = from_torch(loss)
+    if found is not None:
+        return found
+    if not isinstance(loss, str) or loss not in _NAMED:
         raise UsageError(f"expected a loss, got {loss!r}", hint=near_misses(str(loss), list(_NAMED)))
     return _NAMED[loss]

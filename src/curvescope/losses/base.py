@@ -26,6 +26,9 @@ class Loss(ABC):
     name: str
     convex: bool = True  # in the outputs, so that the GGN is positive semi-definite
     takes_head: bool = False  # whether it can make the outputs of a linear head itself, slice by slice
+    splits: bool = True  # whether it is a function of outputs, so that H is GGN + functional part
+    divided: bool = True  # by the total weight of its terms; False for a plain sum
+    notes: tuple[str, ...] = ()  # what a reader should know
 
     @abstractmethod
     def sum(self, outputs: Tensor, targets: Tree, weights: Tensor | None) -> Tensor:

@@ -146,7 +146,8 @@ def _check(shape: tuple[int, ...], targets: Tensor) -> None:
         raise ShapeError(
             f"expected integer targets {tuple(shape[:-1])} for outputs {tuple(shape)}, "
             f"got {str(targets.dtype).removeprefix('torch.')} {tuple(targets.shape)}",
-            hint="targets align with outputs; nothing is shifted here",
+            hint="targets align with outputs; nothing is shifted here; nn.CrossEntropyLoss() has classes on "
+            "axis 1, and takes their probabilities",
         )
     if targets.numel():
         counted = targets.long()[is_counted(targets)]

@@ -17,9 +17,12 @@ from curvescope.models.hf import lora
 from curvescope.models.hf import source as hf
 from curvescope.models.hf.module import adapt, is_transformers
 from curvescope.models.model import Model
-from curvescope.models.nanogpt import read_nanogpt
+from curvescope.models.nanogpt.checkpoint import read_nanogpt
+from curvescope.models.nanogpt.module import adapt_nanogpt, is_nanogpt
 from curvescope.models.plain import mode_notes, plain_model
 from curvescope.models.roles import with_roles
+from curvescope.models.running.calling import Output
+from curvescope.models.running.function import FunctionModule, function_module, is_function
 from curvescope.models.zoo import folder as zoo
 from curvescope.models.zoo.mlp import MLP, MLPConfig
 from curvescope.models.zoo.names import BUNDLED
@@ -33,20 +36,27 @@ def load(
     device: torch.device | str | None = None,
     revision: str | None = None,
     roles: Mapping[str, Any] | None = None,
+    output: Output | None = None,
+    params: Mapping[str, Any] | None = None,
 ) -> Model:
     """A model with named blocks.
 
     Args:
         source: A bundled name ("tiny-gpt"), a folder saved by `curvescope.models.save`, a TOML file or
             `TransformerConfig` (fresh weights from its seed); a Hugging Face folder or hub id, a GGUF file,
-            nanoGPT's ckpt.pt; or any `nn.Module`, which is not changed.
+            nanoGPT's ckpt.pt; any `nn.Module`, which is not changed; or a function f(params, x).
         dtype: Parameters in this type, e.g. "float64"; a module is copied if it has another.
         device: Parameters on this device, likewise.
         revision: A training checkpoint of a bundled model (initial, early, middle, final), or a revision of a
             hub id.
         roles: Which parameter plays which role, for a module of your own: {"L{layer}.W_Q":
             "blocks.{layer}.q.weight", …, "n_heads": 4}; see `curvescope.models.roles`.
+        output: Which part of what a module returns its outputs are, by name, position or a function; without
+            it `logits`, or the first of a tuple.
+        params: The parameters of a function, by name; they share memory with the tensors given.
     """
+    if is_function(source) or params is not None:
+        source = function_module(_function(source), params)
     place = None if device is None else as_device(device)
     kind = None if dtype is None else as_dtype(dtype)
     if revision is not None and not _has_revisions(source):
@@ -55,9 +65,16 @@ def load(
         source = copy.deepcopy(source).to(kind)
     model = _read(source, revision, kind)
     model = model if roles is None else with_roles(model, roles)
+    model = model if output is None else replace(model, output=output)
     theirs = source.module if isinstance(source, Model) else source
     own = model.module is not theirs
     return _moved(model, place or model.device, kind or as_dtype(model.dtype), own=own)
+
+
+def _function(source: Any) -> Any:
+    if is_function(source):
+        return source
+    raise UsageError(f"expected a function f(params, x) beside params, got {_words(source)}")
 
 
 def _moved(model: Model, device: torch.device, dtype: torch.dtype, *, own: bool) -> Model:
@@ -98,6 +115,10 @@ def _read_module(module: nn.Module) -> Model:
         warn(note)
     if lens.is_hooked(module):
         return lens.adapt_hooked(module)
+    if isinstance(module, FunctionModule):
+        return plain_model(module, module.name)
+    if is_nanogpt(module):
+        return adapt_nanogpt(module)
     return adapt(module) if is_transformers(module) else plain_model(module)
 
 

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from curvescope.core.blocks import Block, ParamSpace, select
-from curvescope.core.errors import ShapeError, UsageError
+from curvescope.core.errors import UsageError
 from curvescope.models.adapters.table import Place
+from curvescope.models.running.calling import Call, Output, call_module, read_output
 from curvescope.models.running.double import exact
 from curvescope.models.running.exchange import Change, evaluating, exchanged, locked, parameters_at
 from curvescope.models.running.slow_path import slow_path
@@ -33,7 +34,8 @@ class Model:
     module, `places` says where an adapter's module shows its activations, and `casts` whether the module
     computes parts in float32 whatever its parameters are; in float64 those casts are left out. `settings` are
     changes of the module that hold whenever it is called here, `attention` those that give it attention with
-    second derivatives, and `standins` what our kernels may stand in for.
+    second derivatives, and `standins` what our kernels may stand in for. `call` is how the module is called,
+    and `output` which part of what it returns its outputs are, where it is not the usual one.
     """
 
     module: nn.Module
@@ -49,6 +51,8 @@ class Model:
     settings: Callable[[nn.Module], list[Change]] = no_settings
     attention: Callable[[nn.Module], list[Change]] = no_settings
     standins: tuple[Standin, ...] = GENERIC
+    call: Call = call_module
+    output: Output | None = None
 
     @property
     def parameters(self) -> dict[str, Tensor]:
@@ -92,12 +96,10 @@ class Model:
     ) -> Tensor:
         """Outputs at `parameters` (those not named keep the module's own values), in the parameters' type.
 
-        Of an object the outputs are its `.logits`, or, for a body without a head, its `.last_hidden_state`.
+        Which part of what the module returns they are: see `models.running.calling.read_output`.
         The module is changed for the time of the call alone, under its lock: by `settings`, `attention` and
         `changes`. Called `as_it_is`, it keeps its own attention, options and casts.
         """
-        arguments, options = ((), dict(inputs)) if isinstance(inputs, Mapping) else ((inputs,), {})
-        options = options if as_it_is else {**self.options, **options}
         attention = [] if as_it_is else self.attention(self.module)
         all_changes = [*self.settings(self.module), *attention, *changes]
         with (
@@ -106,16 +108,10 @@ class Model:
             exact(self.dtype, casts=self.casts and not as_it_is),
             exchanged([*all_changes, *parameters_at(self.module, parameters)]),
         ):
-            outputs = self.module(*arguments, **options)
-        for name in ("logits", "last_hidden_state"):
-            outputs = getattr(outputs, name, outputs)
-        if isinstance(outputs, Tensor) and self.options and outputs.dtype != self.dtype:
+            found = self.call(self.module, inputs, {} if as_it_is else self.options)
+        outputs = read_output(found, self.output)
+        if self.options and outputs.dtype != self.dtype:
             outputs = outputs.to(self.dtype)  # some families end in float32 whatever they began with
-        if not isinstance(outputs, Tensor):
-            raise ShapeError(
-                f"expected outputs as a tensor or an object with .logits, got {type(outputs).__name__}",
-                hint="wrap it in a module that returns its outputs",
-            )
         return outputs
 
     def evaluate(self, inputs: Tensor | Mapping[str, Tensor]) -> Tensor:

@@ -17,6 +17,7 @@ from curvescope.core.operator import LinearOperator
 from curvescope.data.batches import Batch
 from curvescope.engines import Engine, EngineName, Tree
 from curvescope.engines.memory import columns_at_once
+from curvescope.losses.of_model import unsplit
 from curvescope.problem import Problem, check_finite
 
 Patterns = str | Sequence[str]
@@ -50,6 +51,8 @@ class CurvatureOperator(LinearOperator):
             raise UsageError(f"expected a cs.Problem, got {type(problem).__name__}")
         if chunk is not None and (not isinstance(chunk, int) or chunk < 1):
             raise UsageError(f"expected a chunk of at least 1 column, got {chunk!r}")
+        if self.needs_outputs and not problem.loss.splits:
+            raise unsplit(type(self).__name__)
         self.problem, self.chunk = problem, chunk
         self.engine = Engine(problem, engine, checkpoint=checkpoint)
         self.dtype, self.device = problem.dtype, problem.device
@@ -62,6 +65,7 @@ class CurvatureOperator(LinearOperator):
         self.psd = self.symmetric and self.always_psd
 
     always_psd: bool = False
+    needs_outputs: bool = True  # whether it is made of outputs and their loss, apart from each other
 
     def block(self, rows: Patterns, columns: Patterns | None = None) -> Self:
         """The operator between the blocks that match `rows` and those that match `columns`.

@@ -28,6 +28,8 @@ from curvescope.problem import Problem
 class Hessian(CurvatureOperator):
     """∇²L, by differentiating the gradient."""
 
+    needs_outputs = False
+
     def _batch_product(self, index: int, batch: Batch, rows: tuple[str, ...], tangents: Tree) -> Tree:
         return self.engine.second_derivative(index, batch, "hessian", rows, tangents)
 

@@ -1,0 +1,65 @@
+"""torch's own losses, modules of `torch.nn` and functions of `torch.nn.functional`, as ours."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch.nn.functional as F
+from torch import nn
+
+from curvescope.core.errors import UsageError
+from curvescope.losses.base import Loss
+from curvescope.losses.torch_classes import ClassLoss
+from curvescope.losses.torch_entries import RULES, EntryLoss
+
+FUNCTIONS: dict[Any, type[nn.Module]] = {
+    F.cross_entropy: nn.CrossEntropyLoss,
+    F.nll_loss: nn.NLLLoss,
+    F.mse_loss: nn.MSELoss,
+    F.l1_loss: nn.L1Loss,
+    F.huber_loss: nn.HuberLoss,
+    F.smooth_l1_loss: nn.SmoothL1Loss,
+    F.binary_cross_entropy: nn.BCELoss,
+    F.binary_cross_entropy_with_logits: nn.BCEWithLogitsLoss,
+    F.kl_div: nn.KLDivLoss,
+    F.poisson_nll_loss: nn.PoissonNLLLoss,
+    F.soft_margin_loss: nn.SoftMarginLoss,
+}
+"""The module of each function; `functools.partial` gives its options."""
+OWN = "say how its terms are counted: cs.CustomLoss(sum, count), or cs.Problem(…, loss_fn=f, terms=…)"
+
+
+def from_torch(loss: Any) -> Loss | None:
+    """torch's loss as one of ours, with the reduction it has; None for what is no function and no module."""
+    if isinstance(loss, type):
+        named = f"{loss.__name__}(), an object of that class" if issubclass(loss, nn.Module | Loss) else None
+        raise UsageError(f"expected a loss, got the class {loss.__name__}", hint=named)
+    function, options = (loss.func, loss.keywords) if isinstance(loss, partial) else (loss, {})
+    if callable(function) and not isinstance(function, nn.Module):
+        loss = _module_of(function, options, loss)
+    if not isinstance(loss, nn.Module):
+        return None
+    if isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss) and type(loss) in (nn.CrossEntropyLoss, nn.NLLLoss):
+        found = ClassLoss(loss)
+    elif type(loss) in RULES:
+        found = EntryLoss(loss, RULES[type(loss)])
+    else:
+        raise UsageError(f"expected a loss that is known, got a {type(loss).__name__} of your own", hint=OWN)
+    if loss.reduction not in ("mean", "sum", "batchmean"):
+        raise UsageError(
+            f"expected {found.name} with reduction 'mean' or 'sum', got {loss.reduction!r}: "
+            "a loss is one number",
+        )
+    return found
+
+
+def _module_of(function: Any, options: dict[str, Any], given: Any) -> nn.Module:
+    """The module that does what a function with these options does."""
+    name = getattr(function, "__name__", type(function).__name__)
+    if all(function is not known for known in FUNCTIONS) or (isinstance(given, partial) and given.args):
+        raise UsageError(f"expected a loss that is known, got the function {name}", hint=OWN)
+    try:
+        return FUNCTIONS[function](**options)
+    except TypeError as error:
+        raise UsageError(f"expected options of {FUNCTIONS[function].__name__} for {name}: {error}") from error

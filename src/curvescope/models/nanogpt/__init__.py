@@ -1,0 +1,1 @@
+"""nanoGPT: its checkpoints, rebuilt as zoo models, and its live modules."""
