@@ -37,6 +37,9 @@ _HOME = {
     "EmpiricalFisher": "operators",
     "MonteCarloFisher": "operators",
     "Jacobian": "operators",
+    "KFAC": "operators",
+    "EKFAC": "operators",
+    "Shampoo": "operators",
     "Source": "operators",
     "Sources": "operators",
     "third_derivative": "operators",
@@ -71,7 +74,9 @@ _ROOMS = (
 )
 
 __all__ = [
+    "EKFAC",
     "GGN",
+    "KFAC",
     "MLP",
     "Batch",
     "Batches",
@@ -88,6 +93,7 @@ __all__ = [
     "Model",
     "MonteCarloFisher",
     "Problem",
+    "Shampoo",
     "Source",
     "Sources",
     "SquaredError",
@@ -158,12 +164,15 @@ if TYPE_CHECKING:
     from curvescope.models.zoo.mlp import MLP, MLPConfig
     from curvescope.models.zoo.transformer import Transformer, TransformerConfig
     from curvescope.operators import (
+        EKFAC,
         GGN,
+        KFAC,
         EmpiricalFisher,
         Functional,
         Hessian,
         Jacobian,
         MonteCarloFisher,
+        Shampoo,
         Source,
         Sources,
         per_sample,
