@@ -60,7 +60,7 @@ class KroneckerOperator(LinearOperator):
         self.problem, self.curvature, self.bias = problem, curvature, bias
         self.engine = Engine(problem, "autograd")
         whole = problem.space(*blocks)
-        found = self.engine.product(lambda: first_layers(problem, whole.blocks, joint=bias == "joint"))
+        found = self.engine.product(lambda: first_layers(problem, whole.blocks, curvature, joint=self.joint))
         self.layers, self.left_out = _chosen(found, blocks)
         kept = {block.name for layer in self.layers for block in layer.blocks}
         self.space = self.columns = problem.space(*(b.name for b in whole.blocks if b.name in kept))

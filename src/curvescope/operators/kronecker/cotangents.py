@@ -78,7 +78,7 @@ class Curvature:
         if self.kind == "ggn":
             yield from _root_columns(problem, z, batch, separate=self.separate)
             return
-        weights = None if batch.weights is None else batch.weights.sqrt()
+        weights = None if batch.weights is None else batch.weights.to(z.dtype).sqrt()
         for sample in range(self.mc_samples):
             targets = batch.targets
             if self.kind == "mc":

@@ -8,6 +8,7 @@ which none arrives, such as padding, does not count.
 
 from __future__ import annotations
 
+from math import prod
 from typing import NamedTuple
 
 import torch
@@ -38,9 +39,9 @@ class Rows(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """Rows of every use, or None where rows serve several sequences; and a gradient to check against."""
+    """Rows of every use, None where they serve several sequences; and a gradient to check against."""
 
-    rows: list[Rows] | None
+    rows: list[Rows | None]
     gradients: list[Tensor]  # of each use, (rows, d_out)
     leaf_gradients: dict[str, Tensor]
 
@@ -58,7 +59,7 @@ def ask(problem: Problem, recorded: Recorded, batch: Batch) -> Asked:
     leaf = dict(zip(recorded.leaves, found[len(recorded.uses) :], strict=True))
     sums = {name: g[:size].sum(0) for name, g in leaf.items() if g is not None}
     gradients = [
-        torch.zeros(_rows(use), use.weight.shape[-1], dtype=z.dtype, device=z.device)
+        torch.zeros(prod(use.lead), use.weight.shape[-1], dtype=z.dtype, device=z.device)
         if g is None
         else g[:size].sum(0)
         for use, g in zip(recorded.uses, here, strict=True)
@@ -81,7 +82,7 @@ def _codes(B: int, device: torch.device) -> Tensor:
     return torch.stack([mask for digit in digits for mask in (digit, ~digit)])
 
 
-def _rows_of(uses: list[Use], found: list[Tensor | None], B: int) -> list[Rows] | None:
+def _rows_of(uses: list[Use], found: list[Tensor | None], B: int) -> list[Rows | None]:
     """Rows of every use. Uses of one shape share what is known of a row: where all units of a layer are
     switched off, another layer tells."""
     reached: dict[tuple[int, ...], Tensor] = {}
@@ -89,14 +90,11 @@ def _rows_of(uses: list[Use], found: list[Tensor | None], B: int) -> list[Rows] 
         if g is not None:
             here = (g != 0).any(-1)
             reached[use.lead] = reached[use.lead] | here if use.lead in reached else here
-    rows: dict[tuple[int, ...], Rows] = {}
-    for lead, here in reached.items():
-        one = _numbers(here, B)
-        if one is None:
-            return None
-        rows[lead] = one
-    nobody = {use.lead: torch.zeros(_rows(use), dtype=torch.long) for use in uses if use.lead not in rows}
-    return [rows[use.lead] if use.lead in rows else _by_sequence(nobody[use.lead] - 1, B) for use in uses]
+    rows = {lead: _numbers(here, B) for lead, here in reached.items()}
+    for use in uses:  # what reaches no term has no rows that count
+        if use.lead not in rows:
+            rows[use.lead] = _by_sequence(torch.full((prod(use.lead),), -1, device=use.given.device), B)
+    return [rows[use.lead] for use in uses]
 
 
 def _numbers(here: Tensor, B: int) -> Rows | None:
@@ -122,6 +120,3 @@ def _by_sequence(number: Tensor, B: int) -> Rows:
     index[there] = order[int((number < 0).sum()) :]
     return Rows(index, there)
 
-
-def _rows(use: Use) -> int:
-    return int(torch.tensor(use.lead).prod()) if use.lead else 1

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import prod
 
-import torch
 from torch import Tensor
 
 from curvescope.core.blocks import Block
@@ -23,7 +23,7 @@ from curvescope.operators.kronecker.layers import (
     side_inputs,
     side_outputs,
 )
-from curvescope.operators.kronecker.record import Recorded, record
+from curvescope.operators.kronecker.record import Recorded, Use, record
 from curvescope.operators.kronecker.sequences import Rows, ask
 from curvescope.problem import Problem
 
@@ -45,10 +45,7 @@ class Piece:
 
     def places(self, layer: Layer) -> list[Place]:
         """Where the layer's weights, or its bias, are used."""
-        block = layer.blocks[0]
-        found = block_places(block, tuple(self.recorded.leaves[block.parameter].shape), self.recorded.uses)
-        assert found is not None, "looked at when layers were found"
-        return found
+        return _places(layer.blocks[0], self.recorded)
 
     def inputs(self, layer: Layer) -> Sides:
         """a, with 1 behind it for a bias, zero where a sequence has no row."""
@@ -73,16 +70,20 @@ class Piece:
             ]
             yield [side_outputs(layer, self.places(layer), flat) for layer in self.layers]
 
-    def _zero(self, use, k: int) -> Tensor:
-        size = use.inputs(self.problem.dtype).shape[0]
-        return torch.zeros(k, size, use.weight.shape[-1], dtype=self.problem.dtype, device=self.problem.device)
+    def _zero(self, use: Use, k: int) -> Tensor:
+        return self.recorded.outputs.new_zeros(k, prod(use.lead), use.weight.shape[-1])
 
 
-def first_layers(problem: Problem, blocks: Sequence[Block], *, joint: bool) -> Found:
-    """The blocks that are linear maps, seen on the first sequence of the data that counts."""
+def first_layers(problem: Problem, blocks: Sequence[Block], curvature: Curvature, *, joint: bool) -> Found:
+    """The blocks that are linear maps, seen on the first sequence of the data that counts.
+
+    A curvature that the loss does not have raises here, before the work.
+    """
     singles = (batch[i : i + 1] for batch in problem.batches for i in range(batch.num_sequences))
     one = next(s for s in singles if problem.loss.total_weight(s.targets, s.weights) > 0).map(problem.placed)
     recorded = record(problem, one)
+    if curvature.kind != "forward-only":
+        next(curvature.chunks(problem, recorded.outputs, one, 0, 1), None)
     return find_layers(blocks, _shapes(recorded), recorded, ask(problem, recorded, one), joint=joint)
 
 
@@ -103,11 +104,6 @@ def _recorded(
 ) -> Iterator[tuple[Batch, Recorded, list[Rows]]]:
     recorded = record(problem, batch)
     asked = ask(problem, recorded, batch)
-    if asked.rows is None and batch.num_sequences > 1:
-        for i in range(batch.num_sequences):
-            yield from _recorded(problem, layers, batch[i : i + 1], joint=joint)
-        return
-    assert asked.rows is not None, "rows of one sequence belong to it"
     blocks = [block for layer in layers for block in layer.blocks]
     found = find_layers(blocks, _shapes(recorded), recorded, asked, joint=joint)
     if found.left_out or set(found.layers) != set(layers):
@@ -116,7 +112,26 @@ def _recorded(
             f"{name} is used in one way in the first sequence and in another later on",
             hint="leave it out",
         )
-    yield batch, recorded, asked.rows
+    ours = {place.use for block in blocks for place in _places(block, recorded)}
+    if any(asked.rows[use] is None for use in ours):
+        assert batch.num_sequences > 1, "rows of one sequence belong to it"
+        for i in range(batch.num_sequences):
+            yield from _recorded(problem, layers, batch[i : i + 1], joint=joint)
+        return
+    uses = [recorded.uses[use] for use in sorted(ours)]
+    yield batch, recorded._replace(uses=uses), [_there(asked.rows[use]) for use in sorted(ours)]
+
+
+def _places(block: Block, recorded: Recorded) -> list[Place]:
+    """Where a block that is a linear map is used."""
+    found = block_places(block, tuple(recorded.leaves[block.parameter].shape), recorded.uses)
+    assert found is not None, "looked at when layers were found"
+    return found
+
+
+def _there(rows: Rows | None) -> Rows:
+    assert rows is not None
+    return rows
 
 
 def _shapes(recorded: Recorded) -> dict[str, tuple[int, ...]]:
