@@ -40,6 +40,7 @@ _HOME = {
     "KFAC": "operators",
     "EKFAC": "operators",
     "Shampoo": "operators",
+    "kfac_quality": "operators",
     "Source": "operators",
     "Sources": "operators",
     "third_derivative": "operators",
@@ -110,6 +111,7 @@ __all__ = [
     "eigsh",
     "frobenius_norm",
     "images",
+    "kfac_quality",
     "load",
     "masked_lm",
     "per_sample",
@@ -175,6 +177,7 @@ if TYPE_CHECKING:
         Shampoo,
         Source,
         Sources,
+        kfac_quality,
         per_sample,
         third_derivative,
     )

@@ -1,4 +1,4 @@
-"""Our K-FAC and EK-FAC against those of curvlinops: kinds of gradients, sharing, biases, an MLP and attention."""
+"""Our K-FAC and EK-FAC against those of curvlinops: kinds, sharing, biases, on an MLP and on attention."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 from curvescope.operators.curvature import GGN, EmpiricalFisher, Functional, Hessian, MonteCarloFisher
 from curvescope.operators.jacobian import Jacobian
-from curvescope.operators.kronecker import EKFAC, KFAC, KroneckerOperator, Shampoo
+from curvescope.operators.kronecker import EKFAC, KFAC, KFACQuality, KroneckerOperator, Shampoo, kfac_quality
 from curvescope.operators.per_sample import PerSample, SampleTraces, per_sample
 from curvescope.operators.sources import Source, Sources
 from curvescope.operators.third_derivative import ThirdDerivative, third_derivative
@@ -15,6 +15,7 @@ __all__ = [
     "Functional",
     "Hessian",
     "Jacobian",
+    "KFACQuality",
     "KroneckerOperator",
     "MonteCarloFisher",
     "PerSample",
@@ -23,6 +24,7 @@ __all__ = [
     "Source",
     "Sources",
     "ThirdDerivative",
+    "kfac_quality",
     "per_sample",
     "third_derivative",
 ]

@@ -1,4 +1,4 @@
-"""What is sent back through a network: vectors u of the outputs whose outer products are the curvature's middle.
+"""What is sent back through a network: vectors u of the outputs, and the curvature's middle is Σ u uᵀ.
 
 With terms t of weight w_t, at outputs z of sequences n, and Σ over all u that are made here,
 

@@ -1,8 +1,9 @@
 """Blocks as linear layers: where a block of the model lies in the linear maps that were recorded.
 
-A block is m × n, inputs × outputs. A use of it contributes Σ_rows a gᵀ to its gradient, or Σ_rows g aᵀ where it
-is used transposed, as a tied embedding in the unembedding; a use may hold more than the block (a packed matrix)
-or a part of it. A bias is the row for the input 1: of one layer with its weights, (m + 1) × n, or of its own.
+A block is m × n, inputs × outputs. A use of it contributes Σ_rows a gᵀ to its gradient, or Σ_rows g aᵀ where
+it is used transposed, as a tied embedding in the unembedding; a use may hold more than the block (a packed
+matrix) or a part of it. A bias is the row for the input 1: of one layer with its weights, (m + 1) × n, or of
+its own.
 """
 
 from __future__ import annotations
@@ -25,13 +26,25 @@ MAX_SIDE = 2**14  # rows of a factor that is made without being asked for by nam
 OTHERWISE = "it does something else than being the matrix, or the bias, of a linear map"
 
 
+Side = tuple[Tensor, Tensor]
+"""Which inputs (or outputs) of a use, and where they are among the rows or columns of a block."""
+
+
+class Overlap(NamedTuple):
+    """What a use holds of a block; rows of the block are outputs if `transposed`. A bias has no inputs."""
+
+    transposed: bool
+    inputs: Side | None
+    outputs: Side
+
+
 class Place(NamedTuple):
-    """Block rows (or columns) `inputs_at` are inputs `inputs` of a use, and likewise for outputs."""
+    """A use of a block."""
 
     use: int
     transposed: bool
-    inputs: tuple[Tensor, Tensor] | None  # (which of the use, where in the block); None for a bias
-    outputs: tuple[Tensor, Tensor]
+    inputs: Side | None
+    outputs: Side
 
 
 @dataclass(frozen=True)
@@ -67,7 +80,12 @@ class Found:
 
 
 def find_layers(
-    blocks: Sequence[Block], shapes: dict[str, tuple[int, ...]], recorded: Recorded, asked: Asked, *, joint: bool
+    blocks: Sequence[Block],
+    shapes: dict[str, tuple[int, ...]],
+    recorded: Recorded,
+    asked: Asked,
+    *,
+    joint: bool,
 ) -> Found:
     """The blocks that are linear maps in a recorded batch, biases with their weights if `joint`."""
     places, left_out = {}, {}
@@ -105,7 +123,7 @@ def block_places(block: Block, shape: tuple[int, ...], uses: Sequence[Use]) -> l
 
 
 @lru_cache(maxsize=4096)
-def _overlap(block: Block, view: View, shape: tuple[int, ...]) -> tuple[bool, ..., ...] | None:  # pyright: ignore
+def _overlap(block: Block, view: View, shape: tuple[int, ...]) -> Overlap | None:
     """How the entries of a block lie in those of a view of its parameter; None where none does.
 
     Raises:
@@ -118,14 +136,14 @@ def _overlap(block: Block, view: View, shape: tuple[int, ...]) -> tuple[bool, ..
         return None
     if at.dim() == 1:
         there = (at >= 0).nonzero()[:, 0]
-        return False, None, (at[there], there)
+        return Overlap(False, None, (at[there], there))
     rows, columns = (at >= 0).any(1).nonzero()[:, 0], (at >= 0).any(0).nonzero()[:, 0]
     cut, width = at[rows][:, columns], view.shape[1]
     i, j = cut[:, 0], cut[0]
     if torch.equal(cut, (i // width * width)[:, None] + j % width):
-        return False, (i // width, rows), (j % width, columns)
+        return Overlap(False, (i // width, rows), (j % width, columns))
     if torch.equal(cut, (i % width)[:, None] + j // width * width):
-        return True, (j // width, columns), (i % width, rows)
+        return Overlap(True, (j // width, columns), (i % width, rows))
     raise ValueError
 
 
@@ -160,7 +178,7 @@ def _adds_up(block: Block, places: list[Place], recorded: Recorded, asked: Asked
     return bool(places) and float((total - true).norm()) <= NEAR[total.dtype] * float(scale.norm())
 
 
-def put(x: Tensor, at: tuple[Tensor, Tensor], size: int) -> Tensor:
+def put(x: Tensor, at: Side, size: int) -> Tensor:
     """Entries of the last axis in their places among `size`, zero elsewhere."""
     which, where = (index.to(x.device) for index in at)
     if len(where) == size:  # places of a whole side are in order

@@ -110,7 +110,9 @@ def eigenvalues_in(
     problem: Problem, layers: tuple[Layer, ...], curvature: Curvature, bases: list[Pair], *, joint: bool
 ) -> list[Tensor]:
     """Λ = (1/N) Σ_n,u (Qᵣᵀ G Q_c)², the diagonal of the curvature in Kronecker bases: (m, n) each."""
-    found = [torch.zeros(len(q.rows), len(q.columns), dtype=problem.dtype, device=problem.device) for q in bases]
+    found = [
+        torch.zeros(len(q.rows), len(q.columns), dtype=problem.dtype, device=problem.device) for q in bases
+    ]
     for piece in pieces(problem, layers, "eigenvalues", joint=joint):
         turned = [_turned(piece.inputs(x), q, inputs=True) for x, q in zip(layers, bases, strict=True)]
         for gradients in piece.gradients(curvature):
@@ -127,7 +129,9 @@ def _turned(sides: Sides, q: Pair, *, inputs: bool) -> Sides:
 
 def whole_gradients(inputs: Sides, outputs: Sides):
     """G of every sequence for some cotangents after the others: (k, B, m, n)."""
-    sizes = [(len(g), g.shape[1] * a.shape[-1] * g.shape[-1] * g.element_size()) for a, g in _both(inputs, outputs)]
+    sizes = [
+        (len(g), g.shape[1] * a.shape[-1] * g.shape[-1] * g.element_size()) for a, g in _both(inputs, outputs)
+    ]
     k, size = sizes[0]
     step = max(1, GRADIENT_BYTES // max(size, 1))
     for start in range(0, k, step):

@@ -2,8 +2,8 @@
 
 The user's own module runs once in a mode that looks at function calls, not at classes: `nn.Linear`, GPT-2's
 `Conv1D`, a packed matrix, a slice of one, a transposed embedding are all y = a W (+ b) with W a view of a
-parameter. A lookup y = E[ids] is the same with one-hot inputs. What a parameter does otherwise is not recorded;
-`layers` finds out that something is missing, because gradients do not add up.
+parameter. A lookup y = E[ids] is the same with one-hot inputs. What a parameter does otherwise is not
+recorded; `layers` finds out that something is missing, because gradients do not add up.
 """
 
 from __future__ import annotations
@@ -115,21 +115,30 @@ class _Recorder(TorchFunctionMode):
         if casting() or not isinstance(found, Tensor) or not found.requires_grad or "out" in kwargs:
             return found
         if func in MAPS:
-            self._note_map(MAPS[func](*args, **kwargs), found)
-        elif func is F.embedding:
-            self._note_lookup(found, *args, **kwargs)
-        elif biased is not None and found.shape == biased[0].lead + biased[1].shape:
+            return self._handed_out(self._map(MAPS[func](*args, **kwargs), found), found)
+        if func is F.embedding:
+            return self._handed_out(self._lookup(found, *args, **kwargs), found)
+        if biased is not None and found.shape == biased[0].lead + biased[1].shape:
             biased[0].bias = biased[1]
         return found
 
-    def _note_map(self, head: LinearHead | None, found: Tensor) -> None:
+    def _handed_out(self, use: Use | None, found: Tensor) -> Tensor:
+        """What the module gets: of a view a copy, since writing to a view would cut the edge off."""
+        if use is None:
+            return found
+        found = found.clone() if found._is_view() else found
+        self.uses.append(use)
+        self._made.append((found, found._version))
+        return found
+
+    def _map(self, head: LinearHead | None, found: Tensor) -> Use | None:
         view = None if head is None else self._view(head.W.T)
         if head is None or view is None or head.h.dim() < 2:
-            return
+            return None
         bias = None if head.b is None else self._view(head.b)
-        self._note(Use(view, head.h.detach(), get_gradient_edge(found), bias=bias), found)
+        return Use(view, head.h.detach(), get_gradient_edge(found), bias=bias)
 
-    def _note_lookup(
+    def _lookup(
         self,
         found: Tensor,
         input: Tensor,
@@ -139,14 +148,14 @@ class _Recorder(TorchFunctionMode):
         norm_type: float = 2.0,
         scale_grad_by_freq: bool = False,
         sparse: bool = False,
-    ) -> None:
+    ) -> Use | None:
         view = self._view(weight)
         if view is None or not input.dim() or max_norm is not None or scale_grad_by_freq or sparse:
-            return
+            return None
         if padding_idx is not None and padding_idx < 0:
             padding_idx += weight.shape[0]
         edge = get_gradient_edge(found)
-        self._note(Use(view, input.detach().long(), edge, lookup=True, padding=padding_idx), found)
+        return Use(view, input.detach().long(), edge, lookup=True, padding=padding_idx)
 
     def _biased(self, args: tuple[Any, Any]) -> tuple[Use, View] | None:
         """The use whose result, as it was made, gets a vector of a parameter added."""
@@ -158,10 +167,6 @@ class _Recorder(TorchFunctionMode):
                     view = self._view(other)
                     return None if view is None else (use, view)
         return None
-
-    def _note(self, use: Use, found: Tensor) -> None:
-        self.uses.append(use)
-        self._made.append((found, found._version))
 
     def _view(self, t: Tensor) -> View | None:
         """Where in which leaf a tensor lies; None where it is no view of one."""

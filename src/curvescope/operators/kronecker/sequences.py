@@ -1,4 +1,4 @@
-"""Which rows of a linear map belong to which sequence, found by asking: by gradients of some of the sequences.
+"""Which rows of a linear map belong to which sequence, found by asking for gradients of some sequences.
 
 A row of y = a W belongs to sequence n if the loss of n depends on it. Which axis of y counts sequences is not
 guessed: cotangents of the outputs are switched on for half of the sequences at a time, so that the passes at
@@ -22,20 +22,15 @@ from curvescope.problem import Problem
 
 
 class Rows(NamedTuple):
-    """Rows of a use by sequence: (B, R) positions, and where there is one; sequences may have fewer than R."""
+    """Rows of a use by sequence, (B, R): positions, and where there is one; some sequences have fewer."""
 
-    index: Tensor
+    at: Tensor
     there: Tensor
 
     def take(self, x: Tensor) -> Tensor:
         """(…, rows, d) to (…, B, R, d), zero where a sequence has no row."""
-        found = x.index_select(-2, self.index.reshape(-1)).unflatten(-2, self.index.shape)
+        found = x.index_select(-2, self.at.reshape(-1)).unflatten(-2, self.at.shape)
         return found * self.there[..., None]
-
-    @property
-    def count(self) -> int:
-        """Rows that count."""
-        return int(self.there.sum())
 
 
 class Asked(NamedTuple):
@@ -119,4 +114,3 @@ def _by_sequence(number: Tensor, B: int) -> Rows:
     order = torch.argsort(number, stable=True)
     index[there] = order[int((number < 0).sum()) :]
     return Rows(index, there)
-

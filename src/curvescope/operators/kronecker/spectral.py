@@ -62,7 +62,11 @@ class KroneckerSpectral(LinearOperator):
     symmetric = psd = True
 
     def __init__(
-        self, source: LinearOperator | None, spectra: Callable[[], Sequence[Spectrum]], space: ParamSpace, layers: tuple[Layer, ...]
+        self,
+        source: LinearOperator | None,
+        spectra: Callable[[], Sequence[Spectrum]],
+        space: ParamSpace,
+        layers: tuple[Layer, ...],
     ):
         self.source, self._spectra = source, spectra  # `source` is kept steady with this operator
         self.space = self.columns = space
@@ -109,6 +113,7 @@ def invertible(layer: Layer, values: Tensor) -> Tensor:
     largest = float(values.max())
     if not float(values.min()) > torch.finfo(values.dtype).eps * largest:
         raise CurvescopeError(
-            f"the factors of {layer.name} are singular, so that they have no inverse", hint="give a damping above 0"
+            f"the factors of {layer.name} are singular, so that they have no inverse",
+            hint="give a damping above 0",
         )
     return values
