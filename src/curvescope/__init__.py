@@ -37,6 +37,10 @@ _HOME = {
     "EmpiricalFisher": "operators",
     "MonteCarloFisher": "operators",
     "Jacobian": "operators",
+    "KFAC": "operators",
+    "EKFAC": "operators",
+    "Shampoo": "operators",
+    "kfac_quality": "operators",
     "Source": "operators",
     "Sources": "operators",
     "third_derivative": "operators",
@@ -71,7 +75,9 @@ _ROOMS = (
 )
 
 __all__ = [
+    "EKFAC",
     "GGN",
+    "KFAC",
     "MLP",
     "Batch",
     "Batches",
@@ -88,6 +94,7 @@ __all__ = [
     "Model",
     "MonteCarloFisher",
     "Problem",
+    "Shampoo",
     "Source",
     "Sources",
     "SquaredError",
@@ -104,6 +111,7 @@ __all__ = [
     "eigsh",
     "frobenius_norm",
     "images",
+    "kfac_quality",
     "load",
     "masked_lm",
     "per_sample",
@@ -158,14 +166,18 @@ if TYPE_CHECKING:
     from curvescope.models.zoo.mlp import MLP, MLPConfig
     from curvescope.models.zoo.transformer import Transformer, TransformerConfig
     from curvescope.operators import (
+        EKFAC,
         GGN,
+        KFAC,
         EmpiricalFisher,
         Functional,
         Hessian,
         Jacobian,
         MonteCarloFisher,
+        Shampoo,
         Source,
         Sources,
+        kfac_quality,
         per_sample,
         third_derivative,
     )

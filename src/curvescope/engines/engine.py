@@ -241,6 +241,16 @@ class Engine:
             work = build()
         return self._recorder.replayed(work)
 
+    def keep(self, key: Any, build: Callable[[], T], size: int) -> T:
+        """What `build` makes at the problem as it is, kept inside `product` until that changes.
+
+        Args:
+            key: Of this engine's own.
+            build: A function of the problem alone.
+            size: Bytes that it takes.
+        """
+        return self._kept.get(key, build, device=self.problem.device, size=size)
+
     def _keep(self, key: Any, build: Callable[[], T], batch: Batch) -> T:
         few = self._watch.few
         positions = max(t.numel() for t in batch.tensors()) / max(t.numel() for t in few.batch.tensors())

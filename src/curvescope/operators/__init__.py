@@ -2,22 +2,29 @@
 
 from curvescope.operators.curvature import GGN, EmpiricalFisher, Functional, Hessian, MonteCarloFisher
 from curvescope.operators.jacobian import Jacobian
+from curvescope.operators.kronecker import EKFAC, KFAC, KFACQuality, KroneckerOperator, Shampoo, kfac_quality
 from curvescope.operators.per_sample import PerSample, SampleTraces, per_sample
 from curvescope.operators.sources import Source, Sources
 from curvescope.operators.third_derivative import ThirdDerivative, third_derivative
 
 __all__ = [
+    "EKFAC",
     "GGN",
+    "KFAC",
     "EmpiricalFisher",
     "Functional",
     "Hessian",
     "Jacobian",
+    "KFACQuality",
+    "KroneckerOperator",
     "MonteCarloFisher",
     "PerSample",
     "SampleTraces",
+    "Shampoo",
     "Source",
     "Sources",
     "ThirdDerivative",
+    "kfac_quality",
     "per_sample",
     "third_derivative",
 ]

@@ -21,6 +21,7 @@ from curvescope.core.parts import MATRIX_SYMBOLS
 from curvescope.core.seeds import generator
 from curvescope.data.batches import Batch
 from curvescope.engines import EngineName, Tree
+from curvescope.losses import Loss
 from curvescope.operators.base import CurvatureOperator
 from curvescope.problem import Problem
 
@@ -111,20 +112,29 @@ def _draw_targets(problem: Problem, num_samples: int, seed: int) -> list[Tensor]
     with torch.no_grad():
         for batch in problem.placed_batches("draw targets"):
             z = problem.outputs(batch)
-            samples = [
-                torch.cat(
-                    [
-                        problem.loss.sample_targets(
-                            z[i : i + 1], batch.targets[i : i + 1], generator(seed, first + i, s)
-                        )
-                        for i in range(batch.num_sequences)
-                    ]
-                )
-                for s in range(num_samples)
-            ]
+            samples = [sampled_targets(problem.loss, z, batch, first, s, seed) for s in range(num_samples)]
             found.append(torch.stack(samples).cpu())
             first += batch.num_sequences
     return found
+
+
+def sampled_targets(loss: Loss, z: Tensor, batch: Batch, first: int, sample: int, seed: int) -> Tensor:
+    """One draw of a batch's targets at outputs z, sequence by sequence from (seed, sequence, sample).
+
+    Args:
+        loss: A log-likelihood.
+        z: Outputs on the batch.
+        batch: A placed one.
+        first: The number of its first sequence among all data.
+        sample: Which draw.
+        seed: Of all draws.
+    """
+    return torch.cat(
+        [
+            loss.sample_targets(z[i : i + 1], batch.targets[i : i + 1], generator(seed, first + i, sample))
+            for i in range(batch.num_sequences)
+        ]
+    )
 
 
 OPERATORS: Mapping[str, type[CurvatureOperator]] = MappingProxyType(

@@ -1,0 +1,167 @@
+"""K-FAC, EK-FAC and Shampoo-like approximations of the curvature of linear layers, as operators.
+
+KFAC      A ⊗ B, from moments of inputs and of output gradients apart (Martens & Grosse, 2015)
+EKFAC     its eigenvectors, with the curvature's own diagonal in them (George et al., 2018)
+Shampoo   tr(L)^(1−2e) (L ⊗ R)^e with L = (1/N) Σ G Gᵀ, R = (1/N) Σ Gᵀ G (Gupta et al., 2018: e = 1/2)
+"""
+
+from __future__ import annotations
+
+from typing import final, get_args
+
+from curvescope.core.errors import UsageError
+from curvescope.operators.kronecker.base import Bias, KroneckerOperator
+from curvescope.operators.kronecker.cotangents import Curvature, Kind, Terms
+from curvescope.operators.kronecker.moments import (
+    Pair,
+    Sharing,
+    eigenvalues_in,
+    kfac_factors,
+    shampoo_factors,
+)
+from curvescope.operators.kronecker.spectral import Spectrum, eigen, with_values
+from curvescope.problem import Problem
+
+
+@final
+class KFAC(KroneckerOperator):
+    """A ⊗ B for every layer: second moments of its inputs, and of the gradients of its outputs.
+
+    Equal to the GGN's blocks where inputs and gradients are independent: for one row of data, and for squared
+    error in a deep linear network.
+
+    Args:
+        problem: A `cs.Problem`.
+        blocks: Names and globs; all blocks without one.
+        kind: Of the gradients: `ggn`, exact; `mc`, targets drawn from the model; `empirical`, the data's own;
+            `forward-only`, B = I.
+        sharing: `expand` or `reduce` (Eschenhagen et al., 2023): rows of a sequence are data, or are summed.
+        bias: `joint` with its weights, a layer of inputs [a; 1], or `separate`.
+        terms: Whether the terms of a sequence go back through the network separately or together; `auto` is
+            together for `mc`, where both have one expectation, and separately for the rest.
+        mc_samples: Draws per term.
+        seed: Of the draws.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        *blocks: str,
+        kind: Kind = "mc",
+        sharing: Sharing = "expand",
+        bias: Bias = "joint",
+        terms: Terms = "auto",
+        mc_samples: int = 1,
+        seed: int = 0,
+    ):
+        _check_sharing(sharing)
+        self.sharing: Sharing = sharing
+        super().__init__(problem, blocks, Curvature(kind, terms, mc_samples, seed), bias)
+
+    def _pairs(self) -> list[Pair]:
+        return kfac_factors(self.problem, self.layers, self.curvature, self.sharing, joint=self.joint)
+
+    def _spectrum(self, pairs: list[Pair]) -> list[Spectrum]:
+        return [eigen(pair) for pair in pairs]
+
+
+@final
+class EKFAC(KroneckerOperator):
+    """K-FAC's eigenvectors with Λ = (1/N) Σ (Qᵣᵀ G Q_c)², the diagonal of the curvature in them.
+
+    Of all matrices with these eigenvectors it is the nearest to the curvature, in the Frobenius norm.
+
+    Args:
+        problem: A `cs.Problem`.
+        blocks: Names and globs; all blocks without one.
+        kind: As in `KFAC`, without `forward-only`.
+        sharing: Of the factors whose eigenvectors are taken; Λ is exact for either.
+        bias: As in `KFAC`.
+        terms: As in `KFAC`.
+        mc_samples: Draws per term.
+        seed: Of the draws.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        *blocks: str,
+        kind: Kind = "mc",
+        sharing: Sharing = "expand",
+        bias: Bias = "joint",
+        terms: Terms = "auto",
+        mc_samples: int = 1,
+        seed: int = 0,
+    ):
+        _check_sharing(sharing)
+        _refuse_forward_only(kind, "EKFAC")
+        self.sharing: Sharing = sharing
+        super().__init__(problem, blocks, Curvature(kind, terms, mc_samples, seed), bias)
+
+    def _pairs(self) -> list[Pair]:
+        return kfac_factors(self.problem, self.layers, self.curvature, self.sharing, joint=self.joint)
+
+    def _spectrum(self, pairs: list[Pair]) -> list[Spectrum]:
+        found = [eigen(pair) for pair in pairs]
+        bases = [s.vectors for s in found]
+        values = eigenvalues_in(self.problem, self.layers, self.curvature, bases, joint=self.joint)
+        return [with_values(s, own) for s, own in zip(found, values, strict=True)]
+
+
+@final
+class Shampoo(KroneckerOperator):
+    """tr(L)^(1−2e) (L ⊗ R)^e with L = (1/N) Σ G Gᵀ and R = (1/N) Σ Gᵀ G over gradients G of the terms.
+
+    `exponent=0.5` is Gupta et al. (2018), whose step is K^(−1/2) g = L^(−1/4) G R^(−1/4); `exponent=1` is its
+    square, L ⊗ R / tr L, with the curvature's trace (Morwani et al., 2024).
+
+    Args:
+        problem: A `cs.Problem`.
+        blocks: Names and globs; all blocks without one.
+        exponent: e.
+        kind: Of the gradients, as in `KFAC` without `forward-only`.
+        bias: As in `KFAC`.
+        terms: `separate`, one G for every term, or `together`, one for every sequence.
+        mc_samples: Draws per term.
+        seed: Of the draws.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        *blocks: str,
+        exponent: float = 0.5,
+        kind: Kind = "empirical",
+        bias: Bias = "joint",
+        terms: Terms = "auto",
+        mc_samples: int = 1,
+        seed: int = 0,
+    ):
+        if isinstance(exponent, bool) or not isinstance(exponent, int | float) or not 0 < exponent <= 1:
+            raise UsageError(f"expected an exponent in (0, 1], got {exponent!r}")
+        _refuse_forward_only(kind, "Shampoo")
+        self.exponent = float(exponent)
+        super().__init__(problem, blocks, Curvature(kind, terms, mc_samples, seed), bias)
+
+    def _pairs(self) -> list[Pair]:
+        return shampoo_factors(self.problem, self.layers, self.curvature, joint=self.joint)
+
+    def _spectrum(self, pairs: list[Pair]) -> list[Spectrum]:
+        found, e = [], self.exponent
+        for spectrum, pair in zip(map(eigen, pairs), pairs, strict=True):
+            trace = float(pair.rows.trace())
+            scale = trace ** (1 - 2 * e) if trace > 0 else 1.0
+            found.append(with_values(spectrum, scale * spectrum.values**e))
+        return found
+
+
+def _check_sharing(sharing: Sharing) -> None:
+    if sharing not in get_args(Sharing):
+        raise UsageError(f"expected sharing='expand' or 'reduce', got {sharing!r}")
+
+
+def _refuse_forward_only(kind: Kind, name: str) -> None:
+    if kind == "forward-only":
+        raise UsageError(
+            f"{name} needs gradients, which kind='forward-only' has none of", hint="cs.KFAC takes it"
+        )

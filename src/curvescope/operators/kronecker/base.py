@@ -1,0 +1,185 @@
+"""What Kronecker-factored approximations share: layers of a problem, their spectra, and functions of them.
+
+Each is block-diagonal over layers, a layer a matrix m × n (inputs × outputs), row-major. They are numbers of
+a model at its parameters and data: what is kept is looked at before every product and made anew where either
+has changed, as with every operator here; `fixed()` is for those who want yesterday's factors.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Literal, get_args
+
+from torch import Tensor
+
+from curvescope.core.errors import UsageError
+from curvescope.core.operator import LinearOperator
+from curvescope.engines import Engine
+from curvescope.operators.kronecker.cotangents import Curvature
+from curvescope.operators.kronecker.layers import MAX_SIDE, Found, Layer
+from curvescope.operators.kronecker.moments import Pair
+from curvescope.operators.kronecker.spectral import (
+    KroneckerSpectral,
+    Spectrum,
+    Split,
+    check_damping,
+    invertible,
+    layerwise,
+    with_values,
+)
+from curvescope.operators.kronecker.stream import first_layers
+from curvescope.problem import Problem
+
+Bias = Literal["joint", "separate"]
+
+
+class KroneckerOperator(LinearOperator):
+    """A symmetric, positive semi-definite matrix over the linear layers of a problem.
+
+    `space` holds the blocks that are matrices or biases of linear maps, embeddings among them; `left_out`
+    says why others of the selection are not in it. A block that is asked for by its name must be one.
+    """
+
+    symmetric = psd = True
+
+    def __init__(self, problem: Problem, blocks: tuple[str, ...], curvature: Curvature, bias: Bias):
+        if not isinstance(problem, Problem):
+            raise UsageError(f"expected a cs.Problem, got {type(problem).__name__}")
+        if bias not in get_args(Bias):
+            raise UsageError(f"expected bias='joint' or 'separate', got {bias!r}")
+        self.problem, self.curvature, self.bias = problem, curvature, bias
+        self.engine = Engine(problem, "autograd")
+        whole = problem.space(*blocks)
+        found = self.engine.product(lambda: first_layers(problem, whole.blocks, curvature, joint=self.joint))
+        self.layers, self.left_out = _chosen(found, blocks)
+        kept = {block.name for layer in self.layers for block in layer.blocks}
+        self.space = self.columns = problem.space(*(b.name for b in whole.blocks if b.name in kept))
+        self.shape = (self.space.size, self.space.size)
+        self.dtype, self.device = problem.dtype, problem.device
+
+    @abstractmethod
+    def _pairs(self) -> list[Pair]:
+        """Factors of every layer at the problem as it is."""
+
+    @abstractmethod
+    def _spectrum(self, pairs: list[Pair]) -> list[Spectrum]:
+        """Spectra of every layer from its factors."""
+
+    @property
+    def joint(self) -> bool:
+        """Whether a bias has its factors with its weights."""
+        return self.bias == "joint"
+
+    def factors(self, name: str) -> tuple[Tensor, Tensor]:
+        """The factors of the layer that holds a block: of its rows (inputs), (m, m), and columns, (n, n)."""
+        at = [i for i, layer in enumerate(self.layers) if name in [b.name for b in layer.blocks]]
+        if not at:
+            raise UsageError(
+                f"no layer of this operator holds {name!r}", hint=f"there are {_some(self.layers)}"
+            )
+        rows, columns = self.engine.product(self._kept_pairs)[at[0]]
+        return rows.clone(), columns.clone()
+
+    def spectra(self) -> Sequence[Spectrum]:
+        """Eigenvectors and eigenvalues of every layer, at the problem as it is."""
+        return self.engine.product(self._kept_spectra)
+
+    def _kept_pairs(self) -> list[Pair]:
+        return self.engine.keep("pairs", self._pairs, self._size())
+
+    def _kept_spectra(self) -> list[Spectrum]:
+        return self.engine.keep("spectra", lambda: self._spectrum(self._kept_pairs()), 2 * self._size())
+
+    def _size(self) -> int:
+        return sum(m * m + n * n for m, n in (layer.shape for layer in self.layers)) * 8
+
+    def _matmat(self, V: Tensor) -> Tensor:
+        return layerwise(self.spectra(), self.layers, self.space, V)
+
+    @contextmanager
+    def steady(self) -> Iterator[None]:
+        """Products inside belong together: an error at the end if the model or the data have changed."""
+        with self.engine.steady():
+            yield
+
+    def inverse(self, damping: float = 0.0, *, split: Split = "exact") -> LinearOperator:
+        """(K + δ I)⁻¹, or with split="pi" (A + π√δ I)⁻¹ ⊗ (B + √δ/π I)⁻¹, π² = (tr A/m)/(tr B/n).
+
+        Symmetric and positive definite: a preconditioner. It follows the problem, as K itself does.
+        """
+        return self._function(damping, split, lambda values: 1 / values)
+
+    def inverse_root(
+        self, damping: float = 0.0, *, power: float = 2.0, split: Split = "exact"
+    ) -> LinearOperator:
+        """(K + δ I)^(−1/power)."""
+        if not power > 0:
+            raise UsageError(f"expected a power above 0, got {power!r}")
+        return self._function(damping, split, lambda values: values ** (-1 / power))
+
+    def root(self, *, power: float = 2.0) -> LinearOperator:
+        """K^(1/power)."""
+        if not power > 0:
+            raise UsageError(f"expected a power above 0, got {power!r}")
+
+        def spectra() -> list[Spectrum]:
+            return [with_values(s, s.values ** (1 / power)) for s in self.spectra()]
+
+        return KroneckerSpectral(self, spectra, self.space, self.layers)
+
+    def _function(self, damping: float, split: Split, f: Callable[[Tensor], Tensor]) -> LinearOperator:
+        check_damping(damping, split)
+
+        def spectra() -> list[Spectrum]:
+            pairs = zip(self.layers, self.spectra(), strict=True)
+            return [with_values(s, f(invertible(layer, s.damped(damping, split)))) for layer, s in pairs]
+
+        spectra()  # a matrix without an inverse is said now
+        return KroneckerSpectral(self, spectra, self.space, self.layers)
+
+    def fixed(self) -> LinearOperator:
+        """The matrix as it is now, which does not follow the problem: factors to be kept over steps."""
+        spectra = list(self.spectra())
+        return KroneckerSpectral(None, lambda: spectra, self.space, self.layers)
+
+    def trace(self) -> float:
+        """tr K."""
+        return math.fsum(float(s.values.sum()) for s in self.spectra())
+
+    def logdet(self, damping: float = 0.0, *, split: Split = "exact") -> float:
+        """log det(K + δ I)."""
+        check_damping(damping, split)
+        pairs = zip(self.layers, self.spectra(), strict=True)
+        return math.fsum(
+            float(invertible(x, s.damped(damping, split)).double().log().sum()) for x, s in pairs
+        )
+
+
+def _chosen(found: Found, patterns: tuple[str, ...]) -> tuple[tuple[Layer, ...], dict[str, str]]:
+    """Layers whose factors are of a size that was asked for, and why other blocks are left out."""
+    left_out = dict(found.left_out)
+    for layer in found.layers:
+        if max(layer.shape) > MAX_SIDE and not any(block.name in patterns for block in layer.blocks):
+            side = max(layer.shape)
+            left_out |= {
+                b.name: f"a factor of it is {side} × {side}; ask for it by name" for b in layer.blocks
+            }
+    asked = [name for name in patterns if name in left_out]
+    if asked:
+        raise UsageError(
+            f"{asked[0]} has no Kronecker factors: {left_out[asked[0]]}",
+            hint="norms, positions that are added and the like are left out of a glob",
+        )
+    layers = tuple(layer for layer in found.layers if layer.name not in left_out)
+    if not layers:
+        raise UsageError(
+            f"none of {', '.join(patterns) or 'the blocks'} is the matrix or bias of a linear map"
+        )
+    return layers, left_out
+
+
+def _some(layers: tuple[Layer, ...]) -> str:
+    return ", ".join(layer.name for layer in layers[:4]) + (", …" if len(layers) > 4 else "")

@@ -1,0 +1,153 @@
+"""What is sent back through a network: vectors u of the outputs, and the curvature's middle is Σ u uᵀ.
+
+With terms t of weight w_t, at outputs z of sequences n, and Σ over all u that are made here,
+
+    ggn        Σ u uᵀ = Σ_t w_t ∂²ℓ_t/∂z²                     columns of a root, all of them
+    mc         its expectation is that                        r_t √w_t at targets drawn from the model
+    empirical  Σ u uᵀ = Σ_t w_t r_t r_tᵀ, r_t = ∂ℓ_t/∂z       at the data's own targets
+
+if every term has vectors of its own ("separate"). Terms of a sequence that go back together, one vector for
+all, cost a pass instead of T passes and add the products of different terms; of drawn targets these have
+expectation zero. A vector holds those of all sequences of a batch, whose graphs do not meet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from curvescope.core.errors import UsageError
+from curvescope.data.batches import Batch
+from curvescope.losses import CrossEntropy, SquaredError
+from curvescope.losses.base import expand_weights
+from curvescope.losses.cross_entropy import is_counted
+from curvescope.operators.curvature import sampled_targets
+from curvescope.problem import Problem
+
+Kind = Literal["ggn", "mc", "empirical", "forward-only"]
+Terms = Literal["auto", "separate", "together"]
+
+
+@dataclass(frozen=True)
+class Curvature:
+    """Which matrix is approximated, and how its terms go back."""
+
+    kind: Kind = "mc"
+    terms: Terms = "auto"
+    mc_samples: int = 1
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, value, known in (("kind", self.kind, Kind), ("terms", self.terms, Terms)):
+            if value not in get_args(known):
+                raise UsageError(f"expected {name} as one of {', '.join(get_args(known))}, got {value!r}")
+        if not isinstance(self.mc_samples, int) or self.mc_samples < 1:
+            raise UsageError(f"expected mc_samples of at least 1, got {self.mc_samples!r}")
+        if self.mc_samples != 1 and self.kind != "mc":
+            raise UsageError(f"mc_samples belongs to kind='mc', got kind={self.kind!r}")
+
+    @property
+    def separate(self) -> bool:
+        """Whether every term has vectors of its own."""
+        return self.terms == "separate" or (self.terms == "auto" and self.kind != "mc")
+
+    def chunks(self, problem: Problem, z: Tensor, batch: Batch, first: int, size: int) -> Iterator[Tensor]:
+        """Vectors of a batch, at most `size` at a time: (k, *z.shape).
+
+        Args:
+            problem: Whose loss it is.
+            z: Outputs on the batch.
+            batch: A placed one.
+            first: The number of its first sequence among all data.
+            size: Vectors at once.
+        """
+        several: list[Tensor] = []
+        for u in self._vectors(problem, z.detach(), batch, first):
+            several.append(u)
+            if len(several) == size:
+                yield torch.stack(several)
+                several = []
+        if several:
+            yield torch.stack(several)
+
+    def _vectors(self, problem: Problem, z: Tensor, batch: Batch, first: int) -> Iterator[Tensor]:
+        if self.kind == "ggn":
+            yield from _root_columns(problem, z, batch, separate=self.separate)
+            return
+        weights = None if batch.weights is None else batch.weights.to(z.dtype).sqrt()
+        for sample in range(self.mc_samples):
+            targets = batch.targets
+            if self.kind == "mc":
+                targets = sampled_targets(problem.loss, z, batch, first, sample, self.seed)
+            u = problem.loss.gradient(z, targets, weights) * self.mc_samples**-0.5
+            yield from _apart(u, _slots(problem, z)) if self.separate else [u]
+
+
+def _slots(problem: Problem, z: Tensor) -> int:
+    """In how many terms of equal size the outputs of a sequence are cut by the loss."""
+    loss, entries = problem.loss, z[0].numel()
+    if isinstance(loss, CrossEntropy):
+        return entries // z.shape[-1]
+    if isinstance(loss, SquaredError):
+        return 1 if loss.normalisation == "theory" else entries
+    raise UsageError(
+        f"the loss {loss.name!r} does not say what its terms within a sequence are",
+        hint="terms='together' sends those of a sequence back at once",
+    )
+
+
+def _apart(u: Tensor, slots: int) -> Iterator[Tensor]:
+    """The parts of u in one slot of every sequence, those that are not zero."""
+    cut = u.reshape(len(u), slots, -1)
+    for slot in range(slots):
+        if bool(cut[:, slot].any()):
+            found = torch.zeros_like(cut)
+            found[:, slot] = cut[:, slot]
+            yield found.reshape(u.shape)
+
+
+def _root_columns(problem: Problem, z: Tensor, batch: Batch, *, separate: bool) -> Iterator[Tensor]:
+    """Columns of S with S Sᵀ = Σ_t w_t ∂²ℓ_t/∂z², position by position or of all positions at once."""
+    loss, C = problem.loss, z.shape[-1] if z.dim() > 1 else 1
+    if isinstance(loss, CrossEntropy):
+        p = z.softmax(-1)
+        w = is_counted(batch.targets).to(z.dtype)
+        if batch.weights is not None:
+            w = w * expand_weights(batch.weights, batch.targets).to(z.dtype)
+        scale = w.sqrt()[..., None] * p.sqrt()  # column c: √(w p_c) (e_c − p)
+        columns = (_basis(p, c, C) * scale - p * scale[..., c : c + 1] for c in range(C))
+    elif isinstance(loss, SquaredError):
+        scale = loss.hessian_product(z, batch.targets, batch.weights, torch.ones_like(z)).sqrt()
+        columns = (_basis(z, c, C) * scale for c in range(C))
+    else:
+        yield from _dense_root_columns(problem, z, batch)
+        return
+    for column in columns:
+        yield from _apart(column, z[0].numel() // C) if separate else [column]
+
+
+def _basis(like: Tensor, c: int, C: int) -> Tensor:
+    found = torch.zeros_like(like)
+    found.reshape(-1, C)[:, c] = 1
+    return found
+
+
+def _dense_root_columns(problem: Problem, z: Tensor, batch: Batch) -> Iterator[Tensor]:
+    """Of any convex loss: √λ v for the eigenpairs of every sequence's Hessian in its outputs."""
+    if not problem.loss.convex:
+        raise UsageError(
+            f"kind='ggn' needs a loss that is convex in the outputs, got {problem.loss.name!r}",
+            hint="kind='empirical' takes any loss",
+        )
+    B, D = len(z), z[0].numel()
+    basis = torch.eye(D, dtype=z.dtype, device=z.device)[:, None].expand(D, B, D).reshape(D, *z.shape)
+    H = problem.loss.hessian_product(z, batch.targets, batch.weights, basis).reshape(D, B, D)
+    values, vectors = torch.linalg.eigh(H.permute(1, 0, 2))
+    root = vectors * values.clamp(min=0).sqrt()[:, None]
+    for i in range(D):
+        if bool(root[:, :, i].any()):
+            yield root[:, :, i].reshape(z.shape)

@@ -1,0 +1,166 @@
+"""Second moments over the data: K-FAC's factors, EK-FAC's eigenvalues, Shampoo's factors.
+
+With inputs a and output gradients g of the rows of a layer, one g for every row and every cotangent u of the
+curvature (`cotangents`), N the total weight of the terms:
+
+    expand   A = mean over rows of a aᵀ                       B = (1/N) Σ_rows,u g gᵀ
+    reduce   A = mean over sequences of ā āᵀ, ā the mean      B = (1/N) Σ_n,u (Σ_rows g)(Σ_rows g)ᵀ
+             over the sequence's rows
+
+(Eschenhagen et al., 2023, eqs. 19 and 22). All uses of a block are rows of one layer. The whole gradient of
+sequence n and cotangent u is G = Σ_rows a gᵀ.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from curvescope.operators.kronecker.cotangents import Curvature
+from curvescope.operators.kronecker.layers import Layer
+from curvescope.operators.kronecker.stream import Sides, pieces
+from curvescope.problem import Problem
+
+Sharing = Literal["expand", "reduce"]
+GRADIENT_BYTES = 2**26  # whole gradients that are held at once
+
+
+class Pair(NamedTuple):
+    """K ≈ rows ⊗ columns for an m × n layer, row-major: (m, m) and (n, n)."""
+
+    rows: Tensor
+    columns: Tensor
+
+
+def kfac_factors(
+    problem: Problem, layers: tuple[Layer, ...], curvature: Curvature, sharing: Sharing, *, joint: bool
+) -> list[Pair]:
+    """A and B of every layer, as rows and columns of its matrix."""
+    sums = [_Sums(problem, layer) for layer in layers]
+    for piece in pieces(problem, layers, "factors", joint=joint):
+        for layer, total in zip(layers, sums, strict=True):
+            total.add_inputs(piece.inputs(layer), piece.counts(layer), sharing)
+        if curvature.kind == "forward-only":
+            continue
+        for gradients in piece.gradients(curvature):
+            for total, g in zip(sums, gradients, strict=True):
+                total.add_outputs(g, sharing)
+    forward_only = curvature.kind == "forward-only"
+    return [total.pair(problem.num_terms, forward_only=forward_only) for total in sums]
+
+
+class _Sums:
+    """Running sums of one layer, for each orientation in which its block is used."""
+
+    def __init__(self, problem: Problem, layer: Layer):
+        self._like = torch.zeros(0, dtype=problem.dtype, device=problem.device)
+        self._shape = layer.shape
+        self._inputs: dict[bool, Tensor] = {}
+        self._outputs: dict[bool, Tensor] = {}
+        self._count: dict[bool, float] = {}
+
+    def add_inputs(self, inputs: Sides, counts: dict[bool, Tensor], sharing: Sharing) -> None:
+        for key, a in inputs.items():
+            rows = counts[key]
+            if sharing == "reduce":
+                a = a.sum(1) / rows.clamp(min=1)[:, None]
+                self._count[key] = self._count.get(key, 0.0) + float((rows > 0).sum())
+            else:
+                self._count[key] = self._count.get(key, 0.0) + float(rows.sum())
+            flat = a.reshape(-1, a.shape[-1])
+            self._inputs[key] = self._inputs.get(key, 0) + flat.T @ flat
+
+    def add_outputs(self, outputs: Sides, sharing: Sharing) -> None:
+        for key, g in outputs.items():
+            flat = (g.sum(2) if sharing == "reduce" else g).reshape(-1, g.shape[-1])
+            self._outputs[key] = self._outputs.get(key, 0) + flat.T @ flat
+
+    def pair(self, num_terms: float, *, forward_only: bool) -> Pair:
+        """The factors; those of two orientations put together by `pooled`."""
+        found = []
+        for key, A in self._inputs.items():
+            A = A / max(self._count[key], 1.0)
+            side = self._shape[0 if key else 1]
+            B = self._outputs.get(key, A.new_zeros(side, side)) / num_terms
+            B = torch.eye(side, dtype=A.dtype, device=A.device) if forward_only else B
+            found.append(Pair(B, A) if key else Pair(A, B))
+        return pooled(found)
+
+
+def pooled(pairs: list[Pair]) -> Pair:
+    """One pair for a sum of Kronecker products: means of each factor, weighted by traces.
+
+    R = Σ_u t_u R_u / tr R_u and C likewise, with t_u = tr R_u tr C_u, over Σ_u t_u: the trace is that of the
+    sum, and a single pair is itself. For a tied embedding, whose lookup and unembedding see it transposed.
+    """
+    if len(pairs) == 1:
+        return pairs[0]
+    traces = [(float(p.rows.trace()), float(p.columns.trace())) for p in pairs]
+    live = [(p, r, c) for p, (r, c) in zip(pairs, traces, strict=True) if r * c > 0]
+    if not live:
+        return Pair(torch.zeros_like(pairs[0].rows), torch.zeros_like(pairs[0].columns))
+    rows = torch.stack([p.rows * c for p, _, c in live]).sum(0)
+    columns = torch.stack([p.columns * r for p, r, _ in live]).sum(0)
+    return Pair(rows, columns / sum(r * c for _, r, c in live))
+
+
+def eigenvalues_in(
+    problem: Problem, layers: tuple[Layer, ...], curvature: Curvature, bases: list[Pair], *, joint: bool
+) -> list[Tensor]:
+    """Λ = (1/N) Σ_n,u (Qᵣᵀ G Q_c)², the diagonal of the curvature in Kronecker bases: (m, n) each."""
+    found = [
+        torch.zeros(len(q.rows), len(q.columns), dtype=problem.dtype, device=problem.device) for q in bases
+    ]
+    for piece in pieces(problem, layers, "eigenvalues", joint=joint):
+        turned = [_turned(piece.inputs(x), q, inputs=True) for x, q in zip(layers, bases, strict=True)]
+        for gradients in piece.gradients(curvature):
+            for total, a, g, q in zip(found, turned, gradients, bases, strict=True):
+                for G in whole_gradients(a, _turned(g, q, inputs=False)):
+                    total += G.square().sum((0, 1))
+    return [total / problem.num_terms for total in found]
+
+
+def _turned(sides: Sides, q: Pair, *, inputs: bool) -> Sides:
+    """Inputs or outputs in the basis of their side."""
+    return {key: x @ (q.rows if inputs != key else q.columns) for key, x in sides.items()}
+
+
+def whole_gradients(inputs: Sides, outputs: Sides):
+    """G of every sequence for some cotangents after the others: (k, B, m, n)."""
+    sizes = [
+        (len(g), g.shape[1] * a.shape[-1] * g.shape[-1] * g.element_size()) for a, g in _both(inputs, outputs)
+    ]
+    k, size = sizes[0]
+    step = max(1, GRADIENT_BYTES // max(size, 1))
+    for start in range(0, k, step):
+        total: Tensor | None = None
+        for key in inputs:
+            g = outputs[key][start : start + step]
+            G = torch.einsum("brm,kbrn->kbmn", inputs[key], g)
+            G = G.mT if key else G
+            total = G if total is None else total + G
+        assert total is not None, "a layer is used"
+        yield total
+
+
+def _both(inputs: Sides, outputs: Sides) -> list[tuple[Tensor, Tensor]]:
+    return [(inputs[key], outputs[key]) for key in inputs]
+
+
+def shampoo_factors(
+    problem: Problem, layers: tuple[Layer, ...], curvature: Curvature, *, joint: bool
+) -> list[Pair]:
+    """L = (1/N) Σ_n,u G Gᵀ and R = (1/N) Σ_n,u Gᵀ G of every layer."""
+    where = {"dtype": problem.dtype, "device": problem.device}
+    found = [Pair(*(torch.zeros(side, side, **where) for side in layer.shape)) for layer in layers]
+    for piece in pieces(problem, layers, "factors", joint=joint):
+        inputs = [piece.inputs(layer) for layer in layers]
+        for gradients in piece.gradients(curvature):
+            for pair, a, g in zip(found, inputs, gradients, strict=True):
+                for G in whole_gradients(a, g):
+                    pair.rows.add_(torch.einsum("kbmn,kbpn->mp", G, G))
+                    pair.columns.add_(torch.einsum("kbmn,kbmp->np", G, G))
+    N = problem.num_terms
+    return [Pair(pair.rows / N, pair.columns / N) for pair in found]

@@ -1,0 +1,191 @@
+"""How far Kronecker-factored approximations are from the exact GGN and Hessian of a layer, measured.
+
+For a layer with GGN block G, Hessian block H, approximation K and gradient g, with damping δ = d · λ_max(G):
+
+    error          ‖K − G‖_F / ‖G‖_F, and the same of H
+    λ_max ratio    λ_max(K) / λ_max(G)
+    cosine         of (K + δ I)⁻¹ g and (G + δ I)⁻¹ g; of g itself for comparison
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from curvescope.core.errors import UsageError, near_misses
+from curvescope.core.result import Result
+from curvescope.operators.curvature import GGN, Hessian
+from curvescope.operators.kronecker.approximations import EKFAC, KFAC, Shampoo
+from curvescope.operators.kronecker.base import KroneckerOperator
+from curvescope.operators.kronecker.cotangents import Kind
+from curvescope.operators.kronecker.layers import Layer
+from curvescope.operators.kronecker.spectral import Spectrum
+from curvescope.problem import Problem
+from curvescope.viz import kronecker as viz
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+APPROXIMATIONS: MappingProxyType[str, Callable[..., KroneckerOperator]] = MappingProxyType(
+    {
+        "kfac-expand": lambda *a, **k: KFAC(*a, sharing="expand", **k),
+        "kfac-reduce": lambda *a, **k: KFAC(*a, sharing="reduce", **k),
+        "ekfac": EKFAC,
+        "shampoo": lambda *a, **k: Shampoo(*a, exponent=0.5, **k),
+        "shampoo-squared": lambda *a, **k: Shampoo(*a, exponent=1.0, **k),
+    }
+)
+"""By name: a function of a problem, blocks and `kind`, `mc_samples`, `seed`."""
+QUANTITIES = ("error_ggn", "error_hessian", "lambda_max", "cosine")
+
+
+@dataclass(frozen=True)
+class KFACQuality(Result):
+    """Distances of approximations (M of them) from the exact matrices of layers (S of them)."""
+
+    layers: list[str]
+    sizes: np.ndarray  # (S,) parameters of a layer
+    methods: list[str]
+    error_ggn: np.ndarray  # (M, S) ‖K − G‖ / ‖G‖
+    error_hessian: np.ndarray  # (M, S) ‖K − H‖ / ‖H‖
+    lambda_max: np.ndarray  # (M, S) λ_max(K) / λ_max(G)
+    cosine: np.ndarray  # (M, S) of the damped preconditioned gradients
+    cosine_gradient: np.ndarray  # (S,) of the plain gradient with the exact one
+    ggn_error_hessian: np.ndarray  # (S,) ‖G − H‖ / ‖H‖: what no approximation of the GGN is expected to pass
+    left_out: dict[str, str]
+    damping: float  # d: δ is d times λ_max(G) of the layer
+    kind: str
+    seed: int
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per layer and approximation."""
+        import pandas as pd
+
+        rows = [
+            {"layer": layer, "size": int(self.sizes[s]), "method": method}
+            | {name: float(getattr(self, name)[m, s]) for name in QUANTITIES}
+            for s, layer in enumerate(self.layers)
+            for m, method in enumerate(self.methods)
+        ]
+        return pd.DataFrame(rows)
+
+    def plot(self) -> Figure:
+        """Three panels over the layers: error against the GGN, λ_max ratio, cosine."""
+        return viz.quality(
+            self.layers, self.methods, self.error_ggn, self.lambda_max, self.cosine, self.cosine_gradient
+        )
+
+
+def kfac_quality(
+    problem: Problem,
+    *blocks: str,
+    methods: Sequence[str] = tuple(APPROXIMATIONS),
+    kind: Kind = "ggn",
+    mc_samples: int = 1,
+    seed: int = 0,
+    damping: float = 1e-2,
+    max_size: int = 4200,
+) -> KFACQuality:
+    """Measure approximations on every layer of a selection against its dense GGN and Hessian.
+
+    Args:
+        problem: A `cs.Problem`.
+        blocks: Names and globs; all blocks without one.
+        methods: Names of `APPROXIMATIONS`.
+        kind: Of the gradients in them; `ggn` leaves the error of the Kronecker product alone.
+        mc_samples: For kind="mc".
+        seed: Of the draws.
+        damping: d, in units of λ_max(G) of each layer.
+        max_size: Parameters of the largest layer that is made dense; larger ones are left out, and said.
+    """
+    for name in methods:
+        if name not in APPROXIMATIONS:
+            raise UsageError(
+                f"expected an approximation, got {name!r}", hint=near_misses(name, list(APPROXIMATIONS))
+            )
+    if not methods:
+        raise UsageError("expected at least one approximation, got none")
+    if isinstance(damping, bool) or not isinstance(damping, int | float) or not 0 < damping < float("inf"):
+        raise UsageError(f"expected a damping above 0, got {damping!r}")
+    whole = [APPROXIMATIONS[methods[0]](problem, *blocks, kind=kind, seed=seed, mc_samples=mc_samples)]
+    small = [layer for layer in whole[0].layers if _size(layer) <= max_size]
+    left_out = whole[0].left_out | {
+        layer.name: f"{_size(layer)} parameters are more than max_size={max_size}"
+        for layer in whole[0].layers
+        if _size(layer) > max_size
+    }
+    if not small:
+        raise UsageError(
+            f"expected a layer of at most max_size={max_size} parameters, got {whole[0].layers[0].name}"
+        )
+    names = [block.name for layer in small for block in layer.blocks]
+    settings = {"kind": kind, "seed": seed, "mc_samples": mc_samples}
+    spectra = [APPROXIMATIONS[name](problem, *names, **settings).spectra() for name in methods]
+    columns = [_measured(problem, layer, [s[i] for s in spectra], damping) for i, layer in enumerate(small)]
+    found: dict[str, Any] = {name: np.array([c[name] for c in columns]) for name in columns[0]}
+    return KFACQuality(
+        layers=[layer.name for layer in small],
+        sizes=np.array([_size(layer) for layer in small]),
+        methods=list(methods),
+        **{name: found[name].T for name in QUANTITIES},
+        cosine_gradient=found["cosine_gradient"],
+        ggn_error_hessian=found["ggn_error_hessian"],
+        left_out=left_out,
+        damping=float(damping),
+        kind=kind,
+        seed=seed,
+    )
+
+
+def _measured(problem: Problem, layer: Layer, spectra: list[Spectrum], damping: float) -> dict[str, Any]:
+    """All quantities of one layer, for every approximation."""
+    names = [block.name for block in layer.blocks]
+    own = problem.space(*names)  # in the model's order
+    order = torch.cat([torch.arange(own.size)[own.slices[name]] for name in names]).to(problem.device)
+    G = GGN(problem, *names).dense().double()[order][:, order]
+    H = Hessian(problem, *names).dense().double()[order][:, order]
+    g = problem.gradient(*names).double()[order]
+    values, vectors = torch.linalg.eigh(G)
+    top = float(values[-1])
+    exact = vectors @ ((vectors.T @ g) / (values.clamp(min=0) + damping * top))
+    found: dict[str, Any] = {name: [] for name in QUANTITIES}
+    for spectrum in spectra:
+        K = _dense(spectrum)
+        found["error_ggn"].append(_relative(K, G))
+        found["error_hessian"].append(_relative(K, H))
+        found["lambda_max"].append(float(spectrum.values.max()) / top if top > 0 else float("nan"))
+        damped = 1 / (spectrum.values + damping * top)
+        step = Spectrum(spectrum.vectors, spectrum.sides, damped).times(
+            g.to(damped).reshape(*damped.shape, 1)
+        )
+        found["cosine"].append(_cosine(step.flatten().double(), exact))
+    found["cosine_gradient"] = _cosine(g, exact)
+    found["ggn_error_hessian"] = _relative(G, H)
+    return found
+
+
+def _dense(spectrum: Spectrum) -> Tensor:
+    m, n = spectrum.values.shape
+    eye = torch.eye(m * n, dtype=spectrum.values.dtype, device=spectrum.values.device)
+    return spectrum.times(eye.reshape(m, n, m * n)).reshape(m * n, m * n).double()
+
+
+def _relative(K: Tensor, exact: Tensor) -> float:
+    norm = float(exact.norm())
+    return float((K - exact).norm()) / norm if norm > 0 else float("nan")
+
+
+def _cosine(x: Tensor, y: Tensor) -> float:
+    norms = float(x.norm() * y.norm())
+    return float(x @ y) / norms if norms > 0 else float("nan")
+
+
+def _size(layer: Layer) -> int:
+    return layer.shape[0] * layer.shape[1]

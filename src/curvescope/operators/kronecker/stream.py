@@ -1,0 +1,138 @@
+"""The data of a problem as inputs and output gradients of its linear layers, piece by piece."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from torch import Tensor
+
+from curvescope.core.blocks import Block
+from curvescope.core.errors import CurvescopeError
+from curvescope.data.batches import Batch
+from curvescope.engines.memory import directions_per_pass, result_bytes
+from curvescope.engines.passes import pull
+from curvescope.operators.kronecker.cotangents import Curvature
+from curvescope.operators.kronecker.layers import (
+    Found,
+    Layer,
+    Place,
+    block_places,
+    find_layers,
+    side_inputs,
+    side_outputs,
+)
+from curvescope.operators.kronecker.record import Recorded, Use, record
+from curvescope.operators.kronecker.sequences import Rows, ask
+from curvescope.problem import Problem
+
+Sides = dict[bool, Tensor]
+"""By whether the block is used transposed: inputs (B, R, side), or output gradients (k, B, R, side)."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Some sequences, recorded: rows of every use belong to one sequence each."""
+
+    problem: Problem
+    batch: Batch
+    first: int
+    recorded: Recorded
+    rows: list[Rows]
+    layers: tuple[Layer, ...]
+    group: int
+
+    def places(self, layer: Layer) -> list[Place]:
+        """Where the layer's weights, or its bias, are used."""
+        return _places(layer.blocks[0], self.recorded)
+
+    def inputs(self, layer: Layer) -> Sides:
+        """a, with 1 behind it for a bias, zero where a sequence has no row."""
+        return side_inputs(layer, self.places(layer), self.recorded.uses, self.rows, self.problem.dtype)
+
+    def counts(self, layer: Layer) -> dict[bool, Tensor]:
+        """Rows of each sequence, (B,), by orientation."""
+        found: dict[bool, Tensor] = {}
+        for place in self.places(layer):
+            here = self.rows[place.use].there.sum(1)
+            found[place.transposed] = found.get(place.transposed, 0) + here
+        return found
+
+    def gradients(self, curvature: Curvature) -> Iterator[list[Sides]]:
+        """g of every layer, for some cotangents after the others."""
+        z, edges = self.recorded.outputs, [use.edge for use in self.recorded.uses]
+        for u in curvature.chunks(self.problem, z, self.batch, self.first, self.group):
+            found = pull([z], [u], edges, len(u))  # pyright: ignore[reportArgumentType]
+            flat = [
+                rows.take(self._zero(use, len(u)) if g is None else g.flatten(1, -2))
+                for use, g, rows in zip(self.recorded.uses, found, self.rows, strict=True)
+            ]
+            yield [side_outputs(layer, self.places(layer), flat) for layer in self.layers]
+
+    def _zero(self, use: Use, k: int) -> Tensor:
+        return self.recorded.outputs.new_zeros(k, prod(use.lead), use.weight.shape[-1])
+
+
+def first_layers(problem: Problem, blocks: Sequence[Block], curvature: Curvature, *, joint: bool) -> Found:
+    """The blocks that are linear maps, seen on the first sequence of the data that counts.
+
+    A curvature that the loss does not have raises here, before the work.
+    """
+    singles = (batch[i : i + 1] for batch in problem.batches for i in range(batch.num_sequences))
+    one = next(s for s in singles if problem.loss.total_weight(s.targets, s.weights) > 0).map(problem.placed)
+    recorded = record(problem, one)
+    if curvature.kind != "forward-only":
+        next(curvature.chunks(problem, recorded.outputs, one, 0, 1), None)
+    return find_layers(blocks, _shapes(recorded), recorded, ask(problem, recorded, one), joint=joint)
+
+
+def pieces(problem: Problem, layers: tuple[Layer, ...], what: str, *, joint: bool) -> Iterator[Piece]:
+    """All data: batches as they are, or single sequences where a module does one thing for all of them."""
+    first, group = 0, None
+    for whole in problem.placed_batches(what):
+        for batch, recorded, rows in _recorded(problem, layers, whole, joint=joint):
+            if group is None:
+                size = result_bytes(lambda batch=batch: problem.outputs(batch))[1]
+                group = directions_per_pass(problem, size)
+            yield Piece(problem, batch, first, recorded, rows, layers, group)
+            first += batch.num_sequences
+
+
+def _recorded(
+    problem: Problem, layers: tuple[Layer, ...], batch: Batch, *, joint: bool
+) -> Iterator[tuple[Batch, Recorded, list[Rows]]]:
+    recorded = record(problem, batch)
+    asked = ask(problem, recorded, batch)
+    blocks = [block for layer in layers for block in layer.blocks]
+    found = find_layers(blocks, _shapes(recorded), recorded, asked, joint=joint)
+    if found.left_out or set(found.layers) != set(layers):
+        name = next(iter(found.left_out), layers[0].name)
+        raise CurvescopeError(
+            f"{name} is used in one way in the first sequence and in another later on",
+            hint="leave it out",
+        )
+    ours = {place.use for block in blocks for place in _places(block, recorded)}
+    if any(asked.rows[use] is None for use in ours):
+        assert batch.num_sequences > 1, "rows of one sequence belong to it"
+        for i in range(batch.num_sequences):
+            yield from _recorded(problem, layers, batch[i : i + 1], joint=joint)
+        return
+    uses = [recorded.uses[use] for use in sorted(ours)]
+    yield batch, recorded._replace(uses=uses), [_there(asked.rows[use]) for use in sorted(ours)]
+
+
+def _places(block: Block, recorded: Recorded) -> list[Place]:
+    """Where a block that is a linear map is used."""
+    found = block_places(block, tuple(recorded.leaves[block.parameter].shape), recorded.uses)
+    assert found is not None, "looked at when layers were found"
+    return found
+
+
+def _there(rows: Rows | None) -> Rows:
+    assert rows is not None
+    return rows
+
+
+def _shapes(recorded: Recorded) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(leaf.shape) for name, leaf in recorded.leaves.items()}
