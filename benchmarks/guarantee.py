@@ -4,7 +4,8 @@
 
 A bare product looks at the places of numbers only, as those inside `operator.steady()` do; the guarantee adds
 a snapshot of the module, sums over all numbers, and one question to the user's module. An algorithm pays for
-it once: `share_in_algorithm` is that of a density of 50 products.
+it once: `share_in_algorithm` is that of a density of 50 products. Times are processor time on a CPU, which
+others who use it hardly change, and wall-clock time on a GPU.
 """
 
 from __future__ import annotations
@@ -20,35 +21,39 @@ from statistics import median
 import torch
 
 import curvescope as cs
+from curvescope.engines.ask import few_positions
 from curvescope.runs.folder import environment
 from curvescope.studies.hvp.models import build
 
 ROUNDS = 15
+WARM = 20  # products before: the recording of a product, and its check, come after some of them
 STEPS = 50
 
 
 def seconds(work: Callable[[], object], device: torch.device) -> float:
-    """Wall-clock time of one call, the device's work included."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    """Time of one call, the device's work included."""
+    if device.type != "cuda":
+        start = time.process_time()
+        work()
+        return time.process_time() - start
+    torch.cuda.synchronize(device)
     start = time.perf_counter()
     work()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    torch.cuda.synchronize(device)
     return time.perf_counter() - start
 
 
 def measure(name: str, problem: cs.Problem) -> dict[str, float | str | int]:
     H = cs.Hessian(problem)
     v = torch.randn(H.shape[0], dtype=H.dtype, device=H.device)
-    for _ in range(6):
+    for _ in range(WARM):
         H @ v
     with_, without = [], []
     for _ in range(ROUNDS):
         with_.append(seconds(lambda: H @ v, H.device))
         with H.steady():
             without.append(seconds(lambda: H @ v, H.device))
-    whole, bare = median(with_), median(without)
+    whole, bare, question = median(with_), median(without), _question(H)
     density = partial(cs.spectral_density, H, num_probes=1, num_steps=STEPS)
     pairs = []
     for _ in range(3):
@@ -60,11 +65,19 @@ def measure(name: str, problem: cs.Problem) -> dict[str, float | str | int]:
         "parameters": H.shape[0],
         "product_ms": 1e3 * bare,
         "guarantee_ms": 1e3 * (whole - bare),
+        "question_ms": 1e3 * question,
         "share": (whole - bare) / whole,
         "median_of_ratios": median(a / b for a, b in zip(with_, without, strict=True)),
         "share_in_algorithm": (whole - bare) / median(b for _, b in pairs),
         "algorithm_ratio": median(a / b for a, b in pairs),
     }
+
+
+def _question(H: cs.Hessian) -> float:
+    """Time of the user's module alone on the few positions that it is asked on."""
+    few = few_positions(H.problem).batch
+    ask = torch.no_grad()(partial(H.problem.model.module, few.inputs))
+    return median(seconds(ask, H.device) for _ in range(ROUNDS))
 
 
 def problems(device: str) -> dict[str, cs.Problem]:

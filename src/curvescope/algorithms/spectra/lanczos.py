@@ -87,8 +87,9 @@ def eigsh(
     Memory: max_basis + 1 vectors and what a product takes; k more when the residuals are measured, the
     products of the k vectors, and after that the vectors that are returned.
 
-    Work beyond the products: a step reads the m vectors it has once, and once more where the measured
-    overlap with them is above 0.03 tol, as it is when an eigenvalue is far larger than what is left.
+    Work beyond the products: a step reads the m vectors it has once, those found twice, and all once more
+    where the measured overlap with them is above 0.03 tol, as it may be when an eigenvalue is far larger than
+    what is left.
 
     Args:
         which: "LA" largest, returned descending; "SA" smallest, ascending; "LM" largest in absolute value,
