@@ -66,7 +66,7 @@ def test_verdicts_are_those_of_the_theory(measured: exact_spectra.ExactSpectra):
     assert found["outliers of tiny-gpt, one layer"].verdict == rules.CONDITIONS
     assert found["outliers of tiny-gpt, one layer"].measured.endswith("initial only")
     for claim in found.values():
-        assert claim.source in (rules.SLIDES, rules.OURS)
+        assert (claim.source, claim.whose) in (rules.SLIDES, rules.OURS)
 
 
 def test_a_wrong_eigenvalue_fails(measured: exact_spectra.ExactSpectra):
