@@ -9,6 +9,7 @@ from curvescope.algorithms.estimates.norms import FrobeniusNorm, SpectralNorm, f
 from curvescope.algorithms.estimates.trace import BlockTraces, TraceEstimate, block_traces, trace
 from curvescope.algorithms.spectra.density import SpectralDensity, block_density, spectral_density
 from curvescope.algorithms.spectra.lanczos import Eigenpairs, Tridiagonals, eigsh, lanczos
+from curvescope.algorithms.systems.inverse import Inverse, inverse
 from curvescope.algorithms.systems.solve import Solution, solve
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "DiagonalEstimate",
     "Eigenpairs",
     "FrobeniusNorm",
+    "Inverse",
     "Solution",
     "SpectralDensity",
     "SpectralNorm",
@@ -28,6 +30,7 @@ __all__ = [
     "diagonal",
     "eigsh",
     "frobenius_norm",
+    "inverse",
     "lanczos",
     "solve",
     "spectral_density",
