@@ -7,6 +7,7 @@ from curvescope.algorithms.blocks.norm_map import BlockMap, block_map
 from curvescope.algorithms.estimates.diagonal import DiagonalEstimate, diagonal
 from curvescope.algorithms.estimates.norms import FrobeniusNorm, SpectralNorm, frobenius_norm, spectral_norm
 from curvescope.algorithms.estimates.trace import BlockTraces, TraceEstimate, block_traces, trace
+from curvescope.algorithms.spectra.deflation import deflate
 from curvescope.algorithms.spectra.density import SpectralDensity, block_density, spectral_density
 from curvescope.algorithms.spectra.lanczos import Eigenpairs, Tridiagonals, eigsh, lanczos
 from curvescope.algorithms.systems.inverse import Inverse, inverse
@@ -27,6 +28,7 @@ __all__ = [
     "block_density",
     "block_map",
     "block_traces",
+    "deflate",
     "diagonal",
     "eigsh",
     "frobenius_norm",
