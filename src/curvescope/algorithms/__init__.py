@@ -7,6 +7,7 @@ from curvescope.algorithms.blocks.norm_map import BlockMap, block_map
 from curvescope.algorithms.estimates.diagonal import DiagonalEstimate, diagonal
 from curvescope.algorithms.estimates.norms import FrobeniusNorm, SpectralNorm, frobenius_norm, spectral_norm
 from curvescope.algorithms.estimates.trace import BlockTraces, TraceEstimate, block_traces, trace
+from curvescope.algorithms.functions.trace_function import FunctionTrace, logdet, trace_function
 from curvescope.algorithms.spectra.deflation import deflate
 from curvescope.algorithms.spectra.density import SpectralDensity, block_density, spectral_density
 from curvescope.algorithms.spectra.lanczos import Eigenpairs, Tridiagonals, eigsh, lanczos
@@ -19,6 +20,7 @@ __all__ = [
     "DiagonalEstimate",
     "Eigenpairs",
     "FrobeniusNorm",
+    "FunctionTrace",
     "Inverse",
     "Solution",
     "SpectralDensity",
@@ -34,8 +36,10 @@ __all__ = [
     "frobenius_norm",
     "inverse",
     "lanczos",
+    "logdet",
     "solve",
     "spectral_density",
     "spectral_norm",
     "trace",
+    "trace_function",
 ]
