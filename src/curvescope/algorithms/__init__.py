@@ -11,6 +11,7 @@ from curvescope.algorithms.functions.trace_function import FunctionTrace, logdet
 from curvescope.algorithms.spectra.deflation import deflate
 from curvescope.algorithms.spectra.density import SpectralDensity, block_density, spectral_density
 from curvescope.algorithms.spectra.lanczos import Eigenpairs, Tridiagonals, eigsh, lanczos
+from curvescope.algorithms.stability.sharpness import Sharpness, preconditioned_sharpness
 from curvescope.algorithms.systems.inverse import Inverse, inverse
 from curvescope.algorithms.systems.solve import Solution, solve
 
@@ -22,6 +23,7 @@ __all__ = [
     "FrobeniusNorm",
     "FunctionTrace",
     "Inverse",
+    "Sharpness",
     "Solution",
     "SpectralDensity",
     "SpectralNorm",
@@ -37,6 +39,7 @@ __all__ = [
     "inverse",
     "lanczos",
     "logdet",
+    "preconditioned_sharpness",
     "solve",
     "spectral_density",
     "spectral_norm",

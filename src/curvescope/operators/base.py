@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Self
 
@@ -73,6 +73,11 @@ class CurvatureOperator(LinearOperator):
 
     always_psd: bool = False
     needs_outputs: bool = True  # whether it is made of outputs and their loss, apart from each other
+
+    @property
+    def parameters(self) -> Mapping[str, Tensor]:
+        """The model's own parameters by name, as its optimizer has them."""
+        return self.problem.model.parameters
 
     def block(self, rows: Patterns, columns: Patterns | None = None) -> Self:
         """The operator between the blocks that match `rows` and those that match `columns`.
