@@ -172,6 +172,8 @@ def test_preconditioners_of_ones_own_and_other_operators():
     assert by_operator.ratio == pytest.approx(0.5 * truth / 3.8)
     assert by_function.max_learning_rate == pytest.approx(2 / truth)
     assert math.isnan(by_function.ratio)
+    damped = preconditioned_sharpness(H, Diagonal(p - 0.5), damping=0.5)
+    assert damped.value == pytest.approx(truth)
     plain = preconditioned_sharpness(H)
     assert plain.value == pytest.approx(float(torch.linalg.eigvalsh(H.dense()).max()))
     # the names of parameters are found through the algebra
@@ -215,6 +217,8 @@ WRONG: dict[str, tuple[Callable[[Any], Any], dict[str, Any], str]] = {
     "no rate": (lambda m: SGD(m.parameters(), lr=0.0), {}, "expected a learning rate above 0, got 0"),
     "rate twice": (lambda m: SGD(m.parameters(), lr=0.1), {"learning_rate": 0.1}, "leave them out"),
     "no root": (lambda m: Matrix(torch.eye(8).double()), {}, r"with inverse_root, Matrix\(8 × 8"),
+    "damped function": (lambda m: lambda V: V, {"damping": 0.1}, "expected no damping with a function"),
+    "damped optimizer": (lambda m: SGD(m.parameters(), lr=0.1), {"damping": 0.1}, "leave them out"),
     "a word": (lambda m: "adam", {}, "expected an optimizer of torch, an operator or a function, got str"),
     "another size": (
         lambda m: Diagonal(torch.ones(3).double()),

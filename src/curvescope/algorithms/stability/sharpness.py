@@ -48,6 +48,7 @@ def preconditioned_sharpness(
     op: LinearOperator,
     optimizer: Preconditioner = None,
     *,
+    damping: float = 0.0,
     learning_rate: float | None = None,
     momentum: float = 0.0,
     nesterov: bool = False,
@@ -64,20 +65,22 @@ def preconditioned_sharpness(
         op: H, symmetric: the Hessian, or the GGN for its part of it.
         optimizer: one of torch's, SGD, RMSprop, Adam or AdamW, over the parameters of the operator's model:
             its momentum, weight decay and state are read. Or P itself, an operator with `inverse_root`, as
-            `Diagonal` has; or a function V ↦ P^(−½) V of columns (n, k), symmetric. None is P = I.
+            `Diagonal` and `KFAC` have; or a function V ↦ P^(−½) V of columns (n, k), symmetric. None is
+            P = I.
+        damping: δ of P + δ I, for an operator.
         learning_rate: the present one, where no optimizer of torch says it.
         momentum: β of heavy-ball momentum, or Nesterov's, likewise.
         tol: of `eigsh`, relative.
     """
     check_symmetric(op, "preconditioned_sharpness")
     if isinstance(optimizer, torch.optim.Optimizer):
-        if learning_rate is not None or momentum or nesterov:
+        if learning_rate is not None or momentum or nesterov or damping:
             raise UsageError(
-                "learning_rate, momentum and nesterov are those of the optimizer: leave them out"
+                "damping, learning_rate, momentum and nesterov are those of the optimizer: leave them out"
             )
         descent = read_optimizer(optimizer, *_named(op))
     else:
-        descent = _given(op, optimizer, learning_rate, momentum, nesterov=nesterov)
+        descent = _given(op, optimizer, damping, learning_rate, momentum, nesterov=nesterov)
     found = eigsh(
         _seen(op, descent), 1, which="LA", tol=tol, max_products=max_products, vectors=False, seed=seed
     )
@@ -111,10 +114,16 @@ def _seen(op: LinearOperator, descent: Descent) -> LinearOperator:
 
 
 def _given(
-    op: LinearOperator, P: Any, learning_rate: float | None, momentum: float, *, nesterov: bool
+    op: LinearOperator,
+    P: Any,
+    damping: float,
+    rate: float | None,
+    momentum: float,
+    *,
+    nesterov: bool,
 ) -> Descent:
     """A descent with a preconditioner that is no optimizer of torch."""
-    rate = None if learning_rate is None else check_number("learning_rate", learning_rate, above=0.0)
+    rate = None if rate is None else check_number("learning_rate", rate, above=0.0)
     momentum = check_number("momentum", momentum, at_least=0.0)
     if momentum >= 1:
         raise UsageError(f"expected a momentum below 1, got {momentum:g}")
@@ -122,7 +131,7 @@ def _given(
     plain.assumed.append("every step uses the gradient of this operator's data")
     if P is None:
         return plain
-    root = _root(op, P)
+    root = _root(op, P, check_number("damping", damping, at_least=0.0))
     if root.shape != op.shape or root.dtype != op.dtype:
         raise ShapeError(f"expected an inverse root of {op.shape} in {op.dtype}, got {root!r}")
     if not root.symmetric:
@@ -132,22 +141,23 @@ def _given(
     return replace(plain, name=name, inverse_root=root, assumed=assumed)
 
 
-def _root(op: LinearOperator, P: LinearOperator | Callable[[Tensor], Tensor]) -> LinearOperator:
-    """P^(−½) of an operator that knows it, or of a function that is it."""
+def _root(op: LinearOperator, P: Any, damping: float) -> LinearOperator:
+    """(P + δ I)^(−½) of an operator that knows it, or a function that is it."""
     if isinstance(P, LinearOperator):
         root = getattr(P, "inverse_root", None)
-        root = root() if callable(root) and not isinstance(root, LinearOperator) else root
-        if not isinstance(root, LinearOperator):
+        if not callable(root):
             raise UsageError(
                 f"expected a preconditioner with inverse_root, {P!r} has none",
                 hint="Diagonal(p) has one; a function V ↦ P^(−½) V will do",
             )
-        return root
+        found = root(damping) if damping else root()
+        assert isinstance(found, LinearOperator)
+        return found
     if not callable(P):
-        raise UsageError(
-            f"expected an optimizer of torch, an operator or a function, got {type(P).__name__}",
-        )
-    function: Callable[[Tensor], Tensor] = P
+        raise UsageError(f"expected an optimizer of torch, an operator or a function, got {type(P).__name__}")
+    if damping:
+        raise UsageError("expected no damping with a function that is P^(−½) itself")
+    function: Any = P
     return FunctionOperator(function, op.shape, dtype=op.dtype, device=op.device, symmetric=True)
 
 

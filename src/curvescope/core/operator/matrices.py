@@ -110,9 +110,9 @@ class Diagonal(LinearOperator):
             )
         return Diagonal(found)
 
-    def inverse_root(self) -> Diagonal:
-        """diag(d)^(−1/2)."""
-        return self.power(-0.5)
+    def inverse_root(self, damping: float = 0.0) -> Diagonal:
+        """(diag(d) + δ I)^(−1/2)."""
+        return Diagonal(self.d + damping).power(-0.5)
 
     def _matmat(self, V: Tensor) -> Tensor:
         return self.d[:, None] * V
