@@ -176,7 +176,7 @@ def test_saved_and_framed(tmp_path):
         ({"k": 0}, "expected k between 1 and 200, got 0"),
         ({"k": 201}, "expected k between 1 and 200, got 201"),
         ({"k": 2.5}, "expected a whole number k"),
-        ({"which": "SM"}, "expected which to be one of 'LA', 'SA', 'LM', 'BE', got 'SM'"),
+        ({"which": "SR"}, "expected which to be one of 'LA', 'SA', 'LM', 'BE', 'SM', got 'SR'"),
         ({"tol": 0.0}, "expected a finite tol above 0.0"),
         ({"max_products": 3}, "expected max_products of at least 12"),
         ({"max_basis": 7}, "expected max_basis of at least 10"),

@@ -195,7 +195,9 @@ def test_wrong_calls():
         solve(op, b)
     with pytest.raises(UsageError, match="damping of at least 0"):
         solve(op, b, damping=-1)
-    with pytest.raises(UsageError, match="expected method to be one of 'cg', 'minres', got 'lu'"):
+    with pytest.raises(
+        UsageError, match="expected method to be one of 'cg', 'minres', 'lsmr', 'neumann', got 'lu'"
+    ):
         solve(op, b, method="lu")
     with pytest.raises(ShapeError, match="expected a vector of 120 entries"):
         solve(op, b[:5], method="minres")

@@ -7,8 +7,12 @@ from curvescope.algorithms.blocks.norm_map import BlockMap, block_map
 from curvescope.algorithms.estimates.diagonal import DiagonalEstimate, diagonal
 from curvescope.algorithms.estimates.norms import FrobeniusNorm, SpectralNorm, frobenius_norm, spectral_norm
 from curvescope.algorithms.estimates.trace import BlockTraces, TraceEstimate, block_traces, trace
+from curvescope.algorithms.functions.trace_function import FunctionTrace, logdet, trace_function
+from curvescope.algorithms.spectra.deflation import deflate
 from curvescope.algorithms.spectra.density import SpectralDensity, block_density, spectral_density
 from curvescope.algorithms.spectra.lanczos import Eigenpairs, Tridiagonals, eigsh, lanczos
+from curvescope.algorithms.stability.sharpness import Sharpness, preconditioned_sharpness
+from curvescope.algorithms.systems.inverse import Inverse, inverse
 from curvescope.algorithms.systems.solve import Solution, solve
 
 __all__ = [
@@ -17,6 +21,9 @@ __all__ = [
     "DiagonalEstimate",
     "Eigenpairs",
     "FrobeniusNorm",
+    "FunctionTrace",
+    "Inverse",
+    "Sharpness",
     "Solution",
     "SpectralDensity",
     "SpectralNorm",
@@ -25,12 +32,17 @@ __all__ = [
     "block_density",
     "block_map",
     "block_traces",
+    "deflate",
     "diagonal",
     "eigsh",
     "frobenius_norm",
+    "inverse",
     "lanczos",
+    "logdet",
+    "preconditioned_sharpness",
     "solve",
     "spectral_density",
     "spectral_norm",
     "trace",
+    "trace_function",
 ]

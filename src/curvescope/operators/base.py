@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Self
 
@@ -18,13 +18,14 @@ from curvescope.data.batches import Batch
 from curvescope.engines import Engine, EngineName, Tree
 from curvescope.engines.memory import columns_at_once
 from curvescope.losses.of_model import unsplit
+from curvescope.operators.shift import WeightDecay, shift
 from curvescope.problem import Problem, check_finite
 
 Patterns = str | Sequence[str]
 
 
 class CurvatureOperator(LinearOperator):
-    """C = (1/N) Σ_batches C_batch over the parameters of a problem, or a block of it.
+    """C = (1/N) Σ_batches C_batch + diag(w) + λ I over the parameters of a problem, or a block of it.
 
     Rows and columns are spaces of named blocks; a product streams over the batches and holds one batch
     and a bounded number of columns in memory. The model is left as it was.
@@ -33,6 +34,9 @@ class CurvatureOperator(LinearOperator):
         engine: how products are executed; see docs/conventions.md.
         chunk: columns at a time, where the memory's own answer is not wanted.
         checkpoint: compute layers again instead of keeping what they hold: less memory, twice the time.
+        damping: λ of C + λ I, at least 0.
+        weight_decay: w of C + diag(w): a number for all blocks, or numbers by globs of blocks, where
+            "matrices" are all with two axes or more: `{"matrices": 0.1}`. See `operators.shift`.
     """
 
     problem: Problem
@@ -46,6 +50,8 @@ class CurvatureOperator(LinearOperator):
         engine: EngineName = "auto",
         chunk: int | None = None,
         checkpoint: bool = False,
+        damping: float = 0.0,
+        weight_decay: WeightDecay = 0.0,
     ):
         if not isinstance(problem, Problem):
             raise UsageError(f"expected a cs.Problem, got {type(problem).__name__}")
@@ -56,6 +62,7 @@ class CurvatureOperator(LinearOperator):
         self.problem, self.chunk = problem, chunk
         self.engine = Engine(problem, engine, checkpoint=checkpoint)
         self.dtype, self.device = problem.dtype, problem.device
+        self.shift = shift(problem.model, damping, weight_decay)
         self._set_spaces(problem.space(*blocks), None)
 
     def _set_spaces(self, rows: ParamSpace, columns: ParamSpace | None) -> None:
@@ -66,6 +73,11 @@ class CurvatureOperator(LinearOperator):
 
     always_psd: bool = False
     needs_outputs: bool = True  # whether it is made of outputs and their loss, apart from each other
+
+    @property
+    def parameters(self) -> Mapping[str, Tensor]:
+        """The model's own parameters by name, as its optimizer has them."""
+        return self.problem.model.parameters
 
     def block(self, rows: Patterns, columns: Patterns | None = None) -> Self:
         """The operator between the blocks that match `rows` and those that match `columns`.
@@ -92,7 +104,7 @@ class CurvatureOperator(LinearOperator):
         """(1/N) Σ_batches."""
         total = self.engine.product(lambda: self._sum(V, rows, columns).div_(self.problem.num_terms))
         check_finite(total, self.problem, V)
-        return total
+        return total if self.shift is None else self.shift.added(total, V, rows, columns)
 
     @contextmanager
     def steady(self) -> Iterator[None]:

@@ -23,6 +23,7 @@ from curvescope.data.batches import Batch
 from curvescope.engines import EngineName, Tree
 from curvescope.losses import Loss
 from curvescope.operators.base import CurvatureOperator
+from curvescope.operators.shift import WeightDecay
 from curvescope.problem import Problem
 
 
@@ -89,10 +90,20 @@ class MonteCarloFisher(CurvatureOperator):
         engine: EngineName = "auto",
         chunk: int | None = None,
         checkpoint: bool = False,
+        damping: float = 0.0,
+        weight_decay: WeightDecay = 0.0,
     ):
         if num_samples < 1:
             raise UsageError(f"expected num_samples of at least 1, got {num_samples}")
-        super().__init__(problem, *blocks, engine=engine, chunk=chunk, checkpoint=checkpoint)
+        super().__init__(
+            problem,
+            *blocks,
+            engine=engine,
+            chunk=chunk,
+            checkpoint=checkpoint,
+            damping=damping,
+            weight_decay=weight_decay,
+        )
         self.drawn = _draw_targets(problem, num_samples, seed)  # kept by this operator's blocks too
 
     def _batch_product(self, index: int, batch: Batch, rows: tuple[str, ...], tangents: Tree) -> Tree:

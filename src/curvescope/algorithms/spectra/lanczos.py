@@ -17,11 +17,10 @@ from curvescope.algorithms.checks import (
     of_one_matrix,
     relative_tolerance,
 )
-from curvescope.algorithms.columns import columns_at_once
 from curvescope.algorithms.spectra.krylov import Tridiagonals, lanczos
-from curvescope.algorithms.spectra.restart import Search, Which, choose
-from curvescope.algorithms.sums import gram, norms, to_numpy
-from curvescope.algorithms.vectors import check_finite, orthogonalize, random_vector, rotate
+from curvescope.algorithms.spectra.restart import Search, Which
+from curvescope.algorithms.spectra.ritz import measured, solved_directly
+from curvescope.algorithms.spectra.smallest import smallest, unresolved
 from curvescope.core.errors import ShapeError, UsageError
 from curvescope.core.operator import LinearOperator, as_columns
 from curvescope.core.result import Result
@@ -34,6 +33,7 @@ __all__ = ["Eigenpairs", "Tridiagonals", "eigsh", "lanczos"]
 DENSE_ROWS = 64  # operators up to this size are written out
 BASIS_GIB = 8  # memory that the default basis may take
 SPARE = 4  # basis vectors needed beyond k
+MANY = 20  # times as many products for the smallest eigenvalues, each of which solves systems
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,7 @@ class Eigenpairs(Result):
     tol: float
     which: str
     seed: int
+    reason: str = ""  # why the smallest, which="SM", are not converged
 
     def to_frame(self) -> pd.DataFrame:
         """One row per eigenvalue."""
@@ -93,12 +94,16 @@ def eigsh(
 
     Args:
         which: "LA" largest, returned descending; "SA" smallest, ascending; "LM" largest in absolute value,
-            by it, descending; "BE" both ends, ascending, one more from the high end if k is odd.
+            by it, descending; "BE" both ends, ascending, one more from the high end if k is odd; "SM"
+            smallest in absolute value, by it, ascending, as the largest of the inverse, see `smallest`. Their
+            residuals are measured on the operator itself, and count as converged relative to the largest of
+            the k, not of the operator: where they cannot be told from zero, or from each other's neighbours,
+            `converged` is false and `reason` says why.
         tol: residual that counts as converged, relative to the largest |Ritz value| seen; 1e-8 in float64,
             1e-4 in float32 (about the square root of a rounding, so eigenvalues are good to its square).
             Eigenvalues nearer to each other than this count as equal.
-        max_products: most products with one vector, at least 2k; 1000 + 50 k by default. When they are
-            used up, what there is is returned with `converged` false.
+        max_products: most products with one vector, at least 2k; 1000 + 50 k by default, and twenty times
+            that for "SM". When they are used up, what there is is returned with `converged` false.
         max_basis: vectors in memory, at least k + 4; max(2k + 20, 80) by default, fewer if that is more
             than 8 GiB.
         vectors: whether to return the eigenvectors.
@@ -112,30 +117,38 @@ def eigsh(
     check_choice("which", which, get_args(Which))
     n, tol = op.shape[0], relative_tolerance(tol, op.dtype)
     k = check_count("k", k, at_least=1, at_most=n)
-    limit = (
-        1000 + 50 * k if max_products is None else check_count("max_products", max_products, at_least=2 * k)
-    )
+    limit = (1000 + 50 * k) * (MANY if which == "SM" else 1)
+    if max_products is not None:
+        limit = check_count("max_products", max_products, at_least=2 * k)
     least = min(k + SPARE, n)
     basis = _basis_size(op, k) if max_basis is None else check_count("max_basis", max_basis, at_least=least)
     starts = None if v0 is None else _start_columns(op, v0)
+    reason = ""
     if n <= max(DENSE_ROWS, basis) and n <= limit:
-        values, Y, residuals, scale = _solved_directly(op, k, which)
+        values, Y, residuals, scale = solved_directly(op, k, which)
         verified, products = True, n
+    elif which == "SM":
+        found = smallest(op, k=k, tol=tol, max_basis=basis, limit=limit, seed=seed, starts=starts)
+        values, Y, residuals, scale = found.values, found.Y, found.residuals, 0.0
+        verified, products, reason = found.verified, found.products, found.reason
     else:
         search = Search(
             op, k=k, which=which, tol=tol, max_basis=basis, max_products=limit - k, seed=seed, starts=starts
         )
         search.run()
-        values, Y, residuals = _measured(search)
+        values, Y, residuals = measured(search)
         scale, verified, products = (
             search.scale / (search.factor or 1.0),
             search.verified,
             search.products + k,
         )
+    scale = 0.0 if which == "SM" else scale  # its own size is what the smallest are small in
     mask = residuals <= tol * max(scale, float(np.abs(values).max()))
     columns = Y.clone().T.cpu().numpy() if vectors else None  # without the rest of the basis
     converged = bool(mask.all()) and verified
-    return Eigenpairs(values, columns, residuals, mask, converged, products, tol, which, seed)
+    if which == "SM" and not converged:
+        reason = unresolved(values, residuals, reason)
+    return Eigenpairs(values, columns, residuals, mask, converged, products, tol, which, seed, reason)
 
 
 def _basis_size(op: LinearOperator, k: int) -> int:
@@ -162,56 +175,3 @@ def _start_columns(op: LinearOperator, v0: Tensor | np.ndarray) -> Tensor:
     if not bool(torch.isfinite(columns).all()):
         raise ShapeError("expected a finite v0, got nan or inf")
     return columns
-
-
-def _solved_directly(
-    op: LinearOperator, k: int, which: Which
-) -> tuple[np.ndarray, Tensor, np.ndarray, float]:
-    """Eigenvalues, vectors (k, n), residuals and largest |eigenvalue| from the matrix itself, in float64."""
-    A = to_numpy(op.dense())
-    check_finite(A)
-    theta, S = np.linalg.eigh((A + A.T) / 2)
-    best = choose(theta, k, which)
-    best = np.sort(best) if which == "BE" else best
-    values, S = theta[best], S[:, best]
-    residuals = np.linalg.norm(A @ S - S * values, axis=0)
-    return values, torch.as_tensor(S.T.copy()).to(op.dtype), residuals, float(np.abs(theta).max())
-
-
-def _filled(search: Search) -> Tensor:
-    """The locked vectors (k, n), made up to k with random ones if the products did not suffice."""
-    Y, index = search.rows[: search.k], search.sweeps
-    for have in range(len(search.locked), search.k):
-        rest = 0.0
-        while rest == 0.0:
-            random_vector(search.op, seed=search.seed, index=index, out=Y[have])
-            rest = orthogonalize(Y[:have], Y[have]).norm
-            Y[have] /= rest or 1.0
-            index += 1
-    return Y
-
-
-def _measured(search: Search) -> tuple[np.ndarray, Tensor, np.ndarray]:
-    """Rayleigh–Ritz on the span of the k vectors with new products: values, vectors (k, n), residuals.
-
-    The products go where the basis was; k further vectors only if it was shorter than 2k.
-    """
-    Y, k = _filled(search), search.k
-    P = search.rows[k : 2 * k] if len(search.rows) >= 2 * k else torch.empty_like(Y)
-    width, factor = columns_at_once(search.op), search.factor or 1.0
-    for start in range(0, k, width):
-        P[start : start + width] = (search.op @ Y[start : start + width].T).T
-    if factor != 1.0:
-        P *= factor
-    H, L = gram(Y, P), np.linalg.cholesky(gram(Y, Y))  # the rows of Y are orthonormal up to float32
-    check_finite(H)
-    H = np.linalg.solve(L, np.linalg.solve(L, (H + H.T) / 2).T)
-    theta, S = np.linalg.eigh((H + H.T) / 2)
-    S = np.linalg.solve(L.T, S)
-    order = np.arange(k) if search.which == "BE" else choose(theta, k, search.which)
-    values, S = theta[order], S[:, order]
-    rotate(Y, S)
-    rotate(P, S)
-    for value, vector, product in zip(values, Y, P, strict=True):
-        product.sub_(vector, alpha=float(value))
-    return values / factor, Y, to_numpy(norms(P, dim=1)) / factor

@@ -30,7 +30,7 @@ from curvescope.algorithms.vectors import (
 from curvescope.core.operator import LinearOperator
 from curvescope.core.progress import track
 
-Which = Literal["LA", "SA", "LM", "BE"]
+Which = Literal["LA", "SA", "LM", "BE", "SM"]
 
 MISSED = 1e-3  # accepted probability, at each end, that the last sweep overlooked an eigenvalue
 SAFETY = 0.3  # of the tolerance, for residuals that are estimated
@@ -50,6 +50,8 @@ def choose(values: np.ndarray, k: int, which: Which, bonus: np.ndarray | float =
         return low[:k]
     if which == "LM":
         return np.argsort(-(np.abs(values) + bonus), kind="stable")[:k]
+    if which == "SM":
+        return np.argsort(np.abs(values) - bonus, kind="stable")[:k]
     top = high[: k - k // 2]
     return np.concatenate([top, low[~np.isin(low, top)][: k // 2]])
 

@@ -1,1 +1,1 @@
-"""Linear systems: conjugate gradients and minimal residuals."""
+"""Linear systems: conjugate gradients, minimal residuals, least squares, Neumann's series; inverses."""

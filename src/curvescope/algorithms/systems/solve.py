@@ -1,9 +1,10 @@
-"""Linear systems (A + λ I) x = b with a symmetric A, by products alone."""
+"""Linear systems (A + λ I) x = b, by products alone."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, get_args
 
 import numpy as np
@@ -14,20 +15,28 @@ from curvescope.algorithms.checks import (
     check_choice,
     check_count,
     check_number,
+    check_operator,
+    check_square,
     check_symmetric,
     of_one_matrix,
     relative_tolerance,
 )
+from curvescope.algorithms.spectra.krylov import lanczos
 from curvescope.algorithms.sums import norms, to_numpy
-from curvescope.algorithms.systems.iterations import Stop, conjugate_gradients, distance, minimal_residuals
-from curvescope.algorithms.vectors import check_finite, comfortable
-from curvescope.core.errors import UsageError
-from curvescope.core.operator import LinearOperator, as_columns
+from curvescope.algorithms.systems.iterations import Multiply, Stop, conjugate_gradients
+from curvescope.algorithms.systems.lsmr import LEAST_SQUARES, least_squares
+from curvescope.algorithms.systems.minres import minimal_residuals
+from curvescope.algorithms.systems.neumann import neumann_series
+from curvescope.algorithms.systems.rounds import Iteration, Refined, System, refined, rescale
+from curvescope.algorithms.vectors import comfortable
+from curvescope.core.errors import ShapeError, UsageError
+from curvescope.core.operator import LinearOperator, Vector, as_columns
+from curvescope.core.operator.kinds import is_single
 from curvescope.core.result import Result
+from curvescope.core.seeds import probes
 
-Method = Literal["cg", "minres"]
-ROUNDS = 10  # solves, each for the residual that the last one left
-GAIN = 0.9  # a round must bring some residual below this multiple of itself
+Method = Literal["cg", "minres", "lsmr", "neumann"]
+STEPS = 20  # of Lanczos, for the size of the largest eigenvalue
 
 
 @dataclass(frozen=True)
@@ -36,7 +45,7 @@ class Solution(Result):
 
     x: np.ndarray  # (n,) or (n, k), as the right-hand side
     residual: np.ndarray  # () or (k,): ‖b − (A + λ I) x‖ / ‖b‖, or 0 where b is zero
-    converged: bool  # every residual is at most tol
+    converged: bool  # every residual is at most tol; for "lsmr", or ‖Aᵀ r‖ is at most tol ‖Aᵀ b‖
     reason: str  # why it stopped
     num_products: int  # products with one vector
     tol: float
@@ -47,59 +56,73 @@ class Solution(Result):
 @of_one_matrix
 def solve(
     op: LinearOperator,
-    b: Tensor | np.ndarray,
+    b: Vector,
     *,
     method: Method = "cg",
     damping: float = 0.0,
     tol: float | None = None,
     max_products: int | None = None,
+    preconditioner: LinearOperator | None = None,
+    scale: float | None = None,
 ) -> Solution:
-    """Solve (A + damping · I) x = b for one right-hand side (n,) or several (n, k), all in lock step.
+    """Solve (A + damping · I) x = b for one right-hand side or several (n, k), all in lock step.
 
-    Memory, for each right-hand side, besides it and what a product takes: 5 vectors for "cg" and 6 for
-    "minres", 2 more after fifty steps or where b may lie outside the range; one more with damping.
+    Memory, for each right-hand side, besides it and what a product takes: 5 vectors for "cg", 6 for "minres",
+    2 more after fifty steps or where b may lie outside the range, 7 for "lsmr", 5 for "neumann"; one more
+    with damping, two with a preconditioner.
 
     Args:
         method: "cg", conjugate gradients, for positive definite systems: `op` must be declared psd, or
             damped. A direction of no or negative curvature ends that column and is named in `reason`.
             "minres", minimal residuals, for any symmetric operator; where b is not in the range it gives
             a least-squares solution, `converged` false.
+            "lsmr", least squares min ‖A x − b‖ for any operator with transposed products, square or not; of
+            several solutions the shortest. A step takes two products.
+            "neumann", the series s Σ (I − s A)ʲ b for positive definite systems.
         tol: relative residual that counts as converged; 1e-8 in float64, 1e-4 in float32.
-        max_products: most products for each right-hand side; min(10 n + 10, 1000) by default.
+        max_products: most products for each right-hand side; min(10 n + 10, 1000) by default, twice that
+            for "lsmr".
+        preconditioner: M near the inverse of the system, (n, n): symmetric and positive definite for "cg" and
+            "minres"; "lsmr" takes it from the right, min ‖A M y − b‖ with x = M y.
+        scale: s of "neumann"; one over the largest eigenvalue by default, or 1 with a preconditioner.
     """
-    check_symmetric(op, "solve")
     check_choice("method", method, get_args(Method))
+    _check_system(op, method)
     damping = check_number("damping", damping, at_least=0.0)
+    if damping:
+        check_square(op, "damping")
     tol = relative_tolerance(tol, op.dtype)
-    B = as_columns(op, b)
-    if B.shape[1] == 0:
-        raise UsageError("expected at least one right-hand side, got columns of shape (n, 0)")
-    if not bool(torch.isfinite(B).all()):
-        raise UsageError("expected a finite right-hand side, got nan or inf")
-    if method == "cg" and not op.psd and damping == 0:
+    B = _right_hand_sides(op, b)
+    if method in ("cg", "neumann") and not op.psd and damping == 0:
         raise UsageError(
-            f"method='cg' needs an operator declared psd or a damping above 0, got {op!r} with psd=False",
+            f"method={method!r} needs an operator declared psd or a damping above 0, "
+            f"got {op!r} with psd=False",
             hint="use method='minres'",
         )
-    limit = min(10 * op.shape[0] + 10, 1000)
+    limit = min(10 * max(op.shape) + 10, 1000) * (2 if method == "lsmr" else 1)
     if max_products is not None:
         limit = check_count("max_products", max_products, at_least=2)
-    iterate = conjugate_gradients if method == "cg" else minimal_residuals
-    system, sizes = _System(op, damping), [comfortable(column) or 1.0 for column in B.T]
+    sizes = [comfortable(column) or 1.0 for column in B.T]
     if any(size != 1.0 for size in sizes):
         B = B * torch.tensor(sizes, dtype=B.dtype, device=B.device)
-    X, residual, reason, used = _refined(iterate, system, B, tol, limit)
+    system = System(op, damping)
+    found = refined(_iteration(system, method, preconditioner, tol, scale), system, B, tol, limit)
+    X, residual, reason, used = found.X, found.residual, found.reason, found.used
+    least, used = _least_squares(system, found, B, tol, used) if reason == LEAST_SQUARES else (False, used)
     factor = system.factor or 1.0
-    fits = [_rescale(x, factor, 1 / size, tol) for x, size in zip(X.T, sizes, strict=True)]
-    X, residual = (X[:, 0], residual[0]) if b.ndim == 1 else (X, residual)
-    converged = bool(np.all(residual <= tol)) and all(fits)
+    fits = [rescale(x, factor, 1 / size, tol) for x, size in zip(X.T, sizes, strict=True)]
+    X, residual = (X[:, 0], residual[0]) if is_single(b) else (X, residual)
+    small = bool(np.all(residual <= tol))
+    converged = (small or least) and all(fits)
     if not all(fits):
         reason = f"the solution is outside the range of {op.dtype}: multiply A or b by a number"
+    elif converged:
+        reason = "converged" if small else LEAST_SQUARES
     return Solution(
         x=X.cpu().numpy(),
         residual=np.asarray(residual),
         converged=converged,
-        reason="converged" if converged else reason,
+        reason=reason,
         num_products=used * B.shape[1],
         tol=tol,
         method=method,
@@ -107,64 +130,83 @@ def solve(
     )
 
 
-def _rescale(x: Tensor, factor: float, other: float, tol: float) -> bool:
-    """x · factor · other, in place: whether it can be written down, up to the tolerance, in x's dtype."""
-    if factor == other == 1.0:
-        return True
-    first, second = sorted((factor, other))  # what makes x smaller goes first
-    before = x.clone()
-    x.mul_(first).mul_(second)
-    back = x.div(second).div_(first)
-    return bool(torch.isfinite(x).all()) and bool(norms(back - before) <= tol * norms(before))
+def _check_system(op: LinearOperator, method: Method) -> None:
+    if method == "lsmr":
+        check_operator(op, "solve")
+    else:
+        check_symmetric(op, "solve")
 
 
-class _System:
-    """Products with f (A + λ I), where f is a power of two that brings the first of them near one."""
-
-    def __init__(self, op: LinearOperator, damping: float):
-        self.op, self.damping, self.factor = op, damping, 0.0
-
-    def __call__(self, V: Tensor) -> Tensor:
-        product = self.op @ V
-        if self.damping:
-            product = torch.add(product, V, alpha=self.damping)
-        if self.factor == 0.0:
-            self.factor = comfortable(product)
-        return product if self.factor in (0.0, 1.0) else product * self.factor
+def _right_hand_sides(op: LinearOperator, b: Vector) -> Tensor:
+    """Columns (m, k), finite and at least one."""
+    B = as_columns(op.T, b)
+    if B.shape[1] == 0:
+        raise UsageError("expected at least one right-hand side, got columns of shape (n, 0)")
+    if not bool(torch.isfinite(B).all()):
+        raise UsageError("expected a finite right-hand side, got nan or inf")
+    return B
 
 
-def _refined(
-    iterate: Callable[..., tuple[Tensor, Stop, int]],
-    product: Callable[[Tensor], Tensor],
-    B: Tensor,
-    tol: float,
-    limit: int,
-) -> tuple[Tensor, np.ndarray, str, int]:
-    """Solve, measure the residual, and solve again for it: x, relative residuals, reason, products used."""
-    sizes = norms(B, dim=0)
-    safe = torch.where(sizes > 0, sizes, 1)
-    X, R, used = torch.zeros_like(B), B, 0
-    residual, reason = to_numpy(sizes / safe), f"stopped at max_products = {limit}"
-    for turn in range(ROUNDS):
-        if (residual <= tol).all() or used + 2 > limit:
-            break
-        step, stop, spent = iterate(product, R, 0.5 * tol * sizes, limit - used - 1)
-        if turn > 0:
-            step.add_(X)
-        new_R = torch.empty_like(B)
-        new_residual = to_numpy(distance(B, product(step), out=new_R) / safe)
-        check_finite(new_residual)
-        used += spent + 1
-        # the first x is kept even if its residual is not below that of zero: CG reduces another norm
-        better = (new_residual < residual) | (turn == 0)
-        gained = (new_residual < GAIN * residual).any() or used + 2 > limit
-        if better.all():
-            X, R = step, new_R
-        else:
-            keep = torch.as_tensor(better).to(B.device)
-            X, R = torch.where(keep, step, X), torch.where(keep, new_R, R)
-        residual = np.where(better, new_residual, residual)
-        if stop.reason or not gained:
-            reason = stop.reason or f"rounding keeps the residual above tol = {tol:g}"
-            break
-    return X, residual, reason, used
+def _iteration(
+    system: System, method: Method, M: LinearOperator | None, tol: float, scale: float | None
+) -> Iteration:
+    """The method, bound to its preconditioner and its own settings."""
+    _check_preconditioner(system.op, M, method)
+    if scale is not None and method != "neumann":
+        raise UsageError(f"scale belongs to method='neumann', got it with method={method!r}")
+    precondition = None if M is None else System(M, 0.0)
+    if method == "cg":
+        return partial(conjugate_gradients, precondition=precondition)
+    if method == "minres":
+        return partial(minimal_residuals, precondition=precondition)
+    if method == "neumann":
+        longest = 1.0 if precondition is not None else _longest_step(system)
+        s = longest if scale is None else check_number("scale", scale, above=0.0)
+        parts = [system] if precondition is None else [system, precondition]
+        # what brings the products near one is taken off again
+        return partial(
+            neumann_series,
+            precondition=precondition,
+            scale=lambda: s / math.prod(part.factor or 1.0 for part in parts),
+        )
+
+    return _lsmr(system, M, 0.5 * tol)
+
+
+def _lsmr(system: System, M: LinearOperator | None, tol: float) -> Iteration:
+    """Least squares with A, or with A M and x = M y."""
+    through = (lambda V: V) if M is None else M.__matmul__
+    back = (lambda V: V) if M is None else M.T.__matmul__
+
+    def iterate(product: Multiply, B: Tensor, target: Tensor, limit: int) -> tuple[Tensor, Stop, int]:
+        Y, stop, used = least_squares(
+            lambda V: product(through(V)), lambda U: back(system.transposed(U)), B, target, tol, limit
+        )
+        return through(Y), stop, used
+
+    return iterate
+
+
+def _check_preconditioner(op: LinearOperator, M: LinearOperator | None, method: Method) -> None:
+    if M is None:
+        return
+    if not isinstance(M, LinearOperator):
+        raise UsageError(f"expected a LinearOperator as preconditioner, got {type(M).__name__}")
+    n = op.shape[1]
+    if M.shape != (n, n) or M.dtype != op.dtype or M.device.type != op.device.type:
+        raise ShapeError(f"expected a preconditioner of {n} × {n} in {op.dtype} on {op.device}, got {M!r}")
+    if method in ("cg", "minres") and not M.symmetric:
+        raise UsageError(f"method={method!r} needs a symmetric preconditioner, got {M!r}")
+
+
+def _longest_step(system: System) -> float:
+    """1 / θ for the largest Ritz value θ of A + λ I after a few steps: surely less than 2 / λ_max."""
+    start = probes(system.op.shape[0], 1, seed=0, dtype=system.op.dtype, device=system.op.device)
+    largest = float(lanczos(system.op, start, STEPS).quadrature()[0].max()) + system.damping
+    return 1 / largest if largest > 0 else 1.0
+
+
+def _least_squares(system: System, found: Refined, B: Tensor, tol: float, used: int) -> tuple[bool, int]:
+    """Whether every column that is no solution has ‖Aᵀ r‖ ≤ tol ‖Aᵀ b‖, as measured; products used."""
+    slope, first = (to_numpy(norms(system.transposed(V), dim=0)) for V in (found.R, B))
+    return bool(((slope <= tol * first) | (found.residual <= tol)).all()), used + 2

@@ -1,0 +1,1 @@
+"""Traces of functions of a symmetric operator, by stochastic Lanczos quadrature."""

@@ -1,0 +1,214 @@
+"""What PyTorch's optimizers do to a gradient, from their settings and their state.
+
+    SGD       P = I                                          g = 1 − dampening
+    RMSprop   P = √v + ε, centred: √(v − m²) + ε              g = 1
+    Adam(W)   P = (1 − β₁ᵗ) (√(v / (1 − β₂ᵗ)) + ε)             g = 1 − β₁, momentum β₁
+
+with v the running mean of squared gradients as it is now. Where groups have learning rates of their own, P is
+divided by their share of the largest one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from curvescope.algorithms.stability.descent import Descent
+from curvescope.core.blocks import ParamSpace
+from curvescope.core.errors import UsageError
+from curvescope.core.operator import Diagonal
+
+Group = Mapping[str, Any]
+Denominator = Callable[[Group, Mapping[str, Any]], Tensor]
+HELD = "the preconditioner stays as it is now, while its optimizer goes on adapting it"
+
+
+def read_optimizer(
+    optimizer: torch.optim.Optimizer, parameters: Mapping[str, Tensor], space: ParamSpace
+) -> Descent:
+    """The descent of an optimizer over the entries of a space, whose parameters are looked up by identity."""
+    kind = type(optimizer)
+    if kind not in _READERS:
+        known = ", ".join(each.__name__ for each in _READERS)
+        raise UsageError(
+            f"expected an optimizer of torch that is one of {known}, got {kind.__module__}.{kind.__name__}",
+            hint="pass P as an operator with inverse_root, or P^(−½) as a function",
+        )
+    groups = _groups(optimizer, parameters, space)
+    if any(group.get("maximize") for group in groups.values()):
+        raise UsageError("expected an optimizer that minimises, got maximize=True")
+    largest = max(float(group["lr"]) for group in groups.values())
+    if largest <= 0:
+        raise UsageError(f"expected a learning rate above 0, got {largest:g}")
+    share = {name: float(group["lr"]) / largest for name, group in groups.items()}
+    assumed = _assumed(optimizer, groups, share)
+    return _READERS[kind](_Reading(optimizer, parameters, space, groups, share), largest, assumed)
+
+
+def _groups(
+    optimizer: torch.optim.Optimizer, parameters: Mapping[str, Tensor], space: ParamSpace
+) -> dict[str, Group]:
+    """The group of each parameter of the space."""
+    of = {id(p): group for group in optimizer.param_groups for p in group["params"]}
+    for name in space.parameters:
+        if id(parameters[name]) not in of:
+            raise UsageError(
+                f"{type(optimizer).__name__} does not train {name}, which is part of the operator",
+                hint="choose the blocks that it trains, or make it of the parameters of this model",
+            )
+    return {name: of[id(parameters[name])] for name in space.parameters}
+
+
+def _assumed(
+    optimizer: torch.optim.Optimizer, groups: Mapping[str, Group], share: Mapping[str, float]
+) -> list[str]:
+    found = ["every step uses the gradient of this operator's data"]
+    trained = sum(len(group["params"]) for group in optimizer.param_groups)
+    if trained > len(groups):
+        found.append(f"{trained - len(groups)} other parameters of the optimizer stay where they are")
+    if set(share.values()) != {1.0}:
+        found.append("learning rates of groups stay in proportion; the bound is for the largest")
+    return found
+
+
+class _Reading:
+    """An optimizer's state and settings, as vectors of the space."""
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        parameters: Mapping[str, Tensor],
+        space: ParamSpace,
+        groups: Mapping[str, Group],
+        share: Mapping[str, float],
+    ):
+        self.optimizer, self.parameters, self.space = optimizer, parameters, space
+        self.groups, self.share = groups, share
+
+    def one(self, setting: str, what: str) -> Any:
+        """A setting that all groups have in common."""
+        found = {group[setting] for group in self.groups.values()}
+        if len(found) > 1:
+            raise UsageError(
+                f"expected one {what} for all parameters, got {', '.join(map(str, sorted(found)))}",
+                hint="take the operator of the blocks of one group",
+            )
+        return found.pop()
+
+    def state(self, name: str) -> Mapping[str, Any]:
+        """What the optimizer keeps of a parameter."""
+        found = self.optimizer.state.get(self.parameters[name], {})
+        if not found:
+            raise UsageError(
+                f"{type(self.optimizer).__name__} has no state of {name} yet", hint="let it take a step first"
+            )
+        return found
+
+    def vector(self, values: Callable[[str], Tensor | float]) -> Tensor:
+        """(n,) from a tensor of each parameter's shape, or a number."""
+        space = self.space
+        tree = {
+            name: torch.as_tensor(values(name), dtype=space.dtype, device=space.device)
+            .detach()
+            .expand(space.shapes[name])
+            .contiguous()
+            for name in space.parameters
+        }
+        return space.gather(tree)
+
+    def decay(self) -> Tensor | None:
+        """(n,) weight decay, or None where there is none."""
+        if all(float(group["weight_decay"]) == 0 for group in self.groups.values()):
+            return None
+        return self.vector(lambda name: float(self.groups[name]["weight_decay"]))
+
+    def inverse_root(self, denominator: Denominator | None) -> Diagonal | None:
+        """P^(−½), from what the gradient is divided by; None where that is one."""
+        if denominator is None and set(self.share.values()) == {1.0}:
+            return None
+        P = self.vector(lambda name: 1.0 if denominator is None else denominator(*self._of(name)))
+        root = (self.vector(lambda name: self.share[name]) / P).sqrt()
+        if not bool(torch.isfinite(root).all()):
+            raise UsageError(
+                "the optimizer divides by zero: squared gradients and eps are both zero somewhere",
+                hint="set eps above 0",
+            )
+        return Diagonal(root)
+
+    def _of(self, name: str) -> tuple[Group, Mapping[str, Any]]:
+        return self.groups[name], self.state(name)
+
+
+def _sgd(reading: _Reading, rate: float, assumed: list[str]) -> Descent:
+    momentum, nesterov = (
+        float(reading.one("momentum", "momentum")),
+        bool(reading.one("nesterov", "kind of momentum")),
+    )
+    gain = 1 - float(reading.one("dampening", "dampening")) if momentum else 1.0
+    words = f"{'Nesterov ' if nesterov else ''}momentum {momentum:g}" if momentum else ""
+    return Descent(
+        name=f"SGD with {words}" if words else "SGD",
+        inverse_root=reading.inverse_root(None),
+        learning_rate=rate,
+        momentum=momentum,
+        nesterov=nesterov and momentum > 0,
+        gain=gain,
+        coupled=reading.decay(),
+        assumed=assumed,
+    )
+
+
+def _rmsprop(reading: _Reading, rate: float, assumed: list[str]) -> Descent:
+    def denominator(group: Group, state: Mapping[str, Any]) -> Tensor:
+        v = state["square_avg"] - (state["grad_avg"] ** 2 if group["centered"] else 0.0)
+        return v.clamp_min(0).sqrt() + group["eps"]
+
+    return Descent(
+        name="RMSprop",
+        inverse_root=reading.inverse_root(denominator),
+        learning_rate=rate,
+        momentum=float(reading.one("momentum", "momentum")),
+        coupled=reading.decay(),
+        assumed=[*assumed, HELD],
+    )
+
+
+def _adam(reading: _Reading, rate: float, assumed: list[str]) -> Descent:
+    beta, _ = map(float, reading.one("betas", "pair of betas"))
+
+    def denominator(group: Group, state: Mapping[str, Any]) -> Tensor:
+        beta_1, beta_2 = (float(b) for b in group["betas"])
+        t, squares = float(state["step"]), state["max_exp_avg_sq" if group["amsgrad"] else "exp_avg_sq"]
+        return (1 - beta_1**t) * ((squares / (1 - beta_2**t)).sqrt() + group["eps"])
+
+    decay, apart = reading.decay(), _decoupled(reading)
+    if apart and decay is not None:
+        decay = decay * reading.vector(lambda name: reading.share[name])
+        assumed = [*assumed, "weight decay, beside the gradient, is part of λ_max"]
+    return Descent(
+        name=type(reading.optimizer).__name__,
+        inverse_root=reading.inverse_root(denominator),
+        learning_rate=rate,
+        momentum=beta,
+        gain=1 - beta,
+        coupled=None if apart else decay,
+        decoupled=decay if apart else None,
+        assumed=[*assumed, HELD],
+    )
+
+
+def _decoupled(reading: _Reading) -> bool:
+    """Whether weight decay is beside the gradient: AdamW, or an Adam that is told so."""
+    told = {bool(group.get("decoupled_weight_decay", False)) for group in reading.groups.values()}
+    return isinstance(reading.optimizer, torch.optim.AdamW) or told == {True}
+
+
+_READERS: dict[type[torch.optim.Optimizer], Callable[[_Reading, float, list[str]], Descent]] = {
+    torch.optim.SGD: _sgd,
+    torch.optim.Adam: _adam,
+    torch.optim.AdamW: _adam,
+    torch.optim.RMSprop: _rmsprop,
+}

@@ -1,0 +1,94 @@
+"""Inverses as operators: a product with one solves a linear system."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+import torch
+from torch import Tensor
+
+from curvescope.algorithms.checks import (
+    check_choice,
+    check_number,
+    check_operator,
+    check_square,
+    relative_tolerance,
+)
+from curvescope.algorithms.systems.solve import Method, Solution, solve
+from curvescope.core.errors import CurvescopeError
+from curvescope.core.operator import LinearOperator
+
+
+class Inverse(LinearOperator):
+    """(A + λ I)⁻¹ by products with A, or for `method="lsmr"` the pseudo-inverse; made by `inverse`.
+
+    `last` is the `Solution` of the last product: x, residuals, products, whether and why it converged.
+    Products are right up to the tolerance alone: to an algorithm this is a matrix with so much noise.
+    """
+
+    def __init__(self, op: LinearOperator, *, inexact: bool, **options: Any):
+        self.op, self.inexact, self.options = op, inexact, options
+        self.preconditioner = options["preconditioner"]
+        self.shape = (op.shape[1], op.shape[0])
+        self.dtype, self.device, self.symmetric = op.dtype, op.device, op.symmetric
+        self.psd = op.psd
+        self.last: Solution | None = None
+        self.num_products = 0  # with A, of all products so far
+        for side, other in (("space", "columns"), ("columns", "space")):
+            if (space := getattr(op, other, None)) is not None:
+                setattr(self, side, space)
+
+    def _matmat(self, V: Tensor) -> Tensor:
+        return self._solved(self.op, V)
+
+    def _rmatmat(self, U: Tensor) -> Tensor:
+        return self._solved(self.op.T, U)
+
+    def _solved(self, op: LinearOperator, V: Tensor) -> Tensor:
+        if V.shape[1] == 0:
+            return V.new_zeros(op.shape[1], 0)
+        found = self.last = solve(op, V, **self.options)
+        self.num_products += found.num_products
+        if not (found.converged or self.inexact):
+            raise CurvescopeError(
+                f"the inverse was not found to tol = {found.tol:g}: the residual is "
+                f"{float(found.residual.max()):.2g} of b, {found.reason}",
+                hint="inexact=True takes what there is, inverse(…).last says what it was",
+            )
+        return torch.as_tensor(found.x).to(self.device)
+
+
+def inverse(
+    op: LinearOperator,
+    *,
+    method: Method = "cg",
+    damping: float = 0.0,
+    tol: float | None = None,
+    max_products: int | None = None,
+    preconditioner: LinearOperator | None = None,
+    scale: float | None = None,
+    inexact: bool = False,
+) -> Inverse:
+    """(A + damping · I)⁻¹ as an operator: each product solves a system as `solve` does, with its arguments.
+
+    `inv @ b` is x in the kind of b; `inv.last` is the `Solution` of that product.
+
+    Args:
+        method: as in `solve`; "lsmr" for operators that are not symmetric, or not square: it gives the
+            pseudo-inverse.
+        inexact: whether a product that misses the tolerance is taken as it is; otherwise it is an error.
+    """
+    check_choice("method", method, get_args(Method))
+    (check_operator if method == "lsmr" else check_square)(op, "inverse")
+    check_number("damping", damping, at_least=0.0)
+    relative_tolerance(tol, op.dtype)
+    return Inverse(
+        op,
+        inexact=inexact,
+        method=method,
+        damping=damping,
+        tol=tol,
+        max_products=max_products,
+        preconditioner=preconditioner,
+        scale=scale,
+    )

@@ -1,0 +1,373 @@
+"""Linear operators: what algorithms see of a network.
+
+An operator A is m × n and known by its products. `A @ v` takes a vector `(n,)` or columns `(n, k)` of any of
+the kinds in `kinds`, and returns the same kind. Sums, products, multiples, transposes and submatrices are
+lazy, and know that they are symmetric or positive semi-definite where it follows from how they are made.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from typing import TYPE_CHECKING, Any, overload
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from curvescope.core.errors import ShapeError, UsageError
+from curvescope.core.operator.index import Index, named_rows, positions
+from curvescope.core.operator.kinds import as_columns, in_kind
+
+if TYPE_CHECKING:
+    from scipy.sparse.linalg import LinearOperator as ScipyOperator
+
+
+class LinearOperator(ABC):
+    """An m × n matrix known by its products with columns.
+
+    Subclasses set `shape, dtype, device, symmetric, psd` and implement `_matmat` and, unless they are
+    symmetric, `_rmatmat`. One over named blocks sets `space`, those of its rows, and `columns`.
+    """
+
+    shape: tuple[int, int]
+    dtype: torch.dtype
+    device: torch.device
+    symmetric: bool = False
+    psd: bool = False
+    keeps_names: bool = False  # entry i of a product is named as entry i of the vector, whatever the names
+
+    @abstractmethod
+    def _matmat(self, V: Tensor) -> Tensor:
+        """A V for V of shape (n, k), already checked."""
+
+    def _rmatmat(self, U: Tensor) -> Tensor:
+        """Aᵀ U for U of shape (m, k), already checked."""
+        if self.symmetric:
+            return self._matmat(U)
+        raise UsageError(f"{type(self).__name__} has no transposed product")
+
+    __array_ufunc__ = None  # so that NumPy does not take v @ A apart
+
+    @overload
+    def __matmul__(self, other: Tensor) -> Tensor: ...
+    @overload
+    def __matmul__(self, other: np.ndarray) -> np.ndarray: ...
+    @overload
+    def __matmul__(self, other: LinearOperator) -> LinearOperator: ...
+    @overload
+    def __matmul__(self, other: Mapping[str, Tensor]) -> dict[str, Tensor]: ...
+    @overload
+    def __matmul__(self, other: list[Tensor]) -> list[Tensor]: ...
+    @overload
+    def __matmul__(self, other: tuple[Tensor, ...]) -> tuple[Tensor, ...]: ...
+    def __matmul__(self, other: Any) -> Any:
+        """A v in the kind of v, see `kinds`; or the product of two operators."""
+        if isinstance(other, LinearOperator):
+            return Product(self, other)
+        return in_kind(self, self._matmat(as_columns(self, other)), other)
+
+    @overload
+    def __rmatmul__(self, other: Tensor) -> Tensor: ...
+    @overload
+    def __rmatmul__(self, other: np.ndarray) -> np.ndarray: ...
+    @overload
+    def __rmatmul__(self, other: Any) -> Any: ...
+    def __rmatmul__(self, other: Any) -> Any:
+        """x A = (Aᵀ xᵀ)ᵀ for a vector (m,) or rows (k, m), in the kind of x."""
+        rows = isinstance(other, Tensor | np.ndarray) and other.ndim == 2
+        if rows and other.shape[1] != self.shape[0]:
+            m = self.shape[0]
+            raise ShapeError(
+                f"expected a vector of {m} entries or rows (k, {m}) to the left, got {tuple(other.shape)}"
+            )
+        return (self.T @ other.T).T if rows else self.T @ other
+
+    @property
+    def T(self) -> LinearOperator:
+        """The transpose; the operator itself when it is symmetric."""
+        return self if self.symmetric else Transpose(self)
+
+    def __add__(self, other: LinearOperator) -> LinearOperator:
+        return Sum(self, other)
+
+    def __sub__(self, other: LinearOperator) -> LinearOperator:
+        return Sum(self, Scaled(other, -1.0) if isinstance(other, LinearOperator) else other)
+
+    def __mul__(self, factor: float) -> LinearOperator:
+        return Scaled(self, factor)
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, divisor: float) -> LinearOperator:
+        divisor = _number(divisor)
+        if divisor == 0 or not math.isfinite(1 / divisor):
+            raise UsageError(f"cannot divide an operator by {divisor!r}")
+        return Scaled(self, 1 / divisor)
+
+    def __neg__(self) -> LinearOperator:
+        return Scaled(self, -1.0)
+
+    def submatrix(self, rows: Index, columns: Index | None = None) -> LinearOperator:
+        """The rows and columns that are named, in that order; the same ones, and so symmetric, by default.
+
+        Args:
+            rows: A slice, a number, a list, array or tensor of numbers (from the end if negative) or a mask
+                of booleans; or names and globs of blocks, where the operator has blocks.
+        """
+        left = self._selection(rows, "space", 0)
+        right = left if columns is None and self.symmetric else None
+        if right is None:
+            right = self._selection(rows if columns is None else columns, "columns", 1)
+        return left.T @ self @ right
+
+    def _selection(self, index: Index, side: str, axis: int) -> Selection:
+        names = [index] if isinstance(index, str) else index
+        if isinstance(names, list | tuple) and names and all(isinstance(name, str) for name in names):
+            index = named_rows(repr(self), getattr(self, side, None), [str(name) for name in names])
+        return Selection(self.shape[axis], index, dtype=self.dtype, device=self.device)
+
+    def same_as(self, other: LinearOperator) -> bool:
+        """Whether both are one matrix by how they are made; False where that is not known."""
+        return self is other
+
+    def _chain(self) -> tuple[float, list[LinearOperator]]:
+        """A number and operators whose product this is."""
+        return 1.0, [self]
+
+    @contextmanager
+    def steady(self) -> Iterator[None]:
+        """Products inside belong together, as those of an algorithm: they are products of one matrix.
+
+        Whoever keeps something between products gives its guarantee once for all of them; an operator that
+        is made of others asks each of them.
+        """
+        with ExitStack() as parts:
+            for part in vars(self).values():
+                if isinstance(part, LinearOperator):
+                    parts.enter_context(part.steady())
+            yield
+
+    def dense(self, *, chunk: int = 64) -> Tensor:
+        """The matrix itself, (m, n), from products with `chunk` columns of the identity at a time."""
+        if chunk < 1:
+            raise UsageError(f"expected a chunk of at least 1 column, got {chunk}")
+        m, n = self.shape
+        out = torch.empty(m, n, dtype=self.dtype, device=self.device)
+        for start in range(0, n, chunk):
+            stop = min(start + chunk, n)
+            basis = torch.zeros(n, stop - start, dtype=self.dtype, device=self.device)
+            basis[torch.arange(start, stop), torch.arange(stop - start)] = 1
+            out[:, start:stop] = self._matmat(basis)
+        return out
+
+    def to_scipy(self) -> ScipyOperator:
+        """The same operator for SciPy's solvers, on numpy vectors."""
+        from scipy.sparse.linalg import LinearOperator as ScipyOperator
+
+        def numpy_product(product: Callable[[Tensor], Tensor]) -> Callable[[Any], Any]:
+            def apply(columns: Any) -> Any:
+                columns = np.asarray(columns)
+                V = torch.tensor(columns.reshape(columns.shape[0], -1), dtype=self.dtype, device=self.device)
+                return product(V).cpu().numpy().reshape(-1, *columns.shape[1:])
+
+            return apply
+
+        forward, backward = numpy_product(self._matmat), numpy_product(self._rmatmat)
+        numpy_dtype = torch.empty(0, dtype=self.dtype).numpy().dtype
+        # SciPy's __new__ picks the function-based subclass, which its annotations do not say.
+        make: Any = ScipyOperator
+        return make(
+            self.shape, matvec=forward, rmatvec=backward, matmat=forward, rmatmat=backward, dtype=numpy_dtype
+        )
+
+    def __repr__(self) -> str:
+        m, n = self.shape
+        return f"{type(self).__name__}({m} × {n}, {str(self.dtype).removeprefix('torch.')}, {self.device})"
+
+
+def check_square_symmetric(A: LinearOperator, what: str) -> None:
+    """Raise unless A is square and declared symmetric."""
+    if A.shape[0] != A.shape[1] or not A.symmetric:
+        raise UsageError(
+            f"{what} needs a symmetric operator, got {A!r} with symmetric={A.symmetric}",
+            hint="a block with the same rows and columns, op.block(name), is symmetric",
+        )
+
+
+class Sum(LinearOperator):
+    """A + B; symmetric if both are, or if B is Aᵀ."""
+
+    def __init__(self, A: LinearOperator, B: LinearOperator):
+        if not isinstance(B, LinearOperator):
+            raise UsageError(
+                f"cannot add a {type(B).__name__} to an operator",
+                hint="Identity(n) * number shifts by a number",
+            )
+        if A.shape != B.shape:
+            raise ShapeError(f"cannot add operators of shapes {A.shape} and {B.shape}")
+        _check_alike(A, B, "add")
+        self.A, self.B = A, B
+        self.shape, self.dtype, self.device = A.shape, A.dtype, A.device
+        self.symmetric = (A.symmetric and B.symmetric) or A.T.same_as(B)
+        self.psd, self.keeps_names = A.psd and B.psd, A.keeps_names and B.keeps_names
+        for side in ("space", "columns"):
+            named = [space for x in (A, B) if (space := getattr(x, side, None)) is not None]
+            if named and named[0] == named[-1]:
+                setattr(self, side, named[0])
+
+    @property
+    def T(self) -> LinearOperator:
+        return self if self.symmetric else Sum(self.A.T, self.B.T)
+
+    def same_as(self, other: LinearOperator) -> bool:
+        if not isinstance(other, Sum):
+            return False
+        return self is other or (self.A.same_as(other.A) and self.B.same_as(other.B))
+
+    def _matmat(self, V: Tensor) -> Tensor:
+        return self.A._matmat(V) + self.B._matmat(V)
+
+    def _rmatmat(self, U: Tensor) -> Tensor:
+        return self.A._rmatmat(U) + self.B._rmatmat(U)
+
+
+class Scaled(LinearOperator):
+    """c A for a number c."""
+
+    def __init__(self, A: LinearOperator, factor: float):
+        self.A, self.factor = A, _number(factor)
+        self.shape, self.dtype, self.device = A.shape, A.dtype, A.device
+        self.symmetric, self.psd, self.keeps_names = A.symmetric, A.psd and self.factor >= 0, A.keeps_names
+        _name(self, rows=A, columns=A)
+
+    @property
+    def T(self) -> LinearOperator:
+        return self if self.symmetric else Scaled(self.A.T, self.factor)
+
+    def same_as(self, other: LinearOperator) -> bool:
+        return isinstance(other, Scaled) and self.factor == other.factor and self.A.same_as(other.A)
+
+    def _chain(self) -> tuple[float, list[LinearOperator]]:
+        factor, chain = self.A._chain()
+        return self.factor * factor, chain
+
+    def _matmat(self, V: Tensor) -> Tensor:
+        return self.A._matmat(V) * self.factor
+
+    def _rmatmat(self, U: Tensor) -> Tensor:
+        return self.A._rmatmat(U) * self.factor
+
+
+class Product(LinearOperator):
+    """A B, applied from the right.
+
+    It is symmetric where its factors are the same, transposed, from both ends, as in D H D, PᵀAP and JᵀJ;
+    then it is positive semi-definite if the one in the middle is, or there is none, times a number ≥ 0.
+    """
+
+    def __init__(self, A: LinearOperator, B: LinearOperator):
+        if A.shape[1] != B.shape[0]:
+            raise ShapeError(f"cannot multiply operators of shapes {A.shape} and {B.shape}")
+        _check_alike(A, B, "multiply")
+        self.A, self.B = A, B
+        self.shape, self.dtype, self.device = (A.shape[0], B.shape[1]), A.dtype, A.device
+        factor, chain = self._chain()
+        half = len(chain) // 2
+        mirrored = all(f.T.same_as(g) for f, g in zip(chain[:half], reversed(chain), strict=False))
+        middle = chain[half] if len(chain) % 2 else None
+        self.symmetric = mirrored and (middle is None or middle.symmetric)
+        self.psd = self.symmetric and (middle is None or middle.psd) and factor >= 0
+        self.keeps_names = A.keeps_names and B.keeps_names
+        _name(self, rows=B if A.keeps_names else A, columns=A if B.keeps_names else B)
+
+    @property
+    def T(self) -> LinearOperator:
+        return self if self.symmetric else Product(self.B.T, self.A.T)
+
+    def same_as(self, other: LinearOperator) -> bool:
+        if not isinstance(other, Product):
+            return False
+        (c, own), (d, others) = self._chain(), other._chain()
+        return c == d and len(own) == len(others) and all(map(lambda f, g: f.same_as(g), own, others))
+
+    def _chain(self) -> tuple[float, list[LinearOperator]]:
+        (c, left), (d, right) = self.A._chain(), self.B._chain()
+        return c * d, left + right
+
+    def _matmat(self, V: Tensor) -> Tensor:
+        return self.A._matmat(self.B._matmat(V))
+
+    def _rmatmat(self, U: Tensor) -> Tensor:
+        return self.B._rmatmat(self.A._rmatmat(U))
+
+
+class Transpose(LinearOperator):
+    """Aᵀ of an operator that is not symmetric."""
+
+    def __init__(self, A: LinearOperator):
+        self.A = A
+        self.shape, self.dtype, self.device = (A.shape[1], A.shape[0]), A.dtype, A.device
+        for side, other in (("space", "columns"), ("columns", "space")):
+            if (space := getattr(A, other, None)) is not None:
+                setattr(self, side, space)
+
+    @property
+    def T(self) -> LinearOperator:
+        return self.A
+
+    def same_as(self, other: LinearOperator) -> bool:
+        return isinstance(other, Transpose) and self.A.same_as(other.A)
+
+    def _matmat(self, V: Tensor) -> Tensor:
+        return self.A._rmatmat(V)
+
+    def _rmatmat(self, U: Tensor) -> Tensor:
+        return self.A._matmat(U)
+
+
+class Selection(LinearOperator):
+    """E (n × k), whose columns are the unit vectors of the chosen entries: Eᵀ x = x[index]."""
+
+    def __init__(self, n: int, index: Any, *, dtype: torch.dtype, device: torch.device):
+        self.index = positions(n, index).to(device)
+        self.shape, self.dtype, self.device = (n, len(self.index)), dtype, device
+
+    def _matmat(self, V: Tensor) -> Tensor:
+        return V.new_zeros(self.shape[0], V.shape[1]).index_add_(0, self.index, V)
+
+    def _rmatmat(self, U: Tensor) -> Tensor:
+        return U[self.index]
+
+
+def _number(factor: Any) -> float:
+    """A finite real number."""
+    found = math.nan
+    if not isinstance(factor, complex | str) and not (isinstance(factor, Tensor) and factor.is_complex()):
+        with suppress(TypeError, ValueError, RuntimeError):
+            found = float(factor)
+    if not math.isfinite(found):
+        got = f"a tensor of {tuple(factor.shape)}" if isinstance(factor, Tensor) else repr(factor)
+        raise UsageError(
+            f"expected a finite real number to multiply an operator with, got {got}",
+            hint="A @ B multiplies operators, Diagonal(d) @ A scales rows",
+        )
+    return found
+
+
+def _check_alike(A: LinearOperator, B: LinearOperator, verb: str) -> None:
+    """Raise unless both have one dtype and one kind of device."""
+    if A.dtype != B.dtype or A.device.type != B.device.type:
+        raise ShapeError(
+            f"cannot {verb} operators of {A.dtype} on {A.device} and of {B.dtype} on {B.device}",
+            hint="make both with the same dtype and device",
+        )
+
+
+def _name(made: LinearOperator, *, rows: LinearOperator, columns: LinearOperator) -> None:
+    """Give an operator the names that the rows of one, and the columns of another, have."""
+    for side, source in (("space", rows), ("columns", columns)):
+        if (space := getattr(source, side, None)) is not None:
+            setattr(made, side, space)
