@@ -23,7 +23,7 @@ from torch import Tensor
 from curvescope.core.blocks import ParamSpace
 from curvescope.core.errors import ShapeError, UsageError
 from curvescope.core.result import Result
-from curvescope.core.seeds import probes
+from curvescope.core.seeds import Probe, probes
 from curvescope.data.batches import Batch
 from curvescope.engines import Engine
 from curvescope.engines.memory import SHARE_OF_FREE_MEMORY, free_bytes, result_bytes
@@ -47,6 +47,7 @@ class SampleTraces(Result):
     exact: bool  # from basis vectors, all of them
     num_probes: int
     seed: int
+    probe: str = "rademacher"
 
 
 @final
@@ -154,16 +155,20 @@ class PerSample:
             for rows, found in self.product_parts(V, part)
         )
 
-    def traces(self, part: Part = "hessian", *, num_probes: int = 16, seed: int = 0) -> SampleTraces:
+    def traces(
+        self, part: Part = "hessian", *, num_probes: int = 16, probe: Probe = "rademacher", seed: int = 0
+    ) -> SampleTraces:
         """tr H_x, or tr G_x: exact where there are no more parameters than probes, else Hutchinson's."""
         if num_probes < 2:
             raise UsageError(f"expected num_probes of at least 2, got {num_probes}")
-        V, exact = probe_columns(self.space, num_probes, seed=seed)
+        if probe not in get_args(Probe):
+            raise UsageError(f"expected 'rademacher' or 'gaussian', got {probe!r}")
+        V, exact = probe_columns(self.space, num_probes, probe=probe, seed=seed)
         found = self.forms(V, part)
         if exact:
-            return SampleTraces(found.sum(1), np.zeros(len(found)), True, V.shape[1], seed)
+            return SampleTraces(found.sum(1), np.zeros(len(found)), True, V.shape[1], seed, probe)
         stderr = found.std(axis=1, ddof=1) / math.sqrt(num_probes)
-        return SampleTraces(found.mean(1), stderr, False, num_probes, seed)
+        return SampleTraces(found.mean(1), stderr, False, num_probes, seed, probe)
 
     def __repr__(self) -> str:
         return f"PerSample({self.num_samples} {self.each}s, {self.space.size} parameters)"
@@ -298,12 +303,14 @@ def per_sample(
     return PerSample(problem, blocks, each, chunk)
 
 
-def probe_columns(space: ParamSpace, num_probes: int, *, seed: int) -> tuple[Tensor, bool]:
-    """Signs (n, num_probes), or all basis vectors where these are no more; and whether it is these."""
+def probe_columns(
+    space: ParamSpace, num_probes: int, *, probe: Probe = "rademacher", seed: int
+) -> tuple[Tensor, bool]:
+    """Probes (n, num_probes), or all basis vectors where these are no more; and whether it is these."""
     where = {"dtype": space.dtype, "device": space.device}
     if space.size <= num_probes:
         return torch.eye(space.size, **where), True
-    return probes(space.size, num_probes, seed=seed, **where), False
+    return probes(space.size, num_probes, seed=seed, kind=probe, **where), False
 
 
 def _joined(parts: Iterable[Tensor]) -> np.ndarray:
