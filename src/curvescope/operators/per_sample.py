@@ -58,8 +58,8 @@ class PerSample:
     an error.
     """
 
-    def __init__(self, problem: Problem, blocks: tuple[str, ...], each: Each, chunk: int | None):
-        self.problem, self.space = problem, problem.space(*blocks)
+    def __init__(self, problem: Problem, space: ParamSpace, each: Each, chunk: int | None):
+        self.problem, self.space = problem, space
         self.each: Each = each
         self._engine, self._chunk = Engine(problem, "autograd"), chunk
         self._tried: dict[Any, tuple[int, int]] | None = None  # what was found inside `steady`
@@ -113,7 +113,7 @@ class PerSample:
 
     def gradient_parts(self) -> Iterator[tuple[slice, Tensor]]:
         """∇ℓ_x of some samples after the others: which, and (b, n)."""
-        yield from self._stream("gradients", lambda graph, rows, group: graph.gradients())
+        yield from self.stream("gradients", lambda graph, rows, group: graph.gradients())
 
     def gradients(self) -> Tensor:
         """∇ℓ_x of all samples at once: (S, n). `gradient_parts` needs less memory."""
@@ -142,7 +142,7 @@ class PerSample:
         def work(graph: Graph, rows: slice, group: int) -> Tensor:
             return graph.products(V[rows] if V.dim() == 3 else V, part, group)
 
-        yield from self._stream(f"{part} products", work)
+        yield from self.stream(f"{part} products", work)
 
     def products(self, V: Tensor, part: Part = "hessian") -> Tensor:
         """H_x V, or G_x V, of all samples at once: (S, n, k). `product_parts` needs less memory."""
@@ -206,10 +206,14 @@ class PerSample:
             yield
         self._reached.add(frozenset(moved))
 
-    def _stream(
+    def stream(
         self, what: str, work: Callable[[Graph, slice, int], Tensor]
     ) -> Iterator[tuple[slice, Tensor]]:
-        """`work` of graphs of some samples, which ones they are, and directions at once; divided by N_x."""
+        """What `work` makes of some samples after the others, (b, …), divided by their N_x; and which.
+
+        Args:
+            work: of the graph of b samples, which ones they are, and how many directions go at once.
+        """
         divisors, first = torch.as_tensor(self._divisors()), 0
         with self.steady():
             for rows, whole in zip(self._rows(), self.problem.placed_batches(what), strict=True):
@@ -300,7 +304,7 @@ def per_sample(
             f"the loss {problem.loss.name!r} does not say what its terms within a sequence are",
             hint="each='sequence', or a loss that is cross_entropy or mse_mean",
         )
-    return PerSample(problem, blocks, each, chunk)
+    return PerSample(problem, problem.space(*blocks), each, chunk)
 
 
 def probe_columns(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -11,16 +12,18 @@ from torch import Tensor
 
 from curvescope.algorithms.checks import check_choice, check_count, check_square, of_one_matrix
 from curvescope.algorithms.columns import columns_at_once, probe_batches, summing_dtype, to_numpy
-from curvescope.algorithms.estimates.intervals import mean_interval
+from curvescope.algorithms.estimates.intervals import mean_interval, positive_interval
 from curvescope.algorithms.estimates.mean_square import safe_scale
 from curvescope.algorithms.estimates.xdiag import leave_one_out
 from curvescope.algorithms.sums import parts
+from curvescope.core.errors import UsageError
 from curvescope.core.operator import LinearOperator
+from curvescope.core.progress import track
 from curvescope.core.result import Result
 from curvescope.core.seeds import Probe
 
-Method = Literal["hutchinson", "xdiag"]
-FEWEST: dict[str, int] = {"hutchinson": 1, "xdiag": 4}
+Method = Literal["hutchinson", "xdiag", "roots"]
+FEWEST: dict[str, int] = {"hutchinson": 1, "xdiag": 4, "roots": 1}
 
 
 @dataclass(frozen=True)
@@ -37,12 +40,14 @@ class DiagonalEstimate(Result):
     psd: bool = False
     method: str = "hutchinson"
     probe: str = "rademacher"
-    num_samples: int = 0  # that the error is taken over; 0 where these are the products
+    num_samples: int = 0  # that the error is taken over; 0, in results of version 0.1: the products
 
     @property
     def interval(self) -> tuple[np.ndarray, np.ndarray]:
         """Ends of 95 % intervals of the entries, (n,) each, see `intervals`; nan for one probe."""
         degrees = (self.num_samples or self.num_products) - 1
+        if self.method == "roots":
+            return positive_interval(self.values, self.stderr, degrees)
         return mean_interval(self.values, self.stderr, degrees, nonnegative=self.psd)
 
 
@@ -55,7 +60,7 @@ def diagonal(
     probe: Probe = "rademacher",
     seed: int = 0,
 ) -> DiagonalEstimate:
-    """Diagonal of a square operator from `num_probes` products, without bias.
+    """Diagonal of a square operator from `num_probes` products, or squares, without bias.
 
     Memory: for the c columns that one product takes (`columns_at_once`) 2c vectors, the probes and what a
     product returns, whatever the number of probes, and two vectors in float64, which become the result;
@@ -67,7 +72,9 @@ def diagonal(
             i for one probe of signs is the sum of squares of the other entries of row i (of the symmetric
             part), so a diagonal operator needs one; Gaussian probes add 2 A_ii². "xdiag" (Epperly, Tropp and
             Webber 2024) takes the dominant eigenspace out first, see `xdiag`; an operator that is not
-            symmetric needs a transposed product.
+            symmetric needs a transposed product. "roots" takes no products: the mean of squares
+            that an operator with `random_squares` draws itself, as `cs.GGN` does; S of them have a relative
+            error of at most √(2/S) in every entry, whatever the matrix.
     """
     check_square(op, "diagonal")
     check_choice("method", method, get_args(Method))
@@ -76,8 +83,10 @@ def diagonal(
     check_count(what, num_probes, at_least=FEWEST[method])
     if method == "xdiag":
         return _xdiag(op, num_probes // 2, probe, seed)
-    values, stderr = _hutchinson(op, num_probes, probe, seed)
-    return DiagonalEstimate(_of(op, values), stderr, num_probes, seed, op.psd, method, probe, num_probes)
+    samples = _drawn if method == "roots" else _products
+    values, stderr = _mean(op, samples(op, num_probes, probe, seed))
+    products = 0 if method == "roots" else num_probes
+    return DiagonalEstimate(_of(op, values), stderr, products, seed, op.psd, method, probe, num_probes)
 
 
 def _of(op: LinearOperator, values: np.ndarray) -> np.ndarray:
@@ -96,21 +105,36 @@ def _xdiag(op: LinearOperator, count: int, kind: Probe, seed: int) -> DiagonalEs
     return DiagonalEstimate(_of(op, values), stderr, products, seed, op.psd, "xdiag", kind, count)
 
 
-def _hutchinson(op: LinearOperator, num_probes: int, kind: Probe, seed: int) -> tuple[np.ndarray, np.ndarray]:
+def _products(op: LinearOperator, num_probes: int, kind: Probe, seed: int) -> Iterator[Tensor]:
+    """v ∘ (A v) for the probes v, columns (n, c)."""
+    for V in probe_batches(op, num_probes, seed=seed, kind=kind, what="diagonal"):
+        yield V.mul_(op @ V)
+
+
+def _drawn(op: LinearOperator, count: int, kind: Probe, seed: int) -> Iterator[Tensor]:
+    """What the operator draws, columns (n, c)."""
+    squares = getattr(op, "random_squares", None)
+    if squares is None:
+        raise UsageError(f"{op!r} draws no squares, which method='roots' needs", hint="cs.GGN does")
+    width = min(columns_at_once(op), count)
+    return track(squares(count, probe=kind, seed=seed, at_once=width), "diagonal", total=-(-count // width))
+
+
+def _mean(op: LinearOperator, samples: Iterator[Tensor]) -> tuple[np.ndarray, np.ndarray]:
+    """The mean of columns of samples and its standard error, (n,) each; nan for a single one."""
     wide = summing_dtype(op.device)
     mean = torch.zeros(op.shape[0], dtype=wide, device=op.device)
     squares = torch.zeros_like(mean)  # sum of squared deviations from the mean
     seen, scale = 0, 1.0
-    for V in probe_batches(op, num_probes, seed=seed, kind=kind, what="diagonal"):
-        V.mul_(op @ V)
+    for V in samples:
         scale = safe_scale(V) if seen == 0 else scale  # squares stay in range
         for part in parts(len(mean), mean.device, width=V.shape[1]):
             _add(mean[part], squares[part], V[part].to(wide).mul_(scale), seen)
         seen += V.shape[1]
     values = to_numpy(mean.div_(scale))
-    if num_probes == 1:
+    if seen == 1:
         return values, np.full(op.shape[0], np.nan)
-    return values, to_numpy(squares.div_(num_probes - 1).div_(num_probes).sqrt_().div_(scale))
+    return values, to_numpy(squares.div_(seen - 1).div_(seen).sqrt_().div_(scale))
 
 
 def _add(mean: Tensor, squares: Tensor, samples: Tensor, seen: int) -> None:
