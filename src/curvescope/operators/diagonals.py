@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 Way = Literal["outputs", "entries"]
 PASSES = 200_000  # more are refused unless they are asked for
 PER_PRODUCT = 2  # reverse passes of a product with one vector
+CPU_BYTES = 64 * 2**20  # of what goes at once
 MOST_COLUMNS = 32  # unit vectors at a time
 
 
@@ -99,7 +100,7 @@ def exact_diagonal(
 ) -> ExactDiagonal:
     """The diagonal of a curvature operator, or of a block of it, exactly and without probes.
 
-    Memory: as many columns at once as a quarter of the free memory takes, on a CPU 256 MiB.
+    Memory: as many columns at once as a quarter of the free memory takes, on a CPU 64 MiB.
 
     Args:
         op: `cs.GGN(problem, …)`, a Fisher, or any other, with the same rows and columns.
@@ -164,7 +165,8 @@ def _count(op: CurvatureOperator) -> int:
 
 
 def _by_outputs(op: CurvatureOperator) -> np.ndarray:
-    samples, drawn = PerSample(op.problem, op.space, "sequence", op.chunk), _drawn(op)
+    samples = PerSample(op.problem, op.space, "sequence", op.chunk, cpu_bytes=CPU_BYTES)
+    drawn = _drawn(op)
     sequences = samples.sequences
 
     def work(graph: Graph, rows: slice, group: int) -> Tensor:

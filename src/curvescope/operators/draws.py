@@ -25,6 +25,8 @@ from curvescope.operators.roots import random_root
 from curvescope.operators.stacked import Graph
 from curvescope.problem import Problem
 
+BLOCK_BYTES = {"cpu": 8 * 2**20, "cuda": 2**30}  # of the gradients of several sequences and draws
+
 
 def random_squares(
     problem: Problem, space: ParamSpace, count: int, *, probe: Probe, seed: int, at_once: int
@@ -33,7 +35,7 @@ def random_squares(
 
     What is drawn for a sequence depends on the seed, its place in the data and the draw alone.
     """
-    samples = PerSample(problem, space, "sequence", None)
+    samples = PerSample(problem, space, "sequence", _chunk(space, at_once))
     shares, sequences = torch.as_tensor(samples.shares), samples.sequences
     total = sum(batch.num_sequences for batch in problem.batches)
 
@@ -54,3 +56,9 @@ def random_squares(
             for rows, found in samples.stream("roots", lambda g, r, group, d=draws: squares(g, r, d, group)):
                 sums += torch.einsum("b,bnk->nk", shares[rows].to(found), found)
             yield sums
+
+
+def _chunk(space: ParamSpace, at_once: int) -> int:
+    """Sequences at a time."""
+    entry = torch.finfo(space.dtype).bits // 8
+    return max(1, BLOCK_BYTES.get(space.device.type, 2**30) // (entry * space.size * at_once))

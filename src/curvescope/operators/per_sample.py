@@ -58,8 +58,16 @@ class PerSample:
     an error.
     """
 
-    def __init__(self, problem: Problem, space: ParamSpace, each: Each, chunk: int | None):
-        self.problem, self.space = problem, space
+    def __init__(
+        self,
+        problem: Problem,
+        space: ParamSpace,
+        each: Each,
+        chunk: int | None,
+        *,
+        cpu_bytes: int = CPU_BYTES,
+    ):
+        self.problem, self.space, self._cpu_bytes = problem, space, cpu_bytes
         self.each: Each = each
         self._engine, self._chunk = Engine(problem, "autograd"), chunk
         self._tried: dict[Any, tuple[int, int]] | None = None  # what was found inside `steady`
@@ -252,7 +260,7 @@ class PerSample:
         _, results = result_bytes(lambda: problem.outputs(one))
         size = sum(map(math.prod, self.space.shapes.values())) * torch.finfo(problem.dtype).bits // 8
         limit = int(SHARE_OF_FREE_MEMORY * free_bytes(problem.device))
-        limit = min(limit, CPU_BYTES) if problem.device.type == "cpu" else limit
+        limit = min(limit, self._cpu_bytes) if problem.device.type == "cpu" else limit
         most = self._chunk or max(1, limit // max(GRAPH * results + COPIES * size, 1))
         step = max(1, min(most, B))
         v, _ = probe_columns(self.space, 1, seed=0)
