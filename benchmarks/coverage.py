@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from curvescope.algorithms import (
     block_map,
@@ -27,6 +29,7 @@ from curvescope.algorithms import (
 from curvescope.algorithms.blocks.heterogeneity import heterogeneity
 from curvescope.algorithms.blocks.probes import own_probes
 from curvescope.core.operator import Matrix
+from curvescope.core.seeds import Probe, probes
 from curvescope.operators import GGN, Functional, Hessian
 from curvescope.studies.blocks import Config
 from curvescope.studies.setting import make_problem
@@ -36,6 +39,14 @@ POINTS = 12  # of a density, where its band is looked at
 Measured = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]  # value, stderr, low, high
 Measure = Callable[[Matrix, int], Measured]
 Row = tuple[str, str, Measure, Callable[[Matrix], np.ndarray]]  # estimator, probes, measurement, truth
+
+
+class Rooted(Matrix):
+    """A matrix that draws squares of random roots: A = L Lᵀ, (L ε)², as if all data were one sequence."""
+
+    def random_squares(self, count: int, *, probe: Probe, seed: int, at_once: int) -> Iterator[Tensor]:
+        values, Q = torch.linalg.eigh(self.A)
+        yield (Q * values.clamp(min=0).sqrt() @ probes(len(Q), count, seed=seed, kind=probe)) ** 2
 
 
 def matrices(tokens: int) -> dict[str, Matrix]:
@@ -48,18 +59,19 @@ def matrices(tokens: int) -> dict[str, Matrix]:
             A = op.dense()
             if float(A.abs().max()) < 1e-10:  # the loss is linear in the last norm: nothing to estimate
                 continue
-            found[f"{letter} {name}"] = Matrix((A + A.T) / 2, symmetric=True, psd=op.psd)
+            found[f"{letter} {name}"] = Rooted((A + A.T) / 2, symmetric=True, psd=op.psd)
     source = torch.Generator().manual_seed(0)
     Q = torch.linalg.qr(torch.randn(96, 96, generator=source, dtype=torch.float64))[0]
     for name, low in (("flat −1…1", -1.0), ("flat 0.5…1", 0.5)):
         A = Q @ torch.diag(torch.linspace(low, 1, 96, dtype=torch.float64)) @ Q.T
-        found[name] = Matrix((A + A.T) / 2, symmetric=True, psd=low > 0)
+        found[name] = Rooted((A + A.T) / 2, symmetric=True, psd=low > 0)
     return found
 
 
 def estimators() -> Iterator[Row]:
     """Everything that states an interval."""
     yield from _traces()
+    yield from _others()
     for count in (2, 4, 8, 30):
         yield (
             "Frobenius norm",
@@ -88,6 +100,44 @@ def estimators() -> Iterator[Row]:
             str(count),
             lambda A, seed, count=count: _divergence(A, count, seed),
             _divergence_truth,
+        )
+
+
+def _others() -> Iterator[Row]:
+    """Diagonals by other methods, Gaussian probes, and the share below a threshold."""
+    for method, counts in {"xdiag": (6, 12, 24), "roots": (4, 12)}.items():
+        for count in counts:
+            yield (
+                f"diagonal, {method}",
+                str(count),
+                lambda A, seed, m=method, c=count: _entries(A, c, seed, method=m),
+                lambda A: np.diag(A.A),
+            )
+    for count in (4, 10):
+        how = {"num_probes": count, "probe": "gaussian"}
+        yield (
+            "trace, hutchinson, Gaussian",
+            str(count),
+            lambda A, seed, how=how: _fields(trace(A, **how, seed=seed)),
+            _trace,
+        )
+        yield (
+            "Frobenius norm, Gaussian",
+            str(count),
+            lambda A, seed, how=how: _fields(frobenius_norm(A, **how, seed=seed)),
+            _norm,
+        )
+        yield (
+            "diagonal, Gaussian",
+            str(count),
+            lambda A, seed, c=count: _entries(A, c, seed, probe="gaussian"),
+            lambda A: np.diag(A.A),
+        )
+        yield (
+            "share below a threshold",
+            str(count),
+            lambda A, seed, c=count: _below(A, c, seed),
+            lambda A: np.mean(_eigenvalues(A) <= _threshold(A)),
         )
 
 
@@ -131,9 +181,25 @@ def _top(A: Matrix, seed: int) -> Measured:
     return value, ends.residuals[1], value - 1e-9 * abs(value), np.asarray(ends.high)
 
 
-def _entries(A: Matrix, count: int, seed: int) -> Measured:
-    found = diagonal(A, num_probes=count, seed=seed)
-    return found.values, found.stderr, *found.interval
+def _entries(A: Matrix, count: int, seed: int, **how: Any) -> Measured:
+    found = diagonal(A, num_probes=count, seed=seed, **how)
+    low, high = found.interval
+    if found.method == "roots" and not A.psd:  # it has none
+        low = high = np.full_like(low, np.nan)
+    return found.values, found.stderr, low, high
+
+
+def _threshold(A: Matrix) -> float:
+    return 0.03 * float(_eigenvalues(A)[-1])
+
+
+def _below(A: Matrix, count: int, seed: int) -> Measured:
+    if not A.psd:
+        return (np.asarray(np.nan),) * 4
+    found = spectral_density(A, num_probes=count, num_steps=30, seed=seed)
+    found = found.on_log_axis(threshold=_threshold(A))
+    low, high = found.below_interval
+    return np.asarray(found.below.value), np.asarray(found.below.stderr), np.asarray(low), np.asarray(high)
 
 
 def _halves(A: Matrix) -> dict[str, slice]:
@@ -201,6 +267,8 @@ def coverage(measure: Measure, A: Matrix, right: np.ndarray, seeds: int) -> tupl
     stated = np.isfinite(low) & ~np.isnan(high)
     slack = 1e-9 * np.abs(right)  # of two ways to round the same number
     held = (low - slack <= right) & (right <= high + slack)
+    if not stated.any():
+        return np.nan, np.nan
     return float(held[stated].mean()), float((np.abs(value - right) <= 2 * stderr + slack)[stated].mean())
 
 
@@ -209,7 +277,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--seeds", type=int, default=200)
-    parser.add_argument("--only", default="", help="estimators whose name has this in it")
+    parser.add_argument("--only", default="", help="estimators whose name has one of these, with commas")
     options = parser.parse_args()
     torch.set_num_threads(1)
     blocks = matrices(options.tokens)
@@ -217,9 +285,10 @@ def main() -> None:
     print("| estimator | probes | held (mean) | least | most | ± 2 standard errors (mean) |")
     print("|---|---|---|---|---|---|")
     for name, count, measure, truth in estimators():
-        if options.only not in name:
+        if not any(part in name for part in options.only.split(",")):
             continue
         rates = {block: coverage(measure, A, truth(A), options.seeds) for block, A in blocks.items()}
+        rates = {block: rate for block, rate in rates.items() if not np.isnan(rate[0])}
         held, naive = np.array(list(rates.values())).T
         worst = min(rates, key=lambda block: rates[block][0])
         row = f"{held.mean():.3f} | {held.min():.3f} ({worst}) | {held.max():.3f} | {naive.mean():.3f}"

@@ -10,6 +10,7 @@ from curvescope.algorithms import diagonal, eigsh, frobenius_norm, solve, spectr
 from curvescope.core.operator import FunctionOperator
 
 n = 1_000_000
+PAIR = 2  # columns of this length that a product gets
 PARTS = 0.3  # vectors: buffers for parts of vectors, which do not grow with n
 
 
@@ -26,11 +27,12 @@ CASES = {
         2 + 1,
         lambda A, b: spectral_density(A, num_probes=1, num_steps=6, reorthogonalize=False),
     ),
-    "hutchinson": (2 * 4, lambda A, b: trace(A, num_probes=4)),
-    "hutch++": (9, lambda A, b: trace(A, num_probes=9, method="hutch++")),
-    "xtrace": (2 * 6, lambda A, b: trace(A, num_probes=6, method="xtrace")),
-    "frobenius": (2 * 4, lambda A, b: frobenius_norm(A, num_probes=4)),
-    "diagonal": (2 * 2 + 2 * 4, lambda A, b: diagonal(A, num_probes=4)),  # two in float64
+    "hutchinson": (2 * PAIR, lambda A, b: trace(A, num_probes=20)),
+    "hutch++": (3 + 2 * PAIR, lambda A, b: trace(A, num_probes=9, method="hutch++")),
+    "xtrace": (3 + 2 * PAIR, lambda A, b: trace(A, num_probes=6, method="xtrace")),
+    "frobenius": (2 * PAIR, lambda A, b: frobenius_norm(A, num_probes=20)),
+    "diagonal": (2 * 2 + 2 * PAIR, lambda A, b: diagonal(A, num_probes=20)),  # two in float64
+    "xdiag": (6 + PAIR, lambda A, b: diagonal(A, num_probes=6, method="xdiag")),
     "cg": (5 + 1, lambda A, b: solve(A, b, tol=1e-3)),
     "minres": (6 + 1, lambda A, b: solve(A, b, tol=1e-3, method="minres")),
 }

@@ -1,6 +1,7 @@
 """Operators: Hessian, its two parts, Fishers and the Jacobian, over named blocks, matrix-free."""
 
 from curvescope.operators.curvature import GGN, EmpiricalFisher, Functional, Hessian, MonteCarloFisher
+from curvescope.operators.diagonals import DiagonalCost, ExactDiagonal, diagonal_cost, exact_diagonal
 from curvescope.operators.jacobian import Jacobian
 from curvescope.operators.kronecker import EKFAC, KFAC, KFACQuality, KroneckerOperator, Shampoo, kfac_quality
 from curvescope.operators.per_sample import PerSample, SampleTraces, per_sample
@@ -11,7 +12,9 @@ __all__ = [
     "EKFAC",
     "GGN",
     "KFAC",
+    "DiagonalCost",
     "EmpiricalFisher",
+    "ExactDiagonal",
     "Functional",
     "Hessian",
     "Jacobian",
@@ -24,6 +27,8 @@ __all__ = [
     "Source",
     "Sources",
     "ThirdDerivative",
+    "diagonal_cost",
+    "exact_diagonal",
     "kfac_quality",
     "per_sample",
     "third_derivative",

@@ -10,7 +10,7 @@ With outputs z(θ), loss L = (1/N) Σ_t w_t ℓ_t(z) and J = ∂z/∂θ:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
 import torch
@@ -18,11 +18,12 @@ from torch import Tensor
 
 from curvescope.core.errors import UsageError
 from curvescope.core.parts import MATRIX_SYMBOLS
-from curvescope.core.seeds import generator
+from curvescope.core.seeds import Probe, generator
 from curvescope.data.batches import Batch
 from curvescope.engines import EngineName, Tree
 from curvescope.losses import Loss
 from curvescope.operators.base import CurvatureOperator
+from curvescope.operators.draws import random_squares
 from curvescope.operators.shift import WeightDecay
 from curvescope.problem import Problem
 
@@ -56,6 +57,11 @@ class GGN(CurvatureOperator):
 
     def _batch_product(self, index: int, batch: Batch, rows: tuple[str, ...], tangents: Tree) -> Tree:
         return self.engine.ggn(index, batch, rows, tangents)
+
+    def random_squares(self, count: int, *, probe: Probe, seed: int, at_once: int) -> Iterator[Tensor]:
+        """Columns (n, k) whose mean is the diagonal, without products; see `draws`."""
+        options = {"probe": probe, "seed": seed, "at_once": at_once}
+        return random_squares(self.problem, self.space, count, **options)
 
 
 class EmpiricalFisher(CurvatureOperator):

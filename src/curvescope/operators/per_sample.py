@@ -23,7 +23,7 @@ from torch import Tensor
 from curvescope.core.blocks import ParamSpace
 from curvescope.core.errors import ShapeError, UsageError
 from curvescope.core.result import Result
-from curvescope.core.seeds import probes
+from curvescope.core.seeds import Probe, probes
 from curvescope.data.batches import Batch
 from curvescope.engines import Engine
 from curvescope.engines.memory import SHARE_OF_FREE_MEMORY, free_bytes, result_bytes
@@ -47,6 +47,7 @@ class SampleTraces(Result):
     exact: bool  # from basis vectors, all of them
     num_probes: int
     seed: int
+    probe: str = "rademacher"
 
 
 @final
@@ -57,8 +58,16 @@ class PerSample:
     an error.
     """
 
-    def __init__(self, problem: Problem, blocks: tuple[str, ...], each: Each, chunk: int | None):
-        self.problem, self.space = problem, problem.space(*blocks)
+    def __init__(
+        self,
+        problem: Problem,
+        space: ParamSpace,
+        each: Each,
+        chunk: int | None,
+        *,
+        cpu_bytes: int = CPU_BYTES,
+    ):
+        self.problem, self.space, self._cpu_bytes = problem, space, cpu_bytes
         self.each: Each = each
         self._engine, self._chunk = Engine(problem, "autograd"), chunk
         self._tried: dict[Any, tuple[int, int]] | None = None  # what was found inside `steady`
@@ -112,7 +121,7 @@ class PerSample:
 
     def gradient_parts(self) -> Iterator[tuple[slice, Tensor]]:
         """∇ℓ_x of some samples after the others: which, and (b, n)."""
-        yield from self._stream("gradients", lambda graph, rows, group: graph.gradients())
+        yield from self.stream("gradients", lambda graph, rows, group: graph.gradients())
 
     def gradients(self) -> Tensor:
         """∇ℓ_x of all samples at once: (S, n). `gradient_parts` needs less memory."""
@@ -141,7 +150,7 @@ class PerSample:
         def work(graph: Graph, rows: slice, group: int) -> Tensor:
             return graph.products(V[rows] if V.dim() == 3 else V, part, group)
 
-        yield from self._stream(f"{part} products", work)
+        yield from self.stream(f"{part} products", work)
 
     def products(self, V: Tensor, part: Part = "hessian") -> Tensor:
         """H_x V, or G_x V, of all samples at once: (S, n, k). `product_parts` needs less memory."""
@@ -154,16 +163,20 @@ class PerSample:
             for rows, found in self.product_parts(V, part)
         )
 
-    def traces(self, part: Part = "hessian", *, num_probes: int = 16, seed: int = 0) -> SampleTraces:
+    def traces(
+        self, part: Part = "hessian", *, num_probes: int = 16, probe: Probe = "rademacher", seed: int = 0
+    ) -> SampleTraces:
         """tr H_x, or tr G_x: exact where there are no more parameters than probes, else Hutchinson's."""
         if num_probes < 2:
             raise UsageError(f"expected num_probes of at least 2, got {num_probes}")
-        V, exact = probe_columns(self.space, num_probes, seed=seed)
+        if probe not in get_args(Probe):
+            raise UsageError(f"expected 'rademacher' or 'gaussian', got {probe!r}")
+        V, exact = probe_columns(self.space, num_probes, probe=probe, seed=seed)
         found = self.forms(V, part)
         if exact:
-            return SampleTraces(found.sum(1), np.zeros(len(found)), True, V.shape[1], seed)
+            return SampleTraces(found.sum(1), np.zeros(len(found)), True, V.shape[1], seed, probe)
         stderr = found.std(axis=1, ddof=1) / math.sqrt(num_probes)
-        return SampleTraces(found.mean(1), stderr, False, num_probes, seed)
+        return SampleTraces(found.mean(1), stderr, False, num_probes, seed, probe)
 
     def __repr__(self) -> str:
         return f"PerSample({self.num_samples} {self.each}s, {self.space.size} parameters)"
@@ -201,10 +214,14 @@ class PerSample:
             yield
         self._reached.add(frozenset(moved))
 
-    def _stream(
+    def stream(
         self, what: str, work: Callable[[Graph, slice, int], Tensor]
     ) -> Iterator[tuple[slice, Tensor]]:
-        """`work` of graphs of some samples, which ones they are, and directions at once; divided by N_x."""
+        """What `work` makes of some samples after the others, (b, …), divided by their N_x; and which.
+
+        Args:
+            work: of the graph of b samples, which ones they are, and how many directions go at once.
+        """
         divisors, first = torch.as_tensor(self._divisors()), 0
         with self.steady():
             for rows, whole in zip(self._rows(), self.problem.placed_batches(what), strict=True):
@@ -243,7 +260,7 @@ class PerSample:
         _, results = result_bytes(lambda: problem.outputs(one))
         size = sum(map(math.prod, self.space.shapes.values())) * torch.finfo(problem.dtype).bits // 8
         limit = int(SHARE_OF_FREE_MEMORY * free_bytes(problem.device))
-        limit = min(limit, CPU_BYTES) if problem.device.type == "cpu" else limit
+        limit = min(limit, self._cpu_bytes) if problem.device.type == "cpu" else limit
         most = self._chunk or max(1, limit // max(GRAPH * results + COPIES * size, 1))
         step = max(1, min(most, B))
         v, _ = probe_columns(self.space, 1, seed=0)
@@ -295,15 +312,17 @@ def per_sample(
             f"the loss {problem.loss.name!r} does not say what its terms within a sequence are",
             hint="each='sequence', or a loss that is cross_entropy or mse_mean",
         )
-    return PerSample(problem, blocks, each, chunk)
+    return PerSample(problem, problem.space(*blocks), each, chunk)
 
 
-def probe_columns(space: ParamSpace, num_probes: int, *, seed: int) -> tuple[Tensor, bool]:
-    """Signs (n, num_probes), or all basis vectors where these are no more; and whether it is these."""
+def probe_columns(
+    space: ParamSpace, num_probes: int, *, probe: Probe = "rademacher", seed: int
+) -> tuple[Tensor, bool]:
+    """Probes (n, num_probes), or all basis vectors where these are no more; and whether it is these."""
     where = {"dtype": space.dtype, "device": space.device}
     if space.size <= num_probes:
         return torch.eye(space.size, **where), True
-    return probes(space.size, num_probes, seed=seed, **where), False
+    return probes(space.size, num_probes, seed=seed, kind=probe, **where), False
 
 
 def _joined(parts: Iterable[Tensor]) -> np.ndarray:

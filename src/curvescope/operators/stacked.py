@@ -25,6 +25,7 @@ from curvescope.core.trees import tree_map
 from curvescope.data.batches import Batch
 from curvescope.engines.passes import gradient, linearise, pull
 from curvescope.engines.run import PlainRunner
+from curvescope.operators.roots import Columns
 from curvescope.problem import Leaves, Problem
 
 Part = Literal["hessian", "ggn"]
@@ -61,6 +62,25 @@ class Graph:
             middle = self.problem.loss.hessian_product(z.detach(), batch.targets, batch.weights, Jv)
             found = pull([z], [middle], into, group)
         return self._gathered(found, V.shape[-1])
+
+    def pulled(self, cotangents: Tensor, group: int) -> Tensor:
+        """Jᵀ u of every sample for cotangents (k, B, …) of the outputs: (B, n, k)."""
+        found = pull([self.outputs], [cotangents], list(self.points.values()), group)
+        return self._gathered(found, len(cotangents))
+
+    def squares(self, columns: Columns, group: int) -> Tensor:
+        """Σ_k (Jᵀ r_k) ∘ (Jᵀ M r_k) of every sample, or Σ_k (Jᵀ r_k)² for roots r_k: (B, n)."""
+        into = list(self.points.values())
+        total = [torch.zeros_like(x)[None] for x in into]
+        for start in range(0, columns.number, group):
+            R = columns.make(slice(start, min(start + group, columns.number)))
+            pulled = others = pull([self.outputs], [R], into, group)
+            if columns.times is not None:
+                others = pull([self.outputs], [columns.times(R)], into, group)
+            for add, one, other in zip(total, pulled, others, strict=True):
+                if one is not None and other is not None:
+                    add += (one * other).sum(dim=0)
+        return self._gathered([x.detach() for x in total], 1)[..., 0]
 
     def _sum(self) -> Tensor:
         return self.problem.loss.sum(self.outputs, self.batch.targets, self.batch.weights)

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 import numpy as np
 import torch
 
-from curvescope.algorithms.checks import check_count, check_slices, check_square, of_one_matrix
-from curvescope.algorithms.columns import to_numpy
+from curvescope.algorithms.checks import check_choice, check_count, check_slices, check_square, of_one_matrix
+from curvescope.algorithms.columns import column_blocks, to_numpy
 from curvescope.algorithms.estimates.intervals import student
 from curvescope.algorithms.estimates.mean_square import column_norms, mean_square
 from curvescope.core.operator import LinearOperator
 from curvescope.core.progress import track
 from curvescope.core.result import Result
-from curvescope.core.seeds import probes
+from curvescope.core.seeds import Probe, probes
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -36,6 +36,7 @@ class BlockMap(Result):
     seed: int
     low: np.ndarray | None = None  # (B, B) nan with a single probe; None in results of version 0.1
     high: np.ndarray | None = None
+    probe: str = "rademacher"
 
     @property
     def interval(self) -> tuple[np.ndarray, np.ndarray]:
@@ -72,26 +73,34 @@ class BlockMap(Result):
 
 @of_one_matrix
 def block_map(
-    op: LinearOperator, slices: Mapping[str, slice] | None = None, *, num_probes: int = 4, seed: int = 0
+    op: LinearOperator,
+    slices: Mapping[str, slice] | None = None,
+    *,
+    num_probes: int = 4,
+    probe: Probe = "rademacher",
+    seed: int = 0,
 ) -> BlockMap:
     """Norms of all blocks from probes that live on one block each.
 
-    For v on block c with independent signs, E‖(A v)_b‖² = ‖A_bc‖²: one product gives a whole column of
-    the map, and B · num_probes of them all of it. (A probe on all blocks at once would mix a row's blocks.)
+    For v on block c with independent entries of variance one, E‖(A v)_b‖² = ‖A_bc‖²: one product gives a
+    whole column of the map, and B · num_probes of them all of it. (A probe on all blocks at once would mix a
+    row's blocks.)
 
     Args:
         slices: where each block lies; by default the blocks of `op.space`.
     """
     check_square(op, "block_map")
     check_count("num_probes", num_probes, at_least=1)
+    check_choice("probe", probe, get_args(Probe))
     found = check_slices(op, slices)
     lengths = np.empty((num_probes, len(found), len(found)))
     for c, columns in enumerate(track(list(found.values()), "block map")):
         size = columns.stop - columns.start
-        V = torch.zeros(op.shape[1], num_probes, dtype=op.dtype, device=op.device)
-        V[columns] = probes(size, num_probes, seed=seed, dtype=op.dtype, device=op.device)
-        AV = op @ V
-        lengths[:, :, c] = to_numpy(torch.stack([column_norms(AV[rows]) for rows in found.values()], dim=1))
+        for some in column_blocks(op, num_probes):
+            V = torch.zeros(op.shape[1], some.stop - some.start, dtype=op.dtype, device=op.device)
+            probes(size, V.shape[1], seed=seed, first=some.start, kind=probe, out=V[columns])
+            AV = op @ V
+            lengths[some, :, c] = to_numpy(torch.stack([column_norms(AV[b]) for b in found.values()], dim=1))
     norms = mean_square(lengths)
     return BlockMap(
         names=list(found),
@@ -103,4 +112,5 @@ def block_map(
         seed=seed,
         low=norms.low,
         high=norms.high,
+        probe=probe,
     )

@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import get_args
 
 import numpy as np
 from torch import Tensor
 
 from curvescope.algorithms.blocks.ends import Ends, krylov_basis, ritz_ends, zero_ends
-from curvescope.algorithms.checks import check_count, check_square, of_one_matrix
+from curvescope.algorithms.checks import check_choice, check_count, check_square, of_one_matrix
 from curvescope.algorithms.columns import (
     column_dots,
     columns_at_once,
@@ -34,6 +35,7 @@ from curvescope.algorithms.rounding import is_rounding, length
 from curvescope.algorithms.vectors import check_finite
 from curvescope.core.operator import LinearOperator
 from curvescope.core.result import Result
+from curvescope.core.seeds import Probe
 
 
 @dataclass(frozen=True)
@@ -59,17 +61,24 @@ class OwnProbes(Result):
     norm_high: float = math.nan
     ends: Ends | None = None  # None without Lanczos steps, and in results of version 0.1
     exact: bool = False
+    probe: str = "rademacher"
 
 
 @of_one_matrix
 def own_probes(
-    op: LinearOperator, *, num_probes: int = 8, num_steps: int = 0, max_exact: int = 0, seed: int = 0
+    op: LinearOperator,
+    *,
+    num_probes: int = 8,
+    num_steps: int = 0,
+    max_exact: int = 0,
+    probe: Probe = "rademacher",
+    seed: int = 0,
 ) -> OwnProbes:
     """Trace, Frobenius norm and, with Lanczos steps, the ends of the spectrum of a square operator.
 
-    The variance of vᵀ A v is 2 Σ_{i≠j} A_ij² for symmetric A. A probe that is shared with other blocks adds
-    Σ_c ‖A_bc‖² over the rest of the row, so own probes say far more of a block with little curvature, and
-    the trace of a positive semi-definite block cannot come out negative.
+    The variance of vᵀ A v is 2 Σ_{i≠j} A_ij² for symmetric A, and 2 ‖A‖_F² for Gaussian v. A probe that is
+    shared with other blocks adds Σ_c ‖A_bc‖² over the rest of the row, so own probes say far more of a block
+    with little curvature, and the trace of a positive semi-definite block cannot come out negative.
 
     Memory: num_steps + 1 vectors, and the probes of one product.
 
@@ -82,6 +91,7 @@ def own_probes(
     check_count("num_probes", num_probes, at_least=1)
     check_count("num_steps", num_steps, at_least=0)
     check_count("max_exact", max_exact, at_least=0)
+    check_choice("probe", probe, get_args(Probe))
     if op.shape[0] <= max_exact or (num_steps and op.shape[0] <= num_probes + num_steps):
         return _written_out(op, seed)
     Q, T, ends, zero = None, np.zeros((1, 0)), None, False
@@ -90,7 +100,7 @@ def own_probes(
         Q, T, ends = krylov.Q, krylov.T, ritz_ends(krylov, op)
         zero = is_rounding(T[:-1], krylov.asymmetry)
     forms, lengths = [], []
-    for V in probe_batches(op, num_probes, seed=seed, first=min(num_steps, 1), what="norm"):
+    for V in probe_batches(op, num_probes, seed=seed, kind=probe, first=min(num_steps, 1), what="norm"):
         V = V if Q is None else _outside(V, Q)
         product = op @ V
         forms.append(column_dots(V, product))
@@ -98,7 +108,7 @@ def own_probes(
     found = _estimates(
         op, T, gather_samples(forms), gather_samples(lengths), seed, num_probes + T.shape[1], ends
     )
-    return _zero(found, op) if zero else found
+    return replace(_zero(found, op) if zero else found, probe=probe)
 
 
 def _outside(V: Tensor, Q: Tensor) -> Tensor:
@@ -168,7 +178,6 @@ def _written_out(op: LinearOperator, seed: int) -> OwnProbes:
         zero = is_rounding(A, length(A - A.T) / 2)
         ends = Ends(values, np.zeros(2), float(values[0]), float(values[1]))
         ends = zero_ends(values, op) if zero else ends
-    numbers = {"trace_low": trace, "trace_high": trace, "norm_low": norm, "norm_high": norm}
     with np.errstate(over="ignore", under="ignore"):
         squares = np.square(np.array([norm]))
     found = OwnProbes(
@@ -180,8 +189,11 @@ def _written_out(op: LinearOperator, seed: int) -> OwnProbes:
         squared_samples=squares,
         num_products=op.shape[0],
         seed=seed,
+        trace_low=trace,
+        trace_high=trace,
+        norm_low=norm,
+        norm_high=norm,
         ends=ends,
         exact=True,
-        **numbers,
     )
     return _zero(found, op) if zero else found

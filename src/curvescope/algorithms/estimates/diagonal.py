@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from curvescope.algorithms.checks import check_count, check_square, of_one_matrix
-from curvescope.algorithms.columns import probe_batches, summing_dtype, to_numpy
-from curvescope.algorithms.estimates.intervals import mean_interval
+from curvescope.algorithms.checks import check_choice, check_count, check_square, of_one_matrix
+from curvescope.algorithms.columns import columns_at_once, probe_batches, summing_dtype, to_numpy
+from curvescope.algorithms.estimates.intervals import mean_interval, positive_interval
 from curvescope.algorithms.estimates.mean_square import safe_scale
+from curvescope.algorithms.estimates.xdiag import leave_one_out
 from curvescope.algorithms.sums import parts
+from curvescope.core.errors import UsageError
 from curvescope.core.operator import LinearOperator
+from curvescope.core.progress import track
 from curvescope.core.result import Result
+from curvescope.core.seeds import Probe
+
+Method = Literal["hutchinson", "xdiag", "roots"]
+FEWEST: dict[str, int] = {"hutchinson": 1, "xdiag": 4, "roots": 1}
 
 
 @dataclass(frozen=True)
@@ -29,43 +38,103 @@ class DiagonalEstimate(Result):
     num_products: int
     seed: int
     psd: bool = False
+    method: str = "hutchinson"
+    probe: str = "rademacher"
+    num_samples: int = 0  # that the error is taken over; 0, in results of version 0.1: the products
 
     @property
     def interval(self) -> tuple[np.ndarray, np.ndarray]:
         """Ends of 95 % intervals of the entries, (n,) each, see `intervals`; nan for one probe."""
-        return mean_interval(self.values, self.stderr, self.num_products - 1, nonnegative=self.psd)
+        degrees = (self.num_samples or self.num_products) - 1
+        if self.method == "roots":
+            return positive_interval(self.values, self.stderr, degrees)
+        return mean_interval(self.values, self.stderr, degrees, nonnegative=self.psd)
 
 
 @of_one_matrix
-def diagonal(op: LinearOperator, *, num_probes: int = 64, seed: int = 0) -> DiagonalEstimate:
-    """Diagonal of a square operator, without bias: the mean of v ∘ (A v) over Rademacher probes v.
+def diagonal(
+    op: LinearOperator,
+    *,
+    num_probes: int = 64,
+    method: Method = "hutchinson",
+    probe: Probe = "rademacher",
+    seed: int = 0,
+) -> DiagonalEstimate:
+    """Diagonal of a square operator from `num_probes` products, or squares, without bias.
 
-    The variance of entry i for one probe is the sum of squares of the other entries of row i (of
-    the symmetric part), so a diagonal operator needs one probe (Bekas, Kokiopoulou and Saad 2007).
+    Memory: for the c columns that one product takes (`columns_at_once`) 2c vectors, the probes and what a
+    product returns, whatever the number of probes, and two vectors in float64, which become the result;
+    besides these num_probes vectors for "xdiag", and its probes, of a byte each, or Gaussian as they are.
 
-    Memory: two vectors in float64, which become the result, and, for the c columns that one product takes
-    (at most 64 and at most 1 GiB), 2c vectors, the probes and what a product returns.
+    Args:
+        num_probes: number of products; at least 4 for XDiag, which takes an even number.
+        method: "hutchinson", the mean of v ∘ (A v) (Bekas, Kokiopoulou and Saad 2007). The variance of entry
+            i for one probe of signs is the sum of squares of the other entries of row i (of the symmetric
+            part), so a diagonal operator needs one; Gaussian probes add 2 A_ii². "xdiag" (Epperly, Tropp and
+            Webber 2024) takes the dominant eigenspace out first, see `xdiag`; an operator that is not
+            symmetric needs a transposed product. "roots" takes no products: the mean of squares
+            that an operator with `random_squares` draws itself, as `cs.GGN` does; S of them have a relative
+            error of at most √(2/S) in every entry, whatever the matrix.
     """
     check_square(op, "diagonal")
-    check_count("num_probes", num_probes, at_least=1)
+    check_choice("method", method, get_args(Method))
+    check_choice("probe", probe, get_args(Probe))
+    what = "num_probes" if method == "hutchinson" else f"num_probes for {method}"
+    check_count(what, num_probes, at_least=FEWEST[method])
+    if method == "xdiag":
+        return _xdiag(op, num_probes // 2, probe, seed)
+    samples = _drawn if method == "roots" else _products
+    values, stderr = _mean(op, samples(op, num_probes, probe, seed))
+    products = 0 if method == "roots" else num_probes
+    return DiagonalEstimate(_of(op, values), stderr, products, seed, op.psd, method, probe, num_probes)
+
+
+def _of(op: LinearOperator, values: np.ndarray) -> np.ndarray:
+    """Without noise below zero, where there cannot be anything else."""
+    return np.maximum(values, 0.0, out=values) if op.psd else values
+
+
+def _xdiag(op: LinearOperator, count: int, kind: Probe, seed: int) -> DiagonalEstimate:
+    """As many products as rows write the operator out."""
+    if count >= op.shape[0]:
+        values = np.diagonal(to_numpy(op.dense(chunk=columns_at_once(op)))).copy()
+        products, stderr = op.shape[0], np.zeros_like(values)
+    else:
+        values, stderr = leave_one_out(op, count, kind=kind, seed=seed)
+        products = 2 * count
+    return DiagonalEstimate(_of(op, values), stderr, products, seed, op.psd, "xdiag", kind, count)
+
+
+def _products(op: LinearOperator, num_probes: int, kind: Probe, seed: int) -> Iterator[Tensor]:
+    """v ∘ (A v) for the probes v, columns (n, c)."""
+    for V in probe_batches(op, num_probes, seed=seed, kind=kind, what="diagonal"):
+        yield V.mul_(op @ V)
+
+
+def _drawn(op: LinearOperator, count: int, kind: Probe, seed: int) -> Iterator[Tensor]:
+    """What the operator draws, columns (n, c)."""
+    squares = getattr(op, "random_squares", None)
+    if squares is None:
+        raise UsageError(f"{op!r} draws no squares, which method='roots' needs", hint="cs.GGN does")
+    width = min(columns_at_once(op), count)
+    return track(squares(count, probe=kind, seed=seed, at_once=width), "diagonal", total=-(-count // width))
+
+
+def _mean(op: LinearOperator, samples: Iterator[Tensor]) -> tuple[np.ndarray, np.ndarray]:
+    """The mean of columns of samples and its standard error, (n,) each; nan for a single one."""
     wide = summing_dtype(op.device)
     mean = torch.zeros(op.shape[0], dtype=wide, device=op.device)
     squares = torch.zeros_like(mean)  # sum of squared deviations from the mean
     seen, scale = 0, 1.0
-    for V in probe_batches(op, num_probes, seed=seed, what="diagonal"):
-        V.mul_(op @ V)
+    for V in samples:
         scale = safe_scale(V) if seen == 0 else scale  # squares stay in range
         for part in parts(len(mean), mean.device, width=V.shape[1]):
             _add(mean[part], squares[part], V[part].to(wide).mul_(scale), seen)
         seen += V.shape[1]
     values = to_numpy(mean.div_(scale))
-    if num_probes == 1:
-        stderr = np.full(op.shape[0], np.nan)
-    else:
-        stderr = to_numpy(squares.div_(num_probes - 1).div_(num_probes).sqrt_().div_(scale))
-    if op.psd:
-        np.maximum(values, 0.0, out=values)
-    return DiagonalEstimate(values, stderr, num_probes, seed, psd=op.psd)
+    if seen == 1:
+        return values, np.full(op.shape[0], np.nan)
+    return values, to_numpy(squares.div_(seen - 1).div_(seen).sqrt_().div_(scale))
 
 
 def _add(mean: Tensor, squares: Tensor, samples: Tensor, seen: int) -> None:

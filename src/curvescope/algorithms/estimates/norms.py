@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import get_args
 
 import numpy as np
 import torch
 
-from curvescope.algorithms.checks import check_count, check_operator, of_one_matrix, relative_tolerance
+from curvescope.algorithms.checks import (
+    check_choice,
+    check_count,
+    check_operator,
+    of_one_matrix,
+    relative_tolerance,
+)
 from curvescope.algorithms.columns import gather_samples, norms, probe_batches
 from curvescope.algorithms.estimates.mean_square import column_norms, mean_square
 from curvescope.algorithms.spectra.lanczos import eigsh
 from curvescope.core.operator import FunctionOperator, LinearOperator
 from curvescope.core.result import Result
+from curvescope.core.seeds import Probe
 
 
 @dataclass(frozen=True)
@@ -33,6 +41,7 @@ class FrobeniusNorm(Result):
     seed: int
     low: float = math.nan
     high: float = math.nan
+    probe: str = "rademacher"
 
 
 @dataclass(frozen=True)
@@ -48,15 +57,18 @@ class SpectralNorm(Result):
 
 
 @of_one_matrix
-def frobenius_norm(op: LinearOperator, *, num_probes: int = 32, seed: int = 0) -> FrobeniusNorm:
-    """‖A‖_F from E ‖A v‖² = ‖A‖_F² over Rademacher probes v. Needs no transposed products.
+def frobenius_norm(
+    op: LinearOperator, *, num_probes: int = 32, probe: Probe = "rademacher", seed: int = 0
+) -> FrobeniusNorm:
+    """‖A‖_F from E ‖A v‖² = ‖A‖_F² over random probes v. Needs no transposed products.
 
-    Memory: 2c vectors, the probes and their products, for the c columns that one product takes (at most 64
-    and at most 1 GiB).
+    Memory: 2c vectors, the probes and their products, for the c columns that one product takes
+    (`columns_at_once`), whatever the number of probes.
     """
     check_operator(op, "frobenius_norm")
     check_count("num_probes", num_probes, at_least=1)
-    batches = probe_batches(op, num_probes, seed=seed, what="Frobenius norm")
+    check_choice("probe", probe, get_args(Probe))
+    batches = probe_batches(op, num_probes, seed=seed, kind=probe, what="Frobenius norm")
     found = mean_square(gather_samples([column_norms(op @ V) for V in batches]))
     return FrobeniusNorm(
         value=float(found.root),
@@ -68,6 +80,7 @@ def frobenius_norm(op: LinearOperator, *, num_probes: int = 32, seed: int = 0) -
         seed=seed,
         low=float(found.low),
         high=float(found.high),
+        probe=probe,
     )
 
 

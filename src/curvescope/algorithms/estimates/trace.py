@@ -9,23 +9,23 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from curvescope.algorithms.checks import check_choice, check_count, check_slices, check_square, of_one_matrix
 from curvescope.algorithms.columns import (
-    apply,
+    column_blocks,
     column_dots,
+    columns_at_once,
     gather_samples,
     mean_and_stderr,
     probe_batches,
     to_numpy,
 )
 from curvescope.algorithms.estimates.intervals import mean_interval, positive_interval
+from curvescope.algorithms.estimates.sketch import range_sketch, small_matrices
 from curvescope.algorithms.estimates.xtrace import leave_one_out
-from curvescope.algorithms.vectors import comfortable, fresh, orthonormalize
 from curvescope.core.operator import LinearOperator
 from curvescope.core.result import Result
-from curvescope.core.seeds import Probe, probes
+from curvescope.core.seeds import Probe
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -68,6 +68,7 @@ class BlockTraces(Result):
     low: np.ndarray | None = None  # (B,) ends of the 95 % interval; None in results of version 0.1
     high: np.ndarray | None = None
     psd: bool = False  # samples below zero are noise
+    probe: str = "rademacher"
 
     @property
     def noise(self) -> np.ndarray:
@@ -93,7 +94,7 @@ class BlockTraces(Result):
         value = max(float(mean), 0.0) if self.psd else float(mean)
         ends = {"low": float(low), "high": float(high)}
         return TraceEstimate(
-            value, float(stderr), samples, self.num_products, "hutchinson", "rademacher", self.seed, **ends
+            value, float(stderr), samples, self.num_products, "hutchinson", self.probe, self.seed, **ends
         )
 
     def to_frame(self) -> pd.DataFrame:
@@ -116,8 +117,9 @@ def trace(
 ) -> TraceEstimate:
     """Trace of a square operator from `num_probes` products, without bias.
 
-    Memory, with what a product returns: "hutchinson", 2c vectors for the c columns that one product takes (at
-    most 64 and at most 1 GiB); "hutch++", num_probes vectors; "xtrace", 2 num_probes.
+    Memory: for the c columns that one product takes (`columns_at_once`) 2c vectors, the probes and what a
+    product returns, whatever the number of probes; besides these num_probes / 3 vectors for "hutch++" and
+    num_probes / 2 for "xtrace", twice that if the operator is not symmetric.
 
     Args:
         num_probes: number of products; Hutch++ uses two thirds of them, XTrace all of them, to take out the
@@ -154,18 +156,24 @@ def trace(
 
 @of_one_matrix
 def block_traces(
-    op: LinearOperator, slices: Mapping[str, slice] | None = None, *, num_probes: int = 32, seed: int = 0
+    op: LinearOperator,
+    slices: Mapping[str, slice] | None = None,
+    *,
+    num_probes: int = 32,
+    probe: Probe = "rademacher",
+    seed: int = 0,
 ) -> BlockTraces:
-    """Traces of all diagonal blocks from the same Rademacher probes: Σ_{i in block} vᵢ (A v)ᵢ.
+    """Traces of all diagonal blocks from the same probes: Σ_{i in block} vᵢ (A v)ᵢ.
 
     Args:
         slices: rows of each block by name; by default the blocks of `op.space`.
     """
     check_square(op, "block_traces")
     check_count("num_probes", num_probes, at_least=1)
+    check_choice("probe", probe, get_args(Probe))
     blocks = check_slices(op, slices)
     pieces = []
-    for V in probe_batches(op, num_probes, seed=seed, what="block traces"):
+    for V in probe_batches(op, num_probes, seed=seed, kind=probe, what="block traces"):
         product = op @ V
         pieces.append(torch.stack([column_dots(V[rows], product[rows]) for rows in blocks.values()], dim=1))
     samples = gather_samples(pieces)
@@ -173,7 +181,7 @@ def block_traces(
     low, high = mean_interval(values, stderr, num_probes - 1, nonnegative=op.psd)
     if op.psd:
         values = np.maximum(values, 0.0)
-    return BlockTraces(list(blocks), values, stderr, samples, num_probes, seed, low, high, op.psd)
+    return BlockTraces(list(blocks), values, stderr, samples, num_probes, seed, low, high, op.psd, probe)
 
 
 Outside = tuple[float, np.ndarray, int]  # what is known exactly, samples of the rest, products
@@ -186,44 +194,30 @@ def _hutchinson(op: LinearOperator, num_probes: int, kind: Probe, seed: int) -> 
 
 def _hutch_plus_plus(op: LinearOperator, num_probes: int, kind: Probe, seed: int) -> Outside:
     """tr(Qᵀ A Q), and gᵀ P A P g for each outer probe g, with P = I − Q Qᵀ and Q = orth(A S)."""
-    n = op.shape[0]
-    sketch = min(num_probes // 3, n)
+    count = min(num_probes // 3, op.shape[0])
     outer = num_probes - 2 * (num_probes // 3)
-    Q = apply(op, _sketch(op, sketch, kind, seed)).clone()  # what a product returns may not be ours
-    orthonormalize(Q)
-    inside = column_dots(Q, apply(op, Q)).sum()
+    Q = range_sketch(op, count, kind=kind, seed=seed).Q
+    inside = sum(float(column_dots(Q[:, b], op @ Q[:, b]).sum()) for b in column_blocks(op, count))
     pieces = []
-    for G in probe_batches(op, outer, seed=seed, kind=kind, first=sketch, what="trace"):
+    for G in probe_batches(op, outer, seed=seed, kind=kind, first=count, what="trace"):
         G.addmm_(Q, Q.T @ G, alpha=-1)
         pieces.append(column_dots(G, op @ G))
-    return float(inside), gather_samples(pieces), 2 * sketch + outer
+    return inside, gather_samples(pieces), 2 * count + outer
 
 
 def _xtrace(op: LinearOperator, num_probes: int, kind: Probe, seed: int) -> TraceEstimate:
-    """From Y = A Ω = Q R and Z = A Q, see `xtrace`; as many products as rows write the operator out."""
+    """From Y = A Ω = Q R and A Q, see `xtrace`; as many products as rows write the operator out."""
     count, n = num_probes // 2, op.shape[0]
     if count >= n:
-        value = float(np.trace(to_numpy(op.dense())))
+        value = float(np.trace(to_numpy(op.dense(chunk=columns_at_once(op)))))
         return TraceEstimate(
             value, 0.0, np.full(count, value), n, "xtrace", kind, seed, low=value, high=value
         )
-    Omega = _sketch(op, count, kind, seed)
-    Y = apply(op, Omega)
-    scale = comfortable(Y) or 1.0  # squares of very small or large numbers would be lost
-    Y = Y if scale == 1.0 else Y * scale
-    Q = Y.clone()
-    R = orthonormalize(Q)
-    Z = apply(op, Q)
-    Z = Z if scale == 1.0 else Z * scale
-    small = [to_numpy(M) for M in (R, Q.T @ Z, Q.T @ Omega, Omega.T @ Z, Q.T @ Y, column_dots(Omega, Y))]
-    samples, stderr = leave_one_out(*small, eps=torch.finfo(op.dtype).eps)
-    samples, stderr = samples / scale, stderr / scale
+    sketch = range_sketch(op, count, kind=kind, seed=seed)
+    samples, stderr = leave_one_out(*small_matrices(op, sketch, kind, seed), eps=torch.finfo(op.dtype).eps)
+    samples, stderr = samples / sketch.scale, stderr / sketch.scale
     mean = samples.mean()
     low, high = mean_interval(mean, np.asarray(stderr), count - 1, nonnegative=op.psd)
     value = max(float(mean), 0.0) if op.psd else float(mean)
     ends = {"low": float(low), "high": float(high)}
     return TraceEstimate(value, stderr, samples, 2 * count, "xtrace", kind, seed, **ends)
-
-
-def _sketch(op: LinearOperator, count: int, kind: Probe, seed: int) -> Tensor:
-    return probes(op.shape[0], count, seed=seed, kind=kind, out=fresh(op, op.shape[0], count))

@@ -40,7 +40,7 @@ def leave_one_out(
         forms: ωᵢᵀ A ωᵢ, (m,).
     """
     m = len(R)
-    S = _left_out(R, eps)
+    S = left_out(R, eps)
 
     def estimates(D: np.ndarray) -> np.ndarray:
         """For each i, with the sketch also without the unit column dᵢ of D, orthogonal to sᵢ or zero."""
@@ -59,7 +59,7 @@ def leave_one_out(
     return samples, float(np.sqrt(np.sqrt(jackknife)) * np.sqrt(np.sqrt(scatter)))
 
 
-def _left_out(R: np.ndarray, eps: float) -> np.ndarray:
+def left_out(R: np.ndarray, eps: float) -> np.ndarray:
     """Normalised columns of R⁻ᵀ; a singular R is moved by a rounding first, which keeps them orthogonal."""
     U, sigma, Vt = np.linalg.svd(R)
     floor = eps * sigma[0] if sigma[0] > 0 else 1.0

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Self, get_args
 
 import numpy as np
 
 from curvescope.algorithms.checks import (
+    check_choice,
     check_count,
     check_number,
     check_slices,
@@ -17,6 +18,14 @@ from curvescope.algorithms.checks import (
 )
 from curvescope.algorithms.columns import mean_and_stderr
 from curvescope.algorithms.estimates.intervals import positive_interval, student
+from curvescope.algorithms.spectra.broadening import (
+    GRID_POINTS,
+    broadened,
+    check_grid,
+    check_range,
+    default_width,
+    even_grid,
+)
 from curvescope.algorithms.spectra.distribution import (
     Cumulative,
     Outliers,
@@ -25,18 +34,17 @@ from curvescope.algorithms.spectra.distribution import (
     outliers,
     share_within,
 )
+from curvescope.algorithms.spectra.log_density import LogDensity, log_density
 from curvescope.algorithms.spectra.quadrature import Measure, exact_measures, lanczos_measures
-from curvescope.core.errors import ShapeError, UsageError
+from curvescope.core.errors import UsageError
 from curvescope.core.operator import LinearOperator
 from curvescope.core.result import Result
+from curvescope.core.seeds import Probe
 from curvescope.viz import spectrum
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
-
-GRID_POINTS = 1024
-MARGIN = 5.0  # widths beyond the outermost nodes that the grid covers
 
 VAGUE = 0.2  # bounds of a share this far apart stand alone, without a value between them
 
@@ -63,6 +71,7 @@ class SpectralDensity(Result):
     num_products: int
     seed: int
     psd: bool = False  # whether the operator is declared to have no negative eigenvalues
+    probe: str = "rademacher"
 
     def cumulative(self, x: np.ndarray | None = None) -> Cumulative:
         """Share of the eigenvalues up to each x, by default all nodes, with certain bounds and errors."""
@@ -96,12 +105,38 @@ class SpectralDensity(Result):
         points = self.grid if grid is None else np.asarray(grid, dtype=float)
         if self.psd:
             points = np.unique(np.concatenate([[0.0], points[points > 0]])) if grid is None else points
-        rows = [
-            _broadened(points, *row, sigma, reflected=self.psd)
-            for row in zip(self.nodes, self.weights, strict=True)
-        ]
-        density, stderr = mean_and_stderr(np.stack(rows))
-        return points, density, np.zeros_like(density) if self.exact else stderr
+        return points, *_on(points, self.nodes, self.weights, sigma, exact=self.exact, reflected=self.psd)
+
+    def with_width(self, width: float, *, grid: np.ndarray | None = None) -> Self:
+        """The same nodes and weights broadened by another Gaussian: no product is taken.
+
+        Args:
+            grid: points; by default as many as now, evenly over the nodes with five widths on either side.
+        """
+        check_grid(grid, width)
+        low, high = (float(end) for end in self.extremes)
+        check_range(low, high, float(width))
+        points = even_grid(low, high, width, len(self.grid)) if grid is None else grid
+        density, stderr = _on(points, self.nodes, self.weights, width, exact=self.exact)
+        return replace(self, grid=points, density=density, stderr=stderr, width=float(width))
+
+    def on_log_axis(
+        self, *, threshold: float | None = None, width: float | None = None, points: int = 512
+    ) -> LogDensity:
+        """Density of log₁₀ λ of a positive semi-definite operator, and the share below a threshold.
+
+        Args:
+            threshold: eigenvalues up to here are counted, not drawn; by default 1e-7 of the largest node.
+            width: of the Gaussian, in decades; by default the decades of the nodes over their number.
+        """
+        if not self.psd:
+            raise UsageError(
+                "a logarithmic axis needs an operator without negative eigenvalues, declared psd",
+                hint="cs.GGN and the Fishers are; of others plot_cumulative has both signs on such an axis",
+            )
+        return log_density(
+            self.nodes, self.weights, exact=self.exact, threshold=threshold, width=width, points=points
+        )
 
     def cdf(self, x: np.ndarray | float) -> np.ndarray:
         """Share of the eigenvalues up to x, from the nodes and weights, without broadening."""
@@ -174,6 +209,7 @@ def spectral_density(
     grid: int | np.ndarray | None = None,
     width: float | None = None,
     seed: int = 0,
+    probe: Probe = "rademacher",
     reorthogonalize: bool = True,
     max_gib: float = 8.0,
 ) -> SpectralDensity:
@@ -196,8 +232,8 @@ def spectral_density(
     """
     check_symmetric(op, "spectral_density")
     options = {"num_probes": num_probes, "num_steps": num_steps, "grid": grid, "width": width, "seed": seed}
-    whole = {"": slice(0, op.shape[0])}
-    return block_density(op, whole, **options, reorthogonalize=reorthogonalize, max_gib=max_gib)[""]
+    options |= {"probe": probe, "reorthogonalize": reorthogonalize, "max_gib": max_gib}
+    return block_density(op, {"": slice(0, op.shape[0])}, **options)[""]
 
 
 @of_one_matrix
@@ -210,6 +246,7 @@ def block_density(
     grid: int | np.ndarray | None = None,
     width: float | None = None,
     seed: int = 0,
+    probe: Probe = "rademacher",
     reorthogonalize: bool = True,
     max_gib: float = 8.0,
 ) -> dict[str, SpectralDensity]:
@@ -225,28 +262,20 @@ def block_density(
     check_count("num_probes", num_probes, at_least=1)
     check_count("num_steps", num_steps, at_least=3)
     check_number("max_gib", max_gib, above=0.0)
-    _check_grid(grid, width)
+    check_choice("probe", probe, get_args(Probe))
+    check_grid(grid, width)
     blocks = check_slices(op, slices)
     small = {name: rows for name, rows in blocks.items() if rows.stop - rows.start <= num_steps}
     large = {name: rows for name, rows in blocks.items() if name not in small}
-    options = {"num_probes": num_probes, "num_steps": num_steps, "seed": seed}
+    options = {"num_probes": num_probes, "num_steps": num_steps, "probe": probe, "seed": seed}
     measures = exact_measures(op, small) if small else {}
     if large:
         measures |= lanczos_measures(op, large, **options, reorthogonalize=reorthogonalize, max_gib=max_gib)
-    return {
+    found = {
         name: _density(measures[name], rows.stop - rows.start, num_steps, grid, width, seed, psd=op.psd)
         for name, rows in blocks.items()
     }
-
-
-def _check_grid(grid: int | np.ndarray | None, width: float | None) -> None:
-    if isinstance(grid, np.ndarray):
-        if grid.ndim != 1 or grid.size == 0 or not np.isfinite(grid).all():
-            raise ShapeError(f"expected a grid of finite points (G,), got an array of shape {grid.shape}")
-    elif grid is not None:
-        check_count("grid", grid, at_least=2)
-    if width is not None:
-        check_number("width", width, above=0.0)
+    return {name: replace(rho, probe=probe) for name, rho in found.items()}
 
 
 def _density(
@@ -261,19 +290,13 @@ def _density(
 ) -> SpectralDensity:
     """The measures on a grid, with their moments and errors."""
     low, high = float(measure.nodes.min()), float(measure.nodes.max())
-    sigma = _default_width(low, high, num_steps) if width is None else float(width)
-    _check_range(low, high, sigma)
-    if isinstance(grid, np.ndarray):
-        points = grid
-    else:
-        points = np.linspace(low - MARGIN * sigma, high + MARGIN * sigma, grid or GRID_POINTS)
-    samples = np.stack(
-        [_broadened(points, *row, sigma) for row in zip(measure.nodes, measure.weights, strict=True)]
-    )
-    density, stderr = mean_and_stderr(samples)
+    sigma = default_width(low, high, num_steps) if width is None else float(width)
+    check_range(low, high, sigma)
+    points = grid if isinstance(grid, np.ndarray) else even_grid(low, high, sigma, grid or GRID_POINTS)
+    density, stderr = _on(points, measure.nodes, measure.weights, sigma, exact=measure.exact)
     moments, moments_stderr = _moments(measure)
     if measure.exact:
-        stderr, moments_stderr = np.zeros_like(density), np.zeros_like(moments)
+        moments_stderr = np.zeros_like(moments)
     return SpectralDensity(
         grid=points,
         density=density,
@@ -292,14 +315,19 @@ def _density(
     )
 
 
-def _check_range(low: float, high: float, width: float) -> None:
-    """Raise where a density, which is about one over the width, or the range is no number."""
-    smallest = 1 / np.finfo(float).max
-    if not (width > smallest and np.isfinite(high - low + 2 * MARGIN * width)):
-        raise UsageError(
-            f"eigenvalues between {low:.2g} and {high:.2g} have no density in float64: numbers end there",
-            hint="take it of a multiple of the operator, 1e100 * op or 1e-100 * op",
-        )
+def _on(
+    grid: np.ndarray,
+    nodes: np.ndarray,
+    weights: np.ndarray,
+    width: float,
+    *,
+    exact: bool,
+    reflected: bool = False,
+) -> tuple[np.ndarray, np.ndarray]:
+    """The mean over probes of their broadened measures, and its standard error: (G,) each."""
+    rows = [broadened(grid, *row, width, reflected=reflected) for row in zip(nodes, weights, strict=True)]
+    density, stderr = mean_and_stderr(np.stack(rows))
+    return density, np.zeros_like(density) if exact else stderr
 
 
 def _moments(measure: Measure) -> tuple[np.ndarray, np.ndarray]:
@@ -311,20 +339,3 @@ def _moments(measure: Measure) -> tuple[np.ndarray, np.ndarray]:
         sizes = np.float64(size) ** np.arange(1, 5)
         found = [np.where(x == 0, 0.0, x * sizes) for x in mean_and_stderr(powers)]
     return found[0], found[1]
-
-
-def _default_width(low: float, high: float, num_steps: int) -> float:
-    """The range over the number of steps; a thousandth of the eigenvalue where they are all the same."""
-    largest = max(abs(low), abs(high))
-    return (high - low) / num_steps if high - low > 1e-6 * largest else 1e-3 * (largest or 1.0)
-
-
-def _broadened(
-    grid: np.ndarray, nodes: np.ndarray, weights: np.ndarray, width: float, *, reflected: bool = False
-) -> np.ndarray:
-    """Σ wᵢ N(x; θᵢ, width²) at the points of the grid; `reflected` at zero, so that none is below it."""
-    z = (grid[:, None] - nodes) / width
-    found = np.exp(-0.5 * z**2) @ weights / (width * np.sqrt(2 * np.pi))
-    if not reflected:
-        return found
-    return np.where(grid >= 0, found + _broadened(-grid, nodes, weights, width), 0.0)

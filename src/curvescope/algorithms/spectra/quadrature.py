@@ -23,7 +23,7 @@ from curvescope.algorithms.vectors import check_finite
 from curvescope.core.errors import UsageError
 from curvescope.core.operator import LinearOperator
 from curvescope.core.progress import track
-from curvescope.core.seeds import probes
+from curvescope.core.seeds import Probe, probes
 
 
 @dataclass(frozen=True)
@@ -82,6 +82,7 @@ def lanczos_measures(
     *,
     num_probes: int,
     num_steps: int,
+    probe: Probe,
     seed: int,
     reorthogonalize: bool,
     max_gib: float,
@@ -97,7 +98,7 @@ def lanczos_measures(
     for group, step in track(steps, "spectral density"):
         if step == 0:
             recurrences, columns = [], None  # the last group's memory goes first
-            recurrences = [_started(op, job, num_steps, seed, reorthogonalize) for job in group]
+            recurrences = [_started(op, job, num_steps, probe, seed, reorthogonalize) for job in group]
             columns = _buffer(op, group)
         _advance(op, group, recurrences, columns)
         if step == num_steps - 1:
@@ -122,9 +123,11 @@ def _all_rounding(found: Tridiagonals, asymmetry: np.ndarray) -> bool:
     )
 
 
-def _started(op: LinearOperator, job: Job, num_steps: int, seed: int, reorthogonalize: bool) -> Recurrence:
+def _started(
+    op: LinearOperator, job: Job, num_steps: int, probe: Probe, seed: int, reorthogonalize: bool
+) -> Recurrence:
     found = Recurrence(op, job.size, job.count, num_steps, reorthogonalize=reorthogonalize)
-    probes(job.size, job.count, seed=seed, first=job.first, out=found.vectors)
+    probes(job.size, job.count, seed=seed, first=job.first, kind=probe, out=found.vectors)
     found.begin()
     return found
 

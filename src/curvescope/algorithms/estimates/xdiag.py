@@ -1,0 +1,79 @@
+"""XDiag (Epperly, Tropp and Webber 2024): a diagonal from a sketch, and how sure it is.
+
+With probes Ω (n, m), Y = A Ω = Q R and Z = Aᵀ Q. As in `xtrace`, Q sᵢ is what the range of Y loses without
+probe i, where sᵢ is the unit vector along column i of R⁻ᵀ. With Qᵢ Qᵢᵀ = Q (I − sᵢ sᵢᵀ) Qᵀ the estimate from
+probe i,
+
+    dᵢ = diag(Qᵢ Qᵢᵀ A) + ωᵢ ∘ (I − Qᵢ Qᵢᵀ) A ωᵢ,
+
+has no bias, because Qᵢ does not depend on ωᵢ. With P = Q S, X = Z S and γᵢ = sᵢᵀ rᵢ, since sᵢ is orthogonal
+to all other columns of R,
+
+    dᵢ = diag(Q Zᵀ) + eᵢ,    eᵢ = pᵢ ∘ tᵢ,    tᵢ = γᵢ ωᵢ − xᵢ.
+
+XDiag is the mean over i. For its error, as for XTrace, the geometric mean of two variances: that of the
+scatter of the eᵢ, and that of the jackknife, which leaves probe j out of all of it. Without i and j the
+sketch loses pᵢ and the part of pⱼ beside it, so that with g = sᵢᵀ sⱼ the estimate from probe i becomes
+
+    dᵢ + fᵢⱼ,    fᵢⱼ = − (pⱼ − g pᵢ) ∘ (g tᵢ + xⱼ) / (1 − g²).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from curvescope.algorithms.columns import column_blocks, summing_dtype, to_numpy
+from curvescope.algorithms.estimates.sketch import range_sketch
+from curvescope.algorithms.estimates.xtrace import left_out
+from curvescope.algorithms.sums import parts
+from curvescope.algorithms.vectors import fresh
+from curvescope.core.operator import LinearOperator
+from curvescope.core.seeds import Probe, probes
+
+APART = 1e3  # roundings of 1 − g² below which two probes have left the same direction out
+
+
+def leave_one_out(op: LinearOperator, count: int, *, kind: Probe, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """The mean of the dᵢ from `count` probes and its standard error, (n,) each."""
+    n, eps = op.shape[0], torch.finfo(op.dtype).eps
+    Q, R, _, scale = range_sketch(op, count, kind=kind, seed=seed)
+    Z = fresh(op, n, count)
+    for block in column_blocks(op, count):
+        Z[:, block] = op.T @ Q[:, block]
+    Omega = torch.empty(n, count, dtype=torch.int8 if kind == "rademacher" else op.dtype, device=op.device)
+    probes(n, count, seed=seed, kind=kind, out=Omega)
+    S, wide = left_out(R, eps), summing_dtype(op.device)
+    turn, gain, g, a = (
+        torch.as_tensor(M).to(wide).to(op.device) for M in (S, (S * R).sum(axis=0), *_pairs(S, eps))
+    )
+    values, stderr = np.empty(n), np.empty(n)
+    for part in parts(n, op.device, width=4 * count):  # a dozen tables of it at a time
+        q, z, omega = (M[part].to(wide) for M in (Q, Z, Omega))
+        mean, error = _rows(q, z * scale, omega, turn, gain, g, a)
+        values[part], stderr[part] = to_numpy(mean) / scale, to_numpy(error) / scale
+    return values, stderr
+
+
+def _pairs(S: np.ndarray, eps: float) -> tuple[np.ndarray, np.ndarray]:
+    """g and 1/(1 − g²) for all pairs, (m, m); zero where i = j, or where the pair is not told apart."""
+    g = S.T @ S
+    rest = 1 - g**2
+    apart = (rest > APART * eps) & ~np.eye(len(g), dtype=bool)
+    return g, np.divide(1.0, rest, out=np.zeros_like(g), where=apart)
+
+
+def _rows(
+    q: Tensor, z: Tensor, omega: Tensor, S: Tensor, gain: Tensor, g: Tensor, a: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Mean and standard error of some rows (r, m) of Q, Z and Ω: (r,) each."""
+    m, P, X = S.shape[0], q @ S, z @ S
+    T = gain * omega - X
+    E = P * T
+    scatter = E.var(dim=1) / m
+    # Σᵢ fᵢⱼ for all j, multiplied out
+    F = (P * T) @ (a * g**2) + X * (P @ (a * g)) - P * (T @ (a * g)) - P * X * a.sum(dim=0)
+    without = (E.sum(dim=1, keepdim=True) - E + F) / (m - 1)
+    jackknife = (m - 1) * without.var(dim=1, unbiased=False)
+    return (q * z).sum(dim=1) + E.mean(dim=1), (jackknife * scatter) ** 0.25

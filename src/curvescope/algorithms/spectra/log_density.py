@@ -1,0 +1,116 @@
+"""The density of a positive semi-definite operator's eigenvalues on a logarithmic axis.
+
+With the measures Σ wᵢ δ(λ − θᵢ) of the probes and a threshold τ, the density of x = log₁₀ λ is
+
+    f(x) = Σ_{θᵢ > τ} wᵢ N(x; log₁₀ θᵢ, width²),    ∫ f dx = 1 − (share of the eigenvalues up to τ).
+
+What lies below the threshold has no place on such an axis: it is a number, with bounds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from curvescope.algorithms.checks import check_count, check_number
+from curvescope.algorithms.columns import mean_and_stderr
+from curvescope.algorithms.estimates.intervals import mean_interval, positive_interval
+from curvescope.algorithms.spectra.broadening import broadened, even_grid
+from curvescope.algorithms.spectra.distribution import Share, cumulative
+from curvescope.core.errors import UsageError
+from curvescope.core.result import Result
+from curvescope.viz import spectrum
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+
+ROUNDING = 1e-7  # of the largest node: smaller ones are rounding of float32 products
+NARROWEST = 0.05  # decades
+
+
+@dataclass(frozen=True)
+class LogDensity(Result):
+    """Density of log₁₀ λ, per decade, of the eigenvalues above a threshold, and the share that is not."""
+
+    grid: np.ndarray  # (G,) eigenvalues, evenly in their logarithm
+    density: np.ndarray  # (G,) mean over probes; its integral over log₁₀ λ is 1 − below.value
+    stderr: np.ndarray  # (G,) over probes; nan for one, zero when exact
+    width: float  # standard deviation of the Gaussian, in decades
+    threshold: float
+    below: Share  # of the eigenvalues up to the threshold, with certain bounds for the probes' mean
+    num_probes: int
+    exact: bool
+
+    @property
+    def below_interval(self) -> tuple[float, float]:
+        """Ends of the 95 % interval of the share below: Student's around the certain bounds of the probes."""
+        ends = [
+            mean_interval(np.asarray(end), np.asarray(self.below.stderr), self._degrees, nonnegative=True)
+            for end in (self.below.low, self.below.high)
+        ]
+        if self.exact:
+            return self.below.value, self.below.value
+        return float(ends[0][0]), min(1.0, float(ends[1][1]))
+
+    @property
+    def _degrees(self) -> int:
+        return 1 if self.exact else self.num_probes - 1
+
+    def band(self) -> tuple[np.ndarray, np.ndarray]:
+        """Ends of the 95 % interval at each point, (G,) each; nan for one probe."""
+        return positive_interval(self.density, self.stderr, self._degrees)
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per point of the grid."""
+        import pandas as pd
+
+        low, high = self.band()
+        columns = {"eigenvalue": self.grid, "density": self.density, "stderr": self.stderr}
+        return pd.DataFrame({**columns, "low": low, "high": high})
+
+    def plot(self, ax: Axes | None = None, *, label: str | None = None) -> Axes:
+        """Density per decade with a 95 % band over probes; what is below the threshold in words."""
+        low, high = (100 * end for end in (self.below.low, self.below.high))
+        words = f"kernel width {self.width:.2g} decades\n"
+        words += f"λ ≤ {self.threshold:.2g}: {100 * self.below.value:.3g} % of eigenvalues"
+        words += "" if self.exact else f"\n({low:.3g} to {high:.3g} % for these probes)"
+        ax = spectrum.density(ax, self.grid, self.density, self.band(), label=label)
+        ax.set_xscale("log")
+        ax.set_ylabel("density of eigenvalues per decade")
+        spectrum.note(ax, words, where="left")
+        return ax
+
+
+def log_density(
+    nodes: np.ndarray,
+    weights: np.ndarray,
+    *,
+    exact: bool,
+    threshold: float | None = None,
+    width: float | None = None,
+    points: int = 512,
+) -> LogDensity:
+    """From nodes and weights (P, S); see `SpectralDensity.on_log_axis`."""
+    largest = float(nodes.max())
+    tau = ROUNDING * largest if threshold is None else check_number("threshold", threshold, above=0.0)
+    check_count("points", points, at_least=2)
+    if not largest > tau > 0:
+        raise UsageError(
+            f"no eigenvalue was found above the threshold {tau:.3g}; the largest is {largest:.3g}",
+            hint="threshold=…, below the largest eigenvalue",
+        )
+    kept = np.where(nodes > tau, weights, 0.0)
+    places = np.log10(np.maximum(nodes, tau))
+    low, high = float(np.log10(nodes[nodes > tau].min())), float(np.log10(largest))
+    decades = max(NARROWEST, (high - low) / nodes.shape[1]) if width is None else width
+    sigma = check_number("width", decades, above=0.0)
+    x = even_grid(low, high, sigma, points)
+    rows = np.stack([broadened(x, *row, sigma) for row in zip(places, kept, strict=True)])
+    density, stderr = mean_and_stderr(rows)
+    share = cumulative(nodes, weights, np.array([tau]), exact=exact, psd=True)
+    below = Share(*(float(part[0]) for part in (share.share, share.low, share.high, share.stderr)))
+    stderr = np.zeros_like(density) if exact else stderr
+    return LogDensity(10.0**x, density, stderr, sigma, tau, below, len(nodes), exact)

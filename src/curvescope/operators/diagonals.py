@@ -1,0 +1,195 @@
+"""Exact diagonals of curvature, without probes.
+
+A sequence x has J_x = ∂z_x/∂θ, in which a weight that is used at many positions, or in two places, counts as
+often. With the matrix of the loss in the outputs as columns, M_x = Σ_k r_k r_kᵀ (`roots`), exactly
+
+    diag(Jᵀ M J) = (1/N) Σ_x Σ_k (J_xᵀ r_k)²,
+
+one reverse pass for each column, many at a time through one forward pass. Cross-entropy of T counted targets
+among V classes has T V of them, so for a block with fewer entries products with unit vectors are the cheaper
+way, and for the Hessian they are the only one. What it takes is said before it begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, get_args
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from curvescope.core.errors import UsageError
+from curvescope.core.progress import track
+from curvescope.core.result import Result
+from curvescope.data.batches import Batch
+from curvescope.engines.memory import columns_at_once
+from curvescope.operators.base import CurvatureOperator
+from curvescope.operators.curvature import GGN, EmpiricalFisher, MonteCarloFisher
+from curvescope.operators.per_sample import PerSample
+from curvescope.operators.roots import Columns, fisher_columns, ggn_columns, several
+from curvescope.operators.stacked import Graph
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Way = Literal["outputs", "entries"]
+PASSES = 200_000  # more are refused unless they are asked for
+PER_PRODUCT = 2  # reverse passes of a product with one vector
+CPU_BYTES = 64 * 2**20  # of what goes at once
+MOST_COLUMNS = 32  # unit vectors at a time
+
+
+@dataclass(frozen=True)
+class DiagonalCost(Result):
+    """Reverse passes that an exact diagonal takes, and which way they go."""
+
+    passes: int
+    way: str  # `outputs`: one or two for each column in the outputs; `entries`: a product for each entry
+
+    def __str__(self) -> str:
+        return f"{self.passes:,} reverse passes, by {self.way}"
+
+
+@dataclass(frozen=True)
+class ExactDiagonal(Result):
+    """Diagonal entries, exact up to rounding, in the order of the operator's blocks."""
+
+    values: np.ndarray  # (n,)
+    names: list[str]  # B blocks
+    sizes: np.ndarray  # (B,) entries of each
+    matrix: str
+    cost: DiagonalCost
+
+    def block(self, name: str) -> np.ndarray:
+        """The entries of one block, row-major in its shape."""
+        if name not in self.names:
+            raise UsageError(f"no block is called {name!r}", hint=f"one of {', '.join(self.names)}")
+        ends = np.cumsum(self.sizes)
+        i = self.names.index(name)
+        return self.values[ends[i] - self.sizes[i] : ends[i]]
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per block: its trace, and the mean, median and largest entry."""
+        import pandas as pd
+
+        parts = [self.block(name) for name in self.names]
+        kinds: dict[str, Callable[[np.ndarray], float]] = {
+            "trace": np.sum,
+            "mean": np.mean,
+            "median": np.median,
+            "max": np.max,
+        }
+        columns = {kind: [float(of(part)) for part in parts] for kind, of in kinds.items()}
+        return pd.DataFrame({"block": self.names, "entries": self.sizes, **columns})
+
+
+def diagonal_cost(op: CurvatureOperator, way: Way | None = None) -> DiagonalCost:
+    """What `exact_diagonal` would take: the cheaper way, or the one that is asked for."""
+    _check(op, way)
+    entries = DiagonalCost(PER_PRODUCT * op.shape[0], "entries")
+    if way == "entries" or not _has_columns(op):
+        return entries
+    outputs = DiagonalCost(_count(op), "outputs")
+    return outputs if way == "outputs" or outputs.passes <= entries.passes else entries
+
+
+def exact_diagonal(
+    op: CurvatureOperator, *, way: Way | None = None, max_passes: int = PASSES
+) -> ExactDiagonal:
+    """The diagonal of a curvature operator, or of a block of it, exactly and without probes.
+
+    Memory: as many columns at once as a quarter of the free memory takes, on a CPU 64 MiB.
+
+    Args:
+        op: `cs.GGN(problem, …)`, a Fisher, or any other, with the same rows and columns.
+        way: `outputs`, for the GGN and the Fishers, or `entries`; the cheaper without one.
+        max_passes: reverse passes above which it is refused before it begins; see `diagonal_cost`.
+    """
+    cost = diagonal_cost(op, way)
+    if cost.passes > max_passes:
+        raise UsageError(
+            f"the exact diagonal of {op!r} takes {cost}, more than max_passes = {max_passes:,}",
+            hint="max_passes=…, a smaller block, less data, or cs.diagonal(op, method='roots') for a GGN",
+        )
+    found = _by_outputs(op) if cost.way == "outputs" else _by_entries(op)
+    sizes = np.array([block.size for block in op.space])
+    return ExactDiagonal(found, [block.name for block in op.space], sizes, type(op).__name__, cost)
+
+
+def _check(op: CurvatureOperator, way: Way | None) -> None:
+    if not isinstance(op, CurvatureOperator) or not op.symmetric:
+        raise UsageError(f"expected a curvature operator with the same rows and columns, got {op!r}")
+    if way is not None and way not in get_args(Way):
+        raise UsageError(f"expected way to be one of 'outputs', 'entries', got {way!r}")
+    if way == "outputs" and not _has_columns(op):
+        raise UsageError(f"{type(op).__name__} is no matrix between Jacobians", hint="way='entries'")
+
+
+def _has_columns(op: CurvatureOperator) -> bool:
+    return isinstance(op, GGN | EmpiricalFisher | MonteCarloFisher)
+
+
+def _columns(op: CurvatureOperator, z: Tensor, batch: Batch, drawn: list[Tensor] | None) -> Columns:
+    """Of the operator's matrix in the outputs z of some sequences."""
+    loss = op.problem.loss
+    if isinstance(op, GGN):
+        return ggn_columns(loss, z, batch)
+    if drawn is None:
+        return fisher_columns(loss, z, batch)
+    sets = [Batch(batch.inputs, targets.to(z.device), batch.weights) for targets in drawn]
+    return several([fisher_columns(loss, z, one) for one in sets])
+
+
+def _drawn(op: CurvatureOperator) -> list[Tensor] | None:
+    """Of every sequence of the data: its drawn targets (S, 1, …)."""
+    if not isinstance(op, MonteCarloFisher):
+        return None
+    return [targets[:, i : i + 1] for targets in op.drawn for i in range(targets.shape[1])]
+
+
+def _count(op: CurvatureOperator) -> int:
+    """Columns of all sequences, with the pass beside each that unit columns need."""
+    total, drawn, problem = 0, _drawn(op), op.problem
+    numbered = 0
+    with torch.no_grad():
+        for batch in problem.placed_batches("outputs"):
+            z = problem.outputs(batch)
+            for i in range(batch.num_sequences):
+                own = None if drawn is None else list(drawn[numbered])
+                found = _columns(op, z[i : i + 1], batch[i : i + 1], own)
+                total += found.number * (1 if found.times is None else 2)
+                numbered += 1
+    return total
+
+
+def _by_outputs(op: CurvatureOperator) -> np.ndarray:
+    samples = PerSample(op.problem, op.space, "sequence", op.chunk, cpu_bytes=CPU_BYTES)
+    drawn = _drawn(op)
+    sequences = samples.sequences
+
+    def work(graph: Graph, rows: slice, group: int) -> Tensor:
+        own = None
+        if drawn is not None:
+            own = list(torch.cat([drawn[x] for x in sequences[rows]], dim=1))
+        return graph.squares(_columns(op, graph.outputs, graph.batch, own), group)
+
+    total, shares = np.zeros(op.shape[0]), samples.shares
+    for rows, found in track(samples.stream("exact diagonal", work), "exact diagonal"):
+        total += shares[rows] @ found.double().cpu().numpy()
+    return total
+
+
+def _by_entries(op: CurvatureOperator) -> np.ndarray:
+    """From products with unit vectors."""
+    n, width = op.shape[0], min(MOST_COLUMNS, op.chunk or columns_at_once(op.problem))
+    values = np.empty(n)
+    with op.steady():
+        for start in track(range(0, n, width), "exact diagonal"):
+            stop = min(start + width, n)
+            entries, columns = torch.arange(start, stop), torch.arange(stop - start)
+            V = torch.zeros(n, stop - start, dtype=op.dtype, device=op.device)
+            V[entries, columns] = 1
+            values[start:stop] = (op @ V)[entries, columns].double().cpu().numpy()
+    return values

@@ -1,0 +1,140 @@
+"""Matrices in the outputs of a few sequences as columns: M = Σ_k r_k r_kᵀ, for the diagonal of Jᵀ M J.
+
+    cross-entropy, GGN     √(w_t p_c) (e_c − p_t) at position t, for every position and class
+    squared error, GGN     √(2 c w) e_i for every entry
+    empirical Fisher       √w_t ∂ℓ_t/∂z for every term t
+    anything else          unit vectors e_i, and M e_i beside them: diag(Jᵀ M J) = Σ_i (Jᵀ e_i) ∘ (Jᵀ M e_i)
+
+The columns of one sequence are independent of those of the others, so column k is one for each of them:
+(k, B, …). They are made some at a time: all of them would be as large as M.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from curvescope.core.errors import UsageError
+from curvescope.data.batches import Batch
+from curvescope.losses import CrossEntropy, Loss, SquaredError
+from curvescope.losses.base import expand_weights
+from curvescope.losses.cross_entropy import is_counted
+
+
+class Columns(NamedTuple):
+    """Columns in the outputs' space, and how many there are."""
+
+    number: int
+    make: Callable[[slice], Tensor]  # some of them: (k, *outputs)
+    times: Callable[[Tensor], Tensor] | None = None  # M r for unit columns r; roots need none
+
+
+def ggn_columns(loss: Loss, z: Tensor, batch: Batch) -> Columns:
+    """Of ∂²(sum)/∂z²."""
+    z = z.detach()
+    if isinstance(loss, CrossEntropy):
+        return _softmax_columns(z, _weights(z, batch))
+    if isinstance(loss, SquaredError):
+        curvature = loss.hessian_product(z, batch.targets, batch.weights, torch.ones_like(z))
+        return _term_columns(z.shape, curvature.sqrt().reshape(len(z), -1, 1))
+    return _unit_columns(z, lambda u: loss.hessian_product(z, batch.targets, batch.weights, u))
+
+
+def fisher_columns(loss: Loss, z: Tensor, batch: Batch) -> Columns:
+    """Of Σ_t w_t r_t r_tᵀ, r_t = ∂ℓ_t/∂z at the batch's targets."""
+    z = z.detach()
+    if isinstance(loss, CrossEntropy):
+        return _term_columns(z.shape, _root_gradient(loss, z, batch).reshape(len(z), -1, z.shape[-1]))
+    if isinstance(loss, SquaredError):
+        width = 1 if loss.normalisation == "mean" else prod(z.shape[1:])
+        return _term_columns(z.shape, _root_gradient(loss, z, batch).reshape(len(z), -1, width))
+    return _unit_columns(z, lambda u: loss.term_outer_product(z, batch.targets, batch.weights, u))
+
+
+def _root_gradient(loss: Loss, z: Tensor, batch: Batch) -> Tensor:
+    """√w_t ∂ℓ_t/∂z of all terms, in the outputs' shape."""
+    weights = None if batch.weights is None else batch.weights.to(z.dtype).sqrt()
+    return loss.gradient(z.detach(), batch.targets, weights)
+
+
+def random_root(loss: Loss, z: Tensor, batch: Batch, noise: Tensor) -> Tensor:
+    """R ε for noise ε (k, *outputs), with R Rᵀ = ∂²(sum)/∂z²: as random columns have it in the mean.
+
+    For cross-entropy R = √w (diag √p − p √pᵀ): since √pᵀ√p = 1, R Rᵀ = w (diag p − p pᵀ).
+    """
+    if isinstance(loss, SquaredError):
+        return noise * loss.hessian_product(z, batch.targets, batch.weights, torch.ones_like(z)).sqrt()
+    if not isinstance(loss, CrossEntropy):
+        raise UsageError(
+            f"no square root of the loss {loss.name!r} in the outputs is known",
+            hint="cs.exact_diagonal takes any loss, method='hutchinson' any operator",
+        )
+    p, w = z.softmax(-1), _weights(z, batch).reshape(z.shape[:-1])
+    root = p.sqrt()
+    return w.sqrt()[..., None] * (root * noise - p * (root * noise).sum(-1, keepdim=True))
+
+
+def several(columns: list[Columns]) -> Columns:
+    """The mean of the matrices of several sets of roots, one set after the other."""
+    share = len(columns) ** -0.5
+    places = [(one, i) for one in columns for i in range(one.number)]
+
+    def make(some: slice) -> Tensor:
+        return share * torch.cat([one.make(slice(i, i + 1)) for one, i in places[some]])
+
+    return Columns(len(places), make)
+
+
+def _weights(z: Tensor, batch: Batch) -> Tensor:
+    """w_t of every position, (B, T), zero where the target is ignored."""
+    w = is_counted(batch.targets).to(z.dtype)
+    if batch.weights is not None:
+        w = w * expand_weights(batch.weights, batch.targets).to(z.dtype)
+    return w.reshape(len(z), -1)
+
+
+def _softmax_columns(z: Tensor, w: Tensor) -> Columns:
+    """√(w_t p_c) (e_c − p_t), position after position, for weights (B, T); without those of no weight."""
+    B, V = len(z), z.shape[-1]
+    p = z.softmax(-1).reshape(B, -1, V)
+    positions = (w != 0).any(dim=0).nonzero()[:, 0]
+
+    def make(some: slice) -> Tensor:
+        index = torch.arange(some.start, some.stop, device=z.device)
+        t, c, k = positions[index // V], index % V, torch.arange(len(index), device=z.device)
+        rows = -p[:, t]
+        rows[:, k, c] += 1
+        rows *= (w[:, t] * p[:, t, c]).sqrt()[..., None]
+        out = z.new_zeros(len(index), B, p.shape[1], V)
+        out[k, :, t] = rows.transpose(0, 1)
+        return out.reshape(-1, *z.shape)
+
+    return Columns(len(positions) * V, make)
+
+
+def _term_columns(shape: torch.Size, G: Tensor) -> Columns:
+    """One column for each of T terms, which have outputs of their own, from their values (B, T, W)."""
+    terms = (G != 0).any(dim=2).any(dim=0).nonzero()[:, 0]
+
+    def make(some: slice) -> Tensor:
+        t = terms[some]
+        out = G.new_zeros(len(t), *G.shape)
+        out[torch.arange(len(t), device=G.device), :, t] = G[:, t].transpose(0, 1)
+        return out.reshape(-1, *shape)
+
+    return Columns(len(terms), make)
+
+
+def _unit_columns(z: Tensor, times: Callable[[Tensor], Tensor]) -> Columns:
+    """e_i for every entry of a sequence's outputs."""
+    entries = prod(z.shape[1:])
+
+    def make(some: slice) -> Tensor:
+        eye = torch.eye(entries, dtype=z.dtype, device=z.device)[some]
+        return eye[:, None].expand(-1, len(z), -1).reshape(-1, *z.shape)
+
+    return Columns(entries, make, times)
