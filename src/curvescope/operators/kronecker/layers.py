@@ -22,7 +22,6 @@ from curvescope.operators.kronecker.record import Recorded, Use, View
 from curvescope.operators.kronecker.sequences import Asked, Rows
 
 NEAR = {torch.float32: 1e-4, torch.float64: 1e-10}  # relative: two orders of the same operations
-MAX_SIDE = 2**14  # rows of a factor that is made without being asked for by name
 OTHERWISE = "it does something else than being the matrix, or the bias, of a linear map"
 
 
@@ -188,7 +187,9 @@ def put(x: Tensor, at: Side, size: int) -> Tensor:
     return found
 
 
-def side_inputs(layer: Layer, places: list[Place], uses: Sequence[Use], rows: list[Rows], dtype: torch.dtype):
+def side_inputs(
+    layer: Layer, places: list[Place], uses: Sequence[Use], rows: list[Rows], dtype: torch.dtype
+) -> dict[bool, Tensor]:
     """Inputs of a layer by sequence, one tensor (B, R, side) for each orientation that is used."""
     found: dict[bool, list[Tensor]] = {}
     for place in places:
