@@ -7,7 +7,7 @@ curvature (`cotangents`), N the total weight of the terms:
     reduce   A = mean over sequences of ā āᵀ, ā the mean      B = (1/N) Σ_n,u (Σ_rows g)(Σ_rows g)ᵀ
              over the sequence's rows
 
-(Eschenhagen et al., 2023, eqs. 19 and 22). All uses of a block are rows of one layer. The whole gradient of
+(Eschenhagen et al., 2023). All uses of a block are rows of one layer. The whole gradient of
 sequence n and cotangent u is G = Σ_rows a gᵀ.
 """
 
