@@ -25,7 +25,7 @@ from curvescope.operators.kronecker.approximations import EKFAC, KFAC, Shampoo
 from curvescope.operators.kronecker.base import KroneckerOperator
 from curvescope.operators.kronecker.cotangents import Kind
 from curvescope.operators.kronecker.layers import Layer
-from curvescope.operators.kronecker.spectral import Spectrum
+from curvescope.operators.kronecker.spectral import Spectrum, with_values
 from curvescope.problem import Problem
 from curvescope.viz import kronecker as viz
 
@@ -114,8 +114,9 @@ def kfac_quality(
         name, size = min(large.items(), key=lambda item: item[1])
         raise UsageError(f"expected a layer of at most max_size={max_size} parameters, got {name} of {size}")
     names = [block.name for layer in small for block in layer.blocks]
-    spectra = [APPROXIMATIONS[name](problem, *names, **settings).spectra() for name in methods]
-    columns = [_measured(problem, layer, [s[i] for s in spectra], damping) for i, layer in enumerate(small)]
+    with whole.steady():  # all of it at one point
+        spectra = [APPROXIMATIONS[name](problem, *names, **settings).spectra() for name in methods]
+        columns = [_measured(problem, x, [s[i] for s in spectra], damping) for i, x in enumerate(small)]
     found: dict[str, Any] = {name: np.array([c[name] for c in columns]) for name in columns[0]}
     said = {name: f"{size} parameters are more than max_size={max_size}" for name, size in large.items()}
     return KFACQuality(
@@ -162,9 +163,7 @@ def _measured(problem: Problem, layer: Layer, spectra: list[Spectrum], damping: 
         found["error_hessian"].append(_relative(K, H))
         found["lambda_max"].append(float(spectrum.values.max()) / top if top > 0 else float("nan"))
         damped = 1 / (spectrum.values + damping * top)
-        step = Spectrum(spectrum.vectors, spectrum.sides, damped).times(
-            g.to(damped).reshape(*damped.shape, 1)
-        )
+        step = with_values(spectrum, damped).times(g.to(damped).reshape(*damped.shape, 1))
         found["cosine"].append(_cosine(step.flatten().double(), exact))
     found["cosine_gradient"] = _cosine(g, exact)
     found["ggn_error_hessian"] = _relative(G, H)
