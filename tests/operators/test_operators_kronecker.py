@@ -115,6 +115,26 @@ def test_a_deep_linear_network_with_squared_error_is_exact():
                 assert relative_error(in_layer_order(K, layer.name), G) < EXACT
 
 
+def test_reduced_factors_are_exact_where_outputs_are_means_over_tokens():
+    class Mean(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up, self.down = nn.Linear(3, 4), nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.down(self.up(x)).mean(1)
+
+    source = torch.Generator().manual_seed(0)
+    x, y = torch.randn(5, 3, 3, generator=source).double(), torch.randn(5, 2, generator=source).double()
+    problem = cs.Problem(shaken(drawn(Mean)), (x, y), "mse")
+    for sharing, exact in (("reduce", True), ("expand", False)):
+        near = []
+        for name in ("up", "down"):
+            K = cs.KFAC(problem, f"{name}.*", kind="ggn", sharing=sharing)
+            near.append(relative_error(K.dense(), cs.GGN(problem, f"{name}.*").dense()))
+        assert (max(near) < EXACT) is exact
+
+
 def test_one_token_is_exact_for_cross_entropy():
     ids, y = data()
     problem = cs.Problem(small(), (ids[:1, :1], y[:1, :1]))

@@ -112,6 +112,40 @@ def test_eigenvalues_are_exact_through_the_layers_of_others(name: str):
     assert exact_diagonals(problem, E) < EXACT
 
 
+class Transposed(nn.Module):
+    """Outputs whose numbers do not lie in the order of their axes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(3, 4), nn.Parameter(torch.randn(2, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.down @ self.up(x)).mT  # (B, 4, 2)
+
+
+@pytest.mark.parametrize("loss", ["cross_entropy", "mse"])
+def test_outputs_may_lie_in_any_order(loss: str):
+    source = torch.Generator().manual_seed(0)
+    x = torch.randn(2, 3, 3, generator=source, dtype=torch.float64)
+    y = (
+        torch.randint(0, 2, (2, 4), generator=source)
+        if loss == "cross_entropy"
+        else torch.rand(2, 4, 2).double()
+    )
+    problem = cs.Problem(shaken(drawn(Transposed)), (x, y), loss)
+    E = cs.EKFAC(problem, kind="ggn")
+    assert set(E.left_out) == {"down"}
+    assert exact_diagonals(problem, E) < EXACT
+
+
+def test_a_diverged_model_is_said():
+    module = shaken(drawn(Positions))
+    with torch.no_grad():
+        module.mid.weight[0, 0] = torch.nan  # pyright: ignore[reportIndexIssue]
+    with pytest.raises(CurvescopeError, match=r"NaN|not finite"):
+        cs.KFAC(cs.Problem(module, tokens()))
+
+
 def test_a_packed_matrix_has_factors_for_each_role():
     """GPT-2's c_attn: W_Q, W_K and W_V share the inputs, and have the gradients of their own outputs."""
     problem = cs.Problem(gpt2(), tokens())

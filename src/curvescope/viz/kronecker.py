@@ -29,22 +29,25 @@ def quality(
         error: ‖K − G‖ / ‖G‖.
         lambda_max: λ_max(K) / λ_max(G).
         cosine: Of the preconditioned gradients.
-        cosine_gradient: (layers,) of the plain gradient, in grey.
+        cosine_gradient: (layers,) of the plain gradient, as grey lines.
     """
     import matplotlib.pyplot as plt
 
-    width = 2.0 + 0.22 * len(layers)
-    fig, axes = plt.subplots(3, 1, figsize=(max(width, 5.0), 7.0), sharex=True, layout="constrained")
-    x = np.arange(len(layers))
+    width = max(2.0 + 0.22 * len(layers), 5.5)
+    fig, axes = plt.subplots(3, 1, figsize=(width, 6.4), sharex=True, layout="constrained")
+    x, step = np.arange(len(layers)), 0.6 / max(len(methods), 1)
     labels = ("‖K − G‖ / ‖G‖", "λ_max(K) / λ_max(G)", "cosine with (G + δ)⁻¹ g")
     for ax, values, label in zip(axes, (error, lambda_max, cosine), labels, strict=True):
         for i, method in enumerate(methods):
-            ax.plot(x, values[i], "o-", ms=3.5, lw=0.8, color=PALETTE[i % len(PALETTE)], label=method)
+            shift = step * (i - (len(methods) - 1) / 2)
+            ax.plot(x + shift, values[i], "o", ms=4, color=PALETTE[i % len(PALETTE)], label=method)
         ax.set_ylabel(label, fontsize=LABEL)
         ax.tick_params(labelsize=LABEL)
+        ax.grid(axis="y", lw=0.3, color="0.9")
+        ax.spines[["top", "right"]].set_visible(False)
     axes[1].axhline(1.0, color="0.6", lw=0.6)
-    axes[1].set_yscale("log")
-    axes[2].plot(x, cosine_gradient, "o--", ms=3, lw=0.8, color="0.6", label="gradient")
-    axes[2].set_xticks(x, layers, rotation=90)
-    axes[2].legend(fontsize=LABEL, ncols=3)
+    axes[2].plot(x, cosine_gradient, "_", ms=28, color="0.5", label="gradient itself")
+    axes[2].set_xticks(x, layers, rotation=90 if len(layers) > 6 else 0)
+    handles, names = axes[2].get_legend_handles_labels()
+    fig.legend(handles, names, fontsize=LABEL, ncols=3, loc="outside upper center", frameon=False)
     return fig

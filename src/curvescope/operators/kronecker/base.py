@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Literal, get_args
 
 from torch import Tensor
 
+from curvescope.core.blocks import Block
 from curvescope.core.errors import UsageError
 from curvescope.core.operator import LinearOperator
 from curvescope.engines import Engine
 from curvescope.operators.kronecker.cotangents import Curvature
-from curvescope.operators.kronecker.layers import MAX_SIDE, Found, Layer
+from curvescope.operators.kronecker.layers import Layer
 from curvescope.operators.kronecker.moments import Pair
 from curvescope.operators.kronecker.spectral import (
     KroneckerSpectral,
@@ -34,6 +35,7 @@ from curvescope.operators.kronecker.stream import first_layers
 from curvescope.problem import Problem
 
 Bias = Literal["joint", "separate"]
+MAX_SIDE = 2**14  # rows of a factor that is made without being asked for by name
 
 
 class KroneckerOperator(LinearOperator):
@@ -53,8 +55,10 @@ class KroneckerOperator(LinearOperator):
         self.problem, self.curvature, self.bias = problem, curvature, bias
         self.engine = Engine(problem, "autograd")
         whole = problem.space(*blocks)
-        found = self.engine.product(lambda: first_layers(problem, whole.blocks, curvature, joint=self.joint))
-        self.layers, self.left_out = _chosen(found, blocks)
+        small = [b for b in whole.blocks if b.name in blocks or max(b.shape) <= MAX_SIDE]
+        found = self.engine.product(lambda: first_layers(problem, small, curvature, joint=self.joint))
+        self.layers, self.left_out = found.layers, found.left_out | _too_large(whole.blocks, small)
+        _check_chosen(self.layers, self.left_out, blocks)
         kept = {block.name for layer in self.layers for block in layer.blocks}
         self.space = self.columns = problem.space(*(b.name for b in whole.blocks if b.name in kept))
         self.shape = (self.space.size, self.space.size)
@@ -158,27 +162,23 @@ class KroneckerOperator(LinearOperator):
         )
 
 
-def _chosen(found: Found, patterns: tuple[str, ...]) -> tuple[tuple[Layer, ...], dict[str, str]]:
-    """Layers whose factors are of a size that was asked for, and why other blocks are left out."""
-    left_out = dict(found.left_out)
-    for layer in found.layers:
-        if max(layer.shape) > MAX_SIDE and not any(block.name in patterns for block in layer.blocks):
-            side = max(layer.shape)
-            left_out |= {
-                b.name: f"a factor of it is {side} × {side}; ask for it by name" for b in layer.blocks
-            }
+def _too_large(blocks: Sequence[Block], small: Sequence[Block]) -> dict[str, str]:
+    """Why blocks that are not among the small ones are left out."""
+    sides = {block.name: max(block.shape) for block in blocks if block not in small}
+    return {name: f"a factor of it is {n} × {n}; ask for it by name" for name, n in sides.items()}
+
+
+def _check_chosen(layers: tuple[Layer, ...], left_out: Mapping[str, str], patterns: tuple[str, ...]) -> None:
+    """Raise where a block that was asked for by name has no factors, or none has."""
     asked = [name for name in patterns if name in left_out]
     if asked:
         raise UsageError(
             f"{asked[0]} has no Kronecker factors: {left_out[asked[0]]}",
             hint="norms, positions that are added and the like are left out of a glob",
         )
-    layers = tuple(layer for layer in found.layers if layer.name not in left_out)
     if not layers:
-        raise UsageError(
-            f"none of {', '.join(patterns) or 'the blocks'} is the matrix or bias of a linear map"
-        )
-    return layers, left_out
+        what = ", ".join(patterns) or "the blocks"
+        raise UsageError(f"none of {what} is the matrix or the bias of a linear map")
 
 
 def _some(layers: tuple[Layer, ...]) -> str:

@@ -119,10 +119,10 @@ def _root_columns(problem: Problem, z: Tensor, batch: Batch, *, separate: bool) 
         if batch.weights is not None:
             w = w * expand_weights(batch.weights, batch.targets).to(z.dtype)
         scale = w.sqrt()[..., None] * p.sqrt()  # column c: √(w p_c) (e_c − p)
-        columns = (_basis(p, c, C) * scale - p * scale[..., c : c + 1] for c in range(C))
+        columns = (_only(scale, c) - p * scale[..., c : c + 1] for c in range(C))
     elif isinstance(loss, SquaredError):
         scale = loss.hessian_product(z, batch.targets, batch.weights, torch.ones_like(z)).sqrt()
-        columns = (_basis(z, c, C) * scale for c in range(C))
+        columns = (_only(scale, c) for c in range(C))
     else:
         yield from _dense_root_columns(problem, z, batch)
         return
@@ -130,9 +130,12 @@ def _root_columns(problem: Problem, z: Tensor, batch: Batch, *, separate: bool) 
         yield from _apart(column, z[0].numel() // C) if separate else [column]
 
 
-def _basis(like: Tensor, c: int, C: int) -> Tensor:
-    found = torch.zeros_like(like)
-    found.reshape(-1, C)[:, c] = 1
+def _only(x: Tensor, c: int) -> Tensor:
+    """Entry c of the last axis (of a vector, its entries: each is a sequence's own), zero elsewhere."""
+    if x.dim() == 1:
+        return x
+    found = torch.zeros_like(x)
+    found[..., c] = x[..., c]
     return found
 
 

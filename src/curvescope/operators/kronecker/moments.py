@@ -7,12 +7,13 @@ curvature (`cotangents`), N the total weight of the terms:
     reduce   A = mean over sequences of ā āᵀ, ā the mean      B = (1/N) Σ_n,u (Σ_rows g)(Σ_rows g)ᵀ
              over the sequence's rows
 
-(Eschenhagen et al., 2023, eqs. 19 and 22). All uses of a block are rows of one layer. The whole gradient of
+(Eschenhagen et al., 2023). All uses of a block are rows of one layer. The whole gradient of
 sequence n and cotangent u is G = Σ_rows a gᵀ.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
 import torch
@@ -38,7 +39,7 @@ def kfac_factors(
     problem: Problem, layers: tuple[Layer, ...], curvature: Curvature, sharing: Sharing, *, joint: bool
 ) -> list[Pair]:
     """A and B of every layer, as rows and columns of its matrix."""
-    sums = [_Sums(problem, layer) for layer in layers]
+    sums = [_Sums(layer) for layer in layers]
     for piece in pieces(problem, layers, "factors", joint=joint):
         for layer, total in zip(layers, sums, strict=True):
             total.add_inputs(piece.inputs(layer), piece.counts(layer), sharing)
@@ -54,8 +55,7 @@ def kfac_factors(
 class _Sums:
     """Running sums of one layer, for each orientation in which its block is used."""
 
-    def __init__(self, problem: Problem, layer: Layer):
-        self._like = torch.zeros(0, dtype=problem.dtype, device=problem.device)
+    def __init__(self, layer: Layer):
         self._shape = layer.shape
         self._inputs: dict[bool, Tensor] = {}
         self._outputs: dict[bool, Tensor] = {}
@@ -127,12 +127,11 @@ def _turned(sides: Sides, q: Pair, *, inputs: bool) -> Sides:
     return {key: x @ (q.rows if inputs != key else q.columns) for key, x in sides.items()}
 
 
-def whole_gradients(inputs: Sides, outputs: Sides):
+def whole_gradients(inputs: Sides, outputs: Sides) -> Iterator[Tensor]:
     """G of every sequence for some cotangents after the others: (k, B, m, n)."""
-    sizes = [
-        (len(g), g.shape[1] * a.shape[-1] * g.shape[-1] * g.element_size()) for a, g in _both(inputs, outputs)
-    ]
-    k, size = sizes[0]
+    key = next(iter(inputs))
+    k, B, _, n = outputs[key].shape
+    size = B * inputs[key].shape[-1] * n * inputs[key].element_size()
     step = max(1, GRADIENT_BYTES // max(size, 1))
     for start in range(0, k, step):
         total: Tensor | None = None
@@ -143,10 +142,6 @@ def whole_gradients(inputs: Sides, outputs: Sides):
             total = G if total is None else total + G
         assert total is not None, "a layer is used"
         yield total
-
-
-def _both(inputs: Sides, outputs: Sides) -> list[tuple[Tensor, Tensor]]:
-    return [(inputs[key], outputs[key]) for key in inputs]
 
 
 def shampoo_factors(

@@ -25,7 +25,7 @@ from curvescope.operators.kronecker.approximations import EKFAC, KFAC, Shampoo
 from curvescope.operators.kronecker.base import KroneckerOperator
 from curvescope.operators.kronecker.cotangents import Kind
 from curvescope.operators.kronecker.layers import Layer
-from curvescope.operators.kronecker.spectral import Spectrum
+from curvescope.operators.kronecker.spectral import Spectrum, with_values
 from curvescope.problem import Problem
 from curvescope.viz import kronecker as viz
 
@@ -105,31 +105,20 @@ def kfac_quality(
         damping: d, in units of λ_max(G) of each layer.
         max_size: Parameters of the largest layer that is made dense; larger ones are left out, and said.
     """
-    for name in methods:
-        if name not in APPROXIMATIONS:
-            raise UsageError(
-                f"expected an approximation, got {name!r}", hint=near_misses(name, list(APPROXIMATIONS))
-            )
-    if not methods:
-        raise UsageError("expected at least one approximation, got none")
-    if isinstance(damping, bool) or not isinstance(damping, int | float) or not 0 < damping < float("inf"):
-        raise UsageError(f"expected a damping above 0, got {damping!r}")
-    whole = [APPROXIMATIONS[methods[0]](problem, *blocks, kind=kind, seed=seed, mc_samples=mc_samples)]
-    small = [layer for layer in whole[0].layers if _size(layer) <= max_size]
-    left_out = whole[0].left_out | {
-        layer.name: f"{_size(layer)} parameters are more than max_size={max_size}"
-        for layer in whole[0].layers
-        if _size(layer) > max_size
-    }
-    if not small:
-        raise UsageError(
-            f"expected a layer of at most max_size={max_size} parameters, got {whole[0].layers[0].name}"
-        )
-    names = [block.name for layer in small for block in layer.blocks]
+    _check(methods, damping)
     settings = {"kind": kind, "seed": seed, "mc_samples": mc_samples}
-    spectra = [APPROXIMATIONS[name](problem, *names, **settings).spectra() for name in methods]
-    columns = [_measured(problem, layer, [s[i] for s in spectra], damping) for i, layer in enumerate(small)]
+    whole = APPROXIMATIONS[methods[0]](problem, *blocks, **settings)
+    small = [layer for layer in whole.layers if _size(layer) <= max_size]
+    large = {layer.name: _size(layer) for layer in whole.layers if layer not in small}
+    if not small:
+        name, size = min(large.items(), key=lambda item: item[1])
+        raise UsageError(f"expected a layer of at most max_size={max_size} parameters, got {name} of {size}")
+    names = [block.name for layer in small for block in layer.blocks]
+    with whole.steady():  # all of it at one point
+        spectra = [APPROXIMATIONS[name](problem, *names, **settings).spectra() for name in methods]
+        columns = [_measured(problem, x, [s[i] for s in spectra], damping) for i, x in enumerate(small)]
     found: dict[str, Any] = {name: np.array([c[name] for c in columns]) for name in columns[0]}
+    said = {name: f"{size} parameters are more than max_size={max_size}" for name, size in large.items()}
     return KFACQuality(
         layers=[layer.name for layer in small],
         sizes=np.array([_size(layer) for layer in small]),
@@ -137,11 +126,23 @@ def kfac_quality(
         **{name: found[name].T for name in QUANTITIES},
         cosine_gradient=found["cosine_gradient"],
         ggn_error_hessian=found["ggn_error_hessian"],
-        left_out=left_out,
+        left_out=whole.left_out | said,
         damping=float(damping),
         kind=kind,
         seed=seed,
     )
+
+
+def _check(methods: Sequence[str], damping: float) -> None:
+    """Raise unless these are names of approximations and a number above 0."""
+    for name in methods:
+        if name not in APPROXIMATIONS:
+            hint = near_misses(name, list(APPROXIMATIONS))
+            raise UsageError(f"expected an approximation, got {name!r}", hint=hint)
+    if not methods:
+        raise UsageError("expected at least one approximation, got none")
+    if isinstance(damping, bool) or not isinstance(damping, int | float) or not 0 < damping < float("inf"):
+        raise UsageError(f"expected a damping above 0, got {damping!r}")
 
 
 def _measured(problem: Problem, layer: Layer, spectra: list[Spectrum], damping: float) -> dict[str, Any]:
@@ -162,9 +163,7 @@ def _measured(problem: Problem, layer: Layer, spectra: list[Spectrum], damping: 
         found["error_hessian"].append(_relative(K, H))
         found["lambda_max"].append(float(spectrum.values.max()) / top if top > 0 else float("nan"))
         damped = 1 / (spectrum.values + damping * top)
-        step = Spectrum(spectrum.vectors, spectrum.sides, damped).times(
-            g.to(damped).reshape(*damped.shape, 1)
-        )
+        step = with_values(spectrum, damped).times(g.to(damped).reshape(*damped.shape, 1))
         found["cosine"].append(_cosine(step.flatten().double(), exact))
     found["cosine_gradient"] = _cosine(g, exact)
     found["ggn_error_hessian"] = _relative(G, H)

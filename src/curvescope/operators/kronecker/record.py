@@ -24,7 +24,7 @@ from curvescope.kernels.attention.multihead import multihead
 from curvescope.kernels.backends import casting
 from curvescope.kernels.head import LinearHead
 from curvescope.kernels.substitute import LINEAR_MAPS
-from curvescope.problem import Leaves, Problem
+from curvescope.problem import Leaves, Problem, check_finite
 
 
 class View(NamedTuple):
@@ -88,6 +88,7 @@ def record(problem: Problem, batch: Batch) -> Recorded:
         return z, mode.uses
 
     leaves, (z, uses) = problem.differentiable(names, run, lambda found: [found[0]])
+    check_finite(z.detach(), problem)
     return Recorded(leaves, z, uses)
 
 

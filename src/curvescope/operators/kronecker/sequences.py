@@ -8,17 +8,19 @@ which none arrives, such as padding, does not count.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from curvescope.core.seeds import generator
 from curvescope.data.batches import Batch
 from curvescope.engines.passes import pull
 from curvescope.operators.kronecker.record import Recorded, Use
 from curvescope.problem import Problem
+
+GOLDEN = 0.6180339887498949  # its multiples do not repeat, modulo 1
 
 
 class Rows(NamedTuple):
@@ -41,54 +43,67 @@ class Asked(NamedTuple):
     leaf_gradients: dict[str, Tensor]
 
 
-def ask(problem: Problem, recorded: Recorded, batch: Batch) -> Asked:
-    """Send the cotangents of some sequences after the others through a recorded batch."""
-    z, B = recorded.outputs, batch.num_sequences
+def ask(problem: Problem, recorded: Recorded, batch: Batch, parameters: Iterable[str]) -> Asked:
+    """Send cotangents back through a recorded batch: of all its sequences, then of some after the others.
+
+    Args:
+        problem: Whose loss it is.
+        recorded: The batch's graph.
+        batch: A placed one.
+        parameters: Those whose gradients are wanted.
+    """
+    z, uses = recorded.outputs, recorded.uses
     u = _anything(problem, z.detach(), batch)
-    masks = _codes(B, z.device).to(u.dtype)
-    given = masks.reshape(*masks.shape, *[1] * (z.dim() - 1)) * u
-    into = [*(use.edge for use in recorded.uses), *recorded.leaves.values()]
-    found = pull([z], [given], into, 1 if B == 1 else len(masks))  # pyright: ignore[reportArgumentType]
-    here = [x.flatten(1, -2) if x is not None else None for x in found[: len(recorded.uses)]]
-    size = 1 if B == 1 else 2  # a digit and its complement are all sequences
-    leaf = dict(zip(recorded.leaves, found[len(recorded.uses) :], strict=True))
-    sums = {name: g[:size].sum(0) for name, g in leaf.items() if g is not None}
-    gradients = [
-        torch.zeros(prod(use.lead), use.weight.shape[-1], dtype=z.dtype, device=z.device)
-        if g is None
-        else g[:size].sum(0)
-        for use, g in zip(recorded.uses, here, strict=True)
+    leaves = {name: recorded.leaves[name] for name in dict.fromkeys(parameters)}
+    found = _back(recorded, u, leaves.values())
+    gradients, whole = _rows_first(uses, found, z), found[len(uses) :]
+    masks = _codes(batch.num_sequences, z.device)
+    reached = [[(g != 0).any(-1) for g in gradients]]  # one sequence is asked by now
+    if len(masks):
+        several = (u * mask.reshape(-1, *[1] * (z.dim() - 1)) for mask in masks)
+        reached = [[(g != 0).any(-1) for g in _rows_first(uses, _back(recorded, v), z)] for v in several]
+    passes = [torch.stack(own) for own in zip(*reached, strict=True)]
+    sums = {name: g for name, g in zip(leaves, whole, strict=True) if g is not None}
+    return Asked(_rows_of(uses, passes, batch.num_sequences), gradients, sums)
+
+
+def _back(recorded: Recorded, u: Tensor, leaves: Iterable[Tensor] = ()) -> list[Tensor | None]:
+    """Gradients for one cotangent, of all uses, then of the leaves."""
+    into: list[Any] = [*(use.edge for use in recorded.uses), *leaves]
+    found = pull([recorded.outputs], [u[None]], into, 1) if into else []
+    return [None if g is None else g[0] for g in found]
+
+
+def _rows_first(uses: list[Use], found: list[Tensor | None], like: Tensor) -> list[Tensor]:
+    """Gradients of uses as (rows, d_out)."""
+    return [
+        like.new_zeros(prod(use.lead), use.weight.shape[-1]) if g is None else g.flatten(0, -2)
+        for use, g in zip(uses, found, strict=False)
     ]
-    return Asked(_rows_of(recorded.uses, here, B), gradients, sums)
 
 
 def _anything(problem: Problem, z: Tensor, batch: Batch) -> Tensor:
-    """A cotangent that is zero exactly where no term counts: the loss's gradient at random outputs."""
-    random = torch.randn(z.shape, generator=generator(0, 16), dtype=torch.float64).to(z)
-    return problem.loss.gradient(random, batch.targets, batch.weights).detach()
+    """A cotangent that is zero exactly where no term counts: the loss's gradient at outputs of no meaning."""
+    outputs = (torch.arange(z.numel(), dtype=z.dtype, device=z.device) * GOLDEN).remainder(1).reshape(z.shape)
+    return problem.loss.gradient(outputs, batch.targets, batch.weights).detach()
 
 
 def _codes(B: int, device: torch.device) -> Tensor:
-    """Which sequences are switched on in which pass: (2 ⌈log₂ B⌉, B), or one pass for one sequence."""
-    if B == 1:
-        return torch.ones(1, 1, dtype=torch.bool, device=device)
+    """Which sequences are switched on in which pass: (2 ⌈log₂ B⌉, B)."""
     number = torch.arange(B, device=device)
     digits = [(number >> bit) & 1 == 1 for bit in range((B - 1).bit_length())]
-    return torch.stack([mask for digit in digits for mask in (digit, ~digit)])
+    return torch.stack([mask for digit in digits for mask in (digit, ~digit)]) if digits else number[:0, None]
 
 
-def _rows_of(uses: list[Use], found: list[Tensor | None], B: int) -> list[Rows | None]:
-    """Rows of every use. Uses of one shape share what is known of a row: where all units of a layer are
-    switched off, another layer tells."""
-    reached: dict[tuple[int, ...], Tensor] = {}
-    for use, g in zip(uses, found, strict=True):
-        if g is not None:
-            here = (g != 0).any(-1)
-            reached[use.lead] = reached[use.lead] | here if use.lead in reached else here
-    rows = {lead: _numbers(here, B) for lead, here in reached.items()}
-    for use in uses:  # what reaches no term has no rows that count
-        if use.lead not in rows:
-            rows[use.lead] = _by_sequence(torch.full((prod(use.lead),), -1, device=use.given.device), B)
+def _rows_of(uses: list[Use], reached: list[Tensor], B: int) -> list[Rows | None]:
+    """Rows of every use, from the passes (k, rows) that reached them.
+
+    Uses of one shape share what is known of a row: where a layer's units are all switched off, another tells.
+    """
+    together: dict[tuple[int, ...], Tensor] = {}
+    for use, here in zip(uses, reached, strict=True):
+        together[use.lead] = together[use.lead] | here if use.lead in together else here
+    rows = {lead: _numbers(here, B) for lead, here in together.items()}
     return [rows[use.lead] for use in uses]
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Literal, final, get_args
 
 import torch
 from torch import Tensor
@@ -53,6 +53,7 @@ def eigen(pair: Pair) -> Spectrum:
     return Spectrum(vectors, (values[0], values[1]), torch.outer(*values))
 
 
+@final
 class KroneckerSpectral(LinearOperator):
     """A symmetric matrix over the blocks of some layers, from the spectra of its layers.
 

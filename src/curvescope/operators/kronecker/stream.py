@@ -84,7 +84,8 @@ def first_layers(problem: Problem, blocks: Sequence[Block], curvature: Curvature
     recorded = record(problem, one)
     if curvature.kind != "forward-only":
         next(curvature.chunks(problem, recorded.outputs, one, 0, 1), None)
-    return find_layers(blocks, _shapes(recorded), recorded, ask(problem, recorded, one), joint=joint)
+    asked = ask(problem, recorded, one, (block.parameter for block in blocks))
+    return find_layers(blocks, _shapes(recorded), recorded, asked, joint=joint)
 
 
 def pieces(problem: Problem, layers: tuple[Layer, ...], what: str, *, joint: bool) -> Iterator[Piece]:
@@ -103,8 +104,8 @@ def _recorded(
     problem: Problem, layers: tuple[Layer, ...], batch: Batch, *, joint: bool
 ) -> Iterator[tuple[Batch, Recorded, list[Rows]]]:
     recorded = record(problem, batch)
-    asked = ask(problem, recorded, batch)
     blocks = [block for layer in layers for block in layer.blocks]
+    asked = ask(problem, recorded, batch, (block.parameter for block in blocks))
     found = find_layers(blocks, _shapes(recorded), recorded, asked, joint=joint)
     if found.left_out or set(found.layers) != set(layers):
         name = next(iter(found.left_out), layers[0].name)
