@@ -386,8 +386,36 @@ REFUSED: dict[str, tuple[Any, str]] = {
         lambda: cs.Problem(net(), (X, Y), params={"w": X}),
         "expected a function f",
     ),
+    "flat targets": (
+        lambda: cs.Problem(net(), (X, Y.repeat(2))),
+        r"got shapes \(5, 3\), \(10,\) \(a batch has sequences on axis 0",
+    ),
     "dataset": (lambda: cs.Problem(net(), 3.0), r"got float .*DataLoader\(dataset"),
 }
+
+
+def test_an_error_of_the_function_itself_is_said_to_be_its_own():
+    p = cs.Problem(net(), (X[:, :2], Y), loss_fn=penalised)
+    with pytest.raises(
+        cs.CurvescopeError, match=r"the loss of Net itself .* \(5, 2\), \(5,\): mat1"
+    ) as caught:
+        p.value()
+    assert_one_sentence(caught.value)
+
+
+def test_a_function_that_draws_is_refused_as_such():
+    def drops(model: nn.Module, batch: Any) -> Tensor:
+        return F.cross_entropy(F.dropout(model(batch[0])), batch[1])
+
+    H = cs.Hessian(cs.Problem(net(), (X, Y), loss_fn=drops))
+    with (
+        torch.random.fork_rng(devices=[]),
+        pytest.raises(
+            cs.CurvescopeError, match="what is computed with Net gives other outputs every time"
+        ) as caught,
+    ):
+        H @ torch.ones(H.shape[0], dtype=torch.float64)
+    assert_one_sentence(caught.value)
 
 
 @pytest.mark.parametrize("name", REFUSED)

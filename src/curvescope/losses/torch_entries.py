@@ -135,7 +135,8 @@ class EntryLoss(Loss):
             raise ShapeError(
                 f"expected real targets of the outputs' shape {tuple(outputs.shape)}, "
                 f"got {str(targets.dtype).removeprefix('torch.')} {tuple(targets.shape)}",
-                hint=f"{self.name} compares entry by entry; y.double() makes real numbers",
+                hint=f"{self.name} compares entry by entry"
+                + ("; y.double() makes real numbers" if outputs.shape == targets.shape else ""),
             )
         for option in ("weight", "pos_weight"):
             own = getattr(self.module, option, None)
