@@ -278,6 +278,16 @@ def test_an_item_of_a_loader_is_a_batch():
     assert cs.Problem(net(), item).value() == pytest.approx(cs.Problem(net(), (X, Y)).value(), rel=1e-14)
 
 
+def test_real_labels_are_not_shifted():
+    """As many answers of yes and no as tokens."""
+    ids, y = torch.tensor([[0, 1, 2], [2, 1, 1]]), torch.tensor([[0.0, 1.0, 1.0], [1.0, 0.0, 0.0]]).double()
+    module = shaken(drawn(lambda: nn.Sequential(nn.Embedding(3, 2), nn.Flatten(), nn.Linear(6, 3))))
+    loss = nn.BCEWithLogitsLoss()
+    p = cs.Problem(module, {"input_ids": ids, "labels": y}, loss)
+    assert p.value() == pytest.approx(float(loss(module(ids), y).detach()), rel=1e-12)
+    assert p.notes == ()
+
+
 class Buffer:
     """Every batch in the same memory."""
 
