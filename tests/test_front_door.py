@@ -366,6 +366,10 @@ REFUSED: dict[str, tuple[Any, str]] = {
         lambda: cs.EmpiricalFisher(cs.Problem(net(), (X, Y), loss_fn=penalised)),
         "EmpiricalFisher needs the model's outputs .* cs.CustomLoss",
     ),
+    "K-FAC": (
+        lambda: cs.KFAC(cs.Problem(net(), (X, Y), loss_fn=penalised)),
+        "KFAC needs the model's outputs",
+    ),
     "no own loss": (
         lambda: cs.Problem(net("tuple"), (X, Y), loss="own").value(),
         r"returns its own loss, got a tuple of a tensor \(5, 3\), a tensor \(5, 4\)",
