@@ -34,22 +34,26 @@ def assert_meets_autograd(
         of_outputs: The whole loss from those outputs.
         tolerance: Relative.
     """
-    space = problems[0].space()
+    space, whole = problems[0].space(), outputs is not None
+    parts = [
+        (p, cs.Hessian(p), cs.GGN(p) if whole else None, cs.Functional(p) if whole else None)
+        for p in problems
+    ]
     for step in range(2):
         v = torch.randn(space.size, generator=torch.Generator().manual_seed(step), dtype=torch.float64)
         value, slope, bend = _autograd(named, total, space.scatter(v))
         Gv = None
         if outputs is not None and of_outputs is not None:
             Gv = space.gather(_gauss_newton(named, outputs, of_outputs, space.scatter(v)))
-        for problem in problems:
+        for problem, H, G, functional in parts:
             assert abs(problem.value() - float(value)) <= tolerance * abs(float(value))
             assert relative_error(problem.gradient(), space.gather(slope)) < tolerance
-            Hv = cs.Hessian(problem) @ v
+            Hv = H @ v
             size = tolerance * float(Hv.norm())
             assert relative_error(Hv, space.gather(bend)) < tolerance
-            if Gv is not None:
-                assert float((cs.GGN(problem) @ v - Gv).norm()) <= size
-                assert float((cs.Functional(problem) @ v - (Hv - Gv)).norm()) <= size
+            if Gv is not None and G is not None and functional is not None:
+                assert float((G @ v - Gv).norm()) <= size
+                assert float((functional @ v - (Hv - Gv)).norm()) <= size
         if step == 0:
             assert relative_error(_difference(problems[0], v), space.gather(bend)) < 1e-5
         _step(named)

@@ -278,6 +278,16 @@ def test_an_item_of_a_loader_is_a_batch():
     assert cs.Problem(net(), item).value() == pytest.approx(cs.Problem(net(), (X, Y)).value(), rel=1e-14)
 
 
+def test_real_labels_are_not_shifted():
+    """As many answers of yes and no as tokens."""
+    ids, y = torch.tensor([[0, 1, 2], [2, 1, 1]]), torch.tensor([[0.0, 1.0, 1.0], [1.0, 0.0, 0.0]]).double()
+    module = shaken(drawn(lambda: nn.Sequential(nn.Embedding(3, 2), nn.Flatten(), nn.Linear(6, 3))))
+    loss = nn.BCEWithLogitsLoss()
+    p = cs.Problem(module, {"input_ids": ids, "labels": y}, loss)
+    assert p.value() == pytest.approx(float(loss(module(ids), y).detach()), rel=1e-12)
+    assert p.notes == ()
+
+
 class Buffer:
     """Every batch in the same memory."""
 
@@ -356,6 +366,10 @@ REFUSED: dict[str, tuple[Any, str]] = {
         lambda: cs.EmpiricalFisher(cs.Problem(net(), (X, Y), loss_fn=penalised)),
         "EmpiricalFisher needs the model's outputs .* cs.CustomLoss",
     ),
+    "K-FAC": (
+        lambda: cs.KFAC(cs.Problem(net(), (X, Y), loss_fn=penalised)),
+        "KFAC needs the model's outputs",
+    ),
     "no own loss": (
         lambda: cs.Problem(net("tuple"), (X, Y), loss="own").value(),
         r"returns its own loss, got a tuple of a tensor \(5, 3\), a tensor \(5, 4\)",
@@ -386,8 +400,36 @@ REFUSED: dict[str, tuple[Any, str]] = {
         lambda: cs.Problem(net(), (X, Y), params={"w": X}),
         "expected a function f",
     ),
+    "flat targets": (
+        lambda: cs.Problem(net(), (X, Y.repeat(2))),
+        r"got shapes \(5, 3\), \(10,\) \(a batch has sequences on axis 0",
+    ),
     "dataset": (lambda: cs.Problem(net(), 3.0), r"got float .*DataLoader\(dataset"),
 }
+
+
+def test_an_error_of_the_function_itself_is_said_to_be_its_own():
+    p = cs.Problem(net(), (X[:, :2], Y), loss_fn=penalised)
+    with pytest.raises(
+        cs.CurvescopeError, match=r"the loss of Net itself .* \(5, 2\), \(5,\): mat1"
+    ) as caught:
+        p.value()
+    assert_one_sentence(caught.value)
+
+
+def test_a_function_that_draws_is_refused_as_such():
+    def drops(model: nn.Module, batch: Any) -> Tensor:
+        return F.cross_entropy(F.dropout(model(batch[0])), batch[1])
+
+    H = cs.Hessian(cs.Problem(net(), (X, Y), loss_fn=drops))
+    with (
+        torch.random.fork_rng(devices=[]),
+        pytest.raises(
+            cs.CurvescopeError, match="what is computed with Net gives other outputs every time"
+        ) as caught,
+    ):
+        H @ torch.ones(H.shape[0], dtype=torch.float64)
+    assert_one_sentence(caught.value)
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -174,10 +174,12 @@ class Problem:
             if type(error) is not RuntimeError:
                 raise
             first, shapes = str(error).partition("\n")[0], [tuple(t.shape) for t in tree_leaves(batch.inputs)]
+            who = f"the forward of {self.model.name} itself"
+            if not self.loss.splits:  # a function of model and batch, whose tensors have an axis more here
+                who, shapes = f"the loss of {self.model.name} itself", [shape[1:] for shape in shapes[1:]]
             raise ModuleError(
-                f"the forward of {self.model.name} itself raised an error on inputs of shape "
-                f"{', '.join(map(str, shapes))}: {first}",
-                hint="it does so without curvescope too: call the module on a batch",
+                f"{who} raised an error on inputs of shape {', '.join(map(str, shapes))}: {first}",
+                hint="it does so without curvescope too: call it on a batch",
             ) from error
 
     @contextmanager

@@ -83,6 +83,15 @@ def test_its_own_loss_ignores_what_it_ignores():
     assert cut.value() == pytest.approx(p.value(), rel=1e-12)
 
 
+def test_a_compiled_module_is_the_same():
+    module = nano()
+    compiled = cs.Problem(torch.compile(module, backend="eager"), (X, Y))
+    plain = cs.Problem(module, (X, Y))
+    assert list(compiled.model.blocks) == list(plain.model.blocks)
+    v = torch.ones(plain.space().size, dtype=torch.float64)
+    assert relative_error(cs.Hessian(compiled) @ v, cs.Hessian(plain) @ v) < 1e-12
+
+
 def test_what_flows_through_it_can_be_seen():
     found = capture(cs.load(nano()), X, "L1.*")
     assert found["L1.attn.out"].shape == (3, 5, 4)

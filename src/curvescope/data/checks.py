@@ -44,7 +44,8 @@ def check_lengths(inputs: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
     if len(lengths) != 1 or -1 in lengths:
         shapes = ", ".join(str(tuple(t.shape)) for t in (*inputs, *targets))
         raise ShapeError(
-            f"expected inputs and targets with the same number of sequences, got shapes {shapes}"
+            f"expected inputs and targets with the same number of sequences, got shapes {shapes}",
+            hint="a batch has sequences on axis 0 of all its tensors; loss_fn takes batches of any kind",
         )
 
 

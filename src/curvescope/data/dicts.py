@@ -90,13 +90,14 @@ def inputs_and_targets(row: Row, *, shift: bool) -> tuple[Row, Tensor, bool]:
 
     Args:
         row: A batch.
-        shift: Whether labels (B, T) beside ids (B, T), or embeddings of them, are those of a model that
-            predicts the next token.
+        shift: Whether integer labels (B, T) beside ids (B, T), or embeddings of them, are those of a model
+            that predicts the next token.
     """
     labels = labels_of(row)
     inputs = {key: value for key, value in row.items() if key not in LABELS}
     tokens = row.get(IDS, row.get(EMBEDDED))
-    moves = shift and labels.dim() == 2 and tokens is not None and labels.shape == tokens.shape[:2]
+    whole = labels.dim() == 2 and not labels.is_floating_point()  # real ones are answers, no tokens
+    moves = shift and whole and tokens is not None and labels.shape == tokens.shape[:2]
     if not moves:
         return inputs, labels, False
     last = torch.full_like(labels[:, :1], IGNORED)

@@ -178,5 +178,7 @@ def _layer_outputs(problem: Problem, batch: Batch) -> dict[str, Tensor]:
 
     parts: dict[str, nn.Module] = dict(problem.model.module.named_modules())
     with exchanged([Change(vars(m), "forward", noting(name, m.forward)) for name, m in parts.items()]):
-        found.setdefault("", answer(problem, batch).outputs)
+        whole = answer(problem, batch).outputs
+    found.setdefault("", whole)
+    found[f"what is computed with {problem.model.name}"] = whole  # e.g. by a function of model and batch
     return found

@@ -54,6 +54,14 @@ class Loss(ABC):
         """Σ_t w_t r_t r_tᵀ applied to `direction`, r_t = ∂ℓ_t/∂z: the empirical Fisher in the outputs."""
         raise UsageError(f"the loss {self.name!r} does not split into terms, which an empirical Fisher needs")
 
+    def root_gradient(self, outputs: Tensor, targets: Tree, weights: Tensor | None) -> Tensor:
+        """Σ_t √w_t r_t: of terms that do not share outputs, what the outer product of terms is made of."""
+        return self.gradient(outputs, targets, None if weights is None else weights.to(outputs.dtype).sqrt())
+
+    def slots(self, outputs: Tensor) -> int | None:
+        """In how many terms, equally long and one behind the other, a sequence's outputs are cut, if so."""
+        return None
+
     def sample_targets(self, outputs: Tensor, targets: Tree, source: torch.Generator) -> Tensor:
         """Targets drawn from the model's own distribution, with the ignored ones of `targets` kept."""
         raise UsageError(f"the loss {self.name!r} is no log-likelihood, which a Monte-Carlo Fisher needs")

@@ -74,6 +74,10 @@ class CrossEntropy(Loss):
         r = self._residual(outputs, targets)
         return r * (r * direction).sum(-1, keepdim=True) * _weights(targets, weights, outputs)[..., None]
 
+    def slots(self, outputs: Tensor) -> int:
+        """One for each position."""
+        return outputs[0].numel() // outputs.shape[-1]
+
     def sample_targets(self, outputs: Tensor, targets: Tensor, source: torch.Generator) -> Tensor:
         """One class per position from softmax(z_t); ignored positions stay ignored."""
         if self.label_smoothing:

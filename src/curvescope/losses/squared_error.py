@@ -65,6 +65,10 @@ class SquaredError(Loss):
             inner = inner.sum(own, keepdim=True) if own else inner
         return r * inner * self._scale(outputs, targets, weights) / c
 
+    def slots(self, outputs: Tensor) -> int:
+        """One for each sequence, or for each entry."""
+        return 1 if self.normalisation == "theory" else outputs[0].numel()
+
     def sample_targets(self, outputs: Tensor, targets: Tensor, source: torch.Generator) -> Tensor:
         """z + σ ξ with σ² = 1/(2c): the Gaussian whose negative log-likelihood is ℓ."""
         c = 1 / _entries(outputs) if self.normalisation == "theory" else 1.0

@@ -85,17 +85,24 @@ class ClassLoss(Loss):
     def term_outer_product(
         self, outputs: Tensor, targets: Tensor, weights: Tensor | None, direction: Tensor
     ) -> Tensor:
-        """Σ_t w_t n_t r_t r_tᵀ u_t with r_t the slope of ℓ_t / n_t."""
+        r = self.root_gradient(outputs, targets, weights)
+        return r * (r * direction).sum(_axis(outputs), keepdim=True)
+
+    def root_gradient(self, outputs: Tensor, targets: Tensor, weights: Tensor | None) -> Tensor:
+        """√(w_t n_t) r_t, with r_t the slope of ℓ_t / n_t."""
         if self.module.weight is not None and self._smoothing:
             raise UsageError(
                 f"an empirical Fisher needs terms with one weight each, which {self.name} with both class "
                 "weights and label_smoothing does not have"
             )
-        r, axis = self._slope(outputs, targets), _axis(outputs)
         n = self._counts(targets).to(outputs).unsqueeze(1)
-        inner = (r * direction).sum(axis, keepdim=True)
-        once = torch.where(n > 0, 1 / n.clamp(min=torch.finfo(n.dtype).tiny), 0)
-        return r * inner * once * self._weights(outputs, targets, weights)
+        w = torch.as_tensor(self._weights(outputs, targets, weights), dtype=outputs.dtype)
+        scale = torch.where(n > 0, w.to(n.device) / n.clamp(min=torch.finfo(n.dtype).tiny), 0)
+        return self._slope(outputs, targets) * scale.sqrt()
+
+    def slots(self, outputs: Tensor) -> int | None:
+        """One for each sequence, where that has one position; more do not lie one behind the other."""
+        return 1 if outputs[0].numel() == outputs.shape[1] else None
 
     def sample_targets(self, outputs: Tensor, targets: Tensor, source: torch.Generator) -> Tensor:
         """One class per position; ignored ones stay ignored, probabilities become those of one class."""

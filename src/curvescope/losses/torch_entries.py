@@ -91,6 +91,10 @@ class EntryLoss(Loss):
             inner = inner.sum(tuple(range(1 - outputs.dim(), 0)), keepdim=True)
         return r * inner * self._weights(outputs, weights)
 
+    def slots(self, outputs: Tensor) -> int:
+        """One for each entry, or for each sequence."""
+        return 1 if self._by_sequence else outputs[0].numel()
+
     def sample_targets(self, outputs: Tensor, targets: Tensor, source: torch.Generator) -> Tensor:
         if self.rule.draw is None:
             return super().sample_targets(outputs, targets, source)
@@ -135,7 +139,8 @@ class EntryLoss(Loss):
             raise ShapeError(
                 f"expected real targets of the outputs' shape {tuple(outputs.shape)}, "
                 f"got {str(targets.dtype).removeprefix('torch.')} {tuple(targets.shape)}",
-                hint=f"{self.name} compares entry by entry; y.double() makes real numbers",
+                hint=f"{self.name} compares entry by entry"
+                + ("; y.double() makes real numbers" if outputs.shape == targets.shape else ""),
             )
         for option in ("weight", "pos_weight"):
             own = getattr(self.module, option, None)

@@ -46,13 +46,14 @@ def is_nanogpt(module: nn.Module) -> bool:
     names = {name.replace("_orig_mod.", "") for name, _ in module.named_modules()}
     if not set(PARTS) <= names:
         return False
-    return list(inspect.signature(module.forward).parameters)[:2] == ["idx", "targets"]
+    return list(inspect.signature(_inside(module).forward).parameters)[:2] == ["idx", "targets"]
 
 
-def adapt_nanogpt(module: Any) -> Model:
+def adapt_nanogpt(module: nn.Module) -> Model:
     """The model of a live module."""
     check_parameters(module)
-    body = module.transformer
+    own: Any = _inside(module)
+    body = own.transformer
     attention, table = body.h[0].attn, body.wte
     heads = Heads(attention.n_head, attention.n_head, table.embedding_dim // attention.n_head)
     blocks, singles = build_blocks(module, FAMILY, len(body.h), heads)
@@ -71,14 +72,19 @@ def adapt_nanogpt(module: Any) -> Model:
         "positions": "learned",
         "n_ctx": body.wpe.num_embeddings,
         "vocab_size": table.num_embeddings,
-        "tied": module.lm_head.weight is table.weight,
+        "tied": own.lm_head.weight is table.weight,
     }
     notes = (NOTE, *mode_notes(module))
     places = places_of(module, FAMILY, len(body.h))
-    name = type(module).__name__
+    name = type(own).__name__
     return Model(module, name, blocks, singles, facts, notes, places=places, call=call_with_targets)
 
 
 def call_with_targets(module: nn.Module, inputs: Any, options: Mapping[str, Any]) -> Any:
     """(logits, loss), of which the first are read."""
-    return module(inputs, inputs.contiguous(), **options)
+    return _inside(module)(inputs, inputs.contiguous(), **options)
+
+
+def _inside(module: nn.Module) -> nn.Module:
+    """The module itself where torch.compile, whose code has no second derivative, is around it."""
+    return getattr(module, "_orig_mod", module)

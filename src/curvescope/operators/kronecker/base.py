@@ -19,6 +19,7 @@ from curvescope.core.blocks import Block
 from curvescope.core.errors import UsageError
 from curvescope.core.operator import LinearOperator
 from curvescope.engines import Engine
+from curvescope.losses.of_model import unsplit
 from curvescope.operators.kronecker.cotangents import Curvature
 from curvescope.operators.kronecker.layers import Layer
 from curvescope.operators.kronecker.moments import Pair
@@ -52,6 +53,8 @@ class KroneckerOperator(LinearOperator):
             raise UsageError(f"expected a cs.Problem, got {type(problem).__name__}")
         if bias not in get_args(Bias):
             raise UsageError(f"expected bias='joint' or 'separate', got {bias!r}")
+        if not problem.loss.splits:
+            raise unsplit(type(self).__name__)
         self.problem, self.curvature, self.bias = problem, curvature, bias
         self.engine = Engine(problem, "autograd")
         whole = problem.space(*blocks)

@@ -78,24 +78,21 @@ class Curvature:
         if self.kind == "ggn":
             yield from _root_columns(problem, z, batch, separate=self.separate)
             return
-        weights = None if batch.weights is None else batch.weights.to(z.dtype).sqrt()
         for sample in range(self.mc_samples):
             targets = batch.targets
             if self.kind == "mc":
                 targets = sampled_targets(problem.loss, z, batch, first, sample, self.seed)
-            u = problem.loss.gradient(z, targets, weights) * self.mc_samples**-0.5
+            u = problem.loss.root_gradient(z, targets, batch.weights) * self.mc_samples**-0.5
             yield from _apart(u, _slots(problem, z)) if self.separate else [u]
 
 
 def _slots(problem: Problem, z: Tensor) -> int:
     """In how many terms of equal size the outputs of a sequence are cut by the loss."""
-    loss, entries = problem.loss, z[0].numel()
-    if isinstance(loss, CrossEntropy):
-        return entries // z.shape[-1]
-    if isinstance(loss, SquaredError):
-        return 1 if loss.normalisation == "theory" else entries
+    found = problem.loss.slots(z)
+    if found is not None:
+        return found
     raise UsageError(
-        f"the loss {loss.name!r} does not say what its terms within a sequence are",
+        f"the loss {problem.loss.name!r} does not say what its terms within a sequence are",
         hint="terms='together' sends those of a sequence back at once",
     )
 
