@@ -396,6 +396,10 @@ REFUSED: dict[str, tuple[Any, str]] = {
         lambda: cs.Problem(two_layers, (X, Y), params={"w": 1.0}),
         "real tensors as parameters of two_layers, 'w' is float",
     ),
+    "two of a name": (
+        lambda: cs.Problem(two_layers, (X, Y), params={"a.b": X, "a": {"b": X}}),
+        "'a.b' are two",
+    ),
     "params of a module": (
         lambda: cs.Problem(net(), (X, Y), params={"w": X}),
         "expected a function f",

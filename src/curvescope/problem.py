@@ -74,10 +74,11 @@ class Problem:
         elif terms is not None:
             raise UsageError("expected terms beside loss_fn or loss='own', got them alone")
         check_weights(self.model)
-        given = as_batches(batches, shift=predicts_next(self.model))
-        self.batches: Batches = fitted(given, self.model)
         self.loss: Loss = as_loss(loss)
-        check_ids(self.batches, self.model)
+        self.batches: Batches = as_batches(batches, shift=predicts_next(self.model))
+        if self.loss.splits:  # batches of a function of one's own are as they are
+            self.batches = fitted(self.batches, self.model)
+            check_ids(self.batches, self.model)
         if not _own(batches):
             warn_unshifted(self.batches, self.model)
         self.point: Mapping[str, Tensor] = {}

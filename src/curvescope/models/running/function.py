@@ -24,7 +24,7 @@ class FunctionModule(nn.Module):
     def __init__(self, function: Callable[..., Any], params: Params):
         super().__init__()
         self.function = function
-        self._tree = {key: _names(value, key) for key, value in params.items()}
+        self._tree = {key: _names(value, f"{key}") for key, value in params.items()}
         for name, value in _flat(params):
             # into the dictionary itself, since the names may have points in them
             self._parameters[name] = nn.Parameter(value.detach())
@@ -63,7 +63,11 @@ def function_module(function: Callable[..., Any], params: Any) -> FunctionModule
             f"expected the parameters of the function {name} as a dictionary of tensors, got {params!r:.60}",
             hint="cs.Problem(f, data, params={'w': w}) for f(params, x)",
         )
+    seen: set[str] = set()
     for key, value in _flat(params):
+        if key in seen:
+            raise UsageError(f"expected one parameter of {name} by each name, {key!r} are two")
+        seen.add(key)
         if not isinstance(value, Tensor) or not value.is_floating_point():
             kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
             raise UsageError(f"expected real tensors as parameters of {name}, {key!r} is {kind}")
