@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
@@ -12,60 +12,12 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import curvescope as cs
 from front_door import assert_meets_autograd, leaves_of
+from front_door_cases import X, Y, cut, net, normal, penalised, two_layers
 from oracles import drawn, relative_error, shaken
-from wrong_calls import assert_one_sentence
-
-
-def normal(*shape: int, seed: int) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-X, Y = normal(5, 3, seed=0), torch.tensor([0, 2, 1, 1, 0])
-
-
-class Net(nn.Module):
-    """Two layers; returns its outputs in some way."""
-
-    def __init__(self, way: str = "tensor"):
-        super().__init__()
-        self.first, self.norm, self.last, self.way = nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 3), way
-
-    def forward(self, x: Tensor, labels: Tensor | None = None) -> Any:
-        h = self.norm(self.first(x).tanh())
-        z = self.last(h)
-        loss = None if labels is None else F.cross_entropy(z, labels)
-        ways: dict[str, Any] = {
-            "tensor": z,
-            "tuple": (z, h),
-            "logits": {"h": h, "logits": z},
-            "one entry": {"scores": z},
-            "object": Result(z, h),
-            "named": {"hidden": h, "scores": z},
-            "second": (h, z),
-            "loss": loss,
-            "loss and logits": (loss, z),
-            "loss entry": {"loss": loss, "logits": z},
-        }
-        return ways[self.way]
-
-
-class Result(NamedTuple):
-    """With a name for each entry."""
-
-    scores: Tensor
-    hidden: Tensor
-
-
-def net(way: str = "tensor") -> Net:
-    return shaken(drawn(lambda: Net(way)))  # pyright: ignore
 
 
 def loss_of(module: nn.Module) -> Tensor:
     return F.cross_entropy(module(X), Y)
-
-
-def cut(*parts: Tensor, at: int = 2) -> list[tuple[Tensor, ...]]:
-    return [tuple(t[:at] for t in parts), tuple(t[at:] for t in parts)]
 
 
 # ------------------------------------------------------------------------------------------ what is returned
@@ -96,11 +48,6 @@ def test_the_outputs_are_found_in_what_a_module_returns(name: str):
 
 
 # ------------------------------------------------------------------------------------------ functions as loss
-
-
-def penalised(model: nn.Module, batch: Any) -> Tensor:
-    x, y = batch
-    return F.cross_entropy(model(x), y) + 0.1 * (model(2 * x) ** 2).mean()
 
 
 TERMS: dict[str, Any] = {
@@ -194,10 +141,6 @@ def test_a_model_that_returns_its_own_loss(way: str):
 
 
 # ------------------------------------------------------------------------------------ functions of parameters
-
-
-def two_layers(params: dict[str, Any], x: Tensor) -> Tensor:
-    return (x @ params["first"]["w"] + params["first"]["b"]).tanh() @ params["out"]
 
 
 def parameters() -> dict[str, Any]:
@@ -302,143 +245,3 @@ def test_a_loader_that_reuses_a_buffer_is_copied():
     terms = lambda batch: len(batch[1])  # noqa: E731
     assert cs.Problem(net(), Buffer(), loss_fn=penalised, terms=terms).value() == pytest.approx(whole)
     assert cs.Problem(net(), Buffer()).value() == pytest.approx(cs.Problem(net(), (X, Y)).value())
-
-
-# ------------------------------------------------------------------------------------------------ bad input
-
-
-class Needy(Net):
-    """Returns its own loss, and nothing without labels."""
-
-    def forward(self, x: Tensor, labels: Tensor | None = None) -> Any:
-        return F.cross_entropy(self.last(self.first(x)), labels)  # pyright: ignore
-
-
-def apart(model: nn.Module, batch: Any) -> Tensor:
-    return F.cross_entropy(model(batch[0]).detach(), batch[1])
-
-
-OTHER = net()
-REFUSED: dict[str, tuple[Any, str]] = {
-    "no terms": (lambda: cs.Problem(net(), cut(X, Y), loss_fn=penalised), "terms beside loss_fn where there"),
-    "terms alone": (lambda: cs.Problem(net(), (X, Y), terms=3), "got them alone"),
-    "terms of others": (
-        lambda: cs.Problem(net(), cut(X, Y), loss_fn=penalised, terms=[1, 2, 3]),
-        r"one for each of 2 batches, a function of a batch, or 'sum', got \[1, 2, 3\]",
-    ),
-    "odd terms": (
-        lambda: cs.Problem(net(), cut(X, Y), loss_fn=penalised, terms=lambda batch: "five"),
-        "expected a number of terms for each batch",
-    ),
-    "both": (lambda: cs.Problem(net(), (X, Y), nn.MSELoss(), loss_fn=penalised), "either loss or loss_fn"),
-    "no function": (lambda: cs.Problem(net(), (X, Y), loss_fn=3), "expected a function loss_fn"),
-    "list of tensors": (
-        lambda: cs.Problem(net(), [X, Y], loss_fn=penalised),
-        "a list of tensors, which may be either",
-    ),
-    "generator": (
-        lambda: cs.Problem(net(), (b for b in cut(X, Y)), loss_fn=penalised, terms=1),
-        "one-pass generator",
-    ),
-    "no batch": (lambda: cs.Problem(net(), [], loss_fn=penalised), "at least one batch, got none"),
-    "a float": (
-        lambda: cs.Problem(net(), (X, Y), loss_fn=lambda m, b: penalised(m, b).item()).value(),
-        r"one real number .* got a float \(return it without",
-    ),
-    "many numbers": (
-        lambda: cs.Problem(net(), (X, Y), loss_fn=lambda m, b: m(b[0])).value(),
-        r"got a tensor \(5, 3\)",
-    ),
-    "detached": (
-        lambda: cs.Problem(net(), (X, Y), loss_fn=apart).gradient(),
-        "no parameter of which it depends on",
-    ),
-    "another model": (
-        lambda: cs.Problem(net(), (X, Y), loss_fn=lambda m, b: penalised(OTHER, b)).gradient(),
-        "no parameter of which it depends on",
-    ),
-    "GGN": (lambda: cs.GGN(cs.Problem(net(), (X, Y), loss_fn=penalised)), "GGN needs the model's outputs"),
-    "functional": (
-        lambda: cs.Functional(cs.Problem(net(), (X, Y), loss_fn=penalised)),
-        "Functional needs the model's outputs",
-    ),
-    "Fisher": (
-        lambda: cs.EmpiricalFisher(cs.Problem(net(), (X, Y), loss_fn=penalised)),
-        "EmpiricalFisher needs the model's outputs .* cs.CustomLoss",
-    ),
-    "K-FAC": (
-        lambda: cs.KFAC(cs.Problem(net(), (X, Y), loss_fn=penalised)),
-        "KFAC needs the model's outputs",
-    ),
-    "no own loss": (
-        lambda: cs.Problem(net("tuple"), (X, Y), loss="own").value(),
-        r"returns its own loss, got a tuple of a tensor \(5, 3\), a tensor \(5, 4\)",
-    ),
-    "labels needed": (
-        lambda: cs.Problem(Needy(), {"x": X, "labels": Y}).value(),
-        r"Needy raised an error without its argument 'labels': .* \(loss='own' calls it",
-    ),
-    "two entries": (
-        lambda: cs.Problem(net("named"), (X, Y)).value(),
-        r"with logits, got a dict of hidden, scores \(output=",
-    ),
-    "loss first": (
-        lambda: cs.Problem(net("loss and logits"), {"x": X, "labels": Y}).value(),
-        "expected outputs as a tensor",
-    ),
-    "no such entry": (
-        lambda: cs.Problem(net("named"), (X, Y), output="logits").value(),
-        "outputs at 'logits' of what the module returns, got a dict of hidden, scores",
-    ),
-    "no such position": (lambda: cs.Problem(net("tuple"), (X, Y), output=4).value(), "outputs at 4"),
-    "function alone": (lambda: cs.Problem(two_layers, (X, Y)), "parameters of the function two_layers as"),
-    "no tensor": (
-        lambda: cs.Problem(two_layers, (X, Y), params={"w": 1.0}),
-        "real tensors as parameters of two_layers, 'w' is float",
-    ),
-    "two of a name": (
-        lambda: cs.Problem(two_layers, (X, Y), params={"a.b": X, "a": {"b": X}}),
-        "'a.b' are two",
-    ),
-    "params of a module": (
-        lambda: cs.Problem(net(), (X, Y), params={"w": X}),
-        "expected a function f",
-    ),
-    "flat targets": (
-        lambda: cs.Problem(net(), (X, Y.repeat(2))),
-        r"got shapes \(5, 3\), \(10,\) \(a batch has sequences on axis 0",
-    ),
-    "dataset": (lambda: cs.Problem(net(), 3.0), r"got float .*DataLoader\(dataset"),
-}
-
-
-def test_an_error_of_the_function_itself_is_said_to_be_its_own():
-    p = cs.Problem(net(), (X[:, :2], Y), loss_fn=penalised)
-    with pytest.raises(
-        cs.CurvescopeError, match=r"the loss of Net itself .* \(5, 2\), \(5,\): mat1"
-    ) as caught:
-        p.value()
-    assert_one_sentence(caught.value)
-
-
-def test_a_function_that_draws_is_refused_as_such():
-    def drops(model: nn.Module, batch: Any) -> Tensor:
-        return F.cross_entropy(F.dropout(model(batch[0])), batch[1])
-
-    H = cs.Hessian(cs.Problem(net(), (X, Y), loss_fn=drops))
-    with (
-        torch.random.fork_rng(devices=[]),
-        pytest.raises(
-            cs.CurvescopeError, match="what is computed with Net gives other outputs every time"
-        ) as caught,
-    ):
-        H @ torch.ones(H.shape[0], dtype=torch.float64)
-    assert_one_sentence(caught.value)
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_odd_ways_in_are_refused_in_one_sentence(name: str):
-    make, message = REFUSED[name]
-    with pytest.raises(cs.UsageError, match=message) as caught:
-        make()
-    assert_one_sentence(caught.value)
