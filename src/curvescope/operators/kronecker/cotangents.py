@@ -23,9 +23,8 @@ from torch import Tensor
 from curvescope.core.errors import UsageError
 from curvescope.data.batches import Batch
 from curvescope.losses import CrossEntropy, SquaredError
-from curvescope.losses.base import expand_weights
-from curvescope.losses.cross_entropy import is_counted
 from curvescope.operators.curvature import sampled_targets
+from curvescope.operators.roots import Columns, ggn_columns, random_root
 from curvescope.problem import Problem
 
 Kind = Literal["ggn", "mc", "empirical", "forward-only"]
@@ -65,8 +64,14 @@ class Curvature:
             first: The number of its first sequence among all data.
             size: Vectors at once.
         """
+        z = z.detach()
+        if self.kind == "ggn":
+            columns = _root(problem, z, batch, separate=self.separate)
+            for start in range(0, columns.number, size):
+                yield columns.make(slice(start, min(start + size, columns.number)))
+            return
         several: list[Tensor] = []
-        for u in self._vectors(problem, z.detach(), batch, first):
+        for u in self._gradients(problem, z, batch, first):
             several.append(u)
             if len(several) == size:
                 yield torch.stack(several)
@@ -74,10 +79,7 @@ class Curvature:
         if several:
             yield torch.stack(several)
 
-    def _vectors(self, problem: Problem, z: Tensor, batch: Batch, first: int) -> Iterator[Tensor]:
-        if self.kind == "ggn":
-            yield from _root_columns(problem, z, batch, separate=self.separate)
-            return
+    def _gradients(self, problem: Problem, z: Tensor, batch: Batch, first: int) -> Iterator[Tensor]:
         for sample in range(self.mc_samples):
             targets = batch.targets
             if self.kind == "mc":
@@ -107,36 +109,24 @@ def _apart(u: Tensor, slots: int) -> Iterator[Tensor]:
             yield found.reshape(u.shape)
 
 
-def _root_columns(problem: Problem, z: Tensor, batch: Batch, *, separate: bool) -> Iterator[Tensor]:
+def _root(problem: Problem, z: Tensor, batch: Batch, *, separate: bool) -> Columns:
     """Columns of S with S Sᵀ = Σ_t w_t ∂²ℓ_t/∂z², position by position or of all positions at once."""
-    loss, C = problem.loss, z.shape[-1] if z.dim() > 1 else 1
-    if isinstance(loss, CrossEntropy):
-        p = z.softmax(-1)
-        w = is_counted(batch.targets).to(z.dtype)
-        if batch.weights is not None:
-            w = w * expand_weights(batch.weights, batch.targets).to(z.dtype)
-        scale = w.sqrt()[..., None] * p.sqrt()  # column c: √(w p_c) (e_c − p)
-        columns = (_only(scale, c) - p * scale[..., c : c + 1] for c in range(C))
-    elif isinstance(loss, SquaredError):
-        scale = loss.hessian_product(z, batch.targets, batch.weights, torch.ones_like(z)).sqrt()
-        columns = (_only(scale, c) for c in range(C))
-    else:
-        yield from _dense_root_columns(problem, z, batch)
-        return
-    for column in columns:
-        yield from _apart(column, z[0].numel() // C) if separate else [column]
+    loss = problem.loss
+    if not isinstance(loss, CrossEntropy | SquaredError):
+        return _dense_root(problem, z, batch)
+    if separate:
+        return ggn_columns(loss, z, batch)
+    C = z.shape[-1] if z.dim() > 1 else 1
+
+    def make(some: slice) -> Tensor:
+        unit = torch.eye(C, dtype=z.dtype, device=z.device)[some]
+        noise = unit.reshape(-1, *[1] * (z.dim() - 1), C).expand(-1, *z.shape) if z.dim() > 1 else unit
+        return random_root(loss, z, batch, noise)
+
+    return Columns(C, make)
 
 
-def _only(x: Tensor, c: int) -> Tensor:
-    """Entry c of the last axis (of a vector, its entries: each is a sequence's own), zero elsewhere."""
-    if x.dim() == 1:
-        return x
-    found = torch.zeros_like(x)
-    found[..., c] = x[..., c]
-    return found
-
-
-def _dense_root_columns(problem: Problem, z: Tensor, batch: Batch) -> Iterator[Tensor]:
+def _dense_root(problem: Problem, z: Tensor, batch: Batch) -> Columns:
     """Of any convex loss: √λ v for the eigenpairs of every sequence's Hessian in its outputs."""
     if not problem.loss.convex:
         raise UsageError(
@@ -147,7 +137,5 @@ def _dense_root_columns(problem: Problem, z: Tensor, batch: Batch) -> Iterator[T
     basis = torch.eye(D, dtype=z.dtype, device=z.device)[:, None].expand(D, B, D).reshape(D, *z.shape)
     H = problem.loss.hessian_product(z, batch.targets, batch.weights, basis).reshape(D, B, D)
     values, vectors = torch.linalg.eigh(H.permute(1, 0, 2))
-    root = vectors * values.clamp(min=0).sqrt()[:, None]
-    for i in range(D):
-        if bool(root[:, :, i].any()):
-            yield root[:, :, i].reshape(z.shape)
+    root = (vectors * values.clamp(min=0).sqrt()[:, None]).permute(2, 0, 1)  # (D, B, D)
+    return Columns(D, lambda some: root[some].reshape(-1, *z.shape))
