@@ -118,7 +118,7 @@ def test_parameters_that_are_made_or_become_others_are_followed(name):
     m = net()
     if name in STRUCTURE:
         FOLLOWED[name](m)
-    problem = cs.Problem(m, (X, Y))
+    problem = cs.Problem(m, (X, Y), params="*")
     H = cs.Hessian(problem)
     v = direction(H)
     H @ v
