@@ -1,4 +1,4 @@
-"""Tiny mixtures of experts and a tiny T5, in float64, with data that some positions of do not count."""
+"""Tiny mixtures of experts and a tiny T5, in float64, and data with positions that do not count."""
 
 from __future__ import annotations
 

@@ -23,6 +23,7 @@ from curvescope.data.tasks import task
 from curvescope.data.text import text
 from curvescope.geometry.roles import check_vocabulary
 from curvescope.models.finite import check_weights
+from curvescope.models.hf.experts import MIXTURE
 from curvescope.models.load import load
 from curvescope.models.model import Model
 from curvescope.problem import Problem
@@ -85,7 +86,8 @@ def load_model(cfg: ModelOnData | TokenModel) -> Model:
 def notes_of(cfg: ModelOnData, problem: Problem) -> list[str]:
     """What a reader of a result should know of how its loss was made."""
     made = not cfg.data.startswith(TASK) and kind_of(problem.model) == denoising.FEATURES
-    return [*([denoising.NOTE] if made else []), *problem.notes, *short_notes(cfg, problem.model)]
+    routing = [note for note in problem.model.notes if note.startswith(MIXTURE)]
+    return [*([denoising.NOTE] if made else []), *problem.notes, *routing, *short_notes(cfg, problem.model)]
 
 
 def short_notes(cfg: ModelOnData | TokenModelOnData, model: Model) -> list[str]:

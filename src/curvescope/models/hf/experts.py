@@ -22,6 +22,7 @@ from curvescope.models.running.exchange import Change
 Routing = Literal["differentiable", "frozen"]
 IMPLEMENTATION = "_experts_implementation_internal"  # where a configuration keeps how experts are run
 COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")
+MIXTURE = "a mixture of"
 WORDS = {
     "differentiable": "their weights are differentiated; routing='frozen' holds them constant too",
     "frozen": "their weights are held constant too (routing='frozen'), so that routers have no curvature",
@@ -75,7 +76,7 @@ def _constant(forward: Callable[..., Any], *args: Any, **options: Any) -> Any:
 def routing_note(config: Any, routing: Routing = "differentiable") -> str:
     """What a reader should know of the curvature of a mixture."""
     return (
-        f"a mixture of {num_experts(config)} experts: which of them a token goes to is constant, as it is at "
+        f"{MIXTURE} {num_experts(config)} experts: which of them a token goes to is constant, as it is at "
         f"these parameters; {WORDS[routing]}"
     )
 
