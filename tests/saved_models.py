@@ -39,6 +39,13 @@ def save_family(folder, family: str):
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         kind.from_config(config).save_pretrained(folder)
+    return save_tokenizer(folder)
+
+
+def save_tokenizer(folder):
+    """The bundled tokenizer of 512 tokens, beside a model."""
+    import transformers
+
     tokenizer = str(files("curvescope") / "assets" / "tiny-gpt" / "tokenizer.json")
     transformers.PreTrainedTokenizerFast(tokenizer_file=tokenizer).save_pretrained(folder)
     return str(folder)

@@ -22,10 +22,12 @@ from curvescope.data.dicts import hides_start
 from curvescope.data.fit import check_ids, fitted, padding_notes, predicts_next, task_notes, warn_unshifted
 from curvescope.data.whole import SUM, Terms, whole_batches
 from curvescope.losses import Loss, ModelLoss, as_loss
+from curvescope.models.choosing import Choice
 from curvescope.models.finite import check_weights, not_finite, words
 from curvescope.models.hf.module import is_transformers
 from curvescope.models.load import load
 from curvescope.models.model import Model
+from curvescope.models.params import Params
 from curvescope.models.running.calling import Closure, Output, own_loss
 from curvescope.models.running.exchange import Change, evaluating, locked
 from curvescope.models.running.held import RefuseHeld, moved
@@ -54,7 +56,9 @@ class Problem:
         terms: Over how many terms `loss_fn`, or the model's own loss, is a mean: a number, one for each
             batch, or a function of a batch; "sum" where it is a sum. One batch alone needs none.
         output: Which part of what a module returns its outputs are; see `load`.
-        params: The parameters of a model that is a function f(params, x), by name.
+        params: What varies, by default all that is not frozen (`requires_grad=False`): globs, regular
+            expressions (`re.compile(…)` or "re:…"), names of blocks or parameters, modules, parameters, or a
+            list of these. A dictionary is the parameters of a model that is a function f(params, x).
     """
 
     def __init__(
@@ -66,13 +70,15 @@ class Problem:
         loss_fn: Callable[[Any, Any], Tensor] | None = None,
         terms: Terms = None,
         output: Output | None = None,
-        params: Mapping[str, Any] | None = None,
+        params: Params | Mapping[str, Any] | None = None,
     ):
-        self.model: Model = load(model, output=output, params=params)
+        of_function = params if isinstance(params, Mapping) else None
+        self.model: Model = load(model, output=output, params=of_function)
         if loss_fn is not None or loss == "own":
             self.model, batches, loss = _of_model(self.model, batches, loss, loss_fn, terms)
         elif terms is not None:
             raise UsageError("expected terms beside loss_fn or loss='own', got them alone")
+        self.choice = Choice(self.model, None if isinstance(params, Mapping) else params)
         check_weights(self.model)
         self.loss: Loss = as_loss(loss)
         self.batches: Batches = as_batches(batches, shift=predicts_next(self.model))
@@ -100,7 +106,7 @@ class Problem:
     def notes(self) -> tuple[str, ...]:
         """What a reader should know of how data and model were brought together."""
         own = (*task_notes(self.batches, self.model), *padding_notes(self.batches, self.model))
-        return (*self.batches.notes, *own, *self.loss.notes)
+        return (*self.batches.notes, *own, *self.loss.notes, *self.choice.notes())
 
     @property
     def dtype(self) -> torch.dtype:
@@ -117,9 +123,9 @@ class Problem:
         """θ by name: the model's own parameters, or those of the point."""
         return {**self.model.parameters, **self.point}
 
-    def space(self, *patterns: str) -> ParamSpace:
-        """Vectors over the model's blocks that match the globs."""
-        return self.model.space(*patterns)
+    def space(self, *patterns: Params) -> ParamSpace:
+        """Vectors over what varies, or over the blocks that are meant: among what varies, else among all."""
+        return self.choice.space(*patterns)
 
     def at(self, parameters: Mapping[str, Tensor] | Tensor) -> Problem:
         """The same problem at other parameters: a checkpoint, a training step, a point on a line.
@@ -128,7 +134,7 @@ class Problem:
         written to; the model's own parameters are not touched.
 
         Args:
-            parameters: By name, those not named as the model has them; or a vector over all blocks.
+            parameters: By name, those not named as the model has them; or a vector over `space()`.
         """
         given = self.space().scatter(parameters) if isinstance(parameters, Tensor) else dict(parameters)
         own = self.model.parameters
@@ -230,8 +236,8 @@ class Problem:
                 )
         return ours
 
-    def gradient(self, *patterns: str) -> Tensor:
-        """∇L(θ) over the blocks that match the globs: (n,)."""
+    def gradient(self, *patterns: Params) -> Tensor:
+        """∇L(θ) over `space(*patterns)`: (n,)."""
         self.check_structure()
         space = self.space(*patterns)
         for batch in self.batches:
@@ -267,7 +273,7 @@ class Problem:
         """
         parameters = self.parameters
         leaves = {name: parameters[name].detach().requires_grad_() for name in names}
-        frozen = [p for p in self.model.parameters.values() if not p.requires_grad]
+        frozen = [p for p in map(self.model.parameters.get, names) if p is not None and not p.requires_grad]
         with locked(self.model.module), RefuseReentrant(), _thawed(frozen):
             found = run(leaves)
         held = self._held(leaves, [end for end in ends(found) if end is not None])
@@ -291,12 +297,13 @@ class Problem:
         return {own[id(leaf)]: leaf for leaf in found if id(leaf) in own}
 
     def check_structure(self) -> None:
-        """Raise when the module's parameters are others than those that the blocks were made for."""
+        """Raise when the module's parameters are others than those that blocks and spaces were made for."""
         if {name: p.shape for name, p in self.model.parameters.items()} != self._shapes:
             raise CurvescopeError(
                 f"the parameters of {self.model.name} have other names or shapes than when it was loaded",
                 hint="make a new Problem of the module as it is now",
             )
+        self.choice.check()
 
     def __repr__(self) -> str:
         return f"Problem({self.model.name!r}, {self.batches!r}, {self.loss.name})"

@@ -219,7 +219,7 @@ DIFFERENT = [name for name in CASES if name not in LIKE_ANOTHER]
 def test_the_product_is_of_what_there_is_now(name, parts, products):
     case = CASES[name]
     m, x, y = setup(case.make)
-    P = cs.Problem(m, (x, y))
+    P = cs.Problem(m, (x, y), params="*")
     operators = [make(P) for make in TOGETHER[parts]]
     v = torch.randn(P.space().size, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     for _ in range(products):
@@ -229,5 +229,5 @@ def test_the_product_is_of_what_there_is_now(name, parts, products):
     want = P.space().gather(truth(m, x, y, P.space().scatter(v)))
     assert (sum(operator @ v for operator in operators) - want).norm() < 1e-10 * want.norm()
     if parts == "hessian":  # of a new problem too
-        fresh = cs.Hessian(cs.Problem(m, (x, y))) @ v
+        fresh = cs.Hessian(cs.Problem(m, (x, y), params="*")) @ v
         assert (fresh - want).norm() < 1e-10 * want.norm()

@@ -119,7 +119,7 @@ class Held(nn.Module):
 @pytest.mark.parametrize("also", [True, False])
 def test_frozen_parameters_held_by_reference_are_refused(also):
     m, x, y = drawn(lambda: (Held(also=also).double(), torch.randn(6, 8).double(), torch.randint(0, 5, (6,))))
-    P = cs.Problem(m.requires_grad_(False), (x, y))
+    P = cs.Problem(m.requires_grad_(False), (x, y), params="*")
     v = torch.ones(P.space().size, dtype=torch.float64)
     for use in (lambda: cs.Hessian(P) @ v, lambda: cs.GGN(P, engine="autograd") @ v, P.gradient):
         with pytest.raises(cs.UsageError, match="it is frozen"):

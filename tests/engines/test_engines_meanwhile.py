@@ -118,7 +118,7 @@ def test_parameters_that_are_made_or_become_others_are_followed(name):
     m = net()
     if name in STRUCTURE:
         FOLLOWED[name](m)
-    problem = cs.Problem(m, (X, Y))
+    problem = cs.Problem(m, (X, Y), params="*")
     H = cs.Hessian(problem)
     v = direction(H)
     H @ v
@@ -198,7 +198,7 @@ def test_a_graph_whose_numbers_were_written_to_is_made_anew_or_refused():
 def test_twenty_interrupts_leave_the_module_as_it_was():
     m = net()
     m[0].weight.requires_grad_(False)
-    problem = cs.Problem(m, (X, Y))
+    problem = cs.Problem(m, (X, Y), params="*")
     H = cs.Hessian(problem)
     v = direction(H)
     acts = [

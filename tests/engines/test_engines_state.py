@@ -182,11 +182,11 @@ def test_gradient_does_not_notice_a_surrounding_no_grad(context):
     assert torch.equal(found, truth)
 
 
-def test_frozen_parameters_have_curvature_too():
+def test_frozen_parameters_that_are_asked_for_have_curvature_too():
     module, v = make_noisy(p=0.0), torch.ones(64, dtype=torch.float64)
     truth = cs.Hessian(cs.Problem(module, make_data())) @ v
     module.requires_grad_(False)
-    problem = cs.Problem(module, make_data())
+    problem = cs.Problem(module, make_data(), params="*")
     assert torch.equal(cs.Hessian(problem) @ v, truth)
     assert float(problem.gradient("down.weight").norm()) > 0
     assert not any(p.requires_grad for p in module.parameters())

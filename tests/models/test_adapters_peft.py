@@ -106,18 +106,23 @@ def test_the_product_with_base_weights_is_that_of_the_merged_model():
     x, y = cases.data("bert")
     H = cs.Hessian(cs.Problem(cs.load(module), (x, y))).block("L0.W_Q")
     merged = cs.load(copy.deepcopy(module).merge_and_unload())
-    truth = cs.Hessian(cs.Problem(merged, (x, y))).block("L0.W_Q")
+    truth = cs.Hessian(cs.Problem(merged, (x, y), params="*")).block("L0.W_Q")
     assert not any("lora" in n for n in merged.blocks)
     eye = torch.eye(H.shape[0], dtype=torch.float64)
     assert relative(H @ eye, truth @ eye) < 1e-10
 
 
-def test_what_training_would_move_says_nothing_about_products():
-    """PEFT freezes the base; curvature there is asked for by name and is there."""
+def test_what_varies_are_the_lora_matrices():
+    """PEFT freezes the base: it is left out, which a note says, and curvature there is asked for by name."""
     module = wrapped("llama")
     assert not any(p.requires_grad for n, p in module.named_parameters() if "lora" not in n)
     x, y = cases.data("llama")
-    H = cs.Hessian(cs.Problem(cs.load(module), (x, y))).block("L0.W_K")
+    problem = cs.Problem(cs.load(module), (x, y))
+    assert problem.space().blocks == problem.model.space("*lora*").blocks
+    assert cs.Hessian(problem).block("L0.*").space.blocks == problem.model.space("L0.*lora*").blocks
+    assert any("are frozen" in note and "E, L0.W_Q" in note for note in problem.notes)
+    assert len(cs.Problem(problem.model, (x, y), params="*").space()) == len(problem.model.blocks)
+    H = cs.Hessian(problem).block("L0.W_K")
     assert float((H @ torch.ones(H.shape[0], dtype=torch.float64)).abs().max()) > 0
     assert not module.model.model.layers[0].self_attn.k_proj.weight.requires_grad
 
@@ -150,6 +155,7 @@ def test_a_folder_with_lora_matrices_is_the_model_it_names(tmp_path: Path):
         assert relative(model.forward({}, x), module(x).logits.double()) < 1e-5
     twin = cs.load(module)
     assert set(model.blocks) == set(twin.blocks)
+    assert cs.Problem(model, (x, y)).space().blocks == model.space("*lora*").blocks
     ours, theirs = (cs.Hessian(cs.Problem(m, (x, y))).block("*lora*") for m in (model, twin))
     v = torch.ones(ours.shape[1], dtype=torch.float64)
     assert relative(ours @ v, theirs @ v) < 1e-5

@@ -9,7 +9,9 @@ from typing import Any
 import typer
 
 from curvescope.cli import printing
-from curvescope.core.blocks import Block, select
+from curvescope.core.blocks import Block
+from curvescope.core.selecting import select
+from curvescope.models.choosing import frozen, notes_of
 from curvescope.models.load import load
 from curvescope.models.model import Model
 
@@ -47,7 +49,8 @@ def show(
         typer.echo(", ".join(facts))
     if dtype in PRECISION:
         typer.echo(PRECISION[dtype])
-    for note in notes(model):
+    left = frozen(model)
+    for note in [*notes(model), *notes_of(model, left)]:
         typer.echo(f"note: {note}")
     if not patterns:
         typer.echo("")
@@ -60,7 +63,7 @@ def show(
     printing.table(
         ["block", "shape", "parameters", "share", "stored in"],
         [
-            [b.name, _times(b.shape), f"{b.size:,}", f"{b.size / model.num_parameters:.2%}", _stored(b)]
+            [b.name, _times(b.shape), f"{b.size:,}", f"{b.size / model.num_parameters:.2%}", _stored(b, left)]
             for b in listed
         ],
         right=(2, 3),
@@ -71,7 +74,7 @@ def roles(model: Model) -> list[dict[str, Any]]:
     """Blocks of the same role in all layers, together: `L*.W_Q`."""
     found: dict[str, list[Block]] = {}
     for block in model.blocks.values():
-        found.setdefault(re.sub(r"^L\d+\.", "L*.", block.name), []).append(block)
+        found.setdefault(re.sub(r"^L\d+\.(expert\d+\.)?", _starred, block.name), []).append(block)
     return [
         {
             "role": role,
@@ -82,6 +85,11 @@ def roles(model: Model) -> list[dict[str, Any]]:
         }
         for role, blocks in found.items()
     ]
+
+
+def _starred(front: re.Match[str]) -> str:
+    """`L*.` for `L3.`, `L*.expert*.` for `L3.expert5.`."""
+    return "L*.expert*." if front[1] else "L*."
 
 
 def notes(model: Model) -> list[str]:
@@ -108,7 +116,7 @@ def _facts(model: Model) -> dict[str, Any]:
 
 
 def _as_dict(model: Model, listed: list[Block], dtype: str) -> dict[str, Any]:
-    total = model.num_parameters
+    total, left = model.num_parameters, frozen(model)
     rows = [
         {
             "block": b.name,
@@ -116,6 +124,7 @@ def _as_dict(model: Model, listed: list[Block], dtype: str) -> dict[str, Any]:
             "parameters": b.size,
             "share": b.size / total,
             "parameter": b.parameter,
+            "frozen": b.parameter in left,
         }
         for b in listed
     ]
@@ -125,7 +134,7 @@ def _as_dict(model: Model, listed: list[Block], dtype: str) -> dict[str, Any]:
         "dtype": dtype,
         "precision": PRECISION.get(dtype, ""),
         "facts": dict(model.facts),
-        "notes": notes(model),
+        "notes": [*notes(model), *notes_of(model, left)],
         "roles": roles(model),
         "blocks": rows,
     }
@@ -135,8 +144,9 @@ def _times(shape: tuple[int, ...]) -> str:
     return " × ".join(map(str, shape))
 
 
-def _stored(block: Block) -> str:
-    """The parameter that a block lies in, where that has another name."""
-    if block.parameter == block.name:
-        return ""
-    return f"{block.parameter} (part)" if block.narrow else block.parameter
+def _stored(block: Block, left: frozenset[str]) -> str:
+    """The parameter that a block lies in, where that has another name; whether it is `left` out."""
+    part = " (part)" if block.narrow else ""
+    words = ["" if block.parameter == block.name else block.parameter + part]
+    words += ["frozen"] if block.parameter in left else []
+    return ", ".join(filter(None, words))

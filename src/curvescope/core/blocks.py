@@ -8,9 +8,7 @@ and back.
 
 from __future__ import annotations
 
-import fnmatch
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -18,7 +16,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from curvescope.core.errors import ShapeError, UsageError, near_misses
+from curvescope.core.errors import ShapeError
 
 
 @dataclass(frozen=True)
@@ -196,53 +194,3 @@ class ParamSpace:
                 got = tuple(parts[block.name].shape) if block.name in parts else "nothing"
                 raise ShapeError(f"expected block {block.name!r} of shape {block.shape}, got {got}")
         return torch.cat([parts[block.name].reshape(-1) for block in self.blocks])
-
-
-def select(patterns: Iterable[str], blocks: Mapping[str, Block], heads: Mapping[str, Block]) -> list[Block]:
-    """Blocks whose name matches one of the globs, in the model's order.
-
-    A pattern is looked up among `blocks` first; only one that names heads (`L0.h*.W_Q`) looks among
-    `heads`. A pattern that matches nothing is an error that names the nearest blocks.
-    """
-    chosen: dict[str, Block] = {}
-    for pattern in patterns:
-        if not isinstance(pattern, str):
-            raise UsageError(f"expected the name of a block or a glob, got {pattern!r}")
-        matched = [blocks[name] for name in blocks if fnmatch.fnmatchcase(name, pattern)]
-        if not matched and _names_heads(pattern):
-            matched = [heads[name] for name in heads if fnmatch.fnmatchcase(name, pattern)]
-        if not matched:
-            raise UsageError(f"no block matches {pattern!r}", hint=_nearest(pattern, blocks, heads))
-        chosen.update((block.name, block) for block in matched)
-    order = {name: i for i, name in enumerate([*blocks, *heads])}
-    found = sorted(chosen.values(), key=lambda block: order[block.name])
-    _refuse_overlap(found, heads)
-    return found
-
-
-def _nearest(pattern: str, blocks: Mapping[str, Block], heads: Mapping[str, Block]) -> str | None:
-    """A hint: how many layers there are where another is asked for, else the nearest names."""
-    asked = re.match(r"L(\d+)\.", pattern)
-    layers = {int(found[1]) for name in blocks if (found := re.match(r"L(\d+)\.", name))}
-    if asked and layers and int(asked[1]) not in layers:
-        last = max(layers)
-        return f"{last + 1} layers, L0 to L{last}" if last else "one layer, L0"
-    return near_misses(pattern, list(blocks) + list(heads))
-
-
-def _names_heads(pattern: str) -> bool:
-    """Whether the second dotted part of a glob begins with h, as in `L0.h3.W_Q` or `*.h*.W_O`."""
-    parts = pattern.split(".")
-    return len(parts) == 3 and parts[1].startswith("h")
-
-
-def _refuse_overlap(found: list[Block], heads: Mapping[str, Block]) -> None:
-    wholes = {(block.parameter, block.name) for block in found if block.name not in heads}
-    for block in found:
-        if block.name in heads:
-            layer, _, role = block.name.split(".")
-            if (block.parameter, f"{layer}.{role}") in wholes:
-                raise UsageError(
-                    f"blocks {layer}.{role!s} and {block.name} overlap",
-                    hint="choose the whole matrix or its heads, not both",
-                )

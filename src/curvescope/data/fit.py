@@ -19,6 +19,11 @@ UNSHIFTED = (
     "targets equal the inputs at every position: a model that sees its own token has nothing to predict; "
     "pair ids[:, :-1] with ids[:, 1:], or give a dictionary with labels, which is shifted"
 )
+SHIFTED_RIGHT = (
+    "the decoder reads the labels, shifted to the right as Hugging Face does: the outputs at t are compared "
+    "with the label at t, and −100 does not count"
+)
+DECODED = ("decoder_input_ids", "decoder_inputs_embeds")
 
 
 def predicts_next(model: Any) -> bool:
@@ -28,11 +33,42 @@ def predicts_next(model: Any) -> bool:
 
 
 def fitted(batches: Batches, model: Any) -> Batches:
-    """The batches as the module takes them: a module without the argument `input_ids` gets the ids alone."""
+    """The batches as the module takes them.
+
+    A module without the argument `input_ids` gets the ids alone, and a decoder behind an encoder the labels,
+    shifted to the right.
+    """
+    if model.facts.get("task") == "seq2seq-lm":
+        return with_decoder_inputs(batches, model.module)
     if not any(isinstance(b.inputs, Mapping) and IDS in b.inputs for b in batches) or _takes_names(model):
         return batches
     found = [Batch(_alone(b.inputs, model), b.targets, b.weights) for b in batches]
     return Batches(found, name=batches.name, notes=batches.notes)
+
+
+def with_decoder_inputs(batches: Batches, module: Any) -> Batches:
+    """What the decoder reads, as its library makes it of labels (B, T), in batches that do not say it."""
+    found = [_with_decoder_inputs(batch, module) for batch in batches]
+    if all(a is b for a, b in zip(found, batches, strict=True)):
+        return batches
+    return Batches(found, name=batches.name, notes=[*batches.notes, SHIFTED_RIGHT])
+
+
+def _with_decoder_inputs(batch: Batch, module: Any) -> Batch:
+    inputs = batch.inputs if isinstance(batch.inputs, Mapping) else {IDS: batch.inputs}
+    if any(key in inputs for key in DECODED):
+        return batch
+    labels = batch.targets
+    if not isinstance(labels, Tensor) or labels.is_floating_point() or labels.dim() != 2:
+        raise UsageError(
+            "expected labels (B, T), which a decoder reads shifted to the right",
+            hint="or give decoder_input_ids among the inputs",
+        )
+    try:
+        ids = module.prepare_decoder_input_ids_from_labels(labels=labels)
+    except ValueError as error:
+        raise UsageError(f"the module makes no decoder_input_ids of labels: {error}") from error
+    return Batch({**inputs, DECODED[0]: ids}, labels, batch.weights)
 
 
 def _takes_names(model: Any) -> bool:

@@ -140,7 +140,8 @@ def _distance(a: Tree, b: Tree) -> float:
 def _rounding(problem: Problem, few: Batch, v: Tree, theirs: Tree) -> float:
     """How far autograd itself is from its product in float64."""
     model = replace(problem.model, module=copy.deepcopy(problem.model.module).double())
-    double = Problem(model, [few], problem.loss).at({k: p.double() for k, p in problem.point.items()})
+    point = {name: p.double() for name, p in problem.point.items()}
+    double = Problem(model, [few], problem.loss, params="*").at(point)
     (batch,) = double.placed_batches("check of the engine")
     exact = _product(double, batch, PlainRunner(double), {name: t.double() for name, t in v.items()})
     return _distance(theirs, exact)

@@ -49,6 +49,7 @@ class Watch:
             self._looked = torch.cuda.current_stream(self._problem.device).record_event()
         if self.known is not None and self._where() == self._places:
             return None
+        self._problem.choice.check()
         self._few, self._fresh = None, True
         self.known = known(self._problem, self.few.batch, engine=self._engine, checkpoint=self._checkpoint)
         self._loss, self._places = Snapshot(self._problem.loss), self._where()

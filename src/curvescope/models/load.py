@@ -6,7 +6,7 @@ import copy
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -15,6 +15,7 @@ from curvescope.core.errors import MissingExtra, UsageError, warn
 from curvescope.models import lens
 from curvescope.models.hf import lora
 from curvescope.models.hf import source as hf
+from curvescope.models.hf.experts import with_routing
 from curvescope.models.hf.module import adapt, is_transformers
 from curvescope.models.model import Model
 from curvescope.models.nanogpt.checkpoint import read_nanogpt
@@ -38,6 +39,7 @@ def load(
     roles: Mapping[str, Any] | None = None,
     output: Output | None = None,
     params: Mapping[str, Any] | None = None,
+    routing: Literal["differentiable", "frozen"] | None = None,
 ) -> Model:
     """A model with named blocks.
 
@@ -54,6 +56,8 @@ def load(
         output: Which part of what a module returns its outputs are, by name, position or a function; without
             it `logits`, or the first of a tuple.
         params: The parameters of a function, by name; they share memory with the tensors given.
+        routing: Of a mixture of experts, whose choice of experts is constant: whether their weights are
+            differentiated, as by default, or held constant too ("frozen").
     """
     if is_function(source) or params is not None:
         source = function_module(_function(source), params)
@@ -66,6 +70,7 @@ def load(
     model = _read(source, revision, kind)
     model = model if roles is None else with_roles(model, roles)
     model = model if output is None else replace(model, output=output)
+    model = model if routing is None else with_routing(model, routing)
     theirs = source.module if isinstance(source, Model) else source
     own = model.module is not theirs
     return _moved(model, place or model.device, kind or as_dtype(model.dtype), own=own)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from curvescope.core.blocks import Block, ParamSpace, select
+from curvescope.core.blocks import Block, ParamSpace
 from curvescope.core.errors import UsageError
+from curvescope.core.selecting import select
 from curvescope.models.adapters.table import Place
+from curvescope.models.params import Params, words_of
 from curvescope.models.running.calling import Call, Output, call_module, read_output
 from curvescope.models.running.double import exact
 from curvescope.models.running.exchange import Change, evaluating, exchanged, locked, parameters_at
@@ -79,9 +81,15 @@ class Model:
         """Most positions the model takes, if it says."""
         return self.facts.get("n_ctx")
 
-    def space(self, *patterns: str) -> ParamSpace:
-        """Vectors over the blocks that match the globs; all blocks without one."""
-        chosen = select(patterns or ("*",), self.blocks, self.heads)
+    def space(self, *patterns: Params, first: Collection[str] | None = None) -> ParamSpace:
+        """Vectors over the blocks that are meant; all blocks without a word.
+
+        Args:
+            patterns: Globs, regular expressions, names, modules, parameters (`models.params`).
+            first: Names of blocks; a pattern looks among these, and only where none matches among all.
+        """
+        words = words_of(patterns or ("*",), self.module, self.name)
+        chosen = select(words, self.blocks, self.heads, first=first)
         names = {block.parameter for block in chosen}
         shapes = {name: tuple(p.shape) for name, p in self.parameters.items() if name in names}
         return ParamSpace(tuple(chosen), shapes, self.dtype, self.device)

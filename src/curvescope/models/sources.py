@@ -25,8 +25,8 @@ REST = "rest"
 """What lies in no other source: the head, which is linear in the stream and in U."""
 LAYER = re.compile(r"(L\d+)\.(.+)")
 NORM = re.compile(r"(ln\w*)\.[gb]")
-ATTENTION = re.compile(r"(?:(\w+)_)?[Wb]_(?:Q|K|V|O|S|QK|QKV)|[qk]_norm\.[gb]")
-FEED_FORWARD = re.compile(r"[Wb]_(?:1|2|g|u|gu)")
+ATTENTION = re.compile(r"(?:(\w+)_)?[Wb]_(?:Q|K|V|O|S|QK|QKV)|[qk]_norm\.[gb]|P_rel")
+FEED_FORWARD = re.compile(r"(?:(?:expert\d+|shared)\.)?[Wb]_(?:1|2|g|u|gu)|W_(?:router|shared)")
 METHODS: Mapping[type[nn.Module], Mapping[str, str]] = MappingProxyType(
     {
         Layer: {"attention": "attend", "ffn": "feed_forward"},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Self
 
@@ -18,10 +18,9 @@ from curvescope.data.batches import Batch
 from curvescope.engines import Engine, EngineName, Tree
 from curvescope.engines.memory import columns_at_once
 from curvescope.losses.of_model import unsplit
+from curvescope.models.params import Params
 from curvescope.operators.shift import WeightDecay, shift
 from curvescope.problem import Problem, check_finite
-
-Patterns = str | Sequence[str]
 
 
 class CurvatureOperator(LinearOperator):
@@ -46,7 +45,7 @@ class CurvatureOperator(LinearOperator):
     def __init__(
         self,
         problem: Problem,
-        *blocks: str,
+        *blocks: Params,
         engine: EngineName = "auto",
         chunk: int | None = None,
         checkpoint: bool = False,
@@ -79,15 +78,15 @@ class CurvatureOperator(LinearOperator):
         """The model's own parameters by name, as its optimizer has them."""
         return self.problem.model.parameters
 
-    def block(self, rows: Patterns, columns: Patterns | None = None) -> Self:
+    def block(self, rows: Params, columns: Params | None = None) -> Self:
         """The operator between the blocks that match `rows` and those that match `columns`.
 
-        `H.block("L0.W_Q", "L0.W_K")` is rectangular, `H.block("L0.*")` square and symmetric. The globs are
-        looked up among all blocks of the model, also where this operator has a selection of them.
+        `H.block("L0.W_Q", "L0.W_K")` is rectangular, `H.block("L0.*")` square and symmetric. They are looked
+        up as `problem.space` does, also where this operator has a selection of blocks.
         """
         found = copy.copy(self)
-        chosen = self.problem.space(*as_patterns(rows))
-        found._set_spaces(chosen, None if columns is None else self.problem.space(*as_patterns(columns)))
+        chosen = self.problem.space(rows)
+        found._set_spaces(chosen, None if columns is None else self.problem.space(columns))
         return found
 
     @abstractmethod
@@ -130,11 +129,3 @@ class CurvatureOperator(LinearOperator):
 def _there(total: Tensor | None) -> Tensor:
     assert total is not None, "a problem has at least one batch"
     return total
-
-
-def as_patterns(patterns: Patterns) -> tuple[str, ...]:
-    """One glob or several, as a tuple."""
-    found = (patterns,) if isinstance(patterns, str) else tuple(patterns)
-    if not found:
-        raise UsageError("expected at least one block or glob, got none", hint="'*' takes all blocks")
-    return found

@@ -22,6 +22,7 @@ from curvescope.core.seeds import Probe, generator
 from curvescope.data.batches import Batch
 from curvescope.engines import EngineName, Tree
 from curvescope.losses import Loss
+from curvescope.models.params import Params
 from curvescope.operators.base import CurvatureOperator
 from curvescope.operators.draws import random_squares
 from curvescope.operators.shift import WeightDecay
@@ -90,7 +91,7 @@ class MonteCarloFisher(CurvatureOperator):
     def __init__(
         self,
         problem: Problem,
-        *blocks: str,
+        *blocks: Params,
         num_samples: int = 1,
         seed: int = 0,
         engine: EngineName = "auto",

@@ -14,14 +14,14 @@ from torch import Tensor
 from curvescope.core.errors import UsageError
 from curvescope.core.operator import LinearOperator
 from curvescope.engines import Engine, EngineName
-from curvescope.operators.base import Patterns, as_patterns
+from curvescope.models.params import Params
 from curvescope.problem import Problem
 
 
 class Jacobian(LinearOperator):
     """J = ∂z/∂θ: (outputs of all batches, one after the other) × (entries of the chosen blocks)."""
 
-    def __init__(self, problem: Problem, *blocks: str, engine: EngineName = "auto"):
+    def __init__(self, problem: Problem, *blocks: Params, engine: EngineName = "auto"):
         if not isinstance(problem, Problem):
             raise UsageError(f"expected a cs.Problem, got {type(problem).__name__}")
         self.problem, self.engine = problem, Engine(problem, engine)
@@ -31,10 +31,10 @@ class Jacobian(LinearOperator):
             self.output_shapes = [tuple(problem.outputs(b).shape) for b in problem.placed_batches("outputs")]
         self.shape = (sum(prod(shape) for shape in self.output_shapes), self.space.size)
 
-    def block(self, columns: Patterns) -> Self:
+    def block(self, columns: Params) -> Self:
         """The columns of the blocks that match."""
         found = copy.copy(self)
-        found.space = found.columns = self.problem.space(*as_patterns(columns))
+        found.space = found.columns = self.problem.space(columns)
         found.shape = (self.shape[0], found.space.size)
         return found
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from curvescope.core.errors import UsageError, near_misses
 from curvescope.data.batches import Batch
 from curvescope.engines import Tree
+from curvescope.models.params import Params
 from curvescope.models.sources import REST, find_sources
 from curvescope.operators.base import CurvatureOperator
 from curvescope.problem import Problem
@@ -31,7 +32,7 @@ class Source(CurvatureOperator):
             up to the functional part, seen on a few positions, it is an error.
     """
 
-    def __init__(self, problem: Problem, source: str, *blocks: str, chunk: int | None = None):
+    def __init__(self, problem: Problem, source: str, *blocks: Params, chunk: int | None = None):
         super().__init__(problem, *blocks, chunk=chunk)
         names = [*find_sources(problem.model), REST]
         if source not in names:
@@ -47,7 +48,7 @@ class Source(CurvatureOperator):
 class Sources(Mapping[str, Source]):
     """All sources of a problem by name, in the order of the network; they share what they keep."""
 
-    def __init__(self, problem: Problem, *blocks: str):
+    def __init__(self, problem: Problem, *blocks: Params):
         if not isinstance(problem, Problem):
             raise UsageError(f"expected a cs.Problem, got {type(problem).__name__}")
         self.problem, self._blocks = problem, blocks

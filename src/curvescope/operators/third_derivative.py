@@ -28,6 +28,7 @@ from curvescope.core.errors import CurvescopeError, ShapeError, UsageError
 from curvescope.core.graph import nodes, once_differentiable_node
 from curvescope.core.result import Result
 from curvescope.data.batches import Batch
+from curvescope.models.params import Params
 from curvescope.problem import Leaves, Problem, check_finite
 
 
@@ -40,7 +41,7 @@ class ThirdDerivative(Result):
     sizes: dict[str, int]  # entries of each block, in the order of `vector`
 
 
-def third_derivative(problem: Problem, u: Tensor, *blocks: str) -> ThirdDerivative:
+def third_derivative(problem: Problem, u: Tensor, *blocks: Params) -> ThirdDerivative:
     """∇³L[u,u,u] and ∇³L[u,u,·] over the blocks that match the globs (all of them without one).
 
     `u` is a vector (n,) of `problem.space(*blocks)`, and so is ∇³L[u,u,·]. Batches are read once, one at a

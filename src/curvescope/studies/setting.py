@@ -15,6 +15,7 @@ from curvescope.core.config import Config, setting
 from curvescope.core.errors import UsageError
 from curvescope.data import denoising
 from curvescope.data.batches import IGNORED, Batches
+from curvescope.data.continuation import continuation
 from curvescope.data.corpora import CORPORA, read_source
 from curvescope.data.labels import classification, images, num_sequences, read_labelled, sample
 from curvescope.data.masking import masked_lm
@@ -22,6 +23,7 @@ from curvescope.data.tasks import task
 from curvescope.data.text import text
 from curvescope.geometry.roles import check_vocabulary
 from curvescope.models.finite import check_weights
+from curvescope.models.hf.experts import MIXTURE
 from curvescope.models.load import load
 from curvescope.models.model import Model
 from curvescope.problem import Problem
@@ -29,7 +31,8 @@ from curvescope.tokenizers import as_tokenizer, load_tokenizer
 
 TASK = "task:"
 SHORT_TEXT = 100_000  # characters; a longer text has tokens enough for any study's own number
-KINDS = ("causal-lm", "masked-lm", "classification", "image-classification", denoising.FEATURES)
+PAIRED = "seq2seq-lm"
+KINDS = ("causal-lm", "masked-lm", PAIRED, "classification", "image-classification", denoising.FEATURES)
 IMAGES = ("sample", "digits")  # what a vision model is given by these names
 FEW_LAYERS = 4
 TOKENIZER = "a tokenizer.json, or a folder that has one; by default the model's own"
@@ -83,7 +86,8 @@ def load_model(cfg: ModelOnData | TokenModel) -> Model:
 def notes_of(cfg: ModelOnData, problem: Problem) -> list[str]:
     """What a reader of a result should know of how its loss was made."""
     made = not cfg.data.startswith(TASK) and kind_of(problem.model) == denoising.FEATURES
-    return [*([denoising.NOTE] if made else []), *problem.notes, *short_notes(cfg, problem.model)]
+    routing = [note for note in problem.model.notes if note.startswith(MIXTURE)]
+    return [*([denoising.NOTE] if made else []), *problem.notes, *routing, *short_notes(cfg, problem.model)]
 
 
 def short_notes(cfg: ModelOnData | TokenModelOnData, model: Model) -> list[str]:
@@ -111,7 +115,7 @@ def taken_tokens(cfg: ModelOnData | TokenModelOnData, model: Model) -> int:
 
 
 def make_batches(cfg: ModelOnData, model: Model) -> Batches:
-    """A task, or what the model was made for: text, masked text, labelled texts or images.
+    """A task, or what the model was made for: text, masked or cut in two, labelled texts or images.
 
     A model without a head gets a part of these hidden, and its own hidden states on the whole as targets.
     """
@@ -131,7 +135,7 @@ def make_batches(cfg: ModelOnData, model: Model) -> Batches:
         chosen = sample(len(texts), num_sequences(cfg.tokens, cfg.seq_len), seed=cfg.seed)
         texts, labels = [texts[i] for i in chosen], [labels[i] for i in chosen]
         return classification(texts, labels, model, seq_len=cfg.seq_len, batch_size=cfg.batch_size)
-    make = masked_lm if kind == "masked-lm" else text
+    make = {"masked-lm": masked_lm, PAIRED: continuation}.get(kind, text)
     tokens = taken_tokens(cfg, model)
     return make(cfg.data, model, tokens=tokens, seq_len=cfg.seq_len, batch_size=cfg.batch_size, seed=cfg.seed)
 
@@ -191,9 +195,14 @@ class TokenModelOnData(TokenModel):
 
 
 def load_token_model(cfg: TokenModel) -> Model:
-    """The model, refused when it has no vocabulary, or weights that are no numbers."""
+    """The model, refused when it has no vocabulary, two streams, or weights that are no numbers."""
     model = load_model(cfg)
     check_vocabulary(model)
+    if kind_of(model) == PAIRED:
+        raise UsageError(
+            f"expected a model of one stream of tokens, {model.name!r} is an encoder with a decoder",
+            hint="studies of curvature take it: spectrum, blocks, propagation, gap",
+        )
     check_weights(model)
     return model
 

@@ -19,12 +19,16 @@ FAMILIES = {
     "llama": "llama",
     "mamba": "mamba",
     "mistral": "llama",
+    "mixtral": "experts",
     "opt": "opt",
     "phi3": "phi3",
     "qwen2": "llama",
+    "qwen2_moe": "experts",
     "qwen3": "llama",
+    "qwen3_moe": "experts",
     "roberta": "roberta",
     "rwkv": "rwkv",
+    "t5": "t5",
     "vit": "vit",
 }
 """The configuration's `model_type` to the module beside this one that holds its `FAMILY`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -13,7 +13,7 @@ from curvescope.core.blocks import Block, whole
 from curvescope.core.errors import ShapeError
 from curvescope.models.adapters.table import Cut, Family
 
-ORDER = "1pihko"  # inputs before outputs: W_Q is i × (h k), W_O is (h k) × o
+ORDER = "1epihko"  # inputs before outputs: W_Q is i × (h k), W_O is (h k) × o
 LORA = re.compile(r"(?P<module>.+)\.(?P<kind>lora_\w+)\.(?P<adapter>\w+)(\.weight)?")
 WITH_HEADS = ("W_Q", "b_Q", "W_K", "b_K", "W_V", "b_V", "W_O")
 
@@ -39,10 +39,11 @@ def build_blocks(
     stored = {plain_name(name): name for name in shapes}
     blocks: dict[str, Block] = {}
     singles: dict[str, Block] = {}
-    for name, role, cut, known in _wanted(family, num_layers, stored):
+    plain = {known: shapes[name] for known, name in stored.items()}
+    for name, role, cut, known in _wanted(family, num_layers, plain):
         parameter = stored[known]
         blocks[name] = cut_block(name, role, cut, parameter, shapes[parameter], heads)
-        if role in WITH_HEADS and heads is not None:
+        if without_front(role) in WITH_HEADS and heads is not None:
             layer = name.split(".")[0]
             for j in range(heads.of(role)):
                 key = f"{layer}.h{j}.{role}"
@@ -87,24 +88,42 @@ def plain_name(name: str) -> str:
     return name.replace("_orig_mod.", "").removeprefix("base_model.model.").replace(".base_layer.", ".")
 
 
-def body_prefix(family: Family, names: Mapping[str, str]) -> str:
+def body_prefix(family: Family, names: Iterable[str]) -> str:
     """`base.` where the module has a head around its body, else nothing."""
     prefix = f"{family.base}." if family.base else ""
     return prefix if any(name.startswith(prefix) for name in names) else ""
 
 
+def layers_of(family: Family, num_layers: int, names: Collection[str]) -> list[tuple[str, Mapping[str, Cut]]]:
+    """What the names in each layer begin with, and its roles: an encoder's, then those of its decoder."""
+    found = [(family.layer.format(i=i), family.roles) for i in range(num_layers)]
+    if not family.decoder:
+        return found
+    found += [(family.decoder.format(i=i), family.decoder_roles) for i in range(num_layers)]
+    return [layer for layer in found if any(name.startswith(layer[0]) for name in names)]
+
+
 def _wanted(
-    family: Family, num_layers: int, stored: Mapping[str, str]
+    family: Family, num_layers: int, shapes: Mapping[str, tuple[int, ...]]
 ) -> Iterator[tuple[str, str, Cut, str]]:
     """(block, role, cut, parameter) for every entry of the table whose parameter is there, in order."""
-    body = body_prefix(family, stored)
+    body = body_prefix(family, shapes)
     entries = [("", body, family.stem)]
-    entries += [(f"L{i}.", body + family.layer.format(i=i), family.roles) for i in range(num_layers)]
+    for i, (layer, roles) in enumerate(layers_of(family, num_layers, shapes)):
+        front, prefix = f"L{i}.", body + layer
+        entries += [(front, prefix, roles), (front, prefix, _experts(family.experts, prefix, shapes))]
     entries += [("", body, family.end), ("", "", family.head)]
     for front, prefix, table in entries:
         for role, cut in table.items():
-            if prefix + cut.parameter in stored:
+            if prefix + cut.parameter in shapes:
                 yield front + role, role, cut, prefix + cut.parameter
+
+
+def _experts(table: Mapping[str, Cut], prefix: str, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Cut]:
+    """`expert3.W_g` and so on: the entries of a table once for every expert that the parameters stack."""
+    stacks = [shapes[prefix + cut.parameter] for cut in table.values() if prefix + cut.parameter in shapes]
+    count = stacks[0][0] if stacks else 0
+    return {f"expert{e}.{role}": replace(cut, expert=e) for e in range(count) for role, cut in table.items()}
 
 
 def cut_block(
@@ -128,6 +147,8 @@ def cut_block(
     split = _split(axes, shape, known, parameter)
     letters = axes.replace(" ", "")
     sizes, narrow = dict(zip(letters, split, strict=True)), []
+    if "e" in letters:
+        narrow.append((letters.index("e"), cut.expert, 1))
     if "p" in letters and cut.parts > 1:
         narrow.append((letters.index("p"), cut.part, 1))
     if "h" in letters and (head is not None or stored != h):
@@ -139,7 +160,13 @@ def cut_block(
     return Block(name, parameter, split, tuple(own), None if straight else order, tuple(narrow))
 
 
+def without_front(role: str) -> str:
+    """`W_Q` for the `cross_W_Q` of a decoder's attention to its encoder."""
+    return role.removeprefix("cross_")
+
+
 def _axes(cut: Cut, role: str) -> str:
+    role = without_front(role)
     if role == "W_O":
         return cut.axes.replace("i", "hk")
     return cut.axes.replace("o", "hk") if role in WITH_HEADS else cut.axes

@@ -4,6 +4,7 @@ A cut names a parameter and the axes of its entries, in the order they are store
 
     i  inputs      h  heads          p  parts packed side by side
     o  outputs     k  head size      1  an axis of length one
+                                     e  experts
 
 Letters joined together share one stored axis, the first letter slowest: the rows of GPT-NeoX's packed
 matrix are "hpk" (head, then query/key/value, then head size), its columns "i". In a role of heads, W_Q, b_Q
@@ -25,7 +26,8 @@ class Cut:
     """Which entries of which parameter make a block.
 
     `part` of `parts` along the axis p, or, when `stacked`, part 0, 1, 2 = Q, K, V of the
-    n_heads + 2 n_kv_heads heads that lie along the axis h; another `order` of them is spelled out.
+    n_heads + 2 n_kv_heads heads that lie along the axis h; another `order` of them is spelled out. `expert`
+    is one of those along the axis e.
     """
 
     parameter: str
@@ -34,6 +36,7 @@ class Cut:
     parts: int = 1
     stacked: bool = False
     order: str = "QKV"
+    expert: int = 0
 
 
 def linear(parameter: str) -> Cut:
@@ -132,7 +135,8 @@ class Family:
     """One architecture. Parameters and modules that are not there are passed over.
 
     Names in `stem`, `end` and `roles` are those of the body, which a model with a head holds as `base`;
-    `roles` and `places` are relative to `layer`; `head` holds whole names. `norm` is where the norms stand,
+    `roles`, `experts` (each once for every expert) and `places` are relative to `layer`; `head` holds whole
+    names. A `decoder` behind the encoder has layers with `decoder_roles`. `norm` is where the norms stand,
     `config` says which of the configuration's entries hold a fact, and `facts` computes further ones.
     `float32` names what the family computes in float32 whatever its parameters are; in float64 these casts
     are left out (`models.double`). `settings` are changes of a module that hold while it is called, and
@@ -143,12 +147,15 @@ class Family:
     layer: str = ""  # with {i}
     stem: Mapping[str, Cut] = field(default_factory=dict)
     roles: Mapping[str, Cut] = field(default_factory=dict)
+    experts: Mapping[str, Cut] = field(default_factory=dict)
+    decoder: str = ""  # with {i}
+    decoder_roles: Mapping[str, Cut] = field(default_factory=dict)
     end: Mapping[str, Cut] = field(default_factory=dict)
     head: Mapping[str, Cut] = field(default_factory=dict)
     places: Mapping[str, Place] = field(default_factory=dict)
     norm: Literal["none", "pre", "post"] = "pre"
     norm_kind: Literal["layernorm", "rmsnorm"] = "layernorm"
-    positions: Literal["learned", "rope", "sinusoidal", "none"] = "learned"
+    positions: Literal["learned", "rope", "relative", "sinusoidal", "none"] = "learned"
     causal: bool = True
     config: Mapping[str, str] = field(default_factory=dict)
     facts: Callable[[Any], dict[str, Any]] = _no_facts

@@ -22,7 +22,8 @@ def read_lora(folder: Path, *, dtype: torch.dtype) -> Model:
     """The model that a folder with adapter_config.json names, with the folder's LoRA matrices in it."""
     base = _base(folder, _read_config(folder), dtype)
     try:
-        module = _peft().PeftModel.from_pretrained(base.module, str(folder), torch_device="cpu")
+        where = {"torch_device": "cpu", "is_trainable": True}  # what varies are the LoRA matrices
+        module = _peft().PeftModel.from_pretrained(base.module, str(folder), **where)
     except Exception as error:  # PEFT raises its own, torch's and safetensors'
         raise one_sentence(error, str(folder)) from error
     tokenizer = base.tokenizer

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 from curvescope.core.errors import CurvescopeError
 from curvescope.models.adapters import FAMILIES, family_of
-from curvescope.models.adapters.build import Heads, body_prefix, build_blocks, plain_name
+from curvescope.models.adapters.build import Heads, body_prefix, build_blocks, layers_of, plain_name
 from curvescope.models.adapters.table import Family, Place
+from curvescope.models.hf.experts import IMPLEMENTATION, Settings, num_experts, plain_experts, routing_note
 from curvescope.models.model import Model
 from curvescope.models.plain import check_parameters
 from curvescope.models.running.exchange import Change, evaluating, exchanged
@@ -40,8 +41,9 @@ def adapt(module: Any, *, name: str | None = None, tokenizer: Any = None, own: b
     model_type = module.config.model_type
     family = family_of(model_type) or Family(norm="none", positions="none")
     notes = check_settings(module, family)
+    settings = Settings(family.settings)
     if own:
-        for holder, entry, value in [*attention_is(module, "eager"), *family.settings(module)]:
+        for holder, entry, value in [*attention_is(module, "eager"), *settings(module)]:
             holder[entry] = value
     facts = facts_of(module, family)
     heads = None
@@ -60,7 +62,7 @@ def adapt(module: Any, *, name: str | None = None, tokenizer: Any = None, own: b
         _options(module),
         places_of(module, family, facts.get("n_layers") or 0),
         casts=bool(family.float32),
-        settings=family.settings,
+        settings=settings,
         attention=partial(attention_is, name="eager"),
         standins=family.standins,
     )
@@ -107,6 +109,8 @@ def facts_of(module: Any, family: Family) -> dict[str, Any]:
 def task_of(module: nn.Module) -> str:
     """What the head is for, by the name of the class; `features` without a head, else `another task`."""
     name = type(inside(module)).__name__
+    if name.endswith("ForConditionalGeneration") and is_paired(module):
+        return "seq2seq-lm"
     endings = {
         "ForMaskedLM": "masked-lm",
         "ForSequenceClassification": "classification",
@@ -118,6 +122,12 @@ def task_of(module: nn.Module) -> str:
         "Model": "features",
     }
     return next((task for ending, task in endings.items() if name.endswith(ending)), "another task")
+
+
+def is_paired(module: Any) -> bool:
+    """Whether a module is an encoder with a decoder, and not one of them alone."""
+    named = "decoder_input_ids" in inspect.signature(inside(module).forward).parameters
+    return named and bool(getattr(module.config, "is_encoder_decoder", False))
 
 
 def inside(module: Any) -> Any:
@@ -151,16 +161,13 @@ def notes_of(module: Any, family: Family, *, known: bool) -> list[str]:
             "casts are left out, so that derivatives are exact, and outputs differ from the module's own "
             "by what float32 rounds"
         )
+    facts = family.facts(config)
+    if (first := facts.get("n_encoder_layers", 0)) and is_paired(module):
+        notes.append(f"L{first} is the first layer of the decoder, what is before it is the encoder")
     if drops(module):
         notes.append("dropout is switched off: curvature is that of the module in eval mode")
-    experts = next(
-        (c for c in ("num_local_experts", "num_experts", "n_routed_experts") if getattr(config, c, 0)), None
-    )
-    if experts:
-        notes.append(
-            f"a mixture of {getattr(config, experts)} experts: "
-            "curvature is that of the routing at these parameters"
-        )
+    if num_experts(config):
+        notes.append(routing_note(config))
     if task_of(module) == "features":
         notes.append(
             "no head: the outputs are the last hidden states (B, T, d), and studies take the squared error "
@@ -181,9 +188,9 @@ def places_of(module: nn.Module, family: Family, num_layers: int) -> dict[str, P
     stored = {plain_name(name): name for name, _ in module.named_modules() if name}
     prefix = body_prefix(family, stored)
     found = {}
-    for i in range(num_layers):
+    for i, (layer, _) in enumerate(layers_of(family, num_layers, stored)):
         for place, at in family.places.items():
-            key = prefix + family.layer.format(i=i) + at.module
+            key = prefix + layer + at.module
             if key in stored:
                 found[f"L{i}.{place}"] = Place(stored[key], at.kind)
     return found
@@ -208,22 +215,33 @@ def attention_is(module: nn.Module, name: str) -> list[Change]:
 
 def check_settings(module: Any, family: Family) -> list[str]:
     """Raise unless the outputs on a small input are the same with the settings; what there is to say."""
-    own = family.settings(module)
-    changes = attention_is(module, "eager") + own
+    own, experts, attending = family.settings(module), plain_experts(module), attention_is(module, "eager")
+    changes = attending + own + experts
     if not changes:
         return []
-    attention = getattr(module.config, ATTENTION, "eager")
     done = [f"{change.name} is {change.value}" for change in own]
-    if len(changes) > len(own):
-        done.append(f"attention is eager, not {attention}")
+    if attending:
+        done.append(f"attention is eager, not {getattr(module.config, ATTENTION, 'eager')}")
+    if experts:
+        done.append(f"experts are eager, not {getattr(module.config, IMPLEMENTATION)}")
     note = "while curvature is computed, " + " and ".join(done)
-    before = None if own else small_outputs(module, [])  # a pass with other settings may write into weights
+    before = None if own else _as_it_is(module, experts)  # a pass with other settings may write into weights
     if before is None:
         note += "; the outputs were not compared"
     else:
         _check_same(before, small_outputs(module, changes), done)
     LOG.info("%s: %s", type(module).__name__, note)
     return [note]
+
+
+def _as_it_is(module: Any, experts: list[Change]) -> Tensor | None:
+    """Outputs of the module as its user has it; None where grouped experts do not take its precision."""
+    try:
+        return small_outputs(module, [])
+    except RuntimeError:
+        if not experts:
+            raise
+        return None
 
 
 def _check_same(before: Tensor, after: Tensor | None, done: list[str]) -> None:
@@ -249,14 +267,13 @@ def small_outputs(module: Any, changes: list[Change]) -> Tensor | None:
 
 
 def small_inputs(module: Any) -> Mapping[str, Tensor] | None:
-    """Five tokens, or one image of a smooth pattern."""
+    """Five tokens, for a decoder too, or one image of a smooth pattern."""
     config, p = module.config, next(module.parameters())
     kind = getattr(module, "main_input_name", "input_ids")
-    paired = getattr(config, "is_encoder_decoder", False)
-    if kind == "input_ids" and getattr(config, "vocab_size", None) and not paired:
+    if kind == "input_ids" and getattr(config, "vocab_size", None):
         length = min(5, getattr(config, "max_position_embeddings", None) or 5)
-        ids = torch.arange(length, device=p.device) * 7 + 3
-        return {"input_ids": (ids % config.vocab_size)[None]}
+        ids = ((torch.arange(length, device=p.device) * 7 + 3) % config.vocab_size)[None]
+        return {"input_ids": ids, **({"decoder_input_ids": ids} if is_paired(module) else {})}
     if kind == "pixel_values" and isinstance(getattr(config, "image_size", None), int):
         shape = (1, getattr(config, "num_channels", 3), config.image_size, config.image_size)
         count = torch.arange(torch.Size(shape).numel(), device=p.device, dtype=p.dtype)

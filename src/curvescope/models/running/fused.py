@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from curvescope.kernels.attention.hf import NAME, register_hf
-from curvescope.models.hf.module import attention_is, is_transformers, small_outputs
+from curvescope.models.hf.module import attention_is, is_paired, is_transformers, small_outputs
 from curvescope.models.model import Model
 from curvescope.models.running.exchange import Change
 from curvescope.models.running.standins import Ours, Standin
@@ -59,7 +59,7 @@ def fuse(model: Model) -> Fused:
     """Our kernels for a model as it is now."""
     parts = model.module.modules()
     found = [r for part in parts for r in (_replacement(part, s) for s in model.standins) if r is not None]
-    return Fused(tuple(found), _takes_our_attention(model.module))
+    return Fused(tuple(found), _takes_our_attention(model))
 
 
 def _replacement(part: nn.Module, standin: Standin) -> Replacement | None:
@@ -73,16 +73,20 @@ def _fits(part: nn.Module, standin: Standin, ours: Ours) -> bool:
     return standin.certain or agrees(part, ours, sequences=standin.sequences)
 
 
-def _takes_our_attention(module: Any) -> bool:
+def _takes_our_attention(model: Model) -> bool:
     """Whether a transformers module can be told to use our attention, and then gives the same outputs."""
+    module: Any = model.module
     if not is_transformers(module) or not getattr(module, "_supports_attention_backend", False):
         return False
+    if is_paired(module):  # its attention to the encoder is between sequences of two lengths
+        return False
     register_hf()
-    before = small_outputs(module, attention_is(module, "eager"))
+    own = model.settings(module)
+    before = small_outputs(module, [*own, *attention_is(module, "eager")])
     if before is None:
         return False
     try:
-        after = small_outputs(module, attention_is(module, NAME))
+        after = small_outputs(module, [*own, *attention_is(module, NAME)])
         error = torch.inf if after is None else float((before - after).abs().max())
     except Exception as error_:  # whatever a family does with a name it does not know
         LOG.debug("our attention does not fit %s: %s", type(module).__name__, error_)

@@ -82,7 +82,7 @@ def with_targets(problem: Problem, kind: Kind, *, seed: int, draw: int = 0) -> P
             targets = _replaced(problem, batch, kind, source).cpu()
             found.append(Batch(own.inputs, targets, own.weights))
             first += own.num_sequences
-    return Problem(problem.model, found, loss=problem.loss).at(problem.point)
+    return Problem(problem.model, found, problem.loss, params=problem.choice.params).at(problem.point)
 
 
 def _replaced(problem: Problem, batch: Batch, kind: Kind, source: torch.Generator) -> Tensor:

@@ -156,7 +156,8 @@ def offset(samples: PerSample, delta: Tensor) -> dict[str, Tensor]:
 
 def subset(problem: Problem, sequences: np.ndarray) -> Problem:
     """The problem of some sequences, counted over all batches; those of one batch stay together."""
-    return Problem(problem.model, list(_chosen(problem, sequences)), problem.loss)
+    data = list(_chosen(problem, sequences))
+    return Problem(problem.model, data, problem.loss, params=problem.choice.params)
 
 
 def _chosen(problem: Problem, sequences: Any) -> Iterator[Batch]:

@@ -207,6 +207,6 @@ def _result(
         shares=found.take(Shares, "shares"),
         ends={name: found.take(Ends, f"ends.{name}") for name in ends},
         coupling=found.take(BlockMap, "coupling") if coupled else None,
-        outside=outside_blocks(problem.model),
+        outside=[name for name in outside_blocks(problem.model) if name in problem.space().slices],
         notes=notes,
     )

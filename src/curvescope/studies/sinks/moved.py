@@ -89,7 +89,7 @@ def measure_blocks(text: Problem, way: Way, token: int, effort: Effort) -> Block
 
 def groups(problem: Problem) -> dict[str, tuple[str, ...]]:
     """The groups that a model has, with the globs that match something."""
-    blocks = list(problem.model.blocks)
+    blocks = list(problem.space().slices)
     found = {
         name: tuple(glob for glob in globs if fnmatch.filter(blocks, glob)) for name, globs in GROUPS.items()
     }
@@ -99,4 +99,6 @@ def groups(problem: Problem) -> dict[str, tuple[str, ...]]:
 def _problem(text: Problem, way: Way, token: int) -> Problem:
     batches = text.batches
     assert isinstance(batches, Batches)
-    return text if not way.num_inserted else Problem(text.model, way.batches(batches, token), text.loss)
+    if not way.num_inserted:
+        return text
+    return Problem(text.model, way.batches(batches, token), text.loss, params=text.choice.params)

@@ -241,7 +241,8 @@ def cut_texts(problem: Problem, count: int) -> list[Problem]:
             low, high = max(start - first, 0), min(stop - first, batch.num_sequences)
             first += batch.num_sequences
             parts += [batch[low:high]] if low < high else []
-        found.append(Problem(problem.model, Batches(parts, name=problem.batches.name), problem.loss))
+        data = Batches(parts, name=problem.batches.name)
+        found.append(Problem(problem.model, data, problem.loss, params=problem.choice.params))
     return found
 
 
