@@ -105,11 +105,11 @@ def _middle(model: Model, i: int, block: nn.Module) -> Point:
     added = _sublayer(model, i, "attn.out")
     if given is not None and model.facts.get("kind") != "hooked_transformer":  # whose attn.out is behind it
         added = Spot(given, "output")
-    read = ((_skip(model), Spot(block, "input")), (1.0, added))
-    return Point(name, added, read if _skip(model) else read[1:])
+    read = ((skip_scale(model), Spot(block, "input")), (1.0, added))
+    return Point(name, added, read if skip_scale(model) else read[1:])
 
 
-def _skip(model: Model) -> float:
+def skip_scale(model: Model) -> float:
     """What the skip connection around attention is multiplied by; 0 where there is none."""
     if not is_zoo(model):
         return 1.0

@@ -19,7 +19,7 @@ from curvescope.core.errors import UsageError
 from curvescope.core.operator import LinearOperator
 from curvescope.core.parts import MatrixName
 from curvescope.engines import Engine, EngineName
-from curvescope.operators.activations.places import Part, Token, Tokens, find_parts, read_activations
+from curvescope.operators.activations.places import Part, Token, Tokens, find_parts
 from curvescope.operators.activations.tokens import TokenBlocks
 from curvescope.problem import Problem, check_finite, differentiating
 
@@ -33,8 +33,8 @@ class ActivationOperator(LinearOperator):
     Args:
         problem: A `cs.Problem`.
         at: The point: `embed`, `L3.mid`, `L3.h1.out`, `final`, or any submodule, see `models/running/points`.
-        tokens: (n, t) is token t of sequence n, a list of such pairs their joint matrix, a number n the
-            whole sequence; by default everything.
+        tokens: (n, t) is token t of sequence n, and a number n the whole sequence; a list of these is
+            their joint matrix. By default everything.
         engine: How products are executed; see docs/conventions.md.
         chunk: Columns at a time, where the memory's own answer is not wanted.
     """
@@ -83,7 +83,7 @@ class ActivationOperator(LinearOperator):
         """The activations x themselves, as a vector."""
 
         def read(part: Part) -> Tensor:
-            return read_activations(self.problem, part.batch(self.problem), self.at)[self.at]
+            return self.problem.activations(part.batch(self.problem), self.at)[self.at]
 
         return self._over_parts(read)
 

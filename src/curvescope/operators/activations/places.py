@@ -11,15 +11,13 @@ from torch import Tensor
 
 from curvescope.core.errors import UsageError
 from curvescope.data.batches import Batch
-from curvescope.models.running.points import find_point
-from curvescope.models.running.spots import Seen
 from curvescope.problem import Problem
 
 BYTES_AT_ONCE = 2**28  # of directions and results
 Token = tuple[int, int]
 """A sequence of the data and a position in it."""
-Tokens = int | Token | Sequence[Token] | None
-"""A whole sequence, a token, some tokens, or everything."""
+Tokens = int | Token | Sequence[int | Token] | None
+"""A whole sequence, a token, some of these, or everything."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,7 +105,7 @@ def _part(
     rows = tuple(range(batch.num_sequences)) if own is None else tuple(sorted(own))
     kind = tuple(tuple(t.shape[1:]) for t in batch.tensors())
     if kind not in shapes:
-        found = read_activations(problem, batch[:1].map(problem.placed), at)[at]
+        found = problem.activations(batch[:1].map(problem.placed), at)[at]
         if not found.is_floating_point():
             raise UsageError(f"expected real numbers at {at!r}, got {found.dtype}")
         shapes[kind] = found.shape[1:]
@@ -134,16 +132,17 @@ def _as_tokens(problem: Problem, tokens: Any) -> dict[int, list[int] | None] | N
     if tokens is None:
         return None
     total = sum(batch.num_sequences for batch in problem.batches)
-    if isinstance(tokens, int):
-        found: dict[int, list[int] | None] = {tokens: None}
-    else:
-        pairs = [tokens] if _is_token(tokens) else list(tokens)
-        if not pairs or not all(_is_token(pair) for pair in pairs) or len(set(pairs)) < len(pairs):
-            raise UsageError(
-                f"expected different tokens as pairs (sequence, position), got {tokens!r}",
-                hint="tokens=(0, 5), tokens=[(0, 5), (1, 2)], or tokens=0 for all of sequence 0",
-            )
-        found = {n: [t for m, t in pairs if m == n] for n, _ in pairs}
+    given = [tokens] if isinstance(tokens, int) or _is_token(tokens) else list(tokens)
+    whole = [item for item in given if isinstance(item, int)]
+    pairs: list[Token] = [item for item in given if not isinstance(item, int) and _is_token(item)]
+    twice = len(set(given)) < len(given) or any(n in whole for n, _ in pairs)
+    if not given or len(whole) + len(pairs) < len(given) or twice:
+        raise UsageError(
+            f"expected different tokens as pairs (sequence, position), got {tokens!r}",
+            hint="tokens=(0, 5), tokens=[(0, 5), (1, 2)], or tokens=0 for all of sequence 0",
+        )
+    found: dict[int, list[int] | None] = dict.fromkeys(whole)
+    found |= {n: [t for m, t in pairs if m == n] for n, _ in pairs}
     bad = [n for n in found if not 0 <= n < total]
     if bad:
         raise UsageError(f"expected sequences from 0 to {total - 1}, got {bad[0]}")
@@ -152,11 +151,3 @@ def _as_tokens(problem: Problem, tokens: Any) -> dict[int, list[int] | None] | N
 
 def _is_token(pair: Any) -> bool:
     return isinstance(pair, tuple) and len(pair) == 2 and all(isinstance(x, int) for x in pair)
-
-
-def read_activations(problem: Problem, batch: Batch, *names: str) -> dict[str, Tensor]:
-    """The activations x at some points on a placed batch, by name, in eval mode and without derivatives."""
-    seen = Seen([find_point(problem.model, name) for name in names], batch.num_sequences)
-    with torch.no_grad():
-        problem.outputs(batch, changes=seen.changes())
-    return seen.values
