@@ -14,6 +14,8 @@ from trajectory_models import model_of
 import adapters_cases as others
 import curvescope as cs
 from curvescope import geometry as g
+from curvescope.geometry.causal.steering import ablation
+from curvescope.geometry.roles import weight
 from oracles import transformer
 from selection import some
 
@@ -158,7 +160,7 @@ def test_ablation_takes_a_plane_out():
     batch = case.batches[0]
     x = case.activations(batch, "L0.out")["L0.out"]
     for mean in ("zero", "data"):
-        delta = g.causal.steering.ablation(case, "L0.out", rows, mean=mean)(x)
+        delta = ablation(case, "L0.out", rows, mean=mean)(x)
         left = (x + delta) @ rows.T
         expected = x.mean((0, 1)) @ rows.T if mean == "data" else torch.zeros(2, dtype=torch.float64)
         torch.testing.assert_close(left, expected.expand_as(left))
@@ -197,7 +199,7 @@ def test_directions_of_a_layer(name: str):
     for direction in found:
         assert float(direction.vector.norm()) == pytest.approx(1, abs=1e-9)
     out = next(d for d in found if d.kind == "ff out" and d.rank == 0)
-    W_2 = g.roles.weight(model, "L1.W_2")
+    W_2 = weight(model, "L1.W_2")
     assert W_2 is not None
     assert out.singular_value == pytest.approx(float(torch.linalg.matrix_norm(W_2.double(), 2)))
     assert float((W_2.double() @ out.vector).norm()) == pytest.approx(out.singular_value)

@@ -8,10 +8,13 @@ import torch
 from torch import Tensor
 
 from curvescope.core.errors import ShapeError, UsageError
-from curvescope.geometry.roles import check_vocabulary, weight
+from curvescope.geometry.roles import check_vocabulary, has_lens, norm_of, weight
+from curvescope.geometry.sphere import project
 from curvescope.geometry.vocabulary.decode import TopTokens, top_tokens
 from curvescope.geometry.vocabulary.references import Reference, reference
 from curvescope.models.model import Model
+from curvescope.models.running.points import block_paths
+from curvescope.problem import Problem
 
 HEAD = re.compile(r"L(\d+)\.h(\d+)\.out")
 HEADS = re.compile(r"L(\d+)\.attn\.heads")
@@ -55,3 +58,28 @@ def written(model: Model, at: str) -> Reference:
     if at == "final":
         return reference(model, "raw", which="output", centred=True)
     return reference(model, "logit", centred=True)
+
+
+def direct_change(problem: Problem, at: str, directions: Tensor, ids: Tensor) -> Tensor:
+    """How far a step along each direction (m, w) moves the logits of tokens ids (m, k) on the direct path.
+
+    The products that `decode_at` ranks tokens by, times the scale 1/√(|Px|²/d + ε) of the last norm, held
+    fixed, in the mean over the tokens of the data; logits are taken less their mean over the vocabulary. What
+    other layers make of the step is left out.
+    """
+    model = problem.model
+    rows = written(model, at)
+    places = torch.searchsorted(rows.ids, ids.contiguous())
+    own = rows.rows(places.flatten()).view(*ids.shape, -1)
+    found = (own * in_stream(model, at, directions)[:, None]).sum(-1)
+    return found if at == "final" or not has_lens(model) else found * _mean_scale(problem)
+
+
+def _mean_scale(problem: Problem) -> float:
+    """The mean over tokens of 1/√(|Px|²/d + ε) at the last norm."""
+    norm, last = norm_of(problem.model, "ln_f"), f"L{len(block_paths(problem.model)) - 1}.out"
+    found = []
+    for batch in problem.placed_batches("scale of the last norm"):
+        x = project(problem.activations(batch, last)[last].double(), kind=norm.kind)
+        found.append(torch.rsqrt(x.square().mean(-1) + norm.eps).flatten().cpu())
+    return float(torch.cat(found).mean())
