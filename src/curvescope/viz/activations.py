@@ -37,8 +37,8 @@ def quartiles(ax: Axes, names: Sequence[str], values: Sequence[np.ndarray], *, t
 
 def position_map(ax: Axes, values: np.ndarray, names: Sequence[str], *, label: str) -> Axes:
     """One row for each point, the first at the bottom, one column for each position."""
+    ax.set_facecolor("0.85")  # seen where there is no number
     image = ax.imshow(values, aspect="auto", origin="lower", cmap=MAP, interpolation="nearest")
-    image.cmap.set_bad("0.85")
     ax.set_yticks(range(len(names)), names, fontsize=8)
     ax.set_xlabel("position")
     ax.figure.colorbar(image, ax=ax, label=label, pad=0.02)
