@@ -16,7 +16,7 @@ import curvescope as cs
 from curvescope.geometry.stream import stream
 from curvescope.models.running.points import find_point, point_names, stream_points
 from curvescope.models.running.spots import Added, Seen
-from oracles import relative_error
+from oracles import relative_error, transformer
 from selection import some
 
 HALF = {  # a module of layer 0 whose output, added to the layer's input, is the middle; * is the middle
@@ -128,6 +128,15 @@ def test_what_is_read_is_the_stream(name: str):
     points = stream(model, inputs).points
     for i, at in enumerate(names):
         torch.testing.assert_close(seen.values[at], points[:, :, i], atol=1e-12, rtol=0)
+
+
+def test_the_middle_of_a_post_norm_layer_without_gains_is_behind_its_norm():
+    module: Any = transformer(norm="post", norm_affine=False)
+    ids = torch.tensor([[0, 1, 2]])
+    with torch.no_grad():
+        x = module.embed(ids)
+        middle = module.L0.ln1(x + module.L0.attend(x, lambda place, tensor: None))
+    torch.testing.assert_close(stream(cs.load(module), ids).points[:, :, 1], middle)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "lens", "opt"])

@@ -221,6 +221,16 @@ def test_after_the_parameters_changed_it_is_the_matrix_of_the_new_ones():
     assert relative_error(H.dense(), now) > 1e-3
 
 
+def test_a_problem_at_other_parameters():
+    module = zoo()
+    problem = problem_of(module)
+    moved = problem.at({"L1.W_1": 1.4 * module.L1.W_1.detach()})
+    found = cs.ActivationHessian(moved, "L0.out").dense()
+    with torch.no_grad():
+        module.L1.W_1.mul_(1.4)
+    assert relative_error(found, cs.ActivationHessian(problem, "L0.out").dense()) < TIGHT
+
+
 def test_many_products_are_recorded_and_replayed_alike():
     H = cs.ActivationHessian(problem_of(zoo()), "L0.in")
     A = H.dense()
