@@ -3,6 +3,7 @@
 They take an operator and nothing about networks, and return frozen results that say how sure they are.
 """
 
+from curvescope.algorithms.blocks.equal import EqualBlocks, equal_blocks
 from curvescope.algorithms.blocks.norm_map import BlockMap, block_map
 from curvescope.algorithms.estimates.diagonal import DiagonalEstimate, diagonal
 from curvescope.algorithms.estimates.norms import FrobeniusNorm, SpectralNorm, frobenius_norm, spectral_norm
@@ -20,6 +21,7 @@ __all__ = [
     "BlockTraces",
     "DiagonalEstimate",
     "Eigenpairs",
+    "EqualBlocks",
     "FrobeniusNorm",
     "FunctionTrace",
     "Inverse",
@@ -35,6 +37,7 @@ __all__ = [
     "deflate",
     "diagonal",
     "eigsh",
+    "equal_blocks",
     "frobenius_norm",
     "inverse",
     "lanczos",

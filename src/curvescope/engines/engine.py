@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from curvescope.core.errors import CurvescopeError, UsageError, near_misses
+from curvescope.core.parts import MatrixName
 from curvescope.data.batches import Batch
 from curvescope.engines import ask, works
 from curvescope.engines.check import near, refuse_other
@@ -181,6 +182,16 @@ class Engine:
         columns = tuple(tangents)
         build = partial(works.ggn, self.problem, self._runner, batch, rows, columns)
         return self._done((index, "ggn", rows, columns), build, batch, tangents)
+
+    def in_activations(self, index: int, batch: Batch, part: MatrixName, at: str, tangents: Tensor) -> Tensor:
+        """∂²s/∂x² at a point with activations x, or Jᵀ (∂²loss/∂z²) J, applied to tangents (k, *x.shape)."""
+        build = partial(works.in_activations, self.problem, self._runner, batch, part, at)
+        found = self._done((index, part, (at,), (at,)), build, batch, {at: tangents})
+        return found.get(at, torch.zeros_like(tangents))
+
+    def activation_gradient(self, batch: Batch, at: str) -> Tensor:
+        """∂s/∂x for the activations x at a point."""
+        return works.activation_gradient(self.problem, self._runner, batch, at)
 
     def sources(
         self, index: int, batch: Batch, rows: Names, tangents: Mapping[str, Tensor], wanted: Sequence[str]

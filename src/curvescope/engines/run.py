@@ -7,7 +7,7 @@ user's module stands there for one call, as a list of changes that `Model.forwar
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any, final
@@ -25,6 +25,9 @@ from curvescope.models.running.exchange import Change, evaluation, exchanged
 from curvescope.models.running.fused import Fused
 from curvescope.problem import Problem
 
+Changes = Callable[[], list[Change]]
+"""Further changes of the module; asked for once before every pass."""
+
 
 class Runner(ABC):
     """The outputs of a problem's module, as a function of leaves."""
@@ -34,7 +37,13 @@ class Runner(ABC):
 
     @abstractmethod
     def outputs(
-        self, batch: Batch, leaves: Mapping[str, Tensor], *, second_order: bool, lazy: bool
+        self,
+        batch: Batch,
+        leaves: Mapping[str, Tensor],
+        *,
+        second_order: bool,
+        lazy: bool,
+        more: Changes = list,
     ) -> Tensor | LinearHead:
         """The outputs z.
 
@@ -43,6 +52,7 @@ class Runner(ABC):
             leaves: In place of the parameters.
             second_order: Whether they will be differentiated twice, or only once (and Jᵀu in u).
             lazy: Whether the last linear map may be left to the loss.
+            more: Changes of the module for this pass.
         """
 
 
@@ -56,11 +66,17 @@ class PlainRunner(Runner):
         self.checkpoint, self._problem = checkpoint, problem
 
     def outputs(
-        self, batch: Batch, leaves: Mapping[str, Tensor], *, second_order: bool, lazy: bool
+        self,
+        batch: Batch,
+        leaves: Mapping[str, Tensor],
+        *,
+        second_order: bool,
+        lazy: bool,
+        more: Changes = list,
     ) -> Tensor | LinearHead:
         layers = _layers(self._problem, [], PlainAttention) if self.checkpoint else []
         with PlainAttention():
-            return self._problem.outputs(batch, leaves, changes=layers)
+            return self._problem.outputs(batch, leaves, changes=[*layers, *more()])
 
 
 @final
@@ -81,7 +97,13 @@ class FusedRunner(Runner):
         self._fused, self._head = fused, head
 
     def outputs(
-        self, batch: Batch, leaves: Mapping[str, Tensor], *, second_order: bool, lazy: bool
+        self,
+        batch: Batch,
+        leaves: Mapping[str, Tensor],
+        *,
+        second_order: bool,
+        lazy: bool,
+        more: Changes = list,
     ) -> Tensor | LinearHead:
         problem = self._problem
         changes = kernel_changes(problem, self._fused, second_order=second_order)
@@ -89,12 +111,12 @@ class FusedRunner(Runner):
         layers = _layers(problem, changes, inside) if self.checkpoint else []
         head = self._head if lazy and problem.loss.takes_head else None
         with kernels(second_order=second_order, head=head) as mode:
-            z = problem.outputs(batch, leaves, changes=[*changes, *layers])
+            z = problem.outputs(batch, leaves, changes=[*changes, *layers, *more()])
         if mode.placeholder is None:
             return z
         if z is mode.placeholder and mode.head is not None:
             return mode.head
-        return self.outputs(batch, leaves, second_order=second_order, lazy=False)
+        return self.outputs(batch, leaves, second_order=second_order, lazy=False, more=more)
 
 
 def kernel_changes(problem: Problem, fused: Fused, *, second_order: bool) -> list[Change]:

@@ -7,15 +7,19 @@ that of Jᵀu for products with J. Nothing here knows spaces or the division by 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from curvescope.core.parts import MatrixName
 from curvescope.data.batches import Batch
 from curvescope.engines.passes import Linearised, gradient, linearise, pull
-from curvescope.engines.run import Runner
+from curvescope.engines.run import PlainRunner, Runner
 from curvescope.kernels.head import LinearHead
 from curvescope.losses.base import Part
+from curvescope.models.running.points import find_point
+from curvescope.models.running.spots import Added
 from curvescope.problem import Leaves, Problem
 
 Work = Callable[[Sequence[Tensor], int], Sequence[Tensor | None]]
@@ -39,8 +43,54 @@ def second_derivative(
 
 def ggn(problem: Problem, runner: Runner, batch: Batch, rows: Names, columns: Names) -> Work:
     """Jᵀ (∂²loss/∂z²) J."""
-    loss = problem.loss
     graph = linearised(problem, runner, batch, rows, columns, lazy=True)
+    return _sandwiched(problem, batch, graph, [graph.leaves[name] for name in rows])
+
+
+def in_activations(problem: Problem, runner: Runner, batch: Batch, part: MatrixName, at: str) -> Work:
+    """The same in place of parameters for the activations x at a point: ∂²s/∂x², or its Gauss-Newton part."""
+    added = Added(find_point(problem.model, at), batch.num_sequences)
+    outputs = partial(_moved_outputs, problem, runner, batch, added, second_order=part != "ggn")
+    if part == "ggn":
+        _, z = problem.differentiable((), outputs, _ends)
+        graph = linearise({at: added.delta}, tuple(_ends(z)), (at,))
+        return _sandwiched(problem, batch, graph, [added.delta])
+
+    def scalar(leaves: Leaves) -> Tensor:
+        return _scalar(problem, batch, part, outputs(leaves))
+
+    _, s = problem.differentiable((), scalar, lambda s: [s])
+    first, into = gradient(s, [added.delta]), [added.delta]
+    return lambda v, group: pull(first, v, into, group)
+
+
+def activation_gradient(problem: Problem, runner: Runner, batch: Batch, at: str) -> Tensor:
+    """∂s/∂x for the activations x at a point."""
+    added = Added(find_point(problem.model, at), batch.num_sequences)
+
+    def scalar(leaves: Leaves) -> Tensor:
+        z = _moved_outputs(problem, runner, batch, added, leaves, second_order=False)
+        return _scalar(problem, batch, "hessian", z)
+
+    _, s = problem.differentiable((), scalar, lambda s: [s])
+    (found,) = torch.autograd.grad(s, [added.delta], allow_unused=True) if s.requires_grad else (None,)
+    return torch.zeros_like(added.delta) if found is None else found
+
+
+def _moved_outputs(
+    problem: Problem, runner: Runner, batch: Batch, added: Added, _: Leaves, *, second_order: bool
+) -> Tensor | LinearHead:
+    """Outputs where x + δ goes on from a point; as the module is, where our kernels do not pass the point."""
+    z = runner.outputs(batch, {}, second_order=second_order, lazy=True, more=added.changes)
+    if added.count != 1:
+        z = PlainRunner(problem).outputs(batch, {}, second_order=True, lazy=False, more=added.changes)
+    added.check()
+    return z
+
+
+def _sandwiched(problem: Problem, batch: Batch, graph: Linearised, into: list[Tensor]) -> Work:
+    """Jᵀ (∂²loss/∂z²) J for the outputs of a graph."""
+    loss = problem.loss
     fixed = [None if x is None else x.detach() for x in graph.outputs]
     curvature: Callable[[Sequence[Tensor]], Sequence[Tensor | None]]
     if len(fixed) == 1:
@@ -49,7 +99,6 @@ def ggn(problem: Problem, runner: Runner, batch: Batch, rows: Names, columns: Na
     else:
         head = LinearHead(there(fixed[0]), there(fixed[1]), fixed[2])
         curvature = loss.head_curvature(head, batch.targets, batch.weights)
-    into = [graph.leaves[name] for name in rows]
     return lambda v, group: pull(graph.outputs, curvature(graph.push(v, group)), into, group)
 
 
@@ -59,8 +108,7 @@ def linearised(
     """The outputs as a function of leaves, with what J v and Jᵀu need."""
 
     def outputs(leaves: Leaves) -> tuple[Tensor | None, ...]:
-        z = runner.outputs(batch, leaves, second_order=False, lazy=lazy)
-        return (z,) if isinstance(z, Tensor) else tuple(z)
+        return tuple(_ends(runner.outputs(batch, leaves, second_order=False, lazy=lazy)))
 
     leaves, found = problem.differentiable(_union(rows, columns), outputs, lambda found: found)
     return linearise(leaves, found, columns)
@@ -74,6 +122,11 @@ def _scalar(problem: Problem, batch: Batch, part: Part, z: Tensor | LinearHead) 
     if part == "hessian":
         return loss.sum(z, batch.targets, batch.weights)
     return (loss.gradient(z.detach(), batch.targets, batch.weights) * z).sum()
+
+
+def _ends(z: Tensor | LinearHead) -> Sequence[Tensor | None]:
+    """The tensors that outputs are, or are made from."""
+    return (z,) if isinstance(z, Tensor) else tuple(z)
 
 
 def there(x: Tensor | None) -> Tensor:

@@ -5,6 +5,8 @@ decode_heads(model, 0).qk.to_frame()      # the same as tokens, for all heads, b
 probe_keys(model, 0, ["king", "queen"])   # which keys the query of a word looks for
 extremes(token_scores(model))             # tokens with the largest and the smallest norms and logits
 composition(heads(model, 0), heads(model, 1), "K")
+steer(problem, "L3.mid", direction)       # what the loss and the logits do along a direction
+logit_attribution(model, ids)             # what every head and layer adds to a logit
 """
 
 from curvescope.geometry.attention.check import HeadCheck, check_heads
@@ -27,6 +29,10 @@ from curvescope.geometry.attention.energy import Energy, activation_energy
 from curvescope.geometry.attention.heads import heads
 from curvescope.geometry.attention.rotary import Rotary, rotary_of
 from curvescope.geometry.attention.selectable import Hull, Selectable, hull_vertices, selectable_keys
+from curvescope.geometry.causal.attribution import Attribution, logit_attribution
+from curvescope.geometry.causal.decoded import decode_at
+from curvescope.geometry.causal.directions import Direction, layer_directions
+from curvescope.geometry.causal.steering import Effect, ablate, intervene, steer
 from curvescope.geometry.embeddings import (
     Distances,
     Extremes,
@@ -59,10 +65,13 @@ from curvescope.geometry.vocabulary.representations import Representation, repre
 from curvescope.geometry.vocabulary.words import Words, common_nouns, select_words, vocabulary_words
 
 __all__ = [
+    "Attribution",
     "Circuit",
     "Composition",
+    "Direction",
     "Directions",
     "Distances",
+    "Effect",
     "Ellipsoid",
     "Energy",
     "Extremes",
@@ -83,6 +92,7 @@ __all__ = [
     "TopTokens",
     "ValueProbe",
     "Words",
+    "ablate",
     "activation_energy",
     "attainable",
     "check_heads",
@@ -91,6 +101,7 @@ __all__ = [
     "composition",
     "composition_score",
     "copying_score",
+    "decode_at",
     "decode_heads",
     "distances",
     "ellipsoid",
@@ -98,6 +109,9 @@ __all__ = [
     "fold",
     "heads",
     "hull_vertices",
+    "intervene",
+    "layer_directions",
+    "logit_attribution",
     "logit_lens",
     "norm_of",
     "normalise",
@@ -112,6 +126,7 @@ __all__ = [
     "select_words",
     "selectable_keys",
     "spectra",
+    "steer",
     "support",
     "through_vocabulary",
     "token_scores",

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from curvescope.core.errors import UsageError
 from curvescope.models.model import Model
 from curvescope.models.running.exchange import evaluating
+from curvescope.models.running.points import block_paths, norm_module
 from curvescope.models.zoo.transformer import Transformer
 
 Inputs = Tensor | Mapping[str, Tensor]
@@ -67,45 +67,6 @@ def stream(model: Model, inputs: Inputs) -> Stream:
         points += [_mid_point(model, found, i), found[f"L{i}.out"]]
         names += [f"L{i}.mid", f"L{i}.out"]
     return Stream(torch.stack(points, dim=2), tuple(names), outputs)
-
-
-def block_paths(model: Model) -> list[str]:
-    """The module of every block: what the places of a layer have in common in their names."""
-    num_layers = model.facts.get("n_layers", 0)
-    if isinstance(model.module, Transformer):
-        paths = [f"L{i}" for i in range(num_layers)]
-    else:
-        paths = []
-        for i in range(num_layers):
-            inside = [
-                at.module.split(".") for place, at in model.places.items() if place.startswith(f"L{i}.")
-            ]
-            if len(inside) > 1:
-                paths.append(".".join(_common(inside)))
-    if not paths or len(paths) != num_layers:
-        raise UsageError(
-            f"expected a model whose layers are known, got {model.name!r}, whose blocks are only parameters",
-            hint="zoo models and the families with attention have layers",
-        )
-    return paths
-
-
-def _common(names: list[list[str]]) -> list[str]:
-    """The parts that all names begin with."""
-    found = []
-    for parts in zip(*names, strict=False):
-        if len(set(parts)) > 1:
-            break
-        found.append(parts[0])
-    return found
-
-
-def norm_module(model: Model, role: str) -> nn.Module | None:
-    """The module that holds the gain of a norm, e.g. `L0.ln2` or `ln_f`; None where it has no parameters."""
-    block = model.blocks.get(f"{role}.g")
-    if block is None:
-        return None
-    return model.module.get_submodule(block.parameter.rpartition(".")[0])
 
 
 def _middle(model: Model, i: int) -> list[tuple[str, nn.Module, str]]:

@@ -1,5 +1,6 @@
 """Operators: Hessian, its two parts, Fishers and the Jacobian, over named blocks, matrix-free."""
 
+from curvescope.operators.activations import ActivationGGN, ActivationHessian, TokenBlocks
 from curvescope.operators.curvature import GGN, EmpiricalFisher, Functional, Hessian, MonteCarloFisher
 from curvescope.operators.diagonals import DiagonalCost, ExactDiagonal, diagonal_cost, exact_diagonal
 from curvescope.operators.jacobian import Jacobian
@@ -12,6 +13,8 @@ __all__ = [
     "EKFAC",
     "GGN",
     "KFAC",
+    "ActivationGGN",
+    "ActivationHessian",
     "DiagonalCost",
     "EmpiricalFisher",
     "ExactDiagonal",
@@ -27,6 +30,7 @@ __all__ = [
     "Source",
     "Sources",
     "ThirdDerivative",
+    "TokenBlocks",
     "diagonal_cost",
     "exact_diagonal",
     "kfac_quality",

@@ -18,6 +18,8 @@ STUDIES = {
     "exact_spectra": "spectra in closed form: bulk, outliers, how they move, GGN against H, ±λ pairs",
     "full_hessian": "every entry of the Hessian of a one-block ViT, before and after training, over seeds",
     "hvp": "what a product costs: time in gradients, memory and error of our engines and other libraries",
+    "activations": "how sharply the loss bends in the state of every token, layer by layer, and along what",
+    "causal": "directions of heads and layers, steered and ablated: predicted against found; logits by head",
     "embeddings": "lengths and attainable logits of tokens, how near the embedding is to its normalised form",
     "probes": "nearest keys of words in every head, and what their values write",
     "heads": "QK and VO circuits of every head as tokens, their spectra, copying and composition",

@@ -11,11 +11,11 @@ from torch import Tensor
 from curvescope.core.errors import UsageError
 from curvescope.geometry.roles import check_layer, embedding, read_norm, weight
 from curvescope.geometry.sphere import Norm
-from curvescope.geometry.stream import block_paths
 from curvescope.geometry.vocabulary.names import names_of
 from curvescope.geometry.vocabulary.references import Reference, ReferenceKind
 from curvescope.models.model import Model
 from curvescope.models.running.exchange import evaluating
+from curvescope.models.running.points import block_paths
 
 How = Literal["auto", "raw", "position", "run", "mean"]
 _CHUNK = 512

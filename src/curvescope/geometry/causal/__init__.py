@@ -1,0 +1,1 @@
+"""Directions at named points: as tokens, ablated and steered along, and what the logits are made of."""

@@ -1,0 +1,177 @@
+"""Direct logit attribution: what every head, every feed-forward network and every bias adds to a logit.
+
+In a pre-norm model the last state is a sum, x = Σ_c x_c over the embedding, what heads and feed-forward
+networks write, and biases. With the scale of the last norm held fixed at s(x) = 1/√(|Px|²/d + ε), the logit
+of token t is a sum too,
+
+    logit_t = Σ_c s(x) x_c · P(γ ∘ u_t) + β · u_t + b_t,
+
+exactly. It says what is written into the direct path, not what would happen without c: later layers read it
+as well, and the scale would move.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from curvescope.core.errors import CurvescopeError, UsageError
+from curvescope.core.result import Result
+from curvescope.geometry.roles import check_vocabulary, embedding, has_lens, norm_kind, norm_of, weight
+from curvescope.geometry.sphere import Norm, project
+from curvescope.models.model import Model
+from curvescope.models.running.exchange import evaluating
+from curvescope.models.running.points import block_paths, find_point, point_names, skip_scale
+from curvescope.models.running.spots import Seen
+
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3}  # relative: far below a part that is missing
+
+
+@dataclass(frozen=True)
+class Attribution(Result):
+    """Contributions to the logits of M tokens at their places; they add up to `logits`."""
+
+    model: str
+    parts: list[str]  # embed, L0.h0, …, L0.b_O, L0.ff, …, ln_f.b, b_U
+    values: np.ndarray  # (C, M)
+    logits: np.ndarray  # (M,) less the mean over the vocabulary, if `centred`
+    sequence: np.ndarray  # (M,)
+    position: np.ndarray  # (M,)
+    ids: np.ndarray  # (M,) the tokens whose logits these are
+    centred: bool
+    error: float  # largest difference between the sum of the parts and the model's own logit
+
+
+def logit_attribution(
+    model: Model, inputs: Tensor, tokens: Tensor | None = None, *, centred: bool = True
+) -> Attribution:
+    """What the logits of given tokens are made of.
+
+    Args:
+        model: A pre-norm language model whose heads are known, or one without norms.
+        inputs: Ids (B, T).
+        tokens: Ids (B, T) whose logits are looked at, −100 for none; by default those after the inputs' own.
+        centred: Take logits less their mean over the vocabulary, which the softmax does not see.
+    """
+    _check(model)
+    wanted = torch.nn.functional.pad(inputs[:, 1:], (0, 1), value=-100) if tokens is None else tokens
+    sequence, position = (wanted.cpu() >= 0).nonzero(as_tuple=True)
+    ids = wanted.cpu()[sequence, position]
+    outputs, seen = _run(model, inputs)
+    places, found = _contributions(model, seen, (sequence, position), ids, centred)
+    own = outputs.double().cpu()[sequence, position]
+    truth = own.gather(-1, ids[:, None])[:, 0] - (own.mean(-1) if centred else 0.0)
+    _check_near(found.sum(0), truth, model, "its logits are not a norm and a matrix behind the last layer")
+    return Attribution(
+        model=model.name,
+        parts=places,
+        values=found.numpy(),
+        logits=truth.numpy(),
+        sequence=sequence.numpy(),
+        position=position.numpy(),
+        ids=ids.numpy(),
+        centred=centred,
+        error=float((found.sum(0) - truth).abs().max()),
+    )
+
+
+def _contributions(
+    model: Model, seen: dict[str, Tensor], at: tuple[Tensor, Tensor], ids: Tensor, centred: bool
+) -> tuple[list[str], Tensor]:
+    """Names of the parts, and what each of them adds to the logits of `ids` at some places: (C, M)."""
+    rows = embedding(model, "output").double()
+    u = rows[ids] - rows.mean(0) if centred else rows[ids]
+    norm = norm_of(model, "ln_f") if has_lens(model) else Norm("none")
+    last = seen[f"L{len(block_paths(model)) - 1}.out"][at]
+    r, total = norm.direction(u) * _scale(norm, last), torch.zeros_like(last)
+    found = {}
+    for name, part in _parts(model, seen, at):
+        total += part
+        found[name] = (part * r).sum(-1)
+    _check_near(total, last, model, "the stream is not the sum of what its layers write")
+    for name, shift in (("ln_f.b", norm.shift(u)), ("b_U", _bias(model, ids, centred))):
+        if shift is not None and bool(shift.any()):
+            found[name] = shift
+    return list(found), torch.stack(list(found.values()))
+
+
+def _check(model: Model) -> None:
+    check_vocabulary(model)
+    linear = model.facts.get("norm") == "pre" or norm_kind(model) == "none"
+    if not (skip_scale(model) and linear and "L0.attn.heads" in point_names(model)):
+        raise UsageError(
+            f"expected a model whose last state is the sum of what its layers write, got {model.name!r}",
+            hint="pre-norm language models of the zoo, Hugging Face and TransformerLens are such models",
+        )
+
+
+def _run(model: Model, inputs: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    """Outputs, and the points that the parts are made from, in float64 on the CPU."""
+    known, layers = set(point_names(model)), range(len(block_paths(model)))
+    names = ["L0.in", *(f"L{i}.{part}" for i in layers for part in ("attn.heads", "ff.out"))]
+    names = [name for name in (*names, f"L{layers[-1]}.out") if name in known]
+    seen = Seen([find_point(model, name) for name in names], len(inputs))
+    with evaluating(model.module), torch.no_grad():
+        outputs = model.forward({}, inputs.to(model.device), changes=seen.changes())
+    return outputs, {name: x.double().cpu() for name, x in seen.values.items()}
+
+
+def _parts(model: Model, seen: dict[str, Tensor], at: tuple[Tensor, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """Every part of the last state at some places, (M, d) each."""
+    num_layers, skip = len(block_paths(model)), skip_scale(model)
+    yield "embed", seen["L0.in"][at] * skip**num_layers
+    for i in range(num_layers):
+        later = skip ** (num_layers - 1 - i)  # what the skip connections behind the layer make of it
+        written = list(_heads(model, i, seen[f"L{i}.attn.heads"][at]))
+        gain = _post_gain(model, f"L{i}.ln1_post", sum(part for _, part in written)) * later
+        yield from ((name, part * gain) for name, part in written)
+        if f"L{i}.ff.out" in seen:
+            ff = seen[f"L{i}.ff.out"][at]
+            behind = model.facts.get("kind") == "hooked_transformer"  # whose ff.out has that norm in it
+            yield f"L{i}.ff", ff * (1.0 if behind else _post_gain(model, f"L{i}.ln2_post", ff)) * later
+
+
+def _heads(model: Model, i: int, F: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """What every head writes, from the input F (M, h k) of W_O, and the bias."""
+    k = model.facts["d_head"]
+    for j, own in enumerate(F.split(k, dim=-1)):
+        W_O = weight(model, f"L{i}.h{j}.W_O")
+        assert W_O is not None
+        yield f"L{i}.h{j}", own @ W_O.double()
+    b_O = weight(model, f"L{i}.b_O")
+    if b_O is not None:
+        yield f"L{i}.b_O", b_O.double().expand(len(F), -1)
+
+
+def _post_gain(model: Model, role: str, total: Tensor | int) -> Tensor | float:
+    """What a norm behind a sublayer multiplies each part by, its scale held fixed; 1 where there is none."""
+    if f"{role}.g" not in model.blocks:
+        return 1.0
+    norm = norm_of(model, role)
+    assert isinstance(total, Tensor)
+    gain = _scale(norm, total)
+    return gain if norm.gamma is None else gain * norm.gamma
+
+
+def _scale(norm: Norm, x: Tensor) -> Tensor:
+    """1/√(|Px|²/d + ε): (M, 1)."""
+    if norm.kind == "none":
+        return torch.ones_like(x[:, :1])
+    return torch.rsqrt(project(x, kind=norm.kind).square().mean(-1, keepdim=True) + norm.eps)
+
+
+def _bias(model: Model, ids: Tensor, centred: bool) -> Tensor | None:
+    b = weight(model, "b_U")
+    if b is None:
+        return None
+    return b.double()[ids] - (b.double().mean() if centred else 0.0)
+
+
+def _check_near(found: Tensor, truth: Tensor, model: Model, why: str) -> None:
+    gap, size = float((found - truth).abs().max()), float(truth.abs().max())
+    if not gap <= TOLERANCE.get(model.dtype, 0.05) * max(size, 1.0):
+        raise CurvescopeError(f"no attribution of {model.name}: {why}, by {gap:.1e}")

@@ -1,0 +1,181 @@
+"""Named points of a model, and what is read or added there while it runs.
+
+    embed                    the stream where the layers begin; also called `in` and `L0.in`
+    L3.in, L3.mid, L3.out    the stream before a layer, behind its attention, behind the layer
+    L3.attn.out, L3.ff.out   what a sublayer gives, before a norm behind it
+    L3.attn.heads            what all heads give, the input of W_O; `L3.h1.out` is head 1's part
+    final                    behind the last norm: what the unembedding reads
+    encoder.layers.2         the (first) output of any submodule; `encoder.layers.2.in` is its first input
+
+A point x is moved by adding δ. Where the stream is a sum, as it is behind attention, δ is added to what the
+sublayer gives, so that it reaches the skip connection too; nothing is added to a branch alone.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from torch import nn
+
+from curvescope.core.errors import UsageError, near_misses
+from curvescope.models.model import Model
+from curvescope.models.running.spots import Point, Side, Spot
+from curvescope.models.zoo.transformer import Transformer
+
+LAYER = re.compile(r"L(\d+)\.(.+)")
+HEAD = re.compile(r"h(\d+)\.out")
+
+
+def find_point(model: Model, at: str) -> Point:
+    """The point of that name: of the stream, of a sublayer or head, or a submodule's output or input."""
+    known = point_names(model)
+    if at in ("in", "embed") and "L0.in" in known:
+        return replace(find_point(model, "L0.in"), name=at)
+    if at in known:
+        return _final(model) if at == "final" else _of_layer(model, at)
+    owners = dict(model.module.named_modules())
+    sides: list[tuple[str, Side]] = [(at, "output"), (at.removesuffix(".in"), "input")]
+    for path, side in sides:
+        if path and path in owners:
+            spot = Spot(owners[path], side)
+            return Point(at, spot, ((1.0, spot),))
+    raise UsageError(
+        f"expected a point of {model.name!r}, got {at!r}",
+        hint=near_misses(at, ["embed", *known] if "L0.in" in known else [name for name in owners if name]),
+    )
+
+
+def point_names(model: Model) -> list[str]:
+    """The points that the model is known to have; submodules are points too."""
+    try:
+        num_layers = len(block_paths(model))
+    except UsageError:
+        return []
+    parts = ["in", "mid", "out", "attn.out", "attn.heads"]
+    parts += [f"h{j}.out" for j in range(model.facts.get("n_heads", 0))]
+    found = []
+    for i in range(num_layers):
+        has_ff = _zoo(model).cfg.ff_size > 0 if is_zoo(model) else f"L{i}.ff.out" in model.places
+        found += [f"L{i}.{part}" for part in [*parts, *(["ff.out"] if has_ff else [])]]
+    return [*found, "final"]
+
+
+def stream_points(model: Model) -> list[str]:
+    """`embed, L0.mid, L0.out, …`, the points of the stream in the order a token passes them."""
+    layers = range(len(block_paths(model)))
+    return ["embed", *(f"L{i}.{part}" for i in layers for part in ("mid", "out"))]
+
+
+def _of_layer(model: Model, at: str) -> Point:
+    match = LAYER.fullmatch(at)
+    assert match is not None, "one of point_names"
+    i, part = int(match[1]), match[2]
+    block = model.module.get_submodule(block_paths(model)[i])
+    if part in ("in", "out"):
+        spot = Spot(block, "input" if part == "in" else "output")
+        return Point(at, spot, ((1.0, spot),))
+    if part == "mid":
+        return _middle(model, i, block)
+    head = HEAD.fullmatch(part)
+    spot = _sublayer(model, i, "attn.heads" if head else part)
+    k = model.facts["d_head"]
+    columns = slice(k * int(head[1]), k * int(head[1]) + k) if head else None
+    return Point(at, spot, ((1.0, spot),), columns, by_head=head is not None or part == "attn.heads")
+
+
+def _sublayer(model: Model, i: int, part: str) -> Spot:
+    """`attn.heads`, `attn.out` or `ff.out` of a layer."""
+    if is_zoo(model):
+        layer = model.module.get_submodule(f"L{i}")
+        if part == "ff.out":
+            return Spot(layer, "output", "feed_forward")
+        return Spot(layer, "input" if part == "attn.heads" else "output", "project")
+    place = model.places[f"L{i}.{part}"]
+    return Spot(model.module.get_submodule(place.module), "input" if place.kind == "input" else "output")
+
+
+def _middle(model: Model, i: int, block: nn.Module) -> Point:
+    """Behind the norm that follows attention in a post-norm layer, else the sum of skip and attention."""
+    name, first = f"L{i}.mid", norm_module(model, f"L{i}.ln1")
+    if model.facts.get("norm") == "post" and first is not None:
+        spot = Spot(first, "output")
+        return Point(name, spot, ((1.0, spot),))
+    given = norm_module(model, f"L{i}.ln1_post")
+    added = _sublayer(model, i, "attn.out")
+    if given is not None and model.facts.get("kind") != "hooked_transformer":  # whose attn.out is behind it
+        added = Spot(given, "output")
+    read = ((skip_scale(model), Spot(block, "input")), (1.0, added))
+    return Point(name, added, read if skip_scale(model) else read[1:])
+
+
+def skip_scale(model: Model) -> float:
+    """What the skip connection around attention is multiplied by; 0 where there is none."""
+    if not is_zoo(model):
+        return 1.0
+    cfg = _zoo(model).cfg
+    return cfg.residual_scale if cfg.residual else 0.0
+
+
+def _final(model: Model) -> Point:
+    """Behind the norm before the unembedding; where there is none, what the last layer gives."""
+    norm = norm_module(model, "ln_f")
+    if norm is None and model.facts.get("kind") == "hooked_transformer":  # folded, without parameters
+        norm = dict(model.module.named_children()).get("ln_final")
+    last = model.module.get_submodule(block_paths(model)[-1])
+    spot = Spot(last if norm is None else norm, "output")
+    return Point("final", spot, ((1.0, spot),))
+
+
+def is_zoo(model: Model) -> bool:
+    """Whether the module is the zoo's own Transformer, whose sublayers are methods."""
+    return isinstance(model.module, Transformer)
+
+
+def _zoo(model: Model) -> Transformer:
+    assert isinstance(model.module, Transformer)
+    return model.module
+
+
+# ------------------------------------------------------------------------------------------- where layers are
+
+
+def block_paths(model: Model) -> list[str]:
+    """The module of every block: what the places of a layer have in common in their names."""
+    num_layers = model.facts.get("n_layers", 0)
+    if isinstance(model.module, Transformer):
+        paths = [f"L{i}" for i in range(num_layers)]
+    else:
+        paths = []
+        for i in range(num_layers):
+            inside = [
+                at.module.split(".") for place, at in model.places.items() if place.startswith(f"L{i}.")
+            ]
+            if len(inside) > 1:
+                paths.append(".".join(_common(inside)))
+    if not paths or len(paths) != num_layers:
+        raise UsageError(
+            f"expected a model whose layers are known, got {model.name!r}, whose blocks are only parameters",
+            hint="zoo models and the families with attention have layers",
+        )
+    return paths
+
+
+def _common(names: list[list[str]]) -> list[str]:
+    """The parts that all names begin with."""
+    found = []
+    for parts in zip(*names, strict=False):
+        if len(set(parts)) > 1:
+            break
+        found.append(parts[0])
+    return found
+
+
+def norm_module(model: Model, role: str) -> nn.Module | None:
+    """The module of a norm, e.g. `L0.ln2` or `ln_f`; None where it is not known, for it has no parameters."""
+    if is_zoo(model):
+        return dict(model.module.named_modules()).get(role)
+    block = model.blocks.get(f"{role}.g")
+    if block is None:
+        return None
+    return model.module.get_submodule(block.parameter.rpartition(".")[0])

@@ -1,0 +1,90 @@
+"""Numbers of tokens at points of a model: along the depth, by position, and as text in colours."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from curvescope.viz.trajectory import short
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+COLUMNS = 88  # characters of a line of text
+MAP = "viridis"
+
+
+def quartiles(ax: Axes, names: Sequence[str], values: Sequence[np.ndarray], *, title: str) -> Axes:
+    """Median and middle half of each point's numbers, in the order of the points."""
+    low, middle, high = (np.array([np.percentile(v, q) for v in values]) for q in (25, 50, 75))
+    x = np.arange(len(names))
+    ax.fill_between(x, low, high, color="C0", alpha=0.2, lw=0)
+    ax.plot(x, middle, color="C0", marker="o", ms=3.5, lw=1.4)
+    if (low > 0).all():
+        ax.set_yscale("log")
+    else:
+        most = max(float(np.abs([low, high]).max()), 1e-12)
+        ax.set_yscale("symlog", linthresh=10.0 ** (np.floor(np.log10(most)) - 2))
+        ax.axhline(0, color="0.6", lw=0.8)
+    ax.set_xticks(x, names, rotation=60, ha="right", rotation_mode="anchor", fontsize=8)
+    ax.set_title(title, fontsize=10)
+    ax.grid(axis="y", color="0.92", lw=0.6)
+    ax.spines[["top", "right"]].set_visible(False)
+    return ax
+
+
+def position_map(ax: Axes, values: np.ndarray, names: Sequence[str], *, label: str) -> Axes:
+    """One row for each point, the first at the bottom, one column for each position."""
+    ax.set_facecolor("0.85")  # seen where there is no number
+    image = ax.imshow(values, aspect="auto", origin="lower", cmap=MAP, interpolation="nearest")
+    ax.set_yticks(range(len(names)), names, fontsize=8)
+    ax.set_xlabel("position")
+    ax.figure.colorbar(image, ax=ax, label=label, pad=0.02)
+    return ax
+
+
+def coloured_text(ax: Axes, tokens: Sequence[str], values: np.ndarray, *, title: str, label: str) -> Axes:
+    """Tokens as running text, each on its colour; the scale is logarithmic, grey is not above zero."""
+    from matplotlib import colormaps
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import LogNorm
+    from matplotlib.patches import Rectangle
+
+    positive = values[values > 0]
+    low, high = (float(positive.min()), float(positive.max())) if len(positive) else (0.1, 1.0)
+    norm, colours = LogNorm(low, high if high > low else 10 * low), colormaps[MAP]
+    lines = wrapped(tokens)
+    for row, line in enumerate(lines):
+        column = 0
+        for i in line:
+            shown = short(tokens[i], 24)
+            colour: Any = colours(norm(values[i])) if values[i] > 0 else (0.85, 0.85, 0.85, 1.0)
+            ax.add_patch(Rectangle((column, -row - 0.42), len(shown) - 0.1, 0.84, color=colour, lw=0))
+            ink = "white" if np.dot(colour[:3], (0.3, 0.59, 0.11)) < 0.5 else "black"
+            ax.text(
+                column + len(shown) / 2 - 0.05, -row, shown, family="monospace", fontsize=8, color=ink,
+                ha="center", va="center",
+            )  # fmt: skip
+            column += len(shown)
+    ax.set_xlim(-0.5, min(COLUMNS, sum(len(short(token, 24)) for token in tokens)) + 0.5)
+    ax.set_ylim(-len(lines) + 0.4, 0.6)
+    ax.axis("off")
+    ax.set_title(f"{title}: {label}", fontsize=9, loc="left")
+    ax.figure.colorbar(ScalarMappable(norm, colours), ax=ax, pad=0.01, aspect=8)
+    return ax
+
+
+def wrapped(tokens: Sequence[str]) -> list[list[int]]:
+    """Which tokens stand in each line."""
+    lines: list[list[int]] = [[]]
+    used = 0
+    for i, token in enumerate(tokens):
+        width = len(short(token, 24))
+        if used + width > COLUMNS and lines[-1]:
+            lines.append([])
+            used = 0
+        lines[-1].append(i)
+        used += width
+    return lines
