@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 from curvescope.algorithms import SpectralDensity, spectral_density
@@ -120,7 +121,8 @@ def measure_pair(problem: Problem, block: str, effort: Effort, *, keep: bool = F
     size = problem.space(*patterns).size
     exact = size <= max(effort.max_exact, effort.num_probes + effort.num_steps)
     H, G, F = (_operator(kind(problem, *patterns), written=exact) for kind in (Hessian, GGN, Functional))
-    how = {"num_probes": effort.num_probes, "max_exact": size if exact else 0, "seed": effort.seed}
+    most = size if exact else 0
+    measured = partial(own_probes, num_probes=effort.num_probes, max_exact=most, seed=effort.seed)
     densities = {}
     if effort.num_density_probes:
         densities = {"hessian": _density(H, effort, exact), "ggn": _density(G, effort, exact)}
@@ -128,9 +130,9 @@ def measure_pair(problem: Problem, block: str, effort: Effort, *, keep: bool = F
         block=block,
         size=size,
         loss=problem.value(),
-        hessian=own_probes(H, num_steps=effort.num_steps, **how),
-        ggn=own_probes(G, num_steps=effort.num_steps, **how),
-        functional=own_probes(F, num_steps=0, **how),
+        hessian=measured(H, num_steps=effort.num_steps),
+        ggn=measured(G, num_steps=effort.num_steps),
+        functional=measured(F, num_steps=0),
         distance=wasserstein(densities["hessian"], densities["ggn"]) if densities else None,
         densities=densities if keep else {},
     )

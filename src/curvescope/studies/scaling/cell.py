@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -107,7 +108,7 @@ def measure_cell(cfg: Config, place: Place) -> Cell:
     excess = others - _least_losses(cfg, test)
     new = _losses(model, _sample(cfg, cfg.fresh, fresh))
     problem = Problem(model, _measured(cfg, sample, held_out))
-    how = {"num_probes": cfg.num_probes, "max_exact": cfg.max_exact, "seed": probes}
+    measured = partial(own_probes, num_probes=cfg.num_probes, max_exact=cfg.max_exact, seed=probes)
     few = max(1, cfg.num_steps // 3)
     return Cell(
         width=place.width,
@@ -120,9 +121,9 @@ def measure_cell(cfg: Config, place: Place) -> Cell:
         excess=float(excess.mean()),
         excess_stderr=_stderr(excess),
         gradient_norm=float(problem.gradient().norm()),
-        hessian=own_probes(Hessian(problem), num_steps=cfg.num_steps, **how),
-        ggn=own_probes(GGN(problem), num_steps=few, **how),
-        functional=own_probes(Functional(problem), num_steps=few, **how),
+        hessian=measured(Hessian(problem), num_steps=cfg.num_steps),
+        ggn=measured(GGN(problem), num_steps=few),
+        functional=measured(Functional(problem), num_steps=few),
         needed=plan_data(others, new, tolerance=cfg.tolerance),
     )
 
