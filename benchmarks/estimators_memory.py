@@ -52,7 +52,7 @@ def network() -> tuple[nn.Module, Tensor, Tensor]:
 
 
 def ours(module: nn.Module, x: Tensor, y: Tensor, count: int) -> dict[str, Call]:
-    def ggn() -> cs.LinearOperator:
+    def ggn() -> cs.GGN:
         return cs.GGN(cs.Problem(module, cs.Batches([cs.Batch(x, y)])))
 
     return {
@@ -137,7 +137,8 @@ def measured(call: Call, size: int) -> tuple[float, float]:
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
         call()
     live = most = 0
-    events = recorded.profiler.kineto_results.events()
+    recorder: Any = recorded.profiler
+    events = recorder.kineto_results.events()
     for event in sorted((e for e in events if e.name() == "[memory]"), key=lambda e: e.start_ns()):
         live += event.nbytes()
         most = max(most, live)

@@ -13,7 +13,7 @@ from curvescope.algorithms import BlockTraces, TraceEstimate, block_traces, diag
 from curvescope.algorithms import columns as columns_module
 from curvescope.core.errors import ShapeError, UsageError
 from curvescope.core.operator import Matrix
-from curvescope.core.seeds import generator
+from curvescope.core.seeds import generator, probes
 from selection import pairs
 
 METHODS = ["hutchinson", "hutch++", "xtrace"]
@@ -175,6 +175,23 @@ def test_diagonal_of_a_diagonal_is_exact(monkeypatch):
     np.testing.assert_allclose(found.values, np.arange(20))
     np.testing.assert_allclose(found.stderr, 0)
     assert np.isnan(diagonal(op, num_probes=1).stderr).all()
+
+
+def test_gaussian_diagonals_are_slopes_and_their_intervals_are_exact():
+    op = with_spectrum(uniform(0.8, 1.0, 30))  # nearly diagonal: squares of single numbers would be skewed
+    A, right = op.A.numpy(), op.A.diagonal().numpy()
+    found = diagonal(op, num_probes=5, probe="gaussian", seed=2)
+    V = probes(30, 5, seed=2, kind="gaussian").numpy()
+    slope = (V * (A @ V)).sum(axis=1) / (V**2).sum(axis=1)
+    rest = ((A @ V - slope[:, None] * V) ** 2).sum(axis=1)
+    np.testing.assert_allclose(found.values, slope, rtol=1e-10)
+    np.testing.assert_allclose(found.stderr, np.sqrt(rest / 4 / (V**2).sum(axis=1)), rtol=1e-8)
+    runs = [diagonal(op, num_probes=4, probe="gaussian", seed=seed).interval for seed in range(150)]
+    held = [(low <= right) & (right <= high) for low, high in runs]
+    assert abs(np.mean(held) - 0.95) < 0.015
+    exact = diagonal(Matrix(torch.diag(torch.arange(20.0))), num_probes=3, probe="gaussian")
+    np.testing.assert_allclose(exact.values, np.arange(20), rtol=1e-6)
+    assert np.isnan(diagonal(op, num_probes=1, probe="gaussian").stderr).all()
 
 
 def test_diagonal_does_not_depend_on_batches(monkeypatch):

@@ -76,6 +76,18 @@ class Positions(nn.Module):
         return torch.tanh(self.mid(x)) @ (2 * self.head)
 
 
+class Raw(nn.Module):
+    """A matrix of its own, stored outputs × inputs, so that its block is used transposed, with a bias."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.emb = nn.Embedding(5, 4)
+        self.W, self.b = nn.Parameter(torch.randn(5, 4)), nn.Parameter(torch.randn(5))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return nn.functional.linear(torch.tanh(self.emb(ids)), self.W, self.b)
+
+
 def exact_diagonals(problem: cs.Problem, E: cs.EKFAC) -> float:
     """Largest relative difference of Λ from the diagonal of the dense GGN in the same basis."""
     worst = 0.0
@@ -96,6 +108,7 @@ MODULES = {
     "batch-first": lambda: shaken(drawn(lambda: TimeFirst(batch_first=True))),
     "time-first": lambda: shaken(drawn(lambda: TimeFirst(batch_first=False))),
     "positions": lambda: shaken(drawn(Positions)),
+    "raw": lambda: shaken(drawn(Raw)),
 }
 LEFT_OUT = {
     "gpt2": {"L0.ln1.g", "L0.ln1.b", "L0.ln2.g", "L0.ln2.b", "ln_f.g", "ln_f.b"},

@@ -63,18 +63,20 @@ def diagonal(
     """Diagonal of a square operator from `num_probes` products, or squares, without bias.
 
     Memory: for the c columns that one product takes (`columns_at_once`) 2c vectors, the probes and what a
-    product returns, whatever the number of probes, and two vectors in float64, which become the result;
-    besides these num_probes vectors for "xdiag", and its probes, of a byte each, or Gaussian as they are.
+    product returns, whatever the number of probes, and two vectors in float64, which become the result, three
+    for Gaussian probes; besides these num_probes vectors for "xdiag", and its probes, of a byte each, or
+    Gaussian as they are.
 
     Args:
         num_probes: number of products; at least 4 for XDiag, which takes an even number.
-        method: "hutchinson", the mean of v ∘ (A v) (Bekas, Kokiopoulou and Saad 2007). The variance of entry
-            i for one probe of signs is the sum of squares of the other entries of row i (of the symmetric
-            part), so a diagonal operator needs one; Gaussian probes add 2 A_ii². "xdiag" (Epperly, Tropp and
-            Webber 2024) takes the dominant eigenspace out first, see `xdiag`; an operator that is not
-            symmetric needs a transposed product. "roots" takes no products: the mean of squares
-            that an operator with `random_squares` draws itself, as `cs.GGN` does; S of them have a relative
-            error of at most √(2/S) in every entry, whatever the matrix.
+        method: "hutchinson", Σ v ∘ (A v) over Σ v ∘ v (Bekas, Kokiopoulou and Saad 2007). For one probe of
+            signs the variance of entry i is the sum of squares of the other entries of row i, so a diagonal
+            operator needs one. P Gaussian probes make it that over P − 2: entry i is the slope of a
+            regression of (A v)ᵢ on vᵢ, whose interval is exact. "xdiag" (Epperly, Tropp and Webber 2024)
+            takes the dominant eigenspace out first, see `xdiag`; an operator that is not symmetric needs a
+            transposed product. "roots" takes no products: the mean of squares that an operator with
+            `random_squares` draws itself, as `cs.GGN` does; S of them have a relative error of at most
+            √(2/S) in every entry, whatever the matrix.
     """
     check_square(op, "diagonal")
     check_choice("method", method, get_args(Method))
@@ -83,8 +85,11 @@ def diagonal(
     check_count(what, num_probes, at_least=FEWEST[method])
     if method == "xdiag":
         return _xdiag(op, num_probes // 2, probe, seed)
-    samples = _drawn if method == "roots" else _products
-    values, stderr = _mean(op, samples(op, num_probes, probe, seed))
+    if method == "hutchinson" and probe == "gaussian":
+        values, stderr = _slopes(op, num_probes, seed)
+    else:
+        samples = _drawn if method == "roots" else _products
+        values, stderr = _mean(op, samples(op, num_probes, probe, seed))
     products = 0 if method == "roots" else num_probes
     return DiagonalEstimate(_of(op, values), stderr, products, seed, op.psd, method, probe, num_probes)
 
@@ -106,7 +111,7 @@ def _xdiag(op: LinearOperator, count: int, kind: Probe, seed: int) -> DiagonalEs
 
 
 def _products(op: LinearOperator, num_probes: int, kind: Probe, seed: int) -> Iterator[Tensor]:
-    """v ∘ (A v) for the probes v, columns (n, c)."""
+    """v ∘ (A v) for signs v, columns (n, c)."""
     for V in probe_batches(op, num_probes, seed=seed, kind=kind, what="diagonal"):
         yield V.mul_(op @ V)
 
@@ -135,6 +140,32 @@ def _mean(op: LinearOperator, samples: Iterator[Tensor]) -> tuple[np.ndarray, np
     if seen == 1:
         return values, np.full(op.shape[0], np.nan)
     return values, to_numpy(squares.div_(seen - 1).div_(seen).sqrt_().div_(scale))
+
+
+def _slopes(op: LinearOperator, num_probes: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Slope of (A v)ᵢ on vᵢ over Gaussian v and its standard error, (n,) each; nan for a single v."""
+    wide = summing_dtype(op.device)
+    slope, rest, weight = (torch.zeros(op.shape[0], dtype=wide, device=op.device) for _ in range(3))
+    scale = 0.0
+    for V in probe_batches(op, num_probes, seed=seed, kind="gaussian", what="diagonal"):
+        product = op @ V
+        scale = scale or safe_scale(product)
+        for part in parts(len(slope), slope.device, width=2 * V.shape[1]):
+            y = product[part].to(wide).mul_(scale)
+            for j, x in enumerate(V[part].to(wide).T):
+                _fit(slope[part], rest[part], weight[part], x, y[:, j])
+    values = to_numpy(slope.div_(scale))
+    if num_probes == 1:
+        return values, np.full(op.shape[0], np.nan)
+    return values, to_numpy(rest.div_(num_probes - 1).div_(weight).sqrt_().div_(scale))
+
+
+def _fit(slope: Tensor, rest: Tensor, weight: Tensor, x: Tensor, y: Tensor) -> None:
+    """Add one point (x, y) to a line through the origin: its slope, Σ (y − slope x)² and Σ x², in place."""
+    off, before = y - slope * x, weight.clone()
+    weight += x**2
+    slope += off * x / weight
+    rest += off**2 * before / weight
 
 
 def _add(mean: Tensor, squares: Tensor, samples: Tensor, seen: int) -> None:
