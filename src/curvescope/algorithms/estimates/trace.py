@@ -129,8 +129,8 @@ def trace(
             Hutch++ with probe i left out of the sketch and used outside of it. The error of Hutch++ is
             that of its part outside, over num_probes // 3 probes or a few more. The leave-one-out estimates
             of XTrace depend on each other, which its error allows for, see `xtrace`.
-        probe: signs, or Gaussian: these have the larger variance, 2 ‖A‖_F², and of an indefinite operator with
-            a dominating eigenvalue samples so skewed that intervals hold less often.
+        probe: signs, or Gaussian: these have the larger variance, 2 ‖A‖_F², and where one eigenvalue of an
+            indefinite operator dominates, samples so skewed that intervals hold less often.
     """
     check_square(op, "trace")
     check_choice("method", method, get_args(Method))
