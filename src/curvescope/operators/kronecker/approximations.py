@@ -113,7 +113,7 @@ class Shampoo(KroneckerOperator):
     """tr(L)^(1−2e) (L ⊗ R)^e with L = (1/N) Σ G Gᵀ and R = (1/N) Σ Gᵀ G over gradients G of the terms.
 
     `exponent=0.5` is Gupta et al. (2018), whose step is K^(−1/2) g = L^(−1/4) G R^(−1/4); `exponent=1` is its
-    square, L ⊗ R / tr L, with the curvature's trace (Morwani et al., 2024).
+    square, L ⊗ R / tr L, with the curvature's trace (Morwani et al., 2025).
 
     Args:
         problem: A `cs.Problem`.
