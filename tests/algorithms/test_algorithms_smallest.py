@@ -22,7 +22,7 @@ RESOLVED = {
 }
 
 
-@pytest.mark.parametrize(("name", "k"), zip(RESOLVED, [1, 3, 5, 3, 3, 2], strict=True))
+@pytest.mark.parametrize(("name", "k"), list(zip(RESOLVED, [1, 3, 5, 3, 3, 2], strict=True)))
 def test_the_smallest_are_found(name, k):
     op = Counting(with_spectrum(RESOLVED[name]))
     found = eigsh(op, k, which="SM")
