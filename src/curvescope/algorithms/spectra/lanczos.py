@@ -33,7 +33,8 @@ __all__ = ["Eigenpairs", "Tridiagonals", "eigsh", "lanczos"]
 DENSE_ROWS = 64  # operators up to this size are written out
 BASIS_GIB = 8  # memory that the default basis may take
 SPARE = 4  # basis vectors needed beyond k
-MANY = 20  # times as many products for the smallest eigenvalues, each of which solves systems
+SMALLEST_ROWS = 2048  # and up to this one for the smallest eigenvalues: systems take more products than rows
+MANY = 5  # times as many products for the smallest eigenvalues, each of which solves systems
 
 
 @dataclass(frozen=True)
@@ -95,14 +96,14 @@ def eigsh(
     Args:
         which: "LA" largest, returned descending; "SA" smallest, ascending; "LM" largest in absolute value,
             by it, descending; "BE" both ends, ascending, one more from the high end if k is odd; "SM"
-            smallest in absolute value, by it, ascending, as the largest of the inverse, see `smallest`. Their
-            residuals are measured on the operator itself, and count as converged relative to the largest of
-            the k, not of the operator: where they cannot be told from zero, or from each other's neighbours,
-            `converged` is false and `reason` says why.
+            smallest in absolute value, by it, ascending: written out up to 2048 rows, beyond that as the
+            largest of the inverse, see `smallest`. Their residuals are measured on the operator itself, and
+            count as converged relative to the largest of the k, not of the operator: where they cannot be
+            told from zero, `converged` is false and `reason` says why.
         tol: residual that counts as converged, relative to the largest |Ritz value| seen; 1e-8 in float64,
             1e-4 in float32 (about the square root of a rounding, so eigenvalues are good to its square).
             Eigenvalues nearer to each other than this count as equal.
-        max_products: most products with one vector, at least 2k; 1000 + 50 k by default, and twenty times
+        max_products: most products with one vector, at least 2k; 1000 + 50 k by default, and five times
             that for "SM". When they are used up, what there is is returned with `converged` false.
         max_basis: vectors in memory, at least k + 4; max(2k + 20, 80) by default, fewer if that is more
             than 8 GiB.
@@ -124,7 +125,8 @@ def eigsh(
     basis = _basis_size(op, k) if max_basis is None else check_count("max_basis", max_basis, at_least=least)
     starts = None if v0 is None else _start_columns(op, v0)
     reason = ""
-    if n <= max(DENSE_ROWS, basis) and n <= limit:
+    written = max(SMALLEST_ROWS if which == "SM" else DENSE_ROWS, basis)
+    if n <= min(written, limit):
         values, Y, residuals, scale = solved_directly(op, k, which)
         verified, products = True, n
     elif which == "SM":
