@@ -19,7 +19,7 @@ from curvescope.algorithms.checks import (
 )
 from curvescope.algorithms.spectra.krylov import Tridiagonals, lanczos
 from curvescope.algorithms.spectra.restart import Search, Which
-from curvescope.algorithms.spectra.ritz import measured, solved_directly
+from curvescope.algorithms.spectra.ritz import Found, measured, solved_directly
 from curvescope.algorithms.spectra.smallest import smallest, unresolved
 from curvescope.core.errors import ShapeError, UsageError
 from curvescope.core.operator import LinearOperator, as_columns
@@ -124,33 +124,38 @@ def eigsh(
     least = min(k + SPARE, n)
     basis = _basis_size(op, k) if max_basis is None else check_count("max_basis", max_basis, at_least=least)
     starts = None if v0 is None else _start_columns(op, v0)
-    reason = ""
     written = max(SMALLEST_ROWS if which == "SM" else DENSE_ROWS, basis)
     if n <= min(written, limit):
-        values, Y, residuals, scale = solved_directly(op, k, which)
-        verified, products = True, n
+        found = solved_directly(op, k, which)
     elif which == "SM":
         found = smallest(op, k=k, tol=tol, max_basis=basis, limit=limit, seed=seed, starts=starts)
-        values, Y, residuals, scale = found.values, found.Y, found.residuals, 0.0
-        verified, products, reason = found.verified, found.products, found.reason
     else:
         search = Search(
             op, k=k, which=which, tol=tol, max_basis=basis, max_products=limit - k, seed=seed, starts=starts
         )
         search.run()
-        values, Y, residuals = measured(search)
-        scale, verified, products = (
-            search.scale / (search.factor or 1.0),
-            search.verified,
-            search.products + k,
-        )
-    scale = 0.0 if which == "SM" else scale  # its own size is what the smallest are small in
+        found = measured(search)
+    return _eigenpairs(found, tol, which, seed, vectors=vectors)
+
+
+def _eigenpairs(found: Found, tol: float, which: Which, seed: int, *, vectors: bool) -> Eigenpairs:
+    """The result: what is converged, and why the smallest are not."""
+    values, residuals = found.values, found.residuals
+    scale = 0.0 if which == "SM" else found.scale  # what the smallest are small in is no measure of them
     mask = residuals <= tol * max(scale, float(np.abs(values).max()))
-    columns = Y.clone().T.cpu().numpy() if vectors else None  # without the rest of the basis
-    converged = bool(mask.all()) and verified
-    if which == "SM" and not converged:
-        reason = unresolved(values, residuals, reason)
-    return Eigenpairs(values, columns, residuals, mask, converged, products, tol, which, seed, reason)
+    converged = bool(mask.all()) and found.verified
+    return Eigenpairs(
+        values=values,
+        vectors=found.Y.clone().T.cpu().numpy() if vectors else None,  # without the rest of the basis
+        residuals=residuals,
+        converged_mask=mask,
+        converged=converged,
+        num_products=found.products,
+        tol=tol,
+        which=which,
+        seed=seed,
+        reason="" if converged or which != "SM" else unresolved(values, residuals, found.reason),
+    )
 
 
 def _basis_size(op: LinearOperator, k: int) -> int:
