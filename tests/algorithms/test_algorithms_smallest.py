@@ -12,6 +12,14 @@ from curvescope.core.errors import ShapeError, UsageError
 from curvescope.core.operator import Matrix
 
 N = 90
+
+
+@pytest.fixture
+def not_written_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("curvescope.algorithms.spectra.lanczos.SMALLEST_ROWS", 1)
+
+
+searched = pytest.mark.usefixtures("not_written_out")
 RESOLVED = {
     "positive": np.linspace(2, 20, N),
     "indefinite": np.r_[-0.2, 0.3, -0.35, np.linspace(-4, -2, 40), np.linspace(2, 4, N - 43)],
@@ -22,7 +30,8 @@ RESOLVED = {
 }
 
 
-@pytest.mark.parametrize(("name", "k"), zip(RESOLVED, [1, 3, 5, 3, 3, 2], strict=True))
+@searched
+@pytest.mark.parametrize(("name", "k"), list(zip(RESOLVED, [1, 3, 5, 3, 3, 2], strict=True)))
 def test_the_smallest_are_found(name, k):
     op = Counting(with_spectrum(RESOLVED[name]))
     found = eigsh(op, k, which="SM")
@@ -40,6 +49,7 @@ def test_the_smallest_are_found(name, k):
     torch.testing.assert_close(V.T @ V, torch.eye(k).double(), rtol=0, atol=1e-12)
 
 
+@searched
 @pytest.mark.parametrize("scale", [1e-30, 1e30])
 def test_the_size_does_not_matter(scale):
     found = eigsh(scale * with_spectrum(RESOLVED["indefinite"]), 3, which="SM")
@@ -47,6 +57,7 @@ def test_the_size_does_not_matter(scale):
     np.testing.assert_allclose(found.values / scale, [-0.2, 0.3, -0.35], rtol=1e-7)
 
 
+@searched
 def test_float32():
     found = eigsh(with_spectrum(RESOLVED["indefinite"], dtype=torch.float32), 3, which="SM")
     assert found.converged
@@ -61,6 +72,7 @@ UNRESOLVED = {
 }
 
 
+@searched
 @pytest.mark.parametrize("name", UNRESOLVED)
 def test_what_is_not_resolved_is_said_so(name):
     op = with_spectrum(UNRESOLVED[name])
@@ -76,6 +88,7 @@ def test_what_is_not_resolved_is_said_so(name):
     np.testing.assert_allclose(found.residuals, measured, atol=1e-13)
 
 
+@searched
 def test_too_few_products_are_said():
     op = Counting(with_spectrum(RESOLVED["indefinite"]))
     found = eigsh(op, 3, which="SM", max_products=60)
@@ -85,6 +98,10 @@ def test_too_few_products_are_said():
 
 
 def test_small_operators_are_written_out():
+    middling = eigsh(with_spectrum(RESOLVED["indefinite"]), 3, which="SM")
+    assert middling.converged
+    assert middling.num_products == N
+    np.testing.assert_allclose(middling.values, [-0.2, 0.3, -0.35], rtol=1e-12)
     values = np.r_[-3.0, 0.5, 0.7, -0.6, 9]
     found = eigsh(with_spectrum(values), 3, which="SM")
     np.testing.assert_allclose(found.values, [0.5, -0.6, 0.7], rtol=1e-12)

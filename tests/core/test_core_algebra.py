@@ -110,6 +110,7 @@ H = H + H.T
 OP: Any = FunctionOperator(lambda V: H @ V, (6, 6), symmetric=True)
 PSD = Matrix(H @ H, psd=True, symmetric=True)
 D, MP, MJ = Diagonal(numbers(6, seed=3)), Matrix(P), Matrix(J)
+ANY = Matrix(numbers(6, 6, seed=9))
 SYMMETRIC = {
     "D H D": (D @ OP @ D, False),
     "D (H D)": (D @ (OP @ D), False),
@@ -127,11 +128,13 @@ SYMMETRIC = {
     "H H": (OP @ OP, True),
     "H H H": (OP @ OP @ OP, False),
     "G G G": (PSD @ PSD @ PSD, True),
-    "A + Aᵀ": (Matrix(numbers(6, 6, seed=9)), False),
+    "A + Aᵀ": (ANY + ANY.T, False),
+    "Aᵀ + A": (ANY.T + ANY, False),
+    "(A + 2 D)ᵀ H (A + 2 D)": ((ANY + 2 * D).T @ OP @ (ANY + 2 * D), False),
+    "2 A B + 2 Bᵀ Aᵀ": (2 * (ANY @ D) + 2 * (D @ ANY.T), False),
     "H[i, i]": (OP.submatrix([0, 3, 3]), False),
     "G[i, i]": (PSD.submatrix(slice(1, 4)), True),
 }
-SYMMETRIC["A + Aᵀ"] = (SYMMETRIC["A + Aᵀ"][0] + SYMMETRIC["A + Aᵀ"][0].T, False)
 
 
 @pytest.mark.parametrize("name", SYMMETRIC)
@@ -141,6 +144,17 @@ def test_symmetric_by_structure(name: str):
     assert A.psd is psd
     assert A.T is A
     torch.testing.assert_close(A.dense(), A.dense().T)
+
+
+def test_long_sums_and_products_are_made_quickly():
+    A = B = Matrix(numbers(4, 4, seed=1))
+    total, product = A, A
+    for i in range(60):
+        B = Matrix(numbers(4, 4, seed=i) / 4)
+        total, product = total + B, product @ B
+    assert (total + total.T).symmetric
+    assert (product @ product.T).psd
+    torch.testing.assert_close(total.T.dense(), total.dense().T)
 
 
 def test_what_is_not_known_to_be_symmetric_is_not_said_to_be():

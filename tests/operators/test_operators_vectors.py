@@ -86,6 +86,22 @@ def test_names_go_through_the_algebra():
     assert not hasattr(H.block("L0.W_Q") + H.block("L0.W_K"), "space")
 
 
+def test_outputs_have_no_names():
+    H, v = hessian(), vector()
+    J = cs.Jacobian(H.problem)
+    assert_same(J @ H.space.scatter(v), J @ v)
+    assert_same(H.space.gather((J.T @ J) @ H.space.scatter(v)), J.T @ (J @ v))
+    with pytest.raises(cs.UsageError, match="has no named blocks"):
+        J.T @ H.space.scatter(v)
+
+
+def test_numbers_of_numpy_and_torch_are_numbers():
+    H, v = hessian(), vector()
+    for two in (np.float64(2), np.int64(2), torch.tensor(2.0), 2):
+        assert_same((two * H) @ v, 2 * (H @ v))
+        assert_same((H / two) @ v, (H @ v) / 2)
+
+
 def test_submatrices_by_name_are_blocks():
     H = hessian()
     torch.testing.assert_close(H.submatrix("L0.W_[QK]").dense(), H.block("L0.W_[QK]").dense())

@@ -19,7 +19,7 @@ from curvescope.algorithms.checks import (
 )
 from curvescope.algorithms.spectra.krylov import Tridiagonals, lanczos
 from curvescope.algorithms.spectra.restart import Search, Which
-from curvescope.algorithms.spectra.ritz import measured, solved_directly
+from curvescope.algorithms.spectra.ritz import Found, measured, solved_directly
 from curvescope.algorithms.spectra.smallest import smallest, unresolved
 from curvescope.core.errors import ShapeError, UsageError
 from curvescope.core.operator import LinearOperator, as_columns
@@ -33,7 +33,8 @@ __all__ = ["Eigenpairs", "Tridiagonals", "eigsh", "lanczos"]
 DENSE_ROWS = 64  # operators up to this size are written out
 BASIS_GIB = 8  # memory that the default basis may take
 SPARE = 4  # basis vectors needed beyond k
-MANY = 20  # times as many products for the smallest eigenvalues, each of which solves systems
+SMALLEST_ROWS = 2048  # and up to this one for the smallest eigenvalues: systems take more products than rows
+MANY = 5  # times as many products for the smallest eigenvalues, each of which solves systems
 
 
 @dataclass(frozen=True)
@@ -95,14 +96,14 @@ def eigsh(
     Args:
         which: "LA" largest, returned descending; "SA" smallest, ascending; "LM" largest in absolute value,
             by it, descending; "BE" both ends, ascending, one more from the high end if k is odd; "SM"
-            smallest in absolute value, by it, ascending, as the largest of the inverse, see `smallest`. Their
-            residuals are measured on the operator itself, and count as converged relative to the largest of
-            the k, not of the operator: where they cannot be told from zero, or from each other's neighbours,
-            `converged` is false and `reason` says why.
+            smallest in absolute value, by it, ascending: written out up to 2048 rows, beyond that as the
+            largest of the inverse, see `smallest`. Their residuals are measured on the operator itself, and
+            count as converged relative to the largest of the k, not of the operator: where they cannot be
+            told from zero, `converged` is false and `reason` says why.
         tol: residual that counts as converged, relative to the largest |Ritz value| seen; 1e-8 in float64,
             1e-4 in float32 (about the square root of a rounding, so eigenvalues are good to its square).
             Eigenvalues nearer to each other than this count as equal.
-        max_products: most products with one vector, at least 2k; 1000 + 50 k by default, and twenty times
+        max_products: most products with one vector, at least 2k; 1000 + 50 k by default, and five times
             that for "SM". When they are used up, what there is is returned with `converged` false.
         max_basis: vectors in memory, at least k + 4; max(2k + 20, 80) by default, fewer if that is more
             than 8 GiB.
@@ -123,32 +124,38 @@ def eigsh(
     least = min(k + SPARE, n)
     basis = _basis_size(op, k) if max_basis is None else check_count("max_basis", max_basis, at_least=least)
     starts = None if v0 is None else _start_columns(op, v0)
-    reason = ""
-    if n <= max(DENSE_ROWS, basis) and n <= limit:
-        values, Y, residuals, scale = solved_directly(op, k, which)
-        verified, products = True, n
+    written = max(SMALLEST_ROWS if which == "SM" else DENSE_ROWS, basis)
+    if n <= min(written, limit):
+        found = solved_directly(op, k, which)
     elif which == "SM":
         found = smallest(op, k=k, tol=tol, max_basis=basis, limit=limit, seed=seed, starts=starts)
-        values, Y, residuals, scale = found.values, found.Y, found.residuals, 0.0
-        verified, products, reason = found.verified, found.products, found.reason
     else:
         search = Search(
             op, k=k, which=which, tol=tol, max_basis=basis, max_products=limit - k, seed=seed, starts=starts
         )
         search.run()
-        values, Y, residuals = measured(search)
-        scale, verified, products = (
-            search.scale / (search.factor or 1.0),
-            search.verified,
-            search.products + k,
-        )
-    scale = 0.0 if which == "SM" else scale  # its own size is what the smallest are small in
+        found = measured(search)
+    return _eigenpairs(found, tol, which, seed, vectors=vectors)
+
+
+def _eigenpairs(found: Found, tol: float, which: Which, seed: int, *, vectors: bool) -> Eigenpairs:
+    """The result: what is converged, and why the smallest are not."""
+    values, residuals = found.values, found.residuals
+    scale = 0.0 if which == "SM" else found.scale  # what the smallest are small in is no measure of them
     mask = residuals <= tol * max(scale, float(np.abs(values).max()))
-    columns = Y.clone().T.cpu().numpy() if vectors else None  # without the rest of the basis
-    converged = bool(mask.all()) and verified
-    if which == "SM" and not converged:
-        reason = unresolved(values, residuals, reason)
-    return Eigenpairs(values, columns, residuals, mask, converged, products, tol, which, seed, reason)
+    converged = bool(mask.all()) and found.verified
+    return Eigenpairs(
+        values=values,
+        vectors=found.Y.clone().T.cpu().numpy() if vectors else None,  # without the rest of the basis
+        residuals=residuals,
+        converged_mask=mask,
+        converged=converged,
+        num_products=found.products,
+        tol=tol,
+        which=which,
+        seed=seed,
+        reason="" if converged or which != "SM" else unresolved(values, residuals, found.reason),
+    )
 
 
 def _basis_size(op: LinearOperator, k: int) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -13,8 +15,20 @@ from curvescope.algorithms.vectors import check_finite, orthogonalize, random_ve
 from curvescope.core.operator import LinearOperator
 
 
-def solved_directly(op: LinearOperator, k: int, which: Which) -> tuple[np.ndarray, Tensor, np.ndarray, float]:
-    """Eigenvalues, vectors (k, n), residuals and largest |eigenvalue| from the matrix itself, in float64."""
+class Found(NamedTuple):
+    """Eigenpairs, wanted ones first, with what is known of them."""
+
+    values: np.ndarray  # (k,)
+    Y: Tensor  # (k, n)
+    residuals: np.ndarray  # (k,) measured
+    scale: float  # largest |eigenvalue| seen
+    verified: bool  # nothing was found that belongs before them
+    products: int
+    reason: str = ""  # why they are not what was looked for
+
+
+def solved_directly(op: LinearOperator, k: int, which: Which) -> Found:
+    """From the matrix itself, in float64."""
     A = to_numpy(op.dense())
     check_finite(A)
     theta, S = np.linalg.eigh((A + A.T) / 2)
@@ -22,7 +36,8 @@ def solved_directly(op: LinearOperator, k: int, which: Which) -> tuple[np.ndarra
     best = np.sort(best) if which == "BE" else best
     values, S = theta[best], S[:, best]
     residuals = np.linalg.norm(A @ S - S * values, axis=0)
-    return values, torch.as_tensor(S.T.copy()).to(op.dtype), residuals, float(np.abs(theta).max())
+    Y = torch.as_tensor(S.T.copy()).to(op.dtype)
+    return Found(values, Y, residuals, float(np.abs(theta).max()), True, op.shape[0])
 
 
 def filled(search: Search) -> Tensor:
@@ -38,15 +53,15 @@ def filled(search: Search) -> Tensor:
     return Y
 
 
-def measured(search: Search) -> tuple[np.ndarray, Tensor, np.ndarray]:
-    """Rayleigh–Ritz on the span of the k vectors of a search: values, vectors (k, n), residuals.
+def measured(search: Search) -> Found:
+    """Rayleigh–Ritz on the span of the k vectors of a search.
 
     The products go where the basis was; k further vectors only if it was shorter than 2k.
     """
-    Y, k = filled(search), search.k
+    Y, k, factor = filled(search), search.k, search.factor or 1.0
     room = search.rows[k : 2 * k] if len(search.rows) >= 2 * k else None
-    values, residuals = rayleigh_ritz(search.op, Y, search.which, factor=search.factor or 1.0, room=room)
-    return values, Y, residuals
+    values, residuals = rayleigh_ritz(search.op, Y, search.which, factor=factor, room=room)
+    return Found(values, Y, residuals, search.scale / factor, search.verified, search.products + k)
 
 
 def rayleigh_ritz(

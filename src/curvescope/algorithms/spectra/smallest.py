@@ -11,14 +11,12 @@ they are not resolved.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-
 import numpy as np
 import torch
 from torch import Tensor
 
 from curvescope.algorithms.spectra.restart import Search
-from curvescope.algorithms.spectra.ritz import filled, rayleigh_ritz
+from curvescope.algorithms.spectra.ritz import Found, filled, rayleigh_ritz
 from curvescope.algorithms.systems.solve import solve
 from curvescope.algorithms.vectors import comfortable, orthonormalize
 from curvescope.core.operator import LinearOperator
@@ -26,18 +24,6 @@ from curvescope.core.operator import LinearOperator
 INNER = 0.1  # of the tolerance, for the systems
 RESERVE = 5  # one part in so many of the products is kept for the case that systems cannot be solved
 TIGHTEST = 50.0  # roundings: no system is solved to less
-
-
-@dataclass(frozen=True)
-class Smallest:
-    """What was found, as rows."""
-
-    values: np.ndarray  # (k,)
-    Y: Tensor  # (k, n)
-    residuals: np.ndarray  # (k,)
-    verified: bool  # the search on the inverse found nothing that belongs before them
-    products: int
-    reason: str
 
 
 class _NotSolved(Exception):
@@ -74,7 +60,7 @@ def smallest(
     limit: int,
     seed: int,
     starts: Tensor | None = None,
-) -> Smallest:
+) -> Found:
     """The k eigenpairs of a symmetric operator with the least |λ|, ascending by it.
 
     Args:
@@ -97,12 +83,12 @@ def smallest(
     try:
         return _searched(inverting, tol=tight, starts=found.Y.T, **options)
     except _NotSolved as reason:
-        return replace(found, products=inverting.products, reason=str(reason))
+        return found._replace(products=inverting.products, reason=str(reason))
 
 
 def _searched(
     inverting: _Inverting, *, k: int, tol: float, max_basis: int, seed: int, starts: Tensor | None
-) -> Smallest:
+) -> Found:
     """The search on the inverse, one solve more for each vector, and residuals on A."""
     search = Search(
         inverting,
@@ -118,13 +104,15 @@ def _searched(
     W = inverting @ filled(search).T
     W = W * (comfortable(W) or 1.0)
     orthonormalize(W)
-    return _on(inverting.op, W.T.contiguous(), inverting.products, verified=search.verified)
+    found = _on(inverting.op, W.T.contiguous(), inverting.products, verified=search.verified)
+    inverting.products = found.products
+    return found
 
 
-def _on(op: LinearOperator, Y: Tensor, products: int, *, verified: bool, reason: str = "") -> Smallest:
+def _on(op: LinearOperator, Y: Tensor, products: int, *, verified: bool, reason: str = "") -> Found:
     """Ritz pairs of A on the rows of Y (k, n)."""
     values, residuals = rayleigh_ritz(op, Y, "SM", factor=comfortable(op @ Y[0]) or 1.0)
-    return Smallest(values, Y, residuals, verified, products + len(Y) + 1, reason)
+    return Found(values, Y, residuals, float(np.abs(values).max()), verified, products + len(Y) + 1, reason)
 
 
 def _of_the_square(
@@ -137,7 +125,7 @@ def _of_the_square(
     tol: float,
     max_basis: int,
     seed: int,
-) -> Smallest:
+) -> Found:
     """The vectors of the smallest eigenvalues of A² that the products left allow."""
     left = max((limit - used - k - 1) // 2, 1)
     search = Search(op @ op, k=k, which="SA", tol=tol, max_basis=max_basis, max_products=left, seed=seed)

@@ -17,6 +17,7 @@ from curvescope.algorithms.checks import (
 from curvescope.algorithms.systems.solve import Method, Solution, solve
 from curvescope.core.errors import CurvescopeError
 from curvescope.core.operator import LinearOperator
+from curvescope.core.operator.kinds import named
 
 
 class Inverse(LinearOperator):
@@ -35,7 +36,7 @@ class Inverse(LinearOperator):
         self.last: Solution | None = None
         self.num_products = 0  # with A, of all products so far
         for side, other in (("space", "columns"), ("columns", "space")):
-            if (space := getattr(op, other, None)) is not None:
+            if (space := named(op, other)) is not None:
                 setattr(self, side, space)
 
     def _matmat(self, V: Tensor) -> Tensor:

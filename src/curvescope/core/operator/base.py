@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
@@ -18,8 +18,9 @@ import torch
 from torch import Tensor
 
 from curvescope.core.errors import ShapeError, UsageError
+from curvescope.core.operator.checks import check_alike, number
 from curvescope.core.operator.index import Index, named_rows, positions
-from curvescope.core.operator.kinds import as_columns, in_kind
+from curvescope.core.operator.kinds import as_columns, in_kind, named
 
 if TYPE_CHECKING:
     from scipy.sparse.linalg import LinearOperator as ScipyOperator
@@ -102,7 +103,7 @@ class LinearOperator(ABC):
     __rmul__ = __mul__
 
     def __truediv__(self, divisor: float) -> LinearOperator:
-        divisor = _number(divisor)
+        divisor = number(divisor)
         if divisor == 0 or not math.isfinite(1 / divisor):
             raise UsageError(f"cannot divide an operator by {divisor!r}")
         return Scaled(self, 1 / divisor)
@@ -126,12 +127,18 @@ class LinearOperator(ABC):
     def _selection(self, index: Index, side: str, axis: int) -> Selection:
         names = [index] if isinstance(index, str) else index
         if isinstance(names, list | tuple) and names and all(isinstance(name, str) for name in names):
-            index = named_rows(repr(self), getattr(self, side, None), [str(name) for name in names])
+            index = named_rows(repr(self), named(self, side), [str(name) for name in names])
         return Selection(self.shape[axis], index, dtype=self.dtype, device=self.device)
 
     def same_as(self, other: LinearOperator) -> bool:
         """Whether both are one matrix by how they are made; False where that is not known."""
         return self is other
+
+    def mirrors(self, other: LinearOperator) -> bool:
+        """Whether this is the transpose of the other, by how they are made; False where that is not known."""
+        if isinstance(other, Transpose):
+            return self.same_as(other.A)
+        return self.symmetric and self.same_as(other)
 
     def _chain(self) -> tuple[float, list[LinearOperator]]:
         """A number and operators whose product this is."""
@@ -188,15 +195,6 @@ class LinearOperator(ABC):
         return f"{type(self).__name__}({m} × {n}, {str(self.dtype).removeprefix('torch.')}, {self.device})"
 
 
-def check_square_symmetric(A: LinearOperator, what: str) -> None:
-    """Raise unless A is square and declared symmetric."""
-    if A.shape[0] != A.shape[1] or not A.symmetric:
-        raise UsageError(
-            f"{what} needs a symmetric operator, got {A!r} with symmetric={A.symmetric}",
-            hint="a block with the same rows and columns, op.block(name), is symmetric",
-        )
-
-
 class Sum(LinearOperator):
     """A + B; symmetric if both are, or if B is Aᵀ."""
 
@@ -208,15 +206,15 @@ class Sum(LinearOperator):
             )
         if A.shape != B.shape:
             raise ShapeError(f"cannot add operators of shapes {A.shape} and {B.shape}")
-        _check_alike(A, B, "add")
+        check_alike(A, B, "add")
         self.A, self.B = A, B
         self.shape, self.dtype, self.device = A.shape, A.dtype, A.device
-        self.symmetric = (A.symmetric and B.symmetric) or A.T.same_as(B)
+        self.symmetric = (A.symmetric and B.symmetric) or A.mirrors(B)
         self.psd, self.keeps_names = A.psd and B.psd, A.keeps_names and B.keeps_names
         for side in ("space", "columns"):
-            named = [space for x in (A, B) if (space := getattr(x, side, None)) is not None]
-            if named and named[0] == named[-1]:
-                setattr(self, side, named[0])
+            found = [space for x in (A, B) if (space := named(x, side)) is not None]
+            if found and found[0] == found[-1]:
+                setattr(self, side, found[0])
 
     @property
     def T(self) -> LinearOperator:
@@ -226,6 +224,11 @@ class Sum(LinearOperator):
         if not isinstance(other, Sum):
             return False
         return self is other or (self.A.same_as(other.A) and self.B.same_as(other.B))
+
+    def mirrors(self, other: LinearOperator) -> bool:
+        if self.symmetric or not isinstance(other, Sum):
+            return super().mirrors(other)
+        return self.A.mirrors(other.A) and self.B.mirrors(other.B)
 
     def _matmat(self, V: Tensor) -> Tensor:
         return self.A._matmat(V) + self.B._matmat(V)
@@ -238,7 +241,7 @@ class Scaled(LinearOperator):
     """c A for a number c."""
 
     def __init__(self, A: LinearOperator, factor: float):
-        self.A, self.factor = A, _number(factor)
+        self.A, self.factor = A, number(factor)
         self.shape, self.dtype, self.device = A.shape, A.dtype, A.device
         self.symmetric, self.psd, self.keeps_names = A.symmetric, A.psd and self.factor >= 0, A.keeps_names
         _name(self, rows=A, columns=A)
@@ -249,6 +252,9 @@ class Scaled(LinearOperator):
 
     def same_as(self, other: LinearOperator) -> bool:
         return isinstance(other, Scaled) and self.factor == other.factor and self.A.same_as(other.A)
+
+    def mirrors(self, other: LinearOperator) -> bool:
+        return isinstance(other, Scaled) and self.factor == other.factor and self.A.mirrors(other.A)
 
     def _chain(self) -> tuple[float, list[LinearOperator]]:
         factor, chain = self.A._chain()
@@ -271,12 +277,12 @@ class Product(LinearOperator):
     def __init__(self, A: LinearOperator, B: LinearOperator):
         if A.shape[1] != B.shape[0]:
             raise ShapeError(f"cannot multiply operators of shapes {A.shape} and {B.shape}")
-        _check_alike(A, B, "multiply")
+        check_alike(A, B, "multiply")
         self.A, self.B = A, B
         self.shape, self.dtype, self.device = (A.shape[0], B.shape[1]), A.dtype, A.device
         factor, chain = self._chain()
         half = len(chain) // 2
-        mirrored = all(f.T.same_as(g) for f, g in zip(chain[:half], reversed(chain), strict=False))
+        mirrored = all(f.mirrors(g) for f, g in zip(chain[:half], reversed(chain), strict=False))
         middle = chain[half] if len(chain) % 2 else None
         self.symmetric = mirrored and (middle is None or middle.symmetric)
         self.psd = self.symmetric and (middle is None or middle.psd) and factor >= 0
@@ -292,6 +298,13 @@ class Product(LinearOperator):
             return False
         (c, own), (d, others) = self._chain(), other._chain()
         return c == d and len(own) == len(others) and all(map(lambda f, g: f.same_as(g), own, others))
+
+    def mirrors(self, other: LinearOperator) -> bool:
+        if not isinstance(other, Product):
+            return False
+        (c, own), (d, others) = self._chain(), other._chain()
+        back = reversed(others)
+        return c == d and len(own) == len(others) and all(map(lambda f, g: f.mirrors(g), own, back))
 
     def _chain(self) -> tuple[float, list[LinearOperator]]:
         (c, left), (d, right) = self.A._chain(), self.B._chain()
@@ -311,7 +324,7 @@ class Transpose(LinearOperator):
         self.A = A
         self.shape, self.dtype, self.device = (A.shape[1], A.shape[0]), A.dtype, A.device
         for side, other in (("space", "columns"), ("columns", "space")):
-            if (space := getattr(A, other, None)) is not None:
+            if (space := named(A, other)) is not None:
                 setattr(self, side, space)
 
     @property
@@ -320,6 +333,9 @@ class Transpose(LinearOperator):
 
     def same_as(self, other: LinearOperator) -> bool:
         return isinstance(other, Transpose) and self.A.same_as(other.A)
+
+    def mirrors(self, other: LinearOperator) -> bool:
+        return self.A.same_as(other)
 
     def _matmat(self, V: Tensor) -> Tensor:
         return self.A._rmatmat(V)
@@ -342,32 +358,8 @@ class Selection(LinearOperator):
         return U[self.index]
 
 
-def _number(factor: Any) -> float:
-    """A finite real number."""
-    found = math.nan
-    if not isinstance(factor, complex | str) and not (isinstance(factor, Tensor) and factor.is_complex()):
-        with suppress(TypeError, ValueError, RuntimeError):
-            found = float(factor)
-    if not math.isfinite(found):
-        got = f"a tensor of {tuple(factor.shape)}" if isinstance(factor, Tensor) else repr(factor)
-        raise UsageError(
-            f"expected a finite real number to multiply an operator with, got {got}",
-            hint="A @ B multiplies operators, Diagonal(d) @ A scales rows",
-        )
-    return found
-
-
-def _check_alike(A: LinearOperator, B: LinearOperator, verb: str) -> None:
-    """Raise unless both have one dtype and one kind of device."""
-    if A.dtype != B.dtype or A.device.type != B.device.type:
-        raise ShapeError(
-            f"cannot {verb} operators of {A.dtype} on {A.device} and of {B.dtype} on {B.device}",
-            hint="make both with the same dtype and device",
-        )
-
-
 def _name(made: LinearOperator, *, rows: LinearOperator, columns: LinearOperator) -> None:
     """Give an operator the names that the rows of one, and the columns of another, have."""
     for side, source in (("space", rows), ("columns", columns)):
-        if (space := getattr(source, side, None)) is not None:
+        if (space := named(source, side)) is not None:
             setattr(made, side, space)

@@ -55,9 +55,9 @@ def as_columns(A: LinearOperator, v: Vector) -> Tensor:
     tensor must be there.
     """
     if isinstance(v, Mapping):
-        v = _from_names(v, _space(A, "columns", "a dictionary"))
+        v = _from_names(v, _columns(A, "a dictionary"))
     elif isinstance(v, list | tuple) and v and all(isinstance(part, Tensor) for part in v):
-        v = _from_list(v, _space(A, "columns", f"a {type(v).__name__}"))
+        v = _from_list(v, _columns(A, f"a {type(v).__name__}"))
     elif isinstance(v, np.ndarray):
         if v.dtype.kind not in "fiu":
             raise ShapeError(f"expected an array of real numbers, got one of {v.dtype}")
@@ -76,23 +76,33 @@ def is_single(v: Vector) -> bool:
 
 
 def in_kind(A: LinearOperator, product: Tensor, v: Vector) -> Any:
-    """Columns (m, k) of a product A V as the kind of vector that V was given as."""
-    if isinstance(v, Mapping):
-        named_as = _space(A, "columns", "a dictionary")
-        rows = _space(A, "space", "a dictionary")
-        by_parameter = v.keys() <= named_as.shapes.keys()
-        return rows.scatter(product[:, 0]) if by_parameter else rows.split(product[:, 0].contiguous())
-    if isinstance(v, list | tuple):
-        rows = _space(A, "space", f"a {type(v).__name__}")
-        tree = rows.scatter(product[:, 0])
-        found = [tree[name] for name in rows.shapes]
-        return found if isinstance(v, list) else tuple(found)
-    found = product[:, 0] if is_single(v) else product
-    return found.cpu().numpy() if isinstance(v, np.ndarray) else found
+    """Columns (m, k) of a product A V as the kind of vector that V was given as.
+
+    Where rows have no names, as those of a Jacobian, a product with a dictionary or a list is a tensor.
+    """
+    if isinstance(v, np.ndarray):
+        return (product[:, 0] if v.ndim == 1 else product).cpu().numpy()
+    if isinstance(v, Tensor):
+        return product[:, 0] if v.ndim == 1 else product
+    rows, columns = named(A, "space"), named(A, "columns")
+    if rows is None or columns is None:
+        return product[:, 0]
+    if isinstance(v, Mapping) and not v.keys() <= columns.shapes.keys():
+        return rows.split(product[:, 0].contiguous())
+    tree = rows.scatter(product[:, 0])
+    in_order = [tree[name] for name in rows.shapes]
+    return tree if isinstance(v, Mapping) else in_order if isinstance(v, list) else tuple(in_order)
 
 
-def _space(A: LinearOperator, side: str, what: str) -> ParamSpace:
+def named(A: LinearOperator, side: str) -> ParamSpace | None:
+    """The named blocks of the rows, "space", or of the columns, "columns", of an operator that has them."""
     space = getattr(A, side, None)
+    size = A.shape[0] if side == "space" else A.shape[1]
+    return space if isinstance(space, ParamSpace) and space.size == size else None
+
+
+def _columns(A: LinearOperator, what: str) -> ParamSpace:
+    space = named(A, "columns")
     if space is None:
         raise ShapeError(
             f"expected a tensor or a NumPy array of {A.shape[1]} entries, got {what}, "
