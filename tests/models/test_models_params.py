@@ -82,7 +82,8 @@ REFUSED = {
     "another tensor": (lambda m: m.out.weight.detach(), r"got a tensor of \(4, 5\) that is not in it"),
     "no parameters": (lambda m: m.inner[1], "the Tanh has none"),
     "number": (lambda m: 3, "expected the name of a block or a glob, got 3"),
-    "dictionary": (lambda m: dict(m.named_parameters()), "got a dictionary"),
+    "dictionary in a list": (lambda m: [dict(m.named_parameters())], "got a dictionary"),
+    "dictionary": (lambda m: dict(m.named_parameters()), r"expected a function f\(params, x\) beside params"),
 }
 
 
@@ -174,6 +175,13 @@ def test_named_parameters_may_be_frozen_and_thawed():
     m.requires_grad_(False)
     assert torch.equal(H @ v, want)
     assert not any(p.requires_grad for p in m.parameters())
+
+
+def test_parameters_of_a_function_are_chosen_by_name_too():
+    w = {"a": drawn((3, 4)), "b": drawn((4,))}
+    model = cs.load(lambda p, x: torch.tanh(x @ p["a"]) + p["b"], params=w)
+    assert names(cs.Problem(model, (X, Y))) == ["a", "b"]
+    assert names(cs.Problem(model, (X, Y), params="b")) == ["b"]
 
 
 def test_lists_are_flattened():
