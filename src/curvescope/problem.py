@@ -175,7 +175,7 @@ class Problem:
             return self.model.forward({**self.point, **(parameters or {})}, batch.inputs, changes=changes)
 
     def activations(self, batch: Batch, *points: str) -> dict[str, Tensor]:
-        """Activations on a placed batch at points such as `L3.mid` (models.capture.points): (B, T, w) each."""
+        """Activations on a placed batch at points, `L3.mid` say (models.capture.points): (B, T, w) each."""
         seen = Seen([find_point(self.model, at) for at in points], batch.num_sequences)
         with torch.no_grad():
             self.outputs(batch, changes=seen.changes())
