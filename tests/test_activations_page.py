@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import curvescope as cs
-from curvescope.models.running.points import find_point
+from curvescope.models.capture.points import find_point
 from curvescope.studies.activations import words as of_activations
 from curvescope.studies.causal import words as of_causal
 

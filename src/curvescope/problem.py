@@ -22,6 +22,8 @@ from curvescope.data.dicts import hides_start
 from curvescope.data.fit import check_ids, fitted, padding_notes, predicts_next, task_notes, warn_unshifted
 from curvescope.data.whole import SUM, Terms, whole_batches
 from curvescope.losses import Loss, ModelLoss, as_loss
+from curvescope.models.capture.points import find_point
+from curvescope.models.capture.spots import Seen
 from curvescope.models.choosing import Choice
 from curvescope.models.finite import check_weights, not_finite, words
 from curvescope.models.hf.module import is_transformers
@@ -32,9 +34,7 @@ from curvescope.models.running.calling import Closure, Output, own_loss
 from curvescope.models.running.exchange import Change, evaluating, locked
 from curvescope.models.running.held import RefuseHeld, moved
 from curvescope.models.running.interrupts import uninterrupted
-from curvescope.models.running.points import find_point
 from curvescope.models.running.reentrant import RefuseReentrant
-from curvescope.models.running.spots import Added, Seen
 
 T = TypeVar("T")
 SAME_LOSS = 1e-4  # relative: what another order of operations may change, in float32
@@ -175,21 +175,11 @@ class Problem:
             return self.model.forward({**self.point, **(parameters or {})}, batch.inputs, changes=changes)
 
     def activations(self, batch: Batch, *points: str) -> dict[str, Tensor]:
-        """The activations at some points on a placed batch, by name, without derivatives: (B, T, w) each.
-
-        Points are `embed`, `L3.mid`, `L3.h1.out`, `final`, or any submodule; see `models.running.points`.
-        """
+        """Activations on a placed batch at points, `L3.mid` say (models.capture.points): (B, T, w) each."""
         seen = Seen([find_point(self.model, at) for at in points], batch.num_sequences)
         with torch.no_grad():
             self.outputs(batch, changes=seen.changes())
         return seen.values
-
-    def moved_outputs(self, batch: Batch, at: str, delta: Tensor) -> Tensor:
-        """The outputs on a placed batch where δ, shaped as the activations there, is added at a point."""
-        added = Added(find_point(self.model, at), batch.num_sequences, delta)
-        found = self.outputs(batch, changes=added.changes())
-        added.check()
-        return found
 
     def answer(self, batch: Batch) -> Tensor:
         """The outputs on a placed batch of the module as its user calls it, in eval mode."""

@@ -14,8 +14,8 @@ from torch import Tensor
 import adapters_cases as others
 import curvescope as cs
 from curvescope.geometry.stream import stream
-from curvescope.models.running.points import find_point, point_names, stream_points
-from curvescope.models.running.spots import Added, Seen
+from curvescope.models.capture.points import find_point, point_names, stream_points
+from curvescope.models.capture.spots import Added, Seen
 from oracles import relative_error, transformer
 from selection import some
 

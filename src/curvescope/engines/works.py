@@ -18,8 +18,8 @@ from curvescope.engines.passes import Linearised, gradient, linearise, pull
 from curvescope.engines.run import PlainRunner, Runner
 from curvescope.kernels.head import LinearHead
 from curvescope.losses.base import Part
-from curvescope.models.running.points import find_point
-from curvescope.models.running.spots import Added
+from curvescope.models.capture.points import find_point
+from curvescope.models.capture.spots import Added
 from curvescope.problem import Leaves, Problem
 
 Work = Callable[[Sequence[Tensor], int], Sequence[Tensor | None]]

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from curvescope.models.capture.points import block_paths, norm_module
 from curvescope.models.model import Model
 from curvescope.models.running.exchange import evaluating
-from curvescope.models.running.points import block_paths, norm_module
 from curvescope.models.zoo.transformer import Transformer
 
 Inputs = Tensor | Mapping[str, Tensor]

@@ -23,10 +23,10 @@ from curvescope.core.errors import CurvescopeError, UsageError
 from curvescope.core.result import Result
 from curvescope.geometry.roles import check_vocabulary, embedding, has_lens, norm_kind, norm_of, weight
 from curvescope.geometry.sphere import Norm, project
+from curvescope.models.capture.points import block_paths, find_point, point_names, skip_scale
+from curvescope.models.capture.spots import Seen
 from curvescope.models.model import Model
 from curvescope.models.running.exchange import evaluating
-from curvescope.models.running.points import block_paths, find_point, point_names, skip_scale
-from curvescope.models.running.spots import Seen
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3}  # relative: far below a part that is missing
 

@@ -12,8 +12,8 @@ from curvescope.geometry.roles import check_vocabulary, has_lens, norm_of, weigh
 from curvescope.geometry.sphere import project
 from curvescope.geometry.vocabulary.decode import TopTokens, top_tokens
 from curvescope.geometry.vocabulary.references import Reference, reference
+from curvescope.models.capture.points import block_paths
 from curvescope.models.model import Model
-from curvescope.models.running.points import block_paths
 from curvescope.problem import Problem
 
 HEAD = re.compile(r"L(\d+)\.h(\d+)\.out")

@@ -19,6 +19,8 @@ from torch import Tensor
 from curvescope.core.errors import ShapeError, UsageError
 from curvescope.core.result import Result
 from curvescope.data.batches import Batch
+from curvescope.models.capture.points import find_point
+from curvescope.models.capture.spots import Added
 from curvescope.problem import Problem, differentiating
 
 Mean = Literal["zero", "data"]
@@ -113,7 +115,7 @@ def intervene(
             count += tokens
             size += float(step.double().square().sum()) / x.shape[:-1].numel() * tokens
             for i, alpha in enumerate(alphas):
-                after = problem.moved_outputs(batch, at, alpha * step)
+                after = _moved_outputs(problem, batch, at, alpha * step)
                 sums[i] += float(_loss(problem, batch, after))
                 kl[i] += float(_kl(before, after)) if _has_logits(problem) else np.nan
                 change = (after - before).double()
@@ -148,6 +150,13 @@ def spread_along(problem: Problem, at: str, directions: Tensor) -> np.ndarray:
         x = problem.activations(batch, at)[at]
         parts.append((x.reshape(-1, x.shape[-1]) @ u.T).double().cpu())
     return torch.cat(parts).std(0, correction=0).numpy()
+
+
+def _moved_outputs(problem: Problem, batch: Batch, at: str, delta: Tensor) -> Tensor:
+    added = Added(find_point(problem.model, at), batch.num_sequences, delta)
+    found = problem.outputs(batch, changes=added.changes())
+    added.check()
+    return found
 
 
 def _loss(problem: Problem, batch: Batch, z: Tensor) -> Tensor:

@@ -15,9 +15,9 @@ from torch import Tensor
 from curvescope.geometry.roles import check_vocabulary, has_lens, norm_of, weight
 from curvescope.geometry.sphere import Norm, project
 from curvescope.geometry.stream import Stream
+from curvescope.models.capture.points import block_paths
 from curvescope.models.model import Model
 from curvescope.models.running.exchange import evaluating
-from curvescope.models.running.points import block_paths
 
 TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-10}  # of the largest logit, see `readout`
 

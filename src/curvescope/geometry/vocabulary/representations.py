@@ -13,9 +13,9 @@ from curvescope.geometry.roles import check_layer, embedding, read_norm, weight
 from curvescope.geometry.sphere import Norm
 from curvescope.geometry.vocabulary.names import names_of
 from curvescope.geometry.vocabulary.references import Reference, ReferenceKind
+from curvescope.models.capture.points import block_paths
 from curvescope.models.model import Model
 from curvescope.models.running.exchange import evaluating
-from curvescope.models.running.points import block_paths
 
 How = Literal["auto", "raw", "position", "run", "mean"]
 _CHUNK = 512

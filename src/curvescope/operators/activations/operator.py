@@ -32,7 +32,7 @@ class ActivationOperator(LinearOperator):
 
     Args:
         problem: A `cs.Problem`.
-        at: The point: `embed`, `L3.mid`, `L3.h1.out`, `final`, or any submodule, see `models/running/points`.
+        at: The point: `embed`, `L3.mid`, `L3.h1.out`, `final`, or any submodule, see `models/capture/points`.
         tokens: (n, t) is token t of sequence n, and a number n the whole sequence; a list of these is
             their joint matrix. By default everything.
         engine: How products are executed; see docs/conventions.md.

@@ -17,8 +17,8 @@ from curvescope.core.config import as_tuples, at_least, setting
 from curvescope.core.numbers import rounded
 from curvescope.core.progress import Progress
 from curvescope.core.result import Result
+from curvescope.models.capture.points import find_point, stream_points
 from curvescope.models.model import Model
-from curvescope.models.running.points import find_point, stream_points
 from curvescope.runs.contents import fingerprint
 from curvescope.runs.shown import Line, Shown
 from curvescope.runs.work import Piece, State, work_through

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from curvescope.viz import causal as viz
+from curvescope.viz import activations as viz
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

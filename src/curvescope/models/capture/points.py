@@ -19,8 +19,8 @@ from dataclasses import replace
 from torch import nn
 
 from curvescope.core.errors import UsageError, near_misses
+from curvescope.models.capture.spots import Point, Side, Spot
 from curvescope.models.model import Model
-from curvescope.models.running.spots import Point, Side, Spot
 from curvescope.models.zoo.transformer import Transformer
 
 LAYER = re.compile(r"L(\d+)\.(.+)")

@@ -1,0 +1,5 @@
+"""What flows through a model: read at places and named points, or moved there, while it runs."""
+
+from curvescope.models.capture.places import capture
+
+__all__ = ["capture"]
