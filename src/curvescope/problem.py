@@ -24,16 +24,16 @@ from curvescope.data.whole import SUM, Terms, whole_batches
 from curvescope.losses import Loss, ModelLoss, as_loss
 from curvescope.models.capture.points import find_point
 from curvescope.models.capture.spots import Seen
-from curvescope.models.choosing import Choice
+from curvescope.models.choice.choosing import Choice
+from curvescope.models.choice.params import Params
 from curvescope.models.finite import check_weights, not_finite, words
 from curvescope.models.hf.module import is_transformers
 from curvescope.models.load import load
 from curvescope.models.model import Model
-from curvescope.models.params import Params
 from curvescope.models.running.calling import Closure, Output, own_loss
 from curvescope.models.running.exchange import Change, evaluating, locked
 from curvescope.models.running.held import RefuseHeld, moved
-from curvescope.models.running.interrupts import uninterrupted
+from curvescope.models.running.interrupts import thawed
 from curvescope.models.running.reentrant import RefuseReentrant
 
 T = TypeVar("T")
@@ -283,7 +283,7 @@ class Problem:
         parameters = self.parameters
         leaves = {name: parameters[name].detach().requires_grad_() for name in names}
         frozen = [p for p in map(self.model.parameters.get, names) if p is not None and not p.requires_grad]
-        with locked(self.model.module), RefuseReentrant(), _thawed(frozen):
+        with locked(self.model.module), RefuseReentrant(), thawed(frozen):
             found = run(leaves)
         held = self._held(leaves, [end for end in ends(found) if end is not None])
         if not held:
@@ -330,26 +330,6 @@ def _of_model(
     call = Closure(function or own_loss, wholes.unpack)
     casts = model.casts or is_transformers(model.module)  # whose losses are in float32
     return replace(model, call=call, output=None, casts=casts), batches, ModelLoss(terms != SUM)
-
-
-@contextmanager
-def _thawed(frozen: list[Tensor]) -> Iterator[None]:
-    """Frozen parameters are seen in a graph that is made inside, and frozen again after interrupts too."""
-    try:
-        for p in frozen:
-            p.requires_grad_(True)
-        yield
-    finally:
-        try:
-            _freeze(frozen)
-        finally:  # again, for an interrupt that came before the first had begun
-            _freeze(frozen)
-
-
-def _freeze(parameters: list[Tensor]) -> None:
-    with uninterrupted():
-        for p in parameters:
-            p.requires_grad_(False)
 
 
 def _own(batches: Any) -> bool:

@@ -10,8 +10,8 @@ import typer
 
 from curvescope.cli import printing
 from curvescope.core.blocks import Block
-from curvescope.core.selecting import select
-from curvescope.models.choosing import frozen, notes_of
+from curvescope.models.choice.choosing import frozen, notes_of
+from curvescope.models.choice.selecting import select
 from curvescope.models.load import load
 from curvescope.models.model import Model
 

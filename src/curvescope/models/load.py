@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from curvescope.core.errors import MissingExtra, UsageError, warn
-from curvescope.models import lens
+from curvescope.models.adapters import lens
 from curvescope.models.hf import lora
 from curvescope.models.hf import source as hf
 from curvescope.models.hf.experts import with_routing

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from curvescope.core.blocks import Block, ParamSpace
 from curvescope.core.errors import UsageError
-from curvescope.core.selecting import select
 from curvescope.models.adapters.table import Place
-from curvescope.models.params import Params, words_of
+from curvescope.models.choice.params import Params, words_of
+from curvescope.models.choice.selecting import select
 from curvescope.models.running.calling import Call, Output, call_module, read_output
 from curvescope.models.running.double import exact
 from curvescope.models.running.exchange import Change, evaluating, exchanged, locked, parameters_at
@@ -85,7 +85,7 @@ class Model:
         """Vectors over the blocks that are meant; all blocks without a word.
 
         Args:
-            patterns: Globs, regular expressions, names, modules, parameters (`models.params`).
+            patterns: Globs, regular expressions, names, modules, parameters (`models.choice.params`).
             first: Names of blocks; a pattern looks among these, and only where none matches among all.
         """
         words = words_of(patterns or ("*",), self.module, self.name)

@@ -18,7 +18,7 @@ from curvescope.data.batches import Batch
 from curvescope.engines import Engine, EngineName, Tree
 from curvescope.engines.memory import columns_at_once
 from curvescope.losses.of_model import unsplit
-from curvescope.models.params import Params
+from curvescope.models.choice.params import Params
 from curvescope.operators.shift import WeightDecay, shift
 from curvescope.problem import Problem, check_finite
 

@@ -28,7 +28,7 @@ from curvescope.core.errors import CurvescopeError, ShapeError, UsageError
 from curvescope.core.graph import nodes, once_differentiable_node
 from curvescope.core.result import Result
 from curvescope.data.batches import Batch
-from curvescope.models.params import Params
+from curvescope.models.choice.params import Params
 from curvescope.problem import Leaves, Problem, check_finite
 
 

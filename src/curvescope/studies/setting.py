@@ -13,10 +13,10 @@ import torch
 
 from curvescope.core.config import Config, setting
 from curvescope.core.errors import UsageError
-from curvescope.data import denoising
 from curvescope.data.batches import IGNORED, Batches
 from curvescope.data.continuation import continuation
 from curvescope.data.corpora import CORPORA, read_source
+from curvescope.data.corrupted import denoising
 from curvescope.data.labels import classification, images, num_sequences, read_labelled, sample
 from curvescope.data.masking import masked_lm
 from curvescope.data.tasks import task

@@ -1,4 +1,4 @@
-"""Ctrl-C that waits for a few assignments which belong together."""
+"""Ctrl-C that waits for a few assignments which belong together; parameters thawed for a time."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+
+from torch import Tensor
 
 
 @contextmanager
@@ -27,3 +29,23 @@ def uninterrupted() -> Iterator[None]:
         signal.signal(signal.SIGINT, handler)
     if heard:
         handler(*heard[0])
+
+
+@contextmanager
+def thawed(frozen: list[Tensor]) -> Iterator[None]:
+    """Frozen parameters are seen in a graph that is made inside, and frozen again after interrupts too."""
+    try:
+        for p in frozen:
+            p.requires_grad_(True)
+        yield
+    finally:
+        try:
+            _freeze(frozen)
+        finally:  # again, for an interrupt that came before the first had begun
+            _freeze(frozen)
+
+
+def _freeze(parameters: list[Tensor]) -> None:
+    with uninterrupted():
+        for p in parameters:
+            p.requires_grad_(False)

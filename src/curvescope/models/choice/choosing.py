@@ -5,8 +5,8 @@ from __future__ import annotations
 from curvescope.core.blocks import ParamSpace
 from curvescope.core.errors import CurvescopeError, UsageError
 from curvescope.core.numbers import plural
+from curvescope.models.choice.params import Params
 from curvescope.models.model import Model
-from curvescope.models.params import Params
 from curvescope.models.running.exchange import locked
 
 SHOWN = 4  # names in a note

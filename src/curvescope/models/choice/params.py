@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from curvescope.core.errors import UsageError
-from curvescope.core.selecting import Word
+from curvescope.models.choice.selecting import Word
 
 Params = str | re.Pattern[str] | nn.Module | Tensor | Iterable[Any]
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from curvescope.core.errors import UsageError
 from curvescope.data.batches import Batch, Batches, Inputs
 from curvescope.data.corpora import MAX_BYTES
-from curvescope.data.corruption import RATE, Corrupted, hidden_patches, masked_text, replaced_text
+from curvescope.data.corrupted.corruption import RATE, Corrupted, hidden_patches, masked_text, replaced_text
 from curvescope.data.labels import num_sequences
 
 FEATURES = "features"

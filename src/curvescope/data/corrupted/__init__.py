@@ -1,0 +1,1 @@
+"""Data with something hidden or replaced, for models that restore it."""
