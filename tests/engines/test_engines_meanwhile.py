@@ -195,6 +195,7 @@ def test_a_graph_whose_numbers_were_written_to_is_made_anew_or_refused():
         engine.product(lambda: 1 // 0)
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_twenty_interrupts_leave_the_module_as_it_was():
     m = net()
     m[0].weight.requires_grad_(False)

@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from curvescope import problem
-from curvescope.models.running import exchange
+from curvescope.models.running import exchange, interrupts
 from curvescope.models.running.exchange import Change, evaluating, exchanged, locked, parameters_at
 from curvescope.models.running.interrupts import uninterrupted
 
@@ -153,6 +152,7 @@ def entered_elsewhere(module: nn.Module) -> bool:
     return found.wait(2)
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_a_lock_that_was_taken_when_an_interrupt_came_is_let_go(monkeypatch):
     layer = nn.Linear(2, 2)
     lock = threading.RLock()
@@ -165,9 +165,10 @@ def test_a_lock_that_was_taken_when_an_interrupt_came_is_let_go(monkeypatch):
     assert not any(layer is other for other in exchange._mine.modules)
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_frozen_parameters_are_frozen_again_after_an_interrupt():
     frozen = [Interrupting(None) for _ in range(3)]
-    block = problem._thawed(frozen)
+    block = interrupts.thawed(frozen)
     block.__enter__()
     assert not any(p.frozen for p in frozen)
     with pytest.raises(KeyboardInterrupt):

@@ -271,11 +271,11 @@ def block_density(
     measures = exact_measures(op, small) if small else {}
     if large:
         measures |= lanczos_measures(op, large, **options, reorthogonalize=reorthogonalize, max_gib=max_gib)
-    found = {
-        name: _density(measures[name], rows.stop - rows.start, num_steps, grid, width, seed, psd=op.psd)
+    how = {"seed": seed, "probe": probe, "psd": op.psd}
+    return {
+        name: _density(measures[name], rows.stop - rows.start, num_steps, grid, width, **how)
         for name, rows in blocks.items()
     }
-    return {name: replace(rho, probe=probe) for name, rho in found.items()}
 
 
 def _density(
@@ -284,8 +284,9 @@ def _density(
     num_steps: int,
     grid: int | np.ndarray | None,
     width: float | None,
-    seed: int,
     *,
+    seed: int,
+    probe: Probe,
     psd: bool,
 ) -> SpectralDensity:
     """The measures on a grid, with their moments and errors."""
@@ -312,6 +313,7 @@ def _density(
         num_products=measure.num_products,
         seed=seed,
         psd=psd,
+        probe=probe,
     )
 
 
