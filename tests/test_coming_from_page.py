@@ -1,4 +1,4 @@
-"""docs/coming_from.md: twelve scripts of at most eight lines, each run, and its numbers against dense matrices."""
+"""docs/coming_from.md: twelve scripts of at most eight lines, run, their numbers against dense matrices."""
 
 from __future__ import annotations
 

@@ -2,19 +2,44 @@
 
 from __future__ import annotations
 
+import importlib.util
+import sys
+from types import ModuleType
 from typing import Any
 
 import torch
-from test.extensions.implementation.backpack import BackpackExtensions
-from test.extensions.implementation.base import ExtensionsImplementation
-from torch import Tensor
+from harness import Harness, ours
+from torch import Tensor, nn
 
 import curvescope as cs
-from harness import Harness, ours
+
+
+def stand_in(name: str, **members: Any) -> None:
+    """A package that modules of tests import and that is not here; tests that use it are left out."""
+    sys.modules[name] = ModuleType(name)
+    vars(sys.modules[name]).update(members)
+
+
+class Nothing(nn.Identity):
+    """In place of a module of torchvision, so that a name can be made for the test."""
+
+    expansion = 1
+
+
+if importlib.util.find_spec("pytorch_memlab") is None:
+    stand_in("pytorch_memlab", MemReporter=object)
+TORCHVISION = importlib.util.find_spec("torchvision") is not None
+if not TORCHVISION:
+    for name in ("torchvision", "torchvision.models", "torchvision.models.resnet"):
+        stand_in(name, BasicBlock=Nothing, conv1x1=Nothing, resnet18=Nothing, wide_resnet50_2=Nothing)
+
+from test.extensions.implementation.backpack import BackpackExtensions  # noqa: E402
+from test.extensions.implementation.base import ExtensionsImplementation  # noqa: E402
 
 NOT_OURS = [
+    *([] if TORCHVISION else [(r"ResNet2|resnet18|Nothing", "needs torchvision")]),
     (r"hbp/", "factors of K-FAC, KFLR and KFRA layer by layer (K-FAC is compared in tests/cross_library)"),
-    (r"test_diag_ggn_mc|test_sqrt_ggn_mc", "cost: thousands of Monte-Carlo draws for every test"),
+    (r"test_(diag_|sqrt_)?ggn_mc", "cost: thousands of Monte-Carlo draws for every test"),
     (r"_hook|test_hooks|test_backprop_extension|graph_clear", "its own hooks in the backward pass"),
 ]
 

@@ -1,6 +1,6 @@
 """Run other libraries' own test suites with curvescope behind their classes, and count what became of them.
 
-    python tests/peer_suites/run.py [--suites FOLDER] [--out FOLDER] [--only NAME] [-- more arguments for pytest]
+    python tests/peer_suites/run.py [--suites FOLDER] [--out FOLDER] [--only NAME] [-- arguments for pytest]
 
 The suites are those of the source distributions of the versions in requirements-peers.lock: downloaded, or
 found unpacked in a folder. Nothing of them is part of this repository. Each runs in a process of its own.
@@ -54,9 +54,7 @@ def run_suite(folder: Path, plugin: str, tests: str, more: list[str], *, flip: b
     """The record of one suite, in the folder of its library."""
     with tempfile.TemporaryDirectory() as scratch:
         record = Path(scratch) / "record.json"
-        path = os.pathsep.join(
-            [str(HERE), str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
-        )
+        path = os.pathsep.join([str(HERE), str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])])
         own = {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "CURVESCOPE_PEERS_RECORD": str(record)}
         own |= {"CURVESCOPE_PEERS_FLIP": "1"} if flip else {}
         command = [sys.executable, "-m", "pytest", "-p", plugin, "-p", "no:cacheprovider", "-q", "--tb=line"]
@@ -74,22 +72,24 @@ def summary(records: dict[str, Record], pinned: dict[str, str]) -> str:
         expressed = count["passed"] + count["failed"]
         results = sum(test.get("results", 0) for test in record.values())
         version = pinned[SUITES[name][0]]
-        rows.append(
-            f"| {name} {version} | {len(record):,} | {expressed:,} | {count['passed']:,} | {count['failed']:,} "
-            f"| {results:,} |"
-        )
+        numbers = (len(record), expressed, count["passed"], count["failed"], results)
+        rows.append(f"| {name} {version} | {' | '.join(f'{number:,}' for number in numbers)} |")
         for outcome in ("failed", "left out"):
-            why = Counter(test["reason"] for test in record.values() if test["outcome"] == outcome)
-            if outcome == "failed":
-                why = Counter({f"{_short(t)}: {v['reason']}": 1 for t, v in record.items() if v["outcome"] == outcome})
+            found = [(test, of["reason"]) for test, of in record.items() if of["outcome"] == outcome]
+            why = Counter(f"{_short(test)}: {why}" if outcome == "failed" else why for test, why in found)
             reasons += [f"| {name} | {outcome} | {n:,} | {reason} |" for reason, n in why.most_common()]
-    head = "| suite | tests | expressed | passed | failed | results of curvescope |\n|---|---|---|---|---|---|"
+    head = (
+        "| suite | tests | expressed | passed | failed | results of curvescope |\n|---|---|---|---|---|---|"
+    )
     table = "| suite | | tests | reason |\n|---|---|---|---|"
     return "\n".join([head, *rows, "", table, *reasons]) + "\n"
 
 
 def _short(test: str) -> str:
-    return re.sub(r"^.*::", "", test)
+    """The name of a test without what it is given."""
+    return re.sub(
+        r"\[.*", "", test.rpartition("::")[2] if "[" not in test else test.split("::")[1], flags=re.S
+    )
 
 
 def main() -> None:
@@ -107,9 +107,9 @@ def main() -> None:
         if given.only in (None, name):
             print(f"== {name}", flush=True)
             records[name] = run_suite(found(package, pinned[package], folder), plugin, tests, given.more)
-    (given.out / "record.json").write_text(json.dumps(records, indent=1), encoding="utf-8")
-    (given.out / "summary.md").write_text(text := summary(records, pinned), encoding="utf-8")
-    print(text)
+            (given.out / "record.json").write_text(json.dumps(records, indent=1), encoding="utf-8")
+            (given.out / "summary.md").write_text(summary(records, pinned), encoding="utf-8")
+    print(summary(records, pinned))
     sys.exit(any(test["outcome"] == "failed" for record in records.values() for test in record.values()))
 
 
