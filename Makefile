@@ -2,6 +2,7 @@
 #
 #   PYTHON=python3.12   the interpreter that .venv is made with (3.11 to 3.13; the first found otherwise)
 #   T="-k lanczos -x"   more arguments for pytest
+#   SUITES=folder       where source distributions of other libraries lie unpacked, for test-peers
 #   WORKERS=4           how many processes share the tests; each computes with one thread
 #   CUDA_PYTHON=python3 the interpreter of test-cuda, where .venv has a torch without CUDA
 
@@ -19,7 +20,7 @@ PIP := $(BIN)/python -m pip --quiet --quiet --disable-pip-version-check --no-inp
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 FITS := import sys; assert (3, 11) <= sys.version_info < (3, 14); import ensurepip, venv
 
-.PHONY: help setup peers report test test-slow test-cuda check bench docs clean clean-all
+.PHONY: help setup peers report test test-slow test-peers test-cuda check bench docs clean clean-all
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -38,6 +39,9 @@ test: $(READY) ## all tests but the slow ones
 
 test-slow: $(PEERS) ## the slow tests, and those that compare with other libraries
 	@$(PYTEST) -m "slow or cross_library" $(T) || { status=$$?; [ $$status -eq 5 ] || exit $$status; }
+
+test-peers: $(PEERS) ## other libraries' own tests with curvescope behind their classes: counts in runs/peer-suites/
+	@OMP_NUM_THREADS=1 $(BIN)/python tests/peer_suites/run.py $(if $(SUITES),--suites $(SUITES)) $(if $(T),-- $(T))
 
 test-cuda: ## on a CUDA device: every test that can use one, the grid of attention, compute-sanitizer
 	@$(CUDA_PYTHON) -c 'import sys, torch; sys.exit(None if torch.cuda.is_available() else \

@@ -1,7 +1,7 @@
-"""What the plugins share: products of ours are counted in every test, and what is not ours is left out by a table.
+"""What the plugins share: results of ours are counted in every test, what is not ours is left out by a table.
 
-A test of another library is `expressed` when curvescope computed something in it. The record of a run has, for
-every test, what became of it, how many results came from curvescope, and why it was left out.
+A test of another library is `expressed` when curvescope computed something in it. The record of a run has,
+for every test, what became of it, how many results came from curvescope, and why it was left out.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def ours(result: Any) -> Any:
 
 
 class Harness:
-    """Leaves out the tests that match a rule (expression in the test's name, reason), and records the rest."""
+    """Leaves out the tests that match a rule (expression in their names, reason), and records the rest."""
 
     def __init__(self, rules: Iterable[tuple[str, str]]):
         self.rules = [(re.compile(pattern), reason) for pattern, reason in rules]
@@ -58,7 +58,10 @@ class Harness:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.skipped and isinstance(report.longrepr, tuple):
-            self.record[report.nodeid] = {"outcome": "left out", "reason": f"skips itself: {report.longrepr[2]}"}
+            self.record[report.nodeid] = {
+                "outcome": "left out",
+                "reason": f"skips itself: {report.longrepr[2]}",
+            }
         elif report.failed:
             words = str(getattr(report.longrepr, "reprcrash", report.longrepr)).strip().splitlines()
             self.record[report.nodeid] = {"outcome": "failed", "reason": words[0] if words else report.when}

@@ -1,4 +1,4 @@
-"""hessian-eigenthings' operators and algorithms with curvescope behind them: `pytest -p plugin_eigenthings`."""
+"""hessian-eigenthings' classes and functions with curvescope behind them: `pytest -p plugin_eigenthings`."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 import hessian_eigenthings
 import torch
+from harness import Harness, ours
 from torch import Tensor, nn
 
 import curvescope as cs
 from curvescope.core.operator import FunctionOperator
-from harness import Harness, ours
 
 NOT_OURS = [
     (r"test_large_n_memory", "memory of its own algorithms; ours is measured in tests/algorithms"),
@@ -39,7 +39,7 @@ class Whole(nn.Module):
 
 
 def product(make: Any, problem: cs.Problem, op: Any, v: Tensor) -> Tensor:
-    """A v over the parameters that the operator has, in its order; they are those of `problem`'s own module."""
+    """A v over the parameters that their operator has, in its order."""
     own = {id(p): name for name, p in problem.model.module.named_parameters()}
     names = [own[id(p)] for p in op._param_list]
     blocks = [name for name, block in problem.model.blocks.items() if block.parameter in names]
@@ -126,7 +126,12 @@ def estimate(op: Any, num: int, method: str, probe: str, seed: int | None) -> An
 
 
 def hutchinson(
-    op: Any, *, num_samples: int = 100, distribution: str = "rademacher", seed: Any = None, backend: Any = None
+    op: Any,
+    *,
+    num_samples: int = 100,
+    distribution: str = "rademacher",
+    seed: Any = None,
+    backend: Any = None,
 ) -> Any:
     return estimate(op, num_samples, "hutchinson", distribution, seed)
 

@@ -30,6 +30,9 @@ FOREIGN |= {"dataclasses"}
 """Whose objects are not looked into."""
 LIBRARIES = FOREIGN | {"transformers", "peft", "transformer_lens", "curvescope", "functools", "contextlib"}
 """Whose functions are not asked for the globals they name."""
+OWN = {"training", "_flat_weights", "_flat_weight_refs"}
+"""Attributes that do not count: eval mode is used, and torch's recurrent layers list their parameters anew at
+every call."""
 HOOKS = (torch_module._global_forward_hooks, torch_module._global_forward_pre_hooks)
 ANYTHING = object()  # in the place of an entry that does not count
 Read = Callable[[Sequence[Any]], Iterable[Any]]
@@ -115,7 +118,7 @@ class Snapshot:
         return chain.from_iterable(read(self._holders[kind]) for kind, read in KINDS.items())
 
     def _line_up(self) -> None:
-        """Put what every entry was into one list; train mode does not count, because eval mode is used."""
+        """Put what every entry was into one list, apart from `OWN`."""
         self._sized = [x for x, _ in self._found["keys"]]
         self._sizes = [len(then) for _, then in self._found["keys"]]
         full = {kind: [(x, then) for x, then in found if then] for kind, found in self._found.items()}
@@ -125,7 +128,7 @@ class Snapshot:
         start = sum(len(then) for _, then in full["keys"])  # values come next
         for holder, then in full["values"]:
             for place, key in zip(range(start, start + len(then)), holder, strict=False):
-                self._counted[place] &= key != "training"
+                self._counted[place] &= key not in OWN
             start += len(then)
         self._then = list(compress(everything, self._counted))
 
