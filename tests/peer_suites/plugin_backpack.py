@@ -71,9 +71,8 @@ class Case:
 
     def gradients(self) -> list[Tensor]:
         samples = cs.per_sample(self.problem, *self.blocks)
-        mean = self.case.loss_function.reduction == "mean"
-        shares = torch.as_tensor(samples.shares) if mean else torch.ones(samples.num_samples)
-        return self.parts(ours(samples.gradients() * shares[:, None].to(self.problem.dtype)))
+        shares = torch.as_tensor(samples.shares)[:, None].to(self.problem.dtype)
+        return self.parts(ours(samples.gradients() * shares))  # L = Σ share · mean over a sample's terms
 
 
 def diagonal(make: Any) -> Any:
