@@ -245,3 +245,10 @@ def test_a_loader_that_reuses_a_buffer_is_copied():
     terms = lambda batch: len(batch[1])  # noqa: E731
     assert cs.Problem(net(), Buffer(), loss_fn=penalised, terms=terms).value() == pytest.approx(whole)
     assert cs.Problem(net(), Buffer()).value() == pytest.approx(cs.Problem(net(), (X, Y)).value())
+
+
+def test_activations_need_the_outputs_of_a_loss_fn():
+    m, x, y = nn.Linear(3, 2), torch.ones(4, 3), torch.tensor([0, 1, 0, 1])
+    p = cs.Problem(m, (x, y), loss_fn=lambda model, batch: F.cross_entropy(model(batch[0]), batch[1]))
+    with pytest.raises(cs.UsageError, match="outputs and their loss apart"):
+        cs.ActivationHessian(p, "")

@@ -236,3 +236,10 @@ def test_wrong_operators():
         trace(Matrix(torch.ones(0, 0, dtype=torch.float64)))
     with pytest.raises(UsageError, match="num_probes of at least 1"):
         diagonal(general(), num_probes=0)
+
+
+def test_as_many_probes_as_rows_are_exact_by_hutch():
+    A = Matrix(torch.diag(torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)) + 0.5)
+    for seed in range(20):
+        found = trace(A, num_probes=6, method="hutch++", seed=seed)
+        assert abs(found.value - 7.5) < 1e-12

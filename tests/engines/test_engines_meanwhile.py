@@ -231,3 +231,18 @@ def test_twenty_interrupts_leave_the_module_as_it_was():
         assert state() == before
     assert heard == 20
     torch.testing.assert_close(H @ v, truth(m, v), rtol=1e-10, atol=1e-13)
+
+
+def test_a_layer_of_a_loss_fn_that_was_written_to_is_followed():
+    m, other = net(), drawn(lambda: nn.Linear(3, 3)).double()
+    problem = cs.Problem(
+        m, (X, Y), loss_fn=lambda model, batch: other(model(batch[0])[..., :3]).square().mean()
+    )
+    H = cs.Hessian(problem)
+    v = direction(H)
+    before = H @ v
+    with torch.no_grad():
+        other.weight.mul_(1.4)
+    after = H @ v
+    assert float((after - before).norm()) > 1e-3 * float(before.norm())
+    torch.testing.assert_close(after, cs.Hessian(problem, engine="autograd") @ v, rtol=1e-10, atol=1e-13)

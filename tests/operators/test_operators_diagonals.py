@@ -12,7 +12,7 @@ import oracles
 from curvescope.core.errors import UsageError
 from curvescope.operators import ExactDiagonal
 from curvescope.operators.roots import fisher_columns, ggn_columns, random_root
-from oracles import as_batches, bench, cut, make_data, relative_error
+from oracles import as_batches, bench, cut, drawn, make_data, relative_error
 from selection import some
 
 EXACT = 1e-12
@@ -178,3 +178,18 @@ def test_sequences_that_see_each_other_are_refused():
         cs.exact_diagonal(cs.GGN(problem), way="outputs")
     op = cs.GGN(problem)
     assert relative_error(diagonal_of(op, way="entries"), op.dense().diagonal()) < EXACT
+
+
+@pytest.mark.parametrize("make", [cs.GGN, cs.EmpiricalFisher, cs.MonteCarloFisher])
+@pytest.mark.parametrize("loss", [nn.CrossEntropyLoss(reduction="sum"), "cross_entropy"], ids=str)
+@pytest.mark.parametrize("more", [{}, {"damping": 0.1, "weight_decay": {"matrices": 0.3}}], ids=str)
+def test_losses_of_torch_and_what_is_added_are_in_the_diagonal(make, loss, more):
+    m = drawn(lambda: nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 3))).double()
+    x = torch.linspace(-2, 2, 15, dtype=torch.float64).reshape(5, 3)
+    A = make(cs.Problem(m, (x, torch.tensor([0, 2, 1, 1, 0])), loss), **more)
+    truth = torch.as_tensor(A.dense()).diagonal()
+    found = torch.as_tensor(cs.exact_diagonal(A, way="outputs").values)
+    torch.testing.assert_close(found, truth, rtol=1e-12, atol=1e-14)
+    if make is cs.GGN and loss == "cross_entropy" and more:
+        estimate = cs.diagonal(A, method="roots", num_probes=400)
+        assert float((torch.as_tensor(estimate.values) - truth).abs().max()) < 0.05

@@ -47,6 +47,7 @@ Middle = Callable[[Tensor, Tensor], Tensor]
 EngineName = Literal["auto", "autograd", "fast"]
 GRAPH_SIZE = 4  # of the gradient's graph, in units of the forward pass's results
 T = TypeVar("T")
+WRITTEN = "modified by an inplace operation"  # in the words of autograd
 
 
 @final
@@ -94,7 +95,7 @@ class Engine:
             if sure:
                 return found
             self._forget()
-            found, sure = self._tried(work)
+            found, sure = self._tried(work, again=True)
             if not (sure and self._watch.confirm()):  # noted, then asked once more
                 ask.refuse_random(self.problem, self._watch.few.batch)
                 raise CurvescopeError(
@@ -103,13 +104,14 @@ class Engine:
                 )
             return found
 
-    def _tried(self, work: Callable[[], T]) -> tuple[Any, bool]:
+    def _tried(self, work: Callable[[], T], *, again: bool = False) -> tuple[Any, bool]:
         """What `work` makes, and whether it is of one state of the problem, as far as is seen at once."""
         self._bind()
         try:
             found = work()
-        except RuntimeError as error:
-            if not self._watch.written():  # autograd refuses graphs whose numbers were written to
+        except RuntimeError as error:  # autograd refuses graphs whose numbers were written to
+            unseen = not again and WRITTEN in str(error)  # also those of others, such as a loss_fn's
+            if not (unseen or self._watch.written()):
                 raise
             if self._steady:
                 self._forget()

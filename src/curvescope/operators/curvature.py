@@ -62,7 +62,9 @@ class GGN(CurvatureOperator):
     def random_squares(self, count: int, *, probe: Probe, seed: int, at_once: int) -> Iterator[Tensor]:
         """Columns (n, k) whose mean is the diagonal, without products; see `draws`."""
         options = {"probe": probe, "seed": seed, "at_once": at_once}
-        return random_squares(self.problem, self.space, count, **options)
+        added = 0 if self.shift is None else self.shift.diagonal(self.space)[:, None]
+        for columns in random_squares(self.problem, self.space, count, **options):
+            yield columns + added
 
 
 class EmpiricalFisher(CurvatureOperator):

@@ -178,7 +178,7 @@ def _by_outputs(op: CurvatureOperator) -> np.ndarray:
     total, shares = np.zeros(op.shape[0]), samples.shares
     for rows, found in track(samples.stream("exact diagonal", work), "exact diagonal"):
         total += shares[rows] @ found.double().cpu().numpy()
-    return total
+    return total if op.shift is None else total + op.shift.diagonal(op.space).double().cpu().numpy()
 
 
 def _by_entries(op: CurvatureOperator) -> np.ndarray:

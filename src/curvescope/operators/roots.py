@@ -79,7 +79,11 @@ def random_root(loss: Loss, z: Tensor, batch: Batch, noise: Tensor) -> Tensor:
 
 
 def several(columns: list[Columns]) -> Columns:
-    """The mean of the matrices of several sets of roots, one set after the other."""
+    """The mean of several matrices: their roots one set after the other, or unit columns times the mean."""
+    matrices = [one.times for one in columns if one.times is not None]
+    if matrices:
+        first = columns[0]
+        return Columns(first.number, first.make, lambda u: sum(M(u) for M in matrices) / len(matrices))
     share = len(columns) ** -0.5
     places = [(one, i) for one in columns for i in range(one.number)]
 

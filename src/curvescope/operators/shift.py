@@ -38,6 +38,11 @@ class Shift:
         values = set(by_block.values())
         self.uniform = values.pop() if len(values) == 1 else None
 
+    def diagonal(self, space: ParamSpace) -> Tensor:
+        """λ + w of every entry of a space, (n,)."""
+        ones = torch.ones(space.size, 1, dtype=space.dtype, device=space.device)
+        return self.added(torch.zeros_like(ones), ones, space, space)[:, 0]
+
     def added(self, product: Tensor, V: Tensor, rows: ParamSpace, columns: ParamSpace) -> Tensor:
         """The product (m, k) and that of the shift with V (n, k)."""
         if self.uniform is not None and rows.blocks == columns.blocks:

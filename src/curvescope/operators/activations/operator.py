@@ -19,6 +19,7 @@ from curvescope.core.errors import UsageError
 from curvescope.core.operator import LinearOperator
 from curvescope.core.parts import MatrixName
 from curvescope.engines import Engine, EngineName
+from curvescope.losses.of_model import unsplit
 from curvescope.operators.activations.places import Part, Token, Tokens, find_parts
 from curvescope.operators.activations.tokens import TokenBlocks
 from curvescope.problem import Problem, check_finite, differentiating
@@ -53,6 +54,8 @@ class ActivationOperator(LinearOperator):
     ):
         if not isinstance(problem, Problem):
             raise UsageError(f"expected a cs.Problem, got {type(problem).__name__}")
+        if not problem.loss.splits:
+            raise unsplit(type(self).__name__)
         if chunk is not None and (not isinstance(chunk, int) or chunk < 1):
             raise UsageError(f"expected a chunk of at least 1 column, got {chunk!r}")
         self.problem, self.at, self.chunk = problem, at, chunk

@@ -22,6 +22,8 @@ from curvescope.operators.kronecker.record import Recorded, Use, View
 from curvescope.operators.kronecker.sequences import Asked, Rows
 
 NEAR = {torch.float32: 1e-4, torch.float64: 1e-10}  # relative: two orders of the same operations
+EXPERT = "an expert sees the tokens that are sent to it, and no factors are made for such a use"
+UNUSED = "the first sequence does not use it, and factors are made of what every sequence uses"
 OTHERWISE = "it does something else than being the matrix, or the bias, of a linear map"
 Side = tuple[Tensor, Tensor]
 """Which inputs (or outputs) of a use, and where they are among the rows or columns of a block."""
@@ -88,7 +90,11 @@ def find_layers(
     places, left_out = {}, {}
     for block in blocks:
         found = block_places(block, shapes[block.parameter], recorded.uses)
-        if found is None or not _adds_up(block, found, recorded, asked):
+        if ".expert" in block.name:
+            left_out[block.name] = EXPERT
+        elif found == []:
+            left_out[block.name] = UNUSED
+        elif found is None or not _adds_up(block, found, recorded, asked):
             left_out[block.name] = OTHERWISE
         else:
             places[block] = found
