@@ -179,8 +179,8 @@ def test_a_product_that_is_not_finite_is_reported():
 
 
 @pytest.mark.parametrize("method", ["cg", "minres"])
-def test_a_million_rows(method):
-    n = 1_000_000
+def test_many_rows(method):
+    n = 300_000
     d = torch.linspace(1, 50, n)
     op = FunctionOperator(lambda V: d[:, None] * V, (n, n), dtype=torch.float32, symmetric=True, psd=True)
     b = probes(n, 1, seed=0, kind="gaussian", dtype=torch.float32)[:, 0]

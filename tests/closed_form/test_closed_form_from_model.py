@@ -101,7 +101,7 @@ def close(found, expected, scale=None):
     assert float((found - expected).abs().max()) <= TOL * scale
 
 
-@pytest.mark.parametrize(("name", "layer"), pairs(list(CONFIGS), [0, 1], every=3))
+@pytest.mark.parametrize(("name", "layer"), pairs(list(CONFIGS), [0, 1], every=5))
 def test_layers_against_operators(name, layer):
     model, batches, loss, problem = make(name)
     found = attention_curvature(model, batches[0], layer, loss=loss)

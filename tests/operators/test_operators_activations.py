@@ -235,7 +235,7 @@ def test_a_problem_at_other_parameters():
 def test_many_products_are_recorded_and_replayed_alike():
     H = cs.ActivationHessian(problem_of(zoo()), "L0.in")
     A = H.dense()
-    for j in range(20):
+    for j in range(6):
         torch.testing.assert_close(H @ torch.eye(H.shape[0], dtype=torch.float64)[j], A[:, j])
 
 

@@ -17,7 +17,6 @@ from selection import pairs, some
 
 EXACT = 1e-12
 OFTEN = [  # tied weights, attention and norms, embeddings; each loss
-    "no-norm-linear-gelu_tanh-tied",
     "plain-attention-tied",
     "post-layernorm-relu-ignored",
     "real-to-real-identity",
