@@ -37,6 +37,7 @@ def test_the_cases_vary_what_matters():
     assert {case.kind for case in oracles.CASES} == set(oracles.TERMS)
 
 
+@pytest.mark.parametrize("bench", a_half(oracles.NAMES, shift=0), indirect=True)
 def test_value_and_gradient(bench: Bench):
     value = bench.dense.value(bench.dense.theta)
     assert bench.problem.value() == pytest.approx(float(value), rel=1e-12)
