@@ -13,9 +13,21 @@ def some(values: Sequence[Any], few: int) -> list[Any]:
     return [_param(value, often=i < few) for i, value in enumerate(values)]
 
 
+def most(values: Sequence[Any], *, but: Sequence[Any]) -> list[Any]:
+    """All values; those in `but`, whose kinds others show too, are slow."""
+    unknown = [value for value in but if value not in values]
+    assert not unknown, unknown
+    return [_param(value, often=value not in but) for value in values]
+
+
 def a_half(values: Sequence[Any], *, shift: int) -> list[Any]:
     """All values; those whose place is not `shift` modulo two are slow, so two tests meet all of them."""
     return [_param(value, often=i % 2 == shift % 2) for i, value in enumerate(values)]
+
+
+def one_in(values: Sequence[Any], every: int, *, shift: int) -> list[Any]:
+    """All values; those whose place is not `shift` modulo `every` are slow."""
+    return [_param(value, often=i % every == shift % every) for i, value in enumerate(values)]
 
 
 def a_third(values: Sequence[Any], *, shift: int) -> list[Any]:

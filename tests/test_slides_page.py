@@ -21,6 +21,7 @@ def space() -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_the_loss_comes_back_near_twice_over_the_curvature(space: dict[str, Any]):
     loss = np.array(space["one_direction"])
     shares = space["shares"]
@@ -31,6 +32,7 @@ def test_the_loss_comes_back_near_twice_over_the_curvature(space: dict[str, Any]
     assert gradient[shares == 1] < gradient[0]  # the quadratic model has them equal there
 
 
+@pytest.mark.slow
 def test_the_same_function_has_any_sharpness(space: dict[str, Any]):
     for losses, sharpness in zip(space["losses"], space["sharpness"], strict=True):
         np.testing.assert_allclose(losses, losses[0], rtol=1e-6)
@@ -38,6 +40,7 @@ def test_the_same_function_has_any_sharpness(space: dict[str, Any]):
         assert sharpness[-1] / sharpness[-2] == pytest.approx(16, rel=0.1)
 
 
+@pytest.mark.slow
 def test_newton_is_fast_where_it_is_convex_and_finds_the_saddle_where_it_is_not(space: dict[str, Any]):
     (newton, _), (descent, _) = space["convex"]["Newton"], space["convex"]["descent"]
     assert newton[5] - newton[-1] < 1e-8 < descent[-1] - newton[-1]

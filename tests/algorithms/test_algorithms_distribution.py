@@ -10,10 +10,11 @@ from algorithms_known import SPECTRA, uniform, with_spectrum
 from curvescope.algorithms import SpectralDensity, spectral_density
 from curvescope.core.operator import Matrix
 from curvescope.core.seeds import probes
+from selection import some
 
 
 @pytest.mark.parametrize("name", ["outliers", "repeated", "rank three", "even", "normal"])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", some(range(3), 1))
 def test_bounds_hold_for_the_measure_of_each_probe(name, seed):
     eigenvalues = SPECTRA[name]
     op = with_spectrum(eigenvalues)

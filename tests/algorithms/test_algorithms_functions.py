@@ -14,6 +14,7 @@ from curvescope.algorithms.functions.rules import gauss, radau
 from curvescope.core.errors import CurvescopeError, UsageError
 from curvescope.core.operator import Matrix
 from curvescope.core.seeds import probes
+from selection import pairs, some
 
 N = 120
 SPECTRA = {
@@ -33,8 +34,7 @@ def per_probe(op: Matrix, f, damping: float, count: int) -> np.ndarray:
     return ((U.T @ V) ** 2 * f(np.maximum(values, 0) + damping)[:, None]).sum(axis=0)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-@pytest.mark.parametrize("name", ["log", "inverse", "sqrt"])
+@pytest.mark.parametrize(("name", "dtype"), pairs(["log", "inverse", "sqrt"], [torch.float64, torch.float32]))
 @pytest.mark.parametrize("spectrum", SPECTRA)
 def test_brackets_hold_probe_by_probe_and_intervals_over_probes(spectrum, name, dtype):
     op = with_spectrum(SPECTRA[spectrum], dtype=dtype, psd=True)
@@ -62,9 +62,10 @@ def test_more_steps_narrow_the_bracket_to_the_probes():
     np.testing.assert_allclose(found.samples, per_probe(op, np.log, 0.1, 4), rtol=1e-7)
 
 
-def test_intervals_cover_the_truth():
+@pytest.mark.parametrize("num_seeds", some([12, 40], 1))
+def test_intervals_cover_the_truth(num_seeds):
     op, truth = with_spectrum(SPECTRA["even"], psd=True), np.log(SPECTRA["even"] + 0.1).sum()
-    runs = [logdet(op, damping=0.1, num_probes=4, num_steps=20, seed=seed) for seed in range(40)]
+    runs = [logdet(op, damping=0.1, num_probes=4, num_steps=20, seed=seed) for seed in range(num_seeds)]
     held = np.mean([run.low <= truth <= run.high for run in runs])
     assert held >= 0.85
 

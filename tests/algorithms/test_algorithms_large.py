@@ -49,7 +49,7 @@ def test_three_million_rows(which, tol):
     np.testing.assert_allclose(found.values, [-400.0 if which == "SA" else 1000.0], rtol=1e-3)
 
 
-@pytest.mark.parametrize("bulk", [0.0, 1.0])
+@pytest.mark.parametrize("bulk", some([1.0, 0.0], 1))
 def test_an_outlier_that_the_first_products_hardly_show(bulk):
     """The random vector has residual 1 / √n: small beside any tolerance, and no eigenvector."""
     op = diagonal_operator(1_000_000, [bulk + 1.0], bulk=bulk)
@@ -93,7 +93,7 @@ def test_residuals_of_repeated_eigenvalues_are_as_estimated(which, k):
 
 @pytest.mark.parametrize("seed", some(range(6), 1))
 def test_bulk_without_gaps_is_never_claimed_wrongly(seed):
-    bulk = np.random.default_rng(seed).uniform(-1, 1, 50_000)
+    bulk = np.random.default_rng(seed).uniform(-1, 1, 20_000)
     eigenvalues = np.r_[1.05, 1.02, bulk]
     op = diagonal_operator(len(eigenvalues), eigenvalues)
     for which in ("LA", "SA", "LM"):

@@ -55,7 +55,7 @@ def test_log_axis_by_lanczos_meets_its_error():
     op = with_spectrum(DECADES, psd=True)
     exact = spectral_density(op, num_steps=80)
     errors, held = [], []
-    for seed in range(10):
+    for seed in range(5):
         found = spectral_density(op, num_probes=5, num_steps=30, seed=seed).on_log_axis(threshold=0.01)
         low, high = found.below_interval
         truth = exact.on_log_axis(threshold=0.01).below.value

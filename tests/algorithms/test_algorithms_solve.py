@@ -11,6 +11,7 @@ from curvescope.algorithms import Solution, solve
 from curvescope.core.errors import CurvescopeError, ShapeError, UsageError
 from curvescope.core.operator import FunctionOperator, Identity, Matrix
 from curvescope.core.seeds import probes
+from selection import pairs
 
 POSITIVE = np.linspace(0.5, 10, 120)
 INDEFINITE = np.r_[np.linspace(-5, -0.5, 50), np.linspace(0.5, 5, 70)]
@@ -25,8 +26,7 @@ def relative_residual(op: Matrix, x: np.ndarray, b: torch.Tensor, damping: float
     return np.linalg.norm(b - A @ x.astype(float), axis=0) / np.linalg.norm(b, axis=0)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-@pytest.mark.parametrize("damping", [0.0, 0.3])
+@pytest.mark.parametrize(("dtype", "damping"), pairs([torch.float64, torch.float32], [0.0, 0.3]))
 @pytest.mark.parametrize(
     ("method", "spectrum"), [("cg", POSITIVE), ("minres", POSITIVE), ("minres", INDEFINITE)]
 )
@@ -179,8 +179,8 @@ def test_a_product_that_is_not_finite_is_reported():
 
 
 @pytest.mark.parametrize("method", ["cg", "minres"])
-def test_a_million_rows(method):
-    n = 1_000_000
+def test_many_rows(method):
+    n = 300_000
     d = torch.linspace(1, 50, n)
     op = FunctionOperator(lambda V: d[:, None] * V, (n, n), dtype=torch.float32, symmetric=True, psd=True)
     b = probes(n, 1, seed=0, kind="gaussian", dtype=torch.float32)[:, 0]

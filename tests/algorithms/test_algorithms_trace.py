@@ -25,8 +25,7 @@ def general(n: int = 60) -> Matrix:
     return Matrix(torch.randn(n, n, generator=generator(7), dtype=torch.float64))
 
 
-@pytest.mark.parametrize("probe", ["rademacher", "gaussian"])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(("method", "probe"), pairs(METHODS, ["rademacher", "gaussian"]))
 @pytest.mark.parametrize("name", ["outliers", "repeated", "indefinite", "even", "normal"])
 def test_trace_is_within_four_standard_errors(name, method, probe):
     op = Counting(with_spectrum(SPECTRA[name]))

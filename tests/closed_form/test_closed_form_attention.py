@@ -58,17 +58,17 @@ def check_everything(instance, seed, tolerance):
             close(found.trace((one, two), part), want.trace())
 
 
-@pytest.mark.parametrize("seed", some(range(220), 40))
+@pytest.mark.parametrize("seed", some(range(220), 14))
 def test_everything_agrees_with_automatic_differentiation(seed):
     check_everything(random_instance(seed), seed, 1e-11)
 
 
-@pytest.mark.parametrize("seed", some(range(300, 324), 4))
+@pytest.mark.parametrize("seed", some(range(300, 324), 2))
 def test_everything_agrees_when_attention_saturates(seed):
     check_everything(random_instance(seed, logits=6.0, linear=False), seed, 1e-9)
 
 
-@pytest.mark.parametrize("seed", some(range(400, 412), 6))
+@pytest.mark.parametrize("seed", some(range(400, 412), 3))
 def test_merged_parameterisation_agrees(seed):
     instance = random_instance(seed, merged=True, rope=False, cross=False, output=False, biases=False)
     check_everything(instance, seed, 1e-11)
@@ -165,7 +165,7 @@ def test_batch_is_the_sum_of_its_samples():
         torch.testing.assert_close(both[pair].total, summed, rtol=1e-12, atol=1e-14)
 
 
-@pytest.mark.parametrize("rope", [False, True])
+@pytest.mark.parametrize("rope", some([True, False], 1))
 def test_slices_of_queries_and_terms_do_not_matter(rope, monkeypatch):
     instance = random_instance(5, rope=rope, output=True, L=7)
     oracle = differentiate(instance)

@@ -93,7 +93,7 @@ def test_gauge_of_values_and_outputs(seed):
 
 
 def test_one_token_leaves_no_curvature_in_queries_and_keys():
-    for seed in NUMBERS:
+    for seed in NUMBERS[:6]:
         _, found = closed(random_instance(seed, L=1, linear=False, cross=False, rope=False))
         for pair in (("Q", "Q"), ("Q", "K"), ("K", "K"), ("Q", "V"), ("K", "V")):
             assert not found.dense(pair).any()
@@ -115,7 +115,7 @@ def test_a_constant_added_to_a_row_of_scores_changes_nothing():
 
 
 def test_rows_of_tau_and_of_its_derivative_sum_to_zero():
-    for seed in NUMBERS:
+    for seed in NUMBERS[:6]:
         _, found = closed(random_instance(seed, linear=False, L=6))
         layer, head = found.layer, found.heads[0]
         assert layer.tau.sum(-1).abs().max() < 1e-13 * (1 + layer.tau.abs().max())

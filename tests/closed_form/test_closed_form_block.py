@@ -23,9 +23,10 @@ def close(found, expected, tol=TOL):
 
 LIKE_OTHERS = [  # each of their settings is that of another case
     "pre, layernorm, gelu, untied",
-    "post, layernorm, relu, untied",
     "post, layernorm, gelu_tanh, mse",
     "post, two blocks, tied",
+    "post, two blocks, relu, mse",
+    "pre, two blocks, swiglu, rmsnorm, tied",
 ]
 OFTEN = [name for name in CASES if name not in LIKE_OTHERS]
 
@@ -72,7 +73,9 @@ def test_sources_are_named_and_the_blocks_are_addressed_by_pairs():
     close(H["U", "E"], H["E", "U"].T)
 
 
-@pytest.mark.parametrize("name", ["pre, layernorm, silu, mse, real inputs", "post, two blocks, relu, mse"])
+@pytest.mark.parametrize(
+    "name", some(["pre, layernorm, silu, mse, real inputs", "post, two blocks, relu, mse"], 1)
+)
 def test_hessian_in_the_input(name):
     case = CASES[name]
     params, found = closed(case)

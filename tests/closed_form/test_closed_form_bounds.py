@@ -147,7 +147,7 @@ def check(found, table, whole):
         assert found.whole_lower <= whole * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("numbers", some([range(3), range(3, 100)], 1))
+@pytest.mark.parametrize("numbers", some([range(1), range(1, 100)], 1))
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_bound_fails_on_2000_instances(kind, numbers):
     for number in numbers:
@@ -159,9 +159,10 @@ def test_no_bound_fails_on_2000_instances(kind, numbers):
             check(attention_norm_bounds(*arguments, mask=options["mask"], measured=True), table, whole)
 
 
-def test_the_reference_is_the_hessian_in_54_instances():
+@pytest.mark.parametrize("numbers", some([range(18), range(18, 54)], 1))  # one or two of every kind
+def test_the_reference_is_the_hessian_in_54_instances(numbers):
     kinds = [kind for kind in KINDS if kind not in ("Gauss-Newton", "functional")]
-    for number in range(54):
+    for number in numbers:
         kind = kinds[number % len(kinds)]
         (X, W_Q, W_K, W_V, G, B), options = attention_case(kind, 200 + number)
         at = attend(X, W_Q, W_K, W_V, options["mask"])
@@ -184,9 +185,9 @@ def test_the_reference_is_the_hessian_in_54_instances():
 
 @pytest.fixture(scope="module")
 def typical():
-    """Ratios to the truth on 30 instances, L 4–24, d 3–8: upper and lower bounds of blocks and wholes."""
+    """Ratios to the truth on 18 instances, L 4–24, d 3–8: upper and lower bounds of blocks and wholes."""
     ratios = {"upper": [], "whole": [], "lower": [], "whole lower": [], "VV": []}
-    for number in range(30):
+    for number in range(18):
         source = generator(31, number)
         L, d, d_K, d_V = whole_number(source, 4, 24), *(whole_number(source, 3, 8) for _ in range(3))
         size = (0.3, 1.0, 3.0)[number % 3] / d**0.5

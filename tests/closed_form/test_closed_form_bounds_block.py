@@ -57,7 +57,7 @@ def block_norms(loss, weights):
 
 def test_block_bounds_hold_and_are_far_below_the_printed_one():
     ratios, printed = [], []
-    for number in range(14):
+    for number in range(6):
         X, weights, target, _ = block_case(number)
         torch.testing.assert_close(block_forward(X, *weights).Z, block_output(X, *weights))
         table, whole = block_norms(

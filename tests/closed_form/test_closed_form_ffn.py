@@ -126,8 +126,7 @@ def test_all_blocks(name, biases):
 
 
 @pytest.mark.parametrize("part", ["outer", "functional", "total"])
-@pytest.mark.parametrize("biases", [True, False])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("name", "biases"), pairs(NAMES, [False, True]))
 def test_kronecker_sums_and_what_follows_without_blocks(name, biases, part):
     x, params, g, B, _ = layer(name, biases=biases, seed=5)
     at = ffn.ffn_point(x, params, activation=activation(name))

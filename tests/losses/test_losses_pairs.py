@@ -78,7 +78,7 @@ def in_order(model: cs.Model, truth: Tensor) -> Tensor:
     return truth[order][:, order]
 
 
-@pytest.mark.parametrize("batch_size", some([None, 3, 1], 2))
+@pytest.mark.parametrize("batch_size", some([3, None, 1], 1))
 def test_operators_of_a_loss_over_pairs(batch_size: int | None):
     given = problem(batch_size)
     theta = torch.cat([p.detach().flatten() for p in MODULE.parameters()])

@@ -8,6 +8,7 @@ from curvescope.studies import STUDIES, find, fitting, folder
 from curvescope.studies.fitting import FIRST, Timer, fit, limit_of, seconds_of
 from curvescope.studies.setting import make_problem
 from curvescope.studies.spectrum import Config
+from selection import pairs
 
 SMALL = "n_layers = 1\nd_model = 4\nn_heads = 1\nd_ff = 0\nvocab_size = 12\nn_ctx = 18\n"
 FEW = {"num_steps": 4, "num_probes": 1, "num_eigenvalues": 1, "num_trace_probes": 2, "num_map_probes": 1}
@@ -78,8 +79,9 @@ class Begun(Exception):
     """A study has begun its first piece."""
 
 
-@pytest.mark.parametrize("name", [name for name in STUDIES if find(name).plan is not None])
-@pytest.mark.parametrize("rung", [0, -1])
+@pytest.mark.parametrize(
+    ("name", "rung"), pairs([name for name in STUDIES if find(name).plan is not None], [0, -1])
+)
 def test_an_estimate_has_as_many_pieces_as_the_study(name, rung):
     study, totals = find(name), []
     cfg = fitting._lowered(study.Config(tokens=256), study.plan.ladder[rung], {})

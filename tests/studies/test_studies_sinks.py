@@ -40,7 +40,7 @@ def case() -> cs.Problem:
 
 @pytest.fixture(scope="module")
 def result(case: cs.Problem) -> sinks.Sinks:
-    return sinks.measure(case, sinks.Config(**SMALL, block_steps=4), ["a note"])
+    return sinks.measure(case, sinks.Config(**SMALL, block_steps=2), ["a note"])
 
 
 def dense(text: cs.Problem, way: Way) -> np.ndarray:
