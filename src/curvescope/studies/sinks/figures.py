@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -63,7 +64,8 @@ def _spectra(result: Sinks) -> Figure:
         axes[2][column].set_xlabel(HOWS[how], fontsize=6.5)
     for row in axes:
         few_ticks(row[0])
-    figure.suptitle(f"The Hessian of {result.model} as an attention sink grows", fontsize=11)
+    title = f"The Hessian of {result.model} as an attention sink grows"
+    figure.suptitle("\n".join(textwrap.wrap(title, 48)), fontsize=11)
     return figure
 
 
