@@ -83,7 +83,7 @@ def several(columns: list[Columns]) -> Columns:
     matrices = [one.times for one in columns if one.times is not None]
     if matrices:
         first = columns[0]
-        return Columns(first.number, first.make, lambda u: sum(M(u) for M in matrices) / len(matrices))
+        return Columns(first.number, first.make, lambda u: torch.stack([M(u) for M in matrices]).mean(dim=0))
     share = len(columns) ** -0.5
     places = [(one, i) for one in columns for i in range(one.number)]
 
