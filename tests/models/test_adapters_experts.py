@@ -210,3 +210,14 @@ def test_routing_of_what_has_none_is_refused():
         cs.load("tiny-gpt", routing="frozen")
     with pytest.raises(cs.UsageError, match="expected routing 'differentiable' or 'frozen', got 'soft'"):
         cs.load(tried("mixtral")[0], routing="soft")  # pyright: ignore[reportArgumentType]
+
+
+def test_experts_have_no_kronecker_factors_whatever_the_order_of_the_data():
+    x, y = mixtures.tokens()
+    module = mixtures.mixture("mixtral")
+    for order in ([0, 1, 2], [2, 1, 0]):
+        problem = cs.Problem(module, (x[order], y[order]))
+        K = cs.KFAC(problem, "L0.expert*", "L0.W_O", kind="empirical")
+        assert K.shape[0] == 16
+        assert len(K.left_out) == 9
+        assert all("sent to it" in why for why in K.left_out.values())

@@ -199,8 +199,8 @@ def _hutch_plus_plus(op: LinearOperator, num_probes: int, kind: Probe, seed: int
     if num_probes >= op.shape[0]:  # signs of few entries coincide, and would look like certainty
         exact = np.trace(to_numpy(op.dense(chunk=columns_at_once(op))))
         return float(exact), np.zeros(num_probes // 3), op.shape[0]
-    count = min(num_probes // 3, op.shape[0])
-    outer = num_probes - 2 * (num_probes // 3)
+    count = num_probes // 3
+    outer = num_probes - 2 * count
     Q = range_sketch(op, count, kind=kind, seed=seed).Q
     inside = sum(float(column_dots(Q[:, b], op @ Q[:, b]).sum()) for b in column_blocks(op, count))
     pieces = []

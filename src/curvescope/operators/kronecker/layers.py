@@ -8,6 +8,7 @@ its own.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -22,6 +23,7 @@ from curvescope.operators.kronecker.record import Recorded, Use, View
 from curvescope.operators.kronecker.sequences import Asked, Rows
 
 NEAR = {torch.float32: 1e-4, torch.float64: 1e-10}  # relative: two orders of the same operations
+EXPERTS = re.compile(r"\.expert\d+\.")  # in names of blocks
 EXPERT = "an expert sees the tokens that are sent to it, and no factors are made for such a use"
 UNUSED = "the first sequence does not use it, and factors are made of what every sequence uses"
 OTHERWISE = "it does something else than being the matrix, or the bias, of a linear map"
@@ -90,7 +92,7 @@ def find_layers(
     places, left_out = {}, {}
     for block in blocks:
         found = block_places(block, shapes[block.parameter], recorded.uses)
-        if ".expert" in block.name:
+        if EXPERTS.search(block.name):
             left_out[block.name] = EXPERT
         elif found == []:
             left_out[block.name] = UNUSED
