@@ -110,7 +110,7 @@ def agreement(
     ax.set_ylim(-1.3 * limit, 1.3 * limit)
     ax.set_xlabel(x)
     ax.set_ylabel(y)
-    ax.legend(fontsize=8, frameon=False, loc="lower right", handletextpad=0.1)
+    ax.legend(fontsize=8, framealpha=1.0, edgecolor="none", loc="lower right", handletextpad=0.1)
     ax.spines[["top", "right"]].set_visible(False)
     return ax
 
@@ -124,7 +124,7 @@ def errors(ax: Axes, sizes: np.ndarray, shares: Mapping[str, Sequence[float]]) -
     ax.minorticks_off()
     ax.set_xlabel("|α|, in standard deviations")
     ax.set_ylabel("error, as a share of the change")
-    ax.legend(fontsize=8, frameon=False)
+    ax.legend(fontsize=8, framealpha=1.0, edgecolor="none")
     ax.spines[["top", "right"]].set_visible(False)
     return ax
 
@@ -149,6 +149,6 @@ def part_bars(ax: Axes, names: Sequence[str], values: np.ndarray, stderr: np.nda
     ax.set_xticks(range(len(names)), names, rotation=90, fontsize=8)
     ax.set_xlim(-0.7, len(names) - 0.3)
     ax.set_ylabel("part of the right token's logit")
-    ax.legend(fontsize=8, frameon=False)
+    ax.legend(fontsize=8, framealpha=1.0, edgecolor="none")
     ax.spines[["top", "right"]].set_visible(False)
     return ax
