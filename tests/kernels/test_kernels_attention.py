@@ -115,6 +115,16 @@ def test_second_differences(mask):
     assert torch.autograd.gradgradcheck(lambda *t: attention(*t, **MASKS[mask]), x)
 
 
+@pytest.mark.parametrize("mask", MASKS)
+def test_directions_together_have_the_bits_of_each_alone(mask, monkeypatch):
+    x = inputs()
+    g = moves(x, 5)
+    first = torch.autograd.grad(attention(*x[:3], **MASKS[mask]), x[:3], x[3], create_graph=True)
+    together = torch.autograd.grad(first, x, g, is_grads_batched=True, retain_graph=True)
+    monkeypatch.setattr(blockwise, "TOGETHER_BYTES", 0)
+    assert all(map(torch.equal, together, torch.autograd.grad(first, x, g, is_grads_batched=True)))
+
+
 @pytest.mark.parametrize("second_order", [True, False])
 def test_many_directions_at_once(second_order, cut):
     x = inputs()
