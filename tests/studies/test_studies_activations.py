@@ -16,6 +16,7 @@ from curvescope.studies import activations, find
 from curvescope.studies.activations.measure import token_names
 from curvescope.studies.activations.study import choose_points
 from oracles import transformer
+from selection import pairs
 
 POINTS = ("L3.out", "L2.h1.out", "final")
 SMALL: dict[str, Any] = {"tokens": 12, "seq_len": 6, "points": POINTS, "num_steps": 4, "num_probes": 2}
@@ -28,8 +29,7 @@ def problem(sizes: tuple[int, ...] = (3,), **settings: Any) -> cs.Problem:
     return cs.Problem(transformer(n_layers=2, **settings), [cs.Batch(x, y) for x, y in parts])
 
 
-@pytest.mark.parametrize("matrix", ["hessian", "ggn"])
-@pytest.mark.parametrize("at", ["embed", "L1.h0.out"])
+@pytest.mark.parametrize(("at", "matrix"), pairs(["embed", "L1.h0.out"], ["hessian", "ggn"]))
 def test_every_token_is_its_dense_block(at: str, matrix: Any):
     case = problem()
     found = activations.token_curvature(case, at, matrix=matrix)
