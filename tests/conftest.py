@@ -15,7 +15,7 @@ if TYPE_CHECKING:  # the process that only hands tests out loads this file too, 
 
 
 def pytest_configure() -> None:
-    """Garbage is looked for once many objects are left: after every few hundred takes a twentieth of all."""
+    """Garbage is looked for once many objects are left: after every few hundred costs up to a twentieth."""
     gc.set_threshold(50_000, 10, 10)
 
 
