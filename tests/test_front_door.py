@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import curvescope as cs
+from curvescope.kernels.norms.written_out import written_out_norms
 from front_door import assert_meets_autograd, leaves_of
 from front_door_cases import X, Y, cut, net, normal, penalised, two_layers
 from oracles import drawn, relative_error, shaken
@@ -79,6 +80,38 @@ def test_a_function_may_be_a_sum():
         cs.Problem(module, data, loss_fn=squares, terms="sum"),
     ]
     assert_meets_autograd(problems, leaves_of(module), lambda: squares(module, {"x": X}))
+
+
+def test_a_function_may_take_gradients_itself():
+    """A gradient penalty; also where the parameters themselves are what it differentiates in.
+
+    The third derivative of torch's layer_norm is wrong; finite differences of the gradient tell.
+    """
+    module = net()
+
+    def written_out(loss: Any) -> Tensor:
+        with written_out_norms():
+            return loss(module, (X, Y))
+
+    def smooth(model: nn.Module, batch: Any) -> Tensor:
+        x = batch[0].clone().requires_grad_()
+        z = model(x)
+        (slope,) = torch.autograd.grad(z.square().sum(), x, create_graph=True)
+        return F.cross_entropy(z, batch[1]) + slope.square().mean()
+
+    problems = [
+        cs.Problem(module, (X, Y), loss_fn=smooth),
+        cs.Problem(module, cut(X, Y), loss_fn=smooth, terms=lambda batch: len(batch[0])),
+    ]
+    assert_meets_autograd(problems, leaves_of(module), lambda: written_out(smooth))
+
+    def flat(model: nn.Module, batch: Any) -> Tensor:
+        loss = F.cross_entropy(model(batch[0]), batch[1])
+        slopes = torch.autograd.grad(loss, list(model.parameters()), create_graph=True)
+        return loss + sum((slope.square().sum() for slope in slopes), torch.zeros(()))
+
+    own = cs.Problem(module, (X, Y), loss_fn=flat)
+    assert_meets_autograd([own], leaves_of(module), lambda: written_out(flat))
 
 
 def test_one_number_of_terms_weighs_all_batches_alike():

@@ -92,6 +92,15 @@ def test_least_squares_of_singular_and_zero_systems():
     assert (zero.x == 0).all()
 
 
+def test_least_squares_cuts_off_small_singular_values_and_says_so():
+    A, b = torch.diag(torch.tensor([1.0, 1e-5], dtype=torch.float64)), torch.ones(2, dtype=torch.float64)
+    cut = solve(Matrix(A), b, method="lsmr", tol=1e-4)
+    assert cut.converged
+    assert "too small to count at this tol" in cut.reason
+    assert abs(cut.x[1]) < 1
+    assert solve(Matrix(A), b, method="lsmr").x[1] == pytest.approx(1e5)
+
+
 SKEWED = np.logspace(-4, 0, N)
 
 

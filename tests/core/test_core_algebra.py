@@ -197,6 +197,20 @@ def test_tiny_and_huge_multiples_are_exact_powers():
     torch.testing.assert_close(small.dense(), torch.full((2, 2), 1e-30) * 1e-10)
 
 
+def test_functions_of_a_diagonal_follow_it():
+    d = torch.tensor([1.0, 4.0])
+    root, square, D = Diagonal(d).inverse_root(damping=1.0), Diagonal(d).power(0.5).power(4), Diagonal(d)
+    d.mul_(2)
+    torch.testing.assert_close(root @ torch.ones(2), (d + 1) ** -0.5)
+    torch.testing.assert_close(square @ torch.ones(2), d**2)
+    assert (root @ Matrix(torch.eye(2)) @ root).symmetric
+    assert D.psd
+    d[0] = -1
+    assert not D.psd
+    with pytest.raises(UsageError, match="is not finite: the smallest entry is 0"):
+        _ = root @ torch.ones(2)
+
+
 def test_powers_of_a_diagonal():
     d = torch.tensor([4.0, 0.25])
     torch.testing.assert_close(Diagonal(d).inverse_root().d, torch.tensor([0.5, 2.0]))

@@ -19,6 +19,20 @@ class Recurrent(nn.Module):
 
 
 @pytest.mark.parametrize("kind", [nn.RNN, nn.LSTM, nn.GRU])
+def test_their_lists_of_parameters_are_put_back(kind: type[nn.RNNBase]):
+    module = Recurrent(kind).double()
+    x, y = torch.ones(3, 4, 2).double(), torch.ones(3, 3).double()
+    problem = cs.Problem(module, (x, y), nn.MSELoss())
+    H, own = cs.Hessian(problem), list(module.cell.parameters())
+    for work in (lambda: H @ torch.ones(H.shape[0]).double(), problem.gradient, problem.value):
+        work()
+        assert all(mine is his for mine, his in zip(module.cell._flat_weights, own, strict=True))
+    moved = problem.at(torch.zeros(H.shape[0]).double())
+    assert moved.value() == 1
+    assert all(mine is his for mine, his in zip(module.cell._flat_weights, own, strict=True))
+
+
+@pytest.mark.parametrize("kind", [nn.RNN, nn.LSTM, nn.GRU])
 def test_samples_and_diagonals_of_recurrent_layers(kind: type[nn.RNNBase]):
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)

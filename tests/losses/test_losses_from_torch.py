@@ -122,6 +122,22 @@ def test_an_empirical_fisher_is_that_of_the_terms(name: str):
     assert relative_error(cs.EmpiricalFisher(p).dense(), total / n.sum()) < 1e-10
 
 
+@pytest.mark.filterwarnings("ignore:reduction")
+@pytest.mark.parametrize("name", CASES)
+def test_a_root_is_that_of_the_second_derivative(name: str):
+    """Σ_i (R e_i)(R e_i)ᵀ u = ∂²(sum)/∂z² u, sequence by sequence."""
+    make, module, x, y = CASES[name]
+    problem = cs.Problem(module(), (x, y), make().double())
+    (batch,), loss = problem.placed_batches(""), problem.loss
+    assert loss.rooted
+    z = problem.outputs(batch).detach()
+    units = torch.eye(z[0].numel(), dtype=z.dtype)[:, None].expand(-1, len(z), -1).reshape(-1, *z.shape)
+    R = loss.root(z, batch.targets, batch.weights, units)
+    u = draw(*z.shape)
+    found = torch.einsum("kb,kb...->b...", (R * u).flatten(2).sum(-1), R)
+    torch.testing.assert_close(found, loss.hessian_product(z, batch.targets, batch.weights, u))
+
+
 def test_class_weights_are_weights_of_terms():
     """Every matrix is that of plain cross-entropy with the weights of the targets' classes."""
     module, y, v = net(), CLASSES.clamp(min=0), V.double()
@@ -176,9 +192,13 @@ def test_what_is_no_likelihood_says_so():
         (partial(nn.BCEWithLogitsLoss, pos_weight=V), COINS),
     ):
         p = cs.Problem(net(), (X, target), make())
-        with pytest.raises(cs.UsageError, match="log-likelihood") as caught:
-            cs.MonteCarloFisher(p)
-        assert_one_sentence(caught.value)
+        for operator in (cs.MonteCarloFisher, cs.KFAC):
+            with pytest.raises(cs.UsageError, match=r"log-likelihood.*kind='ggn' or 'empirical'") as caught:
+                operator(p)
+            assert_one_sentence(caught.value)
+    smooth = cs.Problem(net(), (X, y.clamp(min=0)), cs.CrossEntropy(label_smoothing=0.1))
+    with pytest.raises(cs.UsageError, match=r"label_smoothing=0.*kind='ggn' or 'empirical'"):
+        cs.KFAC(smooth)
     both = cs.Problem(net(), (X, y), nn.CrossEntropyLoss(weight=V.double(), label_smoothing=0.1))
     with pytest.raises(cs.UsageError, match="class weights and label_smoothing"):
         cs.EmpiricalFisher(both).dense()
@@ -226,6 +246,18 @@ def test_a_setting_of_the_loss_that_changes_is_seen():
     assert p.value() == pytest.approx(float(loss(module(X), CLASSES).detach()), rel=1e-12)
     after = cs.Hessian(cs.Problem(module, (X, CLASSES), nn.CrossEntropyLoss(label_smoothing=0.5))) @ v
     assert relative_error(H @ v, after) < 1e-12 < relative_error(before, after)
+
+
+@pytest.mark.parametrize("operator", [cs.Hessian, cs.GGN])
+def test_another_weight_of_a_loss_is_followed(operator: Any):
+    """None for a tensor, a tensor for None, one tensor for another: each is the loss from then on."""
+    loss, module = nn.CrossEntropyLoss(), net()
+    op = operator(cs.Problem(module, (X, CLASSES), loss))
+    u = torch.ones(op.shape[0], dtype=torch.float64)
+    for weight in (V.double(), None, V.double() + 1, V.double() + 2, None):
+        before, loss.weight = op @ u, weight
+        fresh = operator(cs.Problem(module, (X, CLASSES), nn.CrossEntropyLoss(weight=weight))) @ u
+        assert relative_error(op @ u, fresh) < 1e-12 < relative_error(before, fresh)
 
 
 @pytest.mark.parametrize("past_autograd", [False, True])

@@ -11,7 +11,7 @@ import curvescope as cs
 import oracles
 from curvescope.core.errors import UsageError
 from curvescope.operators import ExactDiagonal
-from curvescope.operators.roots import fisher_columns, ggn_columns, random_root
+from curvescope.operators.roots import fisher_columns, ggn_columns
 from oracles import as_batches, bench, cut, drawn, make_data, relative_error
 from selection import pairs, some
 
@@ -128,6 +128,23 @@ def test_random_roots_meet_their_errors(name, probe):
     assert runs[0].num_samples == 24
 
 
+TORCH = [nn.CrossEntropyLoss(), nn.CrossEntropyLoss(label_smoothing=0.2), nn.MSELoss()]
+
+
+@pytest.mark.parametrize("loss", TORCH, ids=["classes", "smoothed", "mse"])
+def test_losses_of_torch_have_exact_diagonals_and_random_roots(loss):
+    """With one pass for each output, as ours have."""
+    module = drawn(lambda: nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 3))).double()
+    x = torch.randn(6, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    y = x.cos() if isinstance(loss, nn.MSELoss) else torch.tensor([0, 1, 2, 2, 1, 0])
+    G = cs.GGN(cs.Problem(module, (x, y), loss))
+    exact = cs.exact_diagonal(G, way="outputs")
+    assert exact.cost.passes == 6 * 3
+    assert relative_error(torch.as_tensor(exact.values), G.dense().diagonal()) < EXACT
+    found = cs.diagonal(G, method="roots", num_probes=400)
+    assert np.abs(found.values - exact.values).max() < 4 * np.sqrt(2 / 400) * exact.values.max()
+
+
 def test_random_roots_do_not_depend_on_batches_or_on_other_draws():
     found = bench("plain-attention-tied")
     whole = cs.Problem(found.model, as_batches(cut(make_data(found.case), [5])), found.problem.loss)
@@ -141,7 +158,7 @@ def test_a_class_of_small_probability_is_no_harder():
     loss, z = cs.CrossEntropy(), torch.tensor([[[0.0, 0.0, -14.0]]], dtype=torch.float64)
     batch = cs.Batch(torch.zeros(1, 1, dtype=torch.long), torch.zeros(1, 1, dtype=torch.long))
     noise = cs.core.seeds.probes(3, 4000, seed=0).T.reshape(-1, 1, 1, 3)
-    squares = random_root(loss, z, batch, noise).reshape(-1, 3) ** 2
+    squares = loss.root(z, batch.targets, batch.weights, noise).reshape(-1, 3) ** 2
     p = z.softmax(-1).flatten()
     assert relative_error(squares.mean(0) / (p - p**2), torch.ones(3, dtype=torch.float64)) < 0.1
     assert float((squares.var(0) / (p - p**2) ** 2).max()) < 2.1

@@ -52,7 +52,8 @@ class Watch:
         self._problem.choice.check()
         self._few, self._fresh = None, True
         self.known = known(self._problem, self.few.batch, engine=self._engine, checkpoint=self._checkpoint)
-        self._loss, self._places = Snapshot(self._problem.loss), self._where()
+        self._loss = Snapshot(self._problem.loss)
+        self._places = self._where()  # of the tensors of this loss
         return self.known
 
     def written(self) -> bool:

@@ -58,13 +58,25 @@ class Loss(ABC):
         """Σ_t √w_t r_t: of terms that do not share outputs, what the outer product of terms is made of."""
         return self.gradient(outputs, targets, None if weights is None else weights.to(outputs.dtype).sqrt())
 
+    @property
+    def rooted(self) -> bool:
+        """Whether `root` is known."""
+        return False
+
+    def root(self, outputs: Tensor, targets: Tree, weights: Tensor | None, noise: Tensor) -> Tensor:
+        """R ε for ε of shape (…, *outputs.shape), with R Rᵀ = ∂²(sum)/∂z²; term by term."""
+        raise UsageError(
+            f"no square root of the loss {self.name!r} in the outputs is known",
+            hint="cs.exact_diagonal takes any loss, method='hutchinson' any operator",
+        )
+
     def slots(self, outputs: Tensor) -> int | None:
         """In how many terms, equally long and one behind the other, a sequence's outputs are cut, if so."""
         return None
 
     def sample_targets(self, outputs: Tensor, targets: Tree, source: torch.Generator) -> Tensor:
         """Targets drawn from the model's own distribution, with the ignored ones of `targets` kept."""
-        raise UsageError(f"the loss {self.name!r} is no log-likelihood, which a Monte-Carlo Fisher needs")
+        raise no_likelihood(f"a log-likelihood, which the loss {self.name!r} is not")
 
     def head_sum(self, head: LinearHead, targets: Tree, weights: Tensor | None, *, part: Part) -> Tensor:
         """Σ_t w_t ℓ_t of the head's outputs, or, for `functional`, ⟨its gradient held fixed, outputs⟩."""
@@ -75,6 +87,14 @@ class Loss(ABC):
     ) -> Callable[[Sequence[Tensor]], list[Tensor | None]]:
         """The Gauss-Newton product of the head: tangents (k, …) of h, W and b to their cotangents."""
         raise NotImplementedError
+
+
+def no_likelihood(what: str) -> UsageError:
+    """What is said where targets should be drawn from a loss that is no log-likelihood."""
+    return UsageError(
+        f"a Monte-Carlo Fisher needs {what}",
+        hint="K-FAC takes it with kind='ggn' or 'empirical', and cs.GGN and cs.EmpiricalFisher are matrices",
+    )
 
 
 def check_one_tensor(targets: Tree) -> None:

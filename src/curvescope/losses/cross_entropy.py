@@ -14,7 +14,7 @@ from curvescope.core.errors import ShapeError, UsageError
 from curvescope.core.targets import IGNORED
 from curvescope.kernels.cross_entropy import HeadCurvature, cross_entropy_head
 from curvescope.kernels.head import LinearHead
-from curvescope.losses.base import Loss, Part, check_one_tensor, expand_weights
+from curvescope.losses.base import Loss, Part, check_one_tensor, expand_weights, no_likelihood
 
 
 @dataclass(frozen=True)
@@ -74,6 +74,18 @@ class CrossEntropy(Loss):
         r = self._residual(outputs, targets)
         return r * (r * direction).sum(-1, keepdim=True) * _weights(targets, weights, outputs)[..., None]
 
+    @property
+    def rooted(self) -> bool:
+        """Always."""
+        return True
+
+    def root(self, outputs: Tensor, targets: Tensor, weights: Tensor | None, noise: Tensor) -> Tensor:
+        """R_t ε_t with R_t = √w_t (diag √p_t − p_t √p_tᵀ): since √pᵀ√p = 1, R Rᵀ = w (diag p − p pᵀ)."""
+        _check(outputs.shape, targets)
+        p, w = outputs.softmax(-1), _weights(targets, weights, outputs)
+        spread = p.sqrt() * noise
+        return w.sqrt()[..., None] * (spread - p * spread.sum(-1, keepdim=True))
+
     def slots(self, outputs: Tensor) -> int:
         """One for each position."""
         return outputs[0].numel() // outputs.shape[-1]
@@ -81,9 +93,7 @@ class CrossEntropy(Loss):
     def sample_targets(self, outputs: Tensor, targets: Tensor, source: torch.Generator) -> Tensor:
         """One class per position from softmax(z_t); ignored positions stay ignored."""
         if self.label_smoothing:
-            raise UsageError(
-                "a Monte-Carlo Fisher needs label_smoothing=0: a smoothed loss is no log-likelihood"
-            )
+            raise no_likelihood("label_smoothing=0: a smoothed loss is no log-likelihood")
         _check(outputs.shape, targets)
         p = outputs.detach().softmax(-1).reshape(-1, outputs.shape[-1])
         drawn = torch.multinomial(p.cpu(), 1, generator=source).to(targets.device).reshape(targets.shape)

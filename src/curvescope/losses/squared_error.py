@@ -65,6 +65,15 @@ class SquaredError(Loss):
             inner = inner.sum(own, keepdim=True) if own else inner
         return r * inner * self._scale(outputs, targets, weights) / c
 
+    @property
+    def rooted(self) -> bool:
+        """Always."""
+        return True
+
+    def root(self, outputs: Tensor, targets: Tensor, weights: Tensor | None, noise: Tensor) -> Tensor:
+        """√(2 c w_n) ε."""
+        return self.hessian_product(outputs, targets, weights, torch.ones_like(outputs)).sqrt() * noise
+
     def slots(self, outputs: Tensor) -> int:
         """One for each sequence, or for each entry."""
         return 1 if self.normalisation == "theory" else outputs[0].numel()

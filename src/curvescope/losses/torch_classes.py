@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from curvescope.core.errors import ShapeError, UsageError
-from curvescope.losses.base import Loss, check_one_tensor, expand_weights
+from curvescope.losses.base import Loss, check_one_tensor, expand_weights, no_likelihood
 from curvescope.losses.torch_entries import LINEAR, has_negative
 
 SUM_OF_PROBABILITIES = 1e-3  # how far from one
@@ -100,6 +100,21 @@ class ClassLoss(Loss):
         scale = torch.where(n > 0, w.to(n.device) / n.clamp(min=torch.finfo(n.dtype).tiny), 0)
         return self._slope(outputs, targets) * scale.sqrt()
 
+    @property
+    def rooted(self) -> bool:
+        """Where no weight is negative."""
+        return self.convex
+
+    def root(self, outputs: Tensor, targets: Tensor, weights: Tensor | None, noise: Tensor) -> Tensor:
+        """√s_t (diag √p_t − p_t √p_tᵀ) ε_t, or zero."""
+        if not self.logits:
+            return torch.zeros_like(noise)
+        axis = _axis(outputs)
+        s = self._shares(outputs, targets).sum(axis, keepdim=True) * self._weights(outputs, targets, weights)
+        p = outputs.softmax(axis)
+        spread = p.sqrt() * noise
+        return s.sqrt() * (spread - p * spread.sum(axis, keepdim=True))
+
     def slots(self, outputs: Tensor) -> int | None:
         """One for each sequence, where that has one position; more do not lie one behind the other."""
         return 1 if outputs[0].numel() == outputs.shape[1] else None
@@ -108,9 +123,7 @@ class ClassLoss(Loss):
         """One class per position; ignored ones stay ignored, probabilities become those of one class."""
         for option in ("weight", "label_smoothing"):
             if isinstance(x := getattr(self.module, option, None), Tensor) or x:
-                raise UsageError(
-                    f"a Monte-Carlo Fisher needs a log-likelihood, which {self.name} with {option} is not"
-                )
+                raise no_likelihood(f"a log-likelihood, which {self.name} with {option} is not")
         self._check(outputs, targets)
         z = outputs.detach().movedim(1, -1)
         p = (z.softmax(-1) if self.logits else z.exp()).cpu().double()

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from curvescope.core.errors import ShapeError, UsageError
-from curvescope.losses.base import Loss, check_one_tensor, expand_weights
+from curvescope.losses.base import Loss, check_one_tensor, expand_weights, no_likelihood
 
 ZERO = "so the GGN is zero, and the Hessian is the functional part"
 FLAT = f"L1Loss has no second derivative in the outputs but zero, {ZERO}"
@@ -91,6 +91,16 @@ class EntryLoss(Loss):
             inner = inner.sum(tuple(range(1 - outputs.dim(), 0)), keepdim=True)
         return r * inner * self._weights(outputs, weights)
 
+    @property
+    def rooted(self) -> bool:
+        """Where no weight is negative: the losses of `RULES` are convex."""
+        return self.convex
+
+    def root(self, outputs: Tensor, targets: Tensor, weights: Tensor | None, noise: Tensor) -> Tensor:
+        """√(w_i ℓ_i'') ε_i."""
+        bend = self._derivative(outputs, targets, order=2) * self._weights(outputs, weights)
+        return bend.clamp(min=0).sqrt() * noise
+
     def slots(self, outputs: Tensor) -> int:
         """One for each entry, or for each sequence."""
         return 1 if self._by_sequence else outputs[0].numel()
@@ -100,9 +110,7 @@ class EntryLoss(Loss):
             return super().sample_targets(outputs, targets, source)
         for option in ("weight", "pos_weight"):
             if getattr(self.module, option, None) is not None:
-                raise UsageError(
-                    f"a Monte-Carlo Fisher needs a log-likelihood, which {self.name} with {option} is not"
-                )
+                raise no_likelihood(f"a log-likelihood, which {self.name} with {option} is not")
         self._check(outputs, targets)
         return self.rule.draw(self.module, outputs.detach(), source).to(outputs)
 

@@ -1,7 +1,7 @@
 """The diagonal of the GGN as a mean of squares, from a random root of the loss in the outputs.
 
 Let M_x be the second derivative of a sequence's loss in its outputs and ε independent signs, or Gaussian.
-With M_x = R Rᵀ (`roots.random_root`), g_x = R ε has the covariance M_x, so
+With M_x = R Rᵀ (`Loss.root`), g_x = R ε has the covariance M_x, so
 
     diag(GGN) = E (1/N) Σ_x (J_xᵀ g_x)²:
 
@@ -21,7 +21,6 @@ from torch import Tensor
 from curvescope.core.blocks import ParamSpace
 from curvescope.core.seeds import Probe, probes
 from curvescope.operators.per_sample import PerSample
-from curvescope.operators.roots import random_root
 from curvescope.operators.stacked import Graph
 from curvescope.problem import Problem
 
@@ -46,7 +45,8 @@ def random_squares(
             torch.cat([probes(z[0].numel(), 1, first=s * total + int(x), **where).T for x in sequences[rows]])
             for s in draws
         ]
-        R = random_root(problem.loss, z, graph.batch, torch.stack(own).reshape(-1, *z.shape))
+        noise, batch = torch.stack(own).reshape(-1, *z.shape), graph.batch
+        R = problem.loss.root(z, batch.targets, batch.weights, noise)
         return graph.pulled(R, group).square_()
 
     with samples.steady():

@@ -2,6 +2,7 @@
 
     cross-entropy, GGN     √(w_t p_c) (e_c − p_t) at position t, for every position and class
     squared error, GGN     √(2 c w) e_i for every entry
+    torch's losses, GGN    R e_i for every entry, with a root R of M that the loss knows (`Loss.root`)
     empirical Fisher       √w_t ∂ℓ_t/∂z for every term t
     anything else          unit vectors e_i, and M e_i beside them: diag(Jᵀ M J) = Σ_i (Jᵀ e_i) ∘ (Jᵀ M e_i)
 
@@ -18,7 +19,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from curvescope.core.errors import UsageError
 from curvescope.data.batches import Batch
 from curvescope.losses import CrossEntropy, Loss, SquaredError
 from curvescope.losses.base import expand_weights
@@ -41,6 +41,9 @@ def ggn_columns(loss: Loss, z: Tensor, batch: Batch) -> Columns:
     if isinstance(loss, SquaredError):
         curvature = loss.hessian_product(z, batch.targets, batch.weights, torch.ones_like(z))
         return _term_columns(z.shape, curvature.sqrt().reshape(len(z), -1, 1))
+    if loss.rooted:
+        units = _unit_columns(z)
+        return Columns(units.number, lambda k: loss.root(z, batch.targets, batch.weights, units.make(k)))
     return _unit_columns(z, lambda u: loss.hessian_product(z, batch.targets, batch.weights, u))
 
 
@@ -59,23 +62,6 @@ def _root_gradient(loss: Loss, z: Tensor, batch: Batch) -> Tensor:
     """√w_t ∂ℓ_t/∂z of all terms, in the outputs' shape."""
     weights = None if batch.weights is None else batch.weights.to(z.dtype).sqrt()
     return loss.gradient(z.detach(), batch.targets, weights)
-
-
-def random_root(loss: Loss, z: Tensor, batch: Batch, noise: Tensor) -> Tensor:
-    """R ε for noise ε (k, *outputs), with R Rᵀ = ∂²(sum)/∂z²: as random columns have it in the mean.
-
-    For cross-entropy R = √w (diag √p − p √pᵀ): since √pᵀ√p = 1, R Rᵀ = w (diag p − p pᵀ).
-    """
-    if isinstance(loss, SquaredError):
-        return noise * loss.hessian_product(z, batch.targets, batch.weights, torch.ones_like(z)).sqrt()
-    if not isinstance(loss, CrossEntropy):
-        raise UsageError(
-            f"no square root of the loss {loss.name!r} in the outputs is known",
-            hint="cs.exact_diagonal takes any loss, method='hutchinson' any operator",
-        )
-    p, w = z.softmax(-1), _weights(z, batch).reshape(z.shape[:-1])
-    root = p.sqrt()
-    return w.sqrt()[..., None] * (root * noise - p * (root * noise).sum(-1, keepdim=True))
 
 
 def several(columns: list[Columns]) -> Columns:
@@ -133,12 +119,13 @@ def _term_columns(shape: torch.Size, G: Tensor) -> Columns:
     return Columns(len(terms), make)
 
 
-def _unit_columns(z: Tensor, times: Callable[[Tensor], Tensor]) -> Columns:
+def _unit_columns(z: Tensor, times: Callable[[Tensor], Tensor] | None = None) -> Columns:
     """e_i for every entry of a sequence's outputs."""
     entries = prod(z.shape[1:])
 
     def make(some: slice) -> Tensor:
-        eye = torch.eye(entries, dtype=z.dtype, device=z.device)[some]
+        index = torch.arange(entries, device=z.device)
+        eye = (index[some, None] == index).to(z.dtype)
         return eye[:, None].expand(-1, len(z), -1).reshape(-1, *z.shape)
 
     return Columns(entries, make, times)

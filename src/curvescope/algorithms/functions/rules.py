@@ -26,6 +26,8 @@ GAUSS_IS: dict[str, Literal["upper", "lower"]] = {"log": "upper", "inverse": "lo
 """Whether Gauss's rule is above or below the truth, and Radau's at the left end on the other side."""
 ROUNDINGS = 100.0  # eps times the largest node: how far left of zero the node of Radau is put
 
+PRODUCT = 16.0  # eps times the largest node: what products in floating point may change of a Lanczos matrix
+
 
 @dataclass(frozen=True)
 class Rule:
@@ -39,6 +41,17 @@ class Rule:
         there = self.weights > 0
         with np.errstate(all="ignore"):
             return float((self.weights[there] * np.asarray(f(self.nodes[there]), dtype=float)).sum())
+
+
+def rounding(rule: Rule, f: Function, eps: float) -> float:
+    """What rounding may change of a rule for log, √ or 1/x: h Σ wᵢ |f'(θᵢ)|, and the last digits of the sum.
+
+    The slopes of these functions between two nodes are a positive semi-definite matrix, so that a change of
+    the Lanczos matrix by h changes the rule by no more than that, to first order.
+    """
+    h = PRODUCT * eps * max(float(np.abs(rule.nodes).max()), 0.0)
+    moved = Rule(rule.nodes - h, rule.weights)
+    return abs(rule.apply(f) - moved.apply(f)) + PRODUCT * eps * rule.apply(lambda x: np.abs(f(x)))
 
 
 def gauss(alpha: np.ndarray, beta: np.ndarray) -> Rule:

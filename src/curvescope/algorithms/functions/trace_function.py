@@ -27,6 +27,7 @@ from curvescope.algorithms.functions.rules import (
     Rule,
     gauss,
     radau,
+    rounding,
 )
 from curvescope.algorithms.spectra.krylov import lanczos
 from curvescope.algorithms.spectra.quadrature import exact_measures
@@ -52,7 +53,7 @@ class FunctionTrace(Result):
     low: float
     high: float
     samples: np.ndarray  # (probes,) n Σ wᵢ f(θᵢ) by Gauss's rule; a single one when exact
-    lower: np.ndarray | None  # (probes,) bounds of n qᵀ f(A) q for each probe, certain up to rounding
+    lower: np.ndarray | None  # (probes,) bounds of n qᵀ f(A) q for each probe, rounding included
     upper: np.ndarray | None
     last_steps: float  # |value − the value from the first three quarters of the steps|
     exact: bool  # from all eigenvalues
@@ -81,8 +82,8 @@ def trace_function(
     2017). An operator with no more rows than steps is written out, and the trace is exact.
 
     For "log", "inverse" and "sqrt" of an operator that is declared psd, with a damping well above a rounding
-    of the largest eigenvalue, Gauss's and Radau's rule bracket each probe, see `rules`: bounds that are
-    certain up to rounding, which the interval takes in.
+    of the largest eigenvalue, Gauss's and Radau's rule bracket each probe, see `rules`: bounds that the
+    interval takes in, as it does what rounding may change.
 
     Memory: num_steps + 1 vectors for each probe that runs at the same time.
 
@@ -107,8 +108,7 @@ def trace_function(
     T = _tridiagonals(op, num_probes, num_steps, seed, max_gib)
     rules = [gauss(alpha, beta[:-1]) for alpha, beta in T]
     samples = op.shape[0] * np.array([_finite(rule, shifted, name) for rule in rules])
-    other = _other_side(T, rules, call, damping, op) if op.psd and name in GAUSS_IS else None
-    lower, upper = _ordered(samples, other, name)
+    lower, upper = _brackets(T, rules, call, damping, op) if op.psd and name in GAUSS_IS else (None, None)
     low, high = _interval(samples if lower is None else lower, samples if upper is None else upper)
     value, stderr = mean_and_stderr(samples)
     early = op.shape[0] * float(np.mean([_shortened(*each).apply(shifted) for each in T]))
@@ -206,30 +206,28 @@ def _shortened(alpha: np.ndarray, beta: np.ndarray) -> Rule:
     return gauss(alpha[:m], beta[: m - 1])
 
 
-def _other_side(
+def _brackets(
     T: list[Tridiagonal], rules: list[Rule], f: Function, damping: float, op: LinearOperator
-) -> np.ndarray | None:
-    """n times Radau's rule of each probe, its node left of zero by roundings; None where f ends there."""
-    largest = max(float(rule.nodes.max()) for rule in rules)
-    end = -ROUNDINGS * torch.finfo(op.dtype).eps * max(largest, 0.0)
+) -> tuple[np.ndarray | None, np.ndarray | None]:
+    """n times the bounds of each probe, from its rules of Gauss and Radau and what rounding may change.
+
+    Radau's node is left of zero by roundings; None where f ends there.
+    """
+    largest, eps = max(float(rule.nodes.max()) for rule in rules), torch.finfo(op.dtype).eps
+    end = -ROUNDINGS * eps * max(largest, 0.0)
     if damping + end < damping / 2 or damping == 0:
-        return None
+        return None, None
 
     def shifted(x: np.ndarray) -> np.ndarray:
         return f(np.maximum(x, end) + damping)
 
-    found = op.shape[0] * np.array([radau(alpha, beta, end).apply(shifted) for alpha, beta in T])
-    return found if np.isfinite(found).all() else None
-
-
-def _ordered(
-    gauss_samples: np.ndarray, other: np.ndarray | None, name: str
-) -> tuple[np.ndarray | None, np.ndarray | None]:
-    """Lower and upper bounds of each probe."""
-    if other is None:
+    others = [radau(alpha, beta, end) for alpha, beta in T]
+    both = np.array([[rule.apply(shifted) for rule in pair] for pair in zip(rules, others, strict=True)])
+    slack = np.array([rounding(rule, shifted, eps) for rule in rules])
+    if not (np.isfinite(both).all() and np.isfinite(slack).all()):
         return None, None
-    lower, upper = (other, gauss_samples) if GAUSS_IS[name] == "upper" else (gauss_samples, other)
-    return np.minimum(lower, upper), np.maximum(lower, upper)
+    n = op.shape[0]
+    return n * (both.min(axis=1) - slack), n * (both.max(axis=1) + slack)
 
 
 def _interval(lower: np.ndarray, upper: np.ndarray) -> tuple[float, float]:

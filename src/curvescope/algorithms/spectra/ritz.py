@@ -28,16 +28,17 @@ class Found(NamedTuple):
 
 
 def solved_directly(op: LinearOperator, k: int, which: Which) -> Found:
-    """From the matrix itself, in float64."""
+    """From the matrix itself, in float64; residuals with the rounding of vectors in the operator's type."""
     A = to_numpy(op.dense())
     check_finite(A)
     theta, S = np.linalg.eigh((A + A.T) / 2)
     best = choose(theta, k, which)
     best = np.sort(best) if which == "BE" else best
     values, S = theta[best], S[:, best]
-    residuals = np.linalg.norm(A @ S - S * values, axis=0)
+    scale = float(np.abs(theta).max())
+    residuals = np.linalg.norm(A @ S - S * values, axis=0) + torch.finfo(op.dtype).eps * scale
     Y = torch.as_tensor(S.T.copy()).to(op.dtype)
-    return Found(values, Y, residuals, float(np.abs(theta).max()), True, op.shape[0])
+    return Found(values, Y, residuals, scale, True, op.shape[0])
 
 
 def filled(search: Search) -> Tensor:

@@ -2,6 +2,9 @@
 
 Golub and Kahan's bidiagonalisation A V = U B, with two plane rotations for each step: what minimal residuals
 do for AᵀA x = Aᵀb, without squaring the condition of A. ‖Aᵀ r‖ never grows.
+
+It stops at ‖Aᵀ r‖ ≤ tol ‖Aᵀ b‖. What b has along a left singular vector u of singular value σ counts there as
+σ |uᵀb|: where that is below tol ‖Aᵀ b‖, it is left out, as what lies outside the range is.
 """
 
 from __future__ import annotations
@@ -14,7 +17,10 @@ from curvescope.algorithms.systems.iterations import FLAT, Multiply, Stop, quoti
 from curvescope.algorithms.vectors import add_multiple, factors
 from curvescope.core.progress import track
 
-LEAST_SQUARES = "x is a least-squares solution: the rest of b is not in the range of the operator"
+LEAST_SQUARES = (
+    "x is a least-squares solution: the rest of b is not in the range of the operator, or where its singular "
+    "values are too small to count at this tol"
+)
 
 
 def least_squares(

@@ -77,7 +77,9 @@ def solve(
             "minres", minimal residuals, for any symmetric operator; where b is not in the range it gives
             a least-squares solution, `converged` false.
             "lsmr", least squares min ‖A x − b‖ for any operator with transposed products, square or not; of
-            several solutions the shortest. A step takes two products.
+            several solutions the shortest. A step takes two products. It ends where ‖Aᵀ r‖ ≤ tol ‖Aᵀ b‖ too:
+            parts of b along singular values σ so small that σ |uᵀ b| is below that are cut off, as if they
+            were outside the range, and `reason` says so; a smaller tol takes them in.
             "neumann", the series s Σ (I − s A)ʲ b for positive definite systems.
         tol: relative residual that counts as converged; 1e-8 in float64, 1e-4 in float32.
         max_products: most products for each right-hand side; min(10 n + 10, 1000) by default, twice that

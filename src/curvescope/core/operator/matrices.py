@@ -86,36 +86,58 @@ class Identity(LinearOperator):
 
 
 class Diagonal(LinearOperator):
-    """diag(d) of a vector d (n,); positive semi-definite where no entry is negative."""
+    """diag(f(d)) of a vector d (n,), f the identity unless given; psd where no entry is negative.
+
+    d is read whenever it is asked: numbers that are written into it are those of the next product.
+    """
 
     symmetric = keeps_names = True
 
-    def __init__(self, d: Tensor):
+    def __init__(self, d: Tensor, f: Callable[[Tensor], Tensor] | None = None):
         _check_real(d, 1, "a diagonal")
-        self.d = d
+        self._source, self._f = d, f
         self.shape, self.dtype, self.device = (len(d), len(d)), d.dtype, d.device
-        self.psd = bool((d >= 0).all())
+
+    @property
+    def d(self) -> Tensor:
+        """The entries, as they are now."""
+        return self._source if self._f is None else self._f(self._source)
+
+    @property
+    def psd(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Whether no entry is negative."""
+        return bool((self.d >= 0).all())
 
     def same_as(self, other: LinearOperator) -> bool:
-        return isinstance(other, Diagonal) and other.d is self.d
+        return isinstance(other, Diagonal) and other._source is self._source and other._f is self._f
 
     def power(self, exponent: float) -> Diagonal:
         """diag(d)^p, entry by entry: `power(-0.5)` is the inverse root. Where it is not finite, an error."""
-        found = self.d**exponent
-        if not bool(torch.isfinite(found).all()):
-            raise UsageError(
-                f"diag(d) to the power of {exponent:g} is not finite: the smallest entry is "
-                f"{float(self.d.min()):.3g}",
-                hint="add a number to the diagonal",
-            )
-        return Diagonal(found)
+        return self._then(lambda d: _finite_power(d, exponent))
 
     def inverse_root(self, damping: float = 0.0) -> Diagonal:
         """(diag(d) + δ I)^(−1/2)."""
-        return Diagonal(self.d + damping).power(-0.5)
+        return self._then(lambda d: _finite_power(d + damping, -0.5))
+
+    def _then(self, g: Callable[[Tensor], Tensor]) -> Diagonal:
+        """diag(g(f(d))), which follows d too."""
+        f = self._f
+        found = Diagonal(self._source, g if f is None else lambda d: g(f(d)))
+        _ = found.d  # what is not finite is said now
+        return found
 
     def _matmat(self, V: Tensor) -> Tensor:
         return self.d[:, None] * V
+
+
+def _finite_power(d: Tensor, exponent: float) -> Tensor:
+    found = d**exponent
+    if not bool(torch.isfinite(found).all()):
+        raise UsageError(
+            f"diag(d) to the power of {exponent:g} is not finite: the smallest entry is {float(d.min()):.3g}",
+            hint="add a number to the diagonal",
+        )
+    return found
 
 
 class LowRank(LinearOperator):

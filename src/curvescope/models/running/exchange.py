@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from itertools import count
 from threading import RLock, local
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 from torch import Tensor, nn
 
@@ -93,12 +93,22 @@ def parameters_at(module: nn.Module, values: Mapping[str, Tensor]) -> list[Chang
         return []
     own = dict(module.named_parameters())
     new = {id(own[name]): value for name, value in values.items()}
-    return [
+    changes = [
         Change(part._parameters, name, new[id(p)])
         for part in module.modules()
         for name, p in part._parameters.items()
         if id(p) in new
     ]
+    recurrent = [part for part in module.modules() if isinstance(part, nn.RNNBase)]
+    return changes + [change for part in recurrent for change in _listed(part, new)]
+
+
+def _listed(part: nn.RNNBase, new: Mapping[int, Tensor]) -> list[Change]:
+    """The lists in which a recurrent layer of torch holds its parameters once more."""
+    own = [getattr(part, name, None) for name in part._flat_weights_names]
+    flat = [w if w is None else new.get(id(w), w) for w in own]
+    refs = [None if w is None else ref(w) for w in flat]
+    return [Change(vars(part), "_flat_weights", flat), Change(vars(part), "_flat_weight_refs", refs)]
 
 
 @contextmanager

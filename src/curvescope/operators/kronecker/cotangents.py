@@ -24,7 +24,7 @@ from curvescope.core.errors import UsageError
 from curvescope.data.batches import Batch
 from curvescope.losses import CrossEntropy, SquaredError
 from curvescope.operators.curvature import sampled_targets
-from curvescope.operators.roots import Columns, ggn_columns, random_root
+from curvescope.operators.roots import Columns, ggn_columns
 from curvescope.problem import Problem
 
 Kind = Literal["ggn", "mc", "empirical", "forward-only"]
@@ -112,16 +112,16 @@ def _apart(u: Tensor, slots: int) -> Iterator[Tensor]:
 def _root(problem: Problem, z: Tensor, batch: Batch, *, separate: bool) -> Columns:
     """Columns of S with S Sᵀ = Σ_t w_t ∂²ℓ_t/∂z², position by position or of all positions at once."""
     loss = problem.loss
-    if not isinstance(loss, CrossEntropy | SquaredError):
+    if not loss.rooted:
         return _dense_root(problem, z, batch)
-    if separate:
+    if separate or not isinstance(loss, CrossEntropy | SquaredError):
         return ggn_columns(loss, z, batch)
     C = z.shape[-1] if z.dim() > 1 else 1
 
     def make(some: slice) -> Tensor:
         unit = torch.eye(C, dtype=z.dtype, device=z.device)[some]
         noise = unit.reshape(-1, *[1] * (z.dim() - 1), C).expand(-1, *z.shape) if z.dim() > 1 else unit
-        return random_root(loss, z, batch, noise)
+        return loss.root(z, batch.targets, batch.weights, noise)
 
     return Columns(C, make)
 
