@@ -36,6 +36,8 @@ def test_wrong_widths():
     for width in (0.0, -1.0, float("nan")):
         with pytest.raises(UsageError, match="finite width above 0"):
             rho.with_width(width)
+    with pytest.raises(UsageError, match="for width, got 'a'"):
+        rho.with_width("a")  # pyright: ignore[reportArgumentType]
     with pytest.raises(ShapeError, match="grid of finite points"):
         rho.with_width(1.0, grid=np.zeros((2, 2)))
 

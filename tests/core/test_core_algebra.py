@@ -183,6 +183,15 @@ def test_submatrices_are_those_of_the_matrix(index):
     torch.testing.assert_close(MJ.submatrix([2, 0], index).dense(), J[[2, 0]][:, where])
 
 
+def test_brackets_choose_rows_and_columns():
+    torch.testing.assert_close(OP[0:3].dense(), H[0:3])
+    torch.testing.assert_close(OP[[2, 0], 1:4].dense(), H[[2, 0], 1:4])
+    torch.testing.assert_close(MJ[:, [1]].dense(), J[:, [1]])
+    assert OP[1:3, 1:3].symmetric
+    with pytest.raises(TypeError, match="not iterable"):
+        list(OP)
+
+
 def test_a_mask_or_a_single_number_chooses_entries():
     mask = torch.tensor([True, False, True, False, False, True])
     torch.testing.assert_close(OP.submatrix(mask).dense(), H[mask][:, mask])

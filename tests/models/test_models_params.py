@@ -187,3 +187,17 @@ def test_parameters_of_a_function_are_chosen_by_name_too():
 def test_lists_are_flattened():
     a, b = nn.Linear(1, 1), nn.ModuleList([nn.Linear(1, 1)])
     assert as_params(["x", [a, (b, re.compile("y"))]]) == ("x", a, b, re.compile("y"))
+
+
+def test_a_tied_parameter_has_both_of_its_names():
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.out = nn.Embedding(4, 3), nn.Linear(3, 4, bias=False)
+            self.out.weight = self.embed.weight
+
+        def forward(self, ids: Tensor) -> Tensor:
+            return self.out(self.embed(ids))
+
+    problem = cs.Problem(Tied().double(), (torch.arange(4)[None], torch.ones(1, 4).long()))
+    assert names(problem, "out.weight") == names(problem, "embed.weight") == ["embed.weight"]

@@ -196,6 +196,16 @@ def test_tokens_apart_are_the_diagonal_blocks(chunk: int | None):
     assert float((H * (1 - mask)).abs().max()) > 1e-4
 
 
+def test_damping_is_added_to_the_whole_and_to_tokens():
+    problem = problem_of(zoo(1), (2, 1))
+    H, damped = cs.ActivationHessian(problem, "L0.in"), cs.ActivationHessian(problem, "L0.in", damping=0.3)
+    eye = torch.eye(H.shape[0], dtype=torch.float64)
+    assert relative_error(damped.dense(), H.dense() + 0.3 * eye) < TIGHT
+    assert relative_error(damped.tokens_apart().dense(), H.tokens_apart().dense() + 0.3 * eye) < TIGHT
+    with pytest.raises(cs.UsageError, match="finite damping of at least 0"):
+        cs.ActivationHessian(problem, "L0.in", damping="much")  # pyright: ignore[reportArgumentType]
+
+
 def test_algorithms_take_it():
     H = cs.ActivationHessian(problem_of(zoo()), "L1.mid")
     values = torch.linalg.eigvalsh(H.dense())

@@ -32,6 +32,17 @@ def test_it_saves_products():
     assert helped.num_products < 0.7 * plain.num_products
 
 
+def test_factors_of_other_blocks_are_said():
+    own = problem()
+    K = cs.KFAC(own, kind="ggn")
+    H = cs.Hessian(own, K.space.blocks[0].name)
+    with pytest.raises(cs.UsageError, match=r"same blocks: H\.block\(names\) and P\.block\(names\)"):
+        cs.preconditioned_sharpness(H, K, damping=0.1)
+    layer = [block.name for block in K.layers[0].blocks]
+    fitting = cs.preconditioned_sharpness(cs.Hessian(own, *layer), K.block(layer), damping=0.1)
+    assert fitting.converged
+
+
 def test_its_sharpness_is_that_of_the_dense_matrices():
     p = problem()
     H, K = cs.Hessian(p), cs.KFAC(p)

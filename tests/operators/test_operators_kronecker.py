@@ -232,6 +232,45 @@ def test_functions_are_those_of_the_dense_matrix():
             assert (op.symmetric, op.psd) == (True, True)
 
 
+def test_functions_of_functions_and_of_fixed_ones():
+    K = cs.EKFAC(cs.Problem(small(), data()), "mix.*", "head.*", kind="ggn")
+    fixed, damped = K.fixed(), K.dense() + 0.3 * torch.eye(K.shape[0], dtype=torch.float64)
+    assert relative_error(fixed.inverse(0.3).dense(), torch.linalg.inv(damped)) < 1e-10
+    assert relative_error(K.inverse(0.3).inverse().dense(), damped) < 1e-10
+    assert fixed.logdet(0.3) == pytest.approx(K.logdet(0.3), rel=1e-12)
+    assert relative_error(fixed.inverse(0.3, split="pi").dense(), K.inverse(0.3, split="pi").dense()) < EXACT
+    with pytest.raises(UsageError, match="split='pi' is for factors as they are"):
+        K.root().inverse(0.3, split="pi")
+
+
+@pytest.mark.parametrize("bias", ["joint", "separate"])
+def test_blocks_are_submatrices_and_of_whole_layers_have_inverses(bias: Any):
+    K = cs.EKFAC(cs.Problem(small(), data()), "mix.*", "head.*", kind="ggn", bias=bias)
+    dense, at = K.dense(), K.space.slices
+    some = torch.cat([torch.arange(K.shape[0])[at[name]] for name in at if name.startswith("mix")])
+    mix, inside = K.block("mix.*"), dense[some][:, some]
+    assert relative_error(mix.dense(), inside) < EXACT
+    damped = inside + 0.1 * torch.eye(len(some), dtype=torch.float64)
+    assert relative_error(mix.inverse(0.1).dense(), torch.linalg.inv(damped)) < 1e-10
+    weight = K.block(["mix.weight"])
+    assert relative_error(weight.dense(), dense[at["mix.weight"], at["mix.weight"]]) < EXACT
+    assert weight.symmetric
+    with pytest.raises(UsageError, match="no block matches 'mixed'"):
+        K.block("mixed")
+
+
+@pytest.mark.parametrize("make", [cs.KFAC, cs.EKFAC, cs.Shampoo])
+def test_damping_is_added(make: Any):
+    problem = cs.Problem(small(), data())
+    K, damped = make(problem, "mix.*", kind="ggn"), make(problem, "mix.*", kind="ggn", damping=0.2)
+    eye = torch.eye(K.shape[0], dtype=torch.float64)
+    assert relative_error(damped.dense(), K.dense() + 0.2 * eye) < EXACT
+    assert relative_error(damped.inverse(0.1).dense(), K.inverse(0.3).dense()) < 1e-10
+    assert damped.trace() == pytest.approx(K.trace() + 0.2 * len(eye))
+    with pytest.raises(UsageError, match="damping of at least 0"):
+        make(problem, damping=-1.0)
+
+
 def test_split_damping_adds_to_both_factors():
     K = cs.KFAC(cs.Problem(small(), data()), "mix.*", kind="ggn")
     A, B = K.factors("mix.weight")

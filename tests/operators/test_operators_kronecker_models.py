@@ -211,9 +211,41 @@ def test_a_module_that_uses_a_matrix_otherwise_later_on_is_an_error():
             return x @ self.W if float(x[0, 0]) > 0 else x @ (self.W * self.W)
 
     x, y = torch.ones(2, 3, dtype=torch.float64), torch.ones(2, 2, dtype=torch.float64)
-    problem = cs.Problem(Switch(), [(x, y), (-x, y)], "mse")
-    with pytest.raises(CurvescopeError, match="W is used in one way in the first sequence and in another"):
-        cs.KFAC(problem, "W", kind="ggn").trace()
+    for data in ([(x, y), (-x, y)], [(-x, y), (x, y)]):
+        with pytest.raises(CurvescopeError, match=r"W (is used in one way in some|has no Kronecker factors)"):
+            cs.KFAC(cs.Problem(Switch(), data, "mse"), "W", kind="ggn").trace()
+
+
+class Sometimes(nn.Module):
+    """A layer more for inputs above zero, and one that is never used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.always, self.more, self.never = nn.Linear(3, 3), nn.Linear(3, 3), nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.always(x).tanh()
+        high = (x[:, :1] > 0).to(x.dtype)
+        return h + high * self.more(h) if bool(high.any()) else h
+
+
+@pytest.mark.parametrize("make", [cs.KFAC, cs.EKFAC, cs.Shampoo])
+def test_a_layer_that_some_sequences_use_is_one_in_any_order(make: Any):
+    """Its factors are those of the sequences that use it; products do not depend on the order of data."""
+    module = drawn(Sometimes).double()
+    x = torch.randn(4, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    x[:, 0] = torch.tensor([1.0, -1.0, 1.0, -1.0])
+    data = [(row, row.cos()) for row in x.split(1)]
+    orders = [data, data[::-1], data[1:] + data[:1]]
+    found = [make(cs.Problem(module, some, "mse"), kind="empirical") for some in orders]
+    assert all(K.space.blocks == found[0].space.blocks for K in found)
+    assert [layer.name for layer in found[0].layers] == ["always.weight", "more.weight"]
+    assert found[0].left_out == dict.fromkeys(("never.weight", "never.bias"), "no sequence uses it")
+    for K in found[1:]:
+        torch.testing.assert_close(K.dense(), found[0].dense())
+    users = make(cs.Problem(module, data[::2], "mse"), kind="empirical")
+    at = found[0].space.slices["more.weight"]
+    torch.testing.assert_close(2 * found[0].dense()[at, at], users.dense()[at, at])
 
 
 def apart(K: Tensor, exact: Tensor) -> float:

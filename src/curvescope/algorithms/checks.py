@@ -90,7 +90,10 @@ def check_number(
 ) -> float:
     """`value` as a float, or raise unless it is finite and in range."""
     bound = f"above {above}" if above is not None else f"of at least {at_least}"
-    number = float(value)
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        raise UsageError(f"expected a number {bound} for {name}, got {value!r:.60}") from None
     too_low = (above is not None and number <= above) or (at_least is not None and number < at_least)
     if not math.isfinite(number) or too_low:
         raise UsageError(f"expected a finite {name} {bound}, got {value!r}")

@@ -33,7 +33,7 @@ class Shift:
     """
 
     def __init__(self, model: Model, damping: float, weight_decay: WeightDecay):
-        by_block = _by_block(model, _number("damping", damping), weight_decay)
+        by_block = _by_block(model, not_negative("damping", damping), weight_decay)
         self.weights = {name: _weight(model, name, by_block) for name in model.parameters}
         values = set(by_block.values())
         self.uniform = values.pop() if len(values) == 1 else None
@@ -62,10 +62,10 @@ def shift(model: Model, damping: float, weight_decay: WeightDecay) -> Shift | No
 def _by_block(model: Model, damping: float, weight_decay: WeightDecay) -> dict[str, float]:
     """λ + w_b of every block."""
     if not isinstance(weight_decay, Mapping):
-        return dict.fromkeys(model.blocks, damping + _number("weight_decay", weight_decay))
+        return dict.fromkeys(model.blocks, damping + not_negative("weight_decay", weight_decay))
     found = dict.fromkeys(model.blocks, 0.0)
     for pattern, value in weight_decay.items():
-        number = _number(f"weight_decay of {pattern!r}", value)
+        number = not_negative(f"weight_decay of {pattern!r}", value)
         if pattern == MATRICES:
             matched = [name for name, block in model.blocks.items() if len(block.shape) > 1]
         else:
@@ -91,7 +91,7 @@ def _weight(model: Model, parameter: str, by_block: Mapping[str, float]) -> floa
     return found
 
 
-def _number(name: str, value: float) -> float:
+def not_negative(name: str, value: float) -> float:
     """A finite number that is not negative."""
     try:
         number = float(value)

@@ -133,7 +133,10 @@ def _given(
         return plain
     root = _root(op, P, check_number("damping", damping, at_least=0.0))
     if root.shape != op.shape or root.dtype != op.dtype:
-        raise ShapeError(f"expected an inverse root of {op.shape} in {op.dtype}, got {root!r}")
+        raise ShapeError(
+            f"expected an inverse root of {op.shape} in {op.dtype}, got {root!r}",
+            hint="both over the same blocks: H.block(names) and P.block(names)",
+        )
     if not root.symmetric:
         raise UsageError(f"expected a symmetric inverse root of the preconditioner, got {root!r}")
     name = type(P).__name__ if isinstance(P, LinearOperator) else "a preconditioner of one's own"

@@ -124,6 +124,13 @@ class LinearOperator(ABC):
             right = self._selection(rows if columns is None else columns, "columns", 1)
         return left.T @ self @ right
 
+    def __getitem__(self, index: Any) -> LinearOperator:
+        """A[rows, columns], as `submatrix` chooses them; A[rows] has all columns, as in NumPy."""
+        rows, columns = index if isinstance(index, tuple) and len(index) == 2 else (index, slice(None))
+        return self.submatrix(rows, columns)
+
+    __iter__ = None  # no sequence of rows, though it has an index
+
     def _selection(self, index: Index, side: str, axis: int) -> Selection:
         names = [index] if isinstance(index, str) else index
         if isinstance(names, list | tuple) and names and all(isinstance(name, str) for name in names):
@@ -350,6 +357,13 @@ class Selection(LinearOperator):
     def __init__(self, n: int, index: Any, *, dtype: torch.dtype, device: torch.device):
         self.index = positions(n, index).to(device)
         self.shape, self.dtype, self.device = (n, len(self.index)), dtype, device
+
+    def same_as(self, other: LinearOperator) -> bool:
+        return (
+            isinstance(other, Selection)
+            and self.shape[0] == other.shape[0]
+            and torch.equal(self.index, other.index)
+        )
 
     def _matmat(self, V: Tensor) -> Tensor:
         return V.new_zeros(self.shape[0], V.shape[1]).index_add_(0, self.index, V)

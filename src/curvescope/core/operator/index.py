@@ -46,11 +46,17 @@ def named_rows(who: str, space: ParamSpace | None, patterns: list[str]) -> Tenso
     """Entries of the blocks of a space that match one of the globs, in its order."""
     if space is None:
         raise UsageError(f"{who} has no named blocks to choose {patterns[0]!r} from", hint="use numbers")
-    chosen = []
+    chosen = matching(space, patterns)
+    rows = [where for name, where in space.slices.items() if name in chosen]
+    return torch.cat([torch.arange(where.start, where.stop) for where in rows])
+
+
+def matching(space: ParamSpace, patterns: Sequence[str]) -> set[str]:
+    """Names of the blocks of a space that match one of the globs; each of them has to match some."""
+    chosen: set[str] = set()
     for pattern in patterns:
         matched = [name for name in space.slices if fnmatch.fnmatchcase(name, pattern)]
         if not matched:
             raise UsageError(f"no block matches {pattern!r}", hint=near_misses(pattern, list(space.slices)))
-        chosen += matched
-    rows = [where for name, where in space.slices.items() if name in chosen]
-    return torch.cat([torch.arange(where.start, where.stop) for where in rows])
+        chosen.update(matched)
+    return chosen

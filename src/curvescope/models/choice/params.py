@@ -30,7 +30,7 @@ def as_params(given: Params) -> tuple[Any, ...]:
 
 
 def words_of(given: Iterable[Params], module: nn.Module, name: str) -> list[Word]:
-    """Modules and parameters as the names of their parameters; names, globs and expressions as they are."""
+    """Modules, parameters and second names of tied ones as names of parameters; other words as they are."""
     return [_word(item, module, name) for one in given for item in as_params(one)]
 
 
@@ -42,6 +42,8 @@ def _word(item: Any, module: nn.Module, name: str) -> Word:
             raise UsageError(f"expected a module with parameters, the {type(item).__name__} has none")
     elif isinstance(item, Tensor):
         wanted, what, inside = [item], f"a tensor of {tuple(item.shape)}", True
+    elif isinstance(item, str) and (tied := _tied(item, module)) is not None:
+        wanted, what, inside = [tied], item, True
     else:
         return item
     ids = {id(p) for p in wanted}
@@ -52,3 +54,9 @@ def _word(item: Any, module: nn.Module, name: str) -> Word:
             hint="another dtype or device is a copy: take it from problem.model.module",
         )
     return names
+
+
+def _tied(name: str, module: nn.Module) -> Tensor | None:
+    """The parameter of this name where it is another name's too, under which its blocks are."""
+    first = dict(module.named_parameters())
+    return None if name in first else dict(module.named_parameters(remove_duplicate=False)).get(name)

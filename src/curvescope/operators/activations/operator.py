@@ -22,6 +22,7 @@ from curvescope.engines import Engine, EngineName
 from curvescope.losses.of_model import unsplit
 from curvescope.operators.activations.places import Part, Token, Tokens, find_parts
 from curvescope.operators.activations.tokens import TokenBlocks
+from curvescope.operators.shift import not_negative
 from curvescope.problem import Problem, check_finite, differentiating
 
 
@@ -38,6 +39,7 @@ class ActivationOperator(LinearOperator):
             their joint matrix. By default everything.
         engine: How products are executed; see docs/conventions.md.
         chunk: Columns at a time, where the memory's own answer is not wanted.
+        damping: λ of C + λ I.
     """
 
     symmetric = True
@@ -51,6 +53,7 @@ class ActivationOperator(LinearOperator):
         tokens: Tokens = None,
         engine: EngineName = "auto",
         chunk: int | None = None,
+        damping: float = 0.0,
     ):
         if not isinstance(problem, Problem):
             raise UsageError(f"expected a cs.Problem, got {type(problem).__name__}")
@@ -58,7 +61,7 @@ class ActivationOperator(LinearOperator):
             raise unsplit(type(self).__name__)
         if chunk is not None and (not isinstance(chunk, int) or chunk < 1):
             raise UsageError(f"expected a chunk of at least 1 column, got {chunk!r}")
-        self.problem, self.at, self.chunk = problem, at, chunk
+        self.problem, self.at, self.chunk, self.damping = problem, at, chunk, not_negative("damping", damping)
         self.engine = Engine(problem, engine)
         self.parts = find_parts(problem, at, tokens)
         n = sum(part.size for part in self.parts)
@@ -116,11 +119,11 @@ class ActivationOperator(LinearOperator):
 
         return self.divided(lambda: torch.cat(parts()), V)
 
-    def divided(self, work: Callable[[], Tensor], *given: Tensor) -> Tensor:
-        """What `work` makes of `batch_product`s, at the problem as it is, divided by N."""
+    def divided(self, work: Callable[[], Tensor], V: Tensor) -> Tensor:
+        """What `work` makes of V by `batch_product`s, at the problem as it is, divided by N, and λ V."""
         total = self.engine.product(lambda: work().div_(self.problem.num_terms))
-        check_finite(total, self.problem, *given)
-        return total
+        check_finite(total, self.problem, V)
+        return total.add_(V, alpha=self.damping) if self.damping else total
 
     def _part_product(self, part: Part, V: Tensor) -> Tensor:
         step = self.chunk or part.at_once(self.dtype)

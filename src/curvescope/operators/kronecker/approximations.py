@@ -41,6 +41,7 @@ class KFAC(KroneckerOperator):
             together for `mc`, where both have one expectation, and separately for the rest.
         mc_samples: Draws per term.
         seed: Of the draws.
+        damping: δ of K + δ I.
     """
 
     def __init__(
@@ -53,10 +54,13 @@ class KFAC(KroneckerOperator):
         terms: Terms = "auto",
         mc_samples: int = 1,
         seed: int = 0,
+        damping: float = 0.0,
     ):
         _check_sharing(sharing)
         self.sharing: Sharing = sharing
-        super().__init__(problem, blocks, Curvature(kind, terms, mc_samples, seed), bias)
+        super().__init__(
+            problem, blocks, Curvature(kind, terms, mc_samples, seed), bias=bias, damping=damping
+        )
 
     def _pairs(self) -> list[Pair]:
         return kfac_factors(self.problem, self.layers, self.curvature, self.sharing, joint=self.joint)
@@ -80,6 +84,7 @@ class EKFAC(KroneckerOperator):
         terms: As in `KFAC`.
         mc_samples: Draws per term.
         seed: Of the draws.
+        damping: δ of K + δ I.
     """
 
     def __init__(
@@ -92,11 +97,14 @@ class EKFAC(KroneckerOperator):
         terms: Terms = "auto",
         mc_samples: int = 1,
         seed: int = 0,
+        damping: float = 0.0,
     ):
         _check_sharing(sharing)
         _refuse_forward_only(kind, "EKFAC")
         self.sharing: Sharing = sharing
-        super().__init__(problem, blocks, Curvature(kind, terms, mc_samples, seed), bias)
+        super().__init__(
+            problem, blocks, Curvature(kind, terms, mc_samples, seed), bias=bias, damping=damping
+        )
 
     def _pairs(self) -> list[Pair]:
         return kfac_factors(self.problem, self.layers, self.curvature, self.sharing, joint=self.joint)
@@ -124,6 +132,7 @@ class Shampoo(KroneckerOperator):
         terms: `separate`, one G for every term, or `together`, one for every sequence.
         mc_samples: Draws per term.
         seed: Of the draws.
+        damping: δ of K + δ I.
     """
 
     def __init__(
@@ -136,12 +145,15 @@ class Shampoo(KroneckerOperator):
         terms: Terms = "auto",
         mc_samples: int = 1,
         seed: int = 0,
+        damping: float = 0.0,
     ):
         if isinstance(exponent, bool) or not isinstance(exponent, int | float) or not 0 < exponent <= 1:
             raise UsageError(f"expected an exponent in (0, 1], got {exponent!r}")
         _refuse_forward_only(kind, "Shampoo")
         self.exponent = float(exponent)
-        super().__init__(problem, blocks, Curvature(kind, terms, mc_samples, seed), bias)
+        super().__init__(
+            problem, blocks, Curvature(kind, terms, mc_samples, seed), bias=bias, damping=damping
+        )
 
     def _pairs(self) -> list[Pair]:
         return shampoo_factors(self.problem, self.layers, self.curvature, joint=self.joint)

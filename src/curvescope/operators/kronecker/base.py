@@ -7,9 +7,8 @@ has changed, as with every operator here; `fixed()` is for those who want yester
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Literal, get_args
 
@@ -17,49 +16,52 @@ from torch import Tensor
 
 from curvescope.core.blocks import Block
 from curvescope.core.errors import UsageError
-from curvescope.core.operator import LinearOperator
 from curvescope.engines import Engine
 from curvescope.losses.of_model import unsplit
 from curvescope.operators.kronecker.cotangents import Curvature
 from curvescope.operators.kronecker.layers import Layer
 from curvescope.operators.kronecker.moments import Pair
 from curvescope.operators.kronecker.spectral import (
-    KroneckerSpectral,
+    KroneckerMatrix,
     Spectrum,
-    Split,
     check_damping,
-    invertible,
-    layerwise,
-    with_values,
+    function_of,
 )
-from curvescope.operators.kronecker.stream import first_layers
+from curvescope.operators.kronecker.stream import look
 from curvescope.problem import Problem
 
 Bias = Literal["joint", "separate"]
 MAX_SIDE = 2**14  # rows of a factor that is made without being asked for by name
 
 
-class KroneckerOperator(LinearOperator):
-    """A symmetric, positive semi-definite matrix over the linear layers of a problem.
+class KroneckerOperator(KroneckerMatrix):
+    """A symmetric, positive semi-definite matrix over the linear layers of a problem: K + δ I.
 
     `space` holds the blocks that are matrices or biases of linear maps, embeddings among them; `left_out`
     says why others of the selection are not in it. A block that is asked for by its name must be one.
     """
 
-    symmetric = psd = True
-
-    def __init__(self, problem: Problem, blocks: tuple[str, ...], curvature: Curvature, bias: Bias):
+    def __init__(
+        self,
+        problem: Problem,
+        blocks: tuple[str, ...],
+        curvature: Curvature,
+        *,
+        bias: Bias,
+        damping: float,
+    ):
         if not isinstance(problem, Problem):
             raise UsageError(f"expected a cs.Problem, got {type(problem).__name__}")
         if bias not in get_args(Bias):
             raise UsageError(f"expected bias='joint' or 'separate', got {bias!r}")
         if not problem.loss.splits:
             raise unsplit(type(self).__name__)
-        self.problem, self.curvature, self.bias = problem, curvature, bias
+        check_damping(damping, "exact")
+        self.problem, self.curvature, self.bias, self.damping = problem, curvature, bias, float(damping)
         self.engine = Engine(problem, "autograd")
         whole = problem.space(*blocks)
         small = [b for b in whole.blocks if b.name in blocks or max(b.shape) <= MAX_SIDE]
-        found = self.engine.product(lambda: first_layers(problem, small, curvature, joint=self.joint))
+        found = self.engine.product(lambda: look(problem, small, curvature, joint=self.joint))
         self.layers, self.left_out = found.layers, found.left_out | _too_large(whole.blocks, small)
         _check_chosen(self.layers, self.left_out, blocks)
         kept = {block.name for layer in self.layers for block in layer.blocks}
@@ -81,7 +83,10 @@ class KroneckerOperator(LinearOperator):
         return self.bias == "joint"
 
     def factors(self, name: str) -> tuple[Tensor, Tensor]:
-        """The factors of the layer that holds a block: of its rows (inputs), (m, m), and columns, (n, n)."""
+        """The factors of the layer that holds a block: of its rows (inputs), (m, m), and columns, (n, n).
+
+        They are those of K, without damping.
+        """
         at = [i for i, layer in enumerate(self.layers) if name in [b.name for b in layer.blocks]]
         if not at:
             raise UsageError(
@@ -92,7 +97,8 @@ class KroneckerOperator(LinearOperator):
 
     def spectra(self) -> Sequence[Spectrum]:
         """Eigenvectors and eigenvalues of every layer, at the problem as it is."""
-        return self.engine.product(self._kept_spectra)
+        found = self.engine.product(self._kept_spectra)
+        return [function_of(s, s.values + self.damping) for s in found] if self.damping else found
 
     def _kept_pairs(self) -> list[Pair]:
         return self.engine.keep("pairs", self._pairs, self._size())
@@ -103,66 +109,11 @@ class KroneckerOperator(LinearOperator):
     def _size(self) -> int:
         return sum(m * m + n * n for m, n in (layer.shape for layer in self.layers)) * 8
 
-    def _matmat(self, V: Tensor) -> Tensor:
-        return layerwise(self.spectra(), self.layers, self.space, V)
-
     @contextmanager
     def steady(self) -> Iterator[None]:
         """Products inside belong together: an error at the end if the model or the data have changed."""
         with self.engine.steady():
             yield
-
-    def inverse(self, damping: float = 0.0, *, split: Split = "exact") -> LinearOperator:
-        """(K + δ I)⁻¹, or with split="pi" (A + π√δ I)⁻¹ ⊗ (B + √δ/π I)⁻¹, π² = (tr A/m)/(tr B/n).
-
-        Symmetric and positive definite: a preconditioner. It follows the problem, as K itself does.
-        """
-        return self._function(damping, split, lambda values: 1 / values)
-
-    def inverse_root(
-        self, damping: float = 0.0, *, power: float = 2.0, split: Split = "exact"
-    ) -> LinearOperator:
-        """(K + δ I)^(−1/power)."""
-        if not power > 0:
-            raise UsageError(f"expected a power above 0, got {power!r}")
-        return self._function(damping, split, lambda values: values ** (-1 / power))
-
-    def root(self, *, power: float = 2.0) -> LinearOperator:
-        """K^(1/power)."""
-        if not power > 0:
-            raise UsageError(f"expected a power above 0, got {power!r}")
-
-        def spectra() -> list[Spectrum]:
-            return [with_values(s, s.values ** (1 / power)) for s in self.spectra()]
-
-        return KroneckerSpectral(self, spectra, self.space, self.layers)
-
-    def _function(self, damping: float, split: Split, f: Callable[[Tensor], Tensor]) -> LinearOperator:
-        check_damping(damping, split)
-
-        def spectra() -> list[Spectrum]:
-            pairs = zip(self.layers, self.spectra(), strict=True)
-            return [with_values(s, f(invertible(layer, s.damped(damping, split)))) for layer, s in pairs]
-
-        spectra()  # a matrix without an inverse is said now
-        return KroneckerSpectral(self, spectra, self.space, self.layers)
-
-    def fixed(self) -> LinearOperator:
-        """The matrix as it is now, which does not follow the problem: factors to be kept over steps."""
-        spectra = list(self.spectra())
-        return KroneckerSpectral(None, lambda: spectra, self.space, self.layers)
-
-    def trace(self) -> float:
-        """tr K."""
-        return math.fsum(float(s.values.sum()) for s in self.spectra())
-
-    def logdet(self, damping: float = 0.0, *, split: Split = "exact") -> float:
-        """log det(K + δ I)."""
-        check_damping(damping, split)
-        pairs = zip(self.layers, self.spectra(), strict=True)
-        return math.fsum(
-            float(invertible(x, s.damped(damping, split)).double().log().sum()) for x, s in pairs
-        )
 
 
 def _too_large(blocks: Sequence[Block], small: Sequence[Block]) -> dict[str, str]:

@@ -19,13 +19,14 @@ import torch
 from torch import Tensor
 
 from curvescope.core.blocks import Block
+from curvescope.core.errors import CurvescopeError
 from curvescope.operators.kronecker.record import Recorded, Use, View
 from curvescope.operators.kronecker.sequences import Asked, Rows
 
 NEAR = {torch.float32: 1e-4, torch.float64: 1e-10}  # relative: two orders of the same operations
 EXPERTS = re.compile(r"\.expert\d+\.")  # in names of blocks
 EXPERT = "an expert sees the tokens that are sent to it, and no factors are made for such a use"
-UNUSED = "the first sequence does not use it, and factors are made of what every sequence uses"
+UNUSED = "no sequence uses it"
 OTHERWISE = "it does something else than being the matrix, or the bias, of a linear map"
 Side = tuple[Tensor, Tensor]
 """Which inputs (or outputs) of a use, and where they are among the rows or columns of a block."""
@@ -94,7 +95,7 @@ def find_layers(
         found = block_places(block, shapes[block.parameter], recorded.uses)
         if EXPERTS.search(block.name):
             left_out[block.name] = EXPERT
-        elif found == []:
+        elif found == [] and not _moves(block, asked):
             left_out[block.name] = UNUSED
         elif found is None or not _adds_up(block, found, recorded, asked):
             left_out[block.name] = OTHERWISE
@@ -109,6 +110,29 @@ def find_layers(
         paired.add(partner)
     layers |= {block: Layer(None, block) for block in biases if block not in paired}
     return Found(tuple(layers[block] for block in places if block in layers), left_out)
+
+
+def merged(blocks: Sequence[Block], one: Found, other: Found) -> Found:
+    """What is known of blocks from two parts of the data: a layer in one of them is one, if it is in both."""
+    by_block = {block: layer for layer in one.layers for block in layer.blocks}
+    for layer in other.layers:
+        for block in layer.blocks:
+            if by_block.setdefault(block, layer) != layer:
+                raise used_in_two_ways(block.name)
+    why = {**one.left_out, **{name: why for name, why in other.left_out.items() if why != UNUSED}}
+    kept = {block.name for block in by_block}
+    if wrong := [name for name in kept if why.get(name, UNUSED) != UNUSED]:
+        raise used_in_two_ways(wrong[0])
+    layers = dict.fromkeys(by_block[block] for block in blocks if block in by_block)
+    return Found(tuple(layers), {name: reason for name, reason in why.items() if name not in kept})
+
+
+def used_in_two_ways(name: str) -> CurvescopeError:
+    """What is said of a block that is a linear map of some kind in a part of the data only."""
+    return CurvescopeError(
+        f"{name} is used in one way in some sequences and in another in others",
+        hint="leave it out, or bias='separate' where that is a bias that is added now and then",
+    )
 
 
 def block_places(block: Block, shape: tuple[int, ...], uses: Sequence[Use]) -> list[Place] | None:
@@ -160,6 +184,12 @@ def _belong(weight: list[Place], bias: list[Place]) -> bool:
         and all(torch.equal(x, y) for x, y in zip(w.outputs, b.outputs, strict=True))
         for w, b in zip(weight, bias, strict=True)
     )
+
+
+def _moves(block: Block, asked: Asked) -> bool:
+    """Whether a gradient arrives at the block."""
+    leaf = asked.leaf_gradients.get(block.parameter)
+    return leaf is not None and bool(block.take(leaf).any())
 
 
 def _adds_up(block: Block, places: list[Place], recorded: Recorded, asked: Asked) -> bool:

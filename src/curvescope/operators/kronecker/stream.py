@@ -4,24 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from math import prod
 
 from torch import Tensor
 
 from curvescope.core.blocks import Block
-from curvescope.core.errors import CurvescopeError
 from curvescope.data.batches import Batch
 from curvescope.engines.memory import directions_per_pass, result_bytes
 from curvescope.engines.passes import pull
 from curvescope.operators.kronecker.cotangents import Curvature
 from curvescope.operators.kronecker.layers import (
+    UNUSED,
     Found,
     Layer,
     Place,
     block_places,
     find_layers,
+    merged,
     side_inputs,
     side_outputs,
+    used_in_two_ways,
 )
 from curvescope.operators.kronecker.record import Recorded, Use, record
 from curvescope.operators.kronecker.sequences import Rows, ask
@@ -44,7 +47,7 @@ class Piece:
     group: int
 
     def places(self, layer: Layer) -> list[Place]:
-        """Where the layer's weights, or its bias, are used."""
+        """Where the layer's weights, or its bias, are used; nowhere, in some pieces."""
         return _places(layer.blocks[0], self.recorded)
 
     def inputs(self, layer: Layer) -> Sides:
@@ -62,6 +65,8 @@ class Piece:
     def gradients(self, curvature: Curvature) -> Iterator[list[Sides]]:
         """g of every layer, for some cotangents after the others."""
         z, edges = self.recorded.outputs, [use.edge for use in self.recorded.uses]
+        if not edges:
+            return
         for u in curvature.chunks(self.problem, z, self.batch, self.first, self.group):
             found = pull([z], [u], edges, len(u))  # pyright: ignore[reportArgumentType]
             flat = [
@@ -74,18 +79,24 @@ class Piece:
         return self.recorded.outputs.new_zeros(k, prod(use.lead), use.weight.shape[-1])
 
 
-def first_layers(problem: Problem, blocks: Sequence[Block], curvature: Curvature, *, joint: bool) -> Found:
-    """The blocks that are linear maps, seen on the first sequence of the data that counts.
+def look(problem: Problem, blocks: Sequence[Block], curvature: Curvature, *, joint: bool) -> Found:
+    """The blocks that are linear maps: on the first sequence that counts, and on all data until each is used.
 
     A curvature that the loss does not have raises here, before the work.
     """
     singles = (batch[i : i + 1] for batch in problem.batches for i in range(batch.num_sequences))
     one = next(s for s in singles if problem.loss.total_weight(s.targets, s.weights) > 0).map(problem.placed)
-    recorded = record(problem, one)
-    if curvature.kind != "forward-only":
-        next(curvature.chunks(problem, recorded.outputs, one, 0, 1), None)
-    asked = ask(problem, recorded, one, (block.parameter for block in blocks))
-    return find_layers(blocks, _shapes(recorded), recorded, asked, joint=joint)
+    found = Found((), {block.name: UNUSED for block in blocks})
+    for i, batch in enumerate(chain([one], problem.placed_batches("layers"))):
+        recorded = record(problem, batch)
+        if i == 0 and curvature.kind != "forward-only":
+            next(curvature.chunks(problem, recorded.outputs, one, 0, 1), None)
+        asked = ask(problem, recorded, batch, (block.parameter for block in blocks))
+        here = find_layers(blocks, _shapes(recorded), recorded, asked, joint=joint)
+        found = merged(blocks, found, here)
+        if UNUSED not in found.left_out.values():
+            break
+    return found
 
 
 def pieces(problem: Problem, layers: tuple[Layer, ...], what: str, *, joint: bool) -> Iterator[Piece]:
@@ -107,12 +118,10 @@ def _recorded(
     blocks = [block for layer in layers for block in layer.blocks]
     asked = ask(problem, recorded, batch, (block.parameter for block in blocks))
     found = find_layers(blocks, _shapes(recorded), recorded, asked, joint=joint)
-    if found.left_out or set(found.layers) != set(layers):
-        name = next(iter(found.left_out), layers[0].name)
-        raise CurvescopeError(
-            f"{name} is used in one way in the first sequence and in another later on",
-            hint="leave it out",
-        )
+    otherwise = [name for name, why in found.left_out.items() if why != UNUSED]
+    otherwise += [layer.name for layer in found.layers if layer not in layers]
+    if otherwise:
+        raise used_in_two_ways(otherwise[0])
     ours = {place.use for block in blocks for place in _places(block, recorded)}
     if any(asked.rows[use] is None for use in ours):
         assert batch.num_sequences > 1, "rows of one sequence belong to it"
