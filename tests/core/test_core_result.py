@@ -183,6 +183,28 @@ def test_a_damaged_folder_is_one_sentence(name: str, tmp_path):
         Leaf.load(folder)
 
 
+@dataclass(frozen=True)
+class Many(Result):
+    values: np.ndarray
+    few: np.ndarray
+    names: list[str]
+    table: dict[str, int]
+    inner: Leaf | None
+    scale: float = 0.5
+
+
+def test_a_result_is_printed_in_short():
+    names = [f"block {i}" for i in range(100)]
+    shown = repr(
+        Many(np.zeros((500, 3)), np.array([1.0, 2.5]), names, dict.fromkeys(names, 1), Leaf(np.ones(50)))
+    )
+    assert shown == (
+        "Many(values=array of (500, 3) float64, few=[1, 2.5], "
+        "names=['block 0', 'block 1', 'block 2', … of 100], "
+        "table={100 entries}, inner=Leaf(values=array of (50,) float64, seed=0), scale=0.5)"
+    )
+
+
 def test_pickles_are_not_opened(tmp_path):
     folder = Leaf(np.zeros(2)).save(tmp_path)
     np.savez(folder / "arrays.npz", values=np.array([{"a": 1}], dtype=object))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from curvescope.core import seeds
+from curvescope.core import progress, seeds
 from curvescope.core.progress import listening, track
 from curvescope.core.seeds import generator, probes
 
@@ -78,6 +78,25 @@ def test_a_loop_of_unknown_length_and_a_stated_one():
         list(track(iter("ab"), "unknown"))
         list(track(iter("ab"), "stated", total=2))
     assert heard == [("unknown", 1, 0), ("unknown", 2, 0), ("stated", 1, 2), ("stated", 2, 2)]
+
+
+def test_a_loop_of_one_step_lets_those_inside_speak():
+    heard = []
+    with listening(lambda *step: heard.append(step)):
+        for _ in track([1], "outer"):
+            list(track([1, 2], "inner"))
+    assert heard == [("inner", 1, 2), ("inner", 2, 2), ("outer", 1, 1)]
+
+
+def test_a_bar_of_unknown_length_is_shown(monkeypatch):
+    monkeypatch.setattr(progress, "PATIENCE_SECONDS", 0.0)
+    bar = progress._Bar("unknown", 0)
+    bar.update(1)
+    assert bar.progress is not None
+    bar.close()
+    known = progress._Bar("known", 1)
+    known.update(1)
+    assert known.progress is None  # over
 
 
 def fail() -> None:

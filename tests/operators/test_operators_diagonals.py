@@ -10,6 +10,7 @@ from torch import nn
 import curvescope as cs
 import oracles
 from curvescope.core.errors import UsageError
+from curvescope.core.progress import listening
 from curvescope.operators import ExactDiagonal
 from curvescope.operators.roots import fisher_columns, ggn_columns
 from oracles import as_batches, bench, cut, drawn, make_data, relative_error
@@ -86,6 +87,21 @@ def test_the_cheaper_way_is_taken_and_said_before(tmp_path):
     assert list(frame["block"]) == [block.name for block in op.space]
     with pytest.raises(UsageError, match="no block is called"):
         result.block("L9")
+
+
+def test_how_far_it_has_come_is_said():
+    case, heard = bench("pre-layernorm-gelu-2layers"), []
+    data = as_batches(cut(make_data(case.case), [5]))
+    G = cs.GGN(cs.Problem(case.model, data, case.problem.loss), chunk=1)
+    with listening(lambda *step: heard.append(step)):
+        cs.exact_diagonal(G, way="outputs")
+    assert len([step for step in heard if step[0] == "exact diagonal"]) > 2
+    with listening(lambda *step: heard.append(step)):
+        cs.kfac_quality(case.problem, "L0.b_[12O]", kind="empirical")
+    assert {"approximations", "dense layers"} <= {what for what, *_ in heard}
+    with listening(lambda *step: heard.append(step)):
+        cs.KFAC(G.problem, "L0.b_[12O]", kind="ggn").trace()
+    assert "factors" in {what for what, *_ in heard}
 
 
 def test_ignored_targets_cost_nothing():

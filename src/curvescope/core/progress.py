@@ -32,7 +32,8 @@ def listening(listener: Progress | None) -> Iterator[None]:
 def track(items: Sequence[T] | Iterable[T], what: str, *, total: int | None = None) -> Iterator[T]:
     """Yield `items`, showing how far the outermost loop has come once it has taken two seconds.
 
-    Loops inside a tracked loop stay quiet. Without a terminal and without a listener nothing is shown.
+    Loops inside a tracked loop stay quiet, unless that has only one step. Without a terminal
+    and without a listener nothing is shown.
     """
     if _inside.get():
         yield from items
@@ -42,7 +43,7 @@ def track(items: Sequence[T] | Iterable[T], what: str, *, total: int | None = No
     if listener is None and not sys.stderr.isatty():
         yield from items
         return
-    token = _inside.set(True)
+    token = _inside.set(count != 1)
     bar = None if listener is not None else _Bar(what, count)
     try:
         for done, item in enumerate(items, start=1):
@@ -65,7 +66,7 @@ class _Bar:
 
     def update(self, done: int) -> None:
         if self.progress is None:
-            if time.monotonic() - self.start < PATIENCE_SECONDS or done >= self.total:
+            if time.monotonic() - self.start < PATIENCE_SECONDS or 0 < self.total <= done:
                 return
             from rich.console import Console
             from rich.progress import Progress as RichProgress

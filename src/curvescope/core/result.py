@@ -16,6 +16,7 @@ from curvescope.core.errors import CurvescopeError
 from curvescope.core.moved import HOMES, SAVED_NAMES
 
 SCHEMA = 1
+FEW = 6  # entries that are printed
 _CLASSES: dict[str, type[Result]] = {}
 
 
@@ -30,7 +31,14 @@ class Result:
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
+        if "__repr__" not in vars(cls):
+            cls.__repr__ = Result.__repr__  # in the place of the one that dataclass would make
         _CLASSES[saved_name(cls)] = cls
+
+    def __repr__(self) -> str:
+        """The fields in short: of an array its shape and type, of a long list its beginning."""
+        shown = ", ".join(f"{f.name}={_short(getattr(self, f.name))}" for f in fields(self))
+        return f"{type(self).__name__}({shown})"
 
     def save(self, folder: str | Path) -> Path:
         """Write result.json and arrays.npz into `folder`, each complete or absent; return the folder."""
@@ -76,6 +84,22 @@ class Result:
                 f"expected a saved {cls.__name__} in {folder}, found {type(found).__name__}"
             )
         return found
+
+
+def _short(value: Any) -> str:
+    """A value of a result in a few words."""
+    if isinstance(value, np.ndarray) and (value.ndim > 1 or value.size > FEW):
+        return f"array of {value.shape} {value.dtype}"
+    if isinstance(value, np.ndarray):
+        shown = [f"{x:.6g}" if isinstance(x, float) else repr(x) for x in value.reshape(-1).tolist()]
+        return f"[{', '.join(shown)}]" if value.ndim else shown[0]
+    if isinstance(value, list | tuple):
+        shown = [_short(x) for x in value[: FEW // 2 if len(value) > FEW else FEW]]
+        return f"[{', '.join([*shown, *([f'… of {len(value)}'] if len(value) > FEW else [])])}]"
+    if isinstance(value, dict):
+        shown = ", ".join(f"{key!r}: {_short(x)}" for key, x in value.items())
+        return f"{{{shown}}}" if len(value) <= FEW else f"{{{len(value)} entries}}"
+    return repr(value)
 
 
 def _write_npz(file: IO[bytes], arrays: dict[str, np.ndarray]) -> None:

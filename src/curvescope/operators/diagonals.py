@@ -176,7 +176,7 @@ def _by_outputs(op: CurvatureOperator) -> np.ndarray:
         return graph.squares(_columns(op, graph.outputs, graph.batch, own), group)
 
     total, shares = np.zeros(op.shape[0]), samples.shares
-    for rows, found in track(samples.stream("exact diagonal", work), "exact diagonal"):
+    for rows, found in samples.stream("exact diagonal", work):
         total += shares[rows] @ found.double().cpu().numpy()
     return total if op.shift is None else total + op.shift.diagonal(op.space).double().cpu().numpy()
 

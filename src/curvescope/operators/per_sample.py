@@ -22,6 +22,7 @@ from torch import Tensor
 
 from curvescope.core.blocks import ParamSpace
 from curvescope.core.errors import ShapeError, UsageError
+from curvescope.core.progress import track
 from curvescope.core.result import Result
 from curvescope.core.seeds import Probe, probes
 from curvescope.data.batches import Batch
@@ -229,7 +230,7 @@ class PerSample:
                 if not len(rows.sequences):
                     continue
                 step, group = self._at_once(rows.batch(whole))
-                for start in range(0, len(rows.sequences), step):
+                for start in track(range(0, len(rows.sequences), step), what):
                     batch = rows.batch(whole, slice(start, start + step))
                     here = slice(first, first + batch.num_sequences)
                     with differentiating():

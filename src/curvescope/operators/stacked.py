@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from curvescope.core.blocks import ParamSpace
+from curvescope.core.progress import track
 from curvescope.core.trees import tree_map
 from curvescope.data.batches import Batch
 from curvescope.engines.passes import gradient, linearise, pull
@@ -72,7 +73,7 @@ class Graph:
         """Σ_k (Jᵀ r_k) ∘ (Jᵀ M r_k) of every sample, or Σ_k (Jᵀ r_k)² for roots r_k: (B, n)."""
         into = list(self.points.values())
         total = [torch.zeros_like(x)[None] for x in into]
-        for start in range(0, columns.number, group):
+        for start in track(range(0, columns.number, group), "exact diagonal"):
             R = columns.make(slice(start, min(start + group, columns.number)))
             pulled = others = pull([self.outputs], [R], into, group)
             if columns.times is not None:

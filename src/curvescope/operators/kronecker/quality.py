@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from curvescope.core.errors import UsageError, near_misses
+from curvescope.core.progress import track
 from curvescope.core.result import Result
 from curvescope.operators.curvature import GGN, Hessian
 from curvescope.operators.kronecker.approximations import EKFAC, KFAC, Shampoo
@@ -115,8 +116,14 @@ def kfac_quality(
         raise UsageError(f"expected a layer of at most max_size={max_size} parameters, got {name} of {size}")
     names = [block.name for layer in small for block in layer.blocks]
     with whole.steady():  # all of it at one point
-        spectra = [APPROXIMATIONS[name](problem, *names, **settings).spectra() for name in methods]
-        columns = [_measured(problem, x, [s[i] for s in spectra], damping) for i, x in enumerate(small)]
+        spectra = [
+            APPROXIMATIONS[name](problem, *names, **settings).spectra()
+            for name in track(methods, "approximations")
+        ]
+        columns = [
+            _measured(problem, layer, [s[i] for s in spectra], damping)
+            for i, layer in enumerate(track(small, "dense layers"))
+        ]
     found: dict[str, Any] = {name: np.array([c[name] for c in columns]) for name in columns[0]}
     said = {name: f"{size} parameters are more than max_size={max_size}" for name, size in large.items()}
     return KFACQuality(

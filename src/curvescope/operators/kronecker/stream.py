@@ -10,6 +10,7 @@ from math import prod
 from torch import Tensor
 
 from curvescope.core.blocks import Block
+from curvescope.core.progress import track
 from curvescope.data.batches import Batch
 from curvescope.engines.memory import directions_per_pass, result_bytes
 from curvescope.engines.passes import pull
@@ -67,7 +68,7 @@ class Piece:
         z, edges = self.recorded.outputs, [use.edge for use in self.recorded.uses]
         if not edges:
             return
-        for u in curvature.chunks(self.problem, z, self.batch, self.first, self.group):
+        for u in track(curvature.chunks(self.problem, z, self.batch, self.first, self.group), "factors"):
             found = pull([z], [u], edges, len(u))  # pyright: ignore[reportArgumentType]
             flat = [
                 rows.take(self._zero(use, len(u)) if g is None else g.flatten(1, -2))
