@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
+import curvescope as cs
 from curvescope.algorithms import diagonal, eigsh, frobenius_norm, solve, spectral_density, trace
 from curvescope.core.operator import FunctionOperator
 from selection import most
@@ -54,6 +56,21 @@ def test_peak_memory_is_what_the_docstrings_say(name):
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
         algorithm(op, b)
     assert vectors <= peak(recorded) / (4 * n) <= vectors + PARTS
+
+
+def test_a_trace_of_a_network_takes_five_vectors():
+    """At the most; most of it while the first product and the recording are compared."""
+    width = 1500  # one column at a time on a CPU
+    module = nn.Sequential(nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 3))
+    problem = cs.Problem(module, (torch.ones(4, width), torch.zeros(4).long()))
+    size = problem.model.num_parameters
+    G = cs.GGN(problem)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+        trace(G, num_probes=16)
+    assert peak(recorded) / (4 * size) < 5.4
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+        _ = cs.GGN(problem, engine="autograd") @ torch.ones(G.shape[0])
+    assert peak(recorded) / (4 * size) < 4.2  # the vector itself, what is kept, and the product twice
 
 
 def peak(recorded: profile) -> int:

@@ -11,7 +11,7 @@ import curvescope as cs
 import oracles
 from curvescope.core.errors import UsageError
 from curvescope.core.progress import listening
-from curvescope.operators import ExactDiagonal
+from curvescope.operators import ExactDiagonal, diagonals
 from curvescope.operators.roots import fisher_columns, ggn_columns
 from oracles import as_batches, bench, cut, drawn, make_data, relative_error
 from selection import pairs, some
@@ -87,6 +87,30 @@ def test_the_cheaper_way_is_taken_and_said_before(tmp_path):
     assert list(frame["block"]) == [block.name for block in op.space]
     with pytest.raises(UsageError, match="no block is called"):
         result.block("L9")
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_layers_alone_give_the_diagonal_that_samples_give(rows):
+    """With biases, and a layer that is used twice; damping is added."""
+
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.again, self.last = nn.Linear(3, 3), nn.Linear(3, 3, bias=False), nn.Linear(3, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            h = self.again(self.again(self.first(x).tanh()).tanh()).tanh()
+            return self.last(h)
+
+    x = torch.randn(4, rows, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    y = torch.arange(4 * rows).reshape(4, rows) % 2
+    problem = cs.Problem(drawn(Twice).double(), [(x[:1], y[:1]), (x[1:], y[1:])])
+    G = cs.GGN(problem, damping=0.1)
+    assert relative_error(diagonal_of(G, way="outputs"), G.dense().diagonal()) < EXACT
+    layers, samples = diagonals._by_layers(G), diagonals._by_samples(G)
+    assert layers is not None
+    np.testing.assert_allclose(layers, samples, rtol=1e-10)
+    assert diagonals._by_layers(cs.GGN(bench("pre-layernorm-gelu-2layers").problem)) is None
 
 
 def test_how_far_it_has_come_is_said():

@@ -130,13 +130,16 @@ class ParamSpace:
 
     def gather_columns(self, tree: Mapping[str, Tensor], k: int) -> Tensor:
         """Columns (n, k) of a tree of tensors with k in front of each parameter's shape."""
-        pieces = [
-            block.take(tree[block.parameter], 1).reshape(k, block.size).T
-            if block.parameter in tree
-            else torch.zeros(block.size, k, dtype=self.dtype, device=self.device)
-            for block in self.blocks
-        ]
-        return torch.cat(pieces) if pieces else torch.zeros(0, k, dtype=self.dtype, device=self.device)
+        given = next((tree[name] for name in self.parameters if name in tree), None)
+        like = torch.empty(0, dtype=self.dtype, device=self.device) if given is None else given
+        found = like.new_empty(self.size, k)
+        for block, rows in zip(self.blocks, self._parts(found), strict=True):
+            if block.parameter not in tree:
+                rows.zero_()
+                continue
+            entries = block.view(tree[block.parameter], 1)
+            rows.view(*entries.shape[1:], k).movedim(-1, 0).copy_(entries)
+        return found
 
     def scatter(self, vector: Tensor) -> dict[str, Tensor]:
         """Parameter-shaped tensors that hold `vector` (n,) in the blocks' places and zero elsewhere."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -32,6 +33,7 @@ from curvescope.problem import Problem, differentiating
 
 LOG = logging.getLogger("curvescope")
 TOLERANCE = {torch.float64: 1e-5, torch.float32: 5e-3}  # far below a mistake, above rounding
+PIECE = 2**18  # entries
 Tree = Mapping[str, Tensor]
 
 
@@ -129,12 +131,20 @@ def _compare(problem: Problem, few: Batch, v: Tree, ours: Tree, theirs: Tree) ->
 
 def _distance(a: Tree, b: Tree) -> float:
     """‖a − b‖ / ‖b‖ over all parameters; a missing one is zero."""
-    names = set(a) | set(b)
-    zero = torch.zeros(())
-    gaps = [(a.get(n, zero).double().cpu() - b.get(n, zero).double().cpu()).norm() for n in names]
-    sizes = [x.double().norm().cpu() for x in b.values()]
-    gap, size = (float(torch.stack(x).norm()) if x else 0.0 for x in (gaps, sizes))
+    both = a.keys() & b.keys()
+    alone = [_norm(x) for tree in (a, b) for n, x in tree.items() if n not in both]
+    gap = math.hypot(*alone, *(_norm(x.to(y) - y) for n in both for x, y in _pieces(a[n], b[n])))
+    size = math.hypot(*map(_norm, b.values()))
     return gap / size if size else gap
+
+
+def _norm(x: Tensor) -> float:
+    return float(torch.linalg.vector_norm(x, dtype=torch.float64))
+
+
+def _pieces(a: Tensor, b: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Parts of both, so that no difference is as large as they are."""
+    return zip(a.flatten().split(PIECE), b.flatten().split(PIECE), strict=True)
 
 
 def _rounding(problem: Problem, few: Batch, v: Tree, theirs: Tree) -> float:

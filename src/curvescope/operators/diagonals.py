@@ -5,9 +5,13 @@ often. With the matrix of the loss in the outputs as columns, M_x = Σ_k r_k r_k
 
     diag(Jᵀ M J) = (1/N) Σ_x Σ_k (J_xᵀ r_k)²,
 
-one reverse pass for each column, many at a time through one forward pass. Cross-entropy of T counted targets
-among V classes has T V of them, so for a block with fewer entries products with unit vectors are the cheaper
-way, and for the Hessian they are the only one. What it takes is said before it begins.
+one reverse pass for each column, many at a time through one forward pass. Where all blocks are linear maps,
+as in an MLP, passes end at the layers' outputs: with inputs a and output gradients g of a layer's rows
+(Jᵀ r)² is (Σ_rows a gᵀ)², and for one row a² (g²)ᵀ, summed over columns before it is made.
+
+Cross-entropy of T counted targets among V classes has T V columns, so for a block with fewer entries products
+with unit vectors are the cheaper way, and for the Hessian they are the only one. What it takes is said before
+it begins.
 """
 
 from __future__ import annotations
@@ -24,10 +28,14 @@ from curvescope.core.errors import UsageError
 from curvescope.core.progress import track
 from curvescope.core.result import Result
 from curvescope.data.batches import Batch
+from curvescope.engines import Engine
 from curvescope.engines.memory import columns_at_once
 from curvescope.operators.base import CurvatureOperator
 from curvescope.operators.curvature import GGN, EmpiricalFisher, MonteCarloFisher
-from curvescope.operators.per_sample import PerSample
+from curvescope.operators.kronecker.cotangents import Curvature
+from curvescope.operators.kronecker.moments import eigenvalues_in
+from curvescope.operators.kronecker.stream import look
+from curvescope.operators.per_sample import PerSample, refuse_coupled
 from curvescope.operators.roots import Columns, fisher_columns, ggn_columns, several
 from curvescope.operators.stacked import Graph
 
@@ -165,6 +173,29 @@ def _count(op: CurvatureOperator) -> int:
 
 
 def _by_outputs(op: CurvatureOperator) -> np.ndarray:
+    total = _by_layers(op) if isinstance(op, GGN) and op.problem.loss.rooted else None
+    total = _by_samples(op) if total is None else total
+    return total if op.shift is None else total + op.shift.diagonal(op.space).double().cpu().numpy()
+
+
+def _by_layers(op: GGN) -> np.ndarray | None:
+    """From inputs and output gradients of linear layers; None where a block is something else."""
+    problem, exact = op.problem, Curvature("ggn", "separate")
+    refuse_coupled(problem)
+    engine = Engine(problem, "autograd")
+    found = engine.product(lambda: look(problem, op.space.blocks, exact, joint=False))
+    if len(found.layers) < len(op.space):
+        return None
+
+    def squares() -> list[Tensor]:
+        return eigenvalues_in(problem, found.layers, exact, [None] * len(found.layers), joint=False)
+
+    values = dict(zip([layer.name for layer in found.layers], engine.product(squares), strict=True))
+    return torch.cat([values[block.name].flatten() for block in op.space]).double().cpu().numpy()
+
+
+def _by_samples(op: CurvatureOperator) -> np.ndarray:
+    """From whole gradients of every sequence."""
     samples = PerSample(op.problem, op.space, "sequence", op.chunk, cpu_bytes=CPU_BYTES)
     drawn = _drawn(op)
     sequences = samples.sequences
@@ -178,7 +209,7 @@ def _by_outputs(op: CurvatureOperator) -> np.ndarray:
     total, shares = np.zeros(op.shape[0]), samples.shares
     for rows, found in samples.stream("exact diagonal", work):
         total += shares[rows] @ found.double().cpu().numpy()
-    return total if op.shift is None else total + op.shift.diagonal(op.space).double().cpu().numpy()
+    return total
 
 
 def _by_entries(op: CurvatureOperator) -> np.ndarray:

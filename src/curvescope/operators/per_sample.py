@@ -84,7 +84,7 @@ class PerSample:
         with self._engine.steady():
             self._tried, self._reached = {}, set()
             try:
-                self._refuse_coupled()
+                refuse_coupled(self.problem)
                 yield
             finally:
                 self._tried = None
@@ -185,26 +185,6 @@ class PerSample:
 
     # ------------------------------------------------------------------------------- the stream of samples
 
-    def _refuse_coupled(self) -> None:
-        """Raise where the outputs or the loss of a sequence depend on those beside it in a batch."""
-        several = next((b for b in self.problem.batches if b.num_sequences > 1), None)
-        if several is None:
-            return
-        problem, loss = self.problem, self.problem.loss
-        batch = several.map(problem.placed)
-        with differentiating(), torch.no_grad():
-            z, first = problem.outputs(batch), problem.outputs(batch[:1])
-            whole = loss.sum(z, batch.targets, batch.weights)
-            singles = [batch[i : i + 1] for i in range(batch.num_sequences)]
-            each = [loss.sum(z[i : i + 1], b.targets, b.weights) for i, b in enumerate(singles)]
-        apart = float((z[:1] - first).abs().max()) > NEAR[problem.dtype] * float(z.abs().max())
-        if apart or not math.isclose(float(whole), float(sum(each)), rel_tol=NEAR[problem.dtype]):
-            raise UsageError(
-                f"the {'outputs' if apart else 'loss'} of a sequence of {problem.model.name} depend on the "
-                "sequences beside it, so that no loss and no curvature is that of one sequence",
-                hint="batches of one sequence each, if that is what is meant",
-            )
-
     @contextmanager
     def _reaching(self, moved: Mapping[str, Tensor]) -> Iterator[None]:
         """Passes inside raise where the module holds a moved parameter in a second way; once is enough."""
@@ -290,6 +270,27 @@ class PerSample:
             raise ShapeError(
                 f"expected columns {wanted} in {self.problem.dtype}, got {V.dtype} {tuple(V.shape)}"
             )
+
+
+def refuse_coupled(problem: Problem) -> None:
+    """Raise where the outputs or the loss of a sequence depend on those beside it in a batch."""
+    several = next((b for b in problem.batches if b.num_sequences > 1), None)
+    if several is None:
+        return
+    loss = problem.loss
+    batch = several.map(problem.placed)
+    with differentiating(), torch.no_grad():
+        z, first = problem.outputs(batch), problem.outputs(batch[:1])
+        whole = loss.sum(z, batch.targets, batch.weights)
+        singles = [batch[i : i + 1] for i in range(batch.num_sequences)]
+        each = [loss.sum(z[i : i + 1], b.targets, b.weights) for i, b in enumerate(singles)]
+    apart = float((z[:1] - first).abs().max()) > NEAR[problem.dtype] * float(z.abs().max())
+    if apart or not math.isclose(float(whole), float(sum(each)), rel_tol=NEAR[problem.dtype]):
+        raise UsageError(
+            f"the {'outputs' if apart else 'loss'} of a sequence of {problem.model.name} depend on the "
+            "sequences beside it, so that no loss and no curvature is that of one sequence",
+            hint="batches of one sequence each, if that is what is meant",
+        )
 
 
 def per_sample(

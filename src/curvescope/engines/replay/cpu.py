@@ -72,21 +72,25 @@ class Replay:
         return self._record(tensors) if self._done > WARM and not self._refused else self._work(tensors, 1)
 
     def _record(self, tensors: Sequence[Tensor]) -> Sequence[Tensor | None]:
-        inputs = [t.clone() for t in tensors]
-        writer = Writer(inputs)
-        with writer:
-            found = self._work(inputs, 1)
-        source = generator(0)
-        others = [torch.empty_like(t).normal_(generator=source) for t in inputs]  # in the same memory layout
+        """The recording and its comparison, in as little memory as they take, and then the work itself."""
         try:
-            recording = Recording(writer, found, self._pool)
-            if not _same(recording.replay(others), self._work(others, 1)):
-                raise NotRecordable("a replay gives other numbers")
-            self._recording = recording
+            self._recording = self._compared([t.clone() for t in tensors])
         except (NotRecordable, RuntimeError) as error:  # of memory that is not there, say
             LOG.info("a product was not recorded: %s", str(error).splitlines()[0])
             self._refused = True
-        return found
+            return self._work(tensors, 1)
+        return self._recording.replay(tensors)
+
+    def _compared(self, inputs: list[Tensor]) -> Recording:
+        writer = Writer(inputs)
+        with writer:
+            found = self._work(inputs, 1)
+        recording, source = Recording(writer, found, self._pool), generator(0)
+        del found, writer
+        others = [t.normal_(generator=source) for t in inputs]
+        if not _same(recording.replay(others), self._work(others, 1)):
+            raise NotRecordable("a replay gives other numbers")
+        return recording
 
 
 def _same(ours: Sequence[Tensor | None], theirs: Sequence[Tensor | None]) -> bool:

@@ -13,7 +13,7 @@ sequence n and cotangent u is G = Σ_rows a gᵀ.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
 import torch
@@ -107,23 +107,41 @@ def pooled(pairs: list[Pair]) -> Pair:
 
 
 def eigenvalues_in(
-    problem: Problem, layers: tuple[Layer, ...], curvature: Curvature, bases: list[Pair], *, joint: bool
+    problem: Problem,
+    layers: tuple[Layer, ...],
+    curvature: Curvature,
+    bases: Sequence[Pair | None],
+    *,
+    joint: bool,
 ) -> list[Tensor]:
-    """Λ = (1/N) Σ_n,u (Qᵣᵀ G Q_c)², the diagonal of the curvature in Kronecker bases: (m, n) each."""
-    found = [
-        torch.zeros(len(q.rows), len(q.columns), dtype=problem.dtype, device=problem.device) for q in bases
-    ]
+    """Λ = (1/N) Σ_n,u (Qᵣᵀ G Q_c)², the diagonal of the curvature in Kronecker bases: (m, n) each.
+
+    A basis of None is that of the parameters: Λ is the diagonal of the curvature itself.
+    """
+    found = [torch.zeros(layer.shape, dtype=problem.dtype, device=problem.device) for layer in layers]
     for piece in pieces(problem, layers, "eigenvalues", joint=joint):
         turned = [_turned(piece.inputs(x), q, inputs=True) for x, q in zip(layers, bases, strict=True)]
         for gradients in piece.gradients(curvature):
             for total, a, g, q in zip(found, turned, gradients, bases, strict=True):
-                for G in whole_gradients(a, _turned(g, q, inputs=False)):
-                    total += G.square().sum((0, 1))
+                _add_squares(total, a, _turned(g, q, inputs=False))
     return [total / problem.num_terms for total in found]
 
 
-def _turned(sides: Sides, q: Pair, *, inputs: bool) -> Sides:
+def _add_squares(total: Tensor, inputs: Sides, outputs: Sides) -> None:
+    """Σ_n,u G², added; of one row for each sequence it is a² (Σ_u g²)ᵀ, and no G is made."""
+    if len(inputs) == 1 and next(iter(inputs.values())).shape[1] == 1:
+        ((key, a),) = inputs.items()
+        sums = a[:, 0].square().T @ outputs[key][:, :, 0].square().sum(0)
+        total += sums.T if key else sums
+        return
+    for G in whole_gradients(inputs, outputs):
+        total += G.square().sum((0, 1))
+
+
+def _turned(sides: Sides, q: Pair | None, *, inputs: bool) -> Sides:
     """Inputs or outputs in the basis of their side."""
+    if q is None:
+        return sides
     return {key: x @ (q.rows if inputs != key else q.columns) for key, x in sides.items()}
 
 
