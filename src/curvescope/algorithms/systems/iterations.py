@@ -27,6 +27,7 @@ class Stop:
     """Why an iteration ended before its target; empty if it reached it or its products were used up."""
 
     reason: str = ""
+    size: float = 0.0  # of the operator, where it is known: no more than its largest singular value
 
 
 def quotient(a: Tensor, b: Tensor, where: Tensor) -> Tensor:

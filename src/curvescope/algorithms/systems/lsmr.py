@@ -3,8 +3,8 @@
 Golub and Kahan's bidiagonalisation A V = U B, with two plane rotations for each step: what minimal residuals
 do for AᵀA x = Aᵀb, without squaring the condition of A. ‖Aᵀ r‖ never grows.
 
-It stops at ‖Aᵀ r‖ ≤ tol ‖Aᵀ b‖. What b has along a left singular vector u of singular value σ counts there as
-σ |uᵀb|: where that is below tol ‖Aᵀ b‖, it is left out, as what lies outside the range is.
+It stops at ‖Aᵀ r‖ ≤ tol ‖A‖ ‖r‖, where what is left of b is outside the range of A, or along singular vectors
+whose singular values are below tol ‖A‖: these are cut off.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from curvescope.core.progress import track
 
 LEAST_SQUARES = (
     "x is a least-squares solution: the rest of b is not in the range of the operator, or where its singular "
-    "values are too small to count at this tol"
+    "values are below tol times the largest"
 )
 
 
 def least_squares(
     product: Multiply, transposed: Multiply, B: Tensor, target: Tensor, tol: float, limit: int
 ) -> tuple[Tensor, Stop, int]:
-    """LSMR from zero until ‖r‖ ≤ target or ‖Aᵀ r‖ ≤ tol ‖Aᵀ b‖: x, why it stopped, products used.
+    """LSMR from zero until ‖r‖ ≤ target or ‖Aᵀ r‖ ≤ tol ‖A‖ ‖r‖: x, why it stopped, products used.
 
     Memory: X, U, V and two directions, and a product.
     """
     state, used = _Lsmr(B, transposed(B)), 1
     for _ in track(range((limit - 1) // 2), "least squares"):
-        active = (state.residual > target) & (state.slope > tol * state.first_slope) & ~state.done
+        active = (state.residual > target) & ~state.least(tol) & ~state.done
         if not bool(active.any()):
             break
         state.advance(product, transposed, active)
         used += 2
-    stopped = (state.residual > target) & ((state.slope <= tol * state.first_slope) | state.done)
-    return state.X, Stop(LEAST_SQUARES if bool(stopped.any()) else ""), used
+    stopped = (state.residual > target) & (state.least(tol) | state.done)
+    return state.X, Stop(LEAST_SQUARES if bool(stopped.any()) else "", float(state.scale.max())), used
 
 
 class _Lsmr:
@@ -55,8 +55,12 @@ class _Lsmr:
         self.rho, self.rho_bar, self.cos_bar, self.sin_bar = one, one, one, zero
         # for ‖r‖
         self.beta_dd, self.beta_d, self.rho_d, self.tau_tilde, self.theta_tilde = beta, zero, one, zero, zero
-        self.residual, self.slope, self.first_slope = beta, alpha_beta, alpha_beta
+        self.residual, self.slope = beta, alpha_beta
         self.done = alpha_beta == 0  # nothing of b is in the range, or it is all found
+
+    def least(self, tol: float) -> Tensor:
+        """Whether ‖Aᵀ r‖ ≤ tol ‖A‖ ‖r‖, for each column."""
+        return self.slope <= tol * self.scale * self.residual
 
     def advance(self, product: Multiply, transposed: Multiply, active: Tensor) -> None:
         """One step in the active columns; the others stay as they are."""

@@ -62,6 +62,7 @@ class Refined:
     residual: np.ndarray  # (k,) relative
     reason: str
     used: int  # products
+    size: float  # of the operator, as the iteration found it
 
 
 def refined(iterate: Iteration, system: System, B: Tensor, tol: float, limit: int) -> Refined:
@@ -69,7 +70,7 @@ def refined(iterate: Iteration, system: System, B: Tensor, tol: float, limit: in
     sizes = norms(B, dim=0)
     safe = torch.where(sizes > 0, sizes, 1)
     X, R, used = B.new_zeros(system.op.shape[1], B.shape[1]), B, 0
-    residual, reason = to_numpy(sizes / safe), f"stopped at max_products = {limit}"
+    residual, reason, size = to_numpy(sizes / safe), f"stopped at max_products = {limit}", 0.0
     for turn in range(ROUNDS):
         if (residual <= tol).all() or used + 2 > limit:
             break
@@ -79,7 +80,7 @@ def refined(iterate: Iteration, system: System, B: Tensor, tol: float, limit: in
         new_R = torch.empty_like(B)
         new_residual = to_numpy(distance(B, system(step), out=new_R) / safe)
         check_finite(new_residual)
-        used += spent + 1
+        used, size = used + spent + 1, max(size, stop.size)
         # the first x is kept even if its residual is not below that of zero: CG reduces another norm
         better = (new_residual < residual) | (turn == 0)
         gained = (new_residual < GAIN * residual).any() or used + 2 > limit
@@ -92,4 +93,4 @@ def refined(iterate: Iteration, system: System, B: Tensor, tol: float, limit: in
         if stop.reason or not gained:
             reason = stop.reason or f"rounding keeps the residual above tol = {tol:g}"
             break
-    return Refined(X, R, residual, reason, used)
+    return Refined(X, R, residual, reason, used, size)

@@ -45,7 +45,7 @@ class Solution(Result):
 
     x: np.ndarray  # (n,) or (n, k), as the right-hand side
     residual: np.ndarray  # () or (k,): ‖b − (A + λ I) x‖ / ‖b‖, or 0 where b is zero
-    converged: bool  # every residual is at most tol; for "lsmr", or ‖Aᵀ r‖ is at most tol ‖Aᵀ b‖
+    converged: bool  # every residual is at most tol; for "lsmr", or ‖Aᵀ r‖ is at most tol ‖A‖ ‖r‖
     reason: str  # why it stopped
     num_products: int  # products with one vector
     tol: float
@@ -77,9 +77,9 @@ def solve(
             "minres", minimal residuals, for any symmetric operator; where b is not in the range it gives
             a least-squares solution, `converged` false.
             "lsmr", least squares min ‖A x − b‖ for any operator with transposed products, square or not; of
-            several solutions the shortest. A step takes two products. It ends where ‖Aᵀ r‖ ≤ tol ‖Aᵀ b‖ too:
-            parts of b along singular values σ so small that σ |uᵀ b| is below that are cut off, as if they
-            were outside the range, and `reason` says so; a smaller tol takes them in.
+            several solutions the shortest. A step takes two products. It ends where ‖Aᵀ r‖ ≤ tol ‖A‖ ‖r‖ too:
+            what b has along singular values below tol times the largest is cut off, as what lies outside the
+            range is, and `reason` says so; a smaller tol takes it in.
             "neumann", the series s Σ (I − s A)ʲ b for positive definite systems.
         tol: relative residual that counts as converged; 1e-8 in float64, 1e-4 in float32.
         max_products: most products for each right-hand side; min(10 n + 10, 1000) by default, twice that
@@ -110,7 +110,7 @@ def solve(
     system = System(op, damping)
     found = refined(_iteration(system, method, preconditioner, tol, scale), system, B, tol, limit)
     X, residual, reason, used = found.X, found.residual, found.reason, found.used
-    least, used = _least_squares(system, found, B, tol, used) if reason == LEAST_SQUARES else (False, used)
+    least, used = _least_squares(system, found, tol, used) if reason == LEAST_SQUARES else (False, used)
     factor = system.factor or 1.0
     fits = [rescale(x, factor, 1 / size, tol) for x, size in zip(X.T, sizes, strict=True)]
     X, residual = (X[:, 0], residual[0]) if is_single(b) else (X, residual)
@@ -208,7 +208,7 @@ def _longest_step(system: System) -> float:
     return 1 / largest if largest > 0 else 1.0
 
 
-def _least_squares(system: System, found: Refined, B: Tensor, tol: float, used: int) -> tuple[bool, int]:
-    """Whether every column that is no solution has ‖Aᵀ r‖ ≤ tol ‖Aᵀ b‖, as measured; products used."""
-    slope, first = (to_numpy(norms(system.transposed(V), dim=0)) for V in (found.R, B))
-    return bool(((slope <= tol * first) | (found.residual <= tol)).all()), used + 2
+def _least_squares(system: System, found: Refined, tol: float, used: int) -> tuple[bool, int]:
+    """Whether every column that is no solution has ‖Aᵀ r‖ ≤ tol ‖A‖ ‖r‖, as measured; products used."""
+    slope, left = to_numpy(norms(system.transposed(found.R), dim=0)), to_numpy(norms(found.R, dim=0))
+    return bool(((slope <= tol * found.size * left) | (found.residual <= tol)).all()), used + 1
