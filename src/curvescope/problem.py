@@ -30,8 +30,7 @@ from curvescope.models.finite import check_weights, not_finite, words
 from curvescope.models.hf.module import is_transformers
 from curvescope.models.load import load
 from curvescope.models.model import Model
-from curvescope.models.running.calling import Output, own_loss
-from curvescope.models.running.closure import Closure
+from curvescope.models.running.calling import Closure, Output, own_loss
 from curvescope.models.running.exchange import Change, evaluating, locked
 from curvescope.models.running.held import RefuseHeld, moved
 from curvescope.models.running.interrupts import thawed

@@ -6,9 +6,13 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from curvescope.core.errors import ShapeError, UsageError
+from curvescope.core.graph import leaves_of
+from curvescope.kernels.norms.written_out import refuse_fused_norms, written_out_norms
 
 Call = Callable[[nn.Module, Any, Mapping[str, Any]], Any]
 """What a module returns on inputs, with options of ours."""
@@ -47,7 +51,7 @@ def read_output(found: Any, output: Output | None = None) -> Tensor:
         chosen = found if isinstance(found, Tensor) else _usual(found)
     if not isinstance(chosen, Tensor):
         raise ShapeError(
-            f"expected outputs as a tensor, or an object or a dictionary with logits, got {words(found)}",
+            f"expected outputs as a tensor, or an object or a dictionary with logits, got {_words(found)}",
             hint=CHOOSE,
         )
     return chosen
@@ -60,7 +64,7 @@ def _chosen(found: Any, output: str | int) -> Any:
         return found[output]
     except (AttributeError, KeyError, IndexError, TypeError):
         raise UsageError(
-            f"expected the outputs at {output!r} of what the module returns, got {words(found)}"
+            f"expected the outputs at {output!r} of what the module returns, got {_words(found)}"
         ) from None
 
 
@@ -91,16 +95,71 @@ def own_loss(module: nn.Module, batch: Any) -> Tensor:
         chosen = getattr(found, "loss", found)
     if not isinstance(chosen, Tensor):
         raise UsageError(
-            f"expected a model that returns its own loss, got {words(found)}",
+            f"expected a model that returns its own loss, got {_words(found)}",
             hint="does the batch hold what the loss needs, such as labels? loss_fn=f computes any loss",
         )
     return chosen
 
 
-def words(found: Any) -> str:
+class Closure:
+    """A call whose outputs are the loss itself: `function(module, batch)`, one number, as (1,).
+
+    It is called with autograd on: it may take gradients of its own (a gradient penalty). Its second
+    derivatives are third ones of the module then, for which torch's norms are written out.
+    """
+
+    def __init__(self, function: Callable[[nn.Module, Any], Tensor], unpack: Callable[[Any], Any]):
+        self.function, self.unpack = function, unpack
+        self.differentiates = False  # as far as was seen
+
+    def __call__(self, module: nn.Module, inputs: Any, options: Mapping[str, Any]) -> Tensor:
+        wanted = torch.is_grad_enabled()
+        with torch.enable_grad():
+            found = self._called(module, self.unpack(inputs))
+        if not isinstance(found, Tensor) or found.numel() != 1 or not found.is_floating_point():
+            raise ShapeError(
+                f"expected one real number in a tensor from loss_fn(model, batch), got {_words(found)}",
+                hint="return it without .item(), and take a mean or a sum",
+            )
+        if not wanted:
+            return found.detach().reshape(1)
+        own = {id(p) for p in module.parameters() if p.requires_grad}
+        if own and all(id(leaf) not in own for leaf in leaves_of(found)):
+            raise UsageError(
+                "expected loss_fn(model, batch) to compute its loss with the model that it is given, no "
+                "parameter of which it depends on",
+                hint="no detach(), no_grad() or other copy of the model inside",
+            )
+        return found.reshape(1)
+
+    def _called(self, module: nn.Module, batch: Any) -> Any:
+        if not self.differentiates:
+            with _Watching() as seen:
+                found = self.function(module, batch)
+            if not seen.gradients:
+                return found
+            self.differentiates = True
+        with written_out_norms():
+            found = self.function(module, batch)
+        if isinstance(found, Tensor):
+            refuse_fused_norms(found)
+        return found
+
+
+class _Watching(TorchFunctionMode):
+    """Notices whether gradients are taken inside."""
+
+    gradients = False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.gradients |= func is torch.autograd.grad
+        return func(*args, **(kwargs or {}))
+
+
+def _words(found: Any) -> str:
     """`a dict of loss, hidden`."""
     if isinstance(found, Mapping):
         return f"a {type(found).__name__} of {', '.join(map(str, found)) or 'nothing'}"
     if isinstance(found, tuple | list):
-        return f"a {type(found).__name__} of {', '.join(map(words, found)) or 'nothing'}"
+        return f"a {type(found).__name__} of {', '.join(map(_words, found)) or 'nothing'}"
     return f"a tensor {tuple(found.shape)}" if isinstance(found, Tensor) else f"a {type(found).__name__}"
