@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 import curvescope as cs
 import oracles
-from curvescope.operators.third_derivative import ThirdDerivative, third_derivative, written_out_norms
+from curvescope.operators.taylor.third_derivative import ThirdDerivative, third_derivative, written_out_norms
 from oracles import relative_error
 from selection import one_in, some
 

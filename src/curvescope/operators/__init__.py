@@ -7,7 +7,7 @@ from curvescope.operators.jacobian import Jacobian
 from curvescope.operators.kronecker import EKFAC, KFAC, KFACQuality, KroneckerOperator, Shampoo, kfac_quality
 from curvescope.operators.per_sample import PerSample, SampleTraces, per_sample
 from curvescope.operators.sources import Source, Sources
-from curvescope.operators.third_derivative import ThirdDerivative, third_derivative
+from curvescope.operators.taylor import ThirdDerivative, third_derivative
 
 __all__ = [
     "EKFAC",
