@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 LOSS, COLOURS = "0.1", {"quadratic": PALETTE[0], "cubic": PALETTE[1]}
 STYLES = {"quadratic": "--", "cubic": ":"}
+DASHED = "#ff8c69"  # the quadratic, on the colours of a plane
 LEVELS = 14
 
 
@@ -68,7 +69,6 @@ def errors(
     order = np.argsort(np.abs(t[away]))
     x = np.abs(t[away])[order]
     ax.plot(x, allowed[away][order], "-", color="0.55", lw=1, label="allowed")
-    ax.axhspan(1e-300, max(rounding, 1e-300), color="0.92", lw=0, label="rounding")
     shown = [allowed[away]]
     for name, found in difference.items():
         error = np.abs(found)
@@ -88,10 +88,14 @@ def errors(
             shown.append(error[here])
     values = np.concatenate(shown)
     values = values[values > 0]
-    if len(values):
-        ax.set_ylim(max(values.min(), rounding / 30, 1e-300) / 2, 3 * values.max())
     ax.set_xscale("log")
     ax.set_yscale("log")
+    if len(values):
+        low, high = max(values.min(), rounding / 30, 1e-300) / 2, 3 * values.max()
+        ax.set_ylim(low, high)
+        if rounding > low:
+            ax.axhspan(low, rounding, color="0.9", lw=0, zorder=0, label="rounding")
+    _decades(ax)
     ax.set_xlabel("|t|")
     ax.set_title(title or "error of the predictions", fontsize=10, loc="left")
     ax.legend(fontsize=7, frameon=False, loc="lower right")
@@ -114,6 +118,7 @@ def plane(
     heights; dots where the quadratic holds (`verdicts` 1). White: no finite loss.
     """
     from matplotlib import patheffects
+    from matplotlib.lines import Line2D
 
     ax = _axes(ax, (6.2, 5.0))
     shown = np.ma.masked_invalid(loss.T)
@@ -121,14 +126,18 @@ def plane(
     colours = ax.contourf(a, b, shown, levels=levels, cmap="viridis", extend="both")
     ax.contour(a, b, shown, levels=levels[1:-1:2], colors="white", linewidths=0.8)
     lines = ax.contour(
-        a, b, quadratic.T, levels=levels[1:-1:2], colors="#ff8c69", linewidths=1.2, linestyles="--"
+        a, b, quadratic.T, levels=levels[1:-1:2], colors=DASHED, linewidths=1.2, linestyles="--"
     )
     lines.set(path_effects=[patheffects.withStroke(linewidth=2.2, foreground="black", alpha=0.35)])
     x, y = np.meshgrid(a, b, indexing="ij")
     ax.plot(x[verdicts > 0], y[verdicts > 0], ".", color="white", ms=2.5)
     ax.plot(0, 0, "+", color="white", ms=10, mew=1.6)
     figure = ax.figure
-    figure.colorbar(colours, ax=ax, label="loss", pad=0.02)
+    figure.colorbar(colours, ax=ax, label="loss", pad=0.02, format="%.3g")
+    proxies = [Line2D([], [], color="white", lw=1), Line2D([], [], color=DASHED, lw=1.2, ls="--")]
+    ax.legend(
+        proxies, ["loss", "quadratic"], fontsize=8, loc="lower left", facecolor="0.35", labelcolor="white"
+    )
     ax.set_xlabel(f"a: {names[0]}")
     ax.set_ylabel(f"b: {names[1]}")
     ax.set_title(title, fontsize=10, loc="left")
@@ -148,6 +157,16 @@ def _axes(ax: Axes | None, size: tuple[float, float]) -> Axes:
     import matplotlib.pyplot as plt
 
     return plt.subplots(figsize=size, layout="constrained")[1]
+
+
+def _decades(ax: Axes) -> None:
+    """Labels of a logarithmic x axis that do not touch: 1, 2 and 5; powers of ten where it is long."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    low, high = ax.get_xlim()
+    ax.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high < 300 * low else (1.0,)))
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
+    ax.xaxis.set_minor_formatter(NullFormatter())
 
 
 def _plain(ax: Axes) -> None:

@@ -45,7 +45,7 @@ def _line(name: str, one: Line) -> Figure:
     figure, axes = _panels(2)
     left, right = axes[0]
     one.plot(left)
-    left.set_title(f"loss along {name}", fontsize=10, loc="left")
+    left.set_title(f"loss along a line: {name}", fontsize=10, loc="left")
     left.set_xlabel(f"t, in units of ‖d‖ = {one.length:.3g}")
     differences = {NAMES[order]: one.loss - one.expansion.predicted(one.t, order) for order in one.orders}
     allowed = one.agreement.tolerance * one.expansion.terms(one.t)
@@ -104,6 +104,7 @@ def _trajectories(found: Taylor) -> Figure:
         left, found.descents, [found.loss + d.change for d in found.descents], found.loss + predicted.change
     )
     _pairs(right, found.descents, [d.gradient_norm for d in found.descents], predicted.gradient_norm)
+    left.plot([], [], "--", color="0.4", lw=1.1, label="predicted")
     left.set_title("loss", fontsize=10, loc="left")
     right.set_title("norm of the gradient", fontsize=10, loc="left")
     left.legend(fontsize=8, frameon=False, title="learning rate / (2/λ_max)", title_fontsize=8)
@@ -115,6 +116,7 @@ def _pairs(ax: Axes, descents: list[Descent], taken: list[np.ndarray], predicted
     values = np.concatenate([x[np.isfinite(x)] for x in taken])
     room = ROOM * ((values.max() - values.min()) or 1.0)
     low, high = values.min() - room, values.max() + room
+    low = max(low, 0.0) if values.min() >= 0 else low
     for i, one in enumerate(descents):
         colour = PALETTE[i % len(PALETTE)]
         ax.plot(taken[i], color=colour, lw=1.4, label=f"{one.share:g}")
@@ -129,17 +131,15 @@ def _critical(own: SettledPart) -> Figure:
     left, right = axes[0]
     for i, one in enumerate(own.descents):
         colour, k = PALETTE[i % len(PALETTE)], np.arange(len(one.change))
-        left.plot(np.abs(one.along / one.along[0]), color=colour, lw=1.4, label=f"{one.share:g}")
-        left.plot(np.abs(1.0 - 2 * one.share) ** k, "--", color=colour, lw=1.1)
-        right.plot(one.change, color=colour, lw=1.4, label=f"{one.share:g}")
-        right.plot(own.predicted.change[i], "--", color=colour, lw=1.1)
+        label = f"{one.share:g}"
+        left.plot(np.abs(one.along / one.along[0]), color=colour, lw=2.2, label=label)
+        left.plot(np.abs(1.0 - 2 * one.share) ** k, ":", color="0.1", lw=1.1)
+        right.plot(one.change, color=colour, lw=2.2, label=label)
+        right.plot(own.predicted.change[i], ":", color="0.1", lw=1.1)
+    left.plot([], [], ":", color="0.1", lw=1.1, label="predicted")
     left.set_yscale("log")
-    floor = min(
-        0.5 * abs(2 * d.share - 1) ** (len(d.change) - 1) for d in own.descents if abs(d.share - 0.5) > 0.05
-    )
-    left.set_ylim(bottom=max(floor, 1e-6))
-    small = min(float(np.nanmax(np.abs(d.change))) for d in own.descents)
-    right.set_yscale("symlog", linthresh=max(small, 1e-300))
+    left.set_ylim(bottom=max(float(left.get_ylim()[0]), 1e-9))
+    _signed_decades(right, [one.change for one in own.descents])
     left.set_title("gradient along the top eigenvector, over its start", fontsize=10, loc="left")
     right.set_title("change of the loss without its slope", fontsize=10, loc="left")
     left.legend(fontsize=8, frameon=False, title="learning rate / (2/λ_max)", title_fontsize=8)
@@ -147,3 +147,18 @@ def _critical(own: SettledPart) -> Figure:
         ax.set_xlabel("step")
         ax.spines[["top", "right"]].set_visible(False)
     return figure
+
+
+def _signed_decades(ax: Axes, curves: list[np.ndarray]) -> None:
+    """A logarithmic axis for both signs, linear up to the power of ten above the smallest curve."""
+    sizes = [float(np.nanmax(np.abs(curve))) for curve in curves]
+    known = [size for size in sizes if size > 0]
+    if not known:
+        return
+    first, last = (int(np.ceil(np.log10(f(known)))) for f in (min, max))
+    ax.set_yscale("symlog", linthresh=10.0**first)
+    powers = [10.0**e for e in range(first, last + 1)]
+    falls = [-p for p in powers if any(float(np.nanmin(curve)) < -p / 10 for curve in curves)]
+    ticks = [*falls[::-1], 0.0, *powers]
+    ax.set_yticks(ticks, [f"{tick:.0e}" if tick else "0" for tick in ticks], minor=False)
+    ax.set_yticks([], minor=True)

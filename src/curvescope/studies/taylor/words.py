@@ -126,9 +126,9 @@ def captions(found: Taylor) -> dict[str, str]:
     }
     for name in found.lines:
         said[key(name)] = (
-            f"The loss along {name}, with what derivatives at t = 0 predict. Bars below: how far each "
-            "prediction holds. Right: errors against |t|, filled ahead of θ and hollow behind it, and what is "
-            "allowed; grey: rounding of the loss."
+            f"The loss along a line, {name}, with what derivatives at t = 0 predict. Bars below: how far a "
+            "prediction holds. Right: errors against |t|, filled ahead of θ and hollow behind it, and what "
+            "is allowed; grey: rounding of the loss."
         )
     if found.plane is not None:
         said["plane"] = (
@@ -141,21 +141,21 @@ def captions(found: Taylor) -> dict[str, str]:
 
 def _descent_captions(found: Taylor) -> dict[str, str]:
     said = {
-        "descent": "Every step of gradient descent, taken, and as the quadratic has it, from one Lanczos run; "
-        "error is that of the predicted change of the loss, over the largest change so far. Settled: on the "
-        "loss without its slope, next to a point that fits the data.",
+        "descent": "Every step of gradient descent, taken, and as the quadratic has it, from one Lanczos "
+        "run; error is that of the predicted change of the loss, over the largest change so far. Settled: "
+        "on the loss without its slope, next to a point that fits the data.",
         "ceiling": "How gradient descent went at shares of 2/λ_max. along_top: the gradient along the top "
         "eigenvector at the end over that at the start; predicted is |1 − ηλ|^k. λ_max_after is measured "
         "where it ended.",
-        "trajectories": "Gradient descent from the model as it is, at shares of the ceiling 2/λ_max: the loss "
-        "and the norm of its gradient, taken (solid) and predicted from the quadratic (dashed). A dashed line "
-        "ends where it leaves the picture.",
+        "trajectories": "Gradient descent from the model as it is, at shares of the ceiling 2/λ_max: the "
+        "loss and the norm of its gradient, taken (solid) and predicted from the quadratic (dashed). A "
+        "dashed line ends where it leaves the picture.",
     }
     if found.settled is not None:
         said["critical"] = (
             "Descent that begins next to a point that fits the data, on the loss without its slope there. "
-            "Left: the gradient along the top eigenvector, over that at the start, and |1 − ηλ|^k (dashed). "
-            "Right: the change of the loss, taken and predicted (dashed), on an axis that is linear around "
+            "Left: the gradient along the top eigenvector, over that at the start, and |1 − ηλ|^k (dotted). "
+            "Right: the change of the loss, taken and predicted (dotted), on an axis that is linear around "
             "zero."
         )
     return said

@@ -80,7 +80,7 @@ def lines(cfg: Config, problem: Problem, other: Model | None) -> dict[str, Piece
         name = "random" if cfg.num_random == 1 else f"random {i + 1}"
         found[name] = along(name, direction="random", seed=cfg.seed + i)
     if other is not None:
-        found["to a checkpoint"] = along("to a checkpoint", to=other)
+        found["checkpoint"] = along("checkpoint", to=other)
     if cfg.plane_points:
         found[PLANE] = Piece(PLANE, partial(_plane, cfg, problem), "plane", needs=(SHARP,))
     return found
