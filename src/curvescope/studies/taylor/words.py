@@ -12,6 +12,7 @@ from curvescope.operators.taylor.expansion import NAMES
 from curvescope.studies.taylor.descent import WITHIN
 
 if TYPE_CHECKING:
+    from curvescope.algorithms import QuadraticDescent
     from curvescope.operators import Line
     from curvescope.runs.shown import Line as Said
     from curvescope.studies.taylor.descent import Descent
@@ -38,6 +39,7 @@ def summary(found: Taylor) -> list[Said]:
     if found.predicted is not None:
         changes = found.predicted.change
         lines += [_descent(one, changes[i]) for i, one in enumerate(found.descents)]
+        lines.append(_seen(found.predicted))
     if found.settled is not None:
         lines += _settled(found.settled)
     return [*lines, *(("note", "", note) for note in found.notes)]
@@ -82,6 +84,14 @@ def _descent(one: Descent, predicted: np.ndarray) -> Said:
     )
     words = f"of {K} steps predicted within {WITHIN:.0%} at {one.share:g} · 2/λ_max; {how}{above}{after}"
     return (f"descent, {one.share:g}", str(within), words)
+
+
+def _seen(predicted: QuadraticDescent) -> Said:
+    """Which curvatures the gradient reaches: where they are negative, the quadratic has no lowest point."""
+    low, high = float(predicted.nodes.min()), float(predicted.nodes.max())
+    down = "so the quadratic falls without end along it" if low < 0 else "so the quadratic has a lowest point"
+    words = f"the least curvature that descent from here can reach, {down}; the largest is {high:.4g}"
+    return ("least curvature", f"{low:.4g}", words)
 
 
 def _settled(own: SettledPart) -> list[Said]:
