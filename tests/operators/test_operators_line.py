@@ -199,6 +199,18 @@ def test_words_dictionaries_and_vectors_are_one():
     assert one.expansion.slope != cs.line(problem, "random", seed=4, num_points=3).expansion.slope
 
 
+def test_a_radius_counts_every_point_that_was_looked_at():
+    def bumpy(w):  # a quadratic with a dent that only some of the points see
+        return (1 + w**2 / 2 + 0.3 * w**2 * torch.exp(-((w - 0.33) ** 2) / 2e-4) + 0.4 * w**3).sum()
+
+    found = cs.line(problem_of(bumpy), ONE, span=(-1.0, 1.0), num_points=11)
+    for order, name in ((2, "quadratic"), (3, "cubic")):
+        for side, radius in found.radii[name].items():
+            t = found.t if side == "ahead" else -found.t
+            before = found.verdicts(order)[(t > 0) & (t < radius.high)]
+            assert (before >= 0).all()
+
+
 def test_a_block_alone():
     problem, *_ = mlp()
     block = problem.space().blocks[0].name
@@ -217,6 +229,7 @@ def test_another_point_is_at_one():
     there = theta + drawn(problem)
     points = [there, space.scatter(there), problem.at(there)]
     found = [cs.line(problem, to=point, num_points=7) for point in points]
+    assert 1.0 in cs.line(problem, to=there, num_points=4).t
     for one in found:
         assert float(one.loss[np.argmin(np.abs(one.t - 1.0))]) == pytest.approx(problem.at(there).value())
         assert one.length == pytest.approx(float((there - theta).norm()))

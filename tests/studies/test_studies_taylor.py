@@ -40,6 +40,7 @@ def cfg(tmp_path_factory):
             "num_top": 1,
             "num_points": 5,
             "plane_points": 3,
+            "num_steps": 50,
             "fit_steps": 80,
             "fit_rate": 0.02,
         }

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 PRECISION = 0.02  # relative width of the brackets of radii
+ROUNDS = 4  # of looking for them, until none adds a point
 BETWEEN = (-0.25, 1.25)  # of the way to another point
 
 
@@ -153,14 +154,9 @@ def line(
     rounding = noise(losses, expansion.reach(math.sqrt(eps) * abs(here)), here, eps) if here else 0.0
     agreement = Agreement(float(tolerance), rounding)
     low, high = span or (BETWEEN if to is not None else (-reach, reach))
-    values = {0.0: here} | {float(t): losses(float(t)) for t in track(_grid(low, high, num_points), "line")}
-    radii = {}
-    for order in (2, 3) if cubic else (2,):
-        verdicts = _verdicts(expansion, agreement, order)
-        radii[NAMES[order]] = {
-            name: find_radius(values, verdicts, losses, side, precision=PRECISION)
-            for name, side in (("ahead", 1), ("behind", -1))
-        }
+    grid = _grid(low, high, num_points, *([1.0] if to is not None else []))
+    values = {0.0: here} | {t: losses(t) for t in track(grid, "line")}
+    radii = _radii(values, losses, expansion, agreement, (2, 3) if cubic else (2,))
     t = np.array(sorted(values))
     theta = own_vector(problem, *blocks)
     return Line(
@@ -225,9 +221,32 @@ def _way(problem: Problem, direction: Any, blocks: tuple[Params, ...], to: Any, 
     )
 
 
-def _grid(low: float, high: float, num_points: int) -> list[float]:
-    """Equally spaced points, without zero."""
-    return [float(t) for t in np.linspace(low, high, num_points) if abs(t) > 1e-12 * (high - low)]
+def _grid(low: float, high: float, num_points: int, *others: float) -> list[float]:
+    """Equally spaced points and others that lie between them, without zero."""
+    points = {*np.linspace(low, high, num_points).tolist(), *(t for t in others if low <= t <= high)}
+    return sorted(t for t in points if abs(t) > 1e-12 * (high - low))
+
+
+def _radii(
+    values: dict[float, float],
+    losses: Losses,
+    expansion: Expansion,
+    agreement: Agreement,
+    orders: tuple[Order, ...],
+) -> dict[str, dict[str, Radius]]:
+    """Every prediction's radii on both sides, from all points: what one adds counts for the other."""
+    found: dict[str, dict[str, Radius]] = {}
+    for _ in range(ROUNDS):
+        known = len(values)
+        for order in orders:
+            verdicts = _verdicts(expansion, agreement, order)
+            found[NAMES[order]] = {
+                name: find_radius(values, verdicts, losses, side, precision=PRECISION)
+                for name, side in (("ahead", 1), ("behind", -1))
+            }
+        if len(values) == known:
+            break
+    return found
 
 
 def _verdicts(

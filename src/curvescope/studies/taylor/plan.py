@@ -33,9 +33,9 @@ PLAN = Plan(
     blocks,
     cost,
     (
-        {"plane_points": 11, "num_points": 15},
-        {"plane_points": 9, "num_points": 11, "num_steps": 20, "num_top": 1},
-        {"plane_points": 7, "num_points": 9, "num_steps": 10, "num_top": 1, "settle": 0.0, "cubic": False},
+        {"plane_points": 7, "num_points": 11},
+        {"plane_points": 7, "num_points": 11, "num_steps": 20, "num_top": 1},
+        {"plane_points": 5, "num_points": 9, "num_steps": 10, "num_top": 1, "settle": 0.0, "cubic": False},
         {
             "tokens": 64, "plane_points": 0, "num_points": 7, "num_steps": 5, "num_top": 1, "settle": 0.0,
             "cubic": False, "update": False,
