@@ -90,7 +90,7 @@ def _seen(predicted: QuadraticDescent) -> Said:
     """Which curvatures the gradient reaches: where they are negative, the quadratic has no lowest point."""
     low, high = float(predicted.nodes.min()), float(predicted.nodes.max())
     down = "so the quadratic falls without end along it" if low < 0 else "so the quadratic has a lowest point"
-    words = f"the least curvature that descent from here can reach, {down}; the largest is {high:.4g}"
+    words = f"the least Ritz value in the Krylov space of the gradient, {down}; the largest is {high:.4g}"
     return ("least curvature", f"{low:.4g}", words)
 
 
