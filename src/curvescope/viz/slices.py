@@ -108,7 +108,7 @@ def plane(
     a: np.ndarray,
     b: np.ndarray,
     loss: np.ndarray,
-    quadratic: np.ndarray,
+    quadratic: tuple[np.ndarray, np.ndarray, np.ndarray],
     verdicts: np.ndarray,
     *,
     names: Sequence[str] = ("u", "v"),
@@ -116,6 +116,8 @@ def plane(
 ) -> Axes:
     """Draw the loss (A, B) as colours with lines of equal height, those of the quadratic dashed, at the same
     heights; dots where the quadratic holds (`verdicts` 1). White: no finite loss.
+
+    `quadratic` is its own a, b and values, on a finer grid.
     """
     from matplotlib import patheffects
     from matplotlib.lines import Line2D
@@ -126,7 +128,7 @@ def plane(
     colours = ax.contourf(a, b, shown, levels=levels, cmap="viridis", extend="both")
     ax.contour(a, b, shown, levels=levels[1:-1:2], colors="white", linewidths=0.8)
     lines = ax.contour(
-        a, b, quadratic.T, levels=levels[1:-1:2], colors=DASHED, linewidths=1.2, linestyles="--"
+        *quadratic[:2], quadratic[2].T, levels=levels[1:-1:2], colors=DASHED, linewidths=1.2, linestyles="--"
     )
     lines.set(path_effects=[patheffects.withStroke(linewidth=2.2, foreground="black", alpha=0.35)])
     x, y = np.meshgrid(a, b, indexing="ij")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -62,11 +63,14 @@ class Plane(Result):
     @property
     def quadratic(self) -> np.ndarray:
         """(A, B): L + gᵀδ + ½ δᵀHδ, δ = a u + b v."""
-        a, b = self.a[:, None], self.b[None]
+        return self.quadratic_at(self.a, self.b)
+
+    def quadratic_at(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        """The same on another grid, a (A,) and b (B,): (A, B)."""
+        x, y = a[:, None], b[None]
         (uu, uv), (_, vv) = self.curvature
-        return (
-            self.here + a * self.slope[0] + b * self.slope[1] + (a * a * uu + 2 * a * b * uv + b * b * vv) / 2
-        )
+        first = x * self.slope[0] + y * self.slope[1]
+        return self.here + first + (x * x * uu + 2 * x * y * uv + y * y * vv) / 2
 
     @property
     def terms(self) -> np.ndarray:
@@ -97,9 +101,11 @@ class Plane(Result):
             }
         )
 
-    def plot(self, ax: Axes | None = None) -> Axes:
+    def plot(self, ax: Axes | None = None, names: Sequence[str] | None = None) -> Axes:
         """The loss as colours, lines of equal height of the loss and, dashed, of the quadratic."""
-        return slices.plane(ax, self.a, self.b, self.loss, self.quadratic, self.verdicts, names=self.names)
+        a, b = (np.linspace(x.min(), x.max(), 121) for x in (self.a, self.b))
+        fine = (a, b, self.quadratic_at(a, b))
+        return slices.plane(ax, self.a, self.b, self.loss, fine, self.verdicts, names=names or self.names)
 
 
 def plane(

@@ -91,7 +91,7 @@ def _plane(found: Taylor) -> Figure:
     assert p is not None
     figure, axes = _panels(1, 6.6, 5.2)
     names = ("top eigenvector", "−∇L, orthogonal to it")
-    slices.plane(axes[0][0], p.a, p.b, p.loss, p.quadratic, p.verdicts, names=names)
+    p.plot(axes[0][0], names)
     return figure
 
 
