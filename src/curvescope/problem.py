@@ -247,12 +247,22 @@ class Problem:
 
     def gradient(self, *patterns: Params) -> Tensor:
         """∇L(θ) over `space(*patterns)`: (n,)."""
+        return self._value_and_gradient(*patterns)[1]
+
+    def value_and_gradient(self, *patterns: Params) -> tuple[float, Tensor]:
+        """L(θ), and ∇L(θ) over `space(*patterns)`, (n,), from one pass over the data."""
+        value, found = self._value_and_gradient(*patterns)
+        return float(value), found
+
+    def _value_and_gradient(self, *patterns: Params) -> tuple[Tensor, Tensor]:
         self.check_structure()
         space = self.space(*patterns)
         for batch in self.batches:
             if hides_start(batch.inputs):
                 with differentiating(), torch.no_grad():
                     self._loss(batch.map(self.placed))
+        sums: list[Tensor] = []
+        summed = self.dtype if self.device.type == "mps" else torch.float64
         total = torch.zeros(space.size, dtype=self.dtype, device=self.device)
         for batch in self.placed_batches("gradient"):
             with differentiating():
@@ -261,11 +271,12 @@ class Problem:
                     return self.loss.sum(self.outputs(batch, leaves), batch.targets, batch.weights)
 
                 leaves, value = self.differentiable(space.parameters, loss, lambda value: [value])
+                sums.append(value.detach())
                 if not value.requires_grad:
                     continue
                 found = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
             total += space.gather({k: g for k, g in zip(leaves, found, strict=True) if g is not None})
-        return total / self.num_terms
+        return torch.stack(sums).sum(dtype=summed) / self.num_terms, total / self.num_terms
 
     def differentiable(
         self, names: tuple[str, ...], run: Callable[[Leaves], T], ends: Callable[[T], Sequence[Tensor | None]]

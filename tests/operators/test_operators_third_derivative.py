@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 import curvescope as cs
 import oracles
 from curvescope.kernels.norms.written_out import written_out_norms
-from curvescope.operators.third_derivative import ThirdDerivative, third_derivative
+from curvescope.operators.taylor.third_derivative import ThirdDerivative, third_derivative
 from oracles import relative_error
 from selection import one_in, some
 

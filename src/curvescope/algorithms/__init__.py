@@ -12,6 +12,7 @@ from curvescope.algorithms.functions.trace_function import FunctionTrace, logdet
 from curvescope.algorithms.spectra.deflation import deflate
 from curvescope.algorithms.spectra.density import SpectralDensity, block_density, spectral_density
 from curvescope.algorithms.spectra.lanczos import Eigenpairs, Tridiagonals, eigsh, lanczos
+from curvescope.algorithms.stability.quadratic import QuadraticDescent, quadratic_descent
 from curvescope.algorithms.stability.sharpness import Sharpness, preconditioned_sharpness
 from curvescope.algorithms.systems.inverse import Inverse, inverse
 from curvescope.algorithms.systems.solve import Solution, solve
@@ -25,6 +26,7 @@ __all__ = [
     "FrobeniusNorm",
     "FunctionTrace",
     "Inverse",
+    "QuadraticDescent",
     "Sharpness",
     "Solution",
     "SpectralDensity",
@@ -43,6 +45,7 @@ __all__ = [
     "lanczos",
     "logdet",
     "preconditioned_sharpness",
+    "quadratic_descent",
     "solve",
     "spectral_density",
     "spectral_norm",

@@ -7,7 +7,7 @@ from curvescope.operators.jacobian import Jacobian
 from curvescope.operators.kronecker import EKFAC, KFAC, KFACQuality, KroneckerOperator, Shampoo, kfac_quality
 from curvescope.operators.per_sample import PerSample, SampleTraces, per_sample
 from curvescope.operators.sources import Source, Sources
-from curvescope.operators.third_derivative import ThirdDerivative, third_derivative
+from curvescope.operators.taylor import Line, Plane, ThirdDerivative, line, plane, third_derivative
 
 __all__ = [
     "EKFAC",
@@ -23,8 +23,10 @@ __all__ = [
     "Jacobian",
     "KFACQuality",
     "KroneckerOperator",
+    "Line",
     "MonteCarloFisher",
     "PerSample",
+    "Plane",
     "SampleTraces",
     "Shampoo",
     "Source",
@@ -34,6 +36,8 @@ __all__ = [
     "diagonal_cost",
     "exact_diagonal",
     "kfac_quality",
+    "line",
     "per_sample",
+    "plane",
     "third_derivative",
 ]

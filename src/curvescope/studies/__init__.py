@@ -24,6 +24,7 @@ STUDIES = {
     "probes": "nearest keys of words in every head, and what their values write",
     "heads": "QK and VO circuits of every head as tokens, their spectra, copying and composition",
     "trajectory": "paths of tokens through the layers: angles, logit lens, who moves them, and pictures",
+    "taylor": "how far a quadratic and a cubic predict: lines, a plane, gradient descent and its ceiling",
     "landscape": "how the mean loss settles as the sample grows: beside a control, by exact laws, around w*",
     "layernorm": "the ellipsoids of a model's norms, and keys that no query can prefer",
 }

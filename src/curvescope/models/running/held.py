@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from curvescope.core.errors import UsageError
 from curvescope.models.running.dispatch import DispatchMode
@@ -29,14 +28,25 @@ class RefuseHeld(DispatchMode):
             if value.data_ptr() != own[name].data_ptr()
         ]
 
+        self._low = min((start for start, _, _ in self._spans), default=0)
+        self._high = max((stop for _, stop, _ in self._spans), default=0)
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        for x in tree_leaves((args, kwargs)):
-            if isinstance(x, Tensor) and x.layout == torch.strided:
-                at = x.data_ptr()
+        self._refuse(args)
+        if kwargs:
+            self._refuse(kwargs)
+        return func(*args, **(kwargs or {}))
+
+    def _refuse(self, x: Any) -> None:
+        if isinstance(x, list | tuple | dict):
+            for item in x.values() if isinstance(x, dict) else x:
+                self._refuse(item)
+        elif isinstance(x, Tensor) and x.layout == torch.strided:
+            at = x.data_ptr()
+            if self._low <= at < self._high:
                 for start, stop, name in self._spans:
                     if start <= at < stop:
                         raise moved(name)
-        return func(*args, **(kwargs or {}))
 
 
 def moved(name: str) -> UsageError:

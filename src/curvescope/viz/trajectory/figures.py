@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from curvescope.viz.blocks import PALETTE
-from curvescope.viz.labels import Marks, Names, along, name_points
+from curvescope.viz.trajectory.labels import Marks, Names, along, name_points
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

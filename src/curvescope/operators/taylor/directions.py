@@ -1,0 +1,166 @@
+"""Directions in the space of parameters: what a person gives, as one vector; and the point θ + Σ tᵢ dᵢ."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple, get_args
+
+import torch
+from torch import Tensor
+
+from curvescope.core.blocks import Block, ParamSpace
+from curvescope.core.errors import ShapeError, UsageError, near_misses
+from curvescope.core.seeds import probes
+from curvescope.models.choice.params import Params
+from curvescope.models.model import Model
+from curvescope.problem import Problem
+
+Word = Literal["gradient", "random"]
+Given = Tensor | Mapping[str, Tensor] | Word
+Point = Tensor | Mapping[str, Tensor] | Model | Problem
+WORDS = {"gradient": "−∇L, steepest descent", "random": "a random direction of length one"}
+
+
+class Direction(NamedTuple):
+    """A vector over the blocks that are meant, and what it is called."""
+
+    vector: Tensor  # (n,)
+    name: str
+
+
+def check_problem(problem: Any) -> None:
+    """Raise unless it is one."""
+    if not isinstance(problem, Problem):
+        raise UsageError(f"expected a cs.Problem, got {type(problem).__name__}")
+
+
+def as_direction(problem: Problem, given: Any, *blocks: Params, seed: int = 0) -> Direction:
+    """The vector over `problem.space(*blocks)` that is meant.
+
+    Args:
+        given: A vector (n,); tensors by the names of parameters, those not named do not move; "gradient" for
+            −∇L, so that t is a learning rate; "random" for a Gaussian direction of length one.
+        seed: Of the random one.
+    """
+    space = problem.space(*blocks)
+    name = "given"
+    if isinstance(given, str):
+        if given not in get_args(Word):
+            words = list(get_args(Word))
+            raise UsageError(
+                f"expected a vector, a dictionary of tensors, 'gradient' or 'random', got {given!r}",
+                hint=near_misses(given, words),
+            )
+        name = WORDS[given]
+        vector = -problem.gradient(*blocks) if given == "gradient" else _random(space, seed)
+    elif isinstance(given, Mapping):
+        vector = _gathered(problem, given, space)
+    else:
+        vector = _checked(given, space)
+    return Direction(_usable(vector.detach(), "direction"), name)
+
+
+def towards(problem: Problem, point: Any, *blocks: Params) -> Direction:
+    """The way d = θ' − θ to another point, so that θ + d is that point.
+
+    Args:
+        point: Parameters θ' by name, a vector over the blocks, a model, or a problem at other parameters.
+    """
+    space, here = problem.space(*blocks), own_vector(problem, *blocks)
+    given = point.parameters if isinstance(point, Model | Problem) else point
+    if isinstance(given, Mapping):
+        missing = [name for name in space.parameters if name not in given]
+        if missing:
+            raise UsageError(
+                f"expected a point with all parameters that vary, got one without {missing[0]!r}",
+                hint="pass the blocks that it has, or its whole state",
+            )
+        there = _gathered(problem, {name: given[name] for name in space.parameters}, space)
+    else:
+        there = _checked(given, space)
+    return Direction(_usable((there - here).detach(), "way to the other point"), "to the other point")
+
+
+def moved(problem: Problem, trees: Sequence[Mapping[str, Tensor]], t: Sequence[float]) -> Problem:
+    """The problem at θ + Σ tᵢ dᵢ, the directions dᵢ by the names of parameters."""
+    here = problem.parameters
+    point = {name: here[name].detach() for tree in trees for name in tree}
+    for tree, step in zip(trees, t, strict=True):
+        for name, change in tree.items():
+            point[name] = torch.add(point[name], change, alpha=float(step))
+    return problem.at(point)
+
+
+def filter_normalised(problem: Problem, vector: Tensor, *blocks: Params) -> Tensor:
+    """The direction with every filter as long as that of the parameters: d ← d ‖θ_f‖ / ‖d_f‖.
+
+    A filter f is what leads to one output: a column of a matrix, laid out inputs × outputs, or what the
+    first axis of a larger tensor counts. Biases and gains do not move. (Li, Xu, Taylor, Studer and Goldstein,
+    Visualizing the loss landscape of neural nets, 2018, arXiv 1712.09913, section 4, and their code.)
+    """
+    space = problem.space(*blocks)
+    own, weights = space.split(vector), space.split(own_vector(problem, *blocks))
+    scaled = {block.name: _scaled(block, own[block.name], weights[block.name]) for block in space}
+    return _usable(space.join(scaled), "filter-normalised direction")
+
+
+def own_vector(problem: Problem, *blocks: Params) -> Tensor:
+    """θ itself over the blocks: (n,)."""
+    space, here = problem.space(*blocks), problem.parameters
+    return space.gather({name: here[name].detach() for name in space.parameters})
+
+
+def dot(x: Tensor, y: Tensor) -> float:
+    """x · y, in float64."""
+    return float(x.double() @ y.double())
+
+
+def _scaled(block: Block, d: Tensor, w: Tensor) -> Tensor:
+    if len(block.shape) < 2:
+        return torch.zeros_like(d)
+    axes = (0,) if len(block.shape) == 2 else tuple(range(1, len(block.shape)))
+    length = torch.linalg.vector_norm(d, dim=axes, keepdim=True)
+    wanted = torch.linalg.vector_norm(w, dim=axes, keepdim=True)
+    return torch.where(length > 0, d * wanted / length, torch.zeros_like(d))
+
+
+def _random(space: ParamSpace, seed: int) -> Tensor:
+    drawn = probes(space.size, 1, seed=seed, kind="gaussian", dtype=space.dtype, device=space.device)[:, 0]
+    return drawn / torch.linalg.vector_norm(drawn.double()).to(drawn)
+
+
+def _gathered(problem: Problem, tree: Mapping[str, Tensor], space: ParamSpace) -> Tensor:
+    """The vector of tensors by name, each of its parameter's shape; refused where nothing of it can move."""
+    own = problem.parameters
+    for name, value in tree.items():
+        if name not in own:
+            raise UsageError(f"the model has no parameter {name!r}", hint=near_misses(name, list(own)))
+        if not isinstance(value, Tensor) or value.shape != own[name].shape:
+            got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+            raise ShapeError(f"{name}: expected a tensor of {tuple(own[name].shape)}, got {got}")
+    placed = {name: value.detach().to(space.device, space.dtype) for name, value in tree.items()}
+    outside = [name for name in tree if name not in space.parameters]
+    if outside:
+        raise UsageError(
+            f"expected parameters among those that vary, got {outside[0]!r}",
+            hint="pass its block after the direction, or leave it out",
+        )
+    return space.gather(placed)
+
+
+def _checked(given: Any, space: ParamSpace) -> Tensor:
+    if not isinstance(given, Tensor) or given.shape != (space.size,):
+        got = f"a tensor of {tuple(given.shape)}" if isinstance(given, Tensor) else type(given).__name__
+        raise ShapeError(
+            f"expected a vector of {space.size} entries, got {got}",
+            hint="problem.space(*blocks).gather(tree) makes one from parameters",
+        )
+    return given.detach().to(space.device, space.dtype)
+
+
+def _usable(vector: Tensor, what: str) -> Tensor:
+    if not bool(torch.isfinite(vector).all()):
+        raise UsageError(f"expected a {what} of finite numbers, got infinite or undefined entries")
+    if not bool((vector != 0).any()):
+        raise UsageError(f"expected a {what} that is not zero", hint="along zero nothing changes")
+    return vector

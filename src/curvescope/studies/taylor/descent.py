@@ -1,0 +1,205 @@
+"""Gradient descent itself, on all data: beside its prediction, and to a point where there is one.
+
+A *settled* point θ* is one where the model fits its data, found by Adam. What is left of the gradient there
+would hide what the ceiling 2/λ_max says of a stationary point, so descent near θ* is on the loss without its
+slope, L(θ) − ∇L(θ*)ᵀ(θ − θ*): its gradient is zero at θ*, and all higher derivatives are those of L.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from curvescope.algorithms import Eigenpairs, QuadraticDescent, eigsh, quadratic_descent
+from curvescope.core.errors import CurvescopeError
+from curvescope.core.progress import track
+from curvescope.core.result import Result
+from curvescope.operators import Hessian, Line, line, per_sample
+from curvescope.operators.taylor.directions import dot, own_vector
+from curvescope.problem import Problem
+
+NEAR = {torch.float64: 1e-3}  # of the radius of the quadratic, where descent near a settled point begins
+NEAR_ROUNDED = 0.03  # in other types, whose rounding would show nearer
+WITHIN = 0.05  # of the largest change so far: a trajectory that is predicted
+ADAM_EPS = 1e-8
+LEAST = 30.0  # a loss that is so many times that at the start, and its gradient too, has diverged
+
+
+@dataclass(frozen=True)
+class Descent(Result):
+    """K steps of gradient descent with one learning rate; nan behind a step that is no number."""
+
+    share: float  # of 2/λ_max
+    learning_rate: float
+    change: np.ndarray  # (K + 1,) of the loss, zero at first
+    gradient_norm: np.ndarray  # (K + 1,)
+    along: np.ndarray  # (K + 1,) of the gradient along the top eigenvector at the start
+    sharpness: float  # λ_max where it ended; nan where that was not measured
+
+    @property
+    def num_finite(self) -> int:
+        """Steps, with the start, at which everything is a number."""
+        return int(np.isfinite(self.change).sum())
+
+    @property
+    def diverged(self) -> bool:
+        """Whether it ended at no number, or with a gradient far above all that it began with."""
+        last = self.gradient_norm[self.num_finite - 1]
+        return self.num_finite < len(self.change) or bool(last > LEAST * self.gradient_norm[0])
+
+    def errors(self, predicted: np.ndarray) -> np.ndarray:
+        """|predicted − found| change of the loss at every step, over the largest change so far: (K + 1,)."""
+        largest = np.maximum.accumulate(np.abs(np.nan_to_num(self.change)))
+        found = np.abs(predicted - self.change) / np.where(largest > 0, largest, 1.0)
+        return np.where(np.isfinite(found), found, math.inf)
+
+    def steps_within(self, predicted: np.ndarray, share: float = WITHIN) -> int:
+        """The last step up to which the change of the loss is predicted within a share."""
+        outside = np.flatnonzero(self.errors(predicted) > share)
+        return int(outside[0]) - 1 if len(outside) else len(self.change) - 1
+
+
+@dataclass(frozen=True)
+class Settled(Result):
+    """A point that fits the data, from θ by Adam on all of them."""
+
+    theta: np.ndarray  # (n,) in the type of the parameters
+    losses: np.ndarray  # before each step, and at the end
+    goal: float  # the loss at which it stops
+
+    @property
+    def reached(self) -> bool:
+        """Whether the goal was."""
+        return bool(self.losses.min() <= self.goal)
+
+
+def adam_direction(problem: Problem) -> Tensor:
+    """−m/(√v + ε): Adam's update per learning rate, m and v the moments of the sequences' gradients at θ.
+
+    They are what Adam's averages tend to where θ stays and every step sees one sequence, each as often as it
+    weighs.
+    """
+    samples = per_sample(problem)
+    shares = torch.as_tensor(samples.shares)
+    first = second = torch.zeros(samples.space.size, dtype=torch.float64, device=problem.device)
+    for which, g in samples.gradient_parts():
+        weights = shares[which].to(problem.device)
+        first = first + weights @ g.double()
+        second = second + weights @ g.double() ** 2
+    return (-first / (second.sqrt() + ADAM_EPS)).to(problem.dtype)
+
+
+def ceiling(pairs: Eigenpairs) -> float:
+    """2/λ_max."""
+    top = float(pairs.values[0])
+    if not top > 0:
+        raise CurvescopeError(
+            f"λ_max is {top:.3g}, so gradient descent has no ceiling here",
+            hint="--set shares=[] leaves it out",
+        )
+    return 2 / top
+
+
+def descend(
+    problem: Problem,
+    start: Tensor,
+    pairs: Eigenpairs,
+    share: float,
+    num_steps: int,
+    *,
+    tilt: Tensor | None = None,
+    measure: bool = True,
+) -> Descent:
+    """Gradient descent from a vector over all blocks, with a share of the ceiling as learning rate.
+
+    Args:
+        pairs: The first eigenvector is looked along.
+        tilt: A gradient that is taken away everywhere.
+        measure: Whether to take λ_max at the end.
+    """
+    rate, v = share * ceiling(pairs), torch.as_tensor(_vectors(pairs)[:, 0]).to(start)
+    theta, last, first, rows = start.clone(), start, 0.0, []
+    for k in track(range(num_steps + 1), "gradient descent"):
+        here = problem.at(theta)
+        value, g = here.value_and_gradient()
+        if tilt is not None:
+            g, value = g - tilt, value - dot(tilt, theta - start)
+        first = value if k == 0 else first
+        if not math.isfinite(value) or not bool(torch.isfinite(g).all()):
+            break
+        rows.append((value - first, math.sqrt(dot(g, g)), dot(g, v)))
+        last, theta = theta, theta - rate * g
+    columns = np.full((3, num_steps + 1), np.nan)
+    columns[:, : len(rows)] = np.array(rows).T
+    whole = measure and len(rows) == num_steps + 1
+    sharpness = float(_top(problem.at(last), v).values[0]) if whole else math.nan
+    return Descent(share, rate, *columns, sharpness=sharpness)
+
+
+def predict(
+    problem: Problem, g: Tensor, pairs: Eigenpairs, shares: tuple[float, ...], num_steps: int
+) -> QuadraticDescent:
+    """What the quadratic at the problem's point says of descent with these shares of the ceiling."""
+    return quadratic_descent(Hessian(problem), g, [share * ceiling(pairs) for share in shares], num_steps)
+
+
+def settle(problem: Problem, goal: float, num_steps: int, rate: float) -> Settled:
+    """Adam on all data until the loss is at most `goal`; the best point it came by."""
+    theta = own_vector(problem).clone()
+    best, losses = theta.clone(), []
+    adam = torch.optim.Adam([theta.requires_grad_()], lr=rate)
+    for _ in track(range(num_steps + 1), "settling"):
+        value, g = problem.at(theta.detach()).value_and_gradient()
+        losses.append(value)
+        if losses[-1] <= min(losses):
+            best = theta.detach().clone()
+        if not losses[-1] > goal or len(losses) > num_steps:
+            break
+        theta.grad = g
+        adam.step()
+    return Settled(best.cpu().numpy(), np.array(losses), goal)
+
+
+def settled_problem(problem: Problem, settled: Settled) -> Problem:
+    """The problem at θ*."""
+    return problem.at(torch.as_tensor(settled.theta).to(problem.device, problem.dtype))
+
+
+def away(problem: Problem, pairs: Eigenpairs) -> Tensor:
+    """A direction of length one that has the top eigenvector in it and much else: v + g/‖g‖."""
+    g, v = problem.gradient(), torch.as_tensor(_vectors(pairs)[:, 0]).to(problem.device, problem.dtype)
+    along = v * (1.0 if dot(g, v) >= 0 else -1.0)
+    found = along + (g / math.sqrt(dot(g, g)) if bool((g != 0).any()) else 0)
+    return found / math.sqrt(dot(found, found))
+
+
+def near(problem: Problem, pairs: Eigenpairs, along: Line) -> tuple[Tensor, Tensor]:
+    """Where descent near θ* begins, within the quadratic regime along `away`, and the gradient at θ*."""
+    radius = along.radius(2)
+    step = NEAR.get(problem.dtype, NEAR_ROUNDED) * (
+        radius if math.isfinite(radius) else float(np.abs(along.t).max())
+    )
+    return own_vector(problem) + step * away(problem, pairs), problem.gradient()
+
+
+def top_pairs(problem: Problem, k: int, seed: int) -> Eigenpairs:
+    """The largest eigenvalues of the Hessian with their vectors."""
+    return eigsh(Hessian(problem), min(k, problem.space().size), which="LA", seed=seed)
+
+
+def settled_line(problem: Problem, pairs: Eigenpairs, tolerance: float) -> Line:
+    """The loss along `away`, for the radius of the quadratic."""
+    return line(problem, away(problem, pairs), num_points=21, tolerance=tolerance, cubic=False)
+
+
+def _top(problem: Problem, v: Tensor) -> Eigenpairs:
+    return eigsh(Hessian(problem), 1, which="LA", tol=1e-3, v0=v)
+
+
+def _vectors(pairs: Eigenpairs) -> np.ndarray:
+    assert pairs.vectors is not None
+    return pairs.vectors

@@ -1,0 +1,187 @@
+"""How far derivatives at one point carry: the loss along lines and on a plane, and gradient descent.
+
+Along the gradient, an update of Adam, the sharpest directions, random ones and the way to another checkpoint
+the loss is put beside its quadratic and cubic predictions, with the radius up to which each holds. Gradient
+descent is predicted step by step from one Lanczos run, and taken; with learning rates just below and just
+above the ceiling 2/λ_max, at the model itself and next to a point that fits the data.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from curvescope.algorithms import Eigenpairs, QuadraticDescent
+from curvescope.core.config import as_tuples, at_least, setting
+from curvescope.core.errors import UsageError
+from curvescope.core.progress import Progress
+from curvescope.core.result import Result
+from curvescope.models.model import Model
+from curvescope.models.zoo.names import BUNDLED, REVISIONS
+from curvescope.operators import Line, Plane
+from curvescope.runs.contents import fingerprint
+from curvescope.runs.shown import Line as Said
+from curvescope.runs.shown import Shown
+from curvescope.runs.work import Finished, State, work_through
+from curvescope.studies.checkpoints import load_checkpoints
+from curvescope.studies.setting import ModelOnData, make_problem, notes_of
+from curvescope.studies.taylor import tables, words, work
+from curvescope.studies.taylor.descent import Descent, Settled
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+NOWHERE = "none"
+
+
+@dataclass(frozen=True)
+class Config(ModelOnData):
+    """What to look at and how hard. The defaults take less than a minute on a CPU."""
+
+    tokens: int = setting(128, "of a text; labelled texts and images: ⌈tokens / seq_len⌉ of them")
+    seq_len: int = setting(32, "tokens of one sequence")
+    dtype: str = setting("float64", "float32 or float64; descent near a settled point needs the latter")
+    towards: str | None = setting(
+        None, "another checkpoint, a revision or a folder; by default the one before of a bundled model"
+    )
+    num_top: int = setting(2, "sharpest directions, eigenvectors of the Hessian")
+    num_random: int = setting(1, "random directions")
+    update: bool = setting(True, "whether to look along an update of Adam")
+    cubic: bool = setting(True, "whether to take third derivatives")
+    num_points: int = setting(17, "of a line, besides those between which a radius is looked for")
+    plane_points: int = setting(9, "along each axis of the plane; 0: no plane")
+    tolerance: float = setting(0.1, "of a prediction, relative to the sum of its terms")
+    shares: tuple[float, ...] = setting((0.1, 0.95, 1.05), "learning rates of descent, in units of 2/λ_max")
+    num_steps: int = setting(30, "of gradient descent")
+    settle: float = setting(0.02, "share of the loss down to which the data are fitted; 0: not at all")
+    fit_steps: int = setting(100, "of Adam for that, at most")
+    fit_rate: float = setting(1e-3, "its learning rate")
+
+    def __post_init__(self) -> None:
+        as_tuples(self, "shares")
+        super().__post_init__()
+        at_least(self, 1, "num_top", "num_steps", "fit_steps")
+        at_least(self, 0, "num_random", "plane_points")
+        at_least(self, 2, "num_points")
+        if self.plane_points == 1:
+            raise UsageError("plane_points: expected 0 or at least 2, got 1")
+        if not self.tolerance > 0 or not self.fit_rate > 0 or not 0 <= self.settle < 1:
+            raise UsageError("expected tolerance and fit_rate above 0, and settle from 0 to below 1")
+        if any(not share > 0 for share in self.shares):
+            raise UsageError(f"shares: expected numbers above 0, got {self.shares}")
+
+
+@dataclass(frozen=True)
+class SettledPart(Result):
+    """Descent on the loss without its slope next to a point that fits the data."""
+
+    losses: np.ndarray  # of Adam on the way there
+    reached: bool
+    loss: float
+    sharpest: float  # λ_max
+    residual: float
+    along: Line  # in the direction of the start
+    predicted: QuadraticDescent
+    descents: list[Descent]
+
+
+@dataclass(frozen=True)
+class Taylor(Shown):
+    """Lines, a plane and descents of a model, and descents next to a settled point."""
+
+    model: str
+    data: str
+    loss_name: str
+    num_parameters: int
+    loss: float
+    sharpest: np.ndarray  # (num_top,) largest eigenvalues of the Hessian
+    residuals: np.ndarray  # (num_top,) an eigenvalue lies within
+    lines: dict[str, Line]  # by direction
+    plane: Plane | None
+    predicted: QuadraticDescent | None  # at the model, for all shares
+    descents: list[Descent]
+    settled: SettledPart | None
+
+    def summary(self) -> list[Said]:
+        """The numbers to look at first: label, value, words."""
+        return words.summary(self)
+
+    def captions(self) -> dict[str, str]:
+        """What each figure and table shows."""
+        return words.captions(self)
+
+    def tables(self) -> dict[str, pd.DataFrame]:
+        """Radii by direction, all points of the lines and the plane, all steps of the descents."""
+        return tables.make(self)
+
+    def figures(self) -> dict[str, Figure]:
+        """Figures by name; drawing computes nothing."""
+        from curvescope.studies.taylor import figures
+
+        return figures.draw(self)
+
+
+def run(cfg: Config, *, progress: Progress | None = None, state: State | None = None) -> Taylor:
+    """Measure lines, plane and descents.
+
+    Args:
+        progress: called with (what, number, total) as each piece begins.
+        state: finished pieces by name; filled as the study goes, used when it goes on.
+    """
+    problem = make_problem(cfg)
+    other = other_point(cfg, problem.model)
+    lines = work.lines(cfg, problem, other)
+    pieces = [*lines.values(), *work.descents(cfg, problem), *work.settled(cfg, problem)]
+    contents = fingerprint(problem.model, problem.batches, *([] if other is None else [other]))
+    found = work_through(pieces, contents=contents, progress=progress, state=state)
+    pairs = found.take(Eigenpairs, work.SHARP)
+    notes = [
+        *notes_of(cfg, problem),
+        *([] if pairs.converged else ["the sharpest directions have not converged"]),
+    ]
+    return Taylor(
+        model=problem.model.name,
+        data=problem.batches.name,
+        loss_name=problem.loss.name,
+        num_parameters=problem.space().size,
+        loss=problem.value(),
+        sharpest=pairs.values,
+        residuals=pairs.residuals,
+        lines={
+            name: found.take(Line, piece.name) for name, piece in lines.items() if name not in work.NO_LINES
+        },
+        plane=found.take(Plane, work.PLANE) if cfg.plane_points else None,
+        predicted=found.take(QuadraticDescent, work.PREDICTED) if cfg.shares else None,
+        descents=[found.take(Descent, work.descent(i)) for i in range(len(cfg.shares))],
+        settled=_settled_part(cfg, found) if cfg.settle and cfg.shares else None,
+        notes=notes,
+    )
+
+
+def other_point(cfg: Config, model: Model) -> Model | None:
+    """The checkpoint to go to; of a bundled model by default the one before, "none" for none."""
+    name = cfg.towards
+    if name is None and cfg.model in BUNDLED:
+        at = REVISIONS.index(cfg.revision or REVISIONS[-1])
+        name = REVISIONS[at - 1] if at else REVISIONS[1]
+    if name is None or name == NOWHERE:
+        return None
+    return load_checkpoints(cfg, (name,), model)[name]
+
+
+def _settled_part(cfg: Config, found: Finished) -> SettledPart:
+    point, pairs = found.take(Settled, work.SETTLED), found.take(Eigenpairs, work.SETTLED_SHARP)
+    along = found.take(Line, work.SETTLED_LINE)
+    return SettledPart(
+        losses=point.losses,
+        reached=point.reached,
+        loss=along.expansion.loss,
+        sharpest=float(pairs.values[0]),
+        residual=float(pairs.residuals[0]),
+        along=along,
+        predicted=found.take(QuadraticDescent, work.SETTLED_PREDICTED),
+        descents=[found.take(Descent, work.settled_descent(i)) for i in range(len(cfg.shares))],
+    )

@@ -1,0 +1,175 @@
+"""Figures of the loss along lines and on planes, with what derivatives predict of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from curvescope.viz.blocks import PALETTE
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+LOSS, COLOURS = "0.1", {"quadratic": PALETTE[0], "cubic": PALETTE[1]}
+STYLES = {"quadratic": "--", "cubic": ":"}
+DASHED = "#ff8c69"  # the quadratic, on the colours of a plane
+LEVELS = 14
+
+
+def along(
+    ax: Axes | None,
+    t: np.ndarray,
+    loss: np.ndarray,
+    dense: np.ndarray,
+    predictions: Mapping[str, np.ndarray],
+    reach: Mapping[str, tuple[float, float]],
+    *,
+    title: str = "",
+) -> Axes:
+    """Draw the loss at t with its predictions at `dense`; bars at the bottom span where each holds.
+
+    Points where the loss is not finite get a cross at the upper edge.
+    """
+    ax = _axes(ax, (5.6, 3.8))
+    finite = np.isfinite(loss)
+    low, high = (float(f(loss[finite])) for f in (np.min, np.max))
+    room = (high - low) or abs(high) or 1.0
+    ax.set_ylim(low - (0.12 + 0.05 * len(reach)) * room, high + 0.12 * room)
+    ax.plot(t[finite], loss[finite], "-", color=LOSS, lw=1.1, marker=".", ms=4, label="loss")
+    if not finite.all():
+        top = np.full(int((~finite).sum()), high + 0.08 * room)
+        ax.plot(t[~finite], top, "x", color=LOSS, ms=5, label="no finite loss")
+    for name, values in predictions.items():
+        ax.plot(dense, values, STYLES[name], color=COLOURS[name], lw=1.6, label=name)
+    for i, (name, (left, right)) in enumerate(reach.items()):
+        y = low - (0.08 + 0.05 * i) * room
+        ax.plot([left, right], [y, y], color=COLOURS[name], lw=3, solid_capstyle="butt")
+    ax.axvline(0, color="0.7", lw=0.6, zorder=0)
+    ax.set_xlabel("t")
+    ax.set_title(title, fontsize=10, loc="left")
+    ax.legend(fontsize=8, frameon=False)
+    _plain(ax)
+    return ax
+
+
+def errors(
+    ax: Axes | None,
+    t: np.ndarray,
+    difference: Mapping[str, np.ndarray],
+    allowed: np.ndarray,
+    rounding: float,
+    *,
+    title: str = "",
+) -> Axes:
+    """Draw errors against |t|, both logarithmic, and what is allowed: filled marks ahead, hollow behind."""
+    ax = _axes(ax, (5.6, 3.8))
+    away = t != 0
+    order = np.argsort(np.abs(t[away]))
+    x = np.abs(t[away])[order]
+    ax.plot(x, allowed[away][order], "-", color="0.55", lw=1, label="allowed")
+    shown = [allowed[away]]
+    for name, found in difference.items():
+        error = np.abs(found)
+        for side, inside in ((1, COLOURS[name]), (-1, "white")):
+            here = (side * t > 0) & np.isfinite(error) & (error > 0)
+            label = f"{name}, {'ahead' if side > 0 else 'behind'}"
+            ax.plot(
+                np.abs(t[here]),
+                error[here],
+                "o",
+                color=COLOURS[name],
+                ms=3.5,
+                mew=0.8,
+                label=label,
+                mfc=inside,
+            )
+            shown.append(error[here])
+    values = np.concatenate(shown)
+    values = values[values > 0]
+    ax.set_xscale("log")
+    ax.set_yscale("log")
+    if len(values):
+        low, high = max(values.min(), rounding / 30, 1e-300) / 2, 3 * values.max()
+        ax.set_ylim(low, high)
+        if rounding > low:
+            ax.axhspan(low, rounding, color="0.9", lw=0, zorder=0, label="rounding")
+    _decades(ax)
+    ax.set_xlabel("|t|")
+    ax.set_title(title or "error of the predictions", fontsize=10, loc="left")
+    ax.legend(fontsize=7, frameon=False, loc="lower right")
+    _plain(ax)
+    return ax
+
+
+def plane(
+    ax: Axes | None,
+    a: np.ndarray,
+    b: np.ndarray,
+    loss: np.ndarray,
+    quadratic: tuple[np.ndarray, np.ndarray, np.ndarray],
+    verdicts: np.ndarray,
+    *,
+    names: Sequence[str] = ("u", "v"),
+    title: str = "",
+) -> Axes:
+    """Draw the loss (A, B) as colours with lines of equal height, those of the quadratic dashed, at the same
+    heights; dots where the quadratic holds (`verdicts` 1). White: no finite loss.
+
+    `quadratic` is its own a, b and values, on a finer grid.
+    """
+    from matplotlib import patheffects
+    from matplotlib.lines import Line2D
+
+    ax = _axes(ax, (6.2, 5.0))
+    shown = np.ma.masked_invalid(loss.T)
+    levels = _levels(loss)
+    colours = ax.contourf(a, b, shown, levels=levels, cmap="viridis", extend="both")
+    ax.contour(a, b, shown, levels=levels[1:-1:2], colors="white", linewidths=0.8)
+    lines = ax.contour(
+        *quadratic[:2], quadratic[2].T, levels=levels[1:-1:2], colors=DASHED, linewidths=1.2, linestyles="--"
+    )
+    lines.set(path_effects=[patheffects.withStroke(linewidth=2.2, foreground="black", alpha=0.35)])
+    x, y = np.meshgrid(a, b, indexing="ij")
+    ax.plot(x[verdicts > 0], y[verdicts > 0], ".", color="white", ms=2.5)
+    ax.plot(0, 0, "+", color="white", ms=10, mew=1.6)
+    figure = ax.figure
+    figure.colorbar(colours, ax=ax, label="loss", pad=0.02, format="%.3g")
+    proxies = [Line2D([], [], color="white", lw=1), Line2D([], [], color=DASHED, lw=1.2, ls="--")]
+    ax.legend(
+        proxies, ["loss", "quadratic"], fontsize=8, loc="lower left", facecolor="0.35", labelcolor="white"
+    )
+    ax.set_xlabel(f"a: {names[0]}")
+    ax.set_ylabel(f"b: {names[1]}")
+    ax.set_title(title, fontsize=10, loc="left")
+    return ax
+
+
+def _levels(loss: np.ndarray) -> np.ndarray:
+    """Heights between the least and the largest loss, the largest few per cent of the points left out."""
+    finite = loss[np.isfinite(loss)]
+    low, high = float(finite.min()), float(np.percentile(finite, 95))
+    return np.linspace(low, high if high > low else low + max(abs(low), 1.0), LEVELS + 1)
+
+
+def _axes(ax: Axes | None, size: tuple[float, float]) -> Axes:
+    if ax is not None:
+        return ax
+    import matplotlib.pyplot as plt
+
+    return plt.subplots(figsize=size, layout="constrained")[1]
+
+
+def _decades(ax: Axes) -> None:
+    """Labels of a logarithmic x axis that do not touch: 1, 2 and 5; powers of ten where it is long."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    low, high = ax.get_xlim()
+    ax.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high < 300 * low else (1.0,)))
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
+    ax.xaxis.set_minor_formatter(NullFormatter())
+
+
+def _plain(ax: Axes) -> None:
+    ax.spines[["top", "right"]].set_visible(False)
