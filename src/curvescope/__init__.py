@@ -31,6 +31,7 @@ _HOME = {
     "CustomLoss": "losses",
     "Loss": "losses",
     "Problem": "problem",
+    "CurvatureMonitor": "monitor",
     "ActivationGGN": "operators",
     "ActivationHessian": "operators",
     "Hessian": "operators",
@@ -81,6 +82,7 @@ _ROOMS = (
     "kernels",
     "losses",
     "models",
+    "monitor",
     "operators",
     "papers",
     "studies",
@@ -97,6 +99,7 @@ __all__ = [
     "Batch",
     "Batches",
     "CrossEntropy",
+    "CurvatureMonitor",
     "CurvescopeError",
     "CustomLoss",
     "Diagonal",
@@ -196,6 +199,7 @@ if TYPE_CHECKING:
     from curvescope.models.zoo.folder import save
     from curvescope.models.zoo.mlp import MLP, MLPConfig
     from curvescope.models.zoo.transformer import Transformer, TransformerConfig
+    from curvescope.monitor import CurvatureMonitor
     from curvescope.operators import (
         EKFAC,
         GGN,
