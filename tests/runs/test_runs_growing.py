@@ -53,6 +53,17 @@ def test_no_row_yet(tmp_path):
     assert run.status() == "going on"
     (tmp_path / "history.csv").write_text("", encoding="utf-8")  # not even its first line
     assert Growing(tmp_path).rows == []
+    (tmp_path / "history.csv").rename(tmp_path / "monitor.toml")  # begun, and nothing measured
+    run = Growing(tmp_path)
+    assert (run.rows, run.status()) == ([], "going on")
+    begin(tmp_path, row(0))
+    assert steps(run.refresh()) == [0]
+
+
+def test_a_column_of_words_is_left_out(tmp_path):
+    lines = ["step,seconds,lambda_max,left_out", "0,1.0,3.0,trace blocks", "50,2.0,3.0,"]
+    (tmp_path / "history.csv").write_text("\n".join([*lines, ""]), encoding="utf-8")
+    assert Growing(tmp_path).rows[0] == {"step": 0.0, "seconds": 1.0, "lambda_max": 3.0}
 
 
 def test_going_on_stopped_and_finished(tmp_path):

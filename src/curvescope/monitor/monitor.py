@@ -24,6 +24,7 @@ from curvescope.monitor.memory import Memory
 from curvescope.monitor.quiet import unseen
 from curvescope.monitor.result import Monitored
 from curvescope.monitor.wrapped import load_quietly
+from curvescope.monitor.writers import Writer, open_writers
 from curvescope.problem import Problem
 from curvescope.runs.contents import fingerprint
 
@@ -59,7 +60,7 @@ class CurvatureMonitor:
         top: Eigenvectors of the largest eigenvalues that are followed.
         tol: Error of λ_max that is enough, relative.
         num_probes: Of traces.
-        writers: Objects with `write(step, numbers)` and `close()`.
+        writers: "tensorboard", "wandb", or objects with `write(step, numbers)` and `close()`.
         clock: Of seconds.
     """
 
@@ -78,7 +79,7 @@ class CurvatureMonitor:
         tol: float = 0.01,
         num_probes: int = 4,
         max_products: int = 60,
-        writers: Iterable[Any] = (),
+        writers: str | Iterable[str | Writer] = (),
         loss_fn: Callable[[Any, Any], torch.Tensor] | None = None,
         terms: Any = None,
         output: Output | None = None,
@@ -104,7 +105,7 @@ class CurvatureMonitor:
         self._globs = _globs(blocks)
         for glob in self._globs:
             self._problem.space(glob)  # raises where it matches nothing
-        self._writers = tuple(writers)
+        self._writers = open_writers(writers, None if out is None else Path(out))
         self._memory = Memory()
         self._rows: list[Row] = []
         self._block_rows: list[Row] = []
@@ -142,8 +143,7 @@ class CurvatureMonitor:
         self._closed = True
         if self._files is not None:
             self._files.finish(self.result())
-        for writer in self._writers:
-            writer.close()
+        self._writers.close()
 
     def __enter__(self) -> CurvatureMonitor:
         return self
@@ -277,8 +277,7 @@ class CurvatureMonitor:
                 self._memory.save(self._files.state)
                 self._vectors_at = self._budget.clock()
         numbers = {name: float(row[name]) for name in COLUMNS if name != "step" and row[name] == row[name]}
-        for writer in self._writers:
-            writer.write(int(row["step"]), numbers)
+        self._writers.write(int(row["step"]), numbers)
 
     def _note(self, text: str) -> None:
         if text not in self.notes:

@@ -10,6 +10,7 @@ import csv
 import math
 import os
 import time
+from contextlib import suppress
 from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Literal, final
@@ -17,7 +18,7 @@ from typing import Literal, final
 from curvescope.core.errors import UsageError
 from curvescope.runs.pieces import RESULT
 
-HISTORY, BLOCKS = "history.csv", "blocks.csv"
+HISTORY, BLOCKS, SETTINGS = "history.csv", "blocks.csv", "monitor.toml"
 NEEDED = ("step", "seconds", "lambda_max")  # columns by which a history is known
 PATIENCE_SECONDS, PATIENCE_ROWS = (
     60.0,
@@ -35,11 +36,11 @@ class Growing:
     """The folder of a monitor, read again when its files change.
 
     Args:
-        folder: with `history.csv` in it.
+        folder: with `history.csv` in it, or `monitor.toml` where nothing is measured yet.
     """
 
     def __init__(self, folder: Path):
-        self.folder = _checked(folder)
+        self.folder = folder
         self.rows: list[Row] = []
         self._lines: list[str] = []
         self._seen: tuple[int, int, int] | None = None
@@ -51,7 +52,7 @@ class Growing:
         seen = (found.st_ino, found.st_size, found.st_mtime_ns)
         if seen == self._seen:
             return []
-        lines = _whole_lines(self.folder / HISTORY)
+        lines = _whole_lines(self.folder / HISTORY) if (self.folder / HISTORY).exists() else []
         pairs = zip(lines, self._lines, strict=False)
         same = len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
         if lines and not set(NEEDED) <= set(next(csv.reader(lines[:1]))):
@@ -74,9 +75,10 @@ class Growing:
             table = list(csv.DictReader(_whole_lines(self.folder / BLOCKS)))
             last = [row for row in table if row["step"] == table[-1]["step"]]
             found = [(row["block"], _number(row["lambda_max"])) for row in last]
-        except (OSError, KeyError, TypeError, ValueError):
+        except (OSError, KeyError):
             return []
-        return sorted((pair for pair in found if not math.isnan(pair[1])), key=lambda pair: -pair[1])
+        known = [(name, top) for name, top in found if top is not None and not math.isnan(top)]
+        return sorted(known, key=lambda pair: -pair[1])
 
     def age(self) -> float:
         """Seconds since the last line."""
@@ -89,22 +91,17 @@ class Growing:
         return "going on" if self.age() <= self._patience() else "stopped"
 
     def _stat(self) -> os.stat_result:
-        try:
-            return os.stat(self.folder / HISTORY)
-        except OSError:
-            raise _no_history(self.folder) from None
+        """Of the file that grows, or, before the first row, of the one that is there from the beginning."""
+        for name in (HISTORY, SETTINGS):
+            with suppress(OSError):
+                return os.stat(self.folder / name)
+        raise _no_history(self.folder)
 
     def _patience(self) -> float:
         """A minute, and several times the longest wait between the last lines."""
         times = [0.0, *self.column("seconds")][-10:]
         waits = [PATIENCE_ROWS * (later - earlier) for earlier, later in pairwise(times)]
         return max([PATIENCE_SECONDS, *(wait for wait in waits if not math.isnan(wait))])
-
-
-def _checked(folder: Path) -> Path:
-    if (folder / HISTORY).is_file():
-        return folder
-    raise _no_history(folder)
 
 
 def _no_history(folder: Path) -> UsageError:
@@ -128,11 +125,15 @@ def _whole_lines(path: Path) -> list[str]:
 
 
 def _numbers(row: dict[str, str], folder: Path) -> Row:
+    """The numbers of a row; columns of words are left out."""
+    found = {name: number for name, word in row.items() if (number := _number(word)) is not None}
+    if not set(NEEDED) <= found.keys():
+        raise UsageError(f"expected rows of numbers in {folder / HISTORY}, got {row}")
+    return found
+
+
+def _number(word: str | None) -> float | None:
     try:
-        return {name: _number(word) for name, word in row.items()}
-    except (TypeError, ValueError):
-        raise UsageError(f"expected rows of numbers in {folder / HISTORY}, got {row}") from None
-
-
-def _number(word: str) -> float:
-    return WORDS[word] if word in WORDS else float(word)
+        return WORDS[word] if word in WORDS else float(word or "")
+    except ValueError:
+        return None
