@@ -34,6 +34,7 @@ def test_once_prints_the_panel(run, capsys):
     assert "42.000 ± 0.010" in out
     assert "▁▄█  5.000 to 42.00" in out
     assert "above 2" in out
+    assert "η·λ_max was above its threshold at 1 of 3 measurements, most at step 100: 2.100" in out
     assert "sharpest blocks: L0.W_V 40.00, E 3.000" in out
     assert "3 measurements, 5.0% of the time so far" in out
     assert "\x1b" not in out

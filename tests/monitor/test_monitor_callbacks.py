@@ -16,7 +16,7 @@ from curvescope.monitor.callbacks.following import Following, innermost
 
 TOKENS = (torch.arange(96).reshape(12, 8) * 7 + torch.arange(12)[:, None]) % 11
 PROBE = cs.Batches.from_tensors(TOKENS[:4, :-1], TOKENS[:4, 1:], batch_size=2)
-QUICK = {"every": 2, "budget": 1.0, "blocks": False, "num_probes": 2}
+QUICK = {"every": 3, "budget": 1.0, "blocks": False, "num_probes": 2}
 
 
 @pytest.fixture(autouse=True)
@@ -63,18 +63,18 @@ def test_the_trainer_of_hugging_face_notices_nothing(unwatched, tmp_path):
     watched.train()
     torch.testing.assert_close(weights(watched.model), unwatched, rtol=0, atol=0)
     history = callback.monitor.history
-    assert list(history["step"]) == [0, 2, 4, 6]
-    assert list(history["lr"]) == pytest.approx([1e-2 * (6 - step) / 6 for step in (0, 2, 4, 6)])
+    assert list(history["step"]) == [0, 3, 6]
+    assert list(history["lr"]) == pytest.approx([1e-2 * (6 - step) / 6 for step in (0, 3, 6)])
     assert history["sharpness_threshold"].notna().any()  # AdamW was seen inside what accelerate wraps
     assert (tmp_path / "run" / "result.json").exists()
 
 
 @pytest.mark.filterwarnings("ignore")
 def test_it_goes_on_from_a_checkpoint_of_the_trainer(unwatched, tmp_path):
-    saving = {"save_strategy": "steps", "save_steps": 3}
+    saving = {"save_strategy": "steps", "save_steps": 2}
 
     def kill(step, numbers):
-        if step == 4:
+        if step == 3:
             raise KeyboardInterrupt
 
     killer = SimpleNamespace(write=kill, close=lambda: None)
@@ -85,7 +85,7 @@ def test_it_goes_on_from_a_checkpoint_of_the_trainer(unwatched, tmp_path):
     again = cs.trainer_callback(PROBE, out=tmp_path / "run", **QUICK)
     trainer = hugging_face(tmp_path / "hf", again, **saving)
     trainer.train(resume_from_checkpoint=True)
-    assert list(again.monitor.history["step"]) == [0, 2, 4, 6]
+    assert list(again.monitor.history["step"]) == [0, 3, 6]
     torch.testing.assert_close(weights(trainer.model), unwatched, rtol=0, atol=0)
 
 
@@ -130,16 +130,16 @@ def test_the_trainer_of_lightning_notices_nothing(part, tmp_path):
     watched = lightning(callback)
     torch.testing.assert_close(weights(watched), weights(plain), rtol=0, atol=0)
     history = callback.monitor.history
-    assert list(history["step"]) == [0, 2, 4, 6]
-    assert list(history["threshold"]) == pytest.approx([3.8] * 4)  # 2 (1 + 0.9)
+    assert list(history["step"]) == [0, 3, 6]
+    assert list(history["threshold"]) == pytest.approx([3.8] * 3)  # 2 (1 + 0.9)
     assert (tmp_path / "run" / "result.json").exists()
 
 
 @pytest.mark.filterwarnings("ignore")
 def test_steps_of_the_optimizer_count_not_batches():
     callback = cs.lightning_callback(PROBE, **QUICK)
-    lightning(callback, steps=2, accumulate_grad_batches=2)
-    assert list(callback.monitor.history["step"]) == [0, 2]
+    lightning(callback, steps=3, accumulate_grad_batches=2)
+    assert list(callback.monitor.history["step"]) == [0, 3]
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -18,6 +18,10 @@ NEAR = 0.9  # of a threshold
 MOST_BLOCKS = 5
 COLOURS = {"below": "green", "near": "yellow", "above": "red"}
 STATES = {"finished": "bold green", "going on": "bold cyan", "stopped": "bold red"}
+RATIOS = {  # words, and the column of the threshold; through the optimizer's own diagonal P the second time
+    "lr_lambda_max": ("η·λ_max", "threshold"),
+    "lr_sharpness": ("η·λ_max(P⁻¹H)", "sharpness_threshold"),
+}
 REST = {  # numbers of the last row that are shown as they are
     "lambda_min": "λ_min",
     "trace": "trace",
@@ -39,10 +43,11 @@ def panel(run: Growing) -> RenderableType:
     table = Table.grid(padding=(0, 2))
     table.add_row("loss", _value(last, "loss"), _course(run, "loss"))
     table.add_row("λ_max", _value(last, "lambda_max"), _course(run, "lambda_max"))
-    for words, value, threshold in _ratios(last):
-        table.add_row(words, rounded(value), _gauge(value, threshold))
+    for name, value, threshold in _ratios(last):
+        table.add_row(RATIOS[name][0], rounded(value), _gauge(value, threshold))
     rest = [f"{words} {_value(last, name)}" for name, words in REST.items() if _known(last, name)]
-    parts = [_head(run), Text(), table, Text(), *(Text(line) for line in _lines(rest))]
+    above = [words for name, _, _ in _ratios(last) if (words := _above(run, name))]
+    parts = [_head(run), Text(), table, Text(), *map(Text, [*above, *_lines(rest)])]
     if last.get("converged") == 0:
         parts.append(Text("λ_max and λ_min are not converged: bounds from inside", style="yellow"))
     if blocks := run.blocks()[:MOST_BLOCKS]:
@@ -53,8 +58,8 @@ def panel(run: Growing) -> RenderableType:
 def line(row: Row) -> str:
     """One measurement."""
     parts = [f"step {row['step']:.0f}", f"loss {_value(row, 'loss')}", f"λ_max {_value(row, 'lambda_max')}"]
-    for words, value, threshold in _ratios(row):
-        parts.append(f"{words} {rounded(value)} ({verdict(value, threshold)} {threshold:.4g})")
+    for name, value, threshold in _ratios(row):
+        parts.append(f"{RATIOS[name][0]} {rounded(value)} ({verdict(value, threshold)} {threshold:.4g})")
     if _known(row, "share"):
         parts.append(f"{row['share']:.1%} of the time")
     return "  ".join(parts)
@@ -96,12 +101,20 @@ def _head(run: Growing) -> Text:
 
 
 def _ratios(row: Row) -> list[tuple[str, float, float]]:
-    """Words, value and threshold of η·λ_max and of the same seen through the optimizer's diagonal."""
-    pairs = [
-        ("η·λ_max", "lr_lambda_max", "threshold"),
-        ("η·λ_max(P⁻¹H)", "lr_sharpness", "sharpness_threshold"),
-    ]
-    return [(words, row[a], row[b]) for words, a, b in pairs if _known(row, a) and _known(row, b)]
+    """Name, value and threshold of those of RATIOS that were measured and say something of their own."""
+    found = [(name, row[name], row[limit]) for name, (_, limit) in RATIOS.items() if _known(row, name, limit)]
+    return found[:1] if len(found) == 2 and found[0][1:] == found[1][1:] else found
+
+
+def _above(run: Growing, name: str) -> str:
+    """How often a ratio was above its threshold, and where most; nothing where it never was."""
+    rows = [row for row in run.rows if _known(row, name, RATIOS[name][1])]
+    above = [row for row in rows if row[name] > row[RATIOS[name][1]]]
+    if not above:
+        return ""
+    worst = max(above, key=lambda row: row[name])
+    often, most = f"at {len(above)} of {plural(len(rows), 'measurement')}", rounded(worst[name])
+    return f"{RATIOS[name][0]} was above its threshold {often}, most at step {worst['step']:.0f}: {most}"
 
 
 def _gauge(value: float, threshold: float) -> Text:
@@ -127,8 +140,8 @@ def _value(row: Row, name: str) -> str:
     return rounded(row[name]) if math.isnan(error) else with_error(row[name], error)
 
 
-def _known(row: Row, name: str) -> bool:
-    return not math.isnan(row.get(name, math.nan))
+def _known(row: Row, *names: str) -> bool:
+    return not any(math.isnan(row.get(name, math.nan)) for name in names)
 
 
 def _cost(run: Growing) -> str:
