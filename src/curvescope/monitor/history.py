@@ -10,7 +10,8 @@ import numpy as np
 
 from curvescope.core.errors import UsageError
 from curvescope.monitor.columns import BLOCK_COLUMNS, COLUMNS, TEXT
-from curvescope.monitor.files import BLOCKS, HISTORY, Files, Row
+from curvescope.monitor.files import Files, Row
+from curvescope.runs.growing import BLOCKS, HISTORY
 
 if TYPE_CHECKING:
     import pandas as pd

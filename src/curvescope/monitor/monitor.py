@@ -24,6 +24,7 @@ from curvescope.monitor.memory import Memory
 from curvescope.monitor.quiet import settled, unseen
 from curvescope.monitor.result import Monitored
 from curvescope.monitor.wrapped import load_inner
+from curvescope.monitor.writers import Writer, open_writers
 from curvescope.problem import Problem
 from curvescope.runs.contents import fingerprint
 
@@ -62,7 +63,7 @@ class CurvatureMonitor:
         tol: Error of λ_max that is enough, relative; ten times that of λ_min.
         num_probes: Of traces, at least 2.
         max_products: Most products of one search.
-        writers: Objects with `write(step, numbers)` and `close()`, told of every measurement.
+        writers: "tensorboard", "wandb", or objects with `write(step, numbers)` and `close()`.
         clock: Of seconds.
     """
 
@@ -81,7 +82,7 @@ class CurvatureMonitor:
         tol: float = 0.01,
         num_probes: int = 4,
         max_products: int = 60,
-        writers: Iterable[Any] = (),
+        writers: str | Iterable[str | Writer] = (),
         loss_fn: Callable[[Any, Any], torch.Tensor] | None = None,
         terms: Any = None,
         output: Output | None = None,
@@ -104,7 +105,7 @@ class CurvatureMonitor:
         self._problem, self._frozen = self._make(), frozen(self._model)
         self._globs = _globs(blocks)
         self._block_names()  # raises where a glob matches nothing
-        self._writers = tuple(writers)
+        self._writers = open_writers(writers, None if out is None else Path(out))
         self._memory, self._calls, self._due, self._closed = Memory(), 0, False, False
         self._seen: dict[str, int] = {}  # block: number of the measurement that last saw its λ_max
         self._history = History(None if out is None else self._open(Path(out)))
@@ -136,8 +137,7 @@ class CurvatureMonitor:
         self._closed = True
         if self._history.files is not None:
             self._history.files.finish(self.result())
-        for writer in self._writers:
-            writer.close()
+        self._writers.close()
 
     def __enter__(self) -> CurvatureMonitor:
         return self
@@ -254,8 +254,7 @@ class CurvatureMonitor:
             self._save_state(self._history.files)
         measured = {name: float(row[name]) for name in COLUMNS if not math.isnan(row[name])}
         numbers = {name: value for name, value in measured.items() if name != "step"}
-        for writer in self._writers:
-            writer.write(step, numbers)
+        self._writers.write(step, numbers)
         return measured
 
     def _note(self, text: str) -> None:
