@@ -36,6 +36,7 @@ from curvescope.problem import Problem
 
 PARTS = ("ends", "sharpness", "trace", "ggn", "verify", "blocks")
 Numbers = dict[str, float]
+ROUGHLY = 0.15  # relative residual of a vector that is only to be recognised when it takes over
 SWEEP = 150  # most products of a search for what was missed
 
 
@@ -234,7 +235,7 @@ class Look:
         The second eigenvector is followed too, roughly: it is the next to be the first.
         """
         starts = torch.stack([*_summed(self.memory.take(name, space)), g])
-        found = self._follow(op, starts, top=2, bottom=False)
+        found = self._follow(op, starts, top=2, bottom=False, loose=ROUGHLY)
         self.memory.put(name, found.vectors, space)
         if space is self.space:
             self._searched[name] = op, found

@@ -25,7 +25,6 @@ from curvescope.core.operator import LinearOperator
 
 LOST = 1e-6  # of a vector's length: less than this outside the subspace is rounding
 FLOOR = 0.02  # of the largest |Ritz value|: an end that is smaller is measured by this
-LOOSE = 0.02  # of the largest |Ritz value|: residual of wanted vectors that are no end
 
 
 class Ends(NamedTuple):
@@ -129,6 +128,7 @@ def follow_ends(
     top: int = 1,
     bottom: bool = True,
     tol: float = 0.01,
+    loose: float = 0.02,
     max_products: int = 200,
     max_basis: int = 48,
     seed: int = 0,
@@ -138,7 +138,8 @@ def follow_ends(
     Args:
         starts: rows (m, n) to begin with: eigenvectors of the last time.
         bottom: whether the smallest is wanted.
-        tol: error of the two ends that is enough, relative to the largest |Ritz value|.
+        tol: error of the largest value that is enough, relative to itself; ten times that of the smallest.
+        loose: residual of the others that is enough, relative to the largest |Ritz value|.
         max_products: most products with one vector.
         max_basis: vectors in the subspace, each kept with its product.
         seed: of the random vector.
@@ -152,7 +153,7 @@ def follow_ends(
     forms = space.forms(given)
     while True:
         found = _Pairs(space, min(top, n), bottom=bottom)
-        limits = found.limits(tol)
+        limits = found.limits(tol, loose)
         enough = space.count >= min(top + 2, n) and bool((found.errors <= limits).all())
         if enough or space.products >= max_products or space.count == n:
             break
@@ -199,12 +200,12 @@ class _Pairs:
             if gap > 0:
                 self.errors[place] = min(self.sizes[place], self.sizes[place] ** 2 / gap)
 
-    def limits(self, tol: float) -> np.ndarray:
+    def limits(self, tol: float, loose: float) -> np.ndarray:
         """Errors that are enough, (k,): an end is measured by itself, for in many dimensions a random vector
         has a Ritz value near zero with a residual that is small beside the other end."""
         own = np.maximum(np.abs(self.values), FLOOR * self.scale)
         first = np.arange(len(own)) == 0
-        return np.where(self.is_end, np.where(first, tol, 10 * tol) * own, LOOSE * self.scale)
+        return np.where(self.is_end, np.where(first, tol, 10 * tol) * own, loose * self.scale)
 
     def next(self, limits: np.ndarray) -> Tensor:
         """The residual that is worst, relative to what is allowed."""
