@@ -103,6 +103,30 @@ def test_a_run_that_has_diverged_goes_on():
     assert monitor.history["converged"].tolist() == [1, 0]
 
 
+def test_what_fails_later_does_not_stop_the_run():
+    module = tiny()
+    monitor = watched(module)
+    monitor.measure(0)
+    hook = module.register_forward_pre_hook(_fail)
+    with pytest.warns(UserWarning, match="step 1 was not measured in full"):
+        monitor.measure(1)
+    hook.remove()
+    assert monitor.measure(2)["lambda_max"] == pytest.approx(monitor.history["lambda_max"][0], rel=0.01)
+    assert any("step 1" in note for note in monitor.notes)
+
+
+def test_what_fails_at_once_is_said_at_once():
+    module = tiny()
+    monitor = watched(module)
+    module.register_forward_pre_hook(_fail)
+    with pytest.raises(cs.CurvescopeError, match="no more"):
+        monitor.measure(0)
+
+
+def _fail(module, inputs):
+    raise RuntimeError("no more")
+
+
 def test_a_loss_of_ones_own():
     module = tiny()
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, final
 import torch
 
 from curvescope.algorithms.checks import check_count, check_number
-from curvescope.core.errors import CurvescopeError, UsageError
+from curvescope.core.errors import CurvescopeError, UsageError, warn
 from curvescope.models.choice.choosing import frozen
 from curvescope.models.choice.params import Params
 from curvescope.models.running.calling import Output
@@ -205,9 +205,10 @@ class CurvatureMonitor:
                         count = self._part(look, part, optimizer, until or begun + self._budget.allowance())
                         costs[part] = (clock() - start) / count
             except (CurvescopeError, torch.OutOfMemoryError) as error:
-                if isinstance(error, UsageError):
+                if isinstance(error, UsageError) or not self._calls:
                     raise
                 self._note(f"step {step}: {error}")
+                warn(f"step {step} was not measured in full: {error}")
                 costs.setdefault(parts[0], clock() - begun)
         look.rates()
         for note in look.notes:
