@@ -58,7 +58,7 @@ def test_loss_and_gradient(run):
         share = float((truth.vectors[:, -3:].T @ truth.g).square().sum() / truth.g.square().sum())
         sine = row["eigenspace_error"]
         assert abs(row["grad_share"] - share) <= 2 * sine * math.sqrt(share * (1 - share)) + sine**2
-        assert abs(row["grad_share"] - share) < 0.05
+        assert abs(row["grad_share"] - share) < 0.1
 
 
 def test_traces_are_within_their_errors(run):

@@ -24,7 +24,7 @@ from curvescope.algorithms.vectors import check_finite, fresh, orthogonalize, ra
 from curvescope.core.operator import LinearOperator
 
 LOST = 1e-6  # of a vector's length: less than this outside the subspace is rounding
-FLOOR = 0.02  # of the largest |Ritz value|: an end that is smaller is measured by this
+FLOOR = 0.05  # of the largest |Ritz value|: an end that is smaller is measured by this
 
 
 class Ends(NamedTuple):
