@@ -78,7 +78,8 @@ def early_recordings() -> Iterator[None]:
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs make no figures, for a test of the rest of a run: most of its time would go to them."""
-    monkeypatch.setattr("curvescope.runs.folder.write_figures", lambda result, folder: None)
+    for writer in ("runs.folder", "monitor.files"):
+        monkeypatch.setattr(f"curvescope.{writer}.write_figures", lambda result, folder: None)
 
 
 @pytest.fixture(scope="module")

@@ -21,6 +21,7 @@ LONG = {  # folders with more than MOST names
     "": "the rooms",
     "models/adapters": "a file for every family",
     "studies": "a folder for every question",
+    "viz": "a file for every kind of picture",
 }
 MOST = 14
 READERS = {"curvescope.runs.pieces", "curvescope.studies.folder"}  # pages and lists of runs load these two

@@ -31,6 +31,9 @@ _HOME = {
     "CustomLoss": "losses",
     "Loss": "losses",
     "Problem": "problem",
+    "CurvatureMonitor": "monitor",
+    "lightning_callback": "monitor.callbacks",
+    "trainer_callback": "monitor.callbacks",
     "ActivationGGN": "operators",
     "ActivationHessian": "operators",
     "Hessian": "operators",
@@ -83,6 +86,7 @@ _ROOMS = (
     "kernels",
     "losses",
     "models",
+    "monitor",
     "operators",
     "papers",
     "studies",
@@ -99,6 +103,7 @@ __all__ = [
     "Batch",
     "Batches",
     "CrossEntropy",
+    "CurvatureMonitor",
     "CurvescopeError",
     "CustomLoss",
     "Diagonal",
@@ -137,6 +142,7 @@ __all__ = [
     "images",
     "inverse",
     "kfac_quality",
+    "lightning_callback",
     "line",
     "load",
     "logdet",
@@ -153,6 +159,7 @@ __all__ = [
     "third_derivative",
     "trace",
     "trace_function",
+    "trainer_callback",
 ]
 
 
@@ -200,6 +207,8 @@ if TYPE_CHECKING:
     from curvescope.models.zoo.folder import save
     from curvescope.models.zoo.mlp import MLP, MLPConfig
     from curvescope.models.zoo.transformer import Transformer, TransformerConfig
+    from curvescope.monitor import CurvatureMonitor
+    from curvescope.monitor.callbacks import lightning_callback, trainer_callback
     from curvescope.operators import (
         EKFAC,
         GGN,

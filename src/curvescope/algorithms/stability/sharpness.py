@@ -82,7 +82,7 @@ def preconditioned_sharpness(
     else:
         descent = _given(op, optimizer, damping, learning_rate, momentum, nesterov=nesterov)
     found = eigsh(
-        _seen(op, descent), 1, which="LA", tol=tol, max_products=max_products, vectors=False, seed=seed
+        seen_by(descent, op), 1, which="LA", tol=tol, max_products=max_products, vectors=False, seed=seed
     )
     value, rate = float(found.values[0]), descent.learning_rate
     return Sharpness(
@@ -101,8 +101,8 @@ def preconditioned_sharpness(
     )
 
 
-def _seen(op: LinearOperator, descent: Descent) -> LinearOperator:
-    """P^(−½) (H + W) P^(−½) + (1 + β)/(1 − β) W', with W in the gradient and W' beside it."""
+def seen_by(descent: Descent, op: LinearOperator) -> LinearOperator:
+    """What a descent sees of H: P^(−½) (H + W) P^(−½) + (1 + β)/g W', W in the gradient and W' beside it."""
     if descent.coupled is not None:
         op = op + Diagonal(descent.coupled)
     root = descent.inverse_root

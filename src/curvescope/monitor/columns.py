@@ -1,0 +1,51 @@
+"""The numbers of a measurement: their names, and what each is."""
+
+from __future__ import annotations
+
+COLUMNS = {
+    "step": "step of the training loop",
+    "seconds": "since the start, of all processes that worked on the run",
+    "cost_seconds": "that this measurement took",
+    "share": "of the time so far that was spent measuring",
+    "products": "with one vector that this measurement took, of the Hessian, of its blocks and of the GGN",
+    "loss": "L on the probe batches, in eval mode",
+    "grad_norm": "‖∇L‖ there",
+    "lambda_max": "largest eigenvalue of the Hessian",
+    "lambda_max_error": "min(r, r²/gap) of its residual r",
+    "lambda_min": "smallest eigenvalue",
+    "lambda_min_error": "likewise",
+    "converged": "whether both errors are within the tolerance",
+    "verified": "whether a search from a random vector found nothing beyond; nan where none was due",
+    "trace": "of the Hessian",
+    "trace_stderr": "its standard error over probes",
+    "ggn_lambda_max": "largest eigenvalue of the generalised Gauss–Newton matrix G",
+    "ggn_lambda_max_error": "likewise",
+    "ggn_gap": "‖H − G‖_F / ‖H‖_F, from the probes of the trace",
+    "ggn_gap_stderr": "its standard error over probes",
+    "lr": "η: the largest of the optimizer's groups",
+    "lr_lambda_max": "η λ_max",
+    "threshold": "above which η λ_max is unstable: 2, or that of the optimizer's momentum",
+    "sharpness": "λ_max of P^(−½) (H + weight decay) P^(−½), P the optimizer's own diagonal",
+    "sharpness_error": "likewise",
+    "lr_sharpness": "η times it",
+    "sharpness_threshold": "above which that is unstable",
+    "grad_share": "of ‖∇L‖² in the span of the top eigenvectors",
+    "eigenspace_error": "sine of the angle to the true span, at most: ‖R‖_F / gap; 1 says nothing is sure",
+    "curvature_along_gradient": "gᵀ H g / ‖g‖²",
+    "overlap": "‖V Wᵀ‖_F² / k of the top eigenvectors with those of the last measurement, 0 to 1",
+}
+"""Of the history, a row for each measurement; what was not measured is nan."""
+
+BLOCK_COLUMNS = {
+    "step": "step of the training loop",
+    "block": "name",
+    "lambda_max": "largest eigenvalue of the block of the Hessian; nan where it was not its turn",
+    "lambda_max_error": "min(r, r²/gap) of its residual r",
+    "converged": "whether that is within the tolerance",
+    "trace": "of the block",
+    "trace_stderr": "its standard error over probes",
+}
+"""Of the blocks, a row for each block at each measurement that has something to say of it."""
+
+TEXT = "left_out"
+"""The last column of the history: parts that the budget did not allow, in words."""

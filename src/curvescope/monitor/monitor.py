@@ -1,0 +1,306 @@
+"""`CurvatureMonitor`: the curvature of a model in training, two lines in any loop."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, final
+
+import torch
+
+from curvescope.algorithms.checks import check_count, check_number
+from curvescope.core.errors import CurvescopeError, UsageError, warn
+from curvescope.models.choice.choosing import frozen
+from curvescope.models.choice.params import Params
+from curvescope.models.running.calling import Output
+from curvescope.monitor.budget import Budget, Clock
+from curvescope.monitor.columns import COLUMNS, TEXT
+from curvescope.monitor.files import Files
+from curvescope.monitor.history import History
+from curvescope.monitor.look import PARTS, Effort, Look
+from curvescope.monitor.memory import Memory
+from curvescope.monitor.quiet import settled, unseen
+from curvescope.monitor.result import Monitored
+from curvescope.monitor.wrapped import load_inner
+from curvescope.monitor.writers import Writer, open_writers
+from curvescope.problem import Problem
+from curvescope.runs.contents import fingerprint
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Optimizer = torch.optim.Optimizer
+VERIFY = 10  # measurements from one search for what was missed to the next
+VECTORS_EVERY = 60.0  # seconds from one writing of the vectors to the next
+
+
+@final
+class CurvatureMonitor:
+    """Measures the curvature of a model while it is trained, and leaves the training as it is.
+
+        monitor = cs.CurvatureMonitor(model, batches, every=50, out="runs/mine")
+        for step, batch in enumerate(loader):
+            ...                                        # forward, backward, optimizer.step(), as always
+            monitor.step(step, optimizer=optimizer)
+        monitor.close()
+
+    The Hessian is that of the mean loss on the probe batches, which stay the same, in eval mode and in the
+    type of the parameters, without autocast. `monitor.columns` says what is measured, `monitor.look` in which
+    parts, `monitor.budget` how the budget is kept.
+
+    Args:
+        model: An `nn.Module` or `cs.Model`; the module inside where it is compiled or data-parallel.
+        batches: Probe batches, as `cs.Problem` takes them; read again at every measurement.
+        loss: As `cs.Problem` takes it, like loss_fn, terms, output and params.
+        every: A measurement is due at the steps that it divides.
+        out: Folder to write to; a run that was killed there goes on. None keeps everything in memory.
+        budget: Share of the time that measuring may take; 1 is no limit.
+        seed: Of probes and random starts.
+        blocks: Whether λ_max of single blocks is measured, or globs of those.
+        top: Eigenvectors of the largest eigenvalues that are followed.
+        tol: Error of λ_max that is enough, relative; ten times that of λ_min.
+        num_probes: Of traces, at least 2.
+        max_products: Most products of one search.
+        writers: "tensorboard", "wandb", or objects with `write(step, numbers)` and `close()`.
+        clock: Of seconds.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        batches: Any,
+        loss: Any = "cross_entropy",
+        *,
+        every: int = 50,
+        out: str | Path | None = None,
+        budget: float = 0.1,
+        seed: int = 0,
+        blocks: bool | str | Sequence[str] = True,
+        top: int = 3,
+        tol: float = 0.01,
+        num_probes: int = 4,
+        max_products: int = 60,
+        writers: str | Iterable[str | Writer] = (),
+        loss_fn: Callable[[Any, Any], torch.Tensor] | None = None,
+        terms: Any = None,
+        output: Output | None = None,
+        params: Params | Mapping[str, Any] | None = None,
+        clock: Clock = time.perf_counter,
+    ):
+        self.every = check_count("every", every, at_least=1)
+        self._budget = Budget(check_share(budget), clock)
+        self._effort = Effort(
+            top=check_count("top", top, at_least=1),
+            tol=check_number("tol", tol, above=0.0),
+            num_probes=check_count("num_probes", num_probes, at_least=2),
+            max_products=check_count("max_products", max_products, at_least=8),
+            seed=check_count("seed", seed, at_least=0),
+        )
+        function = params if isinstance(params, Mapping) else None
+        self._model, self.notes = load_inner(model, output, function)
+        options = {"loss_fn": loss_fn, "terms": terms, "params": None if function else params}
+        self._make = lambda: Problem(self._model, batches, loss, **options)
+        self._problem, self._frozen = self._make(), frozen(self._model)
+        self._globs = _globs(blocks)
+        self._block_names()  # raises where a glob matches nothing
+        self._writers = open_writers(writers, None if out is None else Path(out))
+        self._memory, self._calls, self._due, self._closed = Memory(), 0, False, False
+        self._seen: dict[str, int] = {}  # block: number of the measurement that last saw its λ_max
+        self._history = History(None if out is None else self._open(Path(out)))
+        self._vectors_at = -math.inf
+
+    # ------------------------------------------------------------------------------- the loop
+
+    def step(self, step: int, optimizer: Optimizer | None = None) -> dict[str, float] | None:
+        """Measure if it is due and affordable; the numbers measured, or None.
+
+        A measurement that has to wait is made at the first later step at which it is affordable.
+        """
+        self._check(step)
+        self._history.rewind(step)
+        self._due = self._due or step % self.every == 0
+        parts = self._budget.affordable(self._parts()) if self._due else None
+        return None if parts is None else self._measure(step, optimizer, parts)
+
+    def measure(self, step: int, optimizer: Optimizer | None = None) -> dict[str, float]:
+        """Measure everything now, whatever it costs and whether or not it is due; the numbers measured."""
+        self._check(step)
+        self._history.rewind(step)
+        return self._measure(step, optimizer, self._parts(everything=True), until=math.inf)
+
+    def close(self) -> None:
+        """Finish the run folder, and close the writers; the history stays."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._history.files is not None:
+            self._history.files.finish(self.result())
+        self._writers.close()
+
+    def __enter__(self) -> CurvatureMonitor:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _check(self, step: int) -> None:
+        check_count("step", step, at_least=0)
+        if self._closed:
+            raise UsageError("expected a monitor that is open, got one that was closed")
+
+    # ------------------------------------------------------------------------------- what was seen
+
+    @property
+    def history(self) -> pd.DataFrame:
+        """One row a measurement, see `monitor.columns`; what was not measured is nan."""
+        return self._history.frame()
+
+    @property
+    def blocks(self) -> pd.DataFrame:
+        """One row a block and measurement."""
+        return self._history.block_frame()
+
+    def result(self) -> Monitored:
+        """What was seen so far, as a result that can be saved and shown."""
+        return Monitored(
+            model=self._model.name,
+            data=self._problem.batches.name,
+            loss_name=self._problem.loss.name,
+            num_terms=self._problem.num_terms,
+            num_parameters=self._problem.space().size,
+            every=self.every,
+            budget=self._budget.limit,
+            history=self._history.arrays(),
+            blocks=self._history.block_arrays(),
+            left_out=[str(row[TEXT]) for row in self._history.rows],
+            notes=[*self._problem.notes, *self.notes],
+        )
+
+    # ------------------------------------------------------------------------------- measuring
+
+    def _parts(self, *, everything: bool = False) -> tuple[str, ...]:
+        """The parts that are due: single blocks wait until the cost of the rest is known."""
+        left = set() if self._globs else {"blocks"}
+        if self._calls % VERIFY:
+            left.add("verify")
+        if not (everything or self._calls or self._budget.limit >= 1):
+            left.add("blocks")
+        return tuple(part for part in PARTS if part not in left)
+
+    def _measure(
+        self, step: int, optimizer: Optimizer | None, parts: tuple[str, ...], until: float | None = None
+    ) -> dict[str, float]:
+        due, clock, costs = self._parts(), self._budget.clock, {}
+        settled(self._model)
+        begun = clock()
+        with unseen(self._model.module):
+            self._fit()
+            look = Look(self._problem, self._memory, self._effort, self._calls)
+            try:
+                with look.H.steady():
+                    for part in parts:
+                        start = begun if part == parts[0] else clock()
+                        count = self._part(look, part, optimizer, until or begun + self._budget.allowance())
+                        costs[part] = (clock() - start) / count
+            except (CurvescopeError, torch.OutOfMemoryError) as error:
+                if isinstance(error, UsageError) or not self._calls:
+                    raise
+                self._note(f"step {step}: {error}")
+                warn(f"step {step} was not measured in full: {error}")
+                costs.setdefault(parts[0], clock() - begun)
+        look.rates()
+        for note in look.notes:
+            self._note(note)
+        self._budget.note(due, costs, clock() - begun)
+        self._calls, self._due = self._calls + 1, False
+        return self._keep(step, look, [part for part in due if part not in costs], clock() - begun)
+
+    def _part(self, look: Look, part: str, optimizer: Optimizer | None, until: float) -> int:
+        """Measure a part; how many pieces of the same cost it was made of."""
+        if part == "sharpness":
+            look.sharpness(optimizer)
+        elif part == "blocks":
+            clock, one = self._budget.clock, self._budget.costs.get("blocks", 0.0)
+            names = sorted(self._block_names(), key=lambda name: self._seen.get(name, -1))
+            done = look.block_ends(names, lambda: clock() + one > until)
+            self._seen |= dict.fromkeys(done, self._calls)
+            return max(len(done), 1)
+        else:
+            {"ends": look.ends, "verify": look.verify, "trace": look.trace, "ggn": look.ggn}[part]()
+        return 1
+
+    def _block_names(self) -> list[str]:
+        return list(dict.fromkeys(b.name for glob in self._globs for b in self._problem.space(glob)))
+
+    def _fit(self) -> None:
+        """A problem of the model as it is: parameters may have been frozen or thawed."""
+        now = frozen(self._model)
+        if now != self._frozen:
+            self._problem, self._frozen = self._make(), now
+
+    def _keep(self, step: int, look: Look, left_out: Sequence[str], cost: float) -> dict[str, float]:
+        own = {
+            "step": step,
+            "seconds": self._budget.elapsed,
+            "cost_seconds": cost,
+            "share": self._budget.share,
+            "products": look.products,
+        }
+        row = self._history.add(
+            {"converged": 0.0, **look.numbers, **own, TEXT: " ".join(left_out)}, look.blocks
+        )
+        if self._history.files is not None:
+            self._save_state(self._history.files)
+        measured = {name: float(row[name]) for name in COLUMNS if not math.isnan(row[name])}
+        numbers = {name: value for name, value in measured.items() if name != "step"}
+        self._writers.write(step, numbers)
+        return measured
+
+    def _note(self, text: str) -> None:
+        if text not in self.notes:
+            self.notes.append(text)
+
+    # ------------------------------------------------------------------------------- going on
+
+    def _open(self, folder: Path) -> Files:
+        """The folder, and what a run that was killed left there."""
+        problem = self._problem
+        shapes = {name: tuple(p.shape) for name, p in self._model.parameters.items()}
+        settings = {
+            "loss": problem.loss.name,
+            "every": self.every,
+            "budget": self._budget.limit,
+            "blocks": list(self._globs),
+            **self._effort._asdict(),
+        }
+        contents = fingerprint(problem.batches, repr(sorted(shapes.items())))
+        files = Files(folder, settings, contents, {"model": self._model.name, "data": problem.batches.name})
+        account = files.account()
+        if account is not None:
+            self._budget.resume(account)
+            self._calls, self._seen = account["calls"], account["seen"]
+            self._memory.load(files.state)
+        return files
+
+    def _save_state(self, files: Files) -> None:
+        """The account of time at every measurement, vectors once a minute: old ones are as good a start."""
+        files.keep({**self._budget.state(), "calls": self._calls, "seen": self._seen})
+        if self._budget.clock() - self._vectors_at >= VECTORS_EVERY:
+            self._memory.save(files.state)
+            self._vectors_at = self._budget.clock()
+
+
+def check_share(budget: float) -> float:
+    """A share of the time, above 0 and at most 1."""
+    share = check_number("budget", budget, above=0.0)
+    if share > 1:
+        raise UsageError(f"expected a budget of at most 1, all of the time, got {budget!r}")
+    return share
+
+
+def _globs(blocks: bool | str | Sequence[str]) -> tuple[str, ...]:
+    if isinstance(blocks, bool):
+        return ("*",) if blocks else ()
+    return (blocks,) if isinstance(blocks, str) else tuple(blocks)

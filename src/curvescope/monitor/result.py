@@ -1,0 +1,67 @@
+"""What a monitor has seen, as a result that can be shown."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from curvescope.runs.shown import Line, Shown
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True)
+class Monitored(Shown):
+    """The history of a run and of its blocks, column by column."""
+
+    model: str
+    data: str
+    loss_name: str
+    num_terms: float
+    num_parameters: int
+    every: int
+    budget: float
+    history: dict[str, np.ndarray]  # (S,) each, see `columns.COLUMNS`
+    blocks: dict[str, np.ndarray]  # (R,) each, see `columns.BLOCK_COLUMNS`
+    left_out: list[str]  # of each measurement: parts that the budget did not allow
+
+    def summary(self) -> list[Line]:
+        """The numbers to look at first."""
+        from curvescope.monitor import words
+
+        return words.summary(self)
+
+    def captions(self) -> dict[str, str]:
+        """What each figure and table shows."""
+        from curvescope.monitor import words
+
+        return words.captions(self)
+
+    def tables(self) -> dict[str, pd.DataFrame]:
+        """The history, one row a measurement; blocks, one row a block and measurement."""
+        import pandas as pd
+
+        history = pd.DataFrame({**self.history, "left_out": self.left_out})
+        return {"history": history, "blocks": pd.DataFrame(self.blocks)}
+
+    def block_map(self, column: str) -> tuple[list[str], np.ndarray, np.ndarray]:
+        """Names of blocks, steps (S,), and a column of theirs (B, S), each cell as it was last measured."""
+        names = list(dict.fromkeys(self.blocks["block"].tolist()))
+        steps = np.unique(self.blocks["step"])
+        found = np.full((len(names), len(steps)), np.nan)
+        rows = {name: i for i, name in enumerate(names)}
+        for name, step, value in zip(*(self.blocks[c] for c in ("block", "step", column)), strict=True):
+            found[rows[str(name)], np.searchsorted(steps, step)] = value
+        for j in range(1, len(steps)):
+            found[:, j] = np.where(np.isnan(found[:, j]), found[:, j - 1], found[:, j])
+        return names, steps, found
+
+    def figures(self) -> dict[str, Figure]:
+        """Figures by name; drawing computes nothing."""
+        from curvescope.monitor import figures
+
+        return figures.draw(self)
