@@ -15,6 +15,7 @@ COLUMNS = {
     "lambda_min": "smallest eigenvalue",
     "lambda_min_error": "likewise",
     "converged": "whether both errors are within the tolerance",
+    "verified": "whether a search from a random vector found nothing beyond; nan where none was due",
     "trace": "of the Hessian",
     "trace_stderr": "its standard error over probes",
     "ggn_lambda_max": "largest eigenvalue of the generalised Gauss–Newton matrix G",

@@ -24,6 +24,7 @@ from curvescope.algorithms.vectors import check_finite, fresh, orthogonalize, ra
 from curvescope.core.operator import LinearOperator
 
 LOST = 1e-6  # of a vector's length: less than this outside the subspace is rounding
+FLOOR = 0.02  # of the largest |Ritz value|: an end that is smaller is measured by this
 LOOSE = 0.15  # of the largest |Ritz value|: residual of wanted vectors that are no end
 
 
@@ -154,7 +155,7 @@ def follow_ends(
         enough = space.count >= min(top + 2, n) and bool((found.errors <= limits).all())
         if enough or space.products >= max_products or space.count == n:
             break
-        if space.count + 2 > space.room:
+        if space.count == space.room:
             space.keep(*_best(*space.ritz(), space.room, top))
         if not space.add(found.next(limits)):
             break
@@ -197,8 +198,11 @@ class _Pairs:
                 self.errors[place] = min(self.sizes[place], self.sizes[place] ** 2 / gap)
 
     def limits(self, tol: float) -> np.ndarray:
-        """Errors that are enough: (k,)."""
-        return np.where(self.is_end, tol, LOOSE) * self.scale
+        """Errors that are enough, (k,): an end is measured by itself, for in many dimensions a random vector
+        has a Ritz value near zero with a residual that is small beside the other end."""
+        own = np.maximum(np.abs(self.values), FLOOR * self.scale)
+        first = np.arange(len(own)) == 0
+        return np.where(self.is_end, np.where(first, tol, 10 * tol) * own, LOOSE * self.scale)
 
     def next(self, limits: np.ndarray) -> Tensor:
         """The residual that is worst, relative to what is allowed."""
