@@ -30,6 +30,7 @@ COLUMNS = {
     "lr_sharpness": "η times it",
     "sharpness_threshold": "above which that is unstable",
     "grad_share": "of ‖∇L‖² in the span of the top eigenvectors",
+    "eigenspace_error": "sine of the angle to the true span, at most: ‖R‖_F / gap; 1 says nothing is sure",
     "curvature_along_gradient": "gᵀ H g / ‖g‖²",
     "overlap": "‖V Wᵀ‖_F² / k of the top eigenvectors with those of the last measurement, 0 to 1",
 }

@@ -10,7 +10,8 @@ import numpy as np
 
 from curvescope.core.errors import UsageError
 from curvescope.monitor.columns import BLOCK_COLUMNS, COLUMNS, TEXT
-from curvescope.monitor.files import BLOCKS, HISTORY, Files, Row
+from curvescope.monitor.files import Files, Row
+from curvescope.runs.growing import BLOCKS, HISTORY
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -26,6 +27,12 @@ class History:
         last = self.rows[-1]["step"] if self.rows else -1
         blocks = [] if files is None else files.read(BLOCKS)
         self.block_rows: list[Row] = [row for row in blocks if row["step"] <= last]
+        self._rewrite()  # without the piece of a row that a killed process may have left
+
+    def _rewrite(self) -> None:
+        if self.files is not None and (self.files.folder / BLOCKS).exists():
+            self.files.rewrite(HISTORY, self.rows)
+            self.files.rewrite(BLOCKS, self.block_rows)
 
     def add(self, row: Mapping[str, Any], blocks: Mapping[str, Mapping[str, float]]) -> Row:
         """A measurement, its blocks by name; the row with nan for what was not measured."""
@@ -56,9 +63,7 @@ class History:
             )
         self.rows = [row for row in self.rows if row["step"] < step]
         self.block_rows = [row for row in self.block_rows if row["step"] < step]
-        if self.files is not None:
-            self.files.rewrite(HISTORY, self.rows)
-            self.files.rewrite(BLOCKS, self.block_rows)
+        self._rewrite()
 
     def frame(self) -> pd.DataFrame:
         """One row a measurement."""

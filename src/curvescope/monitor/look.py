@@ -84,12 +84,13 @@ class Look:
             "lambda_min": float(found.values[-1]),
             "lambda_min_error": float(found.errors[-1]),
             "converged": float(found.converged),
+            "eigenspace_error": found.angle,
         }
         if size > 0:
             self.numbers["grad_share"] = float((top @ (g / size)).double().square().sum())
             self.numbers["curvature_along_gradient"] = float(found.forms[-1])
-        if before is not None:
-            self.numbers["overlap"] = _overlap(before[: len(top)], top)
+        if before is not None and len(before) == len(top):
+            self.numbers["overlap"] = _overlap(before, top)
         self.memory.put("lambda_max", top, self.space)
         self.memory.put("lambda_min", bottom, self.space)
         self._searched["lambda"] = self.H, found
@@ -182,11 +183,17 @@ class Look:
                 self._replace(f"{name}_min", -1, found, 0)
 
     def _replace(self, name: str, sign: int, found: Eigenpairs, i: int) -> None:
-        """Take the eigenvalue that lies further out, and begin with its vector the next time."""
+        """Take the eigenvalue that lies further out; one that was missed is followed from now on."""
         assert found.vectors is not None
-        if sign * found.values[i] > sign * self.numbers[name]:
+        further = sign * (found.values[i] - self.numbers[name])
+        if further > self.numbers[f"{name}_error"]:
+            kept = self.memory.take(name, self.space)
+            assert kept is not None
+            missed = torch.as_tensor(found.vectors[:, i]).to(kept)
+            self.memory.put(name, torch.cat([missed[None], kept[: len(kept) - 1]]), self.space)
+            self.numbers |= {"eigenspace_error": 1.0} if name == "lambda_max" else {}
+        if further > 0:
             self.numbers |= {name: float(found.values[i]), f"{name}_error": float(found.residuals[i])}
-            self.memory.put(name, torch.as_tensor(found.vectors[:, i])[None], self.space)
 
     def rates(self) -> None:
         """η times what was found, at the end."""

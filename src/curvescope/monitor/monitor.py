@@ -63,8 +63,7 @@ class CurvatureMonitor:
         tol: Error of λ_max that is enough, relative; ten times that of λ_min.
         num_probes: Of traces, at least 2.
         max_products: Most products of one search.
-        writers: Who is told of every measurement: "tensorboard", "wandb", or objects with
-            `write(step, numbers)` and `close()`.
+        writers: "tensorboard", "wandb", or objects with `write(step, numbers)` and `close()`.
         clock: Of seconds.
     """
 

@@ -25,7 +25,7 @@ from curvescope.core.operator import LinearOperator
 
 LOST = 1e-6  # of a vector's length: less than this outside the subspace is rounding
 FLOOR = 0.02  # of the largest |Ritz value|: an end that is smaller is measured by this
-LOOSE = 0.15  # of the largest |Ritz value|: residual of wanted vectors that are no end
+LOOSE = 0.02  # of the largest |Ritz value|: residual of wanted vectors that are no end
 
 
 class Ends(NamedTuple):
@@ -35,6 +35,7 @@ class Ends(NamedTuple):
     residuals: np.ndarray  # (k,)
     errors: np.ndarray  # (k,) min(r, r²/gap) of the ends; the residual r of those between
     vectors: Tensor  # (k, n) orthonormal rows
+    angle: float  # sine of that between the largest ones' span and the true one, at most: see `_angle`
     forms: np.ndarray  # xᵀ A x / xᵀ x of the start vectors, in their order
     converged: bool  # both ends have errors within the tolerance
     num_products: int
@@ -164,6 +165,7 @@ def follow_ends(
         residuals=found.sizes,
         errors=found.errors,
         vectors=space.rows(found.S),
+        angle=_angle(found.sizes[: min(top, n)], space.ritz()[0]),
         forms=forms,
         converged=bool((found.errors <= limits)[found.is_end].all()),
         num_products=space.products,
@@ -208,6 +210,18 @@ class _Pairs:
         """The residual that is worst, relative to what is allowed."""
         worst = int((self.errors / np.maximum(limits, 1e-300)).argmax())
         return self.rows[worst : worst + 1]
+
+
+def _angle(residuals: np.ndarray, theta: np.ndarray) -> float:
+    """‖R‖_F / gap for the k largest of ascending Ritz values, at most 1: the sin Θ theorem (Davis, Kahan).
+
+    The gap is that between the last of them and the next, taken from Ritz values.
+    """
+    k = len(residuals)
+    if k >= len(theta):
+        return 0.0
+    size, gap = float(np.linalg.norm(residuals)), float(theta[-k] - theta[-k - 1])
+    return min(size / gap, 1.0) if gap > 0 else 1.0
 
 
 def _best(theta: np.ndarray, S: np.ndarray, room: int, top: int) -> tuple[np.ndarray, np.ndarray]:
