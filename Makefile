@@ -25,7 +25,7 @@ FITS := import sys; assert (3, 11) <= sys.version_info < (3, 14); import ensurep
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
-setup: $(READY) ## the package with the extras hf, peft, lens, umap and dev, in .venv
+setup: $(READY) ## the package with the extras hf, peft, lens, umap, monitor and dev, in .venv
 	@:
 
 peers: $(PEERS) ## other curvature libraries into .venv, to compare with

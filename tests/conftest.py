@@ -14,6 +14,11 @@ if TYPE_CHECKING:  # the process that only hands tests out loads this file too, 
     from oracles import Bench
 
 
+def pytest_configure() -> None:
+    """Garbage is looked for once many objects are left: after every few hundred costs up to a twentieth."""
+    gc.set_threshold(50_000, 10, 10)
+
+
 def pytest_collection_finish() -> None:
     """Garbage is not looked for among the modules and tests themselves: they stay to the end."""
     gc.collect()

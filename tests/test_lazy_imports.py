@@ -45,11 +45,13 @@ def imported(node: ast.Import | ast.ImportFrom) -> list[str]:
 def imports(node: ast.AST, *, lazy: bool = False) -> Iterator[tuple[bool, list[str]]]:
     """Whether it stands in a function, and the modules, of every import that is carried out."""
     for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.expr):  # holds no statement
+            continue
         if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
             continue
         if isinstance(child, ast.Import | ast.ImportFrom):
             yield lazy, imported(child)
-        yield from imports(child, lazy=lazy or isinstance(child, ast.FunctionDef | ast.Lambda))
+        yield from imports(child, lazy=lazy or isinstance(child, ast.FunctionDef))
 
 
 @cache

@@ -29,7 +29,7 @@ def estimated(name):
 
 
 @pytest.mark.parametrize(
-    "name", some(["outliers", "normal", "indefinite", "rank three", "repeated", "even"], 2)
+    "name", some(["outliers", "normal", "indefinite", "rank three", "repeated", "even"], 1)
 )
 def test_density_is_within_its_error(name):
     eigenvalues, found = SPECTRA[name], estimated(name)
@@ -116,7 +116,7 @@ def test_cdf_counts_eigenvalues():
     )
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("dtype", some([torch.float64, torch.float32], 1))
 def test_blocks_equal_their_own_densities(dtype):
     A = with_spectrum(uniform(-1, 2, 160), dtype=dtype).A
     slices = {"a": slice(0, 70), "b": slice(70, 78), "c": slice(80, 160), "b and c": slice(70, 160)}
@@ -265,7 +265,7 @@ def test_the_size_of_an_operator_does_not_matter(exponent, dtype, reorthogonaliz
     np.testing.assert_allclose(found.weights, right.weights, rtol=1e-9)
 
 
-@pytest.mark.parametrize("reorthogonalize", [True, False])
+@pytest.mark.parametrize("reorthogonalize", some([False, True], 1))
 def test_two_million_rows_with_outliers(reorthogonalize):
     """The bulk keeps its weight and its shape beside eigenvalues a million times larger."""
     op = diagonal_operator(2_000_000, [1000.0, -400.0], bulk=1e-3)
@@ -294,7 +294,7 @@ def test_float32_stays_float32():
 def test_eigenvalues_at_the_end_of_what_numbers_can_be_are_refused(n, scale):
     op = Matrix(torch.diag(scale * torch.linspace(-1, 1, n, dtype=torch.float64)), symmetric=True)
     with pytest.raises(UsageError, match=r"have no density in float64.*multiple of the operator"):
-        spectral_density(op)
+        spectral_density(op, num_probes=1, num_steps=20)
 
 
 @pytest.mark.parametrize("scale", [1e-300, 1e300])

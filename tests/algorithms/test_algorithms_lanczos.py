@@ -36,7 +36,7 @@ def check(found: Eigenpairs, op: Matrix, eigenvalues: np.ndarray, which: str, sl
     assert (found.residuals <= found.tol * scale * (1 + 1e-6)).all()
 
 
-@pytest.mark.parametrize(("name", "which"), pairs([*SPECTRA], WHICH))
+@pytest.mark.parametrize(("name", "which"), pairs([*SPECTRA], WHICH, every=2))
 def test_eigenpairs_of_known_spectra(name, which):
     eigenvalues = SPECTRA[name]
     op = with_spectrum(eigenvalues)

@@ -99,7 +99,7 @@ def test_tanh_gelu_is_not_the_derivative_of_gelu():
         assert float(wrong) > 1e-4
 
 
-@pytest.mark.parametrize(("name", "biases"), pairs(NAMES, [True, False]))
+@pytest.mark.parametrize(("name", "biases"), pairs(NAMES, [True, False], every=2))
 def test_all_blocks(name, biases):
     for seed in range(2):
         x, params, g, B, root = layer(name, biases=biases, seed=seed)

@@ -9,7 +9,7 @@ from curvescope.closed_form.norms import third as norm_third
 from curvescope.closed_form.softmax import third
 from curvescope.core.errors import ShapeError
 from curvescope.core.seeds import generator
-from selection import a_half
+from selection import a_half, a_third
 
 CASES = [
     (kind, d, eps)
@@ -53,7 +53,7 @@ def norm_case(kind, d, eps):
     return x, at, max(unit, unit**3), rest
 
 
-@pytest.mark.parametrize(("kind", "d", "eps"), a_half(CASES, shift=0))
+@pytest.mark.parametrize(("kind", "d", "eps"), a_third(CASES, shift=0))
 def test_norm_along_directions(kind, d, eps):
     x, at, scale, (u, v, w, *_) = norm_case(kind, d, eps)
     size = 10 * scale * float(u.abs().max() * v.abs().max() * w.abs().max())
@@ -65,7 +65,7 @@ def test_norm_along_directions(kind, d, eps):
     close(norm_third.norm_third_along(at, u, v, w), along(f, (u,), (v,), (w,))(x), size)
 
 
-@pytest.mark.parametrize(("kind", "d", "eps"), a_half(CASES, shift=1))
+@pytest.mark.parametrize(("kind", "d", "eps"), a_third(CASES, shift=1))
 def test_norm_with_a_moving_gain_and_a_cotangent(kind, d, eps):
     x, at, scale, (dx, g, more, *_) = norm_case(kind, d, eps)
     gamma, dgamma = draw(2, d, stream=1)

@@ -207,6 +207,11 @@ LIKE_ANOTHER = [  # noticed as the same change of another tensor, or the same te
     "targets through numpy",
     "scale of a gated layer, learned",
     "causal or not",
+    "signs through data",
+    "tensor attribute replaced",
+    "bool buffer through numpy",
+    "class of an object",
+    "scale of a gated layer, a plain tensor",
 ]
 DIFFERENT = [name for name in CASES if name not in LIKE_ANOTHER]
 

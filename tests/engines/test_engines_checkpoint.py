@@ -33,7 +33,7 @@ def problem(**changes) -> cs.Problem:
     return cs.Problem(model, cs.Batches.from_tensors(tokens, tokens.roll(1, 1), batch_size=2))
 
 
-@pytest.mark.parametrize(("name", "engine"), pairs(list(MAKERS), ["fast", "autograd", "auto"]))
+@pytest.mark.parametrize(("name", "engine"), pairs(list(MAKERS), ["fast", "autograd", "auto"], every=2))
 def test_products_are_the_same(name, engine):
     p = problem(n_layers=2)
     ours = MAKERS[name](p, engine=engine, checkpoint=True)
@@ -131,7 +131,7 @@ def test_the_largest_repetition_is_taken():
 
 @pytest.mark.usefixtures("few_sequences")
 def test_studies_take_it(tmp_path):
-    from curvescope.studies import spectrum
+    from curvescope.studies import blocks
 
     path = tmp_path / "small.toml"
     path.write_text("n_layers = 2\nd_model = 4\nn_heads = 2\nvocab_size = 3\nn_ctx = 11\n", encoding="utf-8")
@@ -139,18 +139,16 @@ def test_studies_take_it(tmp_path):
         "model": str(path),
         "data": "task:sorting",
         "batch_size": 64,
-        "blocks": ["L0.ln1.g"],
-        "map_blocks": ["L0.ln1.g"],
-        "num_probes": 1,
-        "num_steps": 3,
-        "num_eigenvalues": 1,
+        "operators": ["hessian"],
+        "norms": ["L0.ln1.g"],
         "num_trace_probes": 2,
-        "num_map_probes": 1,
-        "max_products": 4,
+        "num_norm_probes": 2,
+        "num_sharp_steps": 2,
+        "max_exact": 0,
         "dtype": "float64",
     }
     whole, again = (
-        spectrum.run(spectrum.Config.from_dict({**few, "checkpoint": c})).tables() for c in (False, True)
+        blocks.run(blocks.Config.from_dict({**few, "checkpoint": c})).tables() for c in (False, True)
     )
     for name, table in whole.items():
         numbers = table.select_dtypes("number")

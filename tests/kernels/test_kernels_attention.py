@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from curvescope.core.errors import CurvescopeError, ShapeError, UsageError
 from curvescope.kernels.attention import attention, blockwise
+from selection import some
 
 TIGHT = {"rtol": 1e-10, "atol": 1e-12}
 MASKS = {
@@ -109,10 +110,20 @@ def test_large_scores_stay_finite(cut):
         torch.testing.assert_close(one, two, rtol=1e-9, atol=1e-9 * float(two.abs().max()))
 
 
-@pytest.mark.parametrize("mask", ["causal", "lengths"])
+@pytest.mark.parametrize("mask", some(["lengths", "causal"], 1))
 def test_second_differences(mask):
     x = [t.detach().requires_grad_() for t in inputs(B=2, H=2, Hkv=1, Lq=8, Lk=8, d=2, dv=1)[:3]]
     assert torch.autograd.gradgradcheck(lambda *t: attention(*t, **MASKS[mask]), x)
+
+
+@pytest.mark.parametrize("mask", MASKS)
+def test_directions_together_have_the_bits_of_each_alone(mask, monkeypatch):
+    x = inputs()
+    g = moves(x, 5)
+    first = torch.autograd.grad(attention(*x[:3], **MASKS[mask]), x[:3], x[3], create_graph=True)
+    together = torch.autograd.grad(first, x, g, is_grads_batched=True, retain_graph=True)
+    monkeypatch.setattr(blockwise, "TOGETHER_BYTES", 0)
+    assert all(map(torch.equal, together, torch.autograd.grad(first, x, g, is_grads_batched=True)))
 
 
 @pytest.mark.parametrize("second_order", [True, False])

@@ -80,7 +80,7 @@ GRID = [(name, "mean") for name in CASES if name not in ("smoothed", "kl of logs
 GRID += [(name, "sum") for name in ("both", "nll", "mse")]
 GRID += [("kl of logs", "batchmean")]
 LIKE_OTHERS = [(name, "mean") for name in ("classes", "class weights", "soft", "nll on axis 1", "soft coins")]
-LIKE_OTHERS += [("both", "sum"), ("nll", "sum")]
+LIKE_OTHERS += [("both", "sum"), ("nll", "sum"), ("smooth", "mean"), ("logits", "mean")]
 
 
 @pytest.mark.filterwarnings("ignore:reduction")  # torch's word on the mean of a KL

@@ -51,7 +51,7 @@ def test_operator_equals_its_dense_matrix(bench: Bench, name: str):
     assert relative_error(bench.found(name), bench.truth(name)) < TIGHT
 
 
-@pytest.mark.parametrize("bench", one_in(oracles.NAMES, 4, shift=1), indirect=True)
+@pytest.mark.parametrize("bench", one_in(oracles.NAMES, 6, shift=1), indirect=True)
 def test_the_functional_part_equals_its_dense_matrix(bench: Bench):
     assert relative_error(bench.found("functional"), bench.truth("functional")) < TIGHT
 
@@ -70,7 +70,7 @@ def test_the_functional_oracle_is_the_sum_over_single_outputs(bench: Bench):
     assert relative_error(summed, bench.dense.functional) < 1e-12
 
 
-@pytest.mark.parametrize("bench", one_in(oracles.NAMES, 4, shift=1), indirect=True)
+@pytest.mark.parametrize("bench", one_in(oracles.NAMES, 6, shift=1), indirect=True)
 def test_hessian_is_ggn_plus_functional(bench: Bench):
     parts = bench.found("ggn") + bench.found("functional")
     assert relative_error(parts, bench.found("hessian")) < 1e-12

@@ -42,7 +42,7 @@ def found(package: str, version: str, folder: Path) -> Path:
     fits = [p for p in folder.iterdir() if p.is_dir() and p.name.replace("-", "_").lower() == name]
     if fits:
         return fits[0]
-    get = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-build-isolation"]
+    get = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
     subprocess.run([*get, "--no-binary", package, "--dest", folder, f"{package}=={version}"], check=True)
     archive = next(p for p in folder.glob("*.tar.gz") if p.name[:-7].replace("-", "_").lower() == name)
     with tarfile.open(archive) as packed:

@@ -50,11 +50,12 @@ def test_what_is_finished_is_read_unless_forced(settings, tmp_path, monkeypatch)
     assert said == [f"already finished: {first}"]
     assert not counted
     assert read.summary() == result.summary()
-    forced, _ = folder.run("spectrum", settings, out=tmp_path / "runs", force=True)
-    assert forced != first
-    assert counted
-    others, _ = folder.run("spectrum", {**settings, "seed": 1}, out=tmp_path / "runs")
-    assert others not in (first, forced)
+    for own, force in ((settings, True), ({**settings, "seed": 1}, False)):  # stopped as soon as it is begun
+        with monkeypatch.context() as patch:
+            count_products(patch, stop_at=1)
+            with pytest.raises(Stopped):
+                folder.run("spectrum", own, out=tmp_path / "runs", force=force)
+    assert len(list(first.parent.iterdir())) == 3
 
 
 def test_a_run_that_is_stopped_in_its_first_piece_goes_on_there(settings, tmp_path, monkeypatch):
@@ -97,8 +98,15 @@ def test_a_resumed_run_does_not_tell_of_pieces_that_are_there(settings, tmp_path
             folder.run("spectrum", settings, out=tmp_path)
     assert stop.value.standing.pieces == 4
     told, said = [], []
-    folder.run("spectrum", settings, out=tmp_path, say=said.append, progress=lambda *x: told.append(x[1]))
-    assert told == list(range(5, 13))
+
+    def sixth(what, number, total):
+        told.append(number)
+        if number == 6:
+            raise KeyboardInterrupt
+
+    with pytest.raises(Stopped):
+        folder.run("spectrum", settings, out=tmp_path, say=said.append, progress=sixth)
+    assert told == [5, 6]
     assert "4 of 12 pieces were there" in said[0]
 
 

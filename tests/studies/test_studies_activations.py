@@ -16,6 +16,7 @@ from curvescope.studies import activations, find
 from curvescope.studies.activations.measure import token_names
 from curvescope.studies.activations.study import choose_points
 from oracles import transformer
+from selection import pairs
 
 POINTS = ("L3.out", "L2.h1.out", "final")
 SMALL: dict[str, Any] = {"tokens": 12, "seq_len": 6, "points": POINTS, "num_steps": 4, "num_probes": 2}
@@ -28,8 +29,7 @@ def problem(sizes: tuple[int, ...] = (3,), **settings: Any) -> cs.Problem:
     return cs.Problem(transformer(n_layers=2, **settings), [cs.Batch(x, y) for x, y in parts])
 
 
-@pytest.mark.parametrize("matrix", ["hessian", "ggn"])
-@pytest.mark.parametrize("at", ["embed", "L1.h0.out"])
+@pytest.mark.parametrize(("at", "matrix"), pairs(["embed", "L1.h0.out"], ["hessian", "ggn"]))
 def test_every_token_is_its_dense_block(at: str, matrix: Any):
     case = problem()
     found = activations.token_curvature(case, at, matrix=matrix)
@@ -84,25 +84,23 @@ def test_the_sharpest_direction_is_told_on_the_side_where_the_loss_falls():
     assert token_names(case, found)[0] == f"[{int(case.batches[0].inputs[0, 0])}]"
 
 
+STATE: dict[str, Result] = {}
+
+
 @pytest.fixture(scope="module")
 def result() -> activations.Activations:
-    return activations.run(activations.Config(**SMALL))
+    return activations.run(activations.Config(**SMALL), state=STATE)
 
 
 def test_a_run_goes_on_where_it_was_stopped(result: activations.Activations):
-    state: dict[str, Result] = {}
-    said: list[str] = []
-    again = activations.run(
-        activations.Config(**SMALL), progress=lambda what, number, total: said.append(what), state=state
-    )
-    assert said == [f"tokens at {at}" for at in POINTS]
+    state, said = dict(STATE), list[str]()
+    assert list(state) == ["contents", *(f"tokens at {at}" for at in POINTS)]
     del state["tokens at final"]
-    said.clear()
     later = activations.run(
         activations.Config(**SMALL), progress=lambda what, number, total: said.append(what), state=state
     )
     assert said == ["tokens at final"]
-    for a, b in zip(again.points, later.points, strict=True):
+    for a, b in zip(result.points, later.points, strict=True):
         np.testing.assert_array_equal(a.lambda_max, b.lambda_max)
         np.testing.assert_array_equal(a.trace, b.trace)
 
@@ -119,7 +117,7 @@ def test_what_is_shown(result: activations.Activations, tmp_path: Path):
 
 
 def test_the_command_line(tmp_path: Path, undrawn: None, capsys: Any):
-    settings = [f"--set={k}={','.join(v) if isinstance(v, tuple) else v}" for k, v in SMALL.items()]
+    settings = [f"--set={k}={v}" for k, v in {**SMALL, "points": "final"}.items()]
     code, _, _ = call("run", "activations", *settings, "--out", tmp_path, "--quiet", capsys=capsys)
     assert code == 0
     (folder,) = (tmp_path / "activations").iterdir()

@@ -137,6 +137,7 @@ def test_tables_words_and_figures_are_complete(written: gap.Gap):
     assert ("note", "", "a note") in written.summary()
 
 
+@pytest.mark.slow
 def test_a_stopped_run_goes_on_with_the_same_numbers(case: cs.Problem):
     state, calls = {}, []
 

@@ -213,7 +213,9 @@ def test_what_cannot_be_grown_is_left_out_with_a_sentence():
     ways, notes = possible([Way("inserted", 9.0)], problem().model, problem().batches)
     assert not ways
     assert "13 positions are more than the 6" in notes[0]
-    cfg = sinks.Config(**{**SMALL, "texts": 9}, hows=("bias", "inserted"), block_steps=0)
+    cfg = sinks.Config(
+        **{**SMALL, "texts": 9, "num_steps": 4, "ggn_steps": 2}, hows=("bias", "inserted"), block_steps=0
+    )
     found = sinks.measure(linear, cfg, [])
     assert np.isnan(found.moved["inserted.2"].mass).all()
     assert any("make 4 texts, not 9" in note for note in found.notes)

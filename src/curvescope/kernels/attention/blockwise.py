@@ -13,6 +13,7 @@ key head are stacked along the rows of a tile, so that keys and values are never
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,6 +24,7 @@ from curvescope.kernels.attention.passes import Directions, Needs, Outputs, Save
 TILE_BYTES = {"cpu": 4 << 20, "cuda": 256 << 20}  # of the scores of one tile
 CAUSAL_ROWS = {"cpu": 64, "cuda": 512}  # of a causal tile at most: a cut leaves out what nobody sees
 KEEP_BYTES = 32 << 20  # P and dS are kept between the passes where each is smaller; CPU only
+TOGETHER, TOGETHER_BYTES = 4, 256 << 10  # so many directions with so small scores are one call
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,10 @@ class Plan:
         """(B, H, L, d) as (B·Hkv, group, L, d); half precision is computed in single."""
         x = x.reshape(self.heads, -1, *x.shape[2:])
         return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+
+    def small(self, q: Tensor, num: int) -> bool:
+        """Whether the scores of `num` directions cost more calls than arithmetic."""
+        return len(self.tiles) == 1 and num * num_scores(self.tiles) * q.element_size() <= TOGETHER_BYTES
 
 
 def plan(q: Tensor, k: Tensor, mask: Mask, scale: float) -> Plan:
@@ -129,11 +135,12 @@ def second(
     Without dO only h_dO can be asked for. A direction that is None is zero.
     """
     q, k, v, o, lse, kept_P = saved.q, saved.k, saved.v, saved.o, saved.lse, saved.P
-    cuts = plan(q, k, mask, scale)
+    cuts, num = plan(q, k, mask, scale), next(g.shape[0] for g in directions if g is not None)
+    if num >= TOGETHER and cuts.small(q, num):
+        return _together(num, saved, do, dS, directions, mask=mask.repeated(num), scale=scale, needs=needs)
     Q, K, V, stats = cuts.split(q), cuts.split(k), cuts.split(v), cuts.split(lse)
     dO = None if do is None or not any(needs[:3]) else cuts.split(do)
     D = None if dO is None or dS.numel() else (dO * cuts.split(o)).sum(-1)
-    num = next(g.shape[0] for g in directions if g is not None)
     moves = [[None if g is None else cuts.split(g[j]) for g in directions] for j in range(num)]
     sizes = (Q.shape, K.shape, V.shape, (*Q.shape[:3], V.shape[3]))
     found = [Q.new_zeros(num, *size) if need else None for size, need in zip(sizes, needs, strict=True)]
@@ -148,6 +155,21 @@ def second(
             _add_direction(shared, moves[j], [None if x is None else x[j] for x in found])
     pairs = zip(found, (q, k, v, o), strict=True)
     hq, hk, hv, ho = (None if x is None else _like(x, like, num) for x, like in pairs)
+    return hq, hk, hv, ho
+
+
+def _together(
+    num: int, saved: Saved, do: Tensor | None, dS: Tensor, directions: Directions, **options: Any
+) -> Outputs:
+    """`num` directions as one direction of `num` copies of the batch, one after the other: the same bits."""
+
+    def copies(x: Tensor) -> Tensor:
+        return x.repeat(num, *(1,) * (x.dim() - 1))
+
+    again = Saved(*map(copies, (saved.q, saved.k, saved.v, saved.o, saved.lse, saved.P)))
+    gq, gk, gv = (None if g is None else g.flatten(0, 1)[None] for g in directions)
+    found = second(again, None if do is None else copies(do), copies(dS), (gq, gk, gv), **options)
+    hq, hk, hv, ho = (None if x is None else x[0].unflatten(0, (num, -1)) for x in found)
     return hq, hk, hv, ho
 
 

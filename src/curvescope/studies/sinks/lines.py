@@ -12,6 +12,7 @@ that of eigenvalues below τ, in which outliers count no more than τ does.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -27,6 +28,9 @@ ROUNDINGS = 16  # of the largest Ritz value: products are not more exact than th
 EARLIER = 2  # steps less, to see what the last ones changed
 NOTHING = 1e-25  # a weight of rounding: of what lies beyond an exhausted space
 BASIS_GIB = 4  # memory that bases may take; above, vectors are orthogonal to the last two alone
+
+
+Nodes = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 class Ends(NamedTuple):
@@ -62,6 +66,10 @@ class Lines(Result):
 
     def ends(self) -> Ends:
         """The outermost Ritz values over the probes of each operator, with their residuals."""
+        return self._ends
+
+    @cached_property
+    def _ends(self) -> Ends:
         theta, weights, residuals = (part.reshape(len(self.alpha), -1) for part in self._nodes(0))
         there = weights > NOTHING
         row = np.arange(len(theta))
@@ -78,8 +86,17 @@ class Lines(Result):
         squares = self.size * (weights * theta**2 / (1 + far)).sum(-1)
         return Split(np.sqrt(squares / (self.size - outliers)), outliers)
 
-    def _nodes(self, earlier: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _nodes(self, earlier: int) -> Nodes:
         """Nodes, weights and residuals of all runs, (X, P, m) each; those of a space's end weigh nothing."""
+        if earlier not in self._found:
+            self._found[earlier] = self._diagonalised(earlier)
+        return self._found[earlier]
+
+    @cached_property
+    def _found(self) -> dict[int, Nodes]:
+        return {}
+
+    def _diagonalised(self, earlier: int) -> Nodes:
         m = max(1, self.num_steps - earlier)
         T = np.zeros((*self.lengths.shape, m, m))
         steps = np.arange(m)
