@@ -32,8 +32,8 @@ _HOME = {
     "Loss": "losses",
     "Problem": "problem",
     "CurvatureMonitor": "monitor",
-    "lightning_callback": "monitor.callbacks",
-    "trainer_callback": "monitor.callbacks",
+    "lightning_callback": "monitor",
+    "trainer_callback": "monitor",
     "ActivationGGN": "operators",
     "ActivationHessian": "operators",
     "Hessian": "operators",
@@ -207,8 +207,7 @@ if TYPE_CHECKING:
     from curvescope.models.zoo.folder import save
     from curvescope.models.zoo.mlp import MLP, MLPConfig
     from curvescope.models.zoo.transformer import Transformer, TransformerConfig
-    from curvescope.monitor import CurvatureMonitor
-    from curvescope.monitor.callbacks import lightning_callback, trainer_callback
+    from curvescope.monitor import CurvatureMonitor, lightning_callback, trainer_callback
     from curvescope.operators import (
         EKFAC,
         GGN,

@@ -30,6 +30,9 @@ OPTIONAL = {
     "peft": "LoRA and other adapters, extra 'hf'",
     "transformer-lens": "TransformerLens models, extra 'lens'",
     "umap-learn": "UMAP pictures, extra 'umap'",
+    "tensorboard": "writer of the monitor, extra 'monitor'",
+    "wandb": "writer of the monitor, extra 'monitor'",
+    "lightning": "callback of the monitor, extra 'monitor'",
     "hessian-eigenthings": "comparison, make peers",
     "curvlinops-for-pytorch": "comparison, make peers",
 }

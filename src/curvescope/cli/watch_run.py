@@ -9,6 +9,7 @@ from pathlib import Path
 
 import typer
 from rich.console import Console
+from rich.live import Live
 
 from curvescope.cli import printing
 from curvescope.cli.watch_view import line, panel, since
@@ -36,8 +37,6 @@ def show(folder: Path, *, once: bool, as_json: bool) -> None:
 
 
 def _live(run: Growing) -> None:
-    from rich.live import Live
-
     with Live(panel(run), console=Console(highlight=False), auto_refresh=False) as live:
         finished = run.status() == "finished"
         while not finished:
