@@ -1,11 +1,11 @@
 """Does `diagnose` find planted faults, and does it leave healthy models alone?
 
-    OMP_NUM_THREADS=1 python benchmarks/diagnosis.py --calibrate    # healthy models, other seeds: for the limits
+    OMP_NUM_THREADS=1 python benchmarks/diagnosis.py --calibrate    # healthy, other seeds: for the limits
     OMP_NUM_THREADS=1 python benchmarks/diagnosis.py                # 20 seeds: hits and false alarms
     python benchmarks/diagnosis.py --table                          # the tables from what is there
 
-Every case at every seed is one line of a file that is appended to, so a run that was stopped goes on. Models are
-Transformers of the zoo (4 layers, width 24; post-norm: 8 layers), fresh or trained for some hundred steps.
+Every case at every seed is one line of a file that is appended to, so a run that was stopped goes on. Models
+are Transformers of the zoo (3 layers, width 24; 8 layers, width 32), fresh or trained for about 100 steps.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import copy
 import json
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -29,20 +30,28 @@ from curvescope.data.batches import Batches
 from curvescope.data.tasks import task
 from curvescope.models.load import load
 from curvescope.models.running.attending import Attending, attending
+from curvescope.models.zoo.names import REVISIONS
 from curvescope.operators import Hessian
 from curvescope.problem import Problem
 from curvescope.studies.diagnose import Config, diagnose
 from curvescope.train import TrainConfig, train
 
 OUT = Path(__file__).parent / "results" / "diagnosis"
-SEEDS, CALIBRATING = range(20), range(100, 108)
-LAYERS, HEADS, WIDTH, LENGTH, VOCAB, COUNT = 4, 4, 24, 16, 24, 16
+SEEDS, CALIBRATING = range(20), range(100, 106)
+LAYERS, HEADS, WIDTH, LENGTH, VOCAB, COUNT = 3, 4, 24, 12, 16, 16
 EFFORT = Config(
-    engine="autograd", block_steps=0, num_probes=2, num_steps=12, num_shared=3, part_steps=6,
+    engine="autograd", block_steps=0, num_probes=2, num_steps=8, num_shared=3, part_steps=4,
     num_sample_probes=2,
 )  # fmt: skip
-LLAMA = {"norm_kind": "rmsnorm", "activation": "swiglu", "positions": "rope", "bias_qkv": False, "bias_o": False}
-DEEP = {"n_layers": 8, "init": "xavier", "embed_std": 1.0, "activation": "relu"}
+LLAMA = {
+    "norm_kind": "rmsnorm",
+    "activation": "swiglu",
+    "positions": "rope",
+    "bias_qkv": False,
+    "bias_o": False,
+}
+LARGE = "tiny-gpt"  # for calibration alone: it takes as long as all others
+DEEP = {"n_layers": 8, "d_model": 32, "d_ff": 64, "init": "xavier", "embed_std": 1.0, "activation": "relu"}
 
 # ------------------------------------------------------------------------------------------------ healthy
 
@@ -67,14 +76,23 @@ def fresh(seed: int, **settings: Any) -> Problem:
 
 
 @cache
-def trained(seed: int, *, data: Callable[..., Batches] = language, steps: int = 150, **settings: Any) -> Problem:
+def trained(
+    seed: int, *, data: Callable[..., Batches] = language, steps: int = 100, lr: float = 3e-3, **settings: Any
+) -> Problem:
     """The same after training with warm-up, on other sequences of the language."""
     batches = data(seed + 10_000, 16 * COUNT)
-    cfg = TrainConfig(steps=steps, lr=3e-3, warmup=steps // 5)
+    cfg = TrainConfig(steps=steps, lr=lr, warmup=steps // 5)
     model, _, _ = train(fresh(seed, **settings).model, batches, cfg)
     return Problem(model, data(seed))
 
 
+def bundled(seed: int) -> Problem:
+    """The bundled model at one of its four checkpoints, on sequences of the bundled text."""
+    model = load("tiny-gpt", revision=REVISIONS[seed % 4])
+    return Problem(model, cs.text("sample", model, tokens=256, seq_len=32, batch_size=8, seed=seed))
+
+
+COPYING: dict[str, Any] = {"data": words, "steps": 120, "lr": 1e-2, "n_layers": 2}
 HEALTHY: dict[str, Callable[[int], Problem]] = {
     "fresh": fresh,
     "fresh, as Llama": lambda seed: fresh(seed, **LLAMA),
@@ -84,7 +102,8 @@ HEALTHY: dict[str, Callable[[int], Problem]] = {
     "trained": trained,
     "trained, as Llama": lambda seed: trained(seed, **LLAMA),
     "trained, post-norm": lambda seed: trained(seed, norm="post", init="xavier", embed_std=1.0),
-    "trained to copy": lambda seed: trained(seed, data=words, steps=300),
+    "trained to copy": lambda seed: trained(seed, **COPYING),
+    LARGE: lambda seed: bundled(seed),
 }
 
 # ------------------------------------------------------------------------------------------------ planted
@@ -139,7 +158,7 @@ def rubbish(seed: int) -> Problem:
         drawn = torch.randint(0, VOCAB, y[:2].shape, generator=source)
         return x, torch.cat([torch.where(y[:2] < 0, y[:2], drawn), y[2:]])
 
-    return with_inputs(trained(seed, data=words, steps=300), change)
+    return with_inputs(trained(seed, **COPYING), change)
 
 
 def dead_head(seed: int) -> Problem:
@@ -152,7 +171,7 @@ PLANTED: dict[str, tuple[str, Callable[[int], Problem]]] = {  # what the check i
     "layer": ("uneven_layers", lambda seed: scaled(base(seed), 30.0, f"L{seed % LAYERS}.W_")),
     "saturated": (
         "saturated_attention",
-        lambda seed: scaled(base(seed), 30.0, f"L{seed % LAYERS}.W_Q", f"L{seed % LAYERS}.W_K"),
+        lambda seed: scaled(base(seed), 100.0, f"L{seed % LAYERS}.W_Q", f"L{seed % LAYERS}.W_K"),
     ),
     "post_norm": ("norm_placement", lambda seed: fresh(seed, **DEEP, norm="post")),
     "copies": ("duplicates", lambda seed: with_inputs(base(seed), half_copies)),
@@ -161,10 +180,9 @@ PLANTED: dict[str, tuple[str, Callable[[int], Problem]]] = {  # what the check i
     "feed_forward": ("flat_blocks", lambda seed: written(base(seed), f"L{seed % LAYERS}.b_1", -100.0)),
     "embedding": ("embedding_scale", lambda seed: scaled(base(seed), 100.0, "E", "P")),
     "logits": ("confidence", lambda seed: scaled(base(seed), 30.0, "U")),
-    "rubbish": ("sharp_sequences", rubbish),
+    "rubbish": ("steep_sequences", rubbish),
     "sink": ("sinks", base),
 }
-RATES = {"rate": 2.0}  # of the ceiling; healthy models are asked about half of it
 HOW = {"sink": Attending(bias=8.0)}
 
 # ------------------------------------------------------------------------------------------------ the runs
@@ -177,34 +195,48 @@ def as_planted(problem: Problem, case: str) -> Iterator[None]:
         yield
 
 
+def rate(problem: Problem) -> float:
+    """Twice the ceiling 2/λ_max, by an eigensolver of its own."""
+    found = cs.eigsh(Hessian(problem, engine="autograd"), 1, which="LA", tol=1e-2, vectors=False)
+    return 2 * 2 / float(found.values[0])
+
+
 def measure(kind: str, case: str, seed: int) -> dict[str, Any]:
     """One case: what was found, all values, seconds of processor time."""
     clock = time.process_time()
     problem = HEALTHY[case](seed) if kind == "healthy" else PLANTED[case][1](seed)
     made = time.process_time() - clock
-    top = float(cs.eigsh(Hessian(problem, engine="autograd"), 1, which="LA", tol=1e-3, vectors=False).values[0])
-    cfg = replace(EFFORT, lr=RATES.get(case, 0.5) * 2 / top, seed=seed)
+    cfg = replace(EFFORT, lr=rate(problem) if case == "rate" else None, seed=seed)
+    state: dict[str, Any] = {}
     with as_planted(problem, case):
-        found = diagnose(problem, cfg)
+        found = diagnose(problem, cfg, state=state)
+        if kind == "healthy":  # asked about half of the ceiling, from the same measurements
+            half = found.sharpness.max_learning_rate / 2
+            found = diagnose(problem, replace(cfg, lr=half), state=state)
     return {
         "kind": kind,
         "case": case,
         "seed": seed,
         "found": {check.name: check.severity for check in found.unusual},
-        "values": {c.name: [c.value, c.error] for c in found.checks if c.severity != "not looked at"},
+        "values": {c.name: [rounded(c.value), rounded(c.error)] for c in found.checks if c.unit},
+        "live": rounded(float(found.heads.liveness.mean(0).min())),
         "seconds": [round(made, 2), round(time.process_time() - clock - made, 2)],
     }
 
 
-def carry_out(file: Path, seeds: range, kinds: list[str]) -> None:
+def rounded(value: float) -> float | None:
+    """To four digits; what is no number is nothing."""
+    return float(f"{value:.4g}") if math.isfinite(value) else None
+
+
+def carry_out(file: Path, seeds: range, cases: list[tuple[str, str]]) -> None:
     """Every case that the file does not have yet."""
     rows = read(file)
     done = {(row["kind"], row["case"], row["seed"]) for row in rows}
     file.parent.mkdir(parents=True, exist_ok=True)
-    cases = [("healthy", case) for case in HEALTHY] + [("planted", case) for case in PLANTED]
     for seed in seeds:
         for kind, case in cases:
-            if kind not in kinds or (kind, case, seed) in done:
+            if (kind, case, seed) in done:
                 continue
             row = measure(kind, case, seed)
             with file.open("a", encoding="utf-8") as out:
@@ -233,7 +265,9 @@ def main() -> None:
     seeds = CALIBRATING if args.calibrate else SEEDS
     name = "calibration.jsonl" if args.calibrate else "validation.jsonl"
     if not args.table:
-        carry_out(OUT / name, seeds[: args.seeds], ["healthy"] if args.calibrate else ["healthy", "planted"])
+        healthy = [("healthy", case) for case in HEALTHY if args.calibrate or case != LARGE]
+        planted = [] if args.calibrate else [("planted", case) for case in PLANTED]
+        carry_out(OUT / name, seeds[: args.seeds], healthy + planted)
 
 
 if __name__ == "__main__":

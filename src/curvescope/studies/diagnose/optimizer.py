@@ -105,7 +105,8 @@ def read_state(optimizer: torch.optim.Optimizer, problem: Problem, file: str) ->
     fitting = next((order for order in orders if [tuple(p.shape) for p in order] == shapes), None)
     if fitting is None:
         raise UsageError(
-            f"optimizer_state: expected {len(own)} parameters with the shapes of {problem.model.name}, in its "
+            f"optimizer_state: expected {len(own)} parameters with the shapes of {problem.model.name}, in "
+            "its "
             f"order or matrices first, got {len(shapes)} others in {file}"
         )
     numbers = [i for group in groups for i in group["params"]]

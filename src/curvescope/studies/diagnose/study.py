@@ -1,7 +1,7 @@
 """What is wrong with a model, if anything: findings with numbers, worst first.
 
-A few measurements of curvature, gradients, heads and data (`measured`), and fifteen checks of them (`checks`),
-each with a limit that healthy models keep. A check that does not apply to a model says why.
+A few measurements of curvature, gradients, heads and data (`measured`), and checks of them (`checks`), each
+with a limit that healthy models keep. A check that does not apply to a model says why.
 """
 
 from __future__ import annotations

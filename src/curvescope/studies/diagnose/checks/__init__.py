@@ -1,1 +1,1 @@
-"""One file for every subject that is checked: from what was measured to findings. Nothing is measured here."""
+"""One file for every subject that is checked: from measurements to findings."""

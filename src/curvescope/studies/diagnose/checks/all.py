@@ -19,6 +19,7 @@ CHECKS: dict[str, Callable[[Seen], Finding]] = {
     "norm_placement": layers.norm_placement,
     "embedding_scale": layers.embedding_scale,
     "sharp_sequences": data.sharp_sequences,
+    "steep_sequences": data.steep_sequences,
     "duplicates": data.duplicates,
     "batch_choice": data.batch_choice,
     "saturated_attention": attention.saturated_attention,

@@ -1,4 +1,4 @@
-"""Heads: those that are stuck on single keys, those that rest on the first token, those that write nothing."""
+"""Heads: stuck on single keys, resting on the first token, or writing nothing."""
 
 from __future__ import annotations
 
@@ -24,15 +24,22 @@ def saturated_attention(seen: Seen) -> Finding:
     share = float(stuck.mean())
     return judged(
         Finding(
-            name, "fault", share, float(doubtful.mean()) if not stuck.any() else 0.0, limits.SATURATED,
-            f"share of heads with a liveness below {limits.LIVE:g}", _heads(stuck),
-            f"{plural(int(stuck.sum()), 'head')} of {stuck.size} look at single keys alone (least liveness "
+            name=name,
+            severity="fault",
+            value=share,
+            error=float(doubtful.mean()) if not stuck.any() else 0.0,
+            limit=limits.SATURATED,
+            unit=f"share of heads with a liveness below {limits.LIVE:g}",
+            where=_heads(stuck),
+            meaning=f"{plural(int(stuck.sum()), 'head')} of {stuck.size} look at single keys alone (least "
+            "liveness "
             f"{rounded(float(mean.min()), 2)}): their softmax passes hardly any gradient to queries and keys",
-            "smaller weights of queries and keys, a norm on them, or a lower learning rate for them",
-            "Zhai et al. 2023, Stabilizing Transformer Training by Preventing Attention Entropy Collapse; "
+            advice="smaller weights of queries and keys, a norm on them, or a lower learning rate for them",
+            evidence="Zhai et al. 2023, Stabilizing Transformer Training by Preventing Attention Entropy "
+            "Collapse; "
             "benchmarks/results/diagnosis: planted saturated",
         )
-    )  # fmt: skip
+    )
 
 
 def sinks(seen: Seen) -> Finding:
@@ -47,15 +54,23 @@ def sinks(seen: Seen) -> Finding:
     many = mean > limits.MASS
     return judged(
         Finding(
-            name, "note", value, error, limits.MASS, "weight on the first token", _heads(many),
-            f"{plural(int(many.sum()), 'head')} of {many.size} rest on the first token: known of trained language "
-            "models, and no fault by itself",
-            "keep the first tokens in a cache that is cut; `curvescope run sinks` shows what the spectrum owes "
-            "to them",
-            "Xiao et al. 2024, Efficient Streaming Language Models with Attention Sinks; our study `sinks` "
+            name=name,
+            severity="note",
+            value=value,
+            error=error,
+            limit=limits.MASS,
+            unit="weight on the first token",
+            where=_heads(many),
+            meaning=f"{plural(int(many.sum()), 'head')} of {many.size} rest on the first token: known of "
+            "trained "
+            "language models, and no fault by itself",
+            advice="keep the first tokens in a cache that is cut; `curvescope run sinks` shows what the "
+            "spectrum owes to them",
+            evidence="Xiao et al. 2024, Efficient Streaming Language Models with Attention Sinks; our study "
+            "`sinks` "
             "(benchmarks/results/sinks-gpt2); benchmarks/results/diagnosis: planted sink",
         )
-    )  # fmt: skip
+    )
 
 
 def dead_heads(seen: Seen) -> Finding:
@@ -70,15 +85,21 @@ def dead_heads(seen: Seen) -> Finding:
     change = np.nanmax(np.abs(heads.change[dead])) if dead.any() else 0.0
     return judged(
         Finding(
-            name, "fault", float(dead.mean()), 0.0, limits.DEAD,
-            f"share of heads that write below {limits.WRITTEN:g} of the median", _heads(dead),
-            f"{plural(int(dead.sum()), 'head')} of {dead.size} write nothing into the stream; without them the loss "
-            f"changes by {change:.1g}",
-            "take them out, or give their W_O and W_V new weights",
-            "Michel, Levy and Neubig 2019, Are Sixteen Heads Really Better than One?; heads were ablated here; "
+            name=name,
+            severity="fault",
+            value=float(dead.mean()),
+            error=0.0,
+            limit=limits.DEAD,
+            unit=f"share of heads that write below {limits.WRITTEN:g} of the median",
+            where=_heads(dead),
+            meaning=f"{plural(int(dead.sum()), 'head')} of {dead.size} write nothing into the stream; "
+            "without them the "
+            f"loss changes by {change:.1g}",
+            advice="take them out, or give their W_O and W_V new weights",
+            evidence="Michel, Levy and Neubig 2019, Are Sixteen Heads Really Better than One?; ablated here; "
             "benchmarks/results/diagnosis: planted dead_head",
         )
-    )  # fmt: skip
+    )
 
 
 def _heads(chosen: np.ndarray) -> str:

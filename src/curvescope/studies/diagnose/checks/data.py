@@ -29,15 +29,52 @@ def sharp_sequences(seen: Seen) -> Finding:
     sharp = samples.numbers[samples.traces > limits.SHARP * middle]
     return judged(
         Finding(
-            name, "warning", value, error, limits.SHARP, "trace over the median sequence's",
-            "sequence " + ", ".join(map(str, sharp[:6].tolist() or [int(samples.numbers[at])])),
-            f"{plural(max(len(sharp), 1), 'sequence')} {'bends' if len(sharp) < 2 else 'bend'} the loss up to "
-            f"{rounded(value, 3)} times as sharply as the median one (loss {rounded(float(samples.losses[at]), 3)})",
-            "look at these sequences: other text than the rest, wrong labels, or rubbish; clip gradients",
-            "Katharopoulos and Fleuret 2018, Not All Samples Are Created Equal; "
+            name=name,
+            severity="warning",
+            value=value,
+            error=error,
+            limit=limits.SHARP,
+            unit="trace over the median sequence's",
+            where="sequence " + ", ".join(map(str, sharp[:6].tolist() or [int(samples.numbers[at])])),
+            meaning=f"{plural(max(len(sharp), 1), 'sequence')} {'bends' if len(sharp) < 2 else 'bend'} the "
+            "loss "
+            f"up to {rounded(value, 3)} times as sharply as the median one "
+            f"(loss {rounded(float(samples.losses[at]), 3)})",
+            advice="look at these sequences: other text than the rest? Clip gradients",
+            evidence="Katharopoulos and Fleuret 2018, Not All Samples Are Created Equal; healthy models of "
+            "benchmarks/results/diagnosis",
+        )
+    )
+
+
+def steep_sequences(seen: Seen) -> Finding:
+    """The largest norm of a sequence's gradient over the median one: exact, for this data."""
+    name, samples = "steep_sequences", seen.samples
+    if samples.why:
+        return unseen(name, samples.why)
+    norms = samples.gradient_norms
+    middle = float(np.median(norms)) if len(norms) else 0.0
+    if len(norms) < FEW or not middle > 0:
+        return unseen(name, f"{plural(len(norms), 'sequence')} with a gradient: too few to call one unusual")
+    at, steep = int(norms.argmax()), samples.numbers[norms > limits.STEEP * middle]
+    value = float(norms[at]) / middle
+    return judged(
+        Finding(
+            name=name,
+            severity="warning",
+            value=value,
+            error=0.0,
+            limit=limits.STEEP,
+            unit="gradient norm over the median sequence's",
+            where="sequence " + ", ".join(map(str, steep[:6].tolist())),
+            meaning=f"{plural(len(steep), 'sequence')} with a gradient up to {rounded(value, 3)} times the "
+            "median one "
+            f"(loss {rounded(float(samples.losses[at]), 3)}): the step of a batch is theirs",
+            advice="look at these sequences: wrong labels, rubbish, other text than the rest; clip gradients",
+            evidence="Katharopoulos and Fleuret 2018, Not All Samples Are Created Equal; "
             "benchmarks/results/diagnosis: planted rubbish",
         )
-    )  # fmt: skip
+    )
 
 
 def duplicates(seen: Seen) -> Finding:
@@ -47,15 +84,22 @@ def duplicates(seen: Seen) -> Finding:
     value = len(again) / len(copies)
     return judged(
         Finding(
-            "duplicates", "warning", value, 0.0, limits.COPIES, "share of sequences that are copies",
-            "sequence " + ", ".join(f"{i} = {copies[i]}" for i in again[:4]) if len(again) else "",
-            f"{len(again)} of {plural(len(copies), 'sequence')} are there before, token for token: they count "
-            "twice in loss and curvature",
-            "take copies out of the data",
-            "Lee et al. 2022, Deduplicating Training Data Makes Language Models Better; counted exactly; "
+            name="duplicates",
+            severity="warning",
+            value=value,
+            error=0.0,
+            limit=limits.COPIES,
+            unit="share of sequences that are copies",
+            where="sequence " + ", ".join(f"{i} = {copies[i]}" for i in again[:4]) if len(again) else "",
+            meaning=f"{len(again)} of {plural(len(copies), 'sequence')} are there before, token for token: "
+            "they "
+            "count twice in loss and curvature",
+            advice="take copies out of the data",
+            evidence="Lee et al. 2022, Deduplicating Training Data Makes Language Models Better; counted "
+            "exactly; "
             "benchmarks/results/diagnosis: planted copies",
         )
-    )  # fmt: skip
+    )
 
 
 def batch_choice(seen: Seen) -> Finding:
@@ -67,11 +111,18 @@ def batch_choice(seen: Seen) -> Finding:
     low, high = float(seen.parts.top.min()), float(seen.parts.top.max())
     return judged(
         Finding(
-            name, "warning", value, error, limits.BATCH, "spread of λ_max over parts of the data", "",
-            f"λ_max goes from {rounded(low, 3)} to {rounded(high, 3)} over {count} disjoint parts: a ceiling from "
-            "one batch says little of the next",
-            "larger batches, a learning rate with room below the ceiling, clipped gradients",
-            "McCandlish et al. 2018, An Empirical Model of Large-Batch Training; "
+            name=name,
+            severity="warning",
+            value=value,
+            error=error,
+            limit=limits.BATCH,
+            unit="spread of λ_max over parts of the data",
+            where="",
+            meaning=f"λ_max goes from {rounded(low, 3)} to {rounded(high, 3)} over {count} disjoint parts: a "
+            "ceiling "
+            "from one batch says little of the next",
+            advice="larger batches, a learning rate with room below the ceiling, clipped gradients",
+            evidence="McCandlish et al. 2018, An Empirical Model of Large-Batch Training; "
             "benchmarks/results/diagnosis: planted rubbish",
         )
-    )  # fmt: skip
+    )

@@ -1,4 +1,4 @@
-"""Layers beside each other: one unlike the others, blocks without curvature, growth with depth, embeddings."""
+"""Layers beside each other: one unlike the others, flat blocks, growth with depth, the embedding."""
 
 from __future__ import annotations
 
@@ -28,14 +28,20 @@ def uneven_layers(seen: Seen) -> Finding:
     layer = f"L{list(squares)[at]}"
     return judged(
         Finding(
-            name, "warning", value, error, limits.UNEVEN, "decades from the median layer", layer,
-            f"the curvature of {layer} is {rounded(10 ** abs(float(far[at])), 3)} times "
+            name=name,
+            severity="warning",
+            value=value,
+            error=error,
+            limit=limits.UNEVEN,
+            unit="decades from the median layer",
+            where=layer,
+            meaning=f"the curvature of {layer} is {rounded(10 ** abs(float(far[at])), 3)} times "
             f"{'above' if far[at] > 0 else 'below'} that of the median layer: no one learning rate fits both",
-            f"look at the scale of the weights of {layer}, and of those around it",
-            "Zhang et al. 2024, Why Transformers Need Adam: A Hessian Perspective; "
+            advice=f"look at the scale of the weights of {layer}, and of those around it",
+            evidence="Zhang et al. 2024, Why Transformers Need Adam: A Hessian Perspective; "
             "benchmarks/results/diagnosis: planted layer",
         )
-    )  # fmt: skip
+    )
 
 
 def _decades(squares: np.ndarray) -> np.ndarray:
@@ -59,19 +65,24 @@ def flat_blocks(seen: Seen) -> Finding:
     error = float(spread / math.sqrt(len(squares)) / np.median(per_entry))
     return judged(
         Finding(
-            name, "fault", float(ratio[at]), error, limits.FLAT, "curvature of an entry over the median block's",
-            ", ".join(flat[:6]) or rows.names[chosen[at]],
-            f"{plural(len(flat), 'block')} without curvature: the loss does not depend on "
+            name=name,
+            severity="fault",
+            value=float(ratio[at]),
+            error=error,
+            limit=limits.FLAT,
+            unit="of an entry, over the median block",
+            where=", ".join(flat[:6]) or rows.names[chosen[at]],
+            meaning=f"{plural(len(flat), 'block')} without curvature: the loss does not depend on "
             f"{'it' if len(flat) == 1 else 'them'}, here or nearby",
-            "look for units that are off for all inputs, or outputs that are multiplied by zero",
-            "benchmarks/results/diagnosis: planted feed_forward",
+            advice="look for units that are off for all inputs, or outputs that are multiplied by zero",
+            evidence="benchmarks/results/diagnosis: planted feed_forward",
             below=True,
         )
-    )  # fmt: skip
+    )
 
 
 def norm_placement(seen: Seen) -> Finding:
-    """Growth of ‖∇L‖ from the first layer's matrices to the last's, by the slope of its logarithm."""
+    """Growth of ‖∇L‖ from the first layer to the last, by the slope of its logarithm; without W_Q and W_K."""
     name, parts, depth = "norm_placement", seen.parts, seen.depth
     if len(parts.gradient) < 3 or not (parts.gradient > 0).all():
         return unseen(name, "the model has fewer than three layers with a gradient that are known")
@@ -79,18 +90,24 @@ def norm_placement(seen: Seen) -> Finding:
         return unseen(name, "where the norms of the model stand is not known, or it has none")
     value = _growth(parts.gradient)
     error = float(jackknife(value, np.array([_growth(row) for row in parts.without]))[0])
-    learned = seen.whole.loss < 0.95 * seen.whole.uniform  # nan compares as False
-    limit = limits.GROWTH if depth.norm == "post" and not learned else math.inf
+    limit = limits.GROWTH if depth.norm == "post" and not seen.learned else math.inf
     return judged(
         Finding(
-            name, "warning", value, error, limit, "gradient of the last layer over the first's", "",
-            f"post-norm, not trained yet, and gradients grow {rounded(value, 3)} times from the first layer to "
-            "the last: the first steps move the last layers most",
-            "warm the learning rate up, or put norms before attention and feed-forward",
-            "Xiong et al. 2020, On Layer Normalization in the Transformer Architecture; "
+            name=name,
+            severity="warning",
+            value=value,
+            error=error,
+            limit=limit,
+            unit="gradient of the last layer over the first's",
+            where="",
+            meaning=f"post-norm, not trained yet, and gradients grow {rounded(value, 3)} times from the "
+            "first layer "
+            "to the last: the first steps move the last layers most",
+            advice="warm the learning rate up, or put norms before attention and feed-forward",
+            evidence="Xiong et al. 2020, On Layer Normalization in the Transformer Architecture; "
             "benchmarks/results/diagnosis: planted post_norm",
         )
-    )  # fmt: skip
+    )
 
 
 def _growth(squares: np.ndarray) -> float:
@@ -113,13 +130,19 @@ def embedding_scale(seen: Seen) -> Finding:
     words = "hardly see each other's" if not low else "drown"
     return judged(
         Finding(
-            name, "warning", value, error, limits.EMBEDDED_LOW if low else limits.EMBEDDED_HIGH,
-            "embedding over what layers add", "",
-            f"the stream begins {rounded(value, 3)} times as large as all that the layers add: "
+            name=name,
+            severity="warning",
+            value=value,
+            error=error,
+            limit=limits.EMBEDDED_LOW if low else limits.EMBEDDED_HIGH,
+            unit="embedding over what layers add",
+            where="",
+            meaning=f"the stream begins {rounded(value, 3)} times as large as all that the layers add: "
             + (f"layers {words} changes" if not low else f"what layers write makes the embedding {words}"),
-            "another scale of the embedding, or a norm behind it",
-            "Takase et al. 2023, Spike No More: Stabilizing the Pre-training of Large Language Models; "
+            advice="another scale of the embedding, or a norm behind it",
+            evidence="Takase et al. 2023, Spike No More: Stabilizing the Pre-training of Large Language "
+            "Models; "
             "benchmarks/results/diagnosis: planted embedding",
             below=low,
         )
-    )  # fmt: skip
+    )

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from curvescope.algorithms import Sharpness
+from curvescope.studies.diagnose.checks import limits
 from curvescope.studies.diagnose.measured.curvature import BlockEnds, Parts, Rows, Whole
 from curvescope.studies.diagnose.measured.depth import Depth
 from curvescope.studies.diagnose.measured.heads import Heads
@@ -31,6 +32,11 @@ class Seen(NamedTuple):
     def top(self) -> float:
         """λ_max of the Hessian."""
         return float(self.whole.lines.ends().top[0])
+
+    @property
+    def learned(self) -> bool:
+        """Whether the loss is below that of equal probabilities; False where that is not known."""
+        return self.whole.loss < limits.LEARNED * self.whole.uniform
 
     @property
     def spread(self) -> float:

@@ -24,14 +24,22 @@ def negative_curvature(seen: Seen) -> Finding:
     error = math.hypot(float(ends.bottom_error[0]), value * float(ends.top_error[0])) / top
     return judged(
         Finding(
-            name, "warning", value, error, limits.NEGATIVE, "−λ_min / λ_max", "",
-            f"λ_min = {rounded(bottom, 3)} beside λ_max = {rounded(top, 3)}: the loss bends down more sharply "
+            name=name,
+            severity="warning",
+            value=value,
+            error=error,
+            limit=limits.NEGATIVE if seen.learned else limits.NEGATIVE_FRESH,
+            unit="−λ_min / λ_max",
+            where="",
+            meaning=f"λ_min = {rounded(bottom, 3)} beside λ_max = {rounded(top, 3)}: the loss bends down "
+            "more sharply "
             "than up, so a quadratic model with damping says little of the next step",
-            "small steps until the loss has fallen, or look for what bends down: saturated heads, a scaled layer",
-            "Dauphin et al. 2014, Identifying and attacking the saddle point problem; "
+            advice="small steps until the loss has fallen, or look for what bends down: saturated heads, a "
+            "scaled layer",
+            evidence="Dauphin et al. 2014, Identifying and attacking the saddle point problem; "
             "benchmarks/results/diagnosis: planted saturated",
         )
-    )  # fmt: skip
+    )
 
 
 def condition(seen: Seen) -> Finding:
@@ -46,14 +54,22 @@ def condition(seen: Seen) -> Finding:
     ratio = seen.top / float(width.mean())
     return judged(
         Finding(
-            name, "note", value, error, limits.CONDITION, "λ_max / (√n · width of the bulk)", "",
-            f"λ_max is {rounded(ratio, 3)} times the width of the bulk: few directions set the learning rate "
+            name=name,
+            severity="note",
+            value=value,
+            error=error,
+            limit=limits.CONDITION,
+            unit="λ_max / (√n · width of the bulk)",
+            where="",
+            meaning=f"λ_max is {rounded(ratio, 3)} times the width of the bulk: few directions set the "
+            "learning rate "
             "of all others",
-            "a preconditioner (Adam), or a look at the block that the sharpest direction lies in",
-            "Ghorbani, Krishnan and Xiao 2019, An Investigation into Neural Net Optimization via Hessian "
+            advice="a preconditioner (Adam), or a look at the block that the sharpest direction lies in",
+            evidence="Ghorbani, Krishnan and Xiao 2019, An Investigation into Neural Net Optimization via "
+            "Hessian "
             "Eigenvalue Density; benchmarks/results/diagnosis: planted layer",
         )
-    )  # fmt: skip
+    )
 
 
 def confidence(seen: Seen) -> Finding:
@@ -65,10 +81,18 @@ def confidence(seen: Seen) -> Finding:
     error = float(losses.std(ddof=1) / math.sqrt(len(losses))) / uniform if len(losses) > 1 else math.nan
     return judged(
         Finding(
-            name, "warning", loss / uniform, error, limits.CONFIDENT, "loss / log V", "",
-            f"the loss {rounded(loss, 3)} is above log V = {rounded(uniform, 3)}, that of equal probabilities: "
+            name=name,
+            severity="warning",
+            value=loss / uniform,
+            error=error,
+            limit=limits.CONFIDENT,
+            unit="loss / log V",
+            where="",
+            meaning=f"the loss {rounded(loss, 3)} is above log V = {rounded(uniform, 3)}, that of equal "
+            "probabilities: "
             "logits are large and wrong",
-            "a smaller scale of the unembedding (or of tied embeddings); is the tokenizer the model's own?",
-            "loss of equal probabilities, log V; benchmarks/results/diagnosis: planted logits",
+            advice="a smaller scale of the unembedding (or of tied embeddings); is the tokenizer the model's "
+            "own?",
+            evidence="loss of equal probabilities, log V; benchmarks/results/diagnosis: planted logits",
         )
-    )  # fmt: skip
+    )

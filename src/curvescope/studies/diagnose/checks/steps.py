@@ -29,7 +29,16 @@ def learning_rate(seen: Seen) -> Finding:
     if rate is None:
         meaning = f"{told}; no learning rate was given to compare"
         return Finding(
-            name, "note", ceiling, ceiling * relative, math.nan, "ceiling", "", meaning, "", evidence
+            name=name,
+            severity="note",
+            value=ceiling,
+            error=ceiling * relative,
+            limit=math.nan,
+            unit="ceiling",
+            where="",
+            meaning=meaning,
+            advice="",
+            evidence=evidence,
         )
     ratio = rate / ceiling
     error = ratio * relative
@@ -45,7 +54,16 @@ def learning_rate(seen: Seen) -> Finding:
         else ""
     )
     return Finding(
-        name, severity, ratio, error, limits.RATE, "given over ceiling", "", meaning, advice, evidence
+        name=name,
+        severity=severity,
+        value=ratio,
+        error=error,
+        limit=limits.RATE,
+        unit="given over ceiling",
+        where="",
+        meaning=meaning,
+        advice=advice,
+        evidence=evidence,
     )
 
 
@@ -63,17 +81,33 @@ def block_learning_rate(seen: Seen) -> Finding:
     evidence = f"{EDGE}; {OURS}"
     if rate is None or "Adam" in seen.sharpness.optimizer:
         return Finding(
-            name, "note", ceiling, ceiling * error / top, math.nan, "ceiling", blocks.names[i], meaning, "",
-            evidence,
-        )  # fmt: skip
+            name=name,
+            severity="note",
+            value=ceiling,
+            error=ceiling * error / top,
+            limit=math.nan,
+            unit="ceiling",
+            where=blocks.names[i],
+            meaning=meaning,
+            advice="",
+            evidence=evidence,
+        )
     over = [n for n, t, e in zip(blocks.names, blocks.top, blocks.error, strict=True) if rate * (t - e) > 2]
     ratio = rate / ceiling
     meaning += f"; the given rate is above the ceiling of {plural(len(over), 'block')}" if over else ""
     advice = f"a rate of their own for {', '.join(over[:4])}, or the lower one for all" if over else ""
     return Finding(
-        name, "fault" if over else "fine", ratio, ratio * error / top, limits.RATE, "given over ceiling",
-        ", ".join(over[:4]) or blocks.names[i], meaning, advice, evidence,
-    )  # fmt: skip
+        name=name,
+        severity="fault" if over else "fine",
+        value=ratio,
+        error=ratio * error / top,
+        limit=limits.RATE,
+        unit="given over ceiling",
+        where=", ".join(over[:4]) or blocks.names[i],
+        meaning=meaning,
+        advice=advice,
+        evidence=evidence,
+    )
 
 
 def _given(seen: Seen) -> float | None:

@@ -1,9 +1,9 @@
 """The Hessian as a whole, block by block, and on disjoint parts of the data.
 
-    whole   P Lanczos runs: both ends of the spectrum, and the width of its bulk
-    rows    E‖(H v)_b‖² = ‖H_b:‖², the rows of a block b, for all blocks from the same few probes v
-    blocks  both ends of H_bb for every matrix
-    parts   λ_max, and the gradient by layers, on K disjoint parts of the data
+whole   P Lanczos runs: both ends of the spectrum, and the width of its bulk
+rows    E‖(H v)_b‖² = ‖H_b:‖², the rows of a block b, for all blocks from the same few probes v
+blocks  both ends of H_bb for every matrix
+parts   λ_max, and the gradient by layers, on K disjoint parts of the data
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from curvescope.studies.sinks.study import cut_texts
 
 FIRST = 100  # number of the first shared probe: not one of the Lanczos runs'
 LAYER = re.compile(r"L(\d+)\.")
+INSIDE = ("W_Q", "W_K", "W_QK")  # what only the softmax sees
 
 
 @dataclass(frozen=True)
@@ -147,10 +148,13 @@ def measure_parts(problem: Problem, effort: Effort) -> Parts:
 
 
 def by_layer(problem: Problem, vector: torch.Tensor) -> np.ndarray:
-    """Squared norms of a vector over the matrices of each layer: (L,), empty without layers."""
+    """Squared norms of a vector over the matrices of each layer but W_Q and W_K: (L,), empty without layers.
+
+    Queries and keys get hardly any gradient where all weights are equal, which says nothing of depth.
+    """
     found: dict[int, float] = {}
     for name, part in problem.space().split(vector).items():
         layer = LAYER.match(name)
-        if layer is not None and part.dim() > 1:
+        if layer is not None and part.dim() > 1 and not name.endswith(INSIDE):
             found[int(layer[1])] = found.get(int(layer[1]), 0.0) + float(part.double().square().sum())
     return np.array([found[i] for i in sorted(found)])

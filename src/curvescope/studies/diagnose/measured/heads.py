@@ -1,10 +1,10 @@
 """What heads look at, and what they write.
 
-    liveness   (1 − Σ_j p_ij²) / (1 − 1/n_i), mean over queries i that see n_i > 1 keys: the trace of the
-               softmax's Jacobian over that of equal weights, 1 for equal weights, 0 where all are on one key
-    mass       weight on the first key, mean over queries behind it
-    written    root mean square over tokens of what a head adds to the stream, P V W_O
-    change     of the loss without the head, for those that write less than a share of the usual
+liveness   (1 − Σ_j p_ij²) / (1 − 1/n_i), mean over queries i that see n_i > 1 keys: the trace of the
+           softmax's Jacobian over that of equal weights, 1 for equal weights, 0 where all are on one key
+mass       weight on the first key, mean over queries behind it
+written    root mean square over tokens of what a head adds to the stream, P V W_O
+change     of the loss without the head, for those that write less than a share of the usual
 """
 
 from __future__ import annotations
