@@ -2,10 +2,10 @@
 
     OMP_NUM_THREADS=1 python benchmarks/diagnosis.py --calibrate    # healthy, other seeds: for the limits
     OMP_NUM_THREADS=1 python benchmarks/diagnosis.py                # 20 seeds: hits and false alarms
-    python benchmarks/diagnosis.py --table                          # the tables from what is there
+    python benchmarks/diagnosis_tables.py                           # the tables of docs/diagnose.md
 
 Every case at every seed is one line of a file that is appended to, so a run that was stopped goes on. Models
-are Transformers of the zoo (3 layers, width 24; 8 layers, width 32), fresh or trained for about 100 steps.
+are Transformers of the zoo (3 layers, width 24; 8 or 12 layers, width 32), fresh or trained for 100 steps.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ PLANTED: dict[str, tuple[str, Callable[[int], Problem]]] = {  # what the check i
         "saturated_attention",
         lambda seed: scaled(base(seed), 100.0, f"L{seed % LAYERS}.W_Q", f"L{seed % LAYERS}.W_K"),
     ),
-    "post_norm": ("norm_placement", lambda seed: fresh(seed, **DEEP, norm="post")),
+    "post_norm": ("norm_placement", lambda seed: fresh(seed, **DEEP | {"n_layers": 12, "norm": "post"})),
     "copies": ("duplicates", lambda seed: with_inputs(base(seed), half_copies)),
     "rate": ("learning_rate", base),
     "dead_head": ("dead_heads", dead_head),
@@ -255,19 +255,17 @@ def read(file: Path) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    """Measure what is missing, then write the tables."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    """Measure what is missing."""
+    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("--calibrate", action="store_true", help="healthy models of other seeds")
-    parser.add_argument("--table", action="store_true", help="only the tables")
     parser.add_argument("--seeds", type=int, help="that many, to try it")
     args = parser.parse_args()
     torch.set_num_threads(1)
     seeds = CALIBRATING if args.calibrate else SEEDS
     name = "calibration.jsonl" if args.calibrate else "validation.jsonl"
-    if not args.table:
-        healthy = [("healthy", case) for case in HEALTHY if args.calibrate or case != LARGE]
-        planted = [] if args.calibrate else [("planted", case) for case in PLANTED]
-        carry_out(OUT / name, seeds[: args.seeds], healthy + planted)
+    healthy = [("healthy", case) for case in HEALTHY if args.calibrate or case != LARGE]
+    planted = [] if args.calibrate else [("planted", case) for case in PLANTED]
+    carry_out(OUT / name, seeds[: args.seeds], healthy + planted)
 
 
 if __name__ == "__main__":

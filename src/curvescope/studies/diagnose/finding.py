@@ -27,7 +27,7 @@ class Finding(Result):
     severity: str  # a Severity
     value: float
     error: float  # one standard error, or the bound that its method gives
-    limit: float  # the value is unusual beyond this; nan where there is none
+    limit: float  # the value is unusual beyond this; nan where nothing is
     unit: str  # what the value is
     where: str  # block, layer, heads or sequences; "" for all
     meaning: str

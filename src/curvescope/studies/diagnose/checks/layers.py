@@ -90,7 +90,7 @@ def norm_placement(seen: Seen) -> Finding:
         return unseen(name, "where the norms of the model stand is not known, or it has none")
     value = _growth(parts.gradient)
     error = float(jackknife(value, np.array([_growth(row) for row in parts.without]))[0])
-    limit = limits.GROWTH if depth.norm == "post" and not seen.learned else math.inf
+    limit = limits.GROWTH if depth.norm == "post" and not seen.learned else math.nan
     return judged(
         Finding(
             name=name,

@@ -23,6 +23,6 @@ COPIES = 0.0  # share of sequences that are copies: none of a text is
 BATCH = 0.8  # spread of λ_max over parts of the data
 LIVE = 0.05  # liveness of a head, below which it is saturated
 SATURATED = 0.0  # share of heads
-MASS = 0.5  # weight on the first token, excess over equal weights
+MASS = 0.5  # weight of a head on the first token
 WRITTEN = 1e-3  # of what the median head writes
 DEAD = 0.0  # share of heads
