@@ -32,15 +32,15 @@ from curvescope.studies.diagnose.measured.samples import first_equal
 from curvescope.studies.diagnose.optimizer import adam_sharpness, sgd_sharpness
 from saved_models import save_family
 
-FAST = {
-    "engine": "autograd",
-    "num_probes": 2,
-    "num_steps": 6,
-    "num_shared": 3,
-    "part_steps": 4,
-    "num_parts": 2,
-}
-CFG = diagnose.Config(**FAST, block_steps=0, part_steps=4, num_sample_probes=2)
+CFG = diagnose.Config(
+    engine="autograd",
+    num_probes=2,
+    num_steps=6,
+    num_shared=3,
+    part_steps=4,
+    block_steps=0,
+    num_sample_probes=2,
+)
 SHAPE = {
     "n_layers": 3,
     "n_heads": 2,
@@ -163,6 +163,12 @@ def test_a_post_norm_stack_that_is_not_trained_is_warned_of(found: diagnose.Diag
         seen[norm] = seen_of(found)._replace(parts=parts, whole=whole, depth=depth)
     assert CHECKS["norm_placement"](seen["post"]).severity == "warning"
     assert CHECKS["norm_placement"](seen["pre"]).severity == "fine"
+    doubtful = replace(
+        seen["post"].parts,
+        without=seen["post"].parts.without * np.array([np.linspace(1, 9, 12) ** 2, np.ones(12)]),
+    )
+    open_still = CHECKS["norm_placement"](seen["post"]._replace(parts=doubtful))
+    assert (open_still.severity, open_still.advice) == ("note", "")
     learned = replace(seen["post"].whole, loss=1.0)
     assert CHECKS["norm_placement"](seen["post"]._replace(whole=learned)).severity == "fine"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 
@@ -11,6 +12,11 @@ from curvescope.core.numbers import plural, rounded
 from curvescope.studies.diagnose.checks import limits
 from curvescope.studies.diagnose.checks.seen import Seen, by_layer
 from curvescope.studies.diagnose.finding import Finding, judged, unseen
+
+UNDECIDED = (
+    "post-norm, not trained yet: such stacks are known to need a warm-up; here gradients grow {} times from "
+    "the first layer to the last, which does not decide it"
+)
 
 
 def uneven_layers(seen: Seen) -> Finding:
@@ -89,25 +95,28 @@ def norm_placement(seen: Seen) -> Finding:
     if depth.norm not in ("pre", "post"):
         return unseen(name, "where the norms of the model stand is not known, or it has none")
     value = _growth(parts.gradient)
-    error = float(jackknife(value, np.array([_growth(row) for row in parts.without]))[0])
-    limit = limits.GROWTH if depth.norm == "post" and not seen.learned else math.nan
-    return judged(
-        Finding(
-            name=name,
-            severity="warning",
-            value=value,
-            error=error,
-            limit=limit,
-            unit="gradient of the last layer over the first's",
-            where="",
-            meaning=f"post-norm, not trained yet, and gradients grow {rounded(value, 3)} times from the "
-            "first layer "
-            "to the last: the first steps move the last layers most",
-            advice="warm the learning rate up, or put norms before attention and feed-forward",
-            evidence="Xiong et al. 2020, On Layer Normalization in the Transformer Architecture; "
-            "benchmarks/results/diagnosis: planted post_norm",
-        )
+    several = len(parts.without) > 1 and bool((parts.without > 0).all())
+    without = [_growth(row) for row in parts.without] if several else [value]
+    error = float(jackknife(value, np.array(without))[0])
+    found = Finding(
+        name=name,
+        severity="warning",
+        value=value,
+        error=error,
+        limit=limits.GROWTH if depth.norm == "post" and not seen.learned else math.nan,
+        unit="gradient of the last layer over the first's",
+        where="",
+        meaning=f"post-norm, not trained yet, and gradients grow {rounded(value, 3)} times from the first "
+        "layer to "
+        "the last: the first steps move the last layers most",
+        advice="warm the learning rate up, or put norms before attention and feed-forward",
+        evidence="Xiong et al. 2020, On Layer Normalization in the Transformer Architecture; "
+        "benchmarks/results/diagnosis: planted post_norm",
     )
+    decided = judged(found)
+    if decided.found or math.isnan(found.limit):
+        return decided
+    return replace(found, severity="note", meaning=UNDECIDED.format(rounded(value, 3)), advice="")
 
 
 def _growth(squares: np.ndarray) -> float:
