@@ -160,6 +160,53 @@ def run(
     study_run.show(study, config, set or [], given, wish)
 
 
+@app.command(cls=Settable)
+def diagnose(
+    model: Annotated[str, typer.Argument(help="As for `info`.", autocompletion=_models)] = "tiny-gpt",
+    data: Annotated[str | None, typer.Option(help="Corpus, file, folder, or task:NAME; as in `run`.")] = None,
+    lr: Annotated[float | None, typer.Option(help="The learning rate that is meant.")] = None,
+    optimizer: Annotated[str | None, typer.Option(help="sgd (the default), adam or adamw.")] = None,
+    momentum: Annotated[float | None, typer.Option(help="Of sgd.")] = None,
+    state: Annotated[str | None, typer.Option(help="File of Adam's state_dict.")] = None,
+    tokens: Annotated[int | None, typer.Option(help="Counted targets of a text.")] = None,
+    tokenizer: Annotated[str | None, typer.Option(help="As in `run`.")] = None,
+    revision: Annotated[str | None, typer.Option(help="Checkpoint of a bundled model.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="float32 or float64.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, …")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of the data sample and the probes.")] = None,
+    set: Annotated[list[str] | None, typer.Option(help="Any setting, NAME=VALUE; repeatable.")] = None,
+    budget: Annotated[str | None, typer.Option(help="How long it may take, as in `run`.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Compute anew what is finished.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print findings as a list of objects.")] = False,
+    out: Out = Path("runs"),
+    quiet: Quiet = False,
+) -> None:
+    """What is wrong with a model, if anything: findings, worst first, with numbers, errors and evidence.
+
+    The same as `run diagnose`, which prints tables too; the exit code is 0 whatever is found.
+
+    Examples: curvescope diagnose tiny-gpt; curvescope diagnose MODEL --data notes.txt --lr 0.001 --json
+    """
+    from curvescope.cli import diagnosis, study_run
+
+    given: dict[str, Value] = {
+        "model": model,
+        "data": data,
+        "lr": lr,
+        "optimizer": optimizer,
+        "momentum": momentum,
+        "optimizer_state": state,
+        "tokens": tokens,
+        "tokenizer": tokenizer,
+        "revision": revision,
+        "dtype": dtype,
+        "device": device,
+        "seed": seed,
+    }
+    wish = study_run.Wish(out, quiet, force=force, as_json=json, budget=budget)
+    diagnosis.show(set or [], given, wish)
+
+
 @app.command()
 def runs(
     out: Out = Path("runs"),

@@ -54,6 +54,8 @@ def _kinds(command: str, words: Sequence[str]) -> Iterator[type[Config]]:
     from curvescope.papers import PAPERS, figures_of, find_figure
     from curvescope.studies import STUDIES, find
 
+    if command == "diagnose":
+        yield find(command).Config
     for word in words:
         if command == "reproduce" and word in PAPERS:
             yield from (find_figure(word, figure).Config for figure in figures_of(word, more=True))

@@ -38,7 +38,7 @@ class Wish(NamedTuple):
 
 def show(study: str, config: Path | None, pairs: list[str], given: Settings, wish: Wish) -> None:
     """Run a study, or find it finished, and print its headline numbers and where it is."""
-    path, result = _run(study, config, pairs, given, wish)
+    path, result = carry_out(study, config, pairs, given, wish)
     if wish.as_json:
         printing.as_json(_as_dict(path, result))
     elif wish.alone:
@@ -64,7 +64,7 @@ def report(runs: list[Path], *, page: Path, out: Path, quiet: bool) -> None:
 
     if page.is_dir() or not page.parent.is_dir():
         raise UsageError(f"expected a file in an existing folder for the page, got {page}")
-    folders, unfinished = choose(runs or [_run("spectrum", None, [], {}, Wish(out, quiet))[0]])
+    folders, unfinished = choose(runs or [carry_out("spectrum", None, [], {}, Wish(out, quiet))[0]])
     if not folders:
         raise CurvescopeError(
             f"expected a finished run for the page, got {unfinished[0].path}, which is not finished",
@@ -87,9 +87,10 @@ def _finishing(run: RunInfo) -> str:
     )
 
 
-def _run(
+def carry_out(
     study: str, config: Path | None, pairs: list[str], given: Settings, wish: Wish
 ) -> tuple[Path, Shown]:
+    """Run a study, or find it finished: its folder and its result."""
     from curvescope.studies import find, folder
 
     kind = find(study).Config

@@ -12,6 +12,7 @@ STUDIES = {
     "propagation": "where curvature comes from: the Hessian, split by norm, attention and feed-forward",
     "gap": "how well the GGN stands for the Hessian: λ_max, trace, norm, density, by block and over training",
     "weight_norms": "λ_max against norms of weight matrices: rank correlations, over training, random models",
+    "diagnose": "what is wrong with a model, if anything: findings with numbers, errors and evidence",
     "sinks": "attention sinks: where they are, and how the spectrum moves as they grow, in six ways",
     "scaling": "loss and curvature over model size and data size: which power laws a trained grid supports",
     "bounds": "true norms of Hessians next to published and corrected bounds, and where a bound is none",

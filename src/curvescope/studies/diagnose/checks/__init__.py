@@ -1,0 +1,1 @@
+"""One file for every subject that is checked: from measurements to findings."""

@@ -1,0 +1,117 @@
+"""The ceiling of the learning rate, of all parameters and of single blocks."""
+
+from __future__ import annotations
+
+import math
+
+from curvescope.core.numbers import plural, rounded
+from curvescope.studies.diagnose.checks import limits
+from curvescope.studies.diagnose.checks.seen import Seen
+from curvescope.studies.diagnose.finding import Finding, unseen
+
+EDGE = "Cohen et al. 2021, Gradient Descent on Neural Networks Typically Occurs at the Edge of Stability"
+ADAM = "Cohen et al. 2022, Adaptive Gradient Methods at the Edge of Stability"
+OURS = "benchmarks/results/diagnosis: planted rate"
+
+
+def learning_rate(seen: Seen) -> Finding:
+    """The largest stable learning rate, and the given one over it.
+
+    The error has two parts: the residual of λ_max, and how much λ_max differs between parts of the data.
+    """
+    name, s = "learning_rate", seen.sharpness
+    ceiling, rate = s.max_learning_rate, _given(seen)
+    if not math.isfinite(ceiling):
+        return unseen(name, f"λ_max is {s.value:.3g}: no curvature above zero limits a step")
+    relative = math.hypot(s.residual / s.value, 0.0 if math.isnan(seen.spread) else seen.spread)
+    told = f"{s.optimizer} is stable up to {s.formula} = {rounded(ceiling, 3)}"
+    evidence = f"{ADAM if 'Adam' in s.optimizer else EDGE}; {OURS}"
+    if rate is None:
+        meaning = f"{told}; no learning rate was given to compare"
+        return Finding(
+            name=name,
+            severity="note",
+            value=ceiling,
+            error=ceiling * relative,
+            limit=math.nan,
+            unit="ceiling",
+            where="",
+            meaning=meaning,
+            advice="",
+            evidence=evidence,
+        )
+    ratio = rate / ceiling
+    error = ratio * relative
+    beyond = ratio - error > limits.RATE
+    near = ratio + error > limits.RATE
+    severity = "fault" if beyond else "warning" if near else "fine"
+    meaning = f"{told}; {rate:g} is {rounded(ratio, 3)} of it" + (
+        ": steps along the sharpest direction grow" if beyond else ""
+    )
+    advice = (
+        f"take at most {rounded(ceiling / (1 + relative), 2)}, or warm up to it while λ_max falls"
+        if near
+        else ""
+    )
+    return Finding(
+        name=name,
+        severity=severity,
+        value=ratio,
+        error=error,
+        limit=limits.RATE,
+        unit="given over ceiling",
+        where="",
+        meaning=meaning,
+        advice=advice,
+        evidence=evidence,
+    )
+
+
+def block_learning_rate(seen: Seen) -> Finding:
+    """The matrix whose own ceiling 2/λ_max is lowest; whether the given rate is above that of some."""
+    name, blocks = "block_learning_rate", seen.blocks
+    if blocks is None or not len(blocks.names):
+        return unseen(name, "no block was asked for (block_steps = 0)")
+    i = int(blocks.top.argmax())
+    top, error = float(blocks.top[i]), float(blocks.error[i])
+    if top <= 0:
+        return unseen(name, "no block has curvature above zero")
+    rate, ceiling = _given(seen), 2 / top
+    meaning = f"{blocks.names[i]} alone allows gradient descent 2/λ_max = {rounded(ceiling, 3)}"
+    evidence = f"{EDGE}; {OURS}"
+    if rate is None or "Adam" in seen.sharpness.optimizer:
+        return Finding(
+            name=name,
+            severity="note",
+            value=ceiling,
+            error=ceiling * error / top,
+            limit=math.nan,
+            unit="ceiling",
+            where=blocks.names[i],
+            meaning=meaning,
+            advice="",
+            evidence=evidence,
+        )
+    over = [n for n, t, e in zip(blocks.names, blocks.top, blocks.error, strict=True) if rate * (t - e) > 2]
+    ratio = rate / ceiling
+    meaning += f"; the given rate is above the ceiling of {plural(len(over), 'block')}" if over else ""
+    advice = f"a rate of their own for {', '.join(over[:4])}, or the lower one for all" if over else ""
+    return Finding(
+        name=name,
+        severity="fault" if over else "fine",
+        value=ratio,
+        error=ratio * error / top,
+        limit=limits.RATE,
+        unit="given over ceiling",
+        where=", ".join(over[:4]) or blocks.names[i],
+        meaning=meaning,
+        advice=advice,
+        evidence=evidence,
+    )
+
+
+def _given(seen: Seen) -> float | None:
+    """The learning rate that was said, else that of a saved state."""
+    if seen.learning_rate is not None:
+        return seen.learning_rate
+    return None if math.isnan(seen.sharpness.learning_rate) else seen.sharpness.learning_rate

@@ -1,0 +1,49 @@
+"""What a diagnosis costs, and cheaper ones: without ceilings of single blocks first, then fewer tokens."""
+
+from __future__ import annotations
+
+from curvescope.problem import Problem
+from curvescope.runs.plan import Cost, Plan
+from curvescope.studies.diagnose.measured.curvature import matrices
+from curvescope.studies.diagnose.optimizer import MOST
+from curvescope.studies.diagnose.study import Config
+
+OF_BLOCK = 1 / 3  # of a product of the whole operator: nothing outside the block is differentiated
+PIECES = 7  # without that of the blocks
+SAMPLE = 3  # products that a probe takes on every sequence by itself
+
+
+def cost(cfg: Config, problem: Problem) -> Cost:
+    """Products over all tokens: those on a part of the data count as their share."""
+    count = len(matrices(problem)) if cfg.block_steps else 0
+    adam = MOST if cfg.optimizer != "sgd" else 0
+    whole = cfg.num_probes * cfg.num_steps + cfg.num_shared + cfg.part_steps + adam
+    samples = SAMPLE * cfg.num_sample_probes
+    graphs = 3 + count
+    return Cost(
+        PIECES + (cfg.block_steps > 0), whole + samples + OF_BLOCK * cfg.block_steps * count, graphs=graphs
+    )
+
+
+def blocks(cfg: Config) -> tuple[str, ...]:
+    """The parameters of a product: all."""
+    return ("*",)
+
+
+PLAN = Plan(
+    blocks,
+    cost,
+    (
+        {"block_steps": 4},
+        {"block_steps": 0},
+        {"block_steps": 0, "num_probes": 2, "num_steps": 10, "num_shared": 3, "num_sample_probes": 2},
+        {
+            "block_steps": 0, "num_probes": 2, "num_steps": 8, "num_shared": 2, "num_sample_probes": 2,
+            "part_steps": 6, "tokens": 256,
+        },
+        {
+            "block_steps": 0, "num_probes": 2, "num_steps": 8, "num_shared": 2, "num_sample_probes": 2,
+            "part_steps": 6, "tokens": 128, "seq_len": 32,
+        },
+    ),
+)  # fmt: skip

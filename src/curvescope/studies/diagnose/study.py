@@ -1,0 +1,209 @@
+"""What is wrong with a model, if anything: findings with numbers, worst first.
+
+A few measurements of curvature, gradients, heads and data (`measured`), and checks of them (`checks`), each
+with a limit that healthy models keep. A check that does not apply to a model says why.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
+
+from curvescope.algorithms import Sharpness
+from curvescope.core.config import at_least, setting
+from curvescope.core.errors import UsageError
+from curvescope.core.progress import Progress
+from curvescope.problem import Problem
+from curvescope.runs.contents import fingerprint
+from curvescope.runs.shown import Line, Shown
+from curvescope.runs.work import Piece, State, work_through
+from curvescope.studies.diagnose import tables, words
+from curvescope.studies.diagnose.checks.all import look
+from curvescope.studies.diagnose.checks.seen import Seen
+from curvescope.studies.diagnose.finding import Finding
+from curvescope.studies.diagnose.measured import curvature
+from curvescope.studies.diagnose.measured.curvature import BlockEnds, Effort, Parts, Rows, Whole
+from curvescope.studies.diagnose.measured.depth import Depth, measure_depth
+from curvescope.studies.diagnose.measured.heads import Heads, measure_heads
+from curvescope.studies.diagnose.measured.samples import Samples, measure_samples
+from curvescope.studies.diagnose.optimizer import adam_sharpness, sgd_sharpness
+from curvescope.studies.setting import ModelOnData, make_problem, notes_of
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True)
+class Config(ModelOnData):
+    """What to compare with and how hard to look. The defaults take under a minute on two cores."""
+
+    lr: float | None = setting(None, "the learning rate that is meant; without it the ceiling is told")
+    optimizer: Literal["sgd", "adam", "adamw"] = setting("sgd", "whose ceiling")
+    momentum: float = setting(0.0, "β of SGD")
+    optimizer_state: str | None = setting(None, "a file of Adam's state_dict; without it v is from gradients")
+    num_probes: int = setting(3, "Lanczos runs for both ends and the bulk")
+    num_steps: int = setting(14, "steps of each of them")
+    num_shared: int = setting(4, "random vectors for the curvature of all blocks")
+    block_steps: int = setting(8, "Lanczos steps for λ_max of every matrix; 0: none")
+    num_parts: int = setting(4, "disjoint parts of the data, to see how much depends on their choice")
+    part_steps: int = setting(8, "Lanczos steps on each of them")
+    num_sample_probes: int = setting(3, "random vectors for the trace of every sequence")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(self, 1, "num_probes", "num_parts")
+        at_least(self, 2, "num_shared", "num_sample_probes")
+        at_least(self, 4, "num_steps", "part_steps")
+        at_least(self, 0, "block_steps")
+        if self.lr is not None and not (self.lr > 0 and math.isfinite(self.lr)):
+            raise UsageError(f"lr: expected a learning rate above 0, got {self.lr:g}")
+        if not 0 <= self.momentum < 1:
+            raise UsageError(f"momentum: expected at least 0 and below 1, got {self.momentum:g}")
+        if self.optimizer == "sgd" and self.optimizer_state is not None:
+            raise UsageError("optimizer_state is that of adam or adamw, got optimizer sgd")
+        if self.optimizer != "sgd" and self.momentum:
+            raise UsageError(f"momentum is a setting of sgd, got optimizer {self.optimizer}")
+
+    @property
+    def effort(self) -> Effort:
+        """How hard to look."""
+        return Effort(
+            self.num_probes,
+            self.num_steps,
+            self.num_shared,
+            self.block_steps,
+            self.part_steps,
+            self.num_parts,
+            self.seed,
+            self.engine,
+            self.checkpoint,
+        )
+
+
+@dataclass(frozen=True)
+class Diagnosis(Shown):
+    """What was found of one model on one set of data, and the measurements behind it."""
+
+    model: str
+    data: str
+    loss_name: str
+    num_terms: float
+    checks: list[Finding]  # all of them, worst first
+    lr: float | None
+    whole: Whole
+    rows: Rows
+    parts: Parts
+    samples: Samples
+    heads: Heads
+    depth: Depth
+    sharpness: Sharpness
+    blocks: BlockEnds | None
+
+    @property
+    def findings(self) -> list[Finding]:
+        """Faults, warnings and notes, worst first."""
+        return [check for check in self.checks if check.found]
+
+    @property
+    def unusual(self) -> list[Finding]:
+        """Findings that are beyond a limit: all but the ceilings of learning rates that are told anyway."""
+        return [check for check in self.findings if not math.isnan(check.limit)]
+
+    def summary(self) -> list[Line]:
+        """The numbers to look at first: label, value, words."""
+        return words.summary(self)
+
+    def captions(self) -> dict[str, str]:
+        """What each figure and table shows."""
+        return words.captions(self)
+
+    def tables(self) -> dict[str, pd.DataFrame]:
+        """Findings, all checks, blocks, layers, heads, sequences, parts of the data."""
+        return tables.of(self)
+
+    def figures(self) -> dict[str, Figure]:
+        """Figures by name."""
+        from curvescope.studies.diagnose import figures
+
+        return figures.draw(self)
+
+
+def run(cfg: Config, *, progress: Progress | None = None, state: State | None = None) -> Diagnosis:
+    """Measure, then look.
+
+    Args:
+        progress: called with (what, number, total) as each piece begins.
+        state: finished pieces by name; filled as the study goes, used when it goes on.
+    """
+    problem = make_problem(cfg)
+    return diagnose(problem, cfg, notes_of(cfg, problem), progress=progress, state=state)
+
+
+def diagnose(
+    problem: Problem,
+    cfg: Config | None = None,
+    notes: list[str] | None = None,
+    *,
+    progress: Progress | None = None,
+    state: State | None = None,
+) -> Diagnosis:
+    """The study on a problem of one's own; of the settings, those of the model and its data do not count."""
+    cfg = cfg or Config()
+    pieces = _pieces(problem, cfg)
+    contents = fingerprint(problem.model, problem.batches)
+    done = work_through(pieces, contents=contents, progress=progress, state=state)
+    seen = Seen(
+        whole=done.take(Whole, "whole"),
+        rows=done.take(Rows, "rows"),
+        parts=done.take(Parts, "parts"),
+        samples=done.take(Samples, "samples"),
+        heads=done.take(Heads, "heads"),
+        depth=done.take(Depth, "depth"),
+        sharpness=done.take(Sharpness, "sharpness"),
+        blocks=done.take(BlockEnds, "blocks") if cfg.block_steps else None,
+        learning_rate=cfg.lr,
+    )
+    measured: dict[str, Any] = seen._asdict()
+    measured["lr"] = measured.pop("learning_rate")
+    return Diagnosis(
+        model=problem.model.name,
+        data=problem.batches.name,
+        loss_name=problem.loss.name,
+        num_terms=problem.num_terms,
+        checks=look(seen),
+        **measured,
+        notes=list(notes or []) + [f"{seen.sharpness.optimizer}: {word}" for word in seen.sharpness.assumed],
+    )
+
+
+def _pieces(problem: Problem, cfg: Config) -> list[Piece]:
+    """What is done, the cheap and the telling first."""
+    effort = cfg.effort
+    found = [
+        Piece("heads", partial(measure_heads, problem), "heads"),
+        Piece("depth", partial(measure_depth, problem), "the stream"),
+        Piece("whole", partial(curvature.measure_whole, problem, effort), "both ends of the spectrum"),
+        Piece("rows", partial(curvature.measure_rows, problem, effort), "curvature of all blocks"),
+        Piece("parts", partial(curvature.measure_parts, problem, effort), "parts of the data"),
+        Piece(
+            "samples",
+            partial(measure_samples, problem, num_probes=cfg.num_sample_probes, seed=cfg.seed),
+            "single sequences",
+        ),
+    ]
+    if cfg.optimizer == "sgd":
+
+        def sharpness(whole: Whole) -> Sharpness:
+            return sgd_sharpness(whole, cfg.momentum, cfg.seed)
+
+        found.append(Piece("sharpness", sharpness, "the ceiling", needs=("whole",)))
+    else:
+        work = partial(adam_sharpness, problem, cfg.optimizer, cfg.optimizer_state, effort)
+        found.append(Piece("sharpness", work, f"the sharpness that {cfg.optimizer} sees"))
+    if cfg.block_steps:
+        work = partial(curvature.measure_blocks, problem, effort)
+        found.append(Piece("blocks", work, "ceilings of single blocks"))
+    return found

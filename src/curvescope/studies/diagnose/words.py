@@ -1,0 +1,52 @@
+"""A diagnosis in words."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from curvescope.core.numbers import plural, rounded
+from curvescope.runs.shown import Line
+
+if TYPE_CHECKING:
+    from curvescope.studies.diagnose.study import Diagnosis
+
+NOTHING = "nothing unusual"
+
+
+def summary(found: Diagnosis) -> list[Line]:
+    """The verdict, then every finding: name, number, severity with its meaning."""
+    lines = [("diagnosis", "", verdict(found))]
+    for check in found.findings:
+        place = f" ({check.where})" if check.where else ""
+        lines.append((check.name, check.number, f"{check.severity}: {check.meaning}{place}"))
+    return lines
+
+
+def verdict(found: Diagnosis) -> str:
+    """`2 faults, 1 warning` or that nothing is unusual, and of how many checks."""
+    counts = {kind: sum(c.severity == kind for c in found.unusual) for kind in ("fault", "warning", "note")}
+    told = ", ".join(plural(count, kind) for kind, count in counts.items() if count)
+    looked = sum(check.severity != "not looked at" for check in found.checks)
+    return f"{told or NOTHING}; {plural(looked, 'check')}, loss {rounded(found.whole.loss)}"
+
+
+def captions(found: Diagnosis) -> dict[str, str]:
+    """What each figure and table shows."""
+    return {
+        "findings": "What was found, worst first: its number and error, what it means, what one would do, "
+        "and "
+        "the evidence that it rests on.",
+        "checks": "Every check: its value over its limit, with the error; unusual lies to the right of the "
+        "line, "
+        "by more than the error. Not looked at: what does not apply to this model, with the reason.",
+        "layers": "Norm of the Hessian's rows of each layer's matrices, from shared probes, and norm of the "
+        "gradient.",
+        "blocks": "λ_max of every matrix by itself with its residual, and the learning rate 2/λ_max that "
+        "gradient "
+        "descent on it alone allows; at most `high`, 95 times in 100.",
+        "heads": "Liveness (1: equal weights, 0: all on one key), weight on the first token, what the head "
+        "writes over the median head, and the change of the loss without it where it was ablated.",
+        "sequences": "Loss, gradient norm and trace of the GGN of every sequence; `copy_of` is the first "
+        "equal one.",
+        "parts": "λ_max on disjoint parts of the data.",
+    }
