@@ -10,9 +10,9 @@ import torch
 from scipy.stats import spearmanr
 
 import curvescope as cs
+from curvescope.algorithms.estimates.ranks import difference, mean_within, rank_correlation, spearman
 from curvescope.studies import find, weight_norms
 from curvescope.studies.weight_norms import random_models
-from curvescope.studies.weight_norms.ranks import difference, mean_within, rank_correlation, spearman
 from curvescope.studies.weight_norms.study import TrainedBlocks, WeightNorms, correlate
 
 BLOCKS = [f"L{i}.{role}" for i in range(4) for role in random_models.ROLES]

@@ -1,8 +1,8 @@
 """λ_max against spectral and Frobenius norms of weight matrices, over training and over random models."""
 
+from curvescope.algorithms.estimates.ranks import Correlation, rank_correlation
 from curvescope.runs.study import Study
 from curvescope.studies.weight_norms.random_models import RandomModels
-from curvescope.studies.weight_norms.ranks import Correlation, rank_correlation
 from curvescope.studies.weight_norms.study import Config, TrainedBlocks, WeightNorms, run
 
 __all__ = [

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from curvescope.algorithms.estimates.ranks import Correlation
 from curvescope.runs.shown import FAILS, HOLDS, OPEN, Claim, Origin
 from curvescope.studies.weight_norms.random_models import ROLES
-from curvescope.studies.weight_norms.ranks import Correlation
 
 if TYPE_CHECKING:
     from curvescope.studies.weight_norms.study import WeightNorms

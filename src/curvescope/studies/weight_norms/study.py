@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from curvescope.algorithms.blocks.ends import extreme_ends
+from curvescope.algorithms.estimates.ranks import Correlation, difference, mean_within, rank_correlation
 from curvescope.core.config import as_tuples, at_least, setting
 from curvescope.core.progress import Progress
 from curvescope.core.result import Result
@@ -29,7 +30,6 @@ from curvescope.studies.checkpoints import MEANING, load_checkpoints
 from curvescope.studies.setting import ModelOnData, make_problem, notes_of
 from curvescope.studies.weight_norms import claims, words
 from curvescope.studies.weight_norms.random_models import ROLES, RandomModels, measure_random
-from curvescope.studies.weight_norms.ranks import Correlation, difference, mean_within, rank_correlation
 
 if TYPE_CHECKING:
     import pandas as pd
