@@ -1,11 +1,11 @@
 """Optimal Brain Surgeon: weights of a quadratic loss go to zero, and the others make up for it.
 
-With ΔL(δ) = ½ δᵀ H δ, H positive definite, the best change that removes the weight q (Hassibi & Stork, 1993) is
+With ΔL(δ) = ½ δᵀ H δ, H positive definite, the best change that removes the weight q is
 
     δ = −(w_q / [H⁻¹]_qq) H⁻¹ e_q,    ΔL = w_q² / (2 [H⁻¹]_qq),
 
-with the factor w_q that some slides leave out of δ: without it w_q + δ_q = 0 holds for w_q = 1 alone. For a
-set Q of weights that go together
+(Hassibi & Stork, 1993), with the factor w_q that some slides leave out of δ: without it w_q + δ_q = 0 holds
+for w_q = 1 alone. For a set Q of weights that go together
 
     δ = −H⁻¹_{·Q} ([H⁻¹]_QQ)⁻¹ w_Q,    ΔL = ½ w_Qᵀ ([H⁻¹]_QQ)⁻¹ w_Q.
 
