@@ -8,6 +8,7 @@ from torch import Tensor
 
 from curvescope.algorithms.surgery.compensation import compensated
 from curvescope.algorithms.surgery.grids import Grid, grid
+from curvescope.algorithms.surgery.matrix_free import remove_by_products
 from curvescope.algorithms.surgery.removal import (
     AT_ONCE,
     damped_inverse,
@@ -17,6 +18,7 @@ from curvescope.algorithms.surgery.removal import (
     saliencies,
 )
 from curvescope.core.errors import ShapeError, UsageError
+from curvescope.core.operator import Matrix
 
 
 def system(n: int = 12, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -171,3 +173,19 @@ def test_a_block_with_steps_row_by_row_is_its_matrix():
     torch.testing.assert_close(found.W.reshape(5, 2), compensated(W, torch.linalg.inv(A), own).W)
     with pytest.raises(ShapeError, match="inverse"):
         compensated(W, torch.linalg.inv(H), own)
+
+
+@pytest.mark.parametrize("removed", [[3], [11, 2, 5, 4], list(range(12)), []])
+def test_removal_by_products_is_that_of_the_matrix(removed):
+    w, H = system()
+    Q = torch.tensor(removed, dtype=torch.int64)
+    inverse, shift = damped_inverse(H, 0.1)
+    wanted = remove(w, inverse, Q)
+    op = Matrix(H, symmetric=True, psd=True)
+    found, residual = remove_by_products(w, op, Q, damping=shift, tol=1e-12)
+    torch.testing.assert_close(found.delta, wanted.delta, rtol=1e-8, atol=1e-8)
+    assert found.increase == pytest.approx(wanted.increase, rel=1e-8)
+    assert residual < 1e-10
+    rough, residual = remove_by_products(w, op, Q, damping=shift, max_products=2)
+    assert bool(((w + rough.delta)[Q] == 0).all())
+    assert rough.increase >= wanted.increase - 1e-12

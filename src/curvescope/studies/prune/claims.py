@@ -1,0 +1,90 @@
+"""What is said about saliencies, next to what was measured; every verdict is computed from an interval."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from curvescope.algorithms.estimates.ranks import Correlation
+from curvescope.runs.shown import FAILS, HOLDS, OPEN, Claim, Origin
+from curvescope.studies.prune.correlations import Row, better, rows
+from curvescope.studies.prune.removals import GREEDY, Sets
+from curvescope.studies.weight_changes import Interval, over_sequences
+
+if TYPE_CHECKING:
+    from curvescope.studies.prune.study import Pruned
+
+OURS: Origin = ("ours", "ours")
+
+
+def judge(result: Pruned) -> list[Claim]:
+    """Predictions first, then methods against each other."""
+    found = {(row.removed, row.how, row.predictor): row for row in rows(result)}
+    kinds = list(dict.fromkeys(row.removed for row in found.values()))
+    claims = []
+    for kind in kinds:
+        claims += [
+            _ranks(
+                f"the saliency of OBS ranks the measured increase: {kind}", found[kind, "compensated", "obs"]
+            ),
+            _ranks(
+                f"first and second order together rank the measured increase of plain removals: {kind}",
+                found[kind, "plain", "both orders"],
+            ),
+            _difference(
+                f"the curvature's diagonal (OBD) ranks plain removals better than magnitudes do: {kind}",
+                better(result, kind, "obd", "magnitude"),
+            ),
+        ]
+    return claims + _methods(result)
+
+
+def _ranks(words: str, row: Row) -> Claim:
+    one = row.correlation
+    verdict = HOLDS if one.low > 0 else FAILS if one.high < 0 else OPEN
+    return Claim(words, "ρ > 0", f"ρ = {one.words}", verdict, *OURS)
+
+
+def _difference(words: str, one: Correlation) -> Claim:
+    verdict = HOLDS if one.low > 0 else FAILS if one.high < 0 else OPEN
+    return Claim(words, "better", f"ρ larger by {one.words}", verdict, *OURS)
+
+
+def _methods(result: Pruned) -> list[Claim]:
+    known = {method for sets in _all_sets(result) for method in sets.methods}
+    asked = [
+        ("OBS beats magnitude at the same sparsity", "obs", "magnitude"),
+        ("OBD beats magnitude at the same sparsity", "obd", "magnitude"),
+        ("weights that stay make up for small ones that go", "magnitude + obs", "magnitude"),
+        ("the choice of OBS is better than that of magnitudes, both made up for", "obs", "magnitude + obs"),
+        ("one after the other is better than at once", GREEDY, "obs"),
+        ("curvature measured anew is better than once", "obs iterated", "obs"),
+    ]
+    return [
+        _beats(f"{words}, on other data", held_out_differences(result, one, other), result)
+        for words, one, other in asked
+        if {one, other} <= known
+    ]
+
+
+def _all_sets(result: Pruned) -> list[Sets]:
+    return [*result.sets.values(), *result.rounds.values()]
+
+
+def held_out_differences(result: Pruned, one: str, other: str) -> list[Interval]:
+    """Loss by one method less that by another, at each sparsity, on other data: means over blocks."""
+
+    def losses(method: str) -> np.ndarray:
+        return np.mean([s.at(method).held_out for s in _all_sets(result) if method in s.methods], axis=0)
+
+    return [over_sequences(values) for values in losses(one) - losses(other)]
+
+
+def _beats(words: str, found: list[Interval], result: Pruned) -> Claim:
+    """It holds if the loss is lower at every sparsity, and fails if it is higher at one; by intervals."""
+    shares = next(iter(result.sets.values())).sparsities
+    said = ", ".join(f"{one.words} at {100 * s:.0f} %" for one, s in zip(found, shares, strict=True))
+    verdict = FAILS if any(one.low > 0 for one in found) else OPEN
+    verdict = HOLDS if all(one.high < 0 for one in found) else verdict
+    return Claim(words, "lower loss at every sparsity", f"difference of losses {said}", verdict, *OURS)

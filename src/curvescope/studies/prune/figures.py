@@ -1,0 +1,125 @@
+"""The figures of the study `prune`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from curvescope.studies.prune.correlations import Some, measured, predicted, removed_kinds
+from curvescope.studies.weight_changes import over_sequences
+from curvescope.viz.blocks import PALETTE
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from curvescope.studies.prune.study import Pruned
+
+PANELS = (
+    ("compensated", "obs", "OBS: its saliency"),
+    ("compensated", "both orders", "OBS: gᵀδ + ½ δᵀHδ"),
+    ("plain", "obd", "plain: OBD, ½ Σ G_qq w²"),
+    ("plain", "both orders", "plain: gᵀδ + ½ δᵀHδ"),
+)
+MARKS = "osD^vP*X"
+
+
+def draw(result: Pruned) -> dict[str, Figure]:
+    """By name."""
+    kinds = removed_kinds(result)
+    found = {"samples": _samples(result, {k: v for k, v in kinds.items() if k != "heads"})}
+    found["sets"] = _sets(result)
+    if result.heads:
+        found["heads"] = _heads(result)
+    return found
+
+
+def _samples(result: Pruned, kinds: dict[str, list[Some]]) -> Figure:
+    """Predicted against measured: a row for what is removed, a column for a predictor."""
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(len(kinds), 4, figsize=(12.5, 3.1 * len(kinds)), layout="constrained")
+    for row, (kind, parts) in zip(axes, kinds.items(), strict=True):
+        for ax, (how, predictor, title) in zip(row, PANELS, strict=True):
+            for i, (name, some) in enumerate(zip(result.singles, parts, strict=True)):
+                values = predicted(some, how, predictor), measured(some, how)
+                ax.plot(
+                    *values,
+                    MARKS[i % len(MARKS)],
+                    ms=4,
+                    alpha=0.7,
+                    color=PALETTE[i % len(PALETTE)],
+                    label=name,
+                )
+            _equal(ax)
+            ax.set_title(f"{kind}, {title}", fontsize=8.5, loc="left")
+            ax.set_xlabel("predicted", fontsize=8)
+        row[0].set_ylabel("measured increase of the loss", fontsize=8)
+    axes[0][0].legend(fontsize=7, frameon=False)
+    return figure
+
+
+def _equal(ax: Axes) -> None:
+    """The line where what was predicted came out, and few numbers on the axes."""
+    low, high = ax.get_xlim()
+    ax.axline((0, 0), slope=1, color="0.5", lw=0.7)
+    ax.axhline(0, color="0.85", lw=0.6, zorder=0)
+    ax.set_xlim(low, high)
+    ax.locator_params(nbins=5)
+    ax.ticklabel_format(style="sci", scilimits=(-2, 3), useMathText=True)
+    ax.xaxis.get_offset_text().set_fontsize(7)
+    ax.yaxis.get_offset_text().set_fontsize(7)
+    ax.tick_params(labelsize=7)
+    ax.spines[["top", "right"]].set_visible(False)
+
+
+def _sets(result: Pruned) -> Figure:
+    """Increase of the loss on other data against sparsity, a line for every method; predictions dotted."""
+    import matplotlib.pyplot as plt
+
+    count = len(result.sets)
+    figure, axes = plt.subplots(
+        1, count, figsize=(1.9 + 4.2 * count, 3.9), layout="constrained", squeeze=False
+    )
+    for ax, name in zip(axes[0], result.sets, strict=True):
+        every = [result.sets[name], *([result.rounds[name]] if result.rounds else [])]
+        lines = [(sets, method) for sets in every for method in sets.methods]
+        for i, (sets, method) in enumerate(lines):
+            effects, colour = sets.at(method), PALETTE[i % len(PALETTE)]
+            found = [over_sequences(values) for values in effects.held_out]
+            x = 100 * sets.sparsities + 0.6 * (i - (len(lines) - 1) / 2)
+            mean = np.array([one.value for one in found])
+            ends = np.abs(np.array([[one.low, one.high] for one in found]).T - mean)
+            mark = MARKS[i % len(MARKS)]
+            ax.errorbar(x, mean, yerr=ends, fmt="-" + mark, ms=4, lw=1.1, color=colour, label=method)
+            ax.plot(x, effects.predicted.mean(1), ":", lw=1, color=colour)
+        ax.axhline(0, color="0.5", lw=0.6)
+        ax.set_yscale("symlog", linthresh=0.01)
+        ax.set_xlabel(f"weights of {name} that go, %", fontsize=9)
+        ax.tick_params(labelsize=8)
+        ax.spines[["top", "right"]].set_visible(False)
+    axes[0][0].set_ylabel("increase of the loss on other data", fontsize=9)
+    figure.legend(*axes[0][0].get_legend_handles_labels(), fontsize=8, frameon=False, loc="outside right")
+    return figure
+
+
+def _heads(result: Pruned) -> Figure:
+    """Heads by name, predicted against measured, plain and with the others' answer."""
+    import matplotlib.pyplot as plt
+
+    panels = (("plain", "both orders", "plain"), ("compensated", "both orders", "the other heads answer"))
+    figure, axes = plt.subplots(1, 2, figsize=(9.4, 4.2), layout="constrained")
+    for ax, (how, predictor, title) in zip(axes, panels, strict=True):
+        for heads in result.heads.values():
+            colour = PALETTE[heads.layer % len(PALETTE)]
+            x, y = predicted(heads, how, predictor), measured(heads, how)
+            ax.plot(x, y, "o", ms=4, color=colour)
+            for h in range(len(x)):
+                place = {"xytext": (3, 3), "textcoords": "offset points"}
+                ax.annotate(f"L{heads.layer}.h{h}", (x[h], y[h]), fontsize=7, color=colour, **place)
+        _equal(ax)
+        ax.set_title(title, fontsize=10, loc="left")
+        ax.set_xlabel("predicted, gᵀδ + ½ δᵀHδ", fontsize=9)
+    axes[0].set_ylabel("measured increase of the loss", fontsize=9)
+    return figure

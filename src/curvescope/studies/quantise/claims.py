@@ -1,0 +1,88 @@
+"""What is said about rounding, next to what was measured; every verdict is computed from intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from curvescope.algorithms.estimates.ranks import Correlation
+from curvescope.runs.shown import FAILS, HOLDS, OPEN, Claim, Origin
+from curvescope.studies.quantise.correlations import better, relative_error, rows
+from curvescope.studies.quantise.rounding import INPUTS, NEAREST, OWN, Roundings
+from curvescope.studies.weight_changes import Interval, over_sequences
+
+if TYPE_CHECKING:
+    from curvescope.studies.quantise.study import Quantised
+
+OURS: Origin = ("ours", "ours")
+NEAR = 0.2  # of the measured increase
+
+
+def judge(result: Quantised) -> list[Claim]:
+    """Predictions first, then methods against each other."""
+    bits = [int(b) for b in result.together.bits]
+    ranks = {(row.bits, row.predictor): row.correlation for row in rows(result)}
+    both, sizes = "both orders", range(len(bits))
+    errors = {b: relative_error(result, i) for i, b in enumerate(bits)}
+    claims = [
+        _signed(
+            "first and second order rank the blocks by the measured increase",
+            "ρ > 0",
+            {b: ranks[b, both] for b in bits},
+        ),
+        _signed(
+            "they rank blocks better than the size of the rounding error does",
+            "ρ larger",
+            {b: better(result, both, "error", i) for b, i in zip(bits, sizes, strict=True)},
+        ),
+        _signed(
+            "they rank blocks better than the trace of the GGN times that size does",
+            "ρ larger",
+            {b: better(result, both, "trace", i) for b, i in zip(bits, sizes, strict=True)},
+        ),
+        _near(errors),
+    ]
+    parts = list(result.blocks.values())
+    claims.append(
+        _lower("weights that are rounded later make up for earlier ones (by inputs)", parts, INPUTS)
+    )
+    claims.append(_lower("so they do with all blocks rounded together", [result.together], INPUTS))
+    if result.exact:
+        words = f"the block's GGN makes up for more than its inputs do: {', '.join(result.exact)}"
+        claims.append(_lower(words, list(result.exact.values()), OWN, INPUTS))
+    return claims
+
+
+def _signed(words: str, published: str, found: dict[int, Correlation]) -> Claim:
+    """It holds if all intervals are above zero, and fails if one is below."""
+    measured = ", ".join(f"{one.words} at {b} bits" for b, one in found.items())
+    verdict = FAILS if any(one.high < 0 for one in found.values()) else OPEN
+    verdict = HOLDS if all(one.low > 0 for one in found.values()) else verdict
+    return Claim(words, published, measured, verdict, *OURS)
+
+
+def _near(found: dict[int, Correlation]) -> Claim:
+    words = f"the prediction is within {100 * NEAR:.0f} % of the measured increase, in the median over blocks"
+    measured = ", ".join(
+        f"{one.value:.2g} [{one.low:.2g}, {one.high:.2g}] at {b} bits" for b, one in found.items()
+    )
+    verdict = FAILS if any(one.low > NEAR for one in found.values()) else OPEN
+    verdict = HOLDS if all(one.high < NEAR for one in found.values()) else verdict
+    return Claim(words, f"at most {NEAR:g}", measured, verdict, *OURS)
+
+
+def held_out_differences(parts: Iterable[Roundings], one: str, other: str) -> list[Interval]:
+    """Loss by one method less that by another, for each number of bits, on other data: means over blocks."""
+    found = np.mean([part.at(one).held_out - part.at(other).held_out for part in parts], axis=0)
+    return [over_sequences(values) for values in found]
+
+
+def _lower(words: str, parts: list[Roundings], one: str, other: str = NEAREST) -> Claim:
+    """It holds if the loss is lower for every number of bits, and fails if it is higher for one."""
+    found = held_out_differences(parts, one, other)
+    said = ", ".join(f"{d.words} at {b} bits" for d, b in zip(found, parts[0].bits, strict=True))
+    verdict = FAILS if any(d.low > 0 for d in found) else OPEN
+    verdict = HOLDS if all(d.high < 0 for d in found) else verdict
+    return Claim(f"{words}, on other data", "lower loss", f"difference of losses {said}", verdict, *OURS)

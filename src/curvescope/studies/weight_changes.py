@@ -1,0 +1,136 @@
+"""What a change of weights does to the loss: by its derivatives, as measured, and on data that were not used.
+
+With ΔL(δ) = L(θ + δ) − L(θ) the prediction is gᵀδ + ½ δᵀHδ, with the whole Hessian of the blocks that δ
+touches. Everything is kept sequence by sequence, so that two changes are compared on the same sequences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+from curvescope.algorithms.estimates.intervals import student
+from curvescope.core.errors import UsageError
+from curvescope.core.result import Result
+from curvescope.data.batches import Batch, Batches
+from curvescope.models.choice.params import Params
+from curvescope.operators import per_sample
+from curvescope.problem import Problem
+from curvescope.studies.setting import ModelOnData, make_problem
+
+HELD_OUT = "share of the sequences, the last ones, on which nothing but losses is measured"
+
+
+class Halves(NamedTuple):
+    """One model on two parts of the data."""
+
+    problem: Problem  # curvature and losses
+    held_out: Problem  # losses
+
+
+def make_halves(cfg: ModelOnData, share: float) -> Halves:
+    """The problem of the settings, cut in two: the last `share` of its sequences is held out."""
+    if not 0 < share < 1:
+        raise UsageError(f"expected held_out between 0 and 1, got {share!r}")
+    whole = make_problem(cfg)
+    batches, count = whole.batches, whole.batches.num_sequences
+    if count < 2:
+        raise UsageError("expected at least two sequences, one of them to hold out", hint="more tokens")
+    first, rest = _cut(batches, min(max(count - round(share * count), 1), count - 1))
+    made = [Batches(part, name=batches.name, notes=batches.notes) for part in (first, rest)]
+    return Halves(*(Problem(whole.model, part, loss=whole.loss) for part in made))
+
+
+def _cut(batches: Batches, count: int) -> tuple[list[Batch], list[Batch]]:
+    """The first `count` sequences, and the others."""
+    first, rest, seen = [], [], 0
+    for batch in batches:
+        own = min(max(count - seen, 0), batch.num_sequences)
+        first += [batch[:own]] if own else []
+        rest += [batch[own:]] if own < batch.num_sequences else []
+        seen += batch.num_sequences
+    return first, rest
+
+
+@dataclass(frozen=True)
+class Effects(Result):
+    """What K changes do, in shares of sequences: the mean over the last axis is the change of the loss."""
+
+    first: np.ndarray  # (K, X) gᵀδ
+    second: np.ndarray  # (K, X) ½ δᵀHδ
+    measured: np.ndarray  # (K, X)
+    held_out: np.ndarray  # (K, Y)
+
+    @property
+    def predicted(self) -> np.ndarray:
+        """gᵀδ + ½ δᵀHδ: (K, X)."""
+        return self.first + self.second
+
+    def some(self, which: slice | np.ndarray) -> Effects:
+        """Those of some changes."""
+        return Effects(self.first[which], self.second[which], self.measured[which], self.held_out[which])
+
+
+def effects(halves: Halves, block: Params, changes: Sequence[Tensor]) -> Effects:
+    """Of changes δ over the blocks that match, (n,) each; the model is left as it is."""
+    problem, held_out = halves
+    samples, others = per_sample(problem, block), per_sample(held_out, block)
+    columns = _columns(changes, samples.space.size)
+    own, theirs = _shares(samples.shares), _shares(others.shares)
+    with samples.steady(), others.steady():
+        first, second = samples.gradient_products(columns).T, samples.forms(columns).T / 2
+        before, before_others = samples.losses(), others.losses()
+        measured, held = [], []
+        for delta in columns.T:
+            moved = moved_parameters(problem, block, delta)
+            measured.append(samples.losses(moved) - before)
+            held.append(others.losses(moved) - before_others)
+    return Effects(first * own, second * own, np.array(measured) * own, np.array(held) * theirs)
+
+
+def moved_parameters(problem: Problem, block: Params, delta: Tensor) -> dict[str, Tensor]:
+    """θ + δ of the parameters that a block is part of, by name."""
+    parameters = problem.parameters
+    return {name: parameters[name].detach() + d for name, d in problem.space(block).scatter(delta).items()}
+
+
+def weights(problem: Problem, block: Params) -> Tensor:
+    """w (n,) of a block, or of blocks, a copy."""
+    return problem.space(block).gather({n: p.detach() for n, p in problem.parameters.items()}).clone()
+
+
+def _columns(changes: Sequence[Tensor], size: int) -> Tensor:
+    import torch
+
+    columns = torch.stack(list(changes), dim=1)
+    assert columns.shape[0] == size, "a change has an entry for every weight of its block"
+    return columns
+
+
+def _shares(shares: np.ndarray) -> np.ndarray:
+    """N_x X / N: one for sequences of equal length."""
+    return shares * len(shares)
+
+
+class Interval(NamedTuple):
+    """A mean over sequences and its 95 % interval, Student's."""
+
+    value: float
+    low: float
+    high: float
+
+    @property
+    def words(self) -> str:
+        """`+0.12 [+0.05, +0.19]`."""
+        return f"{self.value:+.3g} [{self.low:+.3g}, {self.high:+.3g}]"
+
+
+def over_sequences(values: np.ndarray) -> Interval:
+    """The mean of (X,) values; the ends are nan for a single one."""
+    count, mean = len(values), float(values.mean())
+    half = student(count - 1) * float(values.std(ddof=1)) / np.sqrt(count) if count > 1 else np.nan
+    return Interval(mean, mean - half, mean + half)
