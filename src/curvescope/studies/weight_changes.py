@@ -75,10 +75,14 @@ class Effects(Result):
         return Effects(self.first[which], self.second[which], self.measured[which], self.held_out[which])
 
 
-def effects(halves: Halves, block: Params, changes: Sequence[Tensor]) -> Effects:
-    """Of changes δ over the blocks that match, (n,) each; the model is left as it is."""
-    problem, held_out = halves
-    samples, others = per_sample(problem, block), per_sample(held_out, block)
+def effects(halves: Halves, block: Params, changes: Sequence[Tensor], *, held_out: bool = True) -> Effects:
+    """Of changes δ over the blocks that match, (n,) each; the model is left as it is.
+
+    Args:
+        held_out: Whether losses on the other data are wanted, too; without, Y = 0.
+    """
+    problem = halves.problem
+    samples, others = (per_sample(one, block) for one in halves)
     columns = _columns(changes, samples.space.size)
     own, theirs = _shares(samples.shares), _shares(others.shares)
     with samples.steady(), others.steady():
@@ -88,8 +92,10 @@ def effects(halves: Halves, block: Params, changes: Sequence[Tensor]) -> Effects
         for delta in columns.T:
             moved = moved_parameters(problem, block, delta)
             measured.append(samples.losses(moved) - before)
-            held.append(others.losses(moved) - before_others)
-    return Effects(first * own, second * own, np.array(measured) * own, np.array(held) * theirs)
+            if held_out:
+                held.append((others.losses(moved) - before_others) * theirs)
+    found = np.array(held) if held_out else np.zeros((len(measured), 0))
+    return Effects(first * own, second * own, np.array(measured) * own, found)
 
 
 def moved_parameters(problem: Problem, block: Params, delta: Tensor) -> dict[str, Tensor]:

@@ -78,7 +78,7 @@ def sample(halves: Halves, block: str, surgeon: Surgeon, sets: list[Tensor]) -> 
         made.append(found.delta)
         own.append(found.increase)
         residual.append(rest)
-    found = effects(halves, block, [*plain, *made])
+    found = effects(halves, block, [*plain, *made], held_out=False)
 
     def summed(values: Tensor) -> np.ndarray:
         return np.array([float(values[removed].sum()) for removed in sets])

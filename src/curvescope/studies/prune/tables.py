@@ -89,7 +89,6 @@ def _sample_rows(result: Pruned) -> list[dict[str, Any]]:
                             "first_order": effects.first[k].mean(),
                             "second_order": effects.second[k].mean(),
                             "measured": truth[k],
-                            "held_out": effects.held_out[k].mean(),
                         }
                     )
     return found

@@ -61,8 +61,9 @@ def captions(result: Pruned) -> dict[str, str]:
     found = {
         "sets": "Increase of the loss as the least weights of a block go, by method: at once; greedy, one "
         "after the other with one inverse; iterated, with curvature measured anew at each sparsity. "
-        "Predicted is gᵀδ + ½ δᵀHδ with the Hessian, saliencies what the method itself says. "
-        f"`magnitude + obs` are the smallest weights, made up for. {terms}. Intervals are Student's over sequences.",
+        "Predicted is gᵀδ + ½ δᵀHδ with the Hessian (dotted), saliencies what the method itself says. "
+        "`magnitude + obs` are the smallest weights, made up for. "
+        f"{terms}. Intervals are Student's over sequences.",
         "ranks": "Spearman's ρ of predictions with the measured increase, over removals of all blocks, with "
         "95 % intervals by the bootstrap over removals.",
         "samples": "Removals that no method has chosen: single weights at equal steps of their magnitude's "

@@ -1,0 +1,69 @@
+"""Changes of weights: predictions against dense matrices, losses against the problem itself."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import curvescope as cs
+from curvescope.core.errors import UsageError
+from curvescope.studies.prune import Config
+from curvescope.studies.weight_changes import (
+    Halves,
+    effects,
+    make_halves,
+    moved_parameters,
+    over_sequences,
+    weights,
+)
+
+SMALL = cs.TransformerConfig(n_layers=1, d_model=6, n_heads=2, d_ff=8, n_ctx=4, vocab_size=7, seed=3)
+
+
+def halves() -> Halves:
+    """A small Transformer on random tokens, of which some do not count."""
+    source = torch.Generator().manual_seed(0)
+    ids = torch.randint(0, 7, (7, 5), generator=source)
+    targets = ids[:, 1:].clone()
+    targets[0, :2] = -100  # sequences of different weights
+    model = cs.load(cs.Transformer(SMALL).double())
+    parts = [(ids[i:j, :-1], targets[i:j]) for i, j in ((0, 4), (4, 7))]
+    return Halves(*(cs.Problem(model, [part]) for part in parts))
+
+
+def test_effects_are_those_of_the_problem():
+    both, block = halves(), "L0.W_O"
+    source = torch.Generator().manual_seed(1)
+    deltas = [0.1 * torch.randn(36, generator=source, dtype=torch.float64) for _ in range(2)]
+    before = weights(both.problem, "*")
+    found = effects(both, block, deltas)
+    g, H = both.problem.gradient(block), cs.Hessian(both.problem, block).dense()
+    for k, delta in enumerate(deltas):
+        assert found.first[k].mean() == pytest.approx(float(g @ delta), rel=1e-9)
+        assert found.second[k].mean() == pytest.approx(float(delta @ H @ delta) / 2, rel=1e-9)
+        for problem, values in ((both.problem, found.measured), (both.held_out, found.held_out)):
+            moved = problem.at(moved_parameters(problem, block, delta)).value() - problem.value()
+            assert values[k].mean() == pytest.approx(moved, rel=1e-9)
+    np.testing.assert_allclose(found.predicted, found.first + found.second)
+    assert found.some(slice(1, 2)).held_out.shape == (1, 3)
+    torch.testing.assert_close(weights(both.problem, "*"), before, rtol=0, atol=0)
+
+
+def test_data_are_cut_by_sequences_and_none_is_in_both_parts():
+    found = make_halves(Config(tokens=80, seq_len=8, batch_size=3, held_out=0.3), 0.3)
+    kept, others = (torch.cat([b.inputs for b in p.batches]) for p in found)
+    assert (len(kept), len(others)) == (7, 3)
+    whole = cs.text("sample", found.problem.model, tokens=80, seq_len=8)
+    torch.testing.assert_close(torch.cat([kept, others]), torch.cat([b.inputs for b in whole]))
+    with pytest.raises(UsageError, match="held_out"):
+        make_halves(Config(), 1.0)
+    with pytest.raises(UsageError, match="two sequences"):
+        make_halves(Config(tokens=8, seq_len=8), 0.5)
+
+
+def test_intervals_over_sequences_are_student_s():
+    found = over_sequences(np.array([1.0, 2.0, 3.0]))
+    assert found.value == 2
+    assert found.high - 2 == pytest.approx(4.302653 / np.sqrt(3), rel=1e-6)
+    assert np.isnan(over_sequences(np.array([1.0])).low)
