@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,8 +12,9 @@ import torch
 import curvescope as cs
 from curvescope.core.errors import UsageError
 from curvescope.studies import find, prune
-from curvescope.studies.prune.claims import held_out_differences
+from curvescope.studies.prune.claims import differences
 from curvescope.studies.prune.heads import Heads, measure_heads
+from curvescope.studies.prune.minimum import Minimum, descend
 from curvescope.studies.prune.removals import iterated, one_shot, random_groups, sample, single_weights
 from curvescope.studies.prune.study import Pruned
 from curvescope.studies.prune.surgeons import DenseSurgeon, ProductSurgeon, Surgeon, dense_block
@@ -127,6 +129,17 @@ def test_a_head_without_its_rows_of_W_O_is_a_head_without_values():
     assert found.residual.max() < 0.011
 
 
+def test_a_descent_over_a_block_ends_where_its_gradient_is_zero():
+    problem = transformer().problem
+    found = descend(problem, "L0.b_O", 60)
+    moved = weights(problem, "L0.b_O") + torch.as_tensor(found.delta)
+    here = problem.at({"L0.b_O": moved})
+    assert here.value() == pytest.approx(found.loss[1], rel=1e-12)
+    assert found.gradient_norm[0] == pytest.approx(float(problem.gradient("L0.b_O").norm()), rel=1e-9)
+    assert float(here.gradient("L0.b_O").norm()) < 1e-4 * found.gradient_norm[0]
+    assert found.evaluations <= 65
+
+
 def effects_of(first: np.ndarray, second: np.ndarray, held: np.ndarray) -> Effects:
     """Two sequences that hardly differ; measured is both orders."""
 
@@ -155,26 +168,36 @@ def planted(sign: float) -> Pruned:
         np.zeros((5, 2)),
     )
     common = {"model": "m", "data": "d", "loss": 1.0, "held_out_loss": 1.0, "gradient_norm": {"W": 0.1}}
-    parts = {"singles": {"W": samples}, "groups": {"W": samples}, "sets": {"W": sets}, "rounds": {}}
+    places = ("W", "W at its minimum")
+    parts: dict[str, Any] = {
+        "singles": dict.fromkeys(places, samples),
+        "groups": dict.fromkeys(places, samples),
+    }
+    parts |= {"sets": dict.fromkeys(places, sets), "rounds": {}}
+    parts["minima"] = {"W": Minimum(np.zeros(3), np.ones(2), np.ones(2), 9)}
     rest = {"how": {"W": "dense"}, "damping": 0.1, "heads": {"L0": heads}, "draws": 100, "seed": 0}
     return Pruned(**common, **parts, **rest, notes=["a note"])
 
 
 def test_verdicts_follow_the_numbers():
     right, wrong = ({c.claim: c.verdict for c in planted(s).claims()} for s in (1.0, -1.0))
-    for kind in ("single weights", "random groups", "heads"):
+    for kind in ("single weights", "random groups, at a minimum", "heads"):
         key = f"the saliency of OBS ranks the measured increase: {kind}"
         assert (right[key], wrong[key]) == ("holds", "fails")
         key = f"first and second order together rank the measured increase of plain removals: {kind}"
         assert right[key] == wrong[key] == "holds"
         key = f"the curvature's diagonal (OBD) ranks plain removals better than magnitudes do: {kind}"
         assert (right[key], wrong[key]) == ("holds", "fails")
+    for place in (", on other data", ", at a minimum, on other data", ", at a minimum, on the same data"):
+        key = f"OBS beats magnitude at the same sparsity{place}"
+        assert right[key] == "holds"
     key = "OBS beats magnitude at the same sparsity, on other data"
-    assert (right[key], wrong[key]) == ("holds", "fails")
+    assert wrong[key] == "fails"
     key = "weights that stay make up for small ones that go, on other data"
     assert right[key] == "not decided"
     assert not [claim for claim in right if "anew" in claim]  # it was not measured
-    assert held_out_differences(planted(1.0), "obs", "magnitude")[0].value == pytest.approx(-0.2)
+    found = differences(planted(1.0), "obs", "magnitude", "held_out", False)
+    assert found[0].value == pytest.approx(-0.2)
 
 
 @pytest.mark.usefixtures("unrendered")
@@ -182,8 +205,8 @@ def test_words_tables_and_figures_are_complete():
     result = planted(1.0)
     tables = result.tables()
     assert set(result.captions()) == {*tables, *result.figures()}
-    assert len(tables["sets"]) == 5 * 2
-    assert len(tables["samples"]) == 2 * 2 * 30
+    assert len(tables["sets"]) == 2 * 5 * 2
+    assert len(tables["samples"]) == 2 * 2 * 2 * 30
     assert len(tables["heads"]) == 30
     assert ("note", "", "a note") in result.summary()
     assert find("prune").Config is prune.Config
@@ -191,7 +214,14 @@ def test_words_tables_and_figures_are_complete():
 
 @pytest.mark.usefixtures("undrawn")
 def test_a_run_goes_on_where_it_stopped(tmp_path):
-    asked = {"tokens": 24, "seq_len": 8, "held_out": 0.5, "blocks": ("L3.ln2.g",), "num_weights": 3}
+    asked = {
+        "tokens": 24,
+        "seq_len": 8,
+        "held_out": 0.5,
+        "blocks": ("L3.b_O",),
+        "num_weights": 3,
+        "settle": 4,
+    }
     cfg = prune.Config(**asked, num_groups=3, heads=False, draws=50, sparsities=(0.25, 0.5))
     state: dict = {}
     first = prune.run(cfg, state=state)
@@ -199,14 +229,21 @@ def test_a_run_goes_on_where_it_stopped(tmp_path):
         del state[name]
     begun = []
     again = prune.run(cfg, state=state, progress=lambda words, number, total: begun.append(words))
-    assert begun == ["L3.ln2.g: least weights", "L3.ln2.g: least weights, curvature anew"]
-    np.testing.assert_array_equal(first.sets["L3.ln2.g"].own, again.sets["L3.ln2.g"].own)
-    assert first.how == {"L3.ln2.g": "dense"}
+    least = ["L3.b_O: least weights", "L3.b_O: least weights, curvature anew"]
+    assert begun == [*least, "L3.b_O at its minimum: least weights"]
+    np.testing.assert_array_equal(first.sets["L3.b_O"].own, again.sets["L3.b_O"].own)
+    assert first.how == {"L3.b_O": "dense"}
     first.save(tmp_path)
     assert prune.Pruned.load(tmp_path).loss == first.loss
 
 
 def test_settings_are_checked_before_the_work():
-    for wrong in ({"sparsities": (0.5, 0.25)}, {"group_share": 0.0}, {"damping": 0.0}, {"num_groups": 1}):
+    for wrong in (
+        {"sparsities": (0.5, 0.25)},
+        {"group_share": 0.0},
+        {"damping": 0.0},
+        {"num_groups": 1},
+        {"settle": -1},
+    ):
         with pytest.raises(UsageError):
             replace(prune.Config(), **wrong)

@@ -8,6 +8,7 @@ import torch
 
 import curvescope as cs
 from curvescope.core.errors import UsageError
+from curvescope.data.batches import Batches
 from curvescope.studies.prune import Config
 from curvescope.studies.weight_changes import (
     Halves,
@@ -50,12 +51,16 @@ def test_effects_are_those_of_the_problem():
     torch.testing.assert_close(weights(both.problem, "*"), before, rtol=0, atol=0)
 
 
+def _inputs(batches: Batches) -> torch.Tensor:
+    return torch.cat([batch.tensors()[0] for batch in batches])
+
+
 def test_data_are_cut_by_sequences_and_none_is_in_both_parts():
     found = make_halves(Config(tokens=80, seq_len=8, batch_size=3, held_out=0.3), 0.3)
-    kept, others = (torch.cat([b.inputs for b in p.batches]) for p in found)
+    kept, others = (_inputs(p.batches) for p in found)
     assert (len(kept), len(others)) == (7, 3)
     whole = cs.text("sample", found.problem.model, tokens=80, seq_len=8)
-    torch.testing.assert_close(torch.cat([kept, others]), torch.cat([b.inputs for b in whole]))
+    torch.testing.assert_close(torch.cat([kept, others]), _inputs(whole))
     with pytest.raises(UsageError, match="held_out"):
         make_halves(Config(), 1.0)
     with pytest.raises(UsageError, match="two sequences"):

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from curvescope.algorithms.estimates.ranks import Correlation
 from curvescope.runs.shown import FAILS, HOLDS, OPEN, Claim, Origin
-from curvescope.studies.prune.correlations import Row, better, rows
-from curvescope.studies.prune.removals import GREEDY, Sets
+from curvescope.studies.prune.correlations import PLACE, Row, better, rows
+from curvescope.studies.prune.pieces import AT_MINIMUM
+from curvescope.studies.prune.removals import GREEDY
+from curvescope.studies.prune.tables import every_set
 from curvescope.studies.weight_changes import Interval, over_sequences
 
 if TYPE_CHECKING:
     from curvescope.studies.prune.study import Pruned
 
 OURS: Origin = ("ours", "ours")
+Data = Literal["measured", "held_out"]
 
 
 def judge(result: Pruned) -> list[Claim]:
@@ -51,34 +54,44 @@ def _difference(words: str, one: Correlation) -> Claim:
     return Claim(words, "better", f"ρ larger by {one.words}", verdict, *OURS)
 
 
+METHODS = (
+    ("OBS beats magnitude at the same sparsity", "obs", "magnitude"),
+    ("OBD beats magnitude at the same sparsity", "obd", "magnitude"),
+    ("weights that stay make up for small ones that go", "magnitude + obs", "magnitude"),
+    ("the choice of OBS is better than that of magnitudes, both made up for", "obs", "magnitude + obs"),
+    ("one after the other is better than at once", GREEDY, "obs"),
+    ("curvature measured anew is better than once", "obs iterated", "obs"),
+)
+
+
 def _methods(result: Pruned) -> list[Claim]:
-    known = {method for sets in _all_sets(result) for method in sets.methods}
-    asked = [
-        ("OBS beats magnitude at the same sparsity", "obs", "magnitude"),
-        ("OBD beats magnitude at the same sparsity", "obd", "magnitude"),
-        ("weights that stay make up for small ones that go", "magnitude + obs", "magnitude"),
-        ("the choice of OBS is better than that of magnitudes, both made up for", "obs", "magnitude + obs"),
-        ("one after the other is better than at once", GREEDY, "obs"),
-        ("curvature measured anew is better than once", "obs iterated", "obs"),
-    ]
-    return [
-        _beats(f"{words}, on other data", held_out_differences(result, one, other), result)
-        for words, one, other in asked
-        if {one, other} <= known
-    ]
+    """On data that curvature has not seen; on those it has seen, for blocks at their minimum."""
+    found = []
+    for words, one, other in METHODS:
+        for at_minimum in (False, True):
+            known, unseen = (differences(result, one, other, d, at_minimum) for d in ("measured", "held_out"))
+            if known and at_minimum:
+                found.append(_beats(f"{words}{PLACE}, on the same data", known, result))
+            if unseen:
+                found.append(_beats(f"{words}{PLACE * at_minimum}, on other data", unseen, result))
+    return found
 
 
-def _all_sets(result: Pruned) -> list[Sets]:
-    return [*result.sets.values(), *result.rounds.values()]
+def differences(result: Pruned, one: str, other: str, data: Data, at_minimum: bool) -> list[Interval]:
+    """Loss by one method less that by another, at each sparsity: means over blocks, over sequences.
 
+    Empty where one of them was not measured.
+    """
+    keys = [key for key in result.sets if key.endswith(AT_MINIMUM) == at_minimum]
+    every = [sets for key in keys for sets in every_set(result, key)]
 
-def held_out_differences(result: Pruned, one: str, other: str) -> list[Interval]:
-    """Loss by one method less that by another, at each sparsity, on other data: means over blocks."""
+    def losses(method: str) -> list[np.ndarray]:
+        return [getattr(sets.at(method), data) for sets in every if method in sets.methods]
 
-    def losses(method: str) -> np.ndarray:
-        return np.mean([s.at(method).held_out for s in _all_sets(result) if method in s.methods], axis=0)
-
-    return [over_sequences(values) for values in losses(one) - losses(other)]
+    a, b = losses(one), losses(other)
+    if not a or len(a) != len(b):
+        return []
+    return [over_sequences(values) for values in np.mean(a, axis=0) - np.mean(b, axis=0)]
 
 
 def _beats(words: str, found: list[Interval], result: Pruned) -> Claim:

@@ -9,6 +9,7 @@ import numpy as np
 
 from curvescope.algorithms.estimates.ranks import Correlation, difference, rank_correlation
 from curvescope.studies.prune.heads import Heads
+from curvescope.studies.prune.pieces import AT_MINIMUM
 from curvescope.studies.prune.removals import Samples
 from curvescope.studies.weight_changes import Effects
 
@@ -25,6 +26,7 @@ PREDICTORS = {
     "obs": "½ w_Qᵀ ([H⁻¹]_QQ)⁻¹ w_Q",
     "obs + first order": "gᵀδ + ½ w_Qᵀ ([H⁻¹]_QQ)⁻¹ w_Q",
 }
+PLACE = ", at a minimum"
 PLAIN = ("magnitude", "fisher", "obd", "second order", "both orders")
 COMPENSATED = ("obs", "obs + first order", "second order", "both orders")
 
@@ -32,7 +34,7 @@ COMPENSATED = ("obs", "obs + first order", "second order", "both orders")
 class Row(NamedTuple):
     """One rank correlation."""
 
-    removed: str  # `single weights`, `random groups`, `heads`
+    removed: str  # `single weights`, `random groups`, either `at a minimum`, `heads`
     how: str  # `plain` or `compensated`
     predictor: str
     correlation: Correlation
@@ -40,10 +42,10 @@ class Row(NamedTuple):
 
 def removed_kinds(result: Pruned) -> dict[str, list[Some]]:
     """What was removed without a method's choice, by its name."""
-    found: dict[str, list[Some]] = {
-        "single weights": list(result.singles.values()),
-        "random groups": list(result.groups.values()),
-    }
+    found: dict[str, list[Some]] = {}
+    for kind, samples in (("single weights", result.singles), ("random groups", result.groups)):
+        for key, some in samples.items():
+            found.setdefault(kind + PLACE * key.endswith(AT_MINIMUM), []).append(some)
     if result.heads:
         found["heads"] = list(result.heads.values())
     return found

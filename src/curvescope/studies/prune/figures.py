@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from curvescope.studies.prune.correlations import Some, measured, predicted, removed_kinds
+from curvescope.studies.prune.correlations import measured, predicted, removed_kinds
+from curvescope.studies.prune.tables import every_set
 from curvescope.studies.weight_changes import over_sequences
 from curvescope.viz.blocks import PALETTE
 
@@ -27,22 +28,22 @@ MARKS = "osD^vP*X"
 
 def draw(result: Pruned) -> dict[str, Figure]:
     """By name."""
-    kinds = removed_kinds(result)
-    found = {"samples": _samples(result, {k: v for k, v in kinds.items() if k != "heads"})}
+    found = {"samples": _samples(result)}
     found["sets"] = _sets(result)
     if result.heads:
         found["heads"] = _heads(result)
     return found
 
 
-def _samples(result: Pruned, kinds: dict[str, list[Some]]) -> Figure:
+def _samples(result: Pruned) -> Figure:
     """Predicted against measured: a row for what is removed, a column for a predictor."""
     import matplotlib.pyplot as plt
 
+    kinds = {kind: parts for kind, parts in removed_kinds(result).items() if kind != "heads"}
     figure, axes = plt.subplots(len(kinds), 4, figsize=(12.5, 3.1 * len(kinds)), layout="constrained")
     for row, (kind, parts) in zip(axes, kinds.items(), strict=True):
         for ax, (how, predictor, title) in zip(row, PANELS, strict=True):
-            for i, (name, some) in enumerate(zip(result.singles, parts, strict=True)):
+            for i, (name, some) in enumerate(zip(result.how, parts, strict=True)):
                 values = predicted(some, how, predictor), measured(some, how)
                 ax.plot(
                     *values,
@@ -83,8 +84,7 @@ def _sets(result: Pruned) -> Figure:
         1, count, figsize=(1.9 + 4.2 * count, 3.9), layout="constrained", squeeze=False
     )
     for ax, name in zip(axes[0], result.sets, strict=True):
-        every = [result.sets[name], *([result.rounds[name]] if result.rounds else [])]
-        lines = [(sets, method) for sets in every for method in sets.methods]
+        lines = [(sets, method) for sets in every_set(result, name) for method in sets.methods]
         for i, (sets, method) in enumerate(lines):
             effects, colour = sets.at(method), PALETTE[i % len(PALETTE)]
             found = [over_sequences(values) for values in effects.held_out]

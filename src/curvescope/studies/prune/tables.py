@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from curvescope.studies.prune.correlations import PREDICTORS, measured, of_effects, removed_kinds, rows
+from curvescope.studies.prune.correlations import PREDICTORS, measured, of_effects, rows
+from curvescope.studies.prune.removals import Sets
 from curvescope.studies.weight_changes import over_sequences
 
 if TYPE_CHECKING:
@@ -23,10 +24,15 @@ def frames(result: Pruned) -> dict[str, pd.DataFrame]:
     return {name: pd.DataFrame(values) for name, values in found.items()}
 
 
+def every_set(result: Pruned, key: str) -> list[Sets]:
+    """Those of a block, at once and iterated."""
+    return [result.sets[key], *([result.rounds[key]] if key in result.rounds else [])]
+
+
 def _set_rows(result: Pruned) -> list[dict[str, Any]]:
     found = []
     for name in result.sets:
-        for sets in (result.sets[name], *([result.rounds[name]] if result.rounds else [])):
+        for sets in every_set(result, name):
             for i, method in enumerate(sets.methods):
                 effects = sets.at(method)
                 for j, sparsity in enumerate(sets.sparsities):
@@ -70,10 +76,8 @@ def _rank_rows(result: Pruned) -> list[dict[str, Any]]:
 
 def _sample_rows(result: Pruned) -> list[dict[str, Any]]:
     found = []
-    for kind, parts in removed_kinds(result).items():
-        if kind == "heads":
-            continue
-        for name, some in zip(result.singles, parts, strict=True):
+    for kind, samples in (("single weights", result.singles), ("random groups", result.groups)):
+        for name, some in samples.items():
             for how in ("plain", "compensated"):
                 effects, truth = of_effects(some, how), measured(some, how)
                 for k in range(len(truth)):

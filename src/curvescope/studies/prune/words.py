@@ -21,6 +21,10 @@ def summary(result: Pruned) -> list[Line]:
         ("loss", f"{result.loss:.4f}", f"on the data of curvature; {result.held_out_loss:.4f} on others"),
         ("‖g‖", "", f"{norms}: at a minimum it would be zero, and saliencies leave it out"),
     ]
+    for name, one in result.minima.items():
+        (loss, least), (slope, flat) = one.loss, one.gradient_norm
+        words = f"loss of {name} at its minimum, from {loss:.4f}; ‖g‖ {flat:.2g}, from {slope:.2g}, "
+        found.append(("minimum", f"{least:.4f}", f"{words}after {plural(one.evaluations, 'gradient')}"))
     shown = {("compensated", "obs"), ("plain", "obd"), ("plain", "both orders")}
     found += [
         (
