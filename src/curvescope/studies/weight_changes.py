@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from curvescope.algorithms.estimates.intervals import student
@@ -110,8 +111,6 @@ def weights(problem: Problem, block: Params) -> Tensor:
 
 
 def _columns(changes: Sequence[Tensor], size: int) -> Tensor:
-    import torch
-
     columns = torch.stack(list(changes), dim=1)
     assert columns.shape[0] == size, "a change has an entry for every weight of its block"
     return columns

@@ -44,14 +44,24 @@ def judge(result: Quantised) -> list[Claim]:
         ),
         _near(errors),
     ]
-    parts = list(result.blocks.values())
-    claims.append(
-        _lower("weights that are rounded later make up for earlier ones (by inputs)", parts, INPUTS)
-    )
-    claims.append(_lower("so they do with all blocks rounded together", [result.together], INPUTS))
-    if result.exact:
-        words = f"the block's GGN makes up for more than its inputs do: {', '.join(result.exact)}"
-        claims.append(_lower(words, list(result.exact.values()), OWN, INPUTS))
+    ways = [
+        (
+            "weights that are rounded later make up for earlier ones (by inputs)",
+            INPUTS,
+            NEAREST,
+            result.blocks,
+        ),
+        ("so they do with all blocks rounded together", INPUTS, NEAREST, {"all": result.together}),
+        (
+            f"the GGN of {', '.join(result.exact)} makes up for more than its inputs do",
+            OWN,
+            INPUTS,
+            result.exact,
+        ),
+    ]
+    for words, one, other, parts in ways:
+        if parts:
+            claims += _lower(words, list(parts.values()), one, other)
     return claims
 
 
@@ -79,10 +89,11 @@ def held_out_differences(parts: Iterable[Roundings], one: str, other: str) -> li
     return [over_sequences(values) for values in found]
 
 
-def _lower(words: str, parts: list[Roundings], one: str, other: str = NEAREST) -> Claim:
-    """It holds if the loss is lower for every number of bits, and fails if it is higher for one."""
-    found = held_out_differences(parts, one, other)
-    said = ", ".join(f"{d.words} at {b} bits" for d, b in zip(found, parts[0].bits, strict=True))
-    verdict = FAILS if any(d.low > 0 for d in found) else OPEN
-    verdict = HOLDS if all(d.high < 0 for d in found) else verdict
-    return Claim(f"{words}, on other data", "lower loss", f"difference of losses {said}", verdict, *OURS)
+def _lower(words: str, parts: list[Roundings], one: str, other: str) -> list[Claim]:
+    """A claim for every number of bits: it holds if the loss is lower on other data, by its interval."""
+    claims = []
+    for bits, found in zip(parts[0].bits, held_out_differences(parts, one, other), strict=True):
+        verdict = HOLDS if found.high < 0 else FAILS if found.low > 0 else OPEN
+        said = f"difference of losses {found.words}"
+        claims.append(Claim(f"{words}, {bits} bits, on other data", "lower loss", said, verdict, *OURS))
+    return claims
