@@ -96,7 +96,7 @@ def test_words_tables_and_figures_are_complete():
 @pytest.mark.usefixtures("undrawn")
 def test_a_run_goes_on_where_it_stopped(tmp_path):
     asked = {"tokens": 24, "seq_len": 8, "held_out": 0.5, "blocks": ("L3.W_O", "L3.b_O"), "bits": (4,)}
-    cfg = quantise.Config(**asked, exact_blocks=(), draws=50)
+    cfg = quantise.Config(**asked, max_dense=0, draws=50)
     state: dict = {}
     first = quantise.run(cfg, state=state)
     assert list(first.blocks) == ["L3.W_O"]  # a bias is no matrix

@@ -13,6 +13,7 @@ from curvescope.studies.prune import Config
 from curvescope.studies.weight_changes import (
     Halves,
     effects,
+    head_block,
     make_halves,
     moved_parameters,
     over_sequences,
@@ -65,6 +66,14 @@ def test_data_are_cut_by_sequences_and_none_is_in_both_parts():
         make_halves(Config(), 1.0)
     with pytest.raises(UsageError, match="two sequences"):
         make_halves(Config(tokens=8, seq_len=8), 0.5)
+
+
+def test_a_head_is_chosen_where_there_are_heads():
+    both = halves()
+    assert head_block(both.problem.model, 1) == "L0.h1.W_O"
+    assert head_block(both.problem.model, 2) == "L0.W_O"
+    net = cs.load(cs.MLP(cs.MLPConfig(d_in=3, d_hidden=4, d_out=2)))
+    assert len(net.blocks[head_block(net, 0)].shape) == 2
 
 
 def test_intervals_over_sequences_are_student_s():

@@ -19,6 +19,7 @@ from curvescope.core.errors import UsageError
 from curvescope.core.result import Result
 from curvescope.data.batches import Batch, Batches
 from curvescope.models.choice.params import Params
+from curvescope.models.model import Model
 from curvescope.operators import per_sample
 from curvescope.problem import Problem
 from curvescope.studies.setting import ModelOnData, make_problem
@@ -108,6 +109,15 @@ def moved_parameters(problem: Problem, block: Params, delta: Tensor) -> dict[str
 def weights(problem: Problem, block: Params) -> Tensor:
     """w (n,) of a block, or of blocks, a copy."""
     return problem.space(block).gather({n: p.detach() for n, p in problem.parameters.items()}).clone()
+
+
+def head_block(model: Model, head: int) -> str:
+    """A head's rows of W_O in the last layer, or all of W_O; without one, the smallest matrix of the model."""
+    name = f"L{int(model.facts.get('n_layers', 0)) - 1}.W_O"
+    if name in model.blocks:
+        several = int(model.facts.get("n_heads", 1) or 1) > max(head, 1)
+        return name.replace(".", f".h{head}.") if several else name
+    return min((b for b in model.blocks.values() if len(b.shape) == 2), key=lambda b: b.size).name
 
 
 def _columns(changes: Sequence[Tensor], size: int) -> Tensor:

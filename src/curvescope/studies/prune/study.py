@@ -27,11 +27,13 @@ from curvescope.studies.prune.pieces import BlockWork, heads_piece
 from curvescope.studies.prune.removals import Samples, Sets
 from curvescope.studies.prune.surgeons import DENSE, PRODUCTS
 from curvescope.studies.setting import ModelOnData, notes_of
-from curvescope.studies.weight_changes import HELD_OUT, Halves, make_halves
+from curvescope.studies.weight_changes import HELD_OUT, Halves, head_block, make_halves
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
+
+HEAD = 1  # of the last layer, where no block is asked for
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,9 @@ class Config(ModelOnData):
     seq_len: int = setting(32, "tokens of one sequence")
     held_out: float = setting(0.8, HELD_OUT)
     dtype: str = setting("float64", "float32 or float64; a single weight moves the loss by little")
-    blocks: tuple[str, ...] = setting(("L3.h1.W_O",), "globs: what weights are removed from")
+    blocks: tuple[str, ...] = setting(
+        (), "globs: what weights are removed from; by default a head's W_O in the last layer"
+    )
     max_dense: int = setting(3000, "weights of a block whose GGN is written out; others go by products")
     damping: float = setting(0.1, "λ of (GGN + λ I)⁻¹, as a share of the mean diagonal")
     sparsities: tuple[float, ...] = setting((0.3, 0.6, 0.9), "shares of a block's weights that go")
@@ -153,5 +157,5 @@ def run(cfg: Config, *, progress: Progress | None = None, state: State | None = 
 def _works(cfg: Config, halves: Halves) -> list[BlockWork]:
     """Every block at the model's own weights, then at a minimum of its own."""
     places = (False, True) if cfg.settle else (False,)
-    blocks = halves.problem.space(*cfg.blocks)
+    blocks = halves.problem.space(*(cfg.blocks or [head_block(halves.problem.model, HEAD)]))
     return [BlockWork(cfg, halves, b.name, b.size, at_minimum=at) for b in blocks for at in places]

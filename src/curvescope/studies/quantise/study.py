@@ -35,13 +35,14 @@ from curvescope.studies.quantise.rounding import (
     nearest,
 )
 from curvescope.studies.setting import ModelOnData, notes_of
-from curvescope.studies.weight_changes import HELD_OUT, Halves, make_halves
+from curvescope.studies.weight_changes import HELD_OUT, Halves, head_block, make_halves
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
 ALL = "all"
+HEAD = 0  # of the last layer, where no small block is asked for
 NUM_ROOTS = 16  # random squares, for traces of the GGN
 
 
@@ -58,7 +59,7 @@ class Config(ModelOnData):
     steps: str = setting("column", "of the grid: one for every output, `column`, or for all, `tensor`")
     damping: float = setting(0.1, "λ of (H + λ I)⁻¹, as a share of the mean diagonal")
     exact_blocks: tuple[str, ...] = setting(
-        ("L3.h0.W_O",), "globs: rounded by their own GGN, written out, too; () for none"
+        (), "globs: rounded by their own GGN, too; by default a small one, a head's W_O in the last layer"
     )
     max_dense: int = setting(3000, "weights of a block whose GGN is written out")
     draws: int = setting(1000, "of the bootstrap")
@@ -124,8 +125,7 @@ def run(cfg: Config, *, progress: Progress | None = None, state: State | None = 
     halves = make_halves(cfg, cfg.held_out)
     problem = halves.problem
     blocks = _matrices(halves, cfg.blocks)
-    exact = _matrices(halves, cfg.exact_blocks) if cfg.exact_blocks else []
-    _check_small(exact, cfg.max_dense)
+    exact = _exact_blocks(cfg, halves)
     work = _Work(cfg, halves)
     pieces = [Piece(f"block.{b.name}", work.alone(b), f"rounding of {b.name}", kind="blocks") for b in blocks]
     pieces.append(Piece(ALL, work.together(blocks), "rounding of all blocks"))
@@ -156,13 +156,17 @@ def _matrices(halves: Halves, globs: tuple[str, ...]) -> list[Block]:
     return found
 
 
-def _check_small(blocks: list[Block], most: int) -> None:
-    for block in blocks:
-        if block.size > most:
-            raise UsageError(
-                f"expected exact_blocks of at most {most} weights, {block.name} has {block.size}",
-                hint="a head of it, or a larger max_dense",
-            )
+def _exact_blocks(cfg: Config, halves: Halves) -> list[Block]:
+    """Those asked for, which must be small; else one, if it is."""
+    asked = cfg.exact_blocks or (head_block(halves.problem.model, HEAD),)
+    found = _matrices(halves, asked)
+    large = [block for block in found if block.size > cfg.max_dense]
+    if large and cfg.exact_blocks:
+        raise UsageError(
+            f"expected exact_blocks of at most {cfg.max_dense} weights, {large[0].name} has {large[0].size}",
+            hint="a head of it, or a larger max_dense; max_dense=0 without exact_blocks leaves them out",
+        )
+    return [block for block in found if block not in large]
 
 
 class _Work:
