@@ -112,7 +112,7 @@ def weights(problem: Problem, block: Params) -> Tensor:
 
 
 def head_block(model: Model, head: int) -> str:
-    """A head's rows of W_O in the last layer, or all of W_O; without one, the smallest matrix of the model."""
+    """A head's rows of W_O in the last layer, or all of W_O; without one, the smallest of all matrices."""
     name = f"L{int(model.facts.get('n_layers', 0)) - 1}.W_O"
     if name in model.blocks:
         several = int(model.facts.get("n_heads", 1) or 1) > max(head, 1)
