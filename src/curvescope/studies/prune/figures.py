@@ -40,23 +40,20 @@ def _samples(result: Pruned) -> Figure:
     import matplotlib.pyplot as plt
 
     kinds = {kind: parts for kind, parts in removed_kinds(result).items() if kind != "heads"}
-    figure, axes = plt.subplots(len(kinds), 4, figsize=(12.5, 3.1 * len(kinds)), layout="constrained")
+    size = (12.5, 2.8 * len(kinds) + 0.3)
+    figure, axes = plt.subplots(len(kinds), 4, figsize=size, layout="constrained", squeeze=False)
     for row, (kind, parts) in zip(axes, kinds.items(), strict=True):
-        for ax, (how, predictor, title) in zip(row, PANELS, strict=True):
+        for ax, (how, predictor, _) in zip(row, PANELS, strict=True):
             for i, (name, some) in enumerate(zip(result.how, parts, strict=True)):
                 values = predicted(some, how, predictor), measured(some, how)
-                ax.plot(
-                    *values,
-                    MARKS[i % len(MARKS)],
-                    ms=4,
-                    alpha=0.7,
-                    color=PALETTE[i % len(PALETTE)],
-                    label=name,
-                )
+                look = {"ms": 4, "alpha": 0.7, "color": PALETTE[i % len(PALETTE)]}
+                ax.plot(*values, MARKS[i % len(MARKS)], label=name, **look)
             _equal(ax)
-            ax.set_title(f"{kind}, {title}", fontsize=8.5, loc="left")
-            ax.set_xlabel("predicted", fontsize=8)
-        row[0].set_ylabel("measured increase of the loss", fontsize=8)
+        row[0].set_ylabel(f"{kind}\nmeasured increase", fontsize=8)
+    for ax, (_, _, title) in zip(axes[0], PANELS, strict=True):
+        ax.set_title(f"{title}\n", fontsize=9, loc="left")
+    for ax in axes[-1]:
+        ax.set_xlabel("predicted", fontsize=8)
     axes[0][0].legend(fontsize=7, frameon=False)
     return figure
 
@@ -76,30 +73,34 @@ def _equal(ax: Axes) -> None:
 
 
 def _sets(result: Pruned) -> Figure:
-    """Increase of the loss on other data against sparsity, a line for every method; predictions dotted."""
+    """Increase of the loss against sparsity: a line for every method, a column for every block."""
     import matplotlib.pyplot as plt
 
     count = len(result.sets)
-    figure, axes = plt.subplots(
-        1, count, figsize=(1.9 + 4.2 * count, 3.9), layout="constrained", squeeze=False
-    )
-    for ax, name in zip(axes[0], result.sets, strict=True):
+    size = (1.9 + 4.2 * count, 6.4)
+    figure, axes = plt.subplots(2, count, figsize=size, layout="constrained", squeeze=False, sharex=True)
+    for column, name in zip(axes.T, result.sets, strict=True):
         lines = [(sets, method) for sets in every_set(result, name) for method in sets.methods]
         for i, (sets, method) in enumerate(lines):
-            effects, colour = sets.at(method), PALETTE[i % len(PALETTE)]
-            found = [over_sequences(values) for values in effects.held_out]
+            look = {"color": plt.get_cmap("tab10")(i), "lw": 1.1}
             x = 100 * sets.sparsities + 0.6 * (i - (len(lines) - 1) / 2)
-            mean = np.array([one.value for one in found])
-            ends = np.abs(np.array([[one.low, one.high] for one in found]).T - mean)
-            mark = MARKS[i % len(MARKS)]
-            ax.errorbar(x, mean, yerr=ends, fmt="-" + mark, ms=4, lw=1.1, color=colour, label=method)
-            ax.plot(x, effects.predicted.mean(1), ":", lw=1, color=colour)
-        ax.axhline(0, color="0.5", lw=0.6)
-        ax.set_yscale("symlog", linthresh=0.01)
-        ax.set_xlabel(f"weights of {name} that go, %", fontsize=9)
-        ax.tick_params(labelsize=8)
-        ax.spines[["top", "right"]].set_visible(False)
-    axes[0][0].set_ylabel("increase of the loss on other data", fontsize=9)
+            effects = sets.at(method)
+            for ax, values in zip(column, (effects.measured, effects.held_out), strict=True):
+                found = [over_sequences(one) for one in values]
+                mean = np.array([one.value for one in found])
+                ends = np.abs(np.array([[one.low, one.high] for one in found]).T - mean)
+                mark = "-" + MARKS[i % len(MARKS)]
+                ax.errorbar(x, mean, yerr=np.nan_to_num(ends), fmt=mark, ms=4, label=method, **look)
+            column[0].plot(x, effects.predicted.mean(1), ":", **look)
+        for ax in column:
+            ax.axhline(0, color="0.5", lw=0.6)
+            ax.set_yscale("symlog", linthresh=0.01)
+            ax.tick_params(labelsize=8)
+            ax.spines[["top", "right"]].set_visible(False)
+        column[0].set_title(name, fontsize=9, loc="left")
+        column[1].set_xlabel("weights that go, %", fontsize=9)
+    axes[0][0].set_ylabel("increase of the loss on the data of curvature", fontsize=8)
+    axes[1][0].set_ylabel("on other data", fontsize=8)
     figure.legend(*axes[0][0].get_legend_handles_labels(), fontsize=8, frameon=False, loc="outside right")
     return figure
 
