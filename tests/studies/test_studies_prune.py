@@ -220,10 +220,10 @@ def test_a_run_goes_on_where_it_stopped(tmp_path):
         "seq_len": 8,
         "held_out": 0.5,
         "blocks": ("L3.b_O",),
-        "num_weights": 3,
+        "num_weights": 6,
         "settle": 4,
     }
-    cfg = prune.Config(**asked, num_groups=3, heads=False, draws=50, sparsities=(0.25, 0.5))
+    cfg = prune.Config(**asked, num_groups=6, heads=False, draws=50, sparsities=(0.25, 0.5))
     state: dict = {}
     first = prune.run(cfg, state=state)
     for name in [name for name in state if name.startswith(("sets", "iterated"))]:

@@ -63,7 +63,7 @@ class Config(ModelOnData):
     def __post_init__(self) -> None:
         as_tuples(self, "blocks", "sparsities")
         super().__post_init__()
-        at_least(self, 3, "num_weights", "num_groups")
+        at_least(self, 6, "num_weights", "num_groups")  # fewer are in order by chance
         at_least(self, 0, "settle")
         at_least(self, 50, "draws")
         ends = (0.0, *self.sparsities, 1.0)

@@ -62,6 +62,8 @@ def captions(result: Pruned) -> dict[str, str]:
         f"Curvature from {known} of {result.data}, other data are {other} more. OBS: δ = −H⁻¹_·Q "
         f"([H⁻¹]_QQ)⁻¹ w_Q with H = GGN + λ I, λ = {result.damping:g} of its mean diagonal; {how}"
     )
+    if result.minima:
+        terms += "; `at its minimum`: after a descent over the block alone, as far as the first numbers say"
     found = {
         "sets": "Increase of the loss as the least weights of a block go, by method: at once; greedy, one "
         "after the other with one inverse; iterated, with curvature measured anew at each sparsity. "
