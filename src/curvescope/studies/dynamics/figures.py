@@ -121,7 +121,8 @@ def _warmup(result: Dynamics) -> Figure:
                 axes[0][j], run, PALETTE[1] if onset(run) is not None else PALETTE[0], alpha=0.8, zorder=3 - i
             )
         spiked = sum(onset(run) is not None for run in runs)
-        plain(axes[0][j], f"{words}: {spiked} of {len(runs)} runs spike")
+        axes[0][j].set_xlabel("")
+        plain(axes[0][j], f"{words}: {spiked} of {len(runs)} runs spike (orange)")
         one = runs[0]
         ratio = one.column("lr_sharpness") / one.column("sharpness_threshold")
         axes[1][j].plot(one.measured, ratio, "-o", ms=3, lw=1.2, color=PALETTE[2])
@@ -129,7 +130,7 @@ def _warmup(result: Dynamics) -> Figure:
         axes[1][j].set_xlabel("step")
         axes[1][j].set_yscale("log")
         plain(axes[1][j], "η · sharpness over its threshold, first run")
-    axes[0][0].set_ylabel("loss; orange: a run with a spike")
+    axes[0][0].set_ylabel("loss")
     return figure
 
 
@@ -140,7 +141,7 @@ def _spikes(result: Dynamics) -> Figure:
         loss, ratio, marks = (axes[i][j] for i in range(3))
         _loss(loss, run)
         loss.set_xlabel("")
-        plain(loss, f"η rises {way} the ceiling, to {run.lr[-1]:.3g}")
+        plain(loss, f"η rises to {run.lr[-1]:.3g}, {way} the ceiling")
         ratio.plot(run.measured, run.column("lr_lambda_max"), "-o", ms=3, lw=1.2, color=PALETTE[1])
         ratio.axhline(2, color="0.3", lw=1, ls="--")
         plain(ratio, "η λ_max, threshold 2")
