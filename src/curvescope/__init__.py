@@ -32,6 +32,8 @@ _HOME = {
     "Loss": "losses",
     "Problem": "problem",
     "CurvatureMonitor": "monitor",
+    "lightning_callback": "monitor.callbacks",
+    "trainer_callback": "monitor.callbacks",
     "ActivationGGN": "operators",
     "ActivationHessian": "operators",
     "Hessian": "operators",
@@ -138,6 +140,7 @@ __all__ = [
     "images",
     "inverse",
     "kfac_quality",
+    "lightning_callback",
     "load",
     "logdet",
     "masked_lm",
@@ -152,6 +155,7 @@ __all__ = [
     "third_derivative",
     "trace",
     "trace_function",
+    "trainer_callback",
 ]
 
 
@@ -200,6 +204,7 @@ if TYPE_CHECKING:
     from curvescope.models.zoo.mlp import MLP, MLPConfig
     from curvescope.models.zoo.transformer import Transformer, TransformerConfig
     from curvescope.monitor import CurvatureMonitor
+    from curvescope.monitor.callbacks import lightning_callback, trainer_callback
     from curvescope.operators import (
         EKFAC,
         GGN,

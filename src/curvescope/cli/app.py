@@ -195,6 +195,24 @@ def runs(
 
 
 @app.command()
+def watch(
+    run: Annotated[Path, typer.Argument(help="Folder of a cs.CurvatureMonitor: its out=.")],
+    once: Annotated[bool, typer.Option("--once", help="Print what is there and end.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print the last row as an object and end.")] = False,
+) -> None:
+    """The curvature of a training run while it goes on: λ_max, η·λ_max against its threshold, sharp blocks.
+
+    On a terminal it is shown live until the run is finished, and Ctrl-C leaves; in a pipe every measurement
+    is a line.
+
+    Examples: curvescope watch runs/mine; curvescope watch runs/mine --once; curvescope watch runs/mine > log
+    """
+    from curvescope.cli import watch_run
+
+    watch_run.show(run, once=once, as_json=json)
+
+
+@app.command()
 def report(
     runs: Annotated[
         list[Path] | None,

@@ -19,7 +19,7 @@ NONE = "–"
 
 def show(out: Path, *, as_json: bool) -> None:
     """Print every run folder: study, model, data, settings that are not the study's own, date, size."""
-    runs = list_runs(out)
+    runs = [*list_runs(out, depth=1), *list_runs(out)]  # those that were watched, and those of studies
     if as_json:
         printing.as_json([_as_dict(run) for run in runs])
         return

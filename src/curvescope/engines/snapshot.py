@@ -26,8 +26,8 @@ from curvescope.kernels.backends import casting
 MOST = 50_000  # containers; what lies beyond is left to asking the module
 VALUES = (int, float, complex, str, bytes, bool, type(None))
 FOREIGN = {"torch", "numpy", "builtins", "logging", "threading", "typing", "collections", "abc", "re", "os"}
-FOREIGN |= {"dataclasses"}
-"""Whose objects are not looked into."""
+FOREIGN |= {"dataclasses", "lightning", "pytorch_lightning", "lightning_fabric", "lightning_utilities"}
+"""Whose objects are not looked into, modules apart: a LightningModule holds its trainer, that the loop."""
 LIBRARIES = FOREIGN | {"transformers", "peft", "transformer_lens", "curvescope", "functools", "contextlib"}
 """Whose functions are not asked for the globals they name."""
 OWN = {"training", "_flat_weights", "_flat_weight_refs"}

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
-from typing import final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, final
 
 Clock = Callable[[], float]
 """Seconds, from any beginning."""
@@ -23,16 +23,15 @@ class Budget:
 
     Args:
         share: of the time that measuring may take, above 0; 1 is no limit.
-        parts: what a measurement is made of, the first always.
         clock: of seconds.
     """
 
-    def __init__(self, share: float, parts: tuple[str, ...], clock: Clock = time.perf_counter):
-        self.limit, self.parts, self.clock = share, parts, clock
+    def __init__(self, share: float, clock: Clock = time.perf_counter):
+        self.limit, self.clock = share, clock
         self._begun, self._before = clock(), 0.0
         self.spent = 0.0
         self.costs: dict[str, float] = {}  # of each part, the last time
-        self.missed: dict[str, int] = dict.fromkeys(parts, 0)  # measurements in a row without it
+        self.missed: dict[str, int] = {}  # measurements in a row that a part was due and left out
 
     @property
     def elapsed(self) -> float:
@@ -51,46 +50,40 @@ class Budget:
             return math.inf
         return max((self.limit * self.elapsed - self.spent) / (1 - self.limit), 0.0)
 
-    def affordable(self) -> tuple[str, ...] | None:
-        """The parts to measure now; None where the measurement has to wait.
+    def affordable(self, due: Sequence[str]) -> tuple[str, ...] | None:
+        """Which of the parts that are due to measure now; None where the measurement has to wait.
 
-        The first time all parts are measured, whatever they cost. Later the first part must fit, and the
-        others in the order in which they were left out; one that was left out three times makes the
+        The first time all of them, whatever they cost. Later the first part must fit, and of the others
+        those that do, the one left out most often first; one that was left out three times makes the
         measurement wait until it fits.
         """
-        if not self.costs:
-            return self.parts
-        left = self.allowance() - self.costs[self.parts[0]]
+        first = due[0]
+        if first not in self.costs:
+            return tuple(due)
+        left = self.allowance() - self.costs[first]
         if left < 0:
             return None
-        chosen = {self.parts[0]}
-        for part in sorted(self.parts[1:], key=lambda part: -self.missed[part]):
+        chosen = {first}
+        for part in sorted(due[1:], key=lambda part: -self.missed.get(part, 0)):
             cost = self.costs.get(part, 0.0)
             if cost <= left:
                 chosen.add(part)
                 left -= cost
-            elif self.missed[part] >= PATIENCE:
+            elif self.missed.get(part, 0) >= PATIENCE:
                 return None
-        return tuple(part for part in self.parts if part in chosen)
+        return tuple(part for part in due if part in chosen)
 
-    def note(self, costs: Mapping[str, float], whole: float) -> None:
-        """A measurement is done: seconds of its parts, and of all of it."""
+    def note(self, due: Sequence[str], costs: Mapping[str, float], whole: float) -> None:
+        """A measurement is done: seconds that its parts cost, of those that were due, and all of it."""
         self.spent += whole
-        rest = max(whole - sum(costs.values()), 0.0)  # what belongs to no part belongs to the first
-        for part in self.parts:
-            if part in costs:
-                self.costs[part] = costs[part] + (rest if part == self.parts[0] else 0.0)
-                self.missed[part] = 0
-            else:
-                self.missed[part] += 1
+        self.costs |= costs
+        self.missed |= {part: 0 if part in costs else self.missed.get(part, 0) + 1 for part in due}
 
-    def state(self) -> dict[str, object]:
+    def state(self) -> dict[str, Any]:
         """What `resume` takes."""
         return {"elapsed": self.elapsed, "spent": self.spent, "costs": self.costs, "missed": self.missed}
 
-    def resume(self, state: Mapping[str, object]) -> None:
+    def resume(self, state: Mapping[str, Any]) -> None:
         """Go on from an account of another process, whose time counts."""
-        self._before, self._begun = float(state["elapsed"]), self.clock()  # pyright: ignore
-        self.spent = float(state["spent"])  # pyright: ignore
-        self.costs = dict(state["costs"])  # pyright: ignore
-        self.missed |= dict(state["missed"])  # pyright: ignore
+        self._before, self._begun = float(state["elapsed"]), self.clock()
+        self.spent, self.costs, self.missed = float(state["spent"]), state["costs"], state["missed"]

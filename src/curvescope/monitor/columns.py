@@ -15,6 +15,7 @@ COLUMNS = {
     "lambda_min": "smallest eigenvalue",
     "lambda_min_error": "likewise",
     "converged": "whether both errors are within the tolerance",
+    "verified": "whether a search from a random vector found nothing beyond; nan where none was due",
     "trace": "of the Hessian",
     "trace_stderr": "its standard error over probes",
     "ggn_lambda_max": "largest eigenvalue of the generalised Gauss–Newton matrix G",
@@ -29,6 +30,7 @@ COLUMNS = {
     "lr_sharpness": "η times it",
     "sharpness_threshold": "above which that is unstable",
     "grad_share": "of ‖∇L‖² in the span of the top eigenvectors",
+    "eigenspace_error": "sine of the angle to the true span, at most: ‖R‖_F / gap; 1 says nothing is sure",
     "curvature_along_gradient": "gᵀ H g / ‖g‖²",
     "overlap": "‖V Wᵀ‖_F² / k of the top eigenvectors with those of the last measurement, 0 to 1",
 }

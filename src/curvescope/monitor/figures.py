@@ -1,15 +1,104 @@
-"""The figures of what a monitor has seen."""
+"""The figures of what a monitor has seen: from its arrays, nothing computed but ratios."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+
+import numpy as np
+
+from curvescope.viz.blocks import PALETTE
+from curvescope.viz.history import line, panels, positive, step_map
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from curvescope.monitor.result import Monitored
 
+BLUE, RED, GREEN, PURPLE, OCHRE = PALETTE
+
 
 def draw(result: Monitored) -> dict[str, Figure]:
-    """All of them."""
-    return {}
+    """Those that there is something to show of."""
+    if not len(result.history["step"]):
+        return {}
+    found = {"stability": _stability(result), "training": _training(result), "curvature": _curvature(result)}
+    names, _, values = result.block_map("lambda_max")
+    if names and np.isfinite(values).any():
+        found["blocks_lambda_max"] = _blocks(result, "lambda_max", "λ_max")
+    names, _, values = result.block_map("trace")
+    if names and np.isfinite(values).any():
+        found["blocks_trace"] = _blocks(result, "trace", "trace")
+    return found
+
+
+def _stability(result: Monitored) -> Figure:
+    """λ_max below its ceiling, and what the optimizer sees below its own."""
+    h = result.history
+    seen = np.isfinite(h["sharpness"]).any()
+    figure, axes = panels(2 if seen else 1)
+    line(axes[0], h["step"], h["lambda_max"], h["lambda_max_error"], label="λ_max", colour=BLUE)
+    ceiling = h["threshold"] / h["lr"]
+    known = np.isfinite(ceiling) & np.isfinite(h["lambda_max"])
+    if known.any():
+        near = bool((ceiling[known] < 30 * np.nanmax(h["lambda_max"])).any())
+        if near:
+            words = _ceiling(h["threshold"][known][-1])
+            line(axes[0], h["step"], ceiling, label=words, colour=RED, style="--")
+        positive(axes[0], h["lambda_max"], ceiling if near else h["lambda_max"])
+    axes[0].set_title("λ_max and its ceiling", fontsize=10, loc="left")
+    axes[0].legend(fontsize=8, frameon=False)
+    if seen:
+        ratio, error = (
+            h["lr"] * h[key] / h["sharpness_threshold"] for key in ("sharpness", "sharpness_error")
+        )
+        line(axes[1], h["step"], ratio, error, label="as the optimizer sees it", colour=GREEN)
+        plain = h["lr_lambda_max"] / h["threshold"]
+        line(axes[1], h["step"], plain, label="without its diagonal", colour=BLUE)
+        axes[1].axhline(1, color=RED, ls="--", lw=1.2)
+        positive(axes[1], ratio, plain)
+        axes[1].set_title("η λ_max / threshold: unstable above 1", fontsize=10, loc="left")
+        axes[1].legend(fontsize=8, frameon=False)
+    return figure
+
+
+def _ceiling(threshold: float) -> str:
+    return "2 / η" if threshold == 2 else f"{threshold:.3g} / η"
+
+
+def _training(result: Monitored) -> Figure:
+    """Loss and gradient norm on the probe batches."""
+    h = result.history
+    figure, axes = panels(2)
+    line(axes[0], h["step"], h["loss"], label="loss", colour=BLUE)
+    line(axes[1], h["step"], h["grad_norm"], label="‖∇L‖", colour=PURPLE)
+    for ax, title, name in zip(axes, ("loss", "gradient norm"), ("loss", "grad_norm"), strict=True):
+        ax.set_title(f"{title} on the probe batches", fontsize=10, loc="left")
+        positive(ax, h[name])
+    return figure
+
+
+def _curvature(result: Monitored) -> Figure:
+    """Trace, smallest eigenvalue, the GGN, and where the gradient lies."""
+    h = result.history
+    figure, axes = panels(3)
+    line(axes[0], h["step"], h["trace"], h["trace_stderr"], label="trace", colour=BLUE)
+    axes[0].set_title("trace ± its standard error", fontsize=10, loc="left")
+    line(axes[1], h["step"], h["lambda_min"], h["lambda_min_error"], label="λ_min", colour=PURPLE)
+    axes[1].axhline(0, color="0.6", lw=0.6)
+    axes[1].set_title("λ_min", fontsize=10, loc="left")
+    line(axes[2], h["step"], h["overlap"], label="overlap with the last eigenspace", colour=BLUE)
+    line(axes[2], h["step"], h["grad_share"], label="gradient in the top eigenspace", colour=OCHRE)
+    line(axes[2], h["step"], h["ggn_gap"], h["ggn_gap_stderr"], label="‖H − G‖ / ‖H‖", colour=RED)
+    axes[2].set_ylim(bottom=0)
+    axes[2].set_title("shares", fontsize=10, loc="left")
+    if axes[2].has_data():
+        axes[2].legend(fontsize=7, frameon=False)
+    return figure
+
+
+def _blocks(result: Monitored, column: str, label: str) -> Figure:
+    names, steps, values = result.block_map(column)
+    figure, (ax,) = panels(1, height=1.5 + 0.16 * min(len(names), 44))
+    figure.set_figwidth(6.5)
+    step_map(ax, steps, names, values, label=label)
+    return figure

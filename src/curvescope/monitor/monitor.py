@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
-import numpy as np
 import torch
 
 from curvescope.algorithms.checks import check_count, check_number
@@ -17,13 +16,15 @@ from curvescope.models.choice.choosing import frozen
 from curvescope.models.choice.params import Params
 from curvescope.models.running.calling import Output
 from curvescope.monitor.budget import Budget, Clock
-from curvescope.monitor.columns import BLOCK_COLUMNS, COLUMNS, TEXT
-from curvescope.monitor.files import BLOCKS, HISTORY, Files, Row
+from curvescope.monitor.columns import COLUMNS, TEXT
+from curvescope.monitor.files import Files
+from curvescope.monitor.history import History
 from curvescope.monitor.look import PARTS, Effort, Look
 from curvescope.monitor.memory import Memory
-from curvescope.monitor.quiet import unseen
+from curvescope.monitor.quiet import settled, unseen
 from curvescope.monitor.result import Monitored
-from curvescope.monitor.wrapped import load_quietly
+from curvescope.monitor.wrapped import load_inner
+from curvescope.monitor.writers import Writer, open_writers
 from curvescope.problem import Problem
 from curvescope.runs.contents import fingerprint
 
@@ -31,7 +32,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Optimizer = torch.optim.Optimizer
-VECTORS_EVERY = 60.0  # seconds between two times that vectors are written
+VERIFY = 10  # measurements from one search for what was missed to the next
+VECTORS_EVERY = 60.0  # seconds from one writing of the vectors to the next
 
 
 @final
@@ -40,26 +42,28 @@ class CurvatureMonitor:
 
         monitor = cs.CurvatureMonitor(model, batches, every=50, out="runs/mine")
         for step, batch in enumerate(loader):
-            ...
+            ...                                        # forward, backward, optimizer.step(), as always
             monitor.step(step, optimizer=optimizer)
         monitor.close()
 
-    The Hessian is that of the mean loss on the probe batches, which stay the same, in eval mode. See
-    `monitor.columns` for what is measured, `monitor.budget` for how the budget is kept.
+    The Hessian is that of the mean loss on the probe batches, which stay the same, in eval mode and in the
+    type of the parameters, without autocast. `monitor.columns` says what is measured, `monitor.look` in which
+    parts, `monitor.budget` how the budget is kept.
 
     Args:
         model: An `nn.Module` or `cs.Model`; the module inside where it is compiled or data-parallel.
         batches: Probe batches, as `cs.Problem` takes them; read again at every measurement.
         loss: As `cs.Problem` takes it, like loss_fn, terms, output and params.
-        every: A measurement is due at steps that it divides.
-        out: Folder to write to; one that a killed run left goes on. None keeps everything in memory.
+        every: A measurement is due at the steps that it divides.
+        out: Folder to write to; a run that was killed there goes on. None keeps everything in memory.
         budget: Share of the time that measuring may take; 1 is no limit.
-        seed: Of probes and starts.
-        blocks: Whether blocks are measured too, or globs of those to measure.
+        seed: Of probes and random starts.
+        blocks: Whether λ_max of single blocks is measured, or globs of those.
         top: Eigenvectors of the largest eigenvalues that are followed.
-        tol: Error of λ_max that is enough, relative.
-        num_probes: Of traces.
-        writers: Objects with `write(step, numbers)` and `close()`.
+        tol: Error of λ_max that is enough, relative; ten times that of λ_min.
+        num_probes: Of traces, at least 2.
+        max_products: Most products of one search.
+        writers: "tensorboard", "wandb", or objects with `write(step, numbers)` and `close()`.
         clock: Of seconds.
     """
 
@@ -78,7 +82,7 @@ class CurvatureMonitor:
         tol: float = 0.01,
         num_probes: int = 4,
         max_products: int = 60,
-        writers: Iterable[Any] = (),
+        writers: str | Iterable[str | Writer] = (),
         loss_fn: Callable[[Any, Any], torch.Tensor] | None = None,
         terms: Any = None,
         output: Output | None = None,
@@ -86,34 +90,25 @@ class CurvatureMonitor:
         clock: Clock = time.perf_counter,
     ):
         self.every = check_count("every", every, at_least=1)
-        share = check_number("budget", budget, above=0.0)
-        if share > 1:
-            raise UsageError(f"expected a budget of at most 1, all of the time, got {budget!r}")
+        self._budget = Budget(check_share(budget), clock)
         self._effort = Effort(
-            check_count("top", top, at_least=1),
-            check_number("tol", tol, above=0.0),
-            check_count("num_probes", num_probes, at_least=2),
-            check_count("max_products", max_products, at_least=8),
-            seed,
+            top=check_count("top", top, at_least=1),
+            tol=check_number("tol", tol, above=0.0),
+            num_probes=check_count("num_probes", num_probes, at_least=2),
+            max_products=check_count("max_products", max_products, at_least=8),
+            seed=check_count("seed", seed, at_least=0),
         )
-        own = params if isinstance(params, Mapping) else None
-        self._model, self.notes = load_quietly(model, output, own)
-        chosen = None if isinstance(params, Mapping) else params
-        self._make = lambda: Problem(self._model, batches, loss, loss_fn=loss_fn, terms=terms, params=chosen)
+        function = params if isinstance(params, Mapping) else None
+        self._model, self.notes = load_inner(model, output, function)
+        options = {"loss_fn": loss_fn, "terms": terms, "params": None if function else params}
+        self._make = lambda: Problem(self._model, batches, loss, **options)
         self._problem, self._frozen = self._make(), frozen(self._model)
         self._globs = _globs(blocks)
-        for glob in self._globs:
-            self._problem.space(glob)  # raises where it matches nothing
-        self._writers = tuple(writers)
-        self._memory = Memory()
-        self._rows: list[Row] = []
-        self._block_rows: list[Row] = []
-        self._seen_at: dict[str, int] = {}  # block: number of the measurement that saw its λ_max
-        self._pending, self._closed, self._calls = False, False, 0
-        parts = PARTS if self._globs else PARTS[:-1]
-        self._budget = Budget(share, parts, clock)
-        self._files = None if out is None else self._open(Path(out))
-        self._resumed = bool(self._rows)
+        self._block_names()  # raises where a glob matches nothing
+        self._writers = open_writers(writers, None if out is None else Path(out))
+        self._memory, self._calls, self._due, self._closed = Memory(), 0, False, False
+        self._seen: dict[str, int] = {}  # block: number of the measurement that last saw its λ_max
+        self._history = History(None if out is None else self._open(Path(out)))
         self._vectors_at = -math.inf
 
     # ------------------------------------------------------------------------------- the loop
@@ -123,27 +118,26 @@ class CurvatureMonitor:
 
         A measurement that has to wait is made at the first later step at which it is affordable.
         """
-        self._check_open()
-        self._rewind(step)
-        self._pending = self._pending or step % self.every == 0
-        parts = self._budget.affordable() if self._pending else None
+        self._check(step)
+        self._history.rewind(step)
+        self._due = self._due or step % self.every == 0
+        parts = self._budget.affordable(self._parts()) if self._due else None
         return None if parts is None else self._measure(step, optimizer, parts)
 
     def measure(self, step: int, optimizer: Optimizer | None = None) -> dict[str, float]:
-        """Measure everything now, whatever is due and whatever it costs; the numbers measured."""
-        self._check_open()
-        self._rewind(step)
-        return self._measure(step, optimizer, self._budget.parts, all_blocks=True)
+        """Measure everything now, whatever it costs and whether or not it is due; the numbers measured."""
+        self._check(step)
+        self._history.rewind(step)
+        return self._measure(step, optimizer, self._parts(everything=True), until=math.inf)
 
     def close(self) -> None:
-        """Write the finished run, and close the writers; the history stays."""
+        """Finish the run folder, and close the writers; the history stays."""
         if self._closed:
             return
         self._closed = True
-        if self._files is not None:
-            self._files.finish(self.result())
-        for writer in self._writers:
-            writer.close()
+        if self._history.files is not None:
+            self._history.files.finish(self.result())
+        self._writers.close()
 
     def __enter__(self) -> CurvatureMonitor:
         return self
@@ -151,31 +145,25 @@ class CurvatureMonitor:
     def __exit__(self, *error: object) -> None:
         self.close()
 
+    def _check(self, step: int) -> None:
+        check_count("step", step, at_least=0)
+        if self._closed:
+            raise UsageError("expected a monitor that is open, got one that was closed")
+
     # ------------------------------------------------------------------------------- what was seen
 
     @property
     def history(self) -> pd.DataFrame:
         """One row a measurement, see `monitor.columns`; what was not measured is nan."""
-        import pandas as pd
-
-        return pd.DataFrame(self._rows, columns=[*COLUMNS, TEXT])
+        return self._history.frame()
 
     @property
     def blocks(self) -> pd.DataFrame:
         """One row a block and measurement."""
-        import pandas as pd
-
-        return pd.DataFrame(self._block_rows, columns=list(BLOCK_COLUMNS))
+        return self._history.block_frame()
 
     def result(self) -> Monitored:
         """What was seen so far, as a result that can be saved and shown."""
-        history = {name: np.array([row.get(name, math.nan) for row in self._rows], float) for name in COLUMNS}
-        blocks = {
-            name: np.array(
-                [row.get(name, math.nan) for row in self._block_rows], str if name == "block" else float
-            )
-            for name in BLOCK_COLUMNS
-        }
         return Monitored(
             model=self._model.name,
             data=self._problem.batches.name,
@@ -184,59 +172,66 @@ class CurvatureMonitor:
             num_parameters=self._problem.space().size,
             every=self.every,
             budget=self._budget.limit,
-            history=history,
-            blocks=blocks,
-            left_out=[str(row.get(TEXT, "")) for row in self._rows],
+            history=self._history.arrays(),
+            blocks=self._history.block_arrays(),
+            left_out=[str(row[TEXT]) for row in self._history.rows],
             notes=[*self._problem.notes, *self.notes],
         )
 
     # ------------------------------------------------------------------------------- measuring
 
+    def _parts(self, *, everything: bool = False) -> tuple[str, ...]:
+        """The parts that are due: single blocks wait until the cost of the rest is known."""
+        left = set() if self._globs else {"blocks"}
+        if self._calls % VERIFY:
+            left.add("verify")
+        if not (everything or self._calls or self._budget.limit >= 1):
+            left.add("blocks")
+        return tuple(part for part in PARTS if part not in left)
+
     def _measure(
-        self, step: int, optimizer: Optimizer | None, parts: tuple[str, ...], *, all_blocks: bool = False
+        self, step: int, optimizer: Optimizer | None, parts: tuple[str, ...], until: float | None = None
     ) -> dict[str, float]:
-        self._pending = False
-        clock, costs = self._budget.clock, {}
+        due, clock, costs = self._parts(), self._budget.clock, {}
+        settled(self._model)
+        begun = clock()
         with unseen(self._model.module):
-            begun = clock()
-            until = begun + self._budget.allowance()
             self._fit()
             look = Look(self._problem, self._memory, self._effort, self._calls)
             try:
                 with look.H.steady():
                     for part in parts:
-                        start = clock()
-                        self._part(look, part, optimizer, math.inf if all_blocks else until)
-                        costs[part] = clock() - start
-            except CurvescopeError as error:
+                        start = begun if part == parts[0] else clock()
+                        count = self._part(look, part, optimizer, until or begun + self._budget.allowance())
+                        costs[part] = (clock() - start) / count
+            except (CurvescopeError, torch.OutOfMemoryError) as error:
                 if isinstance(error, UsageError):
                     raise
                 self._note(f"step {step}: {error}")
-            for note in look.notes:
-                self._note(note)
-            self._calls += 1
-        row = self._keep(step, look, parts, clock() - begun, costs)
-        return {name: float(row[name]) for name in COLUMNS if row[name] == row[name]}
+                costs.setdefault(parts[0], clock() - begun)
+        look.rates()
+        for note in look.notes:
+            self._note(note)
+        self._budget.note(due, costs, clock() - begun)
+        self._calls, self._due = self._calls + 1, False
+        return self._keep(step, look, [part for part in due if part not in costs], clock() - begun)
 
-    def _part(self, look: Look, part: str, optimizer: Optimizer | None, until: float) -> None:
-        if part == "ends":
-            look.ends()
-        elif part == "sharpness":
+    def _part(self, look: Look, part: str, optimizer: Optimizer | None, until: float) -> int:
+        """Measure a part; how many pieces of the same cost it was made of."""
+        if part == "sharpness":
             look.sharpness(optimizer)
-        elif part == "trace":
-            look.trace()
-        elif part == "ggn":
-            look.ggn()
+        elif part == "blocks":
+            clock, one = self._budget.clock, self._budget.costs.get("blocks", 0.0)
+            names = sorted(self._block_names(), key=lambda name: self._seen.get(name, -1))
+            done = look.block_ends(names, lambda: clock() + one > until)
+            self._seen |= dict.fromkeys(done, self._calls)
+            return max(len(done), 1)
         else:
-            clock = self._budget.clock
-            names = sorted(self._names(look), key=lambda name: self._seen_at.get(name, -1))
-            for name in look.block_ends(names, lambda: clock() >= until):
-                self._seen_at[name] = self._calls
+            {"ends": look.ends, "verify": look.verify, "trace": look.trace, "ggn": look.ggn}[part]()
+        return 1
 
-    def _names(self, look: Look) -> list[str]:
-        """Blocks that are measured one by one, among those that vary."""
-        chosen = {b.name for glob in self._globs for b in self._problem.space(glob)}
-        return [name for name in look.space.slices if name in chosen]
+    def _block_names(self) -> list[str]:
+        return list(dict.fromkeys(b.name for glob in self._globs for b in self._problem.space(glob)))
 
     def _fit(self) -> None:
         """A problem of the model as it is: parameters may have been frozen or thawed."""
@@ -244,41 +239,23 @@ class CurvatureMonitor:
         if now != self._frozen:
             self._problem, self._frozen = self._make(), now
 
-    def _keep(
-        self, step: int, look: Look, parts: tuple[str, ...], whole: float, costs: Mapping[str, float]
-    ) -> Row:
-        budget = self._budget
-        budget.note(costs, whole)
-        row: Row = dict.fromkeys(COLUMNS, math.nan)
-        row |= look.numbers
-        row |= {
+    def _keep(self, step: int, look: Look, left_out: Sequence[str], cost: float) -> dict[str, float]:
+        own = {
             "step": step,
-            "seconds": budget.elapsed,
-            "cost_seconds": whole,
-            "share": budget.share,
+            "seconds": self._budget.elapsed,
+            "cost_seconds": cost,
+            "share": self._budget.share,
             "products": look.products,
-            "converged": look.numbers.get("converged", 0.0),
-            TEXT: " ".join(part for part in budget.parts if part not in parts),
         }
-        empty = dict.fromkeys(BLOCK_COLUMNS, math.nan)
-        rows = [{**empty, **n, "step": step, "block": name} for name, n in look.blocks.items()]
-        self._rows.append(row)
-        self._block_rows += rows
-        self._write(row, rows)
-        return row
-
-    def _write(self, row: Row, rows: list[Row]) -> None:
-        if self._files is not None:
-            self._files.go_on()
-            self._files.append(HISTORY, [row])
-            self._files.append(BLOCKS, rows)
-            self._files.keep({**self._budget.state(), "calls": self._calls, "seen_at": self._seen_at})
-            if self._budget.clock() - self._vectors_at >= VECTORS_EVERY:
-                self._memory.save(self._files.state)
-                self._vectors_at = self._budget.clock()
-        numbers = {name: float(row[name]) for name in COLUMNS if name != "step" and row[name] == row[name]}
-        for writer in self._writers:
-            writer.write(int(row["step"]), numbers)
+        row = self._history.add(
+            {"converged": 0.0, **look.numbers, **own, TEXT: " ".join(left_out)}, look.blocks
+        )
+        if self._history.files is not None:
+            self._save_state(self._history.files)
+        measured = {name: float(row[name]) for name in COLUMNS if not math.isnan(row[name])}
+        numbers = {name: value for name, value in measured.items() if name != "step"}
+        self._writers.write(step, numbers)
+        return measured
 
     def _note(self, text: str) -> None:
         if text not in self.notes:
@@ -287,45 +264,39 @@ class CurvatureMonitor:
     # ------------------------------------------------------------------------------- going on
 
     def _open(self, folder: Path) -> Files:
-        problem, effort = self._problem, self._effort
+        """The folder, and what a run that was killed left there."""
+        problem = self._problem
         shapes = {name: tuple(p.shape) for name, p in self._model.parameters.items()}
-        contents = fingerprint(problem.batches, repr(sorted(shapes.items())))
         settings = {
             "loss": problem.loss.name,
             "every": self.every,
             "budget": self._budget.limit,
             "blocks": list(self._globs),
-            **effort._asdict(),
+            **self._effort._asdict(),
         }
-        about = {"model": self._model.name, "data": problem.batches.name}
-        files = Files(folder, settings, contents, about)
-        self._rows, self._block_rows = files.read(HISTORY), files.read(BLOCKS)
+        contents = fingerprint(problem.batches, repr(sorted(shapes.items())))
+        files = Files(folder, settings, contents, {"model": self._model.name, "data": problem.batches.name})
         account = files.account()
         if account is not None:
             self._budget.resume(account)
-            self._calls, self._seen_at = int(account["calls"]), dict(account["seen_at"])
-        self._memory.load(files.state)
+            self._calls, self._seen = account["calls"], account["seen"]
+            self._memory.load(files.state)
         return files
 
-    def _rewind(self, step: int) -> None:
-        """Drop what was measured at this step or later: the loop has gone back."""
-        check_count("step", step, at_least=0)
-        if not self._rows or self._rows[-1]["step"] < step:
-            return
-        if self._files is not None and self._files.finished:
-            raise UsageError(
-                f"{self._files.folder} is finished at step {self._rows[-1]['step']}, got step {step}",
-                hint="choose another out, or remove it",
-            )
-        self._rows = [row for row in self._rows if row["step"] < step]
-        self._block_rows = [row for row in self._block_rows if row["step"] < step]
-        if self._files is not None:
-            self._files.rewrite(HISTORY, self._rows)
-            self._files.rewrite(BLOCKS, self._block_rows)
+    def _save_state(self, files: Files) -> None:
+        """The account of time at every measurement, vectors once a minute: old ones are as good a start."""
+        files.keep({**self._budget.state(), "calls": self._calls, "seen": self._seen})
+        if self._budget.clock() - self._vectors_at >= VECTORS_EVERY:
+            self._memory.save(files.state)
+            self._vectors_at = self._budget.clock()
 
-    def _check_open(self) -> None:
-        if self._closed:
-            raise UsageError("expected a monitor that is open, got one that was closed")
+
+def check_share(budget: float) -> float:
+    """A share of the time, above 0 and at most 1."""
+    share = check_number("budget", budget, above=0.0)
+    if share > 1:
+        raise UsageError(f"expected a budget of at most 1, all of the time, got {budget!r}")
+    return share
 
 
 def _globs(blocks: bool | str | Sequence[str]) -> tuple[str, ...]:

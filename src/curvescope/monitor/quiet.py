@@ -15,14 +15,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from curvescope.models.model import Model
+
 
 @contextmanager
 def unseen(module: nn.Module) -> Iterator[None]:
     """Everything that training depends on is after the block what it was before it.
 
     Random states of Python, NumPy, PyTorch and the module's GPU; the mode of every submodule; `.grad` and
-    `requires_grad` of every parameter; every buffer. The clock of a GPU begins at rest, so that what
-    training had asked for is not counted as ours.
+    `requires_grad` of every parameter; every buffer.
     """
     device = next((p.device for p in module.parameters()), torch.device("cpu"))
     states = _random_states(device)
@@ -36,8 +37,12 @@ def unseen(module: nn.Module) -> Iterator[None]:
         _put_back(modes, gradients)
         _put_back_buffers(buffers, copies)
         _set_random_states(device, states)
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+
+
+def settled(model: Model) -> None:
+    """Wait until a GPU has done what training asked for, so that it is not counted as ours."""
+    if model.device.type == "cuda":
+        torch.cuda.synchronize(model.device)
 
 
 def _random_states(device: torch.device) -> tuple[object, ...]:

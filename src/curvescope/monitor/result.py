@@ -48,6 +48,18 @@ class Monitored(Shown):
         history = pd.DataFrame({**self.history, "left_out": self.left_out})
         return {"history": history, "blocks": pd.DataFrame(self.blocks)}
 
+    def block_map(self, column: str) -> tuple[list[str], np.ndarray, np.ndarray]:
+        """Names of blocks, steps (S,), and a column of theirs (B, S), each cell as it was last measured."""
+        names = list(dict.fromkeys(self.blocks["block"].tolist()))
+        steps = np.unique(self.blocks["step"])
+        found = np.full((len(names), len(steps)), np.nan)
+        rows = {name: i for i, name in enumerate(names)}
+        for name, step, value in zip(*(self.blocks[c] for c in ("block", "step", column)), strict=True):
+            found[rows[str(name)], np.searchsorted(steps, step)] = value
+        for j in range(1, len(steps)):
+            found[:, j] = np.where(np.isnan(found[:, j]), found[:, j - 1], found[:, j])
+        return names, steps, found
+
     def figures(self) -> dict[str, Figure]:
         """Figures by name; drawing computes nothing."""
         from curvescope.monitor import figures

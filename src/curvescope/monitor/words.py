@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from curvescope.core.numbers import plural, with_error
 from curvescope.runs.shown import Line
 
 if TYPE_CHECKING:
@@ -15,9 +18,85 @@ def summary(result: Monitored) -> list[Line]:
     h = result.history
     if not len(h["step"]):
         return [("measurements", "0", "nothing was measured")]
-    return [("measurements", f"{len(h['step'])}", f"steps {h['step'][0]:.0f} to {h['step'][-1]:.0f}")]
+    count, sure = len(h["step"]), int((h["converged"] == 1).sum())
+    span = f"steps {h['step'][0]:.0f} to {h['step'][-1]:.0f}, {sure} of them converged"
+    found = [("measurements", f"{count}", span)]
+    found += [line for line in (_largest(h), _ceiling(h), _lowest(h), _trace(h), _gap(h)) if line]
+    share = f"{h['products'].sum():,.0f} products, {h['cost_seconds'].sum():.3g} s"
+    found.append(
+        ("share of the time", f"{100 * h['share'][-1]:.1f} %", f"of {100 * result.budget:g} %: {share}")
+    )
+    return found
+
+
+def _last(h: dict[str, np.ndarray], name: str) -> int | None:
+    """Where a column was measured last."""
+    there = np.flatnonzero(np.isfinite(h[name]))
+    return int(there[-1]) if len(there) else None
+
+
+def _largest(h: dict[str, np.ndarray]) -> Line | None:
+    i = _last(h, "lambda_max")
+    if i is None:
+        return None
+    top = int(np.nanargmax(h["lambda_max"]))
+    words = f"at step {h['step'][i]:.0f}; largest {h['lambda_max'][top]:.4g} at step {h['step'][top]:.0f}"
+    return "λ_max", with_error(h["lambda_max"][i], h["lambda_max_error"][i]), words
+
+
+def _ceiling(h: dict[str, np.ndarray]) -> Line | None:
+    """The step at which the optimizer was nearest to its threshold, or furthest beyond it."""
+    ratio = h["lr_sharpness"] / h["sharpness_threshold"]
+    what = "η · sharpness / threshold"
+    if not np.isfinite(ratio).any():
+        ratio, what = h["lr_lambda_max"] / h["threshold"], "η λ_max / threshold"
+    if not np.isfinite(ratio).any():
+        return None
+    top, above = int(np.nanargmax(ratio)), int((ratio > 1).sum())
+    times = f"above 1, unstable on the quadratic, at {plural(above, 'measurement')}"
+    return what, f"{ratio[top]:.3g}", f"the largest, at step {h['step'][top]:.0f}; {times}"
+
+
+def _lowest(h: dict[str, np.ndarray]) -> Line | None:
+    i = _last(h, "lambda_min")
+    if i is None:
+        return None
+    ratio = abs(h["lambda_min"][i] / h["lambda_max"][i]) if h["lambda_max"][i] else np.nan
+    return "λ_min", with_error(h["lambda_min"][i], h["lambda_min_error"][i]), f"|λ_min| / λ_max = {ratio:.2g}"
+
+
+def _trace(h: dict[str, np.ndarray]) -> Line | None:
+    i = _last(h, "trace")
+    if i is None:
+        return None
+    return "trace", with_error(h["trace"][i], h["trace_stderr"][i]), f"at step {h['step'][i]:.0f}"
+
+
+def _gap(h: dict[str, np.ndarray]) -> Line | None:
+    i = _last(h, "ggn_gap")
+    if i is None:
+        return None
+    words = f"at step {h['step'][i]:.0f}; λ_max of the GGN {h['ggn_lambda_max'][i]:.4g}"
+    return "‖H − GGN‖ / ‖H‖", with_error(h["ggn_gap"][i], h["ggn_gap_stderr"][i]), words
 
 
 def captions(result: Monitored) -> dict[str, str]:
     """What each figure and table shows."""
-    return {"history": "One row a measurement.", "blocks": "One row a block and measurement."}
+    where = f"of {result.model} on {result.num_terms:,.0f} terms of {result.data}, which stay the same"
+    return {
+        "stability": f"Left: λ_max of the Hessian {where}, with a band of its error, min(r, r²/gap) of the "
+        "Lanczos residual r; dashed: the ceiling, the threshold of the optimizer's momentum over its "
+        "learning rate η. Right: η times λ_max over the threshold, for the Hessian and for what the "
+        "optimizer sees, P^(−½) (H + weight decay) P^(−½) with its own diagonal P as it was then; steps "
+        "on the quadratic diverge above 1.",
+        "training": "Loss and norm of its gradient on the probe batches, in eval mode.",
+        "curvature": "Trace with its standard error over probes, exact inside the subspace of the "
+        "eigenvectors; the smallest eigenvalue; and shares: overlap of the top eigenvectors with those of "
+        "the measurement before, part of ‖∇L‖² in their span, and how far the Gauss–Newton matrix is "
+        "from the Hessian.",
+        "blocks_lambda_max": "λ_max of every block of the Hessian; a block that was not measured at a step "
+        "has the colour of the last time, white before the first.",
+        "blocks_trace": "Trace of every block, from the probes of the whole; white where it is not positive.",
+        "history": "One row a measurement; empty where the budget left a part out.",
+        "blocks": "One row a block and measurement.",
+    }

@@ -19,7 +19,7 @@ from curvescope.report.headings import heading
 from curvescope.report.scenes import Section, library, scenes
 from curvescope.runs.folder import CONFIG
 from curvescope.runs.shown import Shown
-from curvescope.studies import STUDIES, folder
+from curvescope.studies import RUNS, folder
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -116,7 +116,7 @@ def _section(run: Path) -> Section:
     env_file = run / "env.json"
     return {
         "study": study,
-        "words": STUDIES[study],
+        "words": RUNS[study],
         "model": Path(str(config.get("model", ""))).name,
         "revision": config.get("revision", ""),
         "run": f"{run.parent.name}/{run.name}",

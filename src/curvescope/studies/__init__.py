@@ -29,6 +29,9 @@ STUDIES = {
     "layernorm": "the ellipsoids of a model's norms, and keys that no query can prefer",
 }
 
+RUNS = {**STUDIES, "monitor": "curvature of a model while it was trained, as a monitor saw it"}
+"""What a run folder may be of: a study, or a training run that was watched (`monitor/`)."""
+
 
 def find(name: str) -> Study[Config]:
     """The study of that name; its folder is imported now."""

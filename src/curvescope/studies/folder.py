@@ -26,7 +26,7 @@ from curvescope.runs.pieces import RESULT
 from curvescope.runs.place import FULL, check_writable
 from curvescope.runs.shown import Shown
 from curvescope.runs.study import Study
-from curvescope.studies import find
+from curvescope.studies import RUNS, find
 
 
 class Limit(NamedTuple):
@@ -115,7 +115,8 @@ def load(path: str | Path) -> tuple[dict[str, Plain | list[Plain]], Shown]:
         )
         raise CurvescopeError(f"expected a run folder with {CONFIG} and {RESULT}, got {path}{unfinished}")
     config = read_config(path)
-    find(str(config.get("study")))
+    if (study := str(config.get("study"))) not in RUNS:
+        find(study)  # says so
     return config, Shown.load(path)
 
 

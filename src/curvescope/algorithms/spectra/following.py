@@ -24,7 +24,8 @@ from curvescope.algorithms.vectors import check_finite, fresh, orthogonalize, ra
 from curvescope.core.operator import LinearOperator
 
 LOST = 1e-6  # of a vector's length: less than this outside the subspace is rounding
-LOOSE = 0.15  # of the largest |Ritz value|: residual of wanted vectors that are no end
+FLOOR = 0.02  # of the largest |Ritz value|: an end that is smaller is measured by this
+LOOSE = 0.02  # of the largest |Ritz value|: residual of wanted vectors that are no end
 
 
 class Ends(NamedTuple):
@@ -34,6 +35,7 @@ class Ends(NamedTuple):
     residuals: np.ndarray  # (k,)
     errors: np.ndarray  # (k,) min(r, r²/gap) of the ends; the residual r of those between
     vectors: Tensor  # (k, n) orthonormal rows
+    angle: float  # sine of that between the largest ones' span and the true one, at most: see `_angle`
     forms: np.ndarray  # xᵀ A x / xᵀ x of the start vectors, in their order
     converged: bool  # both ends have errors within the tolerance
     num_products: int
@@ -154,7 +156,7 @@ def follow_ends(
         enough = space.count >= min(top + 2, n) and bool((found.errors <= limits).all())
         if enough or space.products >= max_products or space.count == n:
             break
-        if space.count + 2 > space.room:
+        if space.count == space.room:
             space.keep(*_best(*space.ritz(), space.room, top))
         if not space.add(found.next(limits)):
             break
@@ -163,6 +165,7 @@ def follow_ends(
         residuals=found.sizes,
         errors=found.errors,
         vectors=space.rows(found.S),
+        angle=_angle(found.sizes[: min(top, n)], space.ritz()[0]),
         forms=forms,
         converged=bool((found.errors <= limits)[found.is_end].all()),
         num_products=space.products,
@@ -197,13 +200,28 @@ class _Pairs:
                 self.errors[place] = min(self.sizes[place], self.sizes[place] ** 2 / gap)
 
     def limits(self, tol: float) -> np.ndarray:
-        """Errors that are enough: (k,)."""
-        return np.where(self.is_end, tol, LOOSE) * self.scale
+        """Errors that are enough, (k,): an end is measured by itself, for in many dimensions a random vector
+        has a Ritz value near zero with a residual that is small beside the other end."""
+        own = np.maximum(np.abs(self.values), FLOOR * self.scale)
+        first = np.arange(len(own)) == 0
+        return np.where(self.is_end, np.where(first, tol, 10 * tol) * own, LOOSE * self.scale)
 
     def next(self, limits: np.ndarray) -> Tensor:
         """The residual that is worst, relative to what is allowed."""
         worst = int((self.errors / np.maximum(limits, 1e-300)).argmax())
         return self.rows[worst : worst + 1]
+
+
+def _angle(residuals: np.ndarray, theta: np.ndarray) -> float:
+    """‖R‖_F / gap for the k largest of ascending Ritz values, at most 1: the sin Θ theorem (Davis, Kahan).
+
+    The gap is that between the last of them and the next, taken from Ritz values.
+    """
+    k = len(residuals)
+    if k >= len(theta):
+        return 0.0
+    size, gap = float(np.linalg.norm(residuals)), float(theta[-k] - theta[-k - 1])
+    return min(size / gap, 1.0) if gap > 0 else 1.0
 
 
 def _best(theta: np.ndarray, S: np.ndarray, room: int, top: int) -> tuple[np.ndarray, np.ndarray]:

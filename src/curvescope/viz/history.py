@@ -1,0 +1,85 @@
+"""Figures over the steps of a training run: lines with errors, ceilings, maps of blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from curvescope.viz.blocks import cell_text, colour_ticks
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+DECADES = 6  # of the colours of a map, below its largest value
+CROWDED = 40  # points on a line beyond which they have no marks
+
+
+def panels(count: int, *, height: float = 2.9) -> tuple[Figure, Sequence[Axes]]:
+    """A figure with panels beside each other."""
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(1, count, figsize=(4.3 * count, height), layout="constrained", squeeze=False)
+    for ax in axes[0]:
+        ax.spines[["top", "right"]].set_visible(False)
+        ax.grid(lw=0.3, color="0.9")
+        ax.set_xlabel("step")
+    return figure, list(axes[0])
+
+
+def line(
+    ax: Axes,
+    steps: np.ndarray,
+    values: np.ndarray,
+    errors: np.ndarray | None = None,
+    *,
+    label: str,
+    colour: str,
+    style: str = "-",
+) -> bool:
+    """A line through what was measured, with a band of ± its errors; False where nothing was."""
+    there = np.isfinite(values)
+    if not there.any():
+        return False
+    x, y = steps[there], values[there]
+    mark = "o" if len(x) <= CROWDED and style == "-" else ""
+    ax.plot(x, y, ls=style, marker=mark, ms=2.5, lw=1.3, color=colour, label=label)
+    if errors is not None:
+        e = np.nan_to_num(errors[there])
+        ax.fill_between(x, y - e, y + e, color=colour, alpha=0.25, lw=0)
+    return True
+
+
+def positive(ax: Axes, *values: np.ndarray) -> None:
+    """A logarithmic axis where all values that there are lie above zero and span more than a decade."""
+    found = np.concatenate([v[np.isfinite(v)] for v in values])
+    if found.size and found.min() > 0 and found.max() > 10 * found.min():
+        ax.set_yscale("log")
+
+
+def step_map(ax: Axes, steps: np.ndarray, names: Sequence[str], values: np.ndarray, *, label: str) -> None:
+    """Rows of blocks (B, S) over steps, colours logarithmic; what is not positive or not known stays white.
+
+    A column is as wide as the time until the next.
+    """
+    from matplotlib.colors import LogNorm
+
+    good = values[np.isfinite(values) & (values > 0)]
+    top = float(good.max()) if good.size else 1.0
+    low = max(float(good.min()) if good.size else 0.1, top * 10.0**-DECADES)
+    norm = LogNorm(vmin=low, vmax=max(top, low * 10))
+    shown = np.ma.masked_invalid(np.where(values > 0, values, np.nan))
+    width = float(np.median(np.diff(steps))) if len(steps) > 1 else 1.0
+    edges = np.append(steps, steps[-1] + width)
+    image = ax.pcolormesh(edges, np.arange(len(names) + 1) - 0.5, shown, norm=norm, cmap="magma_r")
+    ax.set_ylim(len(names) - 0.5, -0.5)
+    every = max(1, -(-len(names) // 40))
+    ax.set_yticks(range(0, len(names), every), [*names][::every], fontsize=7)
+    ax.grid(visible=False)
+    ticks = colour_ticks(norm)
+    bar = ax.figure.colorbar(image, ax=ax, label=label, shrink=0.8)
+    if len(ticks) > 1:
+        bar.set_ticks(ticks, labels=[cell_text(tick) for tick in ticks])
+        bar.ax.minorticks_off()

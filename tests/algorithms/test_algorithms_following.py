@@ -1,0 +1,116 @@
+"""Both ends of a spectrum, followed from vectors that were found before."""
+
+import numpy as np
+import pytest
+import torch
+
+import curvescope as cs
+from curvescope.algorithms.spectra.following import follow_ends
+from curvescope.algorithms.spectra.projected import Outside, ratio_and_stderr
+from curvescope.core.seeds import probes
+
+
+def with_spectrum(values, seed=0):
+    n = len(values)
+    source = torch.Generator().manual_seed(seed)
+    Q = torch.linalg.qr(torch.randn(n, n, generator=source, dtype=torch.float64))[0]
+    return Q @ torch.diag(torch.as_tensor(values, dtype=torch.float64)) @ Q.T, Q
+
+
+def bulk(n, seed=1):
+    return 0.3 * torch.randn(n, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+SPECTRA = {
+    "outliers": torch.cat([bulk(200), torch.tensor([10.0, 7.0, 5.0, -3.0])]),
+    "repeated": torch.cat([bulk(100), torch.tensor([4.0, 4.0, 4.0, -2.0, -2.0])]),
+    "positive": torch.cat([bulk(150).abs(), torch.tensor([6.0, 5.0])]),
+    "negative": -torch.cat([bulk(150).abs(), torch.tensor([6.0, 5.0])]),
+    "semicircle": torch.linspace(-1, 1, 120),
+}
+
+
+@pytest.mark.parametrize("name", SPECTRA)
+@pytest.mark.parametrize("start", ["random", "near"])
+def test_ends_lie_within_their_errors(name, start):
+    M, Q = with_spectrum(SPECTRA[name])
+    exact = torch.linalg.eigvalsh(M).numpy()
+    near = Q[:, [int(SPECTRA[name].argmax())]].T + 0.05 * probes(len(M), 1, seed=3).T / len(M) ** 0.5
+    found = follow_ends(cs.Matrix(M, symmetric=True), near if start == "near" else None, top=2, seed=5)
+    size = np.abs(exact).max()
+    assert found.converged
+    assert -1e-9 <= exact[-1] - found.values[0] <= found.errors[0] + 1e-3 * size
+    assert -1e-9 <= found.values[-1] - exact[0] <= found.errors[-1] + 0.05 * size
+    residuals = [float((M @ v - x * v).norm()) for x, v in zip(found.values, found.vectors, strict=True)]
+    np.testing.assert_allclose(found.residuals, residuals, atol=1e-9)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 5])
+def test_a_small_matrix_is_solved(n):
+    M, _ = with_spectrum(torch.arange(n, dtype=torch.float64) - 1)
+    found = follow_ends(cs.Matrix(M, symmetric=True), torch.ones(1, n, dtype=torch.float64), top=3)
+    assert found.converged
+    assert found.values[0] == pytest.approx(n - 2, abs=1e-9)
+    assert found.values[-1] == pytest.approx(-1.0, abs=1e-9)
+
+
+def test_zero_is_zero():
+    found = follow_ends(cs.Matrix(torch.zeros(90, 90, dtype=torch.float64), symmetric=True), top=2)
+    assert found.converged
+    assert found.values[0] == found.errors[0] == 0
+
+
+def test_a_small_basis_restarts():
+    M, _ = with_spectrum(SPECTRA["semicircle"])
+    found = follow_ends(cs.Matrix(M, symmetric=True), top=2, max_basis=8, max_products=400, tol=1e-4)
+    assert found.converged
+    assert found.num_products > 20
+    assert found.values[0] == pytest.approx(1.0, abs=1e-3)
+
+
+def test_the_second_takes_over():
+    """A vector that was the first and is not any more does not hide the one that is."""
+    values = torch.cat([bulk(200), torch.tensor([5.0, 9.0])])
+    M, Q = with_spectrum(values)
+    found = follow_ends(cs.Matrix(M, symmetric=True), Q[:, [200]].T, top=2, bottom=False)
+    assert found.values[0] == pytest.approx(9.0, rel=0.01)
+
+
+def test_what_is_near_takes_fewer_products():
+    M, _ = with_spectrum(SPECTRA["outliers"])
+    cold = follow_ends(cs.Matrix(M, symmetric=True), top=3)
+    E = with_spectrum(0.02 * bulk(len(M), 9), seed=4)[0]
+    warm = follow_ends(cs.Matrix(M + E, symmetric=True), cold.vectors, top=3)
+    assert warm.num_products < cold.num_products
+    assert warm.values[0] == pytest.approx(float(torch.linalg.eigvalsh(M + E)[-1]), rel=0.01)
+
+
+def test_forms_are_those_of_the_starts():
+    M, _ = with_spectrum(SPECTRA["outliers"])
+    X = probes(len(M), 2, seed=8).T
+    found = follow_ends(cs.Matrix(M, symmetric=True), X)
+    expected = [float(x @ M @ x / (x @ x)) for x in X]
+    np.testing.assert_allclose(found.forms, expected, rtol=1e-9)
+
+
+def test_traces_are_exact_inside_and_sampled_outside():
+    M, _ = with_spectrum(SPECTRA["outliers"])
+    op = cs.Matrix(M, symmetric=True)
+    subspace = follow_ends(op, top=3).subspace
+    X = probes(len(M), 300, seed=11)
+    blocks = [slice(0, 30), slice(30, 120), slice(120, len(M))]
+    exact, samples = Outside(subspace).block_samples(X, M @ X, blocks)
+    stderr = samples.std(axis=0, ddof=1) / np.sqrt(300)
+    expected = [float(M[rows, rows].diagonal().sum()) for rows in blocks]
+    assert (np.abs(exact + samples.mean(axis=0) - expected) < 4 * stderr).all()
+    plain = torch.stack([(X[rows] * (M @ X)[rows]).sum(0) for rows in blocks]).sum(0).numpy()
+    assert samples.sum(axis=1).std() < 0.5 * plain.std()
+
+
+def test_ratio_of_norms():
+    A, _ = with_spectrum(SPECTRA["outliers"])
+    B = with_spectrum(bulk(len(A), 5), seed=6)[0]
+    X = probes(len(A), 200, seed=2)
+    value, stderr = ratio_and_stderr(B @ X, A @ X)
+    assert abs(value - float(B.norm() / A.norm())) < 4 * stderr
+    assert np.isnan(ratio_and_stderr(X, 0 * X)[0])

@@ -1,0 +1,134 @@
+"""What changes in a training run while it is watched."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from monitor_loops import IDS, PROBE, TARGETS, fit, tiny
+
+import curvescope as cs
+
+
+def watched(module, probe=PROBE, **options):
+    return cs.CurvatureMonitor(module, probe, **{"budget": 1.0, "blocks": False, **options})
+
+
+def converged(module, blocks="*"):
+    return cs.eigsh(cs.Hessian(cs.Problem(module, PROBE), blocks), 1).values[0]
+
+
+def test_the_learning_rate_is_that_of_the_step():
+    module = tiny()
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.5)
+    monitor = watched(module)
+    first = monitor.measure(0, optimizer)
+    optimizer.param_groups[0]["lr"] = 0.05
+    second = monitor.measure(1, optimizer)
+    assert (first["lr"], second["lr"]) == (0.5, 0.05)
+    assert second["lr_lambda_max"] == pytest.approx(0.1 * first["lr_lambda_max"], rel=0.02)
+
+
+def test_what_is_frozen_is_left_out_and_comes_back():
+    module = tiny()
+    monitor = watched(module, blocks=True)
+    whole = monitor.measure(0)["lambda_max"]
+    module.get_parameter("E").requires_grad_(False)
+    assert monitor.measure(1)["lambda_max"] == pytest.approx(converged(module), rel=0.01)
+    assert "E" not in set(monitor.blocks.query("step == 1")["block"])
+    module.get_parameter("E").requires_grad_(True)
+    assert monitor.measure(2)["lambda_max"] == pytest.approx(whole, rel=0.01)
+    assert "E" in set(monitor.blocks.query("step == 2")["block"])
+
+
+def test_a_model_may_move_to_another_type():
+    module = tiny()
+    monitor = watched(module)
+    before = monitor.measure(0)["lambda_max"]
+    module.float()
+    assert monitor.measure(1)["lambda_max"] == pytest.approx(before, rel=0.01)
+
+
+def test_several_groups_have_rates_and_decays_of_their_own():
+    module = tiny()
+    matrices = [p for p in module.parameters() if p.dim() > 1]
+    vectors = [p for p in module.parameters() if p.dim() <= 1]
+    optimizer = torch.optim.AdamW(
+        [{"params": matrices, "lr": 0.01}, {"params": vectors, "lr": 0.002, "weight_decay": 0.0}]
+    )
+    fit(module, optimizer, steps=range(4))
+    row = watched(module).measure(0, optimizer)
+    expected = cs.preconditioned_sharpness(cs.Hessian(cs.Problem(module, PROBE)), optimizer)
+    assert row["lr"] == 0.01
+    assert row["sharpness"] == pytest.approx(expected.value, rel=0.01)
+
+
+def test_an_optimizer_inside_another_is_found():
+    module = tiny()
+    inner = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.5)
+
+    class Wrapped(torch.optim.Optimizer):
+        def __init__(self, optimizer):
+            self.optimizer = optimizer
+            self.param_groups = optimizer.param_groups
+
+    assert watched(module).measure(0, Wrapped(inner))["threshold"] == 3
+
+
+def test_an_optimizer_that_is_not_known_is_said():
+    module = tiny()
+    monitor = watched(module)
+    row = monitor.measure(0, torch.optim.Adagrad(module.parameters(), lr=0.1))
+    assert row["lr"] == 0.1
+    assert "sharpness" not in row
+    assert any("Adagrad" in note for note in monitor.notes)
+
+
+def test_adam_before_its_first_step_has_no_diagonal():
+    module = tiny()
+    monitor = watched(module)
+    assert "sharpness" not in monitor.measure(0, torch.optim.Adam(module.parameters()))
+    assert any("no state" in note for note in monitor.notes)
+
+
+def test_a_run_that_has_diverged_goes_on():
+    module = tiny()
+    monitor = watched(module)
+    monitor.measure(0)
+    with torch.no_grad():
+        module.get_parameter("E").fill_(math.nan)
+    row = monitor.measure(1)
+    assert "lambda_max" not in row
+    assert monitor.history["converged"].tolist() == [1, 0]
+
+
+def test_a_loss_of_ones_own():
+    module = tiny()
+
+    def loss_fn(model, batch):
+        return torch.nn.functional.cross_entropy(model(batch[0]).flatten(0, 1), batch[1].flatten())
+
+    row = watched(module, [(IDS[:3], TARGETS[:3])], loss_fn=loss_fn).measure(0)
+    assert row["lambda_max"] == pytest.approx(converged(module), rel=0.01)
+    assert "ggn_lambda_max" not in row
+
+
+def test_a_hugging_face_model_in_training():
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(n_layer=1, n_embd=4, n_head=1, n_positions=4, vocab_size=5)
+    module = transformers.GPT2LMHeadModel(config).double().train()
+    monitor = watched(module, [{"input_ids": IDS[:3], "labels": IDS[:3]}], blocks="L0.W_[QK]")
+    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-3)
+    fit(module, optimizer, steps=range(2))
+    row = monitor.measure(0, optimizer)
+    assert module.training
+    problem = cs.Problem(module.eval(), [{"input_ids": IDS[:3], "labels": IDS[:3]}])
+    assert row["lambda_max"] == pytest.approx(cs.eigsh(cs.Hessian(problem), 1).values[0], rel=0.01)
+
+
+@pytest.mark.parametrize("options", [{"blocks": "nothing"}, {"every": 0}, {"top": 0}, {"num_probes": 1}])
+def test_bad_settings_are_said_before_the_loop(options):
+    with pytest.raises(cs.UsageError):
+        watched(tiny(), **options)

@@ -1,0 +1,114 @@
+"""A run that was killed goes on with its loop."""
+
+from __future__ import annotations
+
+import tomllib
+
+import pytest
+import torch
+from monitor_loops import IDS, PROBE, TARGETS, fit, tiny
+
+import curvescope as cs
+from curvescope.monitor.files import read_rows
+
+
+def watch(out, module=None, **options):
+    settings = {"every": 2, "budget": 1.0, "blocks": "L0.W_[QK]", **options}
+    return cs.CurvatureMonitor(module or tiny(), PROBE, out=out, **settings)
+
+
+def optimizer_of(module):
+    return torch.optim.SGD(module.parameters(), lr=0.05)
+
+
+@pytest.fixture
+def killed(tmp_path, undrawn):
+    """A folder with measurements at 0, 2 and 4, whose process was killed while it wrote a row."""
+    module = tiny()
+    fit(module, optimizer_of(module), watch(tmp_path / "run", module), steps=range(6))
+    with (tmp_path / "run" / "history.csv").open("a") as file:
+        file.write("6,1.5,0.")
+    return tmp_path / "run"
+
+
+def test_rows_are_whole_and_read_by_anybody(killed):
+    import pandas as pd
+
+    rows = read_rows(killed / "history.csv")
+    assert [row["step"] for row in rows] == [0, 2, 4]
+    blocks = pd.read_csv(killed / "blocks.csv")
+    assert blocks["step"].unique().tolist() == [0, 2, 4]
+    assert not (killed / "result.json").exists()
+    assert tomllib.loads((killed / "config.toml").read_text())["study"] == "monitor"
+
+
+def test_it_goes_on_where_the_loop_does(killed):
+    before = read_rows(killed / "history.csv")
+    monitor = watch(killed)
+    assert monitor.history["step"].tolist() == [0, 2, 4]
+    fit(tiny(), optimizer_of(tiny()), monitor, steps=range(3, 8))
+    after = read_rows(killed / "history.csv")
+    assert [row["step"] for row in after] == monitor.history["step"].tolist() == [0, 2, 4, 6]
+    assert [row["lambda_max"] for row in after[:2]] == [row["lambda_max"] for row in before[:2]]
+    assert after[2]["lambda_max"] != before[2]["lambda_max"]
+    assert after[3]["seconds"] > before[2]["seconds"]
+    assert {row["step"] for row in read_rows(killed / "blocks.csv")} == {0, 2, 4, 6}
+
+
+def test_it_begins_with_the_vectors_of_the_last_time(killed):
+    row = watch(killed).measure(5)
+    assert row["overlap"] > 0
+    assert row["products"] < read_rows(killed / "history.csv")[0]["products"]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [({"every": 3}, "every = 2, not 3"), ({"seed": 1}, "seed"), ({"loss": "squared_error"}, "loss|targets")],
+)
+def test_other_settings_are_refused(killed, options, said):
+    with pytest.raises(cs.UsageError, match=said):
+        watch(killed, **options)
+
+
+def test_other_data_and_other_models_are_refused(killed):
+    options = {"every": 2, "budget": 1.0, "blocks": "L0.W_[QK]", "out": killed}
+    with pytest.raises(cs.UsageError, match="other data or a model of another shape"):
+        cs.CurvatureMonitor(tiny(), [(IDS[3:], TARGETS[3:])], **options)
+    wide = cs.TransformerConfig(n_layers=1, d_model=8, n_heads=1, n_ctx=4, vocab_size=5, d_ff=8)
+    with pytest.raises(cs.UsageError, match="other data or a model of another shape"):
+        cs.CurvatureMonitor(cs.Transformer(wide).double(), PROBE, **options)
+
+
+def test_a_folder_of_others_is_refused(tmp_path):
+    (tmp_path / "thesis.tex").write_text("all of it")
+    with pytest.raises(cs.UsageError, match="other files"):
+        watch(tmp_path)
+
+
+def test_a_finished_run_goes_on_but_is_not_overwritten(killed):
+    watch(killed).close()
+    assert (killed / "result.json").exists()
+    assert not (killed / "state").exists()
+    again = watch(killed)
+    with pytest.raises(cs.UsageError, match="finished, up to step 4"):
+        again.step(2)
+    assert again.step(8) is not None
+    assert not (killed / "result.json").exists()
+    again.close()
+    assert [row["step"] for row in read_rows(killed / "history.csv")] == [0, 2, 4, 8]
+
+
+def test_a_step_is_there_once():
+    monitor = watch(None)
+    monitor.measure(4)
+    monitor.measure(4)
+    monitor.measure(2)
+    assert monitor.history["step"].tolist() == [2]
+
+
+def test_a_closed_monitor_says_so():
+    monitor = watch(None)
+    monitor.close()
+    monitor.close()
+    with pytest.raises(cs.UsageError, match="closed"):
+        monitor.step(0)
