@@ -1,4 +1,4 @@
-"""The study `dynamics`: steps are gradient descent's, planted runs are judged rightly, checkpoints are sorted."""
+"""The study `dynamics`: steps are those of descent, planted runs are judged rightly, checkpoints sorted."""
 
 from __future__ import annotations
 
@@ -14,11 +14,13 @@ import oracles
 import saved_models
 from curvescope.cli.asking import split
 from curvescope.core.errors import UsageError
-from curvescope.models import save
+from curvescope.data.tasks import task
+from curvescope.models.zoo.folder import save
 from curvescope.monitor.columns import BLOCK_COLUMNS, COLUMNS
 from curvescope.monitor.result import Monitored
 from curvescope.runs.shown import FAILS, HOLDS, OPEN
 from curvescope.studies import dynamics, find
+from curvescope.studies.dynamics import networks
 from curvescope.studies.dynamics.course import Recipe, accumulate, follow, make_optimizer
 from curvescope.studies.dynamics.edge import approach, later_loss
 from curvescope.studies.dynamics.grokking import change, phases
@@ -26,7 +28,9 @@ from curvescope.studies.dynamics.networks import problem_of
 from curvescope.studies.dynamics.sequence import find_points
 from curvescope.studies.dynamics.spikes import alarms, false_alarms, onset, warned
 
+READS_PAIRS = {"d_model": 2, "n_heads": 1, "d_ff": 3, "n_ctx": 3, "vocab_size": 24}
 SHORT = dynamics.Config(experiments=("edge",), steps=2, every=2, num_sequences=4, num_probes=2)
+PAIRS = replace(SHORT, data="task:modular_addition", batch_size=1000, dtype="float64", blocks=("L0.W_V",))
 
 
 def problem(cuts: list[int] | None = None) -> cs.Problem:
@@ -54,7 +58,7 @@ def against(ratio, threshold: float = 2.0, **more) -> dynamics.Course:
         lr=np.ones(len(r)), sharpness=threshold * r, lr_sharpness=threshold * r,
         sharpness_threshold=np.full(len(r), threshold), sharpness_error=np.full(len(r), 1e-3),
         lambda_max=threshold * r, lambda_max_error=np.full(len(r), 1e-3),
-        loss=np.linspace(1, 0.1, 10 * len(r)) + 0.01 * (np.arange(10 * len(r)) % 2), **more,
+        loss=np.linspace(1, 0.1, 10 * len(r)) + 0.05 * (np.arange(10 * len(r)) % 2), **more,
     )  # fmt: skip
 
 
@@ -169,7 +173,9 @@ def grokked(factor: float) -> dynamics.Course:
     one.seen.history["loss"] = np.where(np.arange(6) < 3, 1.0, 0.1)
     steps = np.arange(6) * 10.0
     accuracy = np.array([0.2, 1.0, 1, 1, 1, 1])
-    return replace(one, evaluated=steps, accuracy=accuracy, held_out_accuracy=held_out, held_out_loss=1 - held_out)
+    return replace(
+        one, evaluated=steps, accuracy=accuracy, held_out_accuracy=held_out, held_out_loss=1 - held_out
+    )
 
 
 def test_curvature_before_and_after_grokking():
@@ -193,7 +199,10 @@ class Stop(Exception):
     """In the middle."""
 
 
-def test_a_run_goes_on_to_the_same_numbers():
+def test_a_run_goes_on_to_the_same_numbers(monkeypatch: pytest.MonkeyPatch):
+    for name in ("WIDTH", "HIDDEN"):
+        monkeypatch.setattr(networks, name, 4)
+
     def stop(what: str, number: int, total: int) -> None:
         if number == 2:
             raise Stop
@@ -224,16 +233,79 @@ def test_the_small_model_fits_tasks_of_all_kinds():
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two checkpoints of one shape, whose numbers do not sort as words."""
+    """Two checkpoints of one shape, whose numbers do not sort as words, and a folder that is none."""
     root = tmp_path_factory.mktemp("run")
     for step, seed in ((1000, 1), (500, 2)):
-        small = cs.models.TransformerConfig if hasattr(cs.models, "TransformerConfig") else None
-        del small
-        save(oracles.transformer(d_model=2, n_heads=1, d_ff=3, n_ctx=12, vocab_size=14, seed=seed), root / f"checkpoint-{step}")
+        save(oracles.transformer(**READS_PAIRS, seed=seed), root / f"checkpoint-{step}")
     (root / "logs").mkdir()
     return root
 
 
 def test_a_folder_of_checkpoints_is_a_sequence(folder: Path):
-    cfg = replace(SHORT, checkpoints=(str(folder),), data="task:addition", batch_size=4096, blocks=("L0.W_V",))
+    cfg = replace(PAIRS, checkpoints=(str(folder),))
     assert [point.name for point in find_points(cfg)] == ["checkpoint-500", "checkpoint-1000"]
+    result = dynamics.run(cfg)
+    sequence = result.sequence
+    assert sequence is not None
+    assert list(sequence.steps) == [500, 1000]
+    for i, name in enumerate(sequence.names):
+        model = cs.load(str(folder / name), dtype="float64")
+        dense = cs.Hessian(cs.Problem(model, task("modular_addition"))).dense()
+        values = torch.linalg.eigvalsh(dense)
+        assert sequence.column("lambda_max")[i] == pytest.approx(float(values[-1]), rel=0.02)
+        assert sequence.column("lambda_min")[i] == pytest.approx(float(values[0]), rel=0.1)
+        assert (
+            abs(sequence.column("trace")[i] - float(dense.trace())) < 5 * sequence.column("trace_stderr")[i]
+        )
+    blocks, values = sequence.block_map()
+    assert blocks == ["L0.W_V"]
+    assert values.shape == (1, 2)
+    assert {*result.tables(), *result.figures()} <= set(result.captions())
+    assert result.claims() == []
+
+
+def test_checkpoints_one_by_one_and_by_revision(folder: Path):
+    both = tuple(str(folder / f"checkpoint-{step}") for step in (1000, 500))
+    assert [point.step for point in find_points(replace(PAIRS, checkpoints=both))] == [500, 1000]
+    bundled = find_points(replace(SHORT, checkpoints=("final", "initial")))
+    assert [(point.name, point.revision, point.step) for point in bundled] == [
+        ("initial", "initial", 0),
+        ("final", "final", 12000),
+    ]
+    pythia = replace(SHORT, model="EleutherAI/pythia-70m", checkpoints=("step1000", "step512", "step64"))
+    found = find_points(pythia)
+    assert [(point.model, point.revision) for point in found] == [
+        ("EleutherAI/pythia-70m", f"step{step}") for step in (64, 512, 1000)
+    ]
+
+
+def test_what_is_no_checkpoint_is_refused(folder: Path):
+    with pytest.raises(UsageError, match="expected a model in"):
+        find_points(replace(PAIRS, checkpoints=(str(folder / "logs"),)))
+    with pytest.raises(UsageError, match="or a revision of a model that is named"):
+        find_points(replace(PAIRS, checkpoints=("step1000",)))
+    other = folder.parent / "other-9"
+    save(oracles.transformer(**{**READS_PAIRS, "d_ff": 4}), other)
+    wrong = replace(PAIRS, checkpoints=(str(folder), str(other)))
+    with pytest.raises(UsageError, match="which is another model"):
+        dynamics.run(wrong)
+
+
+@pytest.mark.slow
+def test_checkpoints_as_the_trainer_of_hugging_face_writes_them(tmp_path: Path):
+    pytest.importorskip("transformers")
+    for step in (10, 9):
+        saved_models.save_family(tmp_path / f"checkpoint-{step}", "gpt2")
+    cfg = replace(PAIRS, data="auto", tokens=8, seq_len=8, dtype="float32", blocks=("L0.W_V",))
+    sequence = dynamics.run(replace(cfg, checkpoints=(str(tmp_path),))).sequence
+    assert sequence is not None
+    assert sequence.names == ["checkpoint-9", "checkpoint-10"]
+    assert sequence.column("lambda_max")[0] == sequence.column("lambda_max")[1] > 0  # one model, twice
+    trained = replace(cfg, model=str(tmp_path / "checkpoint-9"), experiments=("adam",), steps=2, every=2)
+    assert np.isfinite(dynamics.run(trained).courses["adam"].loss).all()
+
+
+def test_the_study_and_its_options_are_known():
+    assert find("dynamics").Config is dynamics.Config
+    assert split(["a,b", "c"]) == ["a", "b", "c"]
+    assert split(None) == []

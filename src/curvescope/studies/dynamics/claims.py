@@ -199,7 +199,7 @@ def _grokking(runs: list[Course]) -> list[Claim]:
         at = [None if i is None else int(run.evaluated[i]) for i in (one.memorised, one.generalised)]
         said.append(f"memorised at step {at[0]}, generalised at {at[1]}")
     grokked = [one.delayed for one in found]
-    verdict = HOLDS if all(grokked) else FAILS if not any(grokked) else OPEN
+    verdict = HOLDS if all(grokked) else OPEN  # more steps might show it
     return [
         Claim(
             "the model generalises long after it has memorised", "it does", "; ".join(said), verdict, *GROK
