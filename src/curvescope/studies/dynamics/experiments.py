@@ -13,7 +13,7 @@ from curvescope.studies.dynamics.course import Course, Recipe, follow
 from curvescope.studies.dynamics.networks import modular_addition, problem_of
 from curvescope.studies.dynamics.settings import SMALL, Config
 
-SHORT = 20  # measurements of a short run
+SHORT, FEW = 20, 10  # measurements of a run of spikes or grokking, and of warmup
 GROKKED = 2  # networks of grokking
 TWICE = 2  # times as many networks of warmup, of which the first are measured on their way
 ACCURACY = 1e-3  # of λ_max at the start, relative
@@ -69,7 +69,7 @@ def _warmup(cfg: Config) -> list[Planned]:
     def work(seed: int, warmup: int, name: str) -> Course:
         problem = problem_of(cfg, seed=seed, norm="post", layers=2, loss="cross_entropy")
         recipe = Recipe("adam", cfg.warmup_lr, 2 * cfg.warmup_steps, warmup, beta2=cfg.beta2)
-        every = max(1, recipe.steps // SHORT) if seed == cfg.seed else recipe.steps
+        every = max(1, recipe.steps // FEW) if seed == cfg.seed else recipe.steps
         return follow(problem, recipe, every=every, name=name, seed=seed, num_probes=cfg.num_probes)
 
     ways = {"without": 0, "with": cfg.warmup_steps}
