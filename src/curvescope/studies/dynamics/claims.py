@@ -92,7 +92,7 @@ def _rise(way: Approach) -> str:
     if way.reached is None:
         return f"{low} to {way.ratio[-1]:.2f} at step {way.steps[-1]}, the last"
     ratio, error = way.ratio[way.reached], way.error[way.reached]
-    return f"{low} to {ratio:.2f} ± {max(error, 1e-4):.1g} at step {way.steps[way.reached]}"
+    return f"{low} to {ratio:.2f} (± {error:.1g}) at step {way.steps[way.reached]}"
 
 
 def _reached(ways: list[Approach]) -> str:

@@ -7,6 +7,7 @@ from functools import partial
 from typing import NamedTuple
 
 from curvescope.algorithms.spectra.lanczos import eigsh
+from curvescope.core.errors import CurvescopeError
 from curvescope.operators import Hessian
 from curvescope.problem import Problem
 from curvescope.studies.dynamics.course import Course, Recipe, follow
@@ -34,8 +35,14 @@ def planned(cfg: Config) -> list[Planned]:
 
 
 def start_sharpness(problem: Problem, seed: int) -> float:
-    """λ_max of the Hessian before training."""
-    return float(eigsh(Hessian(problem), 1, which="LA", tol=ACCURACY, vectors=False, seed=seed).values[0])
+    """λ_max of the Hessian before training, from which learning rates are chosen."""
+    found = eigsh(Hessian(problem), 1, which="LA", tol=ACCURACY, vectors=False, seed=seed)
+    if not found.values[0] > 0:
+        raise CurvescopeError(
+            f"expected positive curvature to choose a learning rate by, {problem.model.name!r} has "
+            f"λ_max = {found.values[0]:.3g}"
+        )
+    return float(found.values[0])
 
 
 def seeds_of(cfg: Config, times: int = 1) -> range:
