@@ -21,7 +21,7 @@ DIGITS, SAMPLE = "task:digits", "sample"
 
 @dataclass(frozen=True)
 class Config(ModelOnData):
-    """What to train, and how long. The defaults take a few minutes on two cores."""
+    """What to train, and how long. The defaults take about four minutes of one core."""
 
     model: str = setting(SMALL, "small: a Transformer made for the task; else a name, a folder, a hub id, …")
     data: str = setting(
