@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from curvescope.studies.dynamics.figures import panels, plain
 from curvescope.viz.blocks import PALETTE
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from curvescope.studies.dynamics.sequence import Sequence
@@ -21,6 +21,21 @@ QUANTITIES = {
     "trace": ("trace", "trace_stderr"),
     "loss": ("loss", None),
 }
+
+
+def panels(rows: int, columns: int, **options: Any) -> Any:
+    """Figure and (rows, columns) axes."""
+    import matplotlib.pyplot as plt
+
+    return plt.subplots(rows, columns, layout="constrained", squeeze=False, **options)
+
+
+def plain(ax: Axes, title: str = "") -> None:
+    """Two spines, a light grid, a title on the left."""
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.grid(lw=0.3, color="0.9")
+    if title:
+        ax.set_title(title, fontsize=10, loc="left")
 
 
 def draw(sequence: Sequence) -> dict[str, Figure]:

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from curvescope.studies.dynamics.checkpoint_figures import draw as draw_checkpoints
+from curvescope.studies.dynamics.checkpoint_figures import panels, plain
 from curvescope.studies.dynamics.edge import NEAR
 from curvescope.studies.dynamics.grokking import phases
 from curvescope.studies.dynamics.spikes import SIGNALS, alarms, onset
@@ -22,9 +24,7 @@ if TYPE_CHECKING:
 def draw(result: Dynamics) -> dict[str, Figure]:
     """One figure an experiment; of checkpoints their course and the map of blocks."""
     if result.sequence is not None:
-        from curvescope.studies.dynamics import checkpoint_figures
-
-        return checkpoint_figures.draw(result.sequence)
+        return draw_checkpoints(result.sequence)
     found: dict[str, Figure] = {}
     if runs := result.of("edge"):
         found["edge"] = _edge(runs)
@@ -37,21 +37,6 @@ def draw(result: Dynamics) -> dict[str, Figure]:
     if runs := result.of("grokking"):
         found["grokking"] = _grokking(runs)
     return found
-
-
-def panels(rows: int, columns: int, **options: Any) -> Any:
-    """Figure and (rows, columns) axes."""
-    import matplotlib.pyplot as plt
-
-    return plt.subplots(rows, columns, layout="constrained", squeeze=False, **options)
-
-
-def plain(ax: Axes, title: str = "") -> None:
-    """Two spines, a light grid, a title on the left."""
-    ax.spines[["top", "right"]].set_visible(False)
-    ax.grid(lw=0.3, color="0.9")
-    if title:
-        ax.set_title(title, fontsize=10, loc="left")
 
 
 def _with_threshold(ax: Axes, bound: float, words: str) -> None:
