@@ -111,6 +111,12 @@ def run(
     dtype: Annotated[str | None, typer.Option(help="float32 or float64.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, …")] = None,
     blocks: Annotated[list[str] | None, typer.Option(help="Globs such as 'L0.*'; repeatable.")] = None,
+    experiments: Annotated[
+        list[str] | None, typer.Option(help="Of a study that has several: a,b; repeatable.")
+    ] = None,
+    checkpoints: Annotated[
+        list[str] | None, typer.Option(help="Folders or revisions, or a folder of them: a,b; repeatable.")
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Of the data sample and the probes.")] = None,
     config: Annotated[Path | None, typer.Option(help="TOML file with settings.")] = None,
     set: Annotated[
@@ -139,6 +145,7 @@ def run(
     Examples: curvescope run spectrum; curvescope run spectrum tiny-gpt --data notes.txt --set num_probes=8
     """
     from curvescope.cli import study_run
+    from curvescope.cli.asking import split
 
     if settings:
         study_run.show_settings(study)
@@ -152,6 +159,8 @@ def run(
         "dtype": dtype,
         "device": device,
         "blocks": blocks,
+        "experiments": split(experiments),
+        "checkpoints": split(checkpoints),
         "seed": seed,
     }
     wish = study_run.Wish(

@@ -12,7 +12,10 @@ from pathlib import Path
 from curvescope.core.config import Config, Settings, Value
 from curvescope.core.errors import CurvescopeError, UsageError
 
-OPTIONS = ("model", "data", "tokens", "tokenizer", "revision", "dtype", "device", "blocks", "seed")
+OPTIONS = (
+    "model", "data", "tokens", "tokenizer", "revision", "dtype", "device", "blocks", "experiments",
+    "checkpoints", "seed",
+)  # fmt: skip
 """Settings that `run` has options for; a model is an argument."""
 ASSIGNED = re.compile(r"(?<![\w-])(?:--set )?(\w+)=([^\s,;)]+)")
 
@@ -35,6 +38,11 @@ def merge(
         settings[key] = owner.read(key, text)
     settings.update({key: value for key, value in given.items() if value not in (None, [])})
     return settings
+
+
+def split(words: Sequence[str] | None) -> list[str]:
+    """The values of an option that may be given several times, each `a` or `a,b`."""
+    return [part.strip() for word in words or () for part in word.split(",") if part.strip()]
 
 
 def names_of(kind: type[Config]) -> list[str]:

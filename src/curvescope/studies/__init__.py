@@ -14,6 +14,7 @@ STUDIES = {
     "weight_norms": "λ_max against norms of weight matrices: rank correlations, over training, random models",
     "diagnose": "what is wrong with a model, if anything: findings with numbers, errors and evidence",
     "sinks": "attention sinks: where they are, and how the spectrum moves as they grow, in six ways",
+    "dynamics": "training as the monitor sees it: edge of stability, warm-up, spikes, grokking, checkpoints",
     "scaling": "loss and curvature over model size and data size: which power laws a trained grid supports",
     "bounds": "true norms of Hessians next to published and corrected bounds, and where a bound is none",
     "exact_spectra": "spectra in closed form: bulk, outliers, how they move, GGN against H, ±λ pairs",

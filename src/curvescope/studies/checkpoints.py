@@ -29,11 +29,11 @@ def load_checkpoints(cfg: ModelOnData, asked: tuple[str, ...], model: Model) -> 
             found[name] = load_model(replace(cfg, revision=name))
         else:
             found[name] = load_model(replace(cfg, model=name, revision=None)) if asked else model
-        _check_alike(name, found[name], model)
+        check_alike(name, found[name], model)
     return found
 
 
-def _check_alike(name: str, found: Model, model: Model) -> None:
+def check_alike(name: str, found: Model, model: Model) -> None:
     """Raise unless a checkpoint has the model's parameters, by name and shape."""
     wanted, there = ({k: tuple(v.shape) for k, v in m.parameters.items()} for m in (model, found))
     if there == wanted:

@@ -1,0 +1,74 @@
+"""The figures of a sequence of checkpoints."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from curvescope.viz.blocks import PALETTE
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from curvescope.studies.dynamics.sequence import Sequence
+
+TALL = 60  # blocks of which every name is written
+QUANTITIES = {
+    "lambda_max": ("λ_max", "lambda_max_error"),
+    "lambda_min": ("λ_min", "lambda_min_error"),
+    "trace": ("trace", "trace_stderr"),
+    "loss": ("loss", None),
+}
+
+
+def panels(rows: int, columns: int, **options: Any) -> Any:
+    """Figure and (rows, columns) axes."""
+    import matplotlib.pyplot as plt
+
+    return plt.subplots(rows, columns, layout="constrained", squeeze=False, **options)
+
+
+def plain(ax: Axes, title: str = "") -> None:
+    """Two spines, a light grid, a title on the left."""
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.grid(lw=0.3, color="0.9")
+    if title:
+        ax.set_title(title, fontsize=10, loc="left")
+
+
+def draw(sequence: Sequence) -> dict[str, Figure]:
+    """Numbers over checkpoints, and λ_max of every block."""
+    found = {"over_checkpoints": _course(sequence)}
+    blocks, values = sequence.block_map()
+    if blocks and np.isfinite(values).any():
+        found["block_map"] = _map(sequence, blocks, values)
+    return found
+
+
+def _course(sequence: Sequence) -> Figure:
+    figure, axes = panels(1, len(QUANTITIES), figsize=(13.2, 3.4))
+    x = np.arange(len(sequence.names))
+    for i, (ax, (name, (title, error))) in enumerate(zip(axes[0], QUANTITIES.items(), strict=True)):
+        errors = None if error is None else np.nan_to_num(sequence.column(error))
+        ax.errorbar(
+            x, sequence.column(name), yerr=errors, fmt="-o", ms=4, lw=1.3, color=PALETTE[i % len(PALETTE)]
+        )
+        ax.set_xticks(x, sequence.names, fontsize=8, rotation=30 if len(x) > 4 else 0)
+        plain(ax, title)
+    return figure
+
+
+def _map(sequence: Sequence, blocks: list[str], values: np.ndarray) -> Figure:
+    figure, axes = panels(1, 1, figsize=(3 + 0.8 * len(sequence.names), 1.5 + 0.17 * min(len(blocks), 120)))
+    ax = axes[0][0]
+    logs = np.ma.masked_invalid(np.log10(np.where(values > 0, values, np.nan)))
+    image = ax.imshow(logs, aspect="auto", cmap="viridis", interpolation="nearest")
+    ax.set_xticks(range(len(sequence.names)), sequence.names, fontsize=8, rotation=30)
+    stride = max(1, -(-len(blocks) // TALL))
+    ax.set_yticks(range(0, len(blocks), stride), blocks[::stride], fontsize=7)
+    ax.tick_params(length=0)
+    ax.set_title("log₁₀ λ_max of every block", fontsize=10, loc="left")
+    figure.colorbar(image, ax=ax, shrink=0.6)
+    return figure
