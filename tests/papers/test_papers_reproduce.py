@@ -106,6 +106,7 @@ FILES = ["small.csv", "small.html", "small.json", "small.npz", "small_0.pdf", "s
 
 
 def test_a_figure_lies_flat_in_its_folder(tmp_path, capsys):
+    pytest.importorskip("plotly")
     code, out, err = call(
         "ormaniec2025", "--figure", "small", "--set", "curves=1", "--out", tmp_path, capsys=capsys
     )
@@ -169,6 +170,7 @@ def test_other_settings_do_not_resume_it(tmp_path):
 
 @pytest.mark.usefixtures("unrendered")
 def test_drawing_again_computes_nothing(tmp_path, capsys):
+    pytest.importorskip("plotly")
     words = ["ormaniec2025", "--figure", "small", "--out", tmp_path, "--quiet"]
     assert call(*words, capsys=capsys)[0] == 0
     before = json.loads((tmp_path / "settings.json").read_text(encoding="utf-8"))

@@ -75,6 +75,7 @@ def test_colour_bars_and_hidden_axes_are_left_out(axes):
 
 
 def test_the_page_needs_no_network(axes):
+    pytest.importorskip("plotly")
     figure, (one, _) = axes
     one.plot([0, 1], [0, np.nan], label="</script>")
     html = interactive.page("a <title>", {"one": interactive.scene(figure)}, {"one": "what & why"})

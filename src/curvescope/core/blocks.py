@@ -133,7 +133,8 @@ class ParamSpace:
         given = next((tree[name] for name in self.parameters if name in tree), None)
         like = torch.empty(0, dtype=self.dtype, device=self.device) if given is None else given
         found = like.new_empty(self.size, k)
-        for block, rows in zip(self.blocks, self._parts(found), strict=True):
+        for block in self.blocks:
+            rows = found[self.slices[block.name]]  # one view each: those of a split cannot be written to
             if block.parameter not in tree:
                 rows.zero_()
                 continue

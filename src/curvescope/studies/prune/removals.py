@@ -145,12 +145,13 @@ def iterated(halves: Halves, block: str, make: Make, sparsities: tuple[float, ..
     counts = [round(s * len(w)) for s in sparsities]
     changes, own, residual = [], [], []
     for name in ITERATED:
-        delta, cost = torch.zeros_like(w), 0.0
-        for i, count in enumerate(counts):
-            gone = counts[i - 1] if i else 0
+        delta, cost, left = torch.zeros_like(w), 0.0, torch.ones_like(w, dtype=torch.bool)
+        for count in counts:
             at = [p.at(moved_parameters(p, block, delta)) for p in halves]
-            found, more, rest = _round(name, Halves(*at), block, make, w + delta, count - gone, gone)
-            delta, cost = delta + found, cost + more
+            more = count - int((~left).sum())
+            found, gone, price, rest = _round(name, Halves(*at), block, make, w + delta, left, more)
+            left = left.index_fill(0, gone, False)
+            delta, cost = torch.where(left, delta + found, -w), cost + price
             changes.append(delta)
             own.append(cost)
             residual.append(rest)
@@ -165,19 +166,16 @@ def iterated(halves: Halves, block: str, make: Make, sparsities: tuple[float, ..
 
 
 def _round(
-    name: str, here: Halves, block: str, make: Make, w: Tensor, count: int, gone: int
-) -> tuple[Tensor, float, float]:
-    """The next removals at weights w of which `gone` are zero: δ, its price and residual."""
-    left = torch.ones_like(w, dtype=torch.bool)
-    if gone:
-        left[w.abs().argsort(stable=True)[:gone]] = False
-    delta = torch.zeros_like(w)
+    name: str, here: Halves, block: str, make: Make, w: Tensor, left: Tensor, count: int
+) -> tuple[Tensor, Tensor, float, float]:
+    """The next removals among the weights w that are left: δ, which are removed, the price and residual."""
+    among = left.nonzero()[:, 0]
     if name == "obs iterated":
-        surgeon = make(here, left if gone else None)
-        found, rest = surgeon.remove(w[left], surgeon.saliencies(w[left]).argsort(stable=True)[:count])
-        delta[left] = found.delta
-        return delta, found.increase, rest
+        surgeon = make(here, None if bool(left.all()) else left)
+        chosen = surgeon.saliencies(w[left]).argsort(stable=True)[:count]
+        found, rest = surgeon.remove(w[left], chosen)
+        delta = torch.zeros_like(w).index_copy(0, among, found.delta)
+        return delta, among[chosen], found.increase, rest
     scores = diagonal_saliencies(w, fisher_diagonal(here.problem, block))[left]
     chosen = scores.argsort(stable=True)[:count]
-    removed = left.nonzero()[:, 0][chosen]
-    return removal(w, removed), float(scores[chosen].sum()), 0.0
+    return removal(w, among[chosen]), among[chosen], float(scores[chosen].sum()), 0.0
