@@ -110,9 +110,7 @@ def test_norms_are_those_of_the_block_and_not_of_its_row(measured):
     rows = {name: np.linalg.norm(H[slices[name]]) for name in result.parts["hessian"].norms}
     for name, own in result.parts["hessian"].norms.items():
         exact = np.linalg.norm(H[slices[name], slices[name]])
-        assert (
-            abs(own.norm - exact) < 4.5 * own.norm_stderr + 1e-25
-        )  # a bias of keys has nothing but rounding
+        assert abs(own.norm - exact) < 4.5 * own.norm_stderr + 1e-25  # key biases: rounding alone
     small = [n for n in rows if np.linalg.norm(H[slices[n], slices[n]]) < 0.5 * rows[n]]
     assert small, "a case where the row would be a wrong answer"
     assert all(result.parts["hessian"].norms[n].norm < 0.75 * rows[n] for n in small)
