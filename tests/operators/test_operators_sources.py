@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -73,6 +75,53 @@ def test_one_source_alone_and_rectangular_blocks_are_those_of_all():
     assert relative_error(block @ V[cols], (S["L1.attention"] @ only)[rows]) < EXACT
     below = S["L0.attention"].block("L1.W_2", "L0.W_Q")  # attention does not see W_2 of the layer above
     assert float((below @ V[cols]).abs().max()) == 0
+
+
+@pytest.mark.parametrize("group", some([2, 5], 1))
+def test_columns_together_are_those_alone(group: int, monkeypatch: pytest.MonkeyPatch):
+    case = problem(n_layers=2)
+    S, V = cs.Sources(case), columns(cs.Hessian(case), 5)
+    alone = [S.products(V[:, j : j + 1]) for j in range(5)]
+    reverse, passes = torch.autograd.grad, []
+    monkeypatch.setattr(torch.autograd, "grad", lambda *a, **k: passes.append(1) or reverse(*a, **k))
+    S.products(V[:, :1])
+    once = len(passes)
+    S._first.engine._groups["autograd"] = group
+    for name, product in S.products(V).items():
+        assert relative_error(product, torch.cat([one[name] for one in alone], dim=1)) < EXACT, name
+    assert len(passes) == once * (1 + -(-5 // group))
+
+
+class _Cube(torch.autograd.Function):
+    """x³, whose derivative has no rule for several directions at once."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x**3
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return dy * 3 * x**2 if float(dy.detach().sum()) != 0.5 else dy
+
+
+class Cubed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.norm, self.outer = nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.outer(_Cube.apply(self.norm(self.inner(x))))
+
+
+def test_columns_that_cannot_go_together_go_one_by_one():
+    module = oracles.shaken(oracles.drawn(Cubed))
+    x = torch.randn(4, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    case = cs.Problem(module, (x, torch.tensor([0, 1, 2, 1])))
+    V = columns(cs.Hessian(case), 3)
+    whole = (cs.Hessian(case) @ V) - (cs.GGN(case) @ V)
+    assert relative_error(sum(cs.Sources(case).products(V).values()), whole) < EXACT
 
 
 def test_a_source_of_later_layers_does_not_depend_on_batching():

@@ -11,7 +11,8 @@ import copy
 import logging
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -23,6 +24,7 @@ from curvescope.core.seeds import generator
 from curvescope.data.batches import Batch
 from curvescope.engines import ask, works
 from curvescope.engines.digest import digest, same
+from curvescope.engines.memory import result_bytes
 from curvescope.engines.run import FusedRunner, PlainRunner, Runner, find_head
 from curvescope.engines.snapshot import Snapshot, modes
 from curvescope.kernels.substitute import PlainAttention
@@ -45,6 +47,7 @@ class Known:
     fused: Fused | None
     head: int | None
     numbers: tuple[Tensor, ...]  # in tensors that are no parameters, summed up
+    sizes: dict[Any, int] = field(default_factory=dict)  # of passes, by runner and shapes
 
     def holds(self) -> bool:
         """Whether the module does what it did, with the same numbers apart from its parameters."""
@@ -55,6 +58,14 @@ class Known:
         if self.fused is None:
             return PlainRunner(problem, checkpoint=checkpoint)
         return FusedRunner(problem, self.fused, self.head, checkpoint=checkpoint)
+
+    def pass_bytes(self, runner: Runner, batch: Batch) -> int:
+        """The size of all results of a pass; one through a batch of the same shapes is not made again."""
+        key = (runner.name, *(t.shape for t in batch.tensors()))
+        if key not in self.sizes:
+            run = partial(runner.outputs, batch, {}, second_order=False, lazy=True)
+            self.sizes[key] = result_bytes(run)[1]
+        return self.sizes[key]
 
 
 _known: WeakKeyDictionary[Model, dict[Any, Known]] = WeakKeyDictionary()

@@ -28,7 +28,7 @@ from curvescope.data.batches import Batch
 from curvescope.engines import ask, works
 from curvescope.engines.check import near, refuse_other
 from curvescope.engines.keep import Kept
-from curvescope.engines.memory import directions_per_pass, result_bytes
+from curvescope.engines.memory import directions_per_pass
 from curvescope.engines.passes import Linearised, pull
 from curvescope.engines.replay import cpu, cuda
 from curvescope.engines.run import PlainRunner, Runner
@@ -70,7 +70,7 @@ class Engine:
         self._runner: Runner = PlainRunner(problem, checkpoint=checkpoint)
         self._kept = Kept()
         self._recorder: cpu.Recorder | cuda.Recorder | None = None
-        self._group: int | None = None
+        self._groups: dict[str, int] = {}  # directions at once, by how the module is run
         self._steady = 0
         self._adds_up = False  # whether the sources were seen to
 
@@ -145,8 +145,8 @@ class Engine:
             self._forget()
             raise _moved(self.problem)
         self._kept.forget()
-        self._recorder = self._group = None
-        self._adds_up = False
+        self._recorder, self._adds_up = None, False
+        self._groups.clear()
         self._runner = known.runner(self.problem, checkpoint=self._checkpoint)
         self._verify()
 
@@ -206,9 +206,8 @@ class Engine:
             self._adds_up = True
         build = partial(functional_sources, self.problem, parts, batch, rows, columns)
         work: SourceWork = self._keep((index, "sources", rows, columns), build, batch)
-        k = next(iter(tangents.values())).shape[0]
-        found = [work([v[j] for v in tangents.values()], wanted) for j in range(k)]
-        return {name: _tree(rows, _stacked([each[name] for each in found])) for name in found[0]}
+        found = work(list(tangents.values()), wanted, self._directions(batch, tangents, plain=True))
+        return {name: _tree(rows, some) for name, some in found.items()}
 
     def sandwich(
         self, index: int, batch: Batch, middle: Middle, rows: Names, tangents: Mapping[str, Tensor]
@@ -270,14 +269,16 @@ class Engine:
         size = int(GRAPH_SIZE * few.result_bytes * positions)
         return self._kept.get(key, build, device=self.problem.device, size=size)
 
-    def _directions(self, batch: Batch, tangents: Mapping[str, Tensor]) -> int:
+    def _directions(self, batch: Batch, tangents: Mapping[str, Tensor], *, plain: bool = False) -> int:
         """Directions at once; found with the first batch that is given several, then kept."""
         if next(iter(tangents.values())).shape[0] == 1 or self._checkpoint:
             return 1
-        if self._group is None:
-            run = partial(self._runner.outputs, batch, {}, second_order=False, lazy=True)
-            self._group = directions_per_pass(self.problem, result_bytes(run)[1])
-        return self._group
+        runner = PlainRunner(self.problem) if plain else self._runner
+        if runner.name not in self._groups:
+            assert self._watch.known is not None, "found out before any product"
+            size = self._watch.known.pass_bytes(runner, batch)
+            self._groups[runner.name] = directions_per_pass(self.problem, size)
+        return self._groups[runner.name]
 
 
 def _moved(problem: Problem) -> CurvescopeError:
@@ -285,14 +286,6 @@ def _moved(problem: Problem) -> CurvescopeError:
         f"{problem.model.name} or its data changed while something was computed from many products",
         hint="begin again, and let nothing write to them meanwhile",
     )
-
-
-def _stacked(several: Sequence[Sequence[Tensor | None]]) -> list[Tensor | None]:
-    """Results of single directions together, (k, *shape); what is missing is missing in all of them."""
-    return [
-        None if some[0] is None else torch.stack([there(x) for x in some])
-        for some in zip(*several, strict=True)
-    ]
 
 
 def _tree(names: Names, found: Any) -> Tree:

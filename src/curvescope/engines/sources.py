@@ -24,7 +24,7 @@ from curvescope.core.seeds import generator
 from curvescope.data.batches import Batch
 from curvescope.engines.passes import gradient
 from curvescope.engines.run import PlainRunner
-from curvescope.engines.works import Names, second_derivative
+from curvescope.engines.works import Names, second_derivative, there
 from curvescope.kernels.substitute import PlainAttention
 from curvescope.models.running.exchange import Change, exchanged, parameters_at
 from curvescope.models.sources import REST, Called
@@ -32,8 +32,11 @@ from curvescope.problem import Leaves, Problem
 
 NEAR = {torch.float32: 1e-3, torch.float64: 1e-9}  # of the sum of norms: sources may cancel
 Found = dict[str, Sequence[Tensor | None]]
-SourceWork = Callable[[Sequence[Tensor], Sequence[str]], Found]
-"""One tangent in the order of the columns, and the sources wanted, to results in the order of the rows."""
+Along = Callable[[Sequence[Tensor]], Found]
+"""One tangent in the order of the columns to results in that of the rows."""
+SourceWork = Callable[[Sequence[Tensor], Sequence[str], int], Found]
+"""Tangents (k, *shape) in the order of the columns, the sources wanted, and how many tangents to treat at
+once, to results in the order of the rows."""
 
 
 def functional_sources(
@@ -61,19 +64,57 @@ def functional_sources(
     leaves, s = problem.differentiable(tuple(dict.fromkeys(rows + columns)), scalar, lambda s: [s])
     first, into = gradient(s, [leaves[name] for name in columns]), [leaves[name] for name in rows]
 
-    def work(v: Sequence[Tensor], wanted: Sequence[str]) -> Found:
-        for call in calls:
-            call.local = []
-        # asked for the derivative by G too, autograd passes every node on its way
-        found: Found = {REST: _pull(first, v, [*into, *ends])[:-1]}
-        for name in wanted:
-            if name != REST:
-                own = [call for call in calls if call.source == name and call.local]
-                x, u = [x for call in own for x in call.inputs], [u for call in own for u in call.local]
-                found[name] = _pull(x, u, into)
-        return found
+    def along(wanted: Sequence[str], v: Sequence[Tensor]) -> Found:
+        try:
+            # asked for the derivative by G too, autograd passes every node on its way
+            found: Found = {REST: _pull(first, v, [*into, *ends])[:-1]}
+            for name in wanted:
+                if name != REST:
+                    own = [call for call in calls if call.source == name and call.local]
+                    x, u = [x for call in own for x in call.inputs], [u for call in own for u in call.local]
+                    found[name] = _pull(x, u, into)
+            return found
+        finally:
+            for call in calls:
+                call.local = []
 
-    return work
+    return lambda v, wanted, group: _grouped(partial(along, wanted), v, group)
+
+
+def _grouped(along: Along, v: Sequence[Tensor], group: int) -> Found:
+    """Results of k tangents, `group` at a time: (k, *shape) each. What is missing is so for all of them."""
+    several = [_together(along, some) for some in zip(*(x.split(group) for x in v), strict=True)]
+    return several[0] if len(several) == 1 else _joined(torch.cat, several)
+
+
+def _together(along: Along, v: Sequence[Tensor]) -> Found:
+    """Results of some tangents: every operation on all of them at once, or one tangent after the other."""
+    missing: dict[str, list[bool]] = {}
+
+    def whole(*one: Tensor) -> list[Tensor]:
+        found = along(one)
+        missing.update({name: [x is None for x in some] for name, some in found.items()})
+        return [x for some in found.values() for x in some if x is not None]
+
+    k = v[0].shape[0]
+    if k > 1:
+        try:
+            made = iter(torch.vmap(whole)(*v))
+            return {name: [None if gone else next(made) for gone in some] for name, some in missing.items()}
+        except RuntimeError:
+            pass  # an operation without a rule for several
+    return _joined(torch.stack, [along([x[j] for x in v]) for j in range(k)])
+
+
+def _joined(join: Callable[[list[Tensor]], Tensor], several: list[Found]) -> Found:
+    """Results of several tangents as one."""
+    return {
+        name: [
+            None if some[0] is None else join([there(x) for x in some])
+            for some in zip(*(found[name] for found in several), strict=True)
+        ]
+        for name in several[0]
+    }
 
 
 def refuse_unless_whole(problem: Problem, parts: Mapping[str, tuple[Called, ...]], batch: Batch) -> None:
@@ -82,16 +123,16 @@ def refuse_unless_whole(problem: Problem, parts: Mapping[str, tuple[Called, ...]
     A part may be given something that is none of its arguments, or give what it does not return.
     """
     names = tuple(problem.parameters)
-    v = [_random(problem.parameters[name], i) for i, name in enumerate(names)]
+    v = [_random(problem.parameters[name], i)[None] for i, name in enumerate(names)]
     whole = second_derivative(problem, PlainRunner(problem), batch, "functional", names, names)
-    truth = whole([x[None] for x in v], 1)
-    found = functional_sources(problem, parts, batch, names, names)(v, list(parts))
+    truth = whole(v, 1)
+    found = functional_sources(problem, parts, batch, names, names)(v, list(parts), 1)
     size = rest = 0.0
     for i, x in enumerate(truth):
         terms = [each[i] for each in found.values()]
-        there = [term for term in terms if term is not None]
-        size += sum(float(term.norm()) for term in there)
-        left = sum(there) - (0 if x is None else x[0])  # pyright: ignore[reportOperatorIssue]
+        given = [term for term in terms if term is not None]
+        size += sum(float(term.norm()) for term in given)
+        left = sum(given) - (0 if x is None else x)  # pyright: ignore[reportOperatorIssue]
         rest += float(left.norm()) if isinstance(left, Tensor) else 0.0
     if rest > NEAR[problem.dtype] * size:
         raise CurvescopeError(

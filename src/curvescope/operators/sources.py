@@ -17,6 +17,7 @@ from torch import Tensor
 from curvescope.core.errors import UsageError, near_misses
 from curvescope.data.batches import Batch
 from curvescope.engines import Tree
+from curvescope.engines.memory import columns_at_once
 from curvescope.models.choice.params import Params
 from curvescope.models.sources import REST, find_sources
 from curvescope.operators.base import CurvatureOperator
@@ -79,10 +80,12 @@ class Sources(Mapping[str, Source]):
     def _sum(self, V: Tensor) -> dict[str, Tensor]:
         op, n = self._first, self.problem.num_terms
         total = {name: torch.zeros_like(V) for name in self._names}
-        for j in range(V.shape[1]):
-            tangents = op.columns.scatter_columns(V[:, j : j + 1])
+        step = max(1, columns_at_once(self.problem) // len(self))
+        for some in (slice(start, start + step) for start in range(0, V.shape[1], step)):
+            tangents = op.columns.scatter_columns(V[:, some])
             for index, batch in enumerate(self.problem.placed_batches("sources")):
                 found = op.engine.sources(index, batch, op.space.parameters, tangents, self._names)
                 for name, tree in found.items():
-                    total[name][:, j] += op.space.gather_columns(tree, 1)[:, 0] / n
+                    part = total[name][:, some]
+                    part += op.space.gather_columns(tree, part.shape[1]) / n
         return total
