@@ -20,6 +20,7 @@ import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
 
 from curvescope.core.errors import CurvescopeError, MissingExtra, ShapeError, UsageError
+from curvescope.kernels.autograd import Function
 
 Backend = Literal["auto", "torch", "triton"]
 Tensors = Sequence[Tensor | None]
@@ -162,7 +163,7 @@ def _single(core: Core, constants: Tensors, directions: Tensors) -> tuple[Tensor
     return tuple(None if t is None else t[0] for t in found)
 
 
-class _Launch(torch.autograd.Function):
+class _Launch(Function):
     """A call that torch.vmap can batch. It has no derivative, and says so: the Functions around it have."""
 
     @staticmethod

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from curvescope.core.errors import UsageError, near_misses
+from curvescope.kernels.autograd import Function
 from curvescope.kernels.backends import (
     Backend,
     Tensors,
@@ -98,7 +99,7 @@ def check_name(name: str) -> str:
     return name
 
 
-class _Activation(torch.autograd.Function):
+class _Activation(Function):
     """x ↦ φ(x). Once a graph has been built through its backward, φ′ is there for the next ones."""
 
     generate_vmap_rule = True
@@ -133,7 +134,7 @@ class _Activation(torch.autograd.Function):
         return (_slope(ctx.form.name, tangents[0], ctx.saved_tensors[0]),)
 
 
-class _ActivationGradient(torch.autograd.Function):
+class _ActivationGradient(Function):
     """g, x ↦ φ′∘g, with the factors φ′ and φ″∘g where they are kept."""
 
     generate_vmap_rule = True

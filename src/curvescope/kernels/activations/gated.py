@@ -19,6 +19,7 @@ from torch import Tensor
 
 from curvescope.core.errors import ShapeError
 from curvescope.kernels.activations.function import SHAPES, Form, Name, check_name
+from curvescope.kernels.autograd import Function
 from curvescope.kernels.backends import (
     Backend,
     Tensors,
@@ -47,7 +48,7 @@ def gated(
     ]
 
 
-class _Gated(torch.autograd.Function):
+class _Gated(Function):
     """gate, up ↦ φ(gate) ∘ up. Once a graph has been built through its backward, φ′∘up is kept."""
 
     generate_vmap_rule = True
@@ -91,7 +92,7 @@ class _Gated(torch.autograd.Function):
         return (plus(along_gate, None if b is None else shape.value(gate) * b),)
 
 
-class _GatedGradient(torch.autograd.Function):
+class _GatedGradient(Function):
     """g, gate, up ↦ φ′∘up∘g, φ∘g, with the factors φ′∘up, φ′∘g and φ″∘up∘g where they are kept."""
 
     generate_vmap_rule = True

@@ -13,7 +13,6 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
 from torch.autograd.function import FunctionCtx
 
 from curvescope.core.errors import CurvescopeError, MissingExtra, UsageError
@@ -21,6 +20,7 @@ from curvescope.kernels.attention import blockwise
 from curvescope.kernels.attention.batching import apply, fold, lead, unfold
 from curvescope.kernels.attention.mask import Mask, check
 from curvescope.kernels.attention.passes import Passes, Saved
+from curvescope.kernels.autograd import Function
 
 Backend = Literal["auto", "triton", "blockwise"]
 TRITON_HEADS = {torch.float32: 256, torch.float16: 256, torch.bfloat16: 256}  # largest head of the kernels

@@ -23,6 +23,7 @@ from torch import Tensor
 from curvescope.core.errors import ShapeError, UsageError
 from curvescope.core.parts import LossPart as Part
 from curvescope.core.targets import IGNORED
+from curvescope.kernels.autograd import Function
 from curvescope.kernels.backends import (
     Backend,
     Tensors,
@@ -135,7 +136,7 @@ class Options(NamedTuple):
     wants: tuple[bool, ...]
 
 
-class _Head(torch.autograd.Function):
+class _Head(Function):
     """h, W, b ↦ L. The gradients for a cotangent of one are made in the same sweep over the logits."""
 
     @staticmethod
@@ -174,7 +175,7 @@ class _Head(torch.autograd.Function):
         return _inner(tangents[:3], ctx.saved_tensors), *(None,) * 4
 
 
-class _HeadGradient(torch.autograd.Function):
+class _HeadGradient(Function):
     """c, h, W, b ↦ c times the gradients of L, which come with the inputs."""
 
     generate_vmap_rule = True

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from curvescope.core.errors import ShapeError, UsageError
+from curvescope.kernels.autograd import Function
 from curvescope.kernels.backends import (
     Backend,
     Tensors,
@@ -95,7 +96,7 @@ def _normalise(x: Tensor, weight: Tensor | None, bias: Tensor | None, form: Form
     return _Norm.apply(x, weight, bias, form)[0]
 
 
-class _Norm(torch.autograd.Function):
+class _Norm(Function):
     """x, γ, β ↦ y; the mean and r of each row come with it and are not differentiable."""
 
     generate_vmap_rule = True
@@ -137,7 +138,7 @@ class _Norm(torch.autograd.Function):
         return found, None, None
 
 
-class _NormGradient(torch.autograd.Function):
+class _NormGradient(Function):
     """g, x, γ ↦ dx, dγ, dβ, and ⟨x̂ḡ⟩ of each row, which the second derivative wants."""
 
     generate_vmap_rule = True
