@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,7 +15,6 @@ from curvescope.core.errors import CurvescopeError
 from curvescope.data.batches import Batch
 from curvescope.data.dicts import MASK, hides_start
 from curvescope.engines.digest import digest, same
-from curvescope.engines.memory import result_bytes
 from curvescope.models.running.exchange import Change, exchanged
 from curvescope.problem import Problem
 
@@ -34,11 +32,10 @@ class Answer(NamedTuple):
 
 @dataclass(frozen=True)
 class Few:
-    """A small part of the data, placed, what module and loss answer, and the size of all made on the way."""
+    """A small part of the data, placed, and what module and loss answer."""
 
     batch: Batch
     answer: Answer | None
-    result_bytes: int
 
 
 def few_positions(problem: Problem) -> Few:
@@ -50,14 +47,14 @@ def few_positions(problem: Problem) -> Few:
     for batch in candidates:
         before, numbers = _random_states(problem), _numbers(problem)
         try:
-            found, size = result_bytes(partial(answer, problem, batch))
+            found = answer(problem, batch)
         except Exception:  # whatever a module raises at a shape that it does not know
             continue
         _refuse_writing(problem, numbers)
         if _random_states(problem) != before:
             refuse_random(problem, batch)
-        return Few(batch, found, size)
-    return Few(candidates[0], None, 0)
+        return Few(batch, found)
+    return Few(candidates[0], None)
 
 
 def _random_states(problem: Problem) -> tuple[Any, ...]:

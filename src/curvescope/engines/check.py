@@ -1,8 +1,8 @@
 """What is known of a model: which kernels fit it, and that they give the numbers of plain autograd.
 
 Found at first use, on a few positions, and anew whenever the module does something else than before. Three
-passes through those positions: one for autograd's product, one to find the linear map that makes the outputs,
-one for ours.
+passes through those positions: one for autograd's product, one for our outputs and the linear map that makes
+them, one for our product.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -47,6 +47,7 @@ class Known:
     fused: Fused | None
     head: int | None
     numbers: tuple[Tensor, ...]  # in tensors that are no parameters, summed up
+    entry_bytes: float  # of all results of a pass, for each entry of the data
     sizes: dict[Any, int] = field(default_factory=dict)  # of passes, by runner and shapes
 
     def holds(self) -> bool:
@@ -71,43 +72,70 @@ class Known:
 _known: WeakKeyDictionary[Model, dict[Any, Known]] = WeakKeyDictionary()
 
 
-def known(problem: Problem, few: Batch, *, engine: str, checkpoint: bool) -> Known:
-    """What is known of the problem's model, found out where nothing is or where the model has changed."""
+def known(problem: Problem, few: ask.Few, *, engine: str, checkpoint: bool) -> tuple[Known, bool]:
+    """What is known of the problem's model, found out where nothing is or where the model has changed.
+
+    With it comes whether outputs with our kernels were seen to be the module's answer just now.
+    """
     kind = (engine, checkpoint, problem.dtype, problem.device, type(problem.loss), modes())
     model = problem.model
     entries = _known.setdefault(model, {})
-    if kind not in entries or not entries[kind].holds():
-        problem.check_structure()
-        snapshot = Snapshot(model.module, model.options, model.call, model.output, problem.loss)
-        fused, head = _find_out(problem, few, engine, checkpoint)
-        snapshot.settle()
-        entries[kind] = Known(snapshot, fused, head, digest(snapshot.tensors))
-    return entries[kind]
+    if kind in entries and entries[kind].holds():
+        return entries[kind], False
+    problem.check_structure()
+    snapshot = Snapshot(model.module, model.options, model.call, model.output, problem.loss)
+    found = _find_out(problem, few.batch, engine, checkpoint)
+    snapshot.settle()
+    entry_bytes = found.size / num_entries(few.batch)
+    entries[kind] = Known(snapshot, found.fused, found.head, digest(snapshot.tensors), entry_bytes)
+    ours, theirs = found.outputs, few.answer
+    return entries[kind], ours is not None and theirs is not None and _near(ours, theirs.outputs)
 
 
-def _find_out(problem: Problem, few: Batch, engine: str, checkpoint: bool) -> tuple[Fused | None, int | None]:
-    """Kernels for the problem's model and its head; None for both where the module is run as it is."""
+class _Found(NamedTuple):
+    """What fits a model (None: it is run as it is), and of one pass all results' size and our outputs."""
+
+    fused: Fused | None
+    head: int | None
+    size: int
+    outputs: Tensor | None = None
+
+
+def _find_out(problem: Problem, few: Batch, engine: str, checkpoint: bool) -> _Found:
+    """Kernels for the problem's model, and its head."""
     model = problem.model
     if engine == "autograd":
-        ask.answer(problem, few)
-        return None, None
+        return _Found(None, None, _size(problem, few))
     fused = fuse(model)
     try:
         v = _direction(problem)
         theirs = _product(problem, few, PlainRunner(problem), v)
     except (CurvescopeError, RuntimeError):
-        return fused, None  # nothing to compare with; the product will say why
+        return _Found(fused, None, _size(problem, few))  # nothing to compare with; the product will say why
     try:
-        head = find_head(problem, fused, few)
+        (head, outputs), size = result_bytes(partial(find_head, problem, fused, few))
         ours = _product(problem, few, FusedRunner(problem, fused, head, checkpoint=checkpoint), v)
     except Exception as error:  # whatever a module does that our kernels do not expect
         if engine == "fast":
             raise
         LOG.info("%s is differentiated as it is, without our kernels: %s", model.name, error)
-        return None, None
+        return _Found(None, None, _size(problem, few))
     if all(bool(torch.isfinite(t).all()) for t in theirs.values()):  # if not, the product will say so
         _compare(problem, few, v, ours, theirs)
-    return fused, head
+    return _Found(fused, head, size, None if checkpoint else outputs)
+
+
+def _size(problem: Problem, few: Batch) -> int:
+    """Of all results where the module is asked; 0 where it cannot be, and the product will say why."""
+    try:
+        return result_bytes(partial(ask.answer, problem, few))[1]
+    except Exception:  # whatever a module raises
+        return 0
+
+
+def num_entries(batch: Batch) -> int:
+    """Of the largest tensor of a batch."""
+    return max(t.numel() for t in batch.tensors())
 
 
 def _direction(problem: Problem) -> dict[str, Tensor]:
@@ -186,6 +214,10 @@ def near(runner: Runner, few: Batch, theirs: Tensor) -> bool:
     """Whether outputs are the same up to what another order of operations may change; in any precision."""
     ours = runner.outputs(few, {}, second_order=False, lazy=False)
     assert isinstance(ours, Tensor)
+    return _near(ours, theirs)
+
+
+def _near(ours: Tensor, theirs: Tensor) -> bool:
     finite = theirs.isfinite()
     if not bool(finite.any()):
         return True  # the product will say so

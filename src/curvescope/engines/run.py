@@ -135,11 +135,12 @@ def kernels(*, second_order: bool, head: int | None = None) -> Iterator[Substitu
         yield mode
 
 
-def find_head(problem: Problem, fused: Fused, batch: Batch) -> int | None:
-    """Which linear map makes the outputs of a module with our kernels, seen on a placed batch."""
+def find_head(problem: Problem, fused: Fused, batch: Batch) -> tuple[int | None, Tensor]:
+    """Which linear map makes the outputs of a module with our kernels on a placed batch; these outputs."""
     changes = kernel_changes(problem, fused, second_order=False)
     with torch.no_grad(), kernels(second_order=False), FindHead() as mode:
-        return mode.place(problem.outputs(batch, changes=changes))
+        z = problem.outputs(batch, changes=changes)
+    return mode.place(z), z
 
 
 def _layers(problem: Problem, changes: list[Change], inside: Any) -> list[Change]:

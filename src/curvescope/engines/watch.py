@@ -23,12 +23,18 @@ from curvescope.problem import Problem
 
 @final
 class Watch:
-    """The state of a problem, as an engine saw it last; `known` is what is known of its model."""
+    """The state of a problem, as an engine saw it last.
+
+    Attributes:
+        known: What is known of its model.
+        compared: Whether that was found out at the last look, and with it that outputs are the module's own.
+    """
 
     def __init__(self, problem: Problem, *, engine: str, checkpoint: bool):
         self._problem, self._engine, self._checkpoint = problem, engine, checkpoint
         self._few: ask.Few | None = None
         self.known: Known | None = None
+        self.compared = False
         self._loss: Snapshot | None = None
         self._places: tuple[Any, ...] = ()
         self._digest: tuple[Tensor, ...] = ()
@@ -51,7 +57,9 @@ class Watch:
             return None
         self._problem.choice.check()
         self._few, self._fresh = None, True
-        self.known = known(self._problem, self.few.batch, engine=self._engine, checkpoint=self._checkpoint)
+        self.known, self.compared = known(
+            self._problem, self.few, engine=self._engine, checkpoint=self._checkpoint
+        )
         self._loss = Snapshot(self._problem.loss)
         self._places = self._where()  # of the tensors of this loss
         return self.known
