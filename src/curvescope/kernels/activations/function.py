@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from curvescope.core.errors import UsageError, near_misses
-from curvescope.kernels.autograd import Function
+from curvescope.kernels.autograd import Function, unseen
 from curvescope.kernels.backends import (
     Backend,
     Tensors,
@@ -85,6 +85,7 @@ def quick_gelu(x: Tensor, *, second_order: bool = True, backend: Backend = "auto
     return activate(x, "quick_gelu", second_order=second_order, backend=backend)
 
 
+@unseen
 def activate(x: Tensor, name: Name, *, second_order: bool = True, backend: Backend = "auto") -> Tensor:
     """φ(x) by the name of φ; `second_order` as in `gelu`."""
     return _Activation.apply(x, Form(check_name(name), second_order, use_triton(backend, x)))[0]

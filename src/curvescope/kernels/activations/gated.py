@@ -19,7 +19,7 @@ from torch import Tensor
 
 from curvescope.core.errors import ShapeError
 from curvescope.kernels.activations.function import SHAPES, Form, Name, check_name
-from curvescope.kernels.autograd import Function
+from curvescope.kernels.autograd import Function, unseen
 from curvescope.kernels.backends import (
     Backend,
     Tensors,
@@ -34,6 +34,7 @@ from curvescope.kernels.backends import (
 from curvescope.kernels.tensors import given, plus, widen
 
 
+@unseen
 def gated(
     gate: Tensor, up: Tensor, activation: Name, *, second_order: bool = True, backend: Backend = "auto"
 ) -> Tensor:

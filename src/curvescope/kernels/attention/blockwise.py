@@ -161,7 +161,7 @@ def second(
 def _together(
     num: int, saved: Saved, do: Tensor | None, dS: Tensor, directions: Directions, **options: Any
 ) -> Outputs:
-    """`num` directions as one direction of `num` copies of the batch, one after the other: the same bits."""
+    """`num` directions as one direction of `num` copies of the batch: on a CPU the same bits."""
 
     def copies(x: Tensor) -> Tensor:
         return x.repeat(num, *(1,) * (x.dim() - 1))

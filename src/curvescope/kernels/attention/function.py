@@ -20,13 +20,14 @@ from curvescope.kernels.attention import blockwise
 from curvescope.kernels.attention.batching import apply, fold, lead, unfold
 from curvescope.kernels.attention.mask import Mask, check
 from curvescope.kernels.attention.passes import Passes, Saved
-from curvescope.kernels.autograd import Function
+from curvescope.kernels.autograd import Function, unseen
 
 Backend = Literal["auto", "triton", "blockwise"]
 TRITON_HEADS = {torch.float32: 256, torch.float16: 256, torch.bfloat16: 256}  # largest head of the kernels
 AUTO_HEADS = TRITON_HEADS | {torch.float32: 128}  # beyond, single precision does not fit into registers
 
 
+@unseen
 def attention(
     q: Tensor,
     k: Tensor,

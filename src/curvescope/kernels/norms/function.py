@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from curvescope.core.errors import ShapeError, UsageError
-from curvescope.kernels.autograd import Function
+from curvescope.kernels.autograd import Function, unseen
 from curvescope.kernels.backends import (
     Backend,
     Tensors,
@@ -48,6 +48,7 @@ class Form(NamedTuple):
     triton: bool
 
 
+@unseen
 def layer_norm(
     x: Tensor,
     weight: Tensor | None = None,
@@ -66,6 +67,7 @@ def layer_norm(
     return _normalise(x, weight, bias, form)
 
 
+@unseen
 def rms_norm(
     x: Tensor,
     weight: Tensor | None = None,
