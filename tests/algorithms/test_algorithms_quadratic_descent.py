@@ -97,3 +97,10 @@ def test_the_gradient_is_checked():
         quadratic_descent(H, g[:1], [0.1], 3)
     with pytest.raises(ShapeError, match="not zero"):
         quadratic_descent(H, 0 * g, [0.1], 3)
+
+
+def test_nearly_flat_directions_fall_as_they_should():
+    H, g = cs.Matrix(torch.tensor([[5e-9]], dtype=torch.float64)), torch.ones(1, dtype=torch.float64)
+    found = quadratic_descent(H, g, [1.0], 2000).change[0, -1]
+    x, k = 5e-9, 2000
+    assert found == pytest.approx(-k * (1 - (k - 0.5) * x), rel=1e-9)

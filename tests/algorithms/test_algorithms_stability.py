@@ -246,3 +246,33 @@ def test_an_operator_without_names_takes_no_optimizer():
     module, _ = quadratic()
     with pytest.raises(cs.UsageError, match="has no named parameters to look up in the optimizer"):
         preconditioned_sharpness(Matrix(torch.eye(8).double()), SGD(module.parameters(), lr=0.1))
+
+
+def test_weight_decay_may_be_beside_the_gradient_in_some_groups():
+    torch.manual_seed(0)
+    module = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2)).double()
+    x, y = torch.randn(12, 3, dtype=torch.float64), torch.randint(2, (12,))
+    one, two = list(module[0].parameters()), list(module[2].parameters())
+    adam = torch.optim.Adam(
+        [
+            {"params": one, "weight_decay": 0.3, "decoupled_weight_decay": True},
+            {"params": two, "weight_decay": 0.2},
+        ],
+        lr=0.01,
+    )
+    for _ in range(3):
+        adam.zero_grad()
+        torch.nn.functional.cross_entropy(module(x), y).backward()
+        adam.step()
+    with torch.no_grad():
+        adam.state[two[1]]["exp_avg_sq"][0] = 0.0  # never had a gradient
+    H = cs.Hessian(cs.Problem(module, (x, y)), engine="autograd")
+    names = dict(module.named_parameters())
+    v = H.space.gather({name: adam.state[p]["exp_avg_sq"] for name, p in names.items()})
+    W = H.space.gather({name: torch.full_like(p, 0.2 * (name[0] == "2")) for name, p in names.items()})
+    apart = H.space.gather({name: torch.full_like(p, 0.3 * (name[0] == "0")) for name, p in names.items()})
+    root = ((1 - 0.9**3) * ((v / (1 - 0.999**3)).sqrt() + 1e-8)).rsqrt().masked_fill(v == 0, 0.0)
+    seen = root[:, None] * (H.dense() + torch.diag(W)) * root + torch.diag(apart * 1.9 / 0.1)
+    found = cs.preconditioned_sharpness(H, adam)
+    assert found.value == pytest.approx(float(torch.linalg.eigvalsh(seen)[-1]), rel=1e-8)
+    assert any("never had a gradient" in word for word in found.assumed)

@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from curvescope.models.zoo.folder import save
 from curvescope.runs.work import Contents
 from curvescope.studies import diagnose, find
 from curvescope.studies.diagnose.checks.all import CHECKS
+from curvescope.studies.diagnose.checks.attention import dead_heads
 from curvescope.studies.diagnose.checks.seen import Seen
 from curvescope.studies.diagnose.finding import Finding, judged
 from curvescope.studies.diagnose.measured.curvature import by_layer, measure_rows
@@ -268,6 +270,42 @@ def test_adam_is_measured_and_its_state_read(healthy: cs.Problem, tmp_path: Path
     assert any("4 disjoint parts" in word for word in fresh.assumed)
     assert math.isnan(fresh.learning_rate)
     assert all(map(torch.equal, before, healthy.model.module.parameters()))
+
+
+def test_every_group_of_a_saved_state_has_its_own_rate(healthy: cs.Problem, tmp_path: Path):
+    module = copy.deepcopy(healthy.model.module)
+    mine = cs.Problem(replace(healthy.model, module=module), healthy.batches)
+    own = list(module.parameters())
+    groups = [[p for p in own if p.dim() > 1], [p for p in own if p.dim() <= 1]]
+    rates = ({"lr": 1e-4, "weight_decay": 0.5}, {"lr": 0.5})
+    adam = torch.optim.AdamW([{"params": g, **rate} for g, rate in zip(groups, rates, strict=True)])
+    squares = mine.space().scatter(mine.gradient().square() + 1e-6)
+    for name, p in module.named_parameters():
+        none = torch.zeros_like(p)
+        adam.state[p] = {"step": torch.tensor(10.0), "exp_avg": none, "exp_avg_sq": squares[name]}
+    torch.save(adam.state_dict(), tmp_path / "optimizer.pt")
+    found = adam_sharpness(healthy, "adamw", str(tmp_path / "optimizer.pt"), CFG.effort)
+    right = cs.preconditioned_sharpness(cs.Hessian(mine, engine="autograd"), adam, tol=1e-2)
+    assert found.ratio == pytest.approx(right.ratio, rel=0.03)
+    for group in adam.param_groups:  # a schedule has ended
+        group["lr"] = 0.0
+    torch.save(adam.state_dict(), tmp_path / "ended.pt")
+    ended = adam_sharpness(healthy, "adamw", str(tmp_path / "ended.pt"), CFG.effort, lr=3e-4)
+    assert ended.learning_rate == pytest.approx(3e-4)
+
+
+def test_ceilings_of_blocks_are_those_of_the_momentum(healthy: cs.Problem):
+    cfg = replace(CFG, block_steps=6, momentum=0.9)
+    told = {check.name: check.value for check in diagnose.diagnose(healthy, cfg).checks}
+    assert told["block_learning_rate"] >= told["learning_rate"] * 0.99  # no block is sharper than the whole
+
+
+def test_most_heads_may_be_dead():
+    heads = SimpleNamespace(
+        why_written="", written=np.array([[0.0, 1e-9, 1.0, 0.0]]), change=np.zeros((1, 4))
+    )
+    found = dead_heads(SimpleNamespace(heads=heads))
+    assert (found.severity, found.value) == ("fault", 0.75)
 
 
 def test_a_state_of_another_model_is_refused(healthy: cs.Problem, tmp_path: Path):

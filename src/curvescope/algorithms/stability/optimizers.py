@@ -5,7 +5,8 @@
     Adam(W)   P = (1 − β₁ᵗ) (√(v / (1 − β₂ᵗ)) + ε)             g = 1 − β₁, momentum β₁
 
 with v the running mean of squared gradients as it is now. Where groups have learning rates of their own, P is
-divided by their share of the largest one.
+divided by their share of the largest one. An entry whose v is zero never had a gradient: it stays where
+it is, and its row of P^(−½) is zero.
 """
 
 from __future__ import annotations
@@ -119,18 +120,28 @@ class _Reading:
         }
         return space.gather(tree)
 
-    def decay(self) -> Tensor | None:
-        """(n,) weight decay, or None where there is none."""
-        if all(float(group["weight_decay"]) == 0 for group in self.groups.values()):
+    def decay(self, *, apart: bool = False) -> Tensor | None:
+        """(n,) weight decay in the gradient, or beside it, then over the largest rate; None where none is."""
+        own = {
+            name: float(group["weight_decay"]) if self._apart(group) == apart else 0.0
+            for name, group in self.groups.items()
+        }
+        if not any(own.values()):
             return None
-        return self.vector(lambda name: float(self.groups[name]["weight_decay"]))
+        return self.vector(lambda name: own[name] * (self.share[name] if apart else 1.0))
 
-    def inverse_root(self, denominator: Denominator | None) -> Diagonal | None:
-        """P^(−½), from what the gradient is divided by; None where that is one."""
+    def _apart(self, group: Group) -> bool:
+        """Whether weight decay is beside the gradient: AdamW, or a group of an Adam that is told so."""
+        told = bool(group.get("decoupled_weight_decay", False))
+        return told or isinstance(self.optimizer, torch.optim.AdamW)
+
+    def inverse_root(self, denominator: Denominator | None, still: Tensor | None = None) -> Diagonal | None:
+        """P^(−½), from what the gradient is divided by; None where that is one, zero for still entries."""
         if denominator is None and set(self.share.values()) == {1.0}:
             return None
-        P = self.vector(lambda name: 1.0 if denominator is None else denominator(*self._of(name)))
+        P = self.vector(lambda name: 1.0 if denominator is None else denominator(*self.of(name)))
         root = (self.vector(lambda name: self.share[name]) / P).sqrt()
+        root = root if still is None else root.masked_fill(still, 0.0)
         if not bool(torch.isfinite(root).all()):
             raise UsageError(
                 "the optimizer divides by zero: squared gradients and eps are both zero somewhere",
@@ -138,7 +149,8 @@ class _Reading:
             )
         return Diagonal(root)
 
-    def _of(self, name: str) -> tuple[Group, Mapping[str, Any]]:
+    def of(self, name: str) -> tuple[Group, Mapping[str, Any]]:
+        """A parameter's settings and state."""
         return self.groups[name], self.state(name)
 
 
@@ -176,34 +188,43 @@ def _rmsprop(reading: _Reading, rate: float, assumed: list[str]) -> Descent:
     )
 
 
+def _squares(group: Group, state: Mapping[str, Any]) -> Tensor:
+    """v of a parameter, or the largest that it was."""
+    return state["max_exp_avg_sq" if group["amsgrad"] else "exp_avg_sq"]
+
+
 def _adam(reading: _Reading, rate: float, assumed: list[str]) -> Descent:
     beta, _ = map(float, reading.one("betas", "pair of betas"))
 
     def denominator(group: Group, state: Mapping[str, Any]) -> Tensor:
         beta_1, beta_2 = (float(b) for b in group["betas"])
-        t, squares = float(state["step"]), state["max_exp_avg_sq" if group["amsgrad"] else "exp_avg_sq"]
-        return (1 - beta_1**t) * ((squares / (1 - beta_2**t)).sqrt() + group["eps"])
+        t = float(state["step"])
+        return (1 - beta_1**t) * ((_squares(group, state) / (1 - beta_2**t)).sqrt() + group["eps"])
 
-    decay, apart = reading.decay(), _decoupled(reading)
-    if apart and decay is not None:
-        decay = decay * reading.vector(lambda name: reading.share[name])
+    v = reading.vector(lambda name: _squares(*reading.of(name)))
+    eps = reading.vector(lambda name: float(reading.groups[name]["eps"]))
+    still, faint = v == 0, (v > 0) & (v.sqrt() < eps)
+    if bool(still.any()):
+        assumed = [*assumed, f"{int(still.sum())} entries never had a gradient and stay where they are"]
+    if bool(faint.any()):
+        assumed = [
+            *assumed,
+            f"√v is below eps in {int(faint.sum())} entries: their gradients were rounding, "
+            "and a large value may be theirs alone",
+        ]
+    decoupled = reading.decay(apart=True)
+    if decoupled is not None:
         assumed = [*assumed, "weight decay, beside the gradient, is part of λ_max"]
     return Descent(
         name=type(reading.optimizer).__name__,
-        inverse_root=reading.inverse_root(denominator),
+        inverse_root=reading.inverse_root(denominator, still),
         learning_rate=rate,
         momentum=beta,
         gain=1 - beta,
-        coupled=None if apart else decay,
-        decoupled=decay if apart else None,
+        coupled=reading.decay(),
+        decoupled=decoupled,
         assumed=[*assumed, HELD],
     )
-
-
-def _decoupled(reading: _Reading) -> bool:
-    """Whether weight decay is beside the gradient: AdamW, or an Adam that is told so."""
-    told = {bool(group.get("decoupled_weight_decay", False)) for group in reading.groups.values()}
-    return isinstance(reading.optimizer, torch.optim.AdamW) or told == {True}
 
 
 _READERS: dict[type[torch.optim.Optimizer], Callable[[_Reading, float, list[str]], Descent]] = {

@@ -28,8 +28,6 @@ from curvescope.core.result import Result
 if TYPE_CHECKING:
     import pandas as pd
 
-SMALL = 1e-8  # ηθ below which (1 − (1 − ηθ)^{2k})/(2θ) is kη, to that many digits
-
 
 @dataclass(frozen=True)
 class QuadraticDescent(Result):
@@ -84,10 +82,11 @@ def quadratic_descent(
     k = np.arange(steps + 1)[:, None]  # over steps, then nodes
     change, norms = [], []
     for rate in rates:
-        power = np.abs(1 - rate * nodes) ** (2 * k)
+        power, x = np.abs(1 - rate * nodes) ** (2 * k), rate * nodes
         with np.errstate(divide="ignore", invalid="ignore"):
-            fallen = -np.expm1(2 * k * np.log(np.abs(1 - rate * nodes))) / (2 * nodes)
-        fallen = np.where(np.abs(rate * nodes) < SMALL, k * rate, np.where(k == 0, 0.0, fallen))
+            logarithm = np.where(x < 0.5, np.log1p(-np.minimum(x, 0.5)), np.log(np.abs(1 - x)))
+            fallen = -np.expm1(2 * k * logarithm) / (2 * nodes)
+        fallen = np.where(nodes == 0, k * rate, np.where(k == 0, 0.0, fallen))
         change.append(-square * (fallen @ weights))
         norms.append(np.sqrt(square * (power @ weights)))
     return QuadraticDescent(

@@ -52,8 +52,13 @@ def sgd_sharpness(whole: Whole, momentum: float, seed: int) -> Sharpness:
     )
 
 
-def adam_sharpness(problem: Problem, name: Name, state: str | None, effort: Effort) -> Sharpness:
-    """Of P^(−½) H P^(−½), with P from a file or from gradients."""
+def adam_sharpness(
+    problem: Problem, name: Name, state: str | None, effort: Effort, lr: float | None = None
+) -> Sharpness:
+    """Of P^(−½) H P^(−½), with P from a file or from gradients.
+
+    A schedule that has ended leaves learning rates of zero in its file; `lr` is taken for them.
+    """
     optimizer = KINDS[name](list(problem.model.parameters.values()), lr=1.0, weight_decay=0.0)
     words = []
     if state is None:
@@ -62,6 +67,9 @@ def adam_sharpness(problem: Problem, name: Name, state: str | None, effort: Effo
         words.append(MEASURED.format(len(parts)))
     else:
         read_state(optimizer, problem, state)
+        if lr is not None and not any(float(group["lr"]) > 0 for group in optimizer.param_groups):
+            for group in optimizer.param_groups:
+                group["lr"] = lr
     H = Hessian(problem, engine=effort.engine, checkpoint=effort.checkpoint)  # pyright: ignore[reportArgumentType]
     found = preconditioned_sharpness(H, optimizer, tol=TOL, max_products=MOST, seed=effort.seed)
     return _told(found, words, known=state is not None)
@@ -109,9 +117,11 @@ def read_state(optimizer: torch.optim.Optimizer, problem: Problem, file: str) ->
             "its "
             f"order or matrices first, got {len(shapes)} others in {file}"
         )
-    numbers = [i for group in groups for i in group["params"]]
-    for p, i in zip(fitting, numbers, strict=True):
+    numbered = zip(fitting, [i for group in groups for i in group["params"]], strict=True)
+    of = {i: p for p, i in numbered}
+    for i, p in of.items():
         optimizer.state[p] = entries[i]
-    first = groups[0]
-    for group in optimizer.param_groups:
-        group |= {key: first[key] for key in ("lr", "betas", "eps", "amsgrad") if key in first}
+    own_settings = optimizer.param_groups[0]
+    optimizer.param_groups = [
+        {**own_settings, **group, "params": [of[i] for i in group["params"]]} for group in groups
+    ]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from curvescope.algorithms import Sharpness
@@ -64,6 +65,8 @@ class Config(ModelOnData):
             raise UsageError(f"momentum: expected at least 0 and below 1, got {self.momentum:g}")
         if self.optimizer == "sgd" and self.optimizer_state is not None:
             raise UsageError("optimizer_state is that of adam or adamw, got optimizer sgd")
+        if self.optimizer_state is not None and not Path(self.optimizer_state).is_file():
+            raise UsageError(f"optimizer_state: there is no file {self.optimizer_state}")
         if self.optimizer != "sgd" and self.momentum:
             raise UsageError(f"momentum is a setting of sgd, got optimizer {self.optimizer}")
 
@@ -104,13 +107,13 @@ class Diagnosis(Shown):
 
     @property
     def findings(self) -> list[Finding]:
-        """Faults, warnings and notes, worst first."""
-        return [check for check in self.checks if check.found]
+        """Faults, warnings and notes, worst first, and the learning rate in any case."""
+        return [check for check in self.checks if check.found or check.name == "learning_rate"]
 
     @property
     def unusual(self) -> list[Finding]:
         """Findings that are beyond a limit: all but the ceilings of learning rates that are told anyway."""
-        return [check for check in self.findings if not math.isnan(check.limit)]
+        return [check for check in self.findings if check.found and not math.isnan(check.limit)]
 
     def summary(self) -> list[Line]:
         """The numbers to look at first: label, value, words."""
@@ -201,7 +204,7 @@ def _pieces(problem: Problem, cfg: Config) -> list[Piece]:
 
         found.append(Piece("sharpness", sharpness, "the ceiling", needs=("whole",)))
     else:
-        work = partial(adam_sharpness, problem, cfg.optimizer, cfg.optimizer_state, effort)
+        work = partial(adam_sharpness, problem, cfg.optimizer, cfg.optimizer_state, effort, cfg.lr)
         found.append(Piece("sharpness", work, f"the sharpness that {cfg.optimizer} sees"))
     if cfg.block_steps:
         work = partial(curvature.measure_blocks, problem, effort)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from curvescope.studies.diagnose.checks.seen import by_layer
+from curvescope.studies.diagnose.checks.steps import block_threshold
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -69,14 +70,14 @@ def block_rows(found: Diagnosis) -> list[Row]:
     """Matrices, the sharpest first."""
     if found.blocks is None:
         return []
-    b = found.blocks
+    b, most = found.blocks, block_threshold(found.sharpness)
     return [
         {
             "block": b.names[i],
             "lambda_max": float(b.top[i]),
             "error": float(b.error[i]),
             "high": float(b.high[i]),
-            "ceiling": 2 / float(b.top[i]) if b.top[i] > 0 else np.nan,
+            "ceiling": most / float(b.top[i]) if b.top[i] > 0 else np.nan,
         }
         for i in np.argsort(-b.top)
     ]

@@ -41,9 +41,8 @@ def captions(found: Diagnosis) -> dict[str, str]:
         "by more than the error. Not looked at: what does not apply to this model, with the reason.",
         "layers": "Norm of the Hessian's rows of each layer's matrices, from shared probes, and norm of the "
         "gradient.",
-        "blocks": "λ_max of every matrix by itself with its residual, and the learning rate 2/λ_max that "
-        "gradient "
-        "descent on it alone allows; at most `high`, 95 times in 100.",
+        "blocks": "λ_max of every matrix by itself with its residual, and the learning rate that descent on "
+        "it alone allows (2/λ_max, more with momentum); at most `high`, 95 times in 100.",
         "heads": "Liveness (1: equal weights, 0: all on one key), weight on the first token, what the head "
         "writes over the median head, and the change of the loss without it where it was ablated.",
         "sequences": "Loss, gradient norm and trace of the GGN of every sequence; `copy_of` is the first "

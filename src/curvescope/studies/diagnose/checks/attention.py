@@ -74,14 +74,11 @@ def sinks(seen: Seen) -> Finding:
 
 
 def dead_heads(seen: Seen) -> Finding:
-    """Share of heads that write less than a limit, of what the median head writes."""
+    """Share of heads that write less than a limit, of what the largest head writes."""
     name, heads = "dead_heads", seen.heads
     if heads.why_written:
         return unseen(name, heads.why_written)
-    usual = float(np.median(heads.written))
-    if not usual > 0:
-        return unseen(name, "the median head writes nothing")
-    dead = heads.written / usual < limits.WRITTEN
+    dead = heads.written <= limits.WRITTEN * heads.written.max()
     change = np.nanmax(np.abs(heads.change[dead])) if dead.any() else 0.0
     return judged(
         Finding(
@@ -90,7 +87,7 @@ def dead_heads(seen: Seen) -> Finding:
             value=float(dead.mean()),
             error=0.0,
             limit=limits.DEAD,
-            unit=f"share of heads that write below {limits.WRITTEN:g} of the median",
+            unit=f"share of heads that write below {limits.WRITTEN:g} of the largest",
             where=_heads(dead),
             meaning=f"{plural(int(dead.sum()), 'head')} of {dead.size} write nothing into the stream; "
             "without them the "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from curvescope.algorithms import Sharpness
 from curvescope.core.numbers import plural, rounded
 from curvescope.studies.diagnose.checks import limits
 from curvescope.studies.diagnose.checks.seen import Seen
@@ -68,18 +69,23 @@ def learning_rate(seen: Seen) -> Finding:
 
 
 def block_learning_rate(seen: Seen) -> Finding:
-    """The matrix whose own ceiling 2/λ_max is lowest; whether the given rate is above that of some."""
-    name, blocks = "block_learning_rate", seen.blocks
+    """The matrix whose own ceiling is lowest; whether the given rate is above that of some.
+
+    The ceiling is c/λ_max of the block with the c of gradient descent, 2, or of its momentum.
+    """
+    name, blocks, s = "block_learning_rate", seen.blocks, seen.sharpness
     if blocks is None or not len(blocks.names):
         return unseen(name, "no block was asked for (block_steps = 0)")
     i = int(blocks.top.argmax())
     top, error = float(blocks.top[i]), float(blocks.error[i])
     if top <= 0:
         return unseen(name, "no block has curvature above zero")
-    rate, ceiling = _given(seen), 2 / top
-    meaning = f"{blocks.names[i]} alone allows gradient descent 2/λ_max = {rounded(ceiling, 3)}"
+    most = block_threshold(s)
+    rate, ceiling = _given(seen), most / top
+    how = "gradient descent 2/λ_max" if "Adam" in s.optimizer else f"{s.optimizer} {s.formula}"
+    meaning = f"{blocks.names[i]} alone allows {how} = {rounded(ceiling, 3)}"
     evidence = f"{EDGE}; {OURS}"
-    if rate is None or "Adam" in seen.sharpness.optimizer:
+    if rate is None or "Adam" in s.optimizer:
         return Finding(
             name=name,
             severity="note",
@@ -92,7 +98,8 @@ def block_learning_rate(seen: Seen) -> Finding:
             advice="",
             evidence=evidence,
         )
-    over = [n for n, t, e in zip(blocks.names, blocks.top, blocks.error, strict=True) if rate * (t - e) > 2]
+    ends = zip(blocks.names, blocks.top, blocks.error, strict=True)
+    over = [n for n, t, e in ends if rate * (t - e) > most]
     ratio = rate / ceiling
     meaning += f"; the given rate is above the ceiling of {plural(len(over), 'block')}" if over else ""
     advice = f"a rate of their own for {', '.join(over[:4])}, or the lower one for all" if over else ""
@@ -108,6 +115,12 @@ def block_learning_rate(seen: Seen) -> Finding:
         advice=advice,
         evidence=evidence,
     )
+
+
+def block_threshold(s: Sharpness) -> float:
+    """c of η λ_max < c for a block alone: that of SGD with its momentum, and of plain descent beside Adam."""
+    known = "Adam" not in s.optimizer and s.value > 0
+    return s.max_learning_rate * s.value if known else 2.0
 
 
 def _given(seen: Seen) -> float | None:
