@@ -29,7 +29,7 @@ def run():
     """A run with every number at four steps, and the truth there."""
     module = tiny()
     optimizer = torch.optim.AdamW(module.parameters(), lr=0.02)
-    monitor = cs.CurvatureMonitor(module, PROBE, every=4, budget=1.0, num_probes=16)
+    monitor = cs.CurvatureMonitor(module, PROBE, every=4, budget=1.0, num_probes=32)
     truths, rows = [], []
     seed_everything()
     for step in range(13):

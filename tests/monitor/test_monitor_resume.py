@@ -98,12 +98,30 @@ def test_a_finished_run_goes_on_but_is_not_overwritten(killed):
     assert [row["step"] for row in read_rows(killed / "history.csv")] == [0, 2, 4, 8]
 
 
-def test_a_step_is_there_once():
+@pytest.mark.parametrize("later", [4, 3, 0])
+def test_steps_count_on_over_epochs(later):
     monitor = watch(None)
-    monitor.measure(4)
-    monitor.measure(4)
-    monitor.measure(2)
-    assert monitor.history["step"].tolist() == [2]
+    monitor.step(4)
+    with pytest.raises(cs.UsageError, match="steps count on over epochs"):
+        monitor.step(later)
+    with pytest.raises(cs.UsageError, match="steps count on over epochs"):
+        monitor.measure(later)
+    assert monitor.history["step"].tolist() == [4]
+
+
+def test_a_step_that_was_not_measured_may_be_told_again():
+    monitor = watch(None)
+    assert monitor.step(1) is None
+    assert monitor.measure(1)["step"] == 1
+
+
+def test_only_the_first_step_behind_an_opening_goes_back(killed):
+    monitor = watch(killed)
+    monitor.step(3)
+    assert monitor.history["step"].tolist() == [0, 2]
+    with pytest.raises(cs.UsageError, match="steps count on over epochs"):
+        monitor.step(1)
+    assert [row["step"] for row in read_rows(killed / "history.csv")] == [0, 2]
 
 
 def test_a_closed_monitor_says_so():
