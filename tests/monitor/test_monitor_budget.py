@@ -109,10 +109,10 @@ def run(clock, *, steps, price_at=None, **options):
 
 
 def test_a_run_stays_in_its_budget(priced):
-    monitor = run(priced, steps=60, every=2, budget=0.2, blocks="L0.W_[QK]")
+    monitor = run(priced, steps=44, every=2, budget=0.2, blocks="L0.W_Q")
     history = monitor.history
     assert history["step"][0] == 0
-    assert len(history) > 4
+    assert len(history) > 3
     assert (history["share"][1:] <= 0.2 + 1e-12).all()
     assert history["step"].diff().max() > 2  # it waited
     assert (history["left_out"] != "").any()
@@ -143,11 +143,11 @@ def test_a_search_ends_in_time_with_what_it_has(priced):
 
 
 def test_blocks_take_turns(priced):
-    monitor = run(priced, steps=16, every=1, budget=0.6, blocks="L0.W_[QKVO]")
+    monitor = run(priced, steps=9, every=1, budget=0.6, blocks="L0.W_[QK]")
     seen = monitor.blocks[monitor.blocks["lambda_max"].notna()]
     counts = seen.groupby("block").size()
-    assert set(counts.index) == {f"L0.W_{x}" for x in "QKVO"}
-    assert seen.groupby("step").size().max() < 4
+    assert set(counts.index) == {"L0.W_Q", "L0.W_K"}
+    assert seen.groupby("step").size().max() <= 2
     assert counts.max() - counts.min() <= 1
 
 
