@@ -78,17 +78,17 @@ def test_the_second_takes_over():
 
 def test_what_is_near_takes_fewer_products():
     M, _ = with_spectrum(SPECTRA["outliers"])
-    cold = follow_ends(cs.Matrix(M, symmetric=True), top=3)
+    cold = follow_ends(cs.Matrix(M, symmetric=True), top=3, tol=1e-4)
     E = with_spectrum(0.02 * bulk(len(M), 9), seed=4)[0]
-    warm = follow_ends(cs.Matrix(M + E, symmetric=True), cold.vectors, top=3)
+    warm = follow_ends(cs.Matrix(M + E, symmetric=True), cold.vectors, top=3, tol=1e-4)
     assert warm.num_products < cold.num_products
     assert warm.values[0] == pytest.approx(float(torch.linalg.eigvalsh(M + E)[-1]), rel=0.01)
 
 
-def test_forms_are_those_of_the_starts():
+def test_forms_are_those_of_the_vectors_beside():
     M, _ = with_spectrum(SPECTRA["outliers"])
     X = probes(len(M), 2, seed=8).T
-    found = follow_ends(cs.Matrix(M, symmetric=True), X)
+    found = follow_ends(cs.Matrix(M, symmetric=True), beside=X)
     expected = [float(x @ M @ x / (x @ x)) for x in X]
     np.testing.assert_allclose(found.forms, expected, rtol=1e-9)
 
@@ -114,3 +114,21 @@ def test_ratio_of_norms():
     value, stderr = ratio_and_stderr(B @ X, A @ X)
     assert abs(value - float(B.norm() / A.norm())) < 4 * stderr
     assert np.isnan(ratio_and_stderr(X, 0 * X)[0])
+
+
+def test_a_search_stops_when_it_is_told():
+    M, _ = with_spectrum(SPECTRA["semicircle"])
+    asked = iter([False, False, True])
+    found = follow_ends(cs.Matrix(M, symmetric=True), tol=1e-6, stop=lambda: next(asked))
+    assert found.num_products == 3
+    assert not found.converged
+    assert found.errors[0] > 0.01
+
+
+def test_the_smallest_is_within_its_error_at_the_edge_of_a_bulk():
+    values = torch.cat([bulk(300), torch.tensor([10.0])])
+    for seed in range(10):
+        M, Q = with_spectrum(values, seed)
+        inside = Q[:, [int(values.argsort()[5])]].T  # followed by mistake
+        found = follow_ends(cs.Matrix(M, symmetric=True), inside, seed=seed)
+        assert found.values[-1] - float(values.min()) <= found.errors[-1]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import tomllib
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,7 +15,7 @@ from curvescope.monitor.files import read_rows
 
 
 def watch(out, module=None, **options):
-    settings = {"every": 2, "budget": 1.0, "blocks": "L0.W_[QK]", **options}
+    settings = {"every": 2, "budget": 1.0, "blocks": "L0.W_Q", "num_probes": 2, **options}
     return cs.CurvatureMonitor(module or tiny(), PROBE, out=out, **settings)
 
 
@@ -21,14 +23,20 @@ def optimizer_of(module):
     return torch.optim.SGD(module.parameters(), lr=0.05)
 
 
-@pytest.fixture
-def killed(tmp_path, undrawn):
+@pytest.fixture(scope="module")
+def original(tmp_path_factory):
     """A folder with measurements at 0, 2 and 4, whose process was killed while it wrote a row."""
-    module = tiny()
-    fit(module, optimizer_of(module), watch(tmp_path / "run", module), steps=range(6))
-    with (tmp_path / "run" / "history.csv").open("a") as file:
+    folder, module = tmp_path_factory.mktemp("killed") / "run", tiny()
+    fit(module, optimizer_of(module), watch(folder, module), steps=range(6))
+    with (folder / "history.csv").open("a") as file:
         file.write("6,1.5,0.")
-    return tmp_path / "run"
+    return folder
+
+
+@pytest.fixture
+def killed(original, tmp_path, undrawn):
+    """A copy of it."""
+    return Path(shutil.copytree(original, tmp_path / "run"))
 
 
 def test_rows_are_whole_and_read_by_anybody(killed):
@@ -71,7 +79,7 @@ def test_other_settings_are_refused(killed, options, said):
 
 
 def test_other_data_and_other_models_are_refused(killed):
-    options = {"every": 2, "budget": 1.0, "blocks": "L0.W_[QK]", "out": killed}
+    options = {"every": 2, "budget": 1.0, "blocks": "L0.W_Q", "num_probes": 2, "out": killed}
     with pytest.raises(cs.UsageError, match="other data or a model of another shape"):
         cs.CurvatureMonitor(tiny(), [(IDS[3:], TARGETS[3:])], **options)
     wide = cs.TransformerConfig(n_layers=1, d_model=8, n_heads=1, n_ctx=4, vocab_size=5, d_ff=8)
@@ -98,12 +106,30 @@ def test_a_finished_run_goes_on_but_is_not_overwritten(killed):
     assert [row["step"] for row in read_rows(killed / "history.csv")] == [0, 2, 4, 8]
 
 
-def test_a_step_is_there_once():
+@pytest.mark.parametrize("later", [4, 3, 0])
+def test_steps_count_on_over_epochs(later):
     monitor = watch(None)
-    monitor.measure(4)
-    monitor.measure(4)
-    monitor.measure(2)
-    assert monitor.history["step"].tolist() == [2]
+    monitor.step(4)
+    with pytest.raises(cs.UsageError, match="steps count on over epochs"):
+        monitor.step(later)
+    with pytest.raises(cs.UsageError, match="steps count on over epochs"):
+        monitor.measure(later)
+    assert monitor.history["step"].tolist() == [4]
+
+
+def test_a_step_that_was_not_measured_may_be_told_again():
+    monitor = watch(None)
+    assert monitor.step(1) is None
+    assert monitor.measure(1)["step"] == 1
+
+
+def test_only_the_first_step_behind_an_opening_goes_back(killed):
+    monitor = watch(killed)
+    monitor.step(3)
+    assert monitor.history["step"].tolist() == [0, 2]
+    with pytest.raises(cs.UsageError, match="steps count on over epochs"):
+        monitor.step(1)
+    assert [row["step"] for row in read_rows(killed / "history.csv")] == [0, 2]
 
 
 def test_a_closed_monitor_says_so():

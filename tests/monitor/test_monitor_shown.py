@@ -19,7 +19,9 @@ def finished(tmp_path_factory):
     out = tmp_path_factory.mktemp("runs") / "mine"
     module = tiny()
     optimizer = torch.optim.Adam(module.parameters(), lr=0.01)
-    with cs.CurvatureMonitor(module, PROBE, every=2, budget=1.0, out=out, blocks="L0.W_?") as monitor:
+    with cs.CurvatureMonitor(
+        module, PROBE, every=4, budget=1.0, out=out, blocks="L0.W_Q", num_probes=2
+    ) as monitor:
         fit(module, optimizer, monitor, steps=range(5))
     return out, monitor
 

@@ -1,8 +1,8 @@
 """How much of the time a monitor takes, and what it can afford next.
 
 With the time `elapsed` since it began, `spent` of it on measuring, a measurement of cost c keeps the share at
-most b if (spent + c) / (elapsed + c) ≤ b: c may be as large as (b · elapsed − spent) / (1 − b). Costs are
-those of the last time, part by part.
+most b if (spent + c) / (elapsed + c) ≤ b: c may be as large as (b · elapsed − spent) / (1 − b). What a part
+may cost is the largest of its last few costs and a margin; where it is not known, that of the dearest part.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from typing import Any, final
 
 Clock = Callable[[], float]
 """Seconds, from any beginning."""
+KEPT = 3  # costs of a part, of which the largest counts
+MARGIN = 1.25  # what a part may cost, beside the largest of its last costs
 PATIENCE = 3  # times in a row that a part is left out before the next measurement waits until it fits
 
 
@@ -30,7 +32,7 @@ class Budget:
         self.limit, self.clock = share, clock
         self._begun, self._before = clock(), 0.0
         self.spent = 0.0
-        self.costs: dict[str, float] = {}  # of each part, the last time
+        self.costs: dict[str, list[float]] = {}  # of each part, the last few times
         self.missed: dict[str, int] = {}  # measurements in a row that a part was due and left out
 
     @property
@@ -50,6 +52,11 @@ class Budget:
             return math.inf
         return max((self.limit * self.elapsed - self.spent) / (1 - self.limit), 0.0)
 
+    def upper(self, part: str) -> float:
+        """Seconds that a part may cost; before anything was measured, 0."""
+        known = self.costs.get(part) or [cost for costs in self.costs.values() for cost in costs]
+        return MARGIN * max(known, default=0.0)
+
     def affordable(self, due: Sequence[str]) -> tuple[str, ...] | None:
         """Which of the parts that are due to measure now; None where the measurement has to wait.
 
@@ -58,17 +65,16 @@ class Budget:
         measurement wait until it fits.
         """
         first = due[0]
-        if first not in self.costs:
+        if not self.costs:
             return tuple(due)
-        left = self.allowance() - self.costs[first]
+        left = self.allowance() - self.upper(first)
         if left < 0:
             return None
         chosen = {first}
         for part in sorted(due[1:], key=lambda part: -self.missed.get(part, 0)):
-            cost = self.costs.get(part, 0.0)
-            if cost <= left:
+            if self.upper(part) <= left:
                 chosen.add(part)
-                left -= cost
+                left -= self.upper(part)
             elif self.missed.get(part, 0) >= PATIENCE:
                 return None
         return tuple(part for part in due if part in chosen)
@@ -76,7 +82,8 @@ class Budget:
     def note(self, due: Sequence[str], costs: Mapping[str, float], whole: float) -> None:
         """A measurement is done: seconds that its parts cost, of those that were due, and all of it."""
         self.spent += whole
-        self.costs |= costs
+        for part, cost in costs.items():
+            self.costs[part] = [*self.costs.get(part, []), cost][-KEPT:]
         self.missed |= {part: 0 if part in costs else self.missed.get(part, 0) + 1 for part in due}
 
     def state(self) -> dict[str, Any]:

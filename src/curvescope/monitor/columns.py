@@ -13,7 +13,7 @@ COLUMNS = {
     "lambda_max": "largest eigenvalue of the Hessian",
     "lambda_max_error": "min(r, r²/gap) of its residual r",
     "lambda_min": "smallest eigenvalue",
-    "lambda_min_error": "likewise",
+    "lambda_min_error": "its residual, and not less than the tolerance times λ_max",
     "converged": "whether both errors are within the tolerance",
     "verified": "whether a search from a random vector found nothing beyond; nan where none was due",
     "trace": "of the Hessian",

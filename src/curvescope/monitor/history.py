@@ -24,9 +24,8 @@ class History:
     def __init__(self, files: Files | None = None):
         self.files = files
         self.rows: list[Row] = [] if files is None else files.read(HISTORY)
-        last = self.rows[-1]["step"] if self.rows else -1
         blocks = [] if files is None else files.read(BLOCKS)
-        self.block_rows: list[Row] = [row for row in blocks if row["step"] <= last]
+        self.block_rows: list[Row] = [row for row in blocks if row["step"] <= self.last_step]
         self._rewrite()  # without the piece of a row that a killed process may have left
 
     def _rewrite(self) -> None:
@@ -47,17 +46,22 @@ class History:
             self.files.append(HISTORY, [whole])
         return whole
 
+    @property
+    def last_step(self) -> int:
+        """Of the last measurement; −1 before the first."""
+        return self.rows[-1]["step"] if self.rows else -1
+
     def rewind(self, step: int) -> None:
-        """Drop what was measured at this step or later: the loop has gone back.
+        """Drop what an earlier process measured at this step or later: the loop goes on from here.
 
         Raises:
             UsageError: The run was finished there.
         """
-        if not self.rows or self.rows[-1]["step"] < step:
+        if self.last_step < step:
             return
         if self.files is not None and self.files.finished:
             raise UsageError(
-                f"the run in {self.files.folder} is finished, up to step {self.rows[-1]['step']}, "
+                f"the run in {self.files.folder} is finished, up to step {self.last_step}, "
                 f"and this is step {step}",
                 hint="choose another out, or remove it",
             )

@@ -16,6 +16,7 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -36,7 +37,11 @@ from curvescope.problem import Problem
 
 PARTS = ("ends", "sharpness", "trace", "ggn", "verify", "blocks")
 Numbers = dict[str, float]
-ROUGHLY = 0.15  # relative residual of a vector that is only to be recognised when it takes over
+LOOSE = 0.05  # residual of the other top eigenvectors that is enough, relative to λ_max
+STUDENT = (
+    1.84  # within it, in standard errors from two samples, are 68 % (Student's t, one degree of freedom)
+)
+TINY = 1e-30
 SWEEP = 150  # most products of a search for what was missed
 
 
@@ -53,14 +58,16 @@ class Effort(NamedTuple):
 class Look:
     """The model as it is now, seen part by part; `numbers` and `blocks` are filled on the way."""
 
-    def __init__(self, problem: Problem, memory: Memory, effort: Effort, call: int):
+    def __init__(self, problem: Problem, memory: Memory, effort: Effort, call: int, *, whole: bool = True):
         self.problem, self.memory, self.effort, self.call = problem, memory, effort, call
+        self.whole = whole  # whether it is the first, or one that looks for what was missed
         self.H = Hessian(problem)
         self.space = self.H.space
         self.numbers: Numbers = {}
         self.blocks: dict[str, Numbers] = {}
         self.products = 0
         self.notes: list[str] = []
+        self.stop: Callable[[], bool] | None = None  # searches end where it says so, with what they have
         self._ends: Ends | None = None
         self._gradient = torch.zeros(0)
         self._searched: dict[str, tuple[LinearOperator, Ends]] = {}  # by the name of their number
@@ -75,10 +82,13 @@ class Look:
             return
         self._gradient = g
         before = self.memory.take("lambda_max", self.space)
-        starts = [*_summed(before), *_summed(self.memory.take("lambda_min", self.space)), g]
-        found = self._follow(self.H, torch.stack(starts), top=self.effort.top, bottom=True)
+        lowest = self.memory.take("lambda_min", self.space)
+        known = [rows for rows in (before, lowest) if rows is not None]
+        found = self._follow(
+            self.H, torch.cat(known) if known else None, g[None], top=self.effort.top, loose=LOOSE
+        )
         self._ends = found
-        top, bottom = found.vectors[: self.effort.top], found.vectors[-1:]
+        top, bottom = found.vectors[: self.effort.top], found.subspace.lowest(2)
         self.numbers |= {
             "lambda_max": float(found.values[0]),
             "lambda_max_error": float(found.errors[0]),
@@ -137,8 +147,8 @@ class Look:
         X, HX = self._with_probes()
         outside = Outside(self._ends.subspace)
         exact, samples = outside.block_samples(X, HX, list(self.space.slices.values()))
-        values, stderr = mean_and_stderr(exact + samples)
-        total, total_stderr = mean_and_stderr((exact + samples).sum(axis=1))
+        values, stderr = _mean_and_error(exact + samples)
+        total, total_stderr = _mean_and_error((exact + samples).sum(axis=1))
         self.numbers |= {"trace": float(total), "trace_stderr": float(total_stderr)}
         for name, value, error in zip(self.space.slices, values, stderr, strict=True):
             self.blocks.setdefault(name, {}).update(trace=float(value), trace_stderr=float(error))
@@ -194,7 +204,10 @@ class Look:
             self.memory.put(name, torch.cat([missed[None], kept[: len(kept) - 1]]), self.space)
             self.numbers |= {"eigenspace_error": 1.0} if name == "lambda_max" else {}
         if further > 0:
-            self.numbers |= {name: float(found.values[i]), f"{name}_error": float(found.residuals[i])}
+            error = float(found.residuals[i])
+            if sign < 0:  # as `follow_ends` states it
+                error = max(error, self.effort.tol * float(abs(found.values).max()))
+            self.numbers |= {name: float(found.values[i]), f"{name}_error": error}
 
     def rates(self) -> None:
         """η times what was found, at the end."""
@@ -202,31 +215,34 @@ class Look:
             if name in self.numbers and "lr" in self.numbers:
                 self.numbers[f"lr_{name}"] = self.numbers["lr"] * self.numbers[name]
 
-    def block_ends(self, names: list[str], enough: Callable[[], bool]) -> list[str]:
-        """λ_max of blocks in this order until there is no time left; the names of those that were done."""
-        done = []
-        for name in names:
-            if self._ends is None or (done and enough()):
-                break
-            op = self.H.block(name)
-            found = self._largest(f"block.{name}", op, op.space, self._gradient[self.space.slices[name]])
-            self.blocks.setdefault(name, {}).update(
-                lambda_max=float(found.values[0]),
-                lambda_max_error=float(found.errors[0]),
-                converged=float(found.converged),
-            )
-            done.append(name)
-        return done
+    def block_end(self, name: str) -> bool:
+        """λ_max of one block; False where there is none to be had.
+
+        On a GPU through the products of the whole: those of a block would be compiled and recorded anew.
+        """
+        if self._ends is None:
+            return False
+        rows, space = self.space.slices[name], self.problem.space(name)
+        op = self.H.block(name) if self.H.device.type == "cpu" else self.H[rows, rows]
+        found = self._largest(f"block.{name}", op, space, self._gradient[rows])
+        self.blocks.setdefault(name, {}).update(
+            lambda_max=float(found.values[0]),
+            lambda_max_error=float(found.errors[0]),
+            converged=float(found.converged),
+        )
+        return True
 
     def _with_probes(self) -> tuple[Tensor, Tensor]:
-        """Probes X (n, p), the same at every measurement so that changes show, and H X."""
+        """Probes X (n, p), the same at every measurement so that changes show, and H X.
+
+        A measurement that is not `whole` takes half of them, two at least.
+        """
         if self._probed is None:
             space, effort = self.space, self.effort
-            X = probes(
-                space.size, effort.num_probes, seed=effort.seed, dtype=space.dtype, device=space.device
-            )
+            count = effort.num_probes if self.whole else max(2, effort.num_probes // 2)
+            X = probes(space.size, count, seed=effort.seed, dtype=space.dtype, device=space.device)
             self._probed = X, self.H @ X
-            self.products += effort.num_probes
+            self.products += count
         return self._probed
 
     def _largest(self, name: str, op: LinearOperator, space: ParamSpace, g: Tensor) -> Ends:
@@ -234,30 +250,28 @@ class Look:
 
         The second eigenvector is followed too, roughly: it is the next to be the first.
         """
-        starts = torch.stack([*_summed(self.memory.take(name, space)), g])
-        found = self._follow(op, starts, top=2, bottom=False, loose=ROUGHLY)
+        kept = self.memory.take(name, space)
+        known = [g[None] / g.norm().clamp_min(TINY), *([] if kept is None else [kept])]
+        found = self._follow(op, torch.cat(known), top=2, bottom=False, tol=2 * self.effort.tol)
         self.memory.put(name, found.vectors, space)
         if space is self.space:
             self._searched[name] = op, found
         return found
 
-    def _follow(self, op: LinearOperator, starts: Tensor | None, **options: Any) -> Ends:
+    def _follow(
+        self, op: LinearOperator, followed: Tensor | None, beside: Tensor | None = None, **options: Any
+    ) -> Ends:
         effort = self.effort
-        found = follow_ends(
-            op,
-            starts,
-            tol=effort.tol,
-            max_products=effort.max_products,
-            seed=effort.seed + 1 + self.call,
-            **options,
-        )
+        settings = {"tol": effort.tol, "max_products": effort.max_products, "stop": self.stop, **options}
+        found = follow_ends(op, followed, beside, seed=effort.seed + 1 + self.call, **settings)
         self.products += found.num_products
         return found
 
 
-def _summed(rows: Tensor | None) -> list[Tensor]:
-    """One vector in the place of several: a Krylov space holds them all, with fewer products than each."""
-    return [] if rows is None else [rows.sum(dim=0)]
+def _mean_and_error(samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mean over samples (p, …) and its standard error; that of two is made to hold as often as others."""
+    mean, stderr = mean_and_stderr(samples)
+    return mean, stderr * (STUDENT if len(samples) == 2 else 1.0)
 
 
 def _own(optimizer: Any) -> torch.optim.Optimizer:

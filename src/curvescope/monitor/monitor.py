@@ -15,7 +15,7 @@ from curvescope.core.errors import CurvescopeError, UsageError, warn
 from curvescope.models.choice.choosing import frozen
 from curvescope.models.choice.params import Params
 from curvescope.models.running.calling import Output
-from curvescope.monitor.budget import Budget, Clock
+from curvescope.monitor.budget import MARGIN, Budget, Clock
 from curvescope.monitor.columns import COLUMNS, TEXT
 from curvescope.monitor.files import Files
 from curvescope.monitor.history import History
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 Optimizer = torch.optim.Optimizer
 VERIFY = 10  # measurements from one search for what was missed to the next
+SAVING = "saving"  # the vectors: a part of the budget too
 VECTORS_EVERY = 60.0  # seconds from one writing of the vectors to the next
 
 
@@ -60,8 +61,8 @@ class CurvatureMonitor:
         seed: Of probes and random starts.
         blocks: Whether λ_max of single blocks is measured, or globs of those.
         top: Eigenvectors of the largest eigenvalues that are followed.
-        tol: Error of λ_max that is enough, relative; ten times that of λ_min.
-        num_probes: Of traces, at least 2.
+        tol: Error of λ_max and λ_min that is enough, relative to λ_max; twice that of other operators.
+        num_probes: Of traces, at least 2; half of them between the first measurement and every tenth.
         max_products: Most products of one search.
         writers: "tensorboard", "wandb", or objects with `write(step, numbers)` and `close()`.
         clock: Of seconds.
@@ -110,6 +111,7 @@ class CurvatureMonitor:
         self._seen: dict[str, int] = {}  # block: number of the measurement that last saw its λ_max
         self._history = History(None if out is None else self._open(Path(out)))
         self._vectors_at = -math.inf
+        self._told: int | None = None  # the last step of this process
 
     # ------------------------------------------------------------------------------- the loop
 
@@ -118,16 +120,14 @@ class CurvatureMonitor:
 
         A measurement that has to wait is made at the first later step at which it is affordable.
         """
-        self._check(step)
-        self._history.rewind(step)
+        self._arrive(step)
         self._due = self._due or step % self.every == 0
         parts = self._budget.affordable(self._parts()) if self._due else None
         return None if parts is None else self._measure(step, optimizer, parts)
 
     def measure(self, step: int, optimizer: Optimizer | None = None) -> dict[str, float]:
         """Measure everything now, whatever it costs and whether or not it is due; the numbers measured."""
-        self._check(step)
-        self._history.rewind(step)
+        self._arrive(step)
         return self._measure(step, optimizer, self._parts(everything=True), until=math.inf)
 
     def close(self) -> None:
@@ -145,10 +145,19 @@ class CurvatureMonitor:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _check(self, step: int) -> None:
+    def _arrive(self, step: int) -> None:
+        """The loop is at a step: the first may lie behind what an earlier process measured, no other may."""
         check_count("step", step, at_least=0)
         if self._closed:
             raise UsageError("expected a monitor that is open, got one that was closed")
+        if self._told is None:
+            self._history.rewind(step)
+        elif step < self._told or step == self._history.last_step:
+            raise UsageError(
+                f"expected a step after {self._told}, got {step}",
+                hint="steps count on over epochs, and each is measured once",
+            )
+        self._told = step
 
     # ------------------------------------------------------------------------------- what was seen
 
@@ -195,15 +204,20 @@ class CurvatureMonitor:
         due, clock, costs = self._parts(), self._budget.clock, {}
         settled(self._model)
         begun = clock()
+        if until is None:
+            until = begun + self._budget.allowance() if self._budget.costs else math.inf
         with unseen(self._model.module):
             self._fit()
-            look = Look(self._problem, self._memory, self._effort, self._calls)
+            whole = self._calls % VERIFY == 0
+            look = Look(self._problem, self._memory, self._effort, self._calls, whole=whole)
+            look.stop = None if until == math.inf else lambda: clock() > until
             try:
                 with look.H.steady():
                     for part in parts:
                         start = begun if part == parts[0] else clock()
-                        count = self._part(look, part, optimizer, until or begun + self._budget.allowance())
-                        costs[part] = (clock() - start) / count
+                        if part == parts[0] or start + self._budget.upper(part) <= until:
+                            dearest = self._part(look, part, optimizer, until)
+                            costs[part] = clock() - start if dearest is None else dearest
             except (CurvescopeError, torch.OutOfMemoryError) as error:
                 if isinstance(error, UsageError) or not self._calls:
                     raise
@@ -215,21 +229,31 @@ class CurvatureMonitor:
             self._note(note)
         self._budget.note(due, costs, clock() - begun)
         self._calls, self._due = self._calls + 1, False
-        return self._keep(step, look, [part for part in due if part not in costs], clock() - begun)
+        measured = clock()
+        row = self._keep(step, look, [part for part in due if part not in costs], measured - begun)
+        self._budget.spent += clock() - measured
+        return row
 
-    def _part(self, look: Look, part: str, optimizer: Optimizer | None, until: float) -> int:
-        """Measure a part; how many pieces of the same cost it was made of."""
+    def _part(self, look: Look, part: str, optimizer: Optimizer | None, until: float) -> float | None:
+        """Measure a part; seconds of its dearest piece, where it is made of several."""
+        if part == "blocks":
+            return self._blocks(look, until)
         if part == "sharpness":
             look.sharpness(optimizer)
-        elif part == "blocks":
-            clock, one = self._budget.clock, self._budget.costs.get("blocks", 0.0)
-            names = sorted(self._block_names(), key=lambda name: self._seen.get(name, -1))
-            done = look.block_ends(names, lambda: clock() + one > until)
-            self._seen |= dict.fromkeys(done, self._calls)
-            return max(len(done), 1)
         else:
             {"ends": look.ends, "verify": look.verify, "trace": look.trace, "ggn": look.ggn}[part]()
-        return 1
+        return None
+
+    def _blocks(self, look: Look, until: float) -> float:
+        """λ_max of single blocks, those first that were seen longest ago, while the dearest would fit."""
+        clock, expected, dearest = self._budget.clock, self._budget.upper("blocks"), 0.0
+        for name in sorted(self._block_names(), key=lambda name: self._seen.get(name, -1)):
+            start = clock()
+            if start + max(expected, MARGIN * dearest) > until or not look.block_end(name):
+                break
+            dearest = max(dearest, clock() - start)
+            self._seen[name] = self._calls
+        return dearest
 
     def _block_names(self) -> list[str]:
         return list(dict.fromkeys(b.name for glob in self._globs for b in self._problem.space(glob)))
@@ -286,10 +310,14 @@ class CurvatureMonitor:
 
     def _save_state(self, files: Files) -> None:
         """The account of time at every measurement, vectors once a minute: old ones are as good a start."""
-        files.keep({**self._budget.state(), "calls": self._calls, "seen": self._seen})
-        if self._budget.clock() - self._vectors_at >= VECTORS_EVERY:
+        clock, budget = self._budget.clock, self._budget
+        fits = SAVING not in budget.costs or budget.upper(SAVING) <= budget.allowance()
+        if fits and clock() - self._vectors_at >= VECTORS_EVERY:
+            start = clock()
             self._memory.save(files.state)
-            self._vectors_at = self._budget.clock()
+            self._vectors_at = clock()
+            budget.note((), {SAVING: self._vectors_at - start}, 0.0)
+        files.keep({**budget.state(), "calls": self._calls, "seen": self._seen})
 
 
 def check_share(budget: float) -> float:

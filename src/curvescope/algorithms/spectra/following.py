@@ -1,17 +1,20 @@
 """Both ends of the spectrum of an operator that changes little by little, from the vectors found before.
 
-A subspace V with its products A V is begun with the eigenvectors of the last time, a few vectors that the
-caller has a reason to look at, and one random vector; Rayleigh–Ritz on it gives Ritz pairs (θ, u), and while
-one that is wanted has a residual r = A u − θ u above its tolerance, r is added. Begun with one vector alone
-this is Lanczos: all residuals are multiples of its next vector.
+A subspace V with its products A V is begun with one vector, the sum of the eigenvectors of the last time and
+of a random one, and with vectors that the caller has a reason to look at; Rayleigh–Ritz on it gives Ritz
+pairs (θ, u), and while one that is wanted has a residual r = A u − θ u above its tolerance, r is added. Begun
+with one vector alone this is Lanczos: all residuals are multiples of its next vector, and k eigenvectors that
+are in the sum take about k products to come apart.
 
 A symmetric operator has an eigenvalue within ‖r‖ of θ, and θ_max ≤ λ_max, θ_min ≥ λ_min. That nothing lies
 beyond them is not proved, as `eigsh` does it with a sweep from a random vector that takes as many products as
-a search from nothing; here a random vector is part of every subspace.
+a search from nothing; here a random vector is part of every start.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -24,7 +27,10 @@ from curvescope.algorithms.vectors import check_finite, fresh, orthogonalize, ra
 from curvescope.core.operator import LinearOperator
 
 LOST = 1e-6  # of a vector's length: less than this outside the subspace is rounding
-FLOOR = 0.05  # of the largest |Ritz value|: an end that is smaller is measured by this
+FLOOR = 0.05  # of the largest |Ritz value|: a largest value that is smaller is measured by this
+RANDOM = 0.5  # length of the random vector beside that of what is followed
+LEAST = 6  # vectors in a subspace that is enough for one end, and three more for both
+STEADY = 3  # products over which the ends must have come to rest
 
 
 class Ends(NamedTuple):
@@ -32,10 +38,10 @@ class Ends(NamedTuple):
 
     values: np.ndarray  # (k,)
     residuals: np.ndarray  # (k,)
-    errors: np.ndarray  # (k,) min(r, r²/gap) of the ends; the residual r of those between
+    errors: np.ndarray  # (k,) see `_Pairs`; the residual of those between
     vectors: Tensor  # (k, n) orthonormal rows
     angle: float  # sine of that between the largest ones' span and the true one, at most: see `_angle`
-    forms: np.ndarray  # xᵀ A x / xᵀ x of the start vectors, in their order
+    forms: np.ndarray  # xᵀ A x / xᵀ x of the vectors beside
     converged: bool  # both ends have errors within the tolerance
     num_products: int
     subspace: Subspace
@@ -102,6 +108,10 @@ class Subspace:
         """Sᵀ V for columns S (m, k): (k, n)."""
         return _numbers(S, self.V) @ self.V
 
+    def lowest(self, count: int) -> Tensor:
+        """The Ritz vectors of the smallest Ritz values: (k, n)."""
+        return self.rows(self.ritz()[1][:, :count])
+
     def residuals(self, theta: np.ndarray, S: np.ndarray) -> Tensor:
         """A u − θ u for Ritz pairs: (k, n)."""
         return _numbers(S, self.V) @ self.AV - _numbers(S * theta, self.V) @ self.V
@@ -123,39 +133,47 @@ class Subspace:
 
 def follow_ends(
     op: LinearOperator,
-    starts: Tensor | None = None,
+    followed: Tensor | None = None,
+    beside: Tensor | None = None,
     *,
     top: int = 1,
     bottom: bool = True,
     tol: float = 0.01,
-    loose: float = 0.02,
+    loose: float = math.inf,
     max_products: int = 200,
     max_basis: int = 48,
     seed: int = 0,
+    stop: Callable[[], bool] | None = None,
 ) -> Ends:
     """The `top` largest eigenpairs and the smallest one, as far as the tolerance asks for.
 
     Args:
-        starts: rows (m, n) to begin with: eigenvectors of the last time.
+        followed: rows (m, n), eigenvectors of the last time: their sum is what the search begins with.
+        beside: rows (m, n) that the subspace shall hold as they are.
         bottom: whether the smallest is wanted.
-        tol: error of the largest value that is enough, relative to itself; ten times that of the smallest.
+        tol: error that is enough: of the largest value relative to itself, of the smallest to the largest
+            |Ritz value|.
         loose: residual of the others that is enough, relative to the largest |Ritz value|.
         max_products: most products with one vector.
         max_basis: vectors in the subspace, each kept with its product.
         seed: of the random vector.
+        stop: asked before every further product; where it says so, what was found is returned as it is.
     """
     n = op.shape[0]
-    begin = fresh(op, 1, n)
-    random_vector(op, seed=seed, index=0, out=begin[0])
-    given = begin[:0] if starts is None else starts.to(begin)
-    space = Subspace(op, max(max_basis, top + 4, len(given) + 4))
-    space.add(torch.cat([given, begin]))
-    forms = space.forms(given)
+    given = fresh(op, 0, n) if beside is None else beside.to(dtype=op.dtype, device=op.device)
+    begin = torch.cat([_begin(op, followed, seed), given])
+    space = Subspace(op, max(max_basis, top + 4, len(begin) + 4))
+    space.add(begin)
+    forms, seen = space.forms(given), list[np.ndarray]()
     while True:
-        found = _Pairs(space, min(top, n), bottom=bottom)
+        found = _Pairs(space, min(top, n), tol, bottom=bottom, seen=seen)
         limits = found.limits(tol, loose)
-        enough = space.count >= min(top + 2, n) and bool((found.errors <= limits).all())
-        if enough or space.products >= max_products or space.count == n:
+        enough = found.full or (
+            space.count >= LEAST + 3 * bottom
+            and found.moved[0] <= limits[0]
+            and bool((found.errors <= limits).all())
+        )
+        if enough or space.products >= max_products or (stop is not None and stop()):
             break
         if space.count == space.room:
             space.keep(*_best(*space.ritz(), space.room, top))
@@ -166,7 +184,7 @@ def follow_ends(
         residuals=found.sizes,
         errors=found.errors,
         vectors=space.rows(found.S),
-        angle=_angle(found.sizes[: min(top, n)], space.ritz()[0]),
+        angle=_angle(space, found.sizes[: min(top, n)]),
         forms=forms,
         converged=bool((found.errors <= limits)[found.is_end].all()),
         num_products=space.products,
@@ -174,54 +192,68 @@ def follow_ends(
     )
 
 
-class _Pairs:
-    """The wanted Ritz pairs of a subspace: the largest first, then the smallest one."""
+def _begin(op: LinearOperator, followed: Tensor | None, seed: int) -> Tensor:
+    """One vector to begin with, (1, n): the sum of those that are followed, and a random one."""
+    begin = fresh(op, 1, op.shape[0])
+    random_vector(op, seed=seed, index=0, out=begin[0])
+    if followed is None or not len(followed):
+        return begin
+    known = followed.to(begin).sum(dim=0, keepdim=True)
+    return begin.mul_((RANDOM * norms(known[0]) / norms(begin[0])).to(begin)).add_(known)
 
-    def __init__(self, space: Subspace, top: int, *, bottom: bool):
+
+class _Pairs:
+    """The wanted Ritz pairs of a subspace: the largest first, then the smallest one.
+
+    The largest has the error min(r, r²/gap). The smallest is mostly the edge of a bulk, where the next one is
+    not known: its error is r, not less than what the last products have moved it, nor than the tolerance, for
+    a search that is stopped there knows no better.
+    """
+
+    def __init__(self, space: Subspace, top: int, tol: float, *, bottom: bool, seen: list[np.ndarray]):
         theta, S = space.ritz()
+        seen.append(theta[[-1, 0]])
         m = len(theta)
         high = list(range(m - 1, max(m - 1 - top, -1), -1))
         wanted = np.array([*high, 0] if bottom and 0 not in high else high)
-        beside = np.array(
-            [i for i in (m - 1 - len(high), 1) if 0 <= i < m], dtype=int
-        )  # what the ends stand apart from
         self.values, self.S, self.scale = theta[wanted], S[:, wanted], float(np.abs(theta).max())
         self.rows = space.residuals(self.values, self.S)
         self.sizes = to_numpy(norms(self.rows, dim=1))
         self.is_end = (wanted == m - 1) | (bottom & (wanted == 0))
-        reach = {int(i): float(r) for i, r in zip(wanted, self.sizes, strict=True)}
-        for i, r in zip(beside, norms(space.residuals(theta[beside], S[:, beside]), dim=1), strict=True):
-            reach[int(i)] = float(r)
         self.errors = self.sizes.copy()
-        for place in np.flatnonzero(self.is_end):
-            i = int(wanted[place])
-            j = i - 1 if i == m - 1 else i + 1
-            gap = abs(theta[i] - theta[j]) - reach[j] if 0 <= j < m else 0.0
+        if m > 1:
+            beside = norms(space.residuals(theta[m - 2 : m - 1], S[:, m - 2 : m - 1]), dim=1)
+            gap = theta[-1] - theta[-2] - float(beside[0])
             if gap > 0:
-                self.errors[place] = min(self.sizes[place], self.sizes[place] ** 2 / gap)
+                self.errors[0] = min(self.sizes[0], self.sizes[0] ** 2 / gap)
+        self.moved = np.abs(seen[-1] - seen[max(len(seen) - 1 - STEADY, 0)])
+        self.full = space.count == space.op.shape[0]
+        if bottom and not self.full:
+            self.errors[-1] = max(self.sizes[-1], self.moved[1], tol * self.scale)
 
     def limits(self, tol: float, loose: float) -> np.ndarray:
-        """Errors that are enough, (k,): an end is measured by itself, for in many dimensions a random vector
-        has a Ritz value near zero with a residual that is small beside the other end."""
-        own = np.maximum(np.abs(self.values), FLOOR * self.scale)
-        first = np.arange(len(own)) == 0
-        return np.where(self.is_end, np.where(first, tol, 10 * tol) * own, loose * self.scale)
+        """Errors that are enough, (k,)."""
+        first = np.arange(len(self.values)) == 0
+        own = np.where(first, np.maximum(abs(self.values[0]), FLOOR * self.scale), self.scale)
+        return np.where(self.is_end, tol * own, loose * self.scale if self.scale > 0 else math.inf)
 
     def next(self, limits: np.ndarray) -> Tensor:
         """The residual that is worst, relative to what is allowed."""
-        worst = int((self.errors / np.maximum(limits, 1e-300)).argmax())
+        worst = int((np.minimum(self.errors, self.sizes) / np.maximum(limits, 1e-300)).argmax())
         return self.rows[worst : worst + 1]
 
 
-def _angle(residuals: np.ndarray, theta: np.ndarray) -> float:
-    """‖R‖_F / gap for the k largest of ascending Ritz values, at most 1: the sin Θ theorem (Davis, Kahan).
+def _angle(space: Subspace, residuals: np.ndarray) -> float:
+    """‖R‖_F / gap for the k largest Ritz pairs, at most 1: the sin Θ theorem (Davis, Kahan).
 
-    The gap is that between the last of them and the next, taken from Ritz values.
+    The gap is that between the last of them and what the next may be, its Ritz value and residual.
     """
-    k = len(residuals)
-    if k >= len(theta):
+    theta, S = space.ritz()
+    k, j = len(residuals), len(theta) - len(residuals) - 1
+    if j < 0:
         return 0.0
-    size, gap = float(np.linalg.norm(residuals)), float(theta[-k] - theta[-k - 1])
+    beyond = theta[j] + float(norms(space.residuals(theta[j : j + 1], S[:, j : j + 1]), dim=1)[0])
+    size, gap = float(np.linalg.norm(residuals)), float(theta[-k] - beyond)
     return min(size / gap, 1.0) if gap > 0 else 1.0
 
 
