@@ -127,7 +127,7 @@ def test_what_suddenly_costs_more_is_stopped_and_waited_for(priced):
     assert len(late) > 1
     over = late["share"] * late["seconds"] - 0.2 * late["seconds"]
     assert over.max() <= 2 * 3.0  # one piece: the products that a search begins with
-    assert late["share"].iloc[1] <= 0.2 + 1e-12
+    assert late["share"].iloc[-1] <= 0.2 + 1e-12  # each part may be dearer than known once
 
 
 def test_a_search_ends_in_time_with_what_it_has(priced):

@@ -136,6 +136,7 @@ def test_thresholds_are_those_of_the_optimizer(name):
     monitor = cs.CurvatureMonitor(module, PROBE, blocks=False, budget=1.0, num_probes=2)
     row = monitor.step(0, optimizer=optimizer)
     expected = cs.preconditioned_sharpness(cs.Hessian(cs.Problem(module, PROBE)), optimizer)
-    assert row["threshold"] == row["sharpness_threshold"] == pytest.approx(threshold)
+    assert row["sharpness_threshold"] == pytest.approx(threshold)
+    assert row.get("threshold") == (None if name == "Adam" else pytest.approx(threshold))
     assert row["sharpness"] == pytest.approx(expected.value, rel=0.01)
     assert row["lr_lambda_max"] == pytest.approx(row["lr"] * row["lambda_max"])

@@ -141,3 +141,29 @@ def test_parameters_that_are_spread_are_refused():
 
     with pytest.raises(cs.UsageError, match="whole parameters"):
         cs.CurvatureMonitor(FSDPModule(5, 5), [BOTH])
+
+
+def test_a_loader_as_probe_draws_nothing_of_the_training():
+    pairs = torch.utils.data.TensorDataset(X[:8], LABELS[:8])
+    loader = torch.utils.data.DataLoader(pairs, batch_size=4)
+    module = Dropped()
+    seed_everything()
+    before = states()
+    monitor = cs.CurvatureMonitor(module, loader, blocks=False, budget=1.0, num_probes=2)
+    assert states() == before
+    with torch.autocast("cpu", dtype=torch.bfloat16):  # its own sums stay in full precision
+        cast = monitor.measure(0)
+    right = cs.eigsh(cs.Hessian(cs.Problem(module.eval(), loader)), 1).values[0]
+    assert cast["lambda_max"] == pytest.approx(right, rel=1e-5)
+
+
+def test_the_rate_is_that_of_what_is_measured():
+    one, two = tiny(), tiny()
+    groups = [{"params": one.parameters(), "lr": 0.001}, {"params": two.parameters(), "lr": 0.1}]
+    optimizer = torch.optim.SGD(groups, lr=0.5)
+    row = cs.CurvatureMonitor(one, PROBE, blocks=False, budget=1.0, num_probes=2).measure(0, optimizer)
+    assert row["lr"] == 0.001
+    other = cs.CurvatureMonitor(one, PROBE, blocks=False, budget=1.0, num_probes=2).measure(
+        0, torch.optim.Adagrad(one.parameters(), lr=0.1)
+    )
+    assert "threshold" not in other  # nothing is known of what it sees

@@ -80,7 +80,9 @@ def report(runs: list[Path], *, page: Path, out: Path, quiet: bool) -> None:
 
 
 def _finishing(run: RunInfo) -> str:
-    """The command that goes on with a run that is not finished."""
+    """The command that goes on with a run that is not finished; a monitor's goes on with its loop."""
+    if run.study == "monitor":
+        return f"start its training loop again, with out={str(run.path)!r}"
     root = run.path.parent.parent
     return shlex.join(
         ["curvescope", "run", run.study, "--config", str(run.path / CONFIG), "--out", str(root)]

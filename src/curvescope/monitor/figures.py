@@ -37,7 +37,7 @@ def _stability(result: Monitored) -> Figure:
     seen = np.isfinite(h["sharpness"]).any()
     figure, axes = panels(2 if seen else 1)
     line(axes[0], h["step"], h["lambda_max"], h["lambda_max_error"], label="λ_max", colour=BLUE)
-    ceiling = h["threshold"] / h["lr"]
+    ceiling = h["threshold"] / np.where(h["lr"] > 0, h["lr"], np.nan)
     known = np.isfinite(ceiling) & np.isfinite(h["lambda_max"])
     if known.any():
         near = bool((ceiling[known] < 30 * np.nanmax(h["lambda_max"])).any())

@@ -109,18 +109,26 @@ class Look:
     def sharpness(self, optimizer: torch.optim.Optimizer | None) -> None:
         """η, its thresholds, and λ_max of what the optimizer sees."""
         lambda_max = self.numbers.get("lambda_max", math.nan)
-        self.numbers["threshold"] = 2.0
         if optimizer is None:
+            self.numbers["threshold"] = 2.0
             return
-        rate = max(float(group["lr"]) for group in optimizer.param_groups)
-        self.numbers["lr"] = rate
+        self.numbers["lr"] = self._rate(optimizer)
         descent = self._descent(optimizer)
         if descent is None or self._ends is None:
             return
-        bound = descent.threshold
         value, error = self._seen(descent, lambda_max)
-        self.numbers |= {"threshold": bound, "sharpness_threshold": bound}
+        if descent.inverse_root is None:  # otherwise λ_max of H is not what it sees
+            self.numbers["threshold"] = descent.threshold
         self.numbers |= {"sharpness": value, "sharpness_error": error}
+        self.numbers["sharpness_threshold"] = descent.threshold
+        self.notes += [f"{descent.name}: {word}" for word in descent.assumed if word.startswith("√v")]
+
+    def _rate(self, optimizer: torch.optim.Optimizer) -> float:
+        """The largest learning rate among the parameters that are measured; of all if it has none of them."""
+        own = {id(self.problem.model.parameters[name]) for name in self.space.parameters}
+        groups = optimizer.param_groups
+        meant = [group for group in groups if any(id(p) in own for p in group["params"])]
+        return max(float(group["lr"]) for group in meant or groups)
 
     def _descent(self, optimizer: torch.optim.Optimizer) -> Descent | None:
         try:
@@ -163,6 +171,7 @@ class Look:
             GX = G @ X
             self.products += X.shape[1]
             gap, stderr = ratio_and_stderr(HX - GX, HX)
+            stderr *= STUDENT if X.shape[1] == 2 else 1.0
             found = self._largest("ggn_lambda_max", G, self.space, self._gradient)
         self.numbers |= {
             "ggn_gap": gap,

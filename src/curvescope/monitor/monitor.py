@@ -103,7 +103,8 @@ class CurvatureMonitor:
         self._model, self.notes = load_inner(model, output, function)
         options = {"loss_fn": loss_fn, "terms": terms, "params": None if function else params}
         self._make = lambda: Problem(self._model, batches, loss, **options)
-        self._problem, self._frozen = self._make(), frozen(self._model)
+        with unseen(self._model.module):  # a DataLoader draws a number when it is read
+            self._problem, self._frozen = self._make(), frozen(self._model)
         self._globs = _globs(blocks)
         self._block_names()  # raises where a glob matches nothing
         self._writers = open_writers(writers, None if out is None else Path(out))

@@ -32,7 +32,8 @@ def unseen(module: nn.Module) -> Iterator[None]:
     buffers = [(part, dict(part._buffers)) for part in module.modules() if part._buffers]
     copies = {id(t): t.detach().clone() for _, own in buffers for t in own.values() if t is not None}
     try:
-        yield
+        with torch.autocast(device.type, enabled=False):  # ours would be rounded too
+            yield
     finally:
         _put_back(modes, gradients)
         _put_back_buffers(buffers, copies)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from curvescope.core.blocks import Block, ParamSpace
 from curvescope.core.errors import ShapeError, UsageError, near_misses
@@ -38,8 +38,10 @@ def as_direction(problem: Problem, given: Any, *blocks: Params, seed: int = 0) -
     """The vector over `problem.space(*blocks)` that is meant.
 
     Args:
-        given: A vector (n,); tensors by the names of parameters, those not named do not move; "gradient" for
-            −∇L, so that t is a learning rate; "random" for a Gaussian direction of length one.
+        given: A vector (n,) in the order of `problem.space(*blocks)`, not that of torch's
+            `parameters_to_vector`: matrices are inputs × outputs; tensors by the names of parameters, those
+            not named do not move; "gradient" for −∇L, so that t is a learning rate; "random" for a Gaussian
+            direction of length one.
         seed: Of the random one.
     """
     space = problem.space(*blocks)
@@ -64,10 +66,12 @@ def towards(problem: Problem, point: Any, *blocks: Params) -> Direction:
     """The way d = θ' − θ to another point, so that θ + d is that point.
 
     Args:
-        point: Parameters θ' by name, a vector over the blocks, a model, or a problem at other parameters.
+        point: Parameters θ' by name, a vector over the blocks, a module, a model, or a problem at other
+            parameters.
     """
     space, here = problem.space(*blocks), own_vector(problem, *blocks)
     given = point.parameters if isinstance(point, Model | Problem) else point
+    given = dict(given.named_parameters()) if isinstance(given, nn.Module) else given
     if isinstance(given, Mapping):
         missing = [name for name in space.parameters if name not in given]
         if missing:
