@@ -23,7 +23,7 @@ def test_newton_takes_one_step_of_n_products():
     opt = optim.NewtonCG(f.parts, radius=100.0, tolerance=1e-12, max_products=None)
     opt.step(f)
     torch.testing.assert_close(f.x, f.solution)
-    assert opt.work == {"steps": 1, "losses": 2, "gradients": 1, "products": 6}
+    assert opt.work == {"steps": 1, "losses": 2, "gradients": 1, "products": 6, "block_products": 0}
 
 
 @pytest.mark.parametrize("distinct", [1, 2, 3])
@@ -100,7 +100,7 @@ def test_descent_shrinks_every_direction_at_the_known_rate(share):
     power = torch.linalg.matrix_power(torch.eye(6, dtype=torch.float64) - share / 8 * f.A, 5)
     torch.testing.assert_close(f.x - f.solution, -power @ f.solution)
     assert opt.sharpness == pytest.approx(8.0)
-    assert opt.work == {"steps": 5, "losses": 5, "gradients": 5, "products": 10}
+    assert opt.work == {"steps": 5, "losses": 5, "gradients": 5, "products": 10, "block_products": 0}
 
 
 def test_twice_the_bound_is_the_edge():

@@ -19,7 +19,7 @@ from curvescope.core.errors import ShapeError, UsageError
 from curvescope.optim.objective import Closure, Objective
 
 WORK = "work"
-COUNTED = ("steps", "losses", "gradients", "products")
+COUNTED = ("steps", "losses", "gradients", "products", "block_products")
 Params = Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]]
 
 
@@ -32,7 +32,10 @@ class CurvatureOptimizer(torch.optim.Optimizer, ABC):
 
     @property
     def work(self) -> dict[str, int]:
-        """Numbers of steps, losses (forward passes), gradients and products with curvature so far."""
+        """Numbers of steps, losses (forward passes), gradients and products with curvature so far.
+
+        A block product is one with the Hessian of a single parameter.
+        """
         found = self.whole(WORK)
         return {name: int(found.get(name, 0)) for name in COUNTED}
 

@@ -52,7 +52,7 @@ class BlockSGD(CurvatureOptimizer):
         every: int = 10,
         num_products: int = 2,
         first_products: int = 5,
-        floor: float = 1e-3,
+        floor: float = 1e-2,
         seed: int = 0,
     ):
         check_settings(above={"floor": floor}, at_least={"lr": lr, "momentum": momentum})
@@ -78,7 +78,7 @@ class BlockSGD(CurvatureOptimizer):
             for i, p in enumerate(parameters):
                 self._measure(objective, i, p)
         largest = max(self.curvatures())
-        if not largest:
+        if not self.one("floor") * largest > 0:
             raise CurvescopeError(
                 "no block has curvature here, which a rate could be taken from", hint="use torch.optim.SGD"
             )

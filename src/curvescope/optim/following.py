@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from curvescope.algorithms.vectors import check_finite
 from curvescope.core.operator import LinearOperator
 
 SPENT = 10.0  # roundings: a remainder below this many of the product adds no direction
@@ -30,6 +31,7 @@ def follow(op: LinearOperator, start: Tensor, num_products: int) -> tuple[float,
         basis.append(rest / rest.norm())
     Q, A = torch.stack(basis[: len(images)]), torch.stack(images)
     T = (Q @ A.T).double()
+    check_finite(float(T.sum()))
     values, vectors = torch.linalg.eigh((T + T.T) / 2)
     at = int(values.abs().argmax())
     found = vectors[:, at].to(Q.dtype) @ Q

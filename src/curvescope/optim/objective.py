@@ -68,7 +68,7 @@ class Objective:
     Args:
         made: What the closure returned.
         parameters: Those that the optimiser moves.
-        count: Called with "gradients" or "products" whenever one is taken.
+        count: Called with "gradients", "products" or "block_products" whenever one is taken.
     """
 
     def __init__(self, made: Made, parameters: Sequence[Tensor], count: Callable[[str], None]):
@@ -111,7 +111,7 @@ class Objective:
 
     def block_product(self, index: int, v: Tensor) -> Tensor:
         """The Hessian's block of one parameter, with itself."""
-        self._count("products")
+        self._count("block_products")
         return self._hessian([v], [index])[0]
 
     def drawn_gradient(self, loss: Tensor) -> list[Tensor]:

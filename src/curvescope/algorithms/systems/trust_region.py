@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from curvescope.algorithms.checks import check_count, check_symmetric
+from curvescope.algorithms.vectors import check_finite
 from curvescope.core.errors import ShapeError, UsageError
 from curvescope.core.operator import LinearOperator
 
@@ -66,6 +67,7 @@ def trust_step(
     for k in range(limit if norm else 0):
         Bp = op @ p
         bent, square = _dot(p, Bp), _dot(r, r)
+        check_finite(bent, square)
         ahead = square / bent if bent > 0 else math.inf
         edge = to_boundary(d, p, radius)
         if ahead >= edge:
