@@ -192,3 +192,17 @@ def test_a_problem_is_as_good_as_its_loss(name):
         for _ in range(3):
             opt.step(closure)
     torch.testing.assert_close(weights(nets[0]), weights(nets[1]))
+
+
+def test_kfac_knows_its_layers_by_any_name():
+    """The same parameters inside another module: layers are looked for again, and none is stepped without."""
+    nets = [network(), network()]
+    (X, y), seen = data(), []
+    for net, later in ((nets[0], nets[0]), (nets[1], nn.Sequential(nets[1]))):
+        opt = OPTIMISERS["kfac"](net.parameters())
+        opt.param_groups[0]["every"] = 10
+        opt.step(lambda net=net: cs.Problem(net, [(X, y)]))
+        before = weights(net)
+        opt.step(lambda later=later: cs.Problem(later, [(X, y)]))
+        seen.append((weights(net) - before).norm())
+    assert seen[1] == pytest.approx(seen[0], rel=0.5)  # targets are drawn anew

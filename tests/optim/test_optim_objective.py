@@ -8,6 +8,7 @@ from optimisers_known import closure_for, data, network
 from torch import nn
 
 import curvescope as cs
+from curvescope import optim
 from curvescope.core.errors import UsageError
 from curvescope.optim.diagonals import diagonal_of
 from curvescope.optim.objective import Objective, StepCurvature, flatten
@@ -90,3 +91,17 @@ def test_a_linear_loss_has_zero_products():
     found = Objective(sum(p.sum() for p in PARAMETERS), PARAMETERS, lambda what: None)
     found.gradient(curved=True)
     assert all((v == 0).all() for v in found.product([p.detach() for p in PARAMETERS]))
+
+
+def test_attention_of_torch_is_differentiated_twice():
+    """Its fused form, which a closure calls, has no second derivative; the plain one stands in for it."""
+    torch.manual_seed(0)
+    net = nn.TransformerEncoderLayer(4, 2, dim_feedforward=4, dropout=0.0, batch_first=True).double()
+    x = torch.randn(2, 3, 4, dtype=torch.float64)
+    found = optim.SharpnessGD(net.parameters(), first_products=3)
+    found.step(lambda: net(x).square().mean())
+    assert found.sharpness > 0
+    q = torch.randn(1, 2, 3, 4, dtype=torch.float64, requires_grad=True)
+    opt = optim.NewtonCG([q], max_products=2)
+    first = opt.step(lambda: nn.functional.scaled_dot_product_attention(q, q, q).square().sum())
+    assert opt.step(lambda: nn.functional.scaled_dot_product_attention(q, q, q).square().sum()) < first

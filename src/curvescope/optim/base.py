@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from curvescope.core.errors import ShapeError, UsageError
+from curvescope.kernels.substitute import PlainAttention
 from curvescope.optim.objective import Closure, Objective
 
 WORK = "work"
@@ -26,8 +27,8 @@ Params = Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tenso
 class CurvatureOptimizer(torch.optim.Optimizer, ABC):
     """An optimiser that asks the closure's loss for curvature.
 
-    `work` counts what all steps have cost so far. A loss is one forward pass, a gradient one backward pass, a
-    product of the Hessian about two of them and one of the GGN about four.
+    `work` counts what all steps have cost so far. A loss is one forward pass, a gradient one backward pass. A
+    product of the Hessian is two further backward passes, of the gradient's graph; one of the GGN is four.
     """
 
     @property
@@ -82,7 +83,7 @@ class CurvatureOptimizer(torch.optim.Optimizer, ABC):
         parameters = self.trained()
         if not parameters:
             raise UsageError("all parameters of the optimiser are frozen")
-        with torch.enable_grad():
+        with torch.enable_grad(), PlainAttention():  # the one that has a second derivative
             self.count("losses")
             objective = Objective(closure(), parameters, self.count)
         with torch.no_grad():

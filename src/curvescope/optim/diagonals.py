@@ -2,9 +2,8 @@
 
     hutchinson   z ⊙ (H z), z of random signs: its mean is diag H (Bekas et al., 2007)
     ggn          z ⊙ (G z), with the Gauss-Newton matrix, of which no entry of the mean is negative
-    bartlett     N ĝ ⊙ ĝ, ĝ the gradient of the mean loss at N targets drawn from the model: its mean is diag
-    G
-                 for a log-likelihood, by Bartlett's first identity (Liu et al., 2024, algorithm 2)
+    bartlett     N ĝ ⊙ ĝ, ĝ the gradient of the mean loss of N terms at targets drawn from the model: its mean
+                 is diag G for a log-likelihood whose terms weigh 0 or 1 (Liu et al., 2024, algorithm 2)
 
 On a matrix that is diagonal the first two are exact with one vector z.
 """

@@ -35,9 +35,10 @@ class KFACDescent(CurvatureOptimizer):
     with no running mean; damping is added to K itself and is fixed; the step is not rescaled by the exact
     Fisher, but bounded as in Ba et al. (2017). The problem is in eval mode: dropout is off.
 
-    Cost of a step: 2 losses, 1 gradient; at every `every`-th step the factors, for kind="mc" one more loss
-    and gradient, and an eigendecomposition of both factors of each layer, O(m³ + n³). Kept: m² + n² + mn
-    numbers for a layer of m inputs and n outputs, one vector more with momentum.
+    Cost of a step: 1 loss, 1 gradient. At every `every`-th step 2 more losses and 1 gradient (kind="mc";
+    "ggn" takes as many backward passes as there are outputs), and an eigendecomposition of both factors of
+    each layer, O(m³ + n³). Kept: m² + n² + mn numbers for a layer of m inputs and n outputs, and one vector
+    more with momentum.
 
     Args:
         params: Parameters of the model, or groups, which may have an lr, momentum and rest each.
@@ -115,8 +116,7 @@ class KFACDescent(CurvatureOptimizer):
         step = layerwise(spectra, layers, space, space.gather(tree)[:, None])[:, 0]
         rest = {id(p): float(group["rest"]) for group in self.param_groups for p in group["params"]}
         found = {name: g * rest[id(problem.model.parameters[name])] for name, g in tree.items()}
-        for name, part in space.split(step).items():
-            block = next(block for block in space if block.name == name)
+        for block, part in zip(space, space.split(step).values(), strict=True):
             if block.parameter in found:
                 block.put(part, found[block.parameter])
         return found
@@ -124,8 +124,9 @@ class KFACDescent(CurvatureOptimizer):
     def _layout(self, problem: Problem) -> Layout:
         """The layers and their space; factors are made anew where it is time."""
         due = self.steps % self.one("every") == 0
-        if self._known is not None and not due:
-            return self._known
+        known = self._known
+        if known is not None and not due and problem.model.parameters.keys() >= set(known[0].parameters):
+            return known
         self.count("losses")
         K = KFAC(problem, kind=self.one("kind"), seed=self.one("seed") + self.steps)
         if due or any(layer.name not in self.whole(FACTORS) for layer in K.layers):

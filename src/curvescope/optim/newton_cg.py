@@ -13,6 +13,7 @@ from torch import Tensor
 
 from curvescope.algorithms.systems.trust_region import TrustStep, trust_step
 from curvescope.core.errors import UsageError
+from curvescope.kernels.substitute import PlainAttention
 from curvescope.optim.base import CurvatureOptimizer, Params, check_settings
 from curvescope.optim.objective import (
     Closure,
@@ -109,7 +110,7 @@ class NewtonCG(CurvatureOptimizer):
 
     def _loss(self, closure: Closure) -> float:
         self.count("losses")
-        with torch.no_grad():
+        with torch.no_grad(), PlainAttention():
             return float(parts_of(closure()).loss)
 
     def _ratio(self, before: float, after: float, change: float) -> float:
