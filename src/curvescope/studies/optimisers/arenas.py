@@ -21,7 +21,7 @@ from curvescope.problem import Problem
 DIGITS, WIDTH = 2, 32
 SEQ_LEN, TOKENS = 16, 24_576
 HELD_OUT = 64  # sequences of text; of addition twice as many
-PASSES = {"addition": 150.0, "tiny-gpt": 50.0}
+PASSES = {"addition": 150.0, "tiny-gpt": 35.0}
 """The budget of a run, in gradients, by arena."""
 
 

@@ -11,9 +11,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from curvescope.core.errors import CurvescopeError
+from curvescope.core.errors import CurvescopeError, UsageError
 from curvescope.core.result import Result
 from curvescope.data.batches import Batches
+from curvescope.models.finite import not_finite
 from curvescope.optim import CurvatureOptimizer
 from curvescope.optim.objective import parts_of
 from curvescope.problem import Problem
@@ -24,6 +25,8 @@ PASSES = {"losses": 1.0, "gradients": 2.0, "products": 4.0, "block_products": 0.
 """What each costs in forward passes; a block product as measured on tiny-gpt, a mean over its tensors."""
 GRADIENT = 3.0  # forward passes of a loss and its gradient
 AXES = ("steps", "work", "seconds")
+DIVERGED = (CurvescopeError, torch.linalg.LinAlgError)  # pyright: ignore[reportPrivateImportUsage]
+"""What weights, a loss or a product that are not finite raise."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +70,9 @@ def run_course(arena: Arena, optimiser: str, rate: float, seed: int, budget: flo
             while runner.work < mark:
                 runner.step()
             rows.append(runner.look())
-    except (CurvescopeError, torch.linalg.LinAlgError):  # what a loss or a product that is not finite raises
+    except UsageError:  # our own mistake
+        raise
+    except DIVERGED:
         runner.diverged = True
     if runner.diverged or not math.isfinite(rows[-1][-1]):
         rows = [*rows, runner.lost(budget)]
@@ -92,6 +97,8 @@ class _Runner:
         return work_of(self.spent)
 
     def step(self) -> None:
+        if not_finite(self.model, self.model.parameters):
+            raise CurvescopeError("the weights are not finite")
         batch = Batches([self.arena.batch(self.steps)])
         clocks = time.process_time(), time.perf_counter()
         if isinstance(self.optimiser, CurvatureOptimizer):

@@ -41,7 +41,7 @@ class Config(BaseConfig):
         (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0), "learning rates that each of them tries"
     )
     seeds: int = setting(4, "runs with the best rate, after the trials on a seed of their own")
-    budget: float = setting(1.0, "of a run, times 150 gradients on addition and 50 on tiny-gpt")
+    budget: float = setting(1.0, "of a run, times 150 gradients on addition and 35 on tiny-gpt")
     looks: int = setting(13, "at the held-out loss in a run, the first before it")
     batch_size: int = setting(16, "sequences of a step")
     device: str = setting("cpu", "cpu, cuda, …")
