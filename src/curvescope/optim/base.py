@@ -28,7 +28,7 @@ class CurvatureOptimizer(torch.optim.Optimizer, ABC):
     """An optimiser that asks the closure's loss for curvature.
 
     `work` counts what all steps have cost so far. A loss is one forward pass, a gradient one backward pass. A
-    product of the Hessian is two further backward passes, of the gradient's graph; one of the GGN is four.
+    product is backward passes through the graph of the gradient, or through those of Jᵀu, the loss and Jᵀ.
     """
 
     @property

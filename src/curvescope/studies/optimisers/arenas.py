@@ -1,5 +1,4 @@
-"""Where optimisers are compared: a model that begins at random, batches for its steps, and data for its
-loss."""
+"""Where optimisers are compared: a model at random weights, batches for its steps, data for its loss."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ from curvescope.problem import Problem
 DIGITS, WIDTH = 2, 32
 SEQ_LEN, TOKENS = 16, 24_576
 HELD_OUT = 64  # sequences of text; of addition twice as many
-PASSES = {"addition": 150.0, "tiny-gpt": 35.0}
+BUDGETS = {"addition": 150.0, "tiny-gpt": 35.0}
 """The budget of a run, in gradients, by arena."""
 
 
@@ -38,7 +37,10 @@ class Arena(NamedTuple):
 
 
 def addition(seed: int, batch_size: int, device: str) -> Arena:
-    """Sums of two numbers of two digits, by a Transformer of one layer (Ormaniec et al., 2025)."""
+    """Sums of two numbers of two digits, by a Transformer of one layer (Ormaniec et al., 2025).
+
+    Held-out sums are drawn anew: with 10,000 of them in all, some are among those of training.
+    """
     shape = TransformerConfig(
         n_layers=1, d_model=WIDTH, n_heads=4, n_ctx=3 * DIGITS + 3, vocab_size=12, init="scaled", seed=seed
     )

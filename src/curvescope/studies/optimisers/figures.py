@@ -48,7 +48,6 @@ def _panel(ax: Axes, result: Compared, arena: str, axis: str) -> None:
     least = min(float(course.loss.min()) for name in result.optimisers for course in result.of(arena, name))
     ax.set_ylim(least - 0.05 * (top - least), top + 0.15 * (top - least))
     ax.set_xlabel(LABELS[axis], fontsize=9)
-    if axis != "work":
-        ax.set_xscale("symlog", linthresh=1.0 if axis == "steps" else 0.05)
+    ax.set_xlim(left=0)
     ax.tick_params(labelsize=7)
     ax.spines[["top", "right"]].set_visible(False)

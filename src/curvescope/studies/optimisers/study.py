@@ -20,7 +20,7 @@ from curvescope.core.result import Result
 from curvescope.runs.shown import Claim, Line, Shown
 from curvescope.runs.work import Piece, State, work_through
 from curvescope.studies.optimisers import claims, tables, words
-from curvescope.studies.optimisers.arenas import ARENAS, PASSES
+from curvescope.studies.optimisers.arenas import ARENAS, BUDGETS
 from curvescope.studies.optimisers.contenders import CONTENDERS
 from curvescope.studies.optimisers.course import Course, run_course
 
@@ -160,7 +160,7 @@ def _pieces(cfg: Config, arena: str, optimiser: str) -> list[Piece]:
 
 def _course(cfg: Config, arena: str, optimiser: str, rate: float, seed: int) -> Course:
     place = ARENAS[arena](1000 * cfg.seed + seed, cfg.batch_size, cfg.device)
-    return run_course(place, optimiser, rate, seed, cfg.budget * PASSES[arena], cfg.looks)
+    return run_course(place, optimiser, rate, seed, cfg.budget * BUDGETS[arena], cfg.looks)
 
 
 def best(trials: tuple[Result, ...]) -> float:

@@ -42,15 +42,18 @@ def captions(result: Compared) -> dict[str, str]:
         f"{min(result.rates):g} to {max(result.rates):g}, on a seed of their own; the best one at the end of "
         f"the budget is run on {plural(result.seeds, 'other seed')}, with weights and batches of each. The "
         "budget is the same work for all: forward passes 1, gradients 2, products 4, products of one tensor "
-        "0.6, all over 3"
+        "1.5, all over 3"
     )
     ends = "low and high: Student's 95 % interval over seeds"
     return {
         "courses": "Held-out loss against steps, work (in gradients) and processor time: means over seeds, "
-        f"bands are 95 % intervals. {how}. A curve ends where its shortest run does.",
+        f"bands are 95 % intervals. {how}. A curve ends where its shortest run does. Held-out "
+        "sums of addition are drawn anew, and some of them are among those of training.",
         "ends": f"At the end of the budget. {how}; {ends}. at_edge: the best rate is the first or the last "
         "of the grid; products are whole ones of the Hessian; wall is by the clock.",
         "gaps": "Differences of held-out losses from SGD and from AdamW, paired over seeds, at the farthest "
-        f"point of an axis that both reach; negative is lower. {ends}; lower: what that interval decides.",
+        f"point of an axis that both reach; negative is lower. {ends}; lower: what that interval decides. "
+        "Rates are tuned for the end of the budget: at equal steps, one that takes fewer steps by then is at "
+        "its best and the other is not.",
         "trials": "Held-out loss at the end of the budget for every learning rate of the tuning.",
     }
