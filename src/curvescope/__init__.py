@@ -88,6 +88,7 @@ _ROOMS = (
     "models",
     "monitor",
     "operators",
+    "optim",
     "papers",
     "studies",
     "viz",

@@ -1,0 +1,107 @@
+"""The lowest point of a quadratic within a ball, by conjugate gradients that stop at its boundary.
+
+    min over ‖d‖ ≤ Δ of q(d) = gᵀd + ½ dᵀBd,        B symmetric, of any sign
+
+Conjugate gradients from d = 0 have growing ‖d‖ and falling q, so that the first iterate outside of the ball,
+or the first direction p with pᵀBp ≤ 0, along which q falls without end, says where to cross the boundary
+(Steihaug, 1983; Nocedal & Wright, 2006, algorithm 7.2). q(d) is at most that of the lowest point along −g,
+and exactly that of the ball where conjugate gradients converge inside.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from curvescope.algorithms.checks import check_count, check_symmetric
+from curvescope.algorithms.vectors import check_finite
+from curvescope.core.errors import ShapeError, UsageError
+from curvescope.core.operator import LinearOperator
+
+End = Literal["converged", "boundary", "negative curvature", "limit"]
+
+
+class TrustStep(NamedTuple):
+    """A step, what the quadratic promises of it, and how it was found."""
+
+    step: Tensor  # (n,)
+    change: float  # q(step), at most zero
+    curvature: float  # stepᵀ B step
+    num_products: int
+    end: End
+
+    @property
+    def at_boundary(self) -> bool:
+        """Whether ‖step‖ = Δ."""
+        return self.end in ("boundary", "negative curvature")
+
+
+def trust_step(
+    op: LinearOperator,
+    gradient: Tensor,
+    radius: float,
+    *,
+    tolerance: float = 1e-6,
+    num_products: int | None = None,
+) -> TrustStep:
+    """Steihaug's conjugate gradients; one product for every iteration, five vectors in memory.
+
+    Args:
+        op: B, symmetric.
+        gradient: g, (n,).
+        radius: Δ, above 0; `math.inf` where B is positive definite.
+        tolerance: Converged when ‖g + Bd‖ ≤ tolerance · ‖g‖.
+        num_products: The most iterations, by default n.
+    """
+    check_symmetric(op, "trust_step")
+    if gradient.shape != (op.shape[0],):
+        raise ShapeError(f"expected a gradient of {op.shape[0]} entries, got {tuple(gradient.shape)}")
+    if not radius > 0:
+        raise UsageError(f"expected a radius above 0, got {radius!r}")
+    limit = check_count("num_products", op.shape[0] if num_products is None else num_products, at_least=1)
+    d, r, p, norm = torch.zeros_like(gradient), gradient.clone(), -gradient, _norm(gradient)
+    goal = tolerance * norm
+    for k in range(limit if norm else 0):
+        Bp = op @ p
+        bent, square = _dot(p, Bp), _dot(r, r)
+        check_finite(bent, square)
+        ahead = square / bent if bent > 0 else math.inf
+        edge = to_boundary(d, p, radius)
+        if ahead >= edge:
+            if math.isinf(edge):
+                raise UsageError(
+                    f"the quadratic falls without end: pᵀBp = {bent:.3g}", hint="give a finite radius"
+                )
+            d, r = d + edge * p, r + edge * Bp
+            return _found(gradient, d, r, k + 1, "boundary" if bent > 0 else "negative curvature")
+        d, r = d + ahead * p, r + ahead * Bp
+        if _norm(r) <= goal:
+            return _found(gradient, d, r, k + 1, "converged")
+        p = p * (_dot(r, r) / square) - r
+    return _found(gradient, d, r, limit if norm else 0, "limit" if norm else "converged")
+
+
+def to_boundary(d: Tensor, p: Tensor, radius: float) -> float:
+    """τ ≥ 0 with ‖d + τ p‖ = radius, for a d within it."""
+    if math.isinf(radius):
+        return math.inf
+    a, b, c = _dot(p, p), _dot(d, p), _dot(d, d) - radius**2
+    root = math.sqrt(max(b * b - a * c, 0.0))
+    return -c / (b + root) if b > 0 else (root - b) / a  # the form that does not cancel
+
+
+def _found(g: Tensor, d: Tensor, r: Tensor, count: int, end: End) -> TrustStep:
+    """With r = g + Bd: q(d) = ½ (g + r)ᵀd, dᵀBd = (r − g)ᵀd."""
+    along, rest = _dot(g, d), _dot(r, d)
+    return TrustStep(d, (along + rest) / 2, rest - along, count, end)
+
+
+def _dot(a: Tensor, b: Tensor) -> float:
+    return float((a * b).sum(dtype=torch.float64))
+
+
+def _norm(a: Tensor) -> float:
+    return math.sqrt(_dot(a, a))

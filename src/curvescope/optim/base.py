@@ -1,0 +1,128 @@
+"""What the optimisers of this room share: torch.optim's interface, and how a step gets its curvature.
+
+`opt.step(closure)` calls the closure, which returns the loss *with its graph*: no `zero_grad`, no `backward`.
+The gradient and all products are derivatives of that loss, so one batch defines a step. `.grad` is neither
+read nor written. Settings lie in `param_groups`, everything else in `state`, so that `state_dict`,
+`copy.deepcopy` and pickles carry all of an optimiser.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from curvescope.core.errors import ShapeError, UsageError
+from curvescope.kernels.substitute import PlainAttention
+from curvescope.optim.objective import Closure, Objective
+
+WORK = "work"
+COUNTED = ("steps", "losses", "gradients", "products", "block_products")
+Params = Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]]
+
+
+class CurvatureOptimizer(torch.optim.Optimizer, ABC):
+    """An optimiser that asks the closure's loss for curvature.
+
+    `work` counts what all steps have cost so far. A loss is one forward pass, a gradient one backward pass. A
+    product is backward passes through the graph of the gradient, or through those of Jᵀu, the loss and Jᵀ.
+    """
+
+    @property
+    def work(self) -> dict[str, int]:
+        """Numbers of steps, losses (forward passes), gradients and products with curvature so far.
+
+        A block product is one with the Hessian of a single parameter.
+        """
+        found = self.whole(WORK)
+        return {name: int(found.get(name, 0)) for name in COUNTED}
+
+    def count(self, what: str, by: int = 1) -> None:
+        """Add to `work`."""
+        self.put(WORK, **{**self.work, what: self.work[what] + by})
+
+    def whole(self, name: str) -> dict[str, Any]:
+        """What is kept of all parameters together; empty before it is put there."""
+        return self.state[name]  # pyright: ignore[reportArgumentType]
+
+    def put(self, name: str, **values: Any) -> None:
+        """Keep what is of all parameters together, as a dictionary of its own: a loaded one may be shared."""
+        self.state[name] = {**self.whole(name), **values}  # pyright: ignore[reportArgumentType]
+
+    @property
+    def steps(self) -> int:
+        """How many steps were taken."""
+        return self.work["steps"]
+
+    def trained(self) -> list[Tensor]:
+        """The parameters that are not frozen, over all groups."""
+        return [p for group in self.param_groups for p in group["params"] if p.requires_grad]
+
+    def trained_groups(self) -> list[dict[str, Any]]:
+        """The group of each of them."""
+        return [g for g in self.param_groups for p in g["params"] if p.requires_grad]
+
+    def step(self, closure: Closure | None = None) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Move the parameters once.
+
+        Args:
+            closure: Returns the loss with its graph, (loss, outputs), or a `cs.Problem`; it is called again
+                where an optimiser compares losses, and has to mean the same batch then.
+
+        Returns:
+            The loss before the step.
+        """
+        if closure is None:
+            raise UsageError(
+                f"{type(self).__name__} needs a closure, whose loss it differentiates twice",
+                hint="opt.step(lambda: loss_fn(model(x), y)), without backward",
+            )
+        parameters = self.trained()
+        if not parameters:
+            raise UsageError("all parameters of the optimiser are frozen")
+        with torch.enable_grad(), PlainAttention():  # the one that has a second derivative
+            self.count("losses")
+            objective = Objective(closure(), parameters, self.count)
+        with torch.no_grad():
+            self._move(objective, closure)
+        self.count("steps")
+        return objective.loss.detach()
+
+    @abstractmethod
+    def _move(self, objective: Objective, closure: Closure) -> None:
+        """Write to the parameters, given the loss of this step; called without gradients."""
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """As in torch.optim: real parameters, of one precision and device for all groups."""
+        super().add_param_group(param_group)
+        everything = [p for group in self.param_groups for p in group["params"]]
+        kinds = {(p.dtype, p.device) for p in everything}
+        if len(kinds) > 1 or everything[0].is_complex():
+            self.param_groups.pop()
+            said = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds))
+            raise ShapeError(f"expected real parameters of one dtype on one device, got {said}")
+
+    def one(self, name: str) -> Any:
+        """A setting that concerns all parameters together, as the first group has it."""
+        return self.param_groups[0][name]
+
+
+def check_settings(
+    *, above: dict[str, float] | None = None, at_least: dict[str, float] | None = None
+) -> None:
+    """Raise unless numbers are above zero, or at least zero."""
+    for name, value in (above or {}).items():
+        if not value > 0:
+            raise UsageError(f"expected {name} above 0, got {value!r}")
+    for name, value in (at_least or {}).items():
+        if not value >= 0:
+            raise UsageError(f"expected {name} of at least 0, got {value!r}")
+
+
+def check_betas(betas: tuple[float, float]) -> None:
+    """Raise unless both lie in [0, 1)."""
+    if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
+        raise UsageError(f"expected two betas in [0, 1), got {betas!r}")

@@ -1,0 +1,146 @@
+"""Descent preconditioned by Kronecker factors: after K-FAC (Martens & Grosse, 2015), with `cs.KFAC`."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from curvescope.core.blocks import ParamSpace
+from curvescope.core.errors import UsageError
+from curvescope.operators.kronecker.approximations import KFAC
+from curvescope.operators.kronecker.cotangents import Kind
+from curvescope.operators.kronecker.layers import Layer
+from curvescope.operators.kronecker.moments import Pair
+from curvescope.operators.kronecker.spectral import Spectrum, layerwise
+from curvescope.optim.base import CurvatureOptimizer, Params, check_settings
+from curvescope.optim.objective import Closure, Objective
+from curvescope.problem import Problem
+
+Layout = tuple[ParamSpace, tuple[Layer, ...]]
+FACTORS, MOMENTUM = "factors", "momentum"
+
+
+@final
+class KFACDescent(CurvatureOptimizer):
+    """θ ← θ − lr · m, m = momentum · m + (K + damping · I)⁻¹ g, K the K-FAC of the batch's linear layers.
+
+    The closure returns a `cs.Problem` of the batch: factors need the layers, the loss and its terms.
+    Parameters without factors (norms, learned positions) take the step rest · g in the place of the
+    inverse's.
+
+    From the published algorithm it differs in that factors are those of the last batch they were made of,
+    with no running mean; damping is added to K itself and is fixed; the step is not rescaled by the exact
+    Fisher, but bounded as in Ba et al. (2017). The problem is in eval mode: dropout is off.
+
+    Cost of a step: 1 loss, 1 gradient. At every `every`-th step 2 more losses and 1 gradient (kind="mc";
+    "ggn" takes as many backward passes as there are outputs), and an eigendecomposition of both factors of
+    each layer, O(m³ + n³). Kept: m² + n² + mn numbers for a layer of m inputs and n outputs, and one vector
+    more with momentum.
+
+    Args:
+        params: Parameters of the model, or groups, which may have an lr, momentum and rest each.
+        lr: Learning rate; 1 is a full (damped) Newton step of the approximation.
+        damping: δ, in units of curvature.
+        momentum: Of preconditioned gradients.
+        max_change: The most of lr² dᵀg, d the preconditioned gradient: longer steps are shortened; None:
+            never.
+        rest: Step of parameters without factors, over lr.
+        every: Steps from one set of factors to the next.
+        kind: Of `cs.KFAC`: "mc", "ggn", "empirical" or "forward-only".
+        seed: Of the targets that "mc" draws.
+    """
+
+    _known: Layout | None = None  # found again where it is missing, as in a copy
+
+    def __init__(
+        self,
+        params: Params,
+        lr: float = 0.1,
+        *,
+        damping: float = 1e-2,
+        momentum: float = 0.0,
+        max_change: float | None = 1e-2,
+        rest: float = 1.0,
+        every: int = 10,
+        kind: Kind = "mc",
+        seed: int = 0,
+    ):
+        check_settings(above={"damping": damping}, at_least={"lr": lr, "momentum": momentum, "rest": rest})
+        if max_change is not None:
+            check_settings(above={"max_change": max_change})
+        if every < 1:
+            raise UsageError(f"expected every of at least 1, got {every!r}")
+        settings = {
+            "lr": lr, "damping": damping, "momentum": momentum, "max_change": max_change, "rest": rest,
+            "every": every, "kind": kind, "seed": seed,
+        }  # fmt: skip
+        super().__init__(params, settings)  # pyright: ignore[reportArgumentType]
+
+    def _move(self, objective: Objective, closure: Closure) -> None:
+        problem = objective.problem
+        if problem is None:
+            raise UsageError("KFACDescent needs a closure that returns a cs.Problem of the batch")
+        gradient = objective.gradient(curved=False)
+        names = {id(p): name for name, p in problem.model.parameters.items()}
+        if unknown := [i for i, p in enumerate(objective.parameters) if id(p) not in names]:
+            raise UsageError(f"parameter {unknown[0]} of the optimiser is none of {problem.model.name}")
+        tree = {names[id(p)]: g for p, g in zip(objective.parameters, gradient, strict=True)}
+        with torch.enable_grad():
+            moved = self._preconditioned(problem, tree)
+        steps = [moved[names[id(p)]] for p in objective.parameters]
+        share = self._share(steps, gradient)
+        for p, group, d in zip(objective.parameters, self.trained_groups(), steps, strict=True):
+            beta, state, d = float(group["momentum"]), self.state[p], d * share
+            if beta:
+                d = state[MOMENTUM] = d + beta * state[MOMENTUM] if MOMENTUM in state else d.clone()
+            p.sub_(d * float(group["lr"]))
+
+    def _share(self, steps: list[Tensor], gradient: list[Tensor]) -> float:
+        """The part of the step that keeps lr² dᵀg, twice what K says of the divergence, within the bound."""
+        most = self.one("max_change")
+        if most is None:
+            return 1.0
+        rates = [float(group["lr"]) for group in self.trained_groups()]
+        pairs = zip(rates, steps, gradient, strict=True)
+        size = sum(rate**2 * float((d * g).sum(dtype=torch.float64)) for rate, d, g in pairs)
+        return min(1.0, math.sqrt(most / size)) if size > 0 else 1.0
+
+    def _preconditioned(self, problem: Problem, tree: dict[str, Tensor]) -> dict[str, Tensor]:
+        """(K + δ I)⁻¹ g by parameter; entries of a parameter that have no factors take the rest's step."""
+        space, layers = self._layout(problem)
+        kept = self.whole(FACTORS)
+        spectra = [_inverse(kept[layer.name], self.one("damping")) for layer in layers]
+        step = layerwise(spectra, layers, space, space.gather(tree)[:, None])[:, 0]
+        rest = {id(p): float(group["rest"]) for group in self.param_groups for p in group["params"]}
+        found = {name: g * rest[id(problem.model.parameters[name])] for name, g in tree.items()}
+        for block, part in zip(space, space.split(step).values(), strict=True):
+            if block.parameter in found:
+                block.put(part, found[block.parameter])
+        return found
+
+    def _layout(self, problem: Problem) -> Layout:
+        """The layers and their space; factors are made anew where it is time."""
+        due = self.steps % self.one("every") == 0
+        known = self._known
+        if known is not None and not due and problem.model.parameters.keys() >= set(known[0].parameters):
+            return known
+        self.count("losses")
+        K = KFAC(problem, kind=self.one("kind"), seed=self.one("seed") + self.steps)
+        if due or any(layer.name not in self.whole(FACTORS) for layer in K.layers):
+            self.put(FACTORS, **{x.name: _plain(s) for x, s in zip(K.layers, K.spectra(), strict=True)})
+            self.count("losses")
+            self.count("gradients")
+        self._known = K.space, K.layers
+        return self._known
+
+
+def _plain(spectrum: Spectrum) -> dict[str, Any]:
+    """What is kept of a layer: tensors alone."""
+    return {"rows": spectrum.vectors.rows, "columns": spectrum.vectors.columns, "values": spectrum.values}
+
+
+def _inverse(kept: dict[str, Any], damping: float) -> Spectrum:
+    return Spectrum(Pair(kept["rows"], kept["columns"]), None, 1 / (kept["values"] + damping))

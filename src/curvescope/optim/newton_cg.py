@@ -1,0 +1,137 @@
+"""Newton's method in a trust region: conjugate gradients on exact products.
+
+Steihaug (1983); Nocedal & Wright (2006), algorithms 4.1 and 7.2; with Gauss-Newton products Martens (2010).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, final, get_args
+
+import torch
+from torch import Tensor
+
+from curvescope.algorithms.systems.trust_region import TrustStep, trust_step
+from curvescope.core.errors import UsageError
+from curvescope.kernels.substitute import PlainAttention
+from curvescope.optim.base import CurvatureOptimizer, Params, check_settings
+from curvescope.optim.objective import (
+    Closure,
+    Curvature,
+    Objective,
+    StepCurvature,
+    flatten,
+    parts_of,
+    unflatten,
+)
+
+LOW, HIGH, SHRINK, GROW = 0.25, 0.75, 0.25, 2.0  # Nocedal & Wright's, of algorithm 4.1
+ACCEPT = 1e-4  # the least share of the promised fall at which a step is taken
+ROUNDINGS = 10.0  # of the loss: a promise below this many says nothing
+REGION = "region"
+
+
+@final
+class NewtonCG(CurvatureOptimizer):
+    """θ ← θ + lr · d, d = argmin of gᵀd + ½ dᵀBd over ‖d‖ ≤ Δ, B the Hessian or the GGN.
+
+    The closure is called a second time, without a graph, at the new point. With ρ the fall of the loss over
+    the promised one, the step is taken back where ρ ≤ 1e-4; Δ becomes ‖d‖/4 where ρ < 1/4, and 2Δ where ρ >
+    3/4 and d reached the boundary. Negative curvature is followed to the boundary.
+
+    Cost of a step: 2 losses, 1 gradient, k ≤ max_products products; 7 vectors. All parameters share one
+    region, so there is one parameter group, as in torch.optim.LBFGS.
+
+    Args:
+        params: Parameters, or one group of them.
+        lr: Part of the step that is taken, 1 by default; schedulers may lower it.
+        radius: Δ at first, in the units of the parameters.
+        max_radius: The most that Δ grows to.
+        curvature: "hessian", exact, or "ggn", whose closure returns (loss, outputs) or a problem.
+        max_products: The most conjugate-gradient iterations of a step; None is n.
+        tolerance: Of ‖g + Bd‖/‖g‖; None is min(½, √‖g‖), with which convergence is faster than linear.
+    """
+
+    def __init__(
+        self,
+        params: Params,
+        lr: float = 1.0,
+        *,
+        radius: float = 1.0,
+        max_radius: float = 100.0,
+        curvature: Curvature = "hessian",
+        max_products: int | None = 20,
+        tolerance: float | None = None,
+    ):
+        check_settings(above={"radius": radius, "max_radius": max_radius}, at_least={"lr": lr})
+        if curvature not in get_args(Curvature):
+            raise UsageError(f"expected curvature='hessian' or 'ggn', got {curvature!r}")
+        if max_products is not None and max_products < 1:
+            raise UsageError(f"expected max_products of at least 1, got {max_products!r}")
+        settings = {
+            "lr": lr, "radius": radius, "max_radius": max_radius, "curvature": curvature,
+            "max_products": max_products, "tolerance": tolerance,
+        }  # fmt: skip
+        super().__init__(params, settings)  # pyright: ignore[reportArgumentType]
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """One group: a region and a step are of all parameters together."""
+        if self.param_groups:
+            raise UsageError("NewtonCG has one trust region for all parameters, so one parameter group")
+        super().add_param_group(param_group)
+
+    @property
+    def radius(self) -> float:
+        """Δ as it is now."""
+        return float(self.whole(REGION).get("radius", self.one("radius")))
+
+    def _move(self, objective: Objective, closure: Closure) -> None:
+        g = flatten(objective.gradient(curved=True))
+        size = float(g.norm())
+        tolerance = self.one("tolerance")
+        found = trust_step(
+            StepCurvature(objective, self.one("curvature")),
+            g,
+            self.radius,
+            tolerance=min(0.5, math.sqrt(size)) if tolerance is None else tolerance,
+            num_products=self.one("max_products"),
+        )
+        if size == 0:
+            return
+        before = [p.clone() for p in objective.parameters]
+        rate = float(self.one("lr"))
+        for p, d in zip(objective.parameters, unflatten(found.step, before), strict=True):
+            p.add_(d, alpha=rate)
+        ratio = self._ratio(float(objective.loss), self._loss(closure), promised(found, rate))
+        if not ratio > ACCEPT:
+            for p, old in zip(objective.parameters, before, strict=True):
+                p.copy_(old)
+        self._resize(ratio, found)
+
+    def _loss(self, closure: Closure) -> float:
+        self.count("losses")
+        with torch.no_grad(), PlainAttention():
+            return float(parts_of(closure()).loss)
+
+    def _ratio(self, before: float, after: float, change: float) -> float:
+        """The fall of the loss over the promised one; 1 where rounding hides both."""
+        if not math.isfinite(after):
+            return -math.inf
+        blur = ROUNDINGS * torch.finfo(self.param_groups[0]["params"][0].dtype).eps * max(abs(before), 1e-30)
+        if abs(change) <= blur and abs(before - after) <= blur:
+            return 1.0
+        return (before - after) / -change if change < 0 else -math.inf
+
+    def _resize(self, ratio: float, found: TrustStep) -> None:
+        radius = self.radius
+        if ratio < LOW:
+            radius = SHRINK * float(found.step.norm())
+        elif ratio > HIGH and found.at_boundary:
+            radius = min(GROW * radius, float(self.one("max_radius")))
+        self.put(REGION, radius=radius, ratio=ratio, end=found.end)
+
+
+def promised(found: TrustStep, rate: float | Tensor) -> float:
+    """q(rate · d) = rate gᵀd + ½ rate² dᵀBd."""
+    along = found.change - found.curvature / 2
+    return float(rate * along + rate**2 * found.curvature / 2)

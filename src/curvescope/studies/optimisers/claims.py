@@ -1,0 +1,36 @@
+"""Who is ahead, next to AdamW: verdicts computed from intervals over seeds."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from curvescope.runs.shown import Claim, Origin
+from curvescope.studies.optimisers.comparison import gap
+
+if TYPE_CHECKING:
+    from curvescope.studies.optimisers.study import Compared
+
+OURS: Origin = ("ours", "ours")
+BASE = "adamw"
+EQUAL = {"steps": "steps", "work": "work", "seconds": "processor time"}
+
+
+def judge(result: Compared) -> list[Claim]:
+    """One for every arena, axis and optimiser other than AdamW."""
+    found = []
+    for arena in result.arenas:
+        if BASE not in result.optimisers:
+            continue
+        for axis, words in EQUAL.items():
+            for name in result.optimisers:
+                if name == BASE:
+                    continue
+                one = gap(result.of(arena, name), result.of(arena, BASE), axis)
+                said = f"difference of losses {one.words} after {_where(axis, one.at)}, {one.seeds} seeds"
+                claim = f"{name} has a lower loss than {BASE} on {arena}, at equal {words}"
+                found.append(Claim(claim, "lower loss", said, one.verdict, *OURS))
+    return found
+
+
+def _where(axis: str, at: float) -> str:
+    return {"steps": f"{at:.0f} steps", "work": f"{at:.0f} gradients", "seconds": f"{at:.2g} s"}[axis]

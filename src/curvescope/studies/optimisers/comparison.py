@@ -1,0 +1,60 @@
+"""Two optimisers at equal steps, work or time: differences of losses, paired over seeds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from curvescope.algorithms.estimates.intervals import mean_interval
+from curvescope.runs.shown import FAILS, HOLDS, OPEN
+from curvescope.studies.optimisers.course import Course
+
+
+class Gap(NamedTuple):
+    """loss(one) − loss(other) as far as both go: a mean over seeds with its 95 % interval."""
+
+    at: float  # on the axis
+    mean: float
+    low: float
+    high: float
+    seeds: int
+
+    @property
+    def verdict(self) -> str:
+        """Whether the one's loss is lower."""
+        return HOLDS if self.high < 0 else FAILS if self.low > 0 else OPEN
+
+    @property
+    def words(self) -> str:
+        """The mean and its interval."""
+        if not math.isfinite(self.mean):
+            return "diverged"
+        return f"{self.mean:+.3f} [{self.low:+.3f}, {self.high:+.3f}]"
+
+
+def gap(one: Sequence[Course], other: Sequence[Course], axis: str) -> Gap:
+    """At the farthest point of an axis that all runs of both reach."""
+    at = min(course.end(axis) for course in (*one, *other))
+    values = np.array([a.at(axis, at) - b.at(axis, at) for a, b in zip(one, other, strict=True)])
+    return Gap(at, *interval(values), len(values))
+
+
+def interval(values: np.ndarray) -> tuple[float, float, float]:
+    """Mean and Student's interval; no number is finite where a run diverged."""
+    n = len(values)
+    if not np.isfinite(values).all():
+        return math.inf, math.nan, math.nan
+    mean = values.mean()
+    stderr = values.std(ddof=1) / math.sqrt(n) if n > 1 else math.nan
+    low, high = mean_interval(np.array(mean), np.array(stderr), n - 1)
+    return float(mean), float(low), float(high)
+
+
+def band(courses: Sequence[Course], axis: str, num: int = 40) -> tuple[np.ndarray, ...]:
+    """An axis as far as all runs go, and mean, low and high of the loss along it: (num,) each."""
+    x = np.linspace(0, min(course.end(axis) for course in courses), num)
+    losses = [[course.at(axis, float(value)) for course in courses] for value in x]
+    return x, *np.array([interval(np.array(row)) for row in losses]).T

@@ -1,0 +1,53 @@
+"""The figure of the study `optimisers`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from curvescope.studies.optimisers.comparison import band
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from curvescope.studies.optimisers.study import Compared
+
+LABELS = {"steps": "steps", "work": "work, in gradients", "seconds": "processor time, s"}
+COLOURS = {
+    "sgd": "0.55", "adamw": "black", "newton_cg": "#1b6ca8", "sharpness_gd": "#c8553d",
+    "block_sgd": "#2f9e6e",
+    "hutchinson_adam": "#8d5fa8", "clipped_newton": "#b8860b", "kfac_descent": "#d1608f",
+}  # fmt: skip
+
+
+def draw(result: Compared) -> dict[str, Figure]:
+    """By name."""
+    import matplotlib.pyplot as plt
+
+    rows = len(result.arenas)
+    figure, axes = plt.subplots(
+        rows, len(LABELS), figsize=(11, 3.1 * rows + 0.4), layout="constrained", squeeze=False, sharey="row"
+    )
+    for row, arena in zip(axes, result.arenas, strict=True):
+        for ax, axis in zip(row, LABELS, strict=True):
+            _panel(ax, result, arena, axis)
+        row[0].set_ylabel(f"{arena}: held-out loss", fontsize=9)
+    axes[0][-1].legend(fontsize=7, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    return {"courses": figure}
+
+
+def _panel(ax: Axes, result: Compared, arena: str, axis: str) -> None:
+    for name in result.optimisers:
+        x, mean, low, high = band(result.of(arena, name), axis)
+        there = np.isfinite(mean)
+        ax.plot(x[there], mean[there], lw=1.4, color=COLOURS[name], label=name)
+        ax.fill_between(x[there], low[there], high[there], color=COLOURS[name], alpha=0.15, lw=0)
+    top = max(float(course.loss[0]) for name in result.optimisers for course in result.of(arena, name))
+    least = min(float(course.loss.min()) for name in result.optimisers for course in result.of(arena, name))
+    ax.set_ylim(least - 0.05 * (top - least), top + 0.15 * (top - least))
+    ax.set_xlabel(LABELS[axis], fontsize=9)
+    ax.set_xlim(left=0)
+    ax.tick_params(labelsize=7)
+    ax.spines[["top", "right"]].set_visible(False)

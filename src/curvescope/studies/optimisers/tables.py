@@ -1,0 +1,88 @@
+"""The tables of the study `optimisers`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from curvescope.studies.optimisers.comparison import gap, interval
+from curvescope.studies.optimisers.contenders import FIRST_ORDER
+from curvescope.studies.optimisers.course import AXES
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from curvescope.studies.optimisers.study import Compared
+
+
+def frames(result: Compared) -> dict[str, pd.DataFrame]:
+    """By name."""
+    import pandas as pd
+
+    return {
+        "ends": pd.DataFrame(_ends(result)),
+        "gaps": pd.DataFrame(_gaps(result)),
+        "trials": pd.DataFrame(_trials(result)),
+        "courses": pd.DataFrame(_courses(result)),
+    }
+
+
+def _ends(result: Compared) -> list[dict[str, Any]]:
+    """One row for every arena and optimiser."""
+    found = []
+    for arena in result.arenas:
+        for name in result.optimisers:
+            courses = result.of(arena, name)
+            mean, low, high = interval(np.array([course.final for course in courses]))
+            row: dict[str, Any] = {"arena": arena, "optimiser": name, "lr": courses[0].rate}
+            row |= {"at_edge": result.at_edge(arena, name), "loss": mean, "low": low, "high": high}
+            for column in ("steps", "work", "products", "seconds", "wall"):
+                row[column] = float(np.mean([getattr(course, column)[-1] for course in courses]))
+            row |= {"diverged": sum(course.diverged for course in courses), "seeds": len(courses)}
+            found.append(row)
+    return found
+
+
+def _gaps(result: Compared) -> list[dict[str, Any]]:
+    """Against each of the first-order optimisers, at equal steps, work and time."""
+    found = []
+    for arena in result.arenas:
+        for other in (name for name in FIRST_ORDER if name in result.optimisers):
+            for name in (name for name in result.optimisers if name != other):
+                for axis in AXES:
+                    one = gap(result.of(arena, name), result.of(arena, other), axis)
+                    found.append(
+                        {"arena": arena, "optimiser": name, "against": other, "equal": axis, "at": one.at,
+                         "difference": one.mean, "low": one.low, "high": one.high, "lower": one.verdict}
+                    )  # fmt: skip
+    return found
+
+
+def _trials(result: Compared) -> list[dict[str, Any]]:
+    """Every trial of the tuning."""
+    return [
+        {
+            "arena": arena,
+            "optimiser": name,
+            "lr": rate,
+            "loss": loss,
+            "chosen": rate == result.rate(arena, name),
+        }
+        for arena in result.arenas
+        for name in result.optimisers
+        for rate, loss in zip(result.rates, result.trials[f"{arena}/{name}"], strict=True)
+    ]
+
+
+def _courses(result: Compared) -> list[dict[str, Any]]:
+    """Every look at every run."""
+    columns = ("steps", "work", "products", "seconds", "wall", "loss")
+    return [
+        {"arena": arena, "optimiser": name, "seed": course.seed}
+        | {column: float(getattr(course, column)[k]) for column in columns}
+        for arena in result.arenas
+        for name in result.optimisers
+        for course in result.of(arena, name)
+        for k in range(len(course.loss))
+    ]

@@ -1,0 +1,155 @@
+"""The study `optimisers`: all are tuned and run alike, verdicts are those of intervals."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from curvescope.core.errors import UsageError
+from curvescope.core.result import Result
+from curvescope.runs.shown import FAILS, HOLDS, OPEN
+from curvescope.studies import optimisers
+from curvescope.studies.optimisers.arenas import ARENAS
+from curvescope.studies.optimisers.comparison import band, gap
+from curvescope.studies.optimisers.contenders import CONTENDERS
+from curvescope.studies.optimisers.course import Course, run_course, work_of
+from curvescope.studies.optimisers.figures import COLOURS
+from curvescope.studies.optimisers.study import best
+
+CFG = optimisers.Config(
+    optimisers=("sgd", "adamw", "newton_cg", "kfac_descent"),
+    arenas=("addition",),
+    rates=(0.003, 0.1),
+    seeds=2,
+    budget=0.04,
+    looks=3,
+    batch_size=4,
+)
+
+
+def course(losses, *, steps=None, seconds=None, rate=0.1) -> Course:
+    K = len(losses)
+    x = np.arange(K, dtype=float)
+    return Course(
+        "sgd", rate, 1, x if steps is None else np.array(steps, dtype=float), x, 0 * x,
+        x if seconds is None else np.array(seconds, dtype=float), x, np.array(losses, dtype=float), False,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def done():
+    state: dict[str, Result] = {}
+    return optimisers.run(CFG, state=state), state
+
+
+def test_all_are_tuned_on_the_same_grid_and_run_on_the_same_seeds(done):
+    result, state = done
+    assert set(result.trials) == {f"addition/{name}" for name in CFG.optimisers}
+    assert all(len(losses) == 2 for losses in result.trials.values())
+    for name in CFG.optimisers:
+        courses = result.of("addition", name)
+        assert [c.seed for c in courses] == [1, 2]
+        assert courses[0].rate == CFG.rates[int(np.argmin(result.trials[f"addition/{name}"]))]
+        assert [c.loss[0] for c in courses] == [c.loss[0] for c in result.of("addition", "sgd")]
+    assert len(state) == 4 * (2 + 2)
+
+
+def test_work_reaches_the_budget_and_little_more(done):
+    for name in CFG.optimisers:
+        for one in done[0].of("addition", name):
+            assert 6 <= one.end("work") < 6 + work_of({"losses": 3, "gradients": 2, "products": 10})
+            assert (np.diff(one.seconds) > 0).all()
+    newton, sgd = (done[0].of("addition", name)[0] for name in ("newton_cg", "sgd"))
+    assert newton.products[-1] > 0 == sgd.products[-1]
+    assert sgd.end("steps") == 6
+
+
+def test_what_is_kept_is_not_done_again(done):
+    result, state = done
+    kept = dict(list(state.items())[:-3])
+    again = optimisers.run(CFG, state=kept)
+    for name in CFG.optimisers:
+        for a, b in zip(result.of("addition", name), again.of("addition", name), strict=True):
+            np.testing.assert_array_equal(a.loss, b.loss)
+
+
+def test_it_can_be_shown(done):
+    result, _ = done
+    assert len(result.summary()) == 4
+    tables = result.tables()
+    assert set(tables) == set(result.captions())
+    assert len(tables["ends"]) == 4
+    assert len(tables["trials"]) == 8
+    assert tables["trials"].groupby("optimiser").chosen.sum().eq(1).all()
+    assert len(result.claims()) == 3 * 3
+    assert set(result.figures()) <= set(result.captions())
+    assert set(COLOURS) == set(CONTENDERS)
+
+
+def test_a_run_is_saved_and_loaded(done, tmp_path):
+    done[0].save(tmp_path)
+    again = optimisers.Compared.load(tmp_path)
+    assert again.claims() == done[0].claims()
+
+
+@pytest.mark.parametrize(
+    ("shift", "verdict"), [((-0.5, -0.6, -0.55), HOLDS), ((0.5, 0.6, 0.55), FAILS), ((-0.5, 0.4, 0.1), OPEN)]
+)
+def test_verdicts_are_those_of_the_interval(shift, verdict):
+    base = [course([3.0, 2.0, 1.0 + 0.1 * i]) for i in range(3)]
+    other = [course([3.0, 2.0 + d, 1.0 + 0.1 * i + d]) for i, d in enumerate(shift)]
+    found = gap(other, base, "work")
+    assert found.verdict == verdict
+    assert found.mean == pytest.approx(np.mean(shift))
+    assert (found.high - found.mean) == pytest.approx(4.3027 * np.std(shift, ddof=1) / math.sqrt(3), rel=1e-4)
+
+
+def test_axes_are_compared_as_far_as_both_go():
+    fast, slow = course([3.0, 2.0, 1.0], seconds=[0, 1, 2]), course([3.0, 1.0, 0.0], seconds=[0, 4, 8])
+    assert gap([slow, slow], [fast, fast], "seconds").at == 2
+    assert gap([slow, slow], [fast, fast], "seconds").mean == pytest.approx(2.0 - 1.0)
+    assert gap([slow, slow], [fast, fast], "steps").mean == pytest.approx(-1.0)
+    x, mean, *_ = band([fast, slow], "seconds", num=3)
+    np.testing.assert_allclose((x, mean), ([0, 1, 2], [3.0, 2.25, 1.5]))
+
+
+def test_divergence_is_no_victory():
+    lost = course([3.0, 2.0, math.inf])
+    found = gap([lost, course([3.0, 0.5, 0.1])], [course([3.0, 2.0, 1.0])] * 2, "work")
+    assert (found.verdict, found.words) == (OPEN, "diverged")
+    assert best((course([3.0, math.inf], rate=1.0), course([3.0, 2.9], rate=0.1))) == 0.1
+    assert best((course([3.0, math.inf], rate=1.0), course([3.0, math.inf], rate=0.1))) == 0.1
+
+
+def test_a_rate_that_is_too_large_ends_a_run():
+    found = run_course(ARENAS["addition"](1, 4, "cpu"), "sgd", 1e12, 1, 6.0, 3)
+    assert found.diverged
+    assert math.isinf(found.final)
+    assert found.end("work") >= 6
+
+
+@pytest.mark.parametrize("name", list(ARENAS))
+def test_seeds_change_weights_and_batches_and_not_the_task(name):
+    one, same, other = (ARENAS[name](seed, 2, "cpu") for seed in (1, 1, 2))
+    for a, b in ((one, same), (one, other)):
+        alike = all(torch.equal(p, q) for p, q in zip(
+            a.model.parameters.values(), b.model.parameters.values(), strict=True))  # fmt: skip
+        assert alike == torch.equal(a.batch(0).inputs, b.batch(0).inputs) == (b is same)
+    seen = {tuple(row.tolist()) for i in range(4) for row in one.batch(i).inputs}
+    if name == "tiny-gpt":  # of a few thousand sums some are drawn twice
+        assert not seen & {tuple(row.tolist()) for batch in one.held_out.batches for row in batch.inputs}
+
+
+def test_settings_that_make_no_sense_are_refused():
+    with pytest.raises(UsageError, match="did you mean 'adamw'"):
+        replace(CFG, optimisers=("adam_w",))
+    with pytest.raises(UsageError, match="each once"):
+        replace(CFG, arenas=("addition", "addition"))
+    with pytest.raises(UsageError, match="above 0"):
+        replace(CFG, rates=(0.0,))
+    with pytest.raises(UsageError, match="seeds"):
+        replace(CFG, seeds=1)
