@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from curvescope.studies.influence.study import Comparison, Influence
+    from curvescope.studies.influence.study import Influence
 
 PANELS = ((GGN_NAME, "near"), (HESSIAN, "near"), (GGN_NAME, "again"))
 TITLES = {"near": "trained on from the minimum", "again": "trained again from the start"}
@@ -57,28 +57,32 @@ def _retraining(result: Influence) -> Figure:
     )
     for row, (name, one) in zip(axes, result.comparisons.items(), strict=True):
         for ax, (method, trained) in zip(row, PANELS, strict=True):
-            _against(ax, one, one.predicted[method], getattr(one, trained))
-            rho = over_queries(
-                one.predicted[method], getattr(one, trained), draws=result.draws, seed=result.seed
-            )
+            predicted, measured = one.predicted[method], getattr(one, trained)
+            _against(ax, predicted, measured, one.elsewhere & (trained == "again"))
+            rho = over_queries(predicted, measured, draws=result.draws, seed=result.seed)
             ax.set_title(f"{name}, {method}, {TITLES[trained]}\nρ = {rho.words}", fontsize=9, loc="left")
     axes[0, 0].legend(fontsize=7, frameon=False, ncols=2)
     return figure
 
 
-def _against(ax: Axes, one: Comparison, predicted: np.ndarray, measured: np.ndarray) -> None:
+def _against(ax: Axes, predicted: np.ndarray, measured: np.ndarray, elsewhere: np.ndarray) -> None:
     """Measured against predicted, a colour for each query, on axes that are linear near zero."""
     size = np.abs(np.concatenate([predicted.ravel(), measured.ravel()]))
-    linear = float(np.median(np.abs(measured))) or 1e-6
+    linear = 10.0 ** np.ceil(np.log10(np.median(size) or 1e-6))
+    end = max(1.5 * float(size.max()), 10 * linear)
     for q, (x, y) in enumerate(zip(predicted, measured, strict=True)):
-        for mark, some in (("o", ~one.elsewhere), ("x", one.elsewhere)):
+        for mark, some in (("o", ~elsewhere), ("x", elsewhere)):
             ax.plot(x[some], y[some], mark, ms=4, alpha=0.8, color=f"C{q}")
         ax.plot([], [], "o", ms=4, color=f"C{q}", label=f"query {q + 1}")
-    end = 1.5 * size.max()
     ax.plot([-end, end], [-end, end], "-", color="0.3", lw=0.8, label="equal")
-    for scale in (ax.set_xscale, ax.set_yscale):
+    for axis, scale, limit in (
+        (ax.xaxis, ax.set_xscale, ax.set_xlim),
+        (ax.yaxis, ax.set_yscale, ax.set_ylim),
+    ):
         scale("symlog", linthresh=linear)
-    ax.set(xlim=(-end, end), ylim=(-end, end), xlabel="predicted change", ylabel="measured change")
+        axis.set_ticks([-10 * linear, -linear, 0, linear, 10 * linear])
+        limit(-end, end)
+    ax.set(xlabel="predicted change", ylabel="measured change")
     _plain(ax)
 
 
