@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from curvescope.algorithms.estimates.ranks import Correlation, spearman
+
+Statistic = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 
 def draws_of(shape: tuple[int, int], draws: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Queries (draws, Q) and removed sequences (draws, R), drawn with replacement, apart from each other."""
     source = np.random.default_rng(seed & 0xFFFFFFFF)
-    return tuple(source.integers(0, size, (draws, size)) for size in shape)  # pyright: ignore[reportReturnType]
+    queries, removed = (source.integers(0, size, (draws, size)) for size in shape)
+    return queries, removed
 
 
 def over_queries(predicted: np.ndarray, measured: np.ndarray, *, draws: int, seed: int) -> Correlation:
@@ -39,12 +44,16 @@ def slope(predicted: np.ndarray, measured: np.ndarray, *, draws: int, seed: int)
     """
 
     def ratio(p: np.ndarray, m: np.ndarray) -> np.ndarray:
-        return np.median((m / p).reshape(*m.shape[:-2], -1), axis=-1)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return np.median((m / p).reshape(*m.shape[:-2], -1), axis=-1)
 
     return _interval(predicted, measured, draws, seed, ratio)
 
 
-def _interval(predicted, measured, draws, seed, statistic) -> Correlation:
+def _interval(
+    predicted: np.ndarray, measured: np.ndarray, draws: int, seed: int, statistic: Statistic
+) -> Correlation:
+    """A statistic of predicted (Q, R, …) and measured (Q, R) changes, with the interval over draws."""
     rows, columns = draws_of(measured.shape, draws, seed)
     some = (rows[:, :, None], columns[:, None, :])
     samples = statistic(predicted[some], measured[some])

@@ -68,8 +68,8 @@ def _retraining(result: Influence) -> Figure:
 def _against(ax: Axes, predicted: np.ndarray, measured: np.ndarray, elsewhere: np.ndarray) -> None:
     """Measured against predicted, a colour for each query, on axes that are linear near zero."""
     size = np.abs(np.concatenate([predicted.ravel(), measured.ravel()]))
-    linear = 10.0 ** np.ceil(np.log10(np.median(size) or 1e-6))
-    end = max(1.5 * float(size.max()), 10 * linear)
+    linear = 10.0 ** np.round(np.log10(np.median(size) or 1e-6))
+    end = 1.5 * float(size.max())
     for q, (x, y) in enumerate(zip(predicted, measured, strict=True)):
         for mark, some in (("o", ~elsewhere), ("x", elsewhere)):
             ax.plot(x[some], y[some], mark, ms=4, alpha=0.8, color=f"C{q}")
@@ -80,7 +80,7 @@ def _against(ax: Axes, predicted: np.ndarray, measured: np.ndarray, elsewhere: n
         (ax.yaxis, ax.set_yscale, ax.set_ylim),
     ):
         scale("symlog", linthresh=linear)
-        axis.set_ticks([-10 * linear, -linear, 0, linear, 10 * linear])
+        axis.set_ticks([t * linear for t in (-10, -1, 0, 1, 10) if abs(t) * linear <= end])
         limit(-end, end)
     ax.set(xlabel="predicted change", ylabel="measured change")
     _plain(ax)
