@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -69,7 +71,7 @@ def read(problem: Problem, name: str) -> list[str]:
 
 def _read(one: Batch, problem: Problem, name: str) -> str:
     inputs, targets = one.inputs, one.targets
-    if isinstance(inputs, dict):
+    if isinstance(inputs, Mapping):
         inputs = inputs.get("input_ids")
     if not isinstance(targets, Tensor):
         return "a sequence"
