@@ -117,6 +117,9 @@ def run(
     checkpoints: Annotated[
         list[str] | None, typer.Option(help="Folders or revisions, or a folder of them: a,b; repeatable.")
     ] = None,
+    query: Annotated[
+        list[str] | None, typer.Option(help="A text that `influence` asks about; repeatable.")
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Of the data sample and the probes.")] = None,
     config: Annotated[Path | None, typer.Option(help="TOML file with settings.")] = None,
     set: Annotated[
@@ -161,6 +164,7 @@ def run(
         "blocks": blocks,
         "experiments": split(experiments),
         "checkpoints": split(checkpoints),
+        "query": query,
         "seed": seed,
     }
     wish = study_run.Wish(

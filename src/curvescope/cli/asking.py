@@ -14,7 +14,7 @@ from curvescope.core.errors import CurvescopeError, UsageError
 
 OPTIONS = (
     "model", "data", "tokens", "tokenizer", "revision", "dtype", "device", "blocks", "experiments",
-    "checkpoints", "seed",
+    "checkpoints", "query", "seed",
 )  # fmt: skip
 """Settings that `run` has options for; a model is an argument."""
 ASSIGNED = re.compile(r"(?<![\w-])(?:--set )?(\w+)=([^\s,;)]+)")

@@ -21,6 +21,7 @@ STUDIES = {
     "full_hessian": "every entry of the Hessian of a one-block ViT, before and after training, over seeds",
     "prune": "weights and heads removed: what magnitude, Fisher, OBD and OBS predict, and what is measured",
     "quantise": "weights rounded to 8, 4 and 3 bits: what curvature predicts and what is measured, and GPTQ",
+    "influence": "which training sequences moved a prediction: exact inverse products, against retraining",
     "hvp": "what a product costs: time in gradients, memory and error of our engines and other libraries",
     "activations": "how sharply the loss bends in the state of every token, layer by layer, and along what",
     "causal": "directions of heads and layers, steered and ablated: predicted against found; logits by head",

@@ -1,0 +1,284 @@
+"""Which training sequences moved a prediction, and whether that can be trusted.
+
+On a model and its data: the score of every training sequence for every query (`scores`), at a damping by a
+stated rule and at others beside it. On two small models at a minimum (`retraining`): the same scores beside
+what happens when a sequence is left out and the model trained again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from curvescope.algorithms import TraceEstimate, trace
+from curvescope.core.config import as_tuples, at_least, setting
+from curvescope.core.errors import UsageError
+from curvescope.core.progress import Progress
+from curvescope.core.result import Result
+from curvescope.operators import GGN
+from curvescope.problem import Problem
+from curvescope.runs.contents import fingerprint
+from curvescope.runs.shown import Claim, Line, Shown
+from curvescope.runs.work import Finished, Piece, State, work_through
+from curvescope.studies.influence import claims, tables, words
+from curvescope.studies.influence.queries import asked, held_out, read
+from curvescope.studies.influence.retraining import (
+    CASES,
+    STEPS,
+    Case,
+    LeftOut,
+    Minimum,
+    Predicted,
+    leave_out,
+    losses,
+    make_case,
+    minimise,
+    predict,
+)
+from curvescope.studies.influence.scores import Scores, score
+from curvescope.studies.setting import ModelOnData, make_problem, notes_of
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+DIAGONAL = "diagonal"
+
+
+@dataclass(frozen=True)
+class Config(ModelOnData):
+    """What to ask. The defaults take less than four minutes on one core."""
+
+    tokens: int = setting(512, "of a text, in all; labelled texts and images: ⌈tokens / seq_len⌉ of them")
+    seq_len: int = setting(16, "tokens of one sequence")
+    dtype: str = setting("float64", "float32 or float64")
+    query: tuple[str, ...] = setting(
+        (), "texts whose loss is asked about; of 'words=>others' that of the others alone"
+    )
+    num_queries: int = setting(2, "sequences that are held out as queries, where no text is given")
+    blocks: tuple[str, ...] = setting((), "globs: what is taken to move; by default the last layer, '*' all")
+    damping: float = setting(1.0, "δ, in units of the GGN's mean diagonal")
+    other_dampings: tuple[float, ...] = setting((0.1, 10.0), "shown beside it, in the same units")
+    tol: float = setting(1e-6, "relative residual that counts as converged")
+    max_products: int = setting(1000, "most products for one query and damping")
+    num_probes: int = setting(8, "for the mean diagonal")
+    cases: tuple[str, ...] = setting(tuple(CASES), "small models that are trained again; empty: none")
+    num_removed: int = setting(20, "sequences that are left out, each with a training of its own")
+    num_checked: int = setting(6, "queries of the small models")
+    draws: int = setting(1000, "of the bootstrap")
+
+    def __post_init__(self) -> None:
+        as_tuples(self, "query", "blocks", "other_dampings", "cases")
+        super().__post_init__()
+        at_least(self, 1, "num_queries", "max_products")
+        at_least(self, 2, "num_probes", "num_checked")
+        at_least(self, 4, "num_removed")
+        at_least(self, 50, "draws")
+        if any(not d > 0 for d in (self.damping, *self.other_dampings, self.tol)):
+            raise UsageError("expected damping, other_dampings and tol above 0")
+        for name in self.cases:
+            if name not in CASES:
+                raise UsageError(f"cases: expected {', '.join(CASES)}, got {name!r}")
+
+
+@dataclass(frozen=True)
+class Comparison(Result):
+    """Predicted and measured changes of Q queries without each of R sequences of a small model."""
+
+    case: str
+    removed: np.ndarray  # (R,)
+    texts: list[str]  # of the removed
+    query_loss: np.ndarray  # (Q,) at the minimum
+    num_sequences: int
+    num_parameters: int
+    minimum: Minimum
+    predicted: dict[str, np.ndarray]  # by method: (Q, R)
+    residual: dict[str, float]
+    ridge: float
+    near: np.ndarray  # (Q, R) trained on from the minimum
+    again: np.ndarray  # (Q, R) trained again from the same start
+    moved: np.ndarray  # (R, 2) ‖Δθ‖ of both
+    objective: np.ndarray  # (R, 2)
+    gradient_norm: np.ndarray  # (R, 2)
+    left_out: list[str]  # blocks without Kronecker factors
+
+    @property
+    def elsewhere(self) -> np.ndarray:
+        """Whether training again has come to another minimum than training on: (R,)."""
+        lower, upper = self.objective.min(axis=1), self.objective.max(axis=1)
+        return upper - lower > 1e-6 * np.abs(upper)
+
+
+@dataclass(frozen=True)
+class Influence(Shown):
+    """Scores of training sequences for queries, and how such scores fare against training again."""
+
+    model: str
+    data: str
+    loss: float
+    blocks: list[str]
+    num_parameters: int
+    mean_diagonal: float  # of the GGN
+    units: list[float]  # of the dampings; the first is the chosen one
+    texts: list[str]  # of the training sequences
+    queries: list[str]
+    scores: list[Scores]  # by query
+    comparisons: dict[str, Comparison]
+    draws: int
+    seed: int
+
+    def claims(self) -> list[Claim]:
+        """What is said about influence, next to what was measured."""
+        return claims.judge(self)
+
+    def summary(self) -> list[Line]:
+        """The numbers to look at first: label, value, words."""
+        return words.summary(self)
+
+    def captions(self) -> dict[str, str]:
+        """What each figure and table shows."""
+        return words.captions(self)
+
+    def tables(self) -> dict[str, pd.DataFrame]:
+        """Sequences by score, dampings, and predictions beside retraining."""
+        return tables.frames(self)
+
+    def figures(self) -> dict[str, Figure]:
+        """Figures by name; drawing computes nothing."""
+        from curvescope.studies.influence import figures
+
+        return figures.draw(self)
+
+
+def run(cfg: Config, *, progress: Progress | None = None, state: State | None = None) -> Influence:
+    """Score the sequences of the data, and train small models again.
+
+    Args:
+        progress: called with (what, number, total) as each piece begins.
+        state: finished pieces by name; filled as the study goes, used when it goes on.
+    """
+    whole = make_problem(cfg)
+    problem, queries = (whole, asked(whole, cfg.query)) if cfg.query else held_out(whole, cfg.num_queries)
+    blocks = cfg.blocks or _last_layer(whole)
+    cases = {name: make_case(name, cfg.num_checked, cfg.seed) for name in cfg.cases}
+    pieces = _score_pieces(cfg, problem, queries, blocks)
+    pieces += [piece for name, case in cases.items() for piece in _case_pieces(cfg, name, case)]
+    contents = fingerprint(problem.model, problem.batches, *(query.batches for query in queries))
+    found = work_through(pieces, contents=contents, progress=progress, state=state)
+    name = whole.batches.name
+    scores = [found.take(Scores, f"query.{i}") for i in range(len(queries))]
+    return Influence(
+        model=problem.model.name,
+        data=name,
+        loss=problem.value(),
+        blocks=list(blocks),
+        num_parameters=problem.space(*blocks).size,
+        mean_diagonal=found.take(TraceEstimate, DIAGONAL).value / problem.space(*blocks).size,
+        units=[cfg.damping, *cfg.other_dampings],
+        texts=read(problem, name),
+        queries=list(cfg.query) or [read(query, name)[0] for query in queries],
+        scores=scores,
+        comparisons={name: _comparison(cfg, name, case, found) for name, case in cases.items()},
+        draws=cfg.draws,
+        seed=cfg.seed,
+        notes=[*notes_of(cfg, whole), *words.notes(scores)],
+    )
+
+
+def _last_layer(problem: Problem) -> tuple[str, ...]:
+    """The blocks of the last layer; all of a model that has no layers."""
+    layers = int(problem.model.facts.get("n_layers", 0))
+    return (f"L{layers - 1}.*",) if layers else ("*",)
+
+
+def _score_pieces(
+    cfg: Config, problem: Problem, queries: list[Problem], blocks: tuple[str, ...]
+) -> list[Piece]:
+    """The mean diagonal, then one piece for each query."""
+    options: Any = {"engine": cfg.engine, "checkpoint": cfg.checkpoint}
+    units = (cfg.damping, *cfg.other_dampings)
+
+    def diagonal() -> Result:
+        return trace(GGN(problem, *blocks, **options), num_probes=cfg.num_probes, seed=cfg.seed)
+
+    def scored(query: Problem, found: Result) -> Scores:
+        assert isinstance(found, TraceEstimate)
+        mean = found.value / problem.space(*blocks).size
+        if not mean > 0:
+            raise UsageError(
+                f"the GGN of {', '.join(blocks)} has no curvature on these data: its trace is {found.value:g}"
+            )
+        dampings = [unit * mean for unit in units]
+        limits: Any = {"tol": cfg.tol, "max_products": cfg.max_products}
+        return score(problem, query, *blocks, dampings=dampings, **limits, **options)
+
+    pieces = [Piece(DIAGONAL, diagonal, "mean diagonal of the GGN")]
+    for i, query in enumerate(queries):
+        work = partial(scored, query)
+        pieces.append(Piece(f"query.{i}", work, f"query {i + 1}", kind="queries", needs=(DIAGONAL,)))
+    return pieces
+
+
+def _removed(cfg: Config, case: Case) -> np.ndarray:
+    """Sequences to leave out, chosen by the seed."""
+    total = case.problem.batches.num_sequences
+    source = np.random.default_rng(cfg.seed & 0xFFFFFFFF)
+    return np.sort(source.permutation(total)[: cfg.num_removed])
+
+
+def _case_pieces(cfg: Config, name: str, case: Case) -> list[Piece]:
+    """Training, predictions, and one piece for each sequence that is left out."""
+
+    def predicted(minimum: Result) -> Predicted:
+        assert isinstance(minimum, Minimum)
+        return predict(case, minimum)
+
+    def without(sequence: int, minimum: Result) -> LeftOut:
+        assert isinstance(minimum, Minimum)
+        return leave_out(case, minimum, sequence)
+
+    minimum = f"{name}.minimum"
+    train = partial(minimise, case, case.start, steps=STEPS)
+    pieces = [Piece(minimum, train, f"{name}: training")]
+    pieces.append(Piece(f"{name}.predicted", predicted, f"{name}: predictions", needs=(minimum,)))
+    for i in _removed(cfg, case).tolist():
+        words = f"{name}: without sequence {i}"
+        pieces.append(
+            Piece(
+                f"{name}.without.{i}",
+                partial(without, i),
+                words,
+                kind=f"trainings ({name})",
+                needs=(minimum,),
+            )
+        )
+    return pieces
+
+
+def _comparison(cfg: Config, name: str, case: Case, found: Finished) -> Comparison:
+    removed = _removed(cfg, case)
+    each = [found.take(LeftOut, f"{name}.without.{i}") for i in removed]
+    predicted = found.take(Predicted, f"{name}.predicted")
+    minimum = found.take(Minimum, f"{name}.minimum")
+    texts = read(case.problem, name)
+    return Comparison(
+        case=CASES[name],
+        removed=removed,
+        texts=[texts[i] for i in removed],
+        query_loss=losses(case, minimum.theta),
+        num_sequences=len(texts),
+        num_parameters=case.problem.space().size,
+        minimum=minimum,
+        predicted={method: values[:, removed] for method, values in predicted.values.items()},
+        residual=predicted.residual,
+        ridge=predicted.ridge,
+        near=np.stack([one.near for one in each], axis=1),
+        again=np.stack([one.again for one in each], axis=1),
+        moved=np.stack([one.moved for one in each]),
+        objective=np.stack([one.objective for one in each]),
+        gradient_norm=np.stack([one.gradient_norm for one in each]),
+        left_out=predicted.left_out,
+    )
