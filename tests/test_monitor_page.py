@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -26,3 +27,19 @@ def test_columns_that_are_named_are_there():
         r"`([a-z_]+)`", "".join(line.split("|")[1] for line in table.splitlines() if "|" in line)
     )
     assert set(named) <= {*COLUMNS, TEXT}
+
+
+def test_what_was_measured_is_what_the_page_says():
+    rows = [line for line in PAGE.splitlines() if line.startswith("|") and "| equal |" in line]
+    for case, row in zip(("small-cpu", "tiny-gpt-cpu", "stories15M-gpu"), rows, strict=True):
+        file = ROOT / "benchmarks" / "results" / "monitor" / f"{case}.json"
+        found = json.loads(file.read_text(encoding="utf-8"))
+        bits, share, accuracy = found["bits"], found["share"], found["accuracy"]
+        assert bits["weights"] and bits["random_states"] and bits["control"]["weights"]
+        numbers = [
+            f"{100 * share['largest_share_behind_a_later_measurement']:.1f} %",
+            f"{100 * accuracy['largest_error']:.2f} %",
+            f"{accuracy['call_products_warm_over_cold']['median']:.2f}",
+            f"{accuracy['call_seconds_warm_over_cold']['median']:.2f}",
+        ]
+        assert [cell.strip() for cell in row.split("|")][3:-1] == numbers
