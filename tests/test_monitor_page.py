@@ -35,7 +35,7 @@ def test_what_was_measured_is_what_the_page_says():
         file = ROOT / "benchmarks" / "results" / "monitor" / f"{case}.json"
         found = json.loads(file.read_text(encoding="utf-8"))
         bits, share, accuracy = found["bits"], found["share"], found["accuracy"]
-        assert bits["weights"] and bits["random_states"] and bits["control"]["weights"]
+        assert all([bits["weights"], bits["random_states"], bits["control"]["weights"]])
         numbers = [
             f"{100 * share['largest_share_behind_a_later_measurement']:.1f} %",
             f"{100 * accuracy['largest_error']:.2f} %",
