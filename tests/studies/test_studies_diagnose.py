@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from diagnose_cases import CFG, problem
 
 import curvescope as cs
 from commands import call
-from curvescope.data.tasks import task
 from curvescope.models.capture import capture
 from curvescope.models.load import load
 from curvescope.models.zoo.folder import save
@@ -31,32 +31,8 @@ from curvescope.studies.diagnose.measured.curvature import by_layer, measure_row
 from curvescope.studies.diagnose.measured.depth import measure_depth
 from curvescope.studies.diagnose.measured.heads import measure_heads
 from curvescope.studies.diagnose.measured.samples import first_equal
-from curvescope.studies.diagnose.optimizer import adam_sharpness, sgd_sharpness
+from curvescope.studies.diagnose.optimizer import sgd_sharpness
 from saved_models import save_family
-
-CFG = diagnose.Config(
-    engine="autograd",
-    num_probes=2,
-    num_steps=6,
-    num_shared=3,
-    part_steps=4,
-    block_steps=0,
-    num_sample_probes=2,
-)
-SHAPE = {
-    "n_layers": 3,
-    "n_heads": 2,
-    "d_model": 8,
-    "d_ff": 12,
-    "n_ctx": 32,
-    "vocab_size": 8,
-    "init": "xavier",
-}
-
-
-def problem(**settings: Any) -> cs.Problem:
-    batches = task("markov", num_sequences=8, length=8, vocab=8, batch_size=8)
-    return cs.Problem(load(cs.Transformer(cs.TransformerConfig(**{**SHAPE, **settings}))), batches)
 
 
 @pytest.fixture(scope="module")
@@ -252,48 +228,6 @@ def test_beyond_is_beyond_by_more_than_the_error():
     assert low < middle == 2.0 < high
 
 
-def test_adam_is_measured_and_its_state_read(healthy: cs.Problem, tmp_path: Path):
-    module = copy.deepcopy(healthy.model.module)
-    adam = torch.optim.Adam(module.parameters(), lr=3e-4)
-    mine = cs.Problem(replace(healthy.model, module=module), healthy.batches)
-    squares = mine.space().scatter(mine.gradient().square() + 1e-6)
-    for name, p in module.named_parameters():  # as after ten steps that move nothing
-        none = torch.zeros_like(p)
-        adam.state[p] = {"step": torch.tensor(10.0), "exp_avg": none, "exp_avg_sq": squares[name]}
-    torch.save(adam.state_dict(), tmp_path / "optimizer.pt")
-    before = [p.detach().clone() for p in healthy.model.module.parameters()]
-    found = adam_sharpness(healthy, "adam", str(tmp_path / "optimizer.pt"), CFG.effort)
-    right = cs.preconditioned_sharpness(cs.Hessian(mine, engine="autograd"), adam, tol=1e-2)
-    assert found.max_learning_rate == pytest.approx(right.max_learning_rate, rel=0.03)
-    assert found.learning_rate == pytest.approx(3e-4)
-    fresh = adam_sharpness(healthy, "adamw", None, CFG.effort)
-    assert any("4 disjoint parts" in word for word in fresh.assumed)
-    assert math.isnan(fresh.learning_rate)
-    assert all(map(torch.equal, before, healthy.model.module.parameters()))
-
-
-def test_every_group_of_a_saved_state_has_its_own_rate(healthy: cs.Problem, tmp_path: Path):
-    module = copy.deepcopy(healthy.model.module)
-    mine = cs.Problem(replace(healthy.model, module=module), healthy.batches)
-    own = list(module.parameters())
-    groups = [[p for p in own if p.dim() > 1], [p for p in own if p.dim() <= 1]]
-    rates = ({"lr": 1e-4, "weight_decay": 0.5}, {"lr": 0.5})
-    adam = torch.optim.AdamW([{"params": g, **rate} for g, rate in zip(groups, rates, strict=True)])
-    squares = mine.space().scatter(mine.gradient().square() + 1e-6)
-    for name, p in module.named_parameters():
-        none = torch.zeros_like(p)
-        adam.state[p] = {"step": torch.tensor(10.0), "exp_avg": none, "exp_avg_sq": squares[name]}
-    torch.save(adam.state_dict(), tmp_path / "optimizer.pt")
-    found = adam_sharpness(healthy, "adamw", str(tmp_path / "optimizer.pt"), CFG.effort)
-    right = cs.preconditioned_sharpness(cs.Hessian(mine, engine="autograd"), adam, tol=1e-2)
-    assert found.ratio == pytest.approx(right.ratio, rel=0.03)
-    for group in adam.param_groups:  # a schedule has ended
-        group["lr"] = 0.0
-    torch.save(adam.state_dict(), tmp_path / "ended.pt")
-    ended = adam_sharpness(healthy, "adamw", str(tmp_path / "ended.pt"), CFG.effort, lr=3e-4)
-    assert ended.learning_rate == pytest.approx(3e-4)
-
-
 def test_ceilings_of_blocks_are_those_of_the_momentum(healthy: cs.Problem):
     cfg = replace(CFG, block_steps=6, momentum=0.9)
     told = {check.name: check.value for check in diagnose.diagnose(healthy, cfg).checks}
@@ -306,20 +240,6 @@ def test_most_heads_may_be_dead():
     )
     found = dead_heads(SimpleNamespace(heads=heads))
     assert (found.severity, found.value) == ("fault", 0.75)
-
-
-def test_a_state_of_another_model_is_refused(healthy: cs.Problem, tmp_path: Path):
-    torch.save({"weights": 3}, tmp_path / "wrong.pt")
-    file = str(tmp_path / "wrong.pt")
-    with pytest.raises(cs.UsageError, match="expected the state_dict of an Adam"):
-        adam_sharpness(healthy, "adamw", file, CFG.effort)
-    other = torch.nn.Linear(3, 2)
-    adam = torch.optim.Adam(other.parameters())
-    other(torch.ones(1, 3)).sum().backward()
-    adam.step()
-    torch.save(adam.state_dict(), tmp_path / "wrong.pt")
-    with pytest.raises(cs.UsageError, match="with the shapes of"):
-        adam_sharpness(healthy, "adamw", file, CFG.effort)
 
 
 def test_what_does_not_apply_is_told_with_the_reason():

@@ -17,7 +17,7 @@ import torch
 from matplotlib import pyplot as plt
 
 import curvescope as cs
-from curvescope.cli.app import main
+from curvescope.cli import main
 from curvescope.core.errors import MissingExtra, UsageError
 from curvescope.core.result import Result
 from curvescope.report import write_page

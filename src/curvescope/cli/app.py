@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -11,7 +10,6 @@ import typer
 from curvescope import __version__
 from curvescope.cli.options import Settable
 from curvescope.core.config import Value
-from curvescope.core.errors import CurvescopeError
 
 app = typer.Typer(
     name="curvescope",
@@ -384,33 +382,3 @@ def doctor(json: AsJson = False) -> None:
 
     if not checkup.show(as_json=json):
         raise typer.Exit(1)
-
-
-def main(arguments: list[str] | None = None) -> None:
-    """Run the command line; an error is one sentence and an exit code, unless --debug is given."""
-    words = sys.argv[1:] if arguments is None else arguments
-    debug = "--debug" in words
-    words = ["--debug", *(word for word in words if word != "--debug")] if debug else words
-    try:
-        app(words, prog_name="curvescope")
-    except CurvescopeError as error:
-        if debug:
-            raise
-        _complain(error.message, error.hint)
-        sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        _complain("stopped", "a run goes on where it was when the same command is given again")
-        sys.exit(130)
-    except BrokenPipeError:
-        sys.exit(0)
-    except Exception as error:
-        if debug:
-            raise
-        _complain(f"{type(error).__name__}: {error}".splitlines()[0], "add --debug for the traceback")
-        sys.exit(1)
-
-
-def _complain(message: str, hint: str | None) -> None:
-    typer.echo(f"error: {message}", err=True)
-    if hint:
-        typer.echo(f"hint: {hint}", err=True)
