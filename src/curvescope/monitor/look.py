@@ -38,9 +38,7 @@ from curvescope.problem import Problem
 PARTS = ("ends", "sharpness", "trace", "ggn", "verify", "blocks")
 Numbers = dict[str, float]
 LOOSE = 0.05  # residual of the other top eigenvectors that is enough, relative to λ_max
-STUDENT = (
-    1.84  # within it, in standard errors from two samples, are 68 % (Student's t, one degree of freedom)
-)
+STUDENT = 1.84  # standard errors of two samples that hold 68 % (Student's t, one degree of freedom)
 TINY = 1e-30
 SWEEP = 150  # most products of a search for what was missed
 
