@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from monitor_loops import PROBE, fit, tiny
+from monitor_loops import PROBE, fit, seed_everything, tiny
 
 import curvescope as cs
 from curvescope.algorithms.spectra.following import Subspace
@@ -97,6 +97,7 @@ def priced(monkeypatch):
 
 def run(clock, *, steps, price_at=None, **options):
     """A monitor behind steps of ten seconds; the price of a product triples at a step."""
+    seed_everything()
     module = tiny()
     optimizer = torch.optim.Adam(module.parameters(), lr=0.01)
     monitor = cs.CurvatureMonitor(module, PROBE, clock=clock, num_probes=2, **options)
@@ -146,7 +147,7 @@ def test_a_search_ends_in_time_with_what_it_has(priced):
 
 
 def test_blocks_take_turns(priced):
-    monitor = run(priced, steps=9, every=1, budget=0.6, blocks="L0.W_[QK]")
+    monitor = run(priced, steps=12, every=1, budget=0.6, blocks="L0.W_[QK]")
     seen = monitor.blocks[monitor.blocks["lambda_max"].notna()]
     counts = seen.groupby("block").size()
     assert set(counts.index) == {"L0.W_Q", "L0.W_K"}
