@@ -49,6 +49,10 @@ class Shown(Result, ABC):
     def summary(self) -> list[Line]:
         """The numbers to look at first."""
 
+    def opening(self) -> str:
+        """One or two sentences on what these numbers say, written from them; a page's section begins so."""
+        return ""
+
     @abstractmethod
     def captions(self) -> dict[str, str]:
         """What each figure, scene and table shows."""

@@ -29,7 +29,12 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
 Scene = dict[str, Any]
-"""{"data": traces, "layout": …} as plotly.js reads it."""
+"""{"data": traces, "layout": …} as plotly.js reads it.
+
+A scene with switches has two entries more: `controls`, a list of {"name": "matrix", "choices": ["H", "GGN"]},
+and `variants`, from the choices joined by "|" in the order of the controls ("GGN|trace") to the data and
+layout that take the scene's place. The scene itself is the variant of the first choices.
+"""
 DASHES = {"-": "solid", "--": "dash", ":": "dot", "-.": "dashdot"}
 PIXELS = 88  # per inch
 SHARP = 300  # pictures with fewer pixels along a side are enlarged
