@@ -32,6 +32,25 @@ def summary(result: Blocks) -> list[Line]:
     return [*rows, *(("note", "", note) for note in result.notes)]
 
 
+def opening(result: Blocks) -> str:
+    """Which block is sharpest, by how much, and what that allows."""
+    operator, part = next(iter(result.parts.items()))
+    order = part.ranking()
+    if not order:
+        return ""
+    values = np.array([part.sharpness(name).largest for name in order])
+    median = float(np.median(values))
+    said = f"{order[0]} is the sharpest block of the {TITLES[operator]}, with λ_max {rounded(values[0])}"
+    if median > 0 and len(order) > 2:
+        said += f", {rounded(values[0] / median, 2)} times that of the median of {len(order)} blocks"
+    if part.whole is not None and part.whole.values[1] > 0:
+        said += (
+            f". Together they reach {_between(float(part.whole.values[1]), part.whole.high)}: plain gradient "
+            f"descent needs a learning rate below {2 / part.whole.high:.2g}"
+        )
+    return f"{said}."
+
+
 def _sharpest(part: Part, title: str) -> list[Line]:
     """Which block is sharpest, the learning rate that it allows, and how different blocks are."""
     order = part.ranking()

@@ -22,6 +22,17 @@ def summary(found: Diagnosis) -> list[Line]:
     return lines
 
 
+def opening(found: Diagnosis) -> str:
+    """How much was found, and the worst of it."""
+    looked = plural(sum(check.severity != "not looked at" for check in found.checks), "check")
+    if not found.unusual:
+        return f"Nothing unusual in {looked}; what is told of the learning rate is its ceiling."
+    worst = found.unusual[0]
+    place = f" ({worst.where})" if worst.where else ""
+    counts = verdict(found).partition(";")[0]
+    return f"Of {looked}, {counts}. The first: {worst.meaning}{place}."
+
+
 def verdict(found: Diagnosis) -> str:
     """`2 faults, 1 warning` or that nothing is unusual, and of how many checks."""
     counts = {kind: sum(c.severity == kind for c in found.unusual) for kind in ("fault", "warning", "note")}

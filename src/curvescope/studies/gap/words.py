@@ -35,6 +35,21 @@ def summary(result: Gap) -> list[Line]:
     return [*found, *(("note", "", note) for note in result.notes)]
 
 
+def opening(result: Gap) -> str:
+    """How much of the Hessian the GGN leaves out, at the last checkpoint and since the first."""
+    last = result.checkpoints[-1]
+    pair = result.pair(last)
+    gap = pair.gap()
+    said = f"The functional part, which the GGN leaves out, is {with_error(*pair.share())} of ‖H‖ at {last}"
+    if np.isfinite(gap.value):
+        off = with_error(100 * abs(gap.value), 100 * gap.error)
+        said += f"; the GGN's λ_max is {off} % {'below' if gap.value >= 0 else 'above'} the Hessian's"
+    if len(result.checkpoints) == 1:
+        return f"{said}."
+    first = result.checkpoints[0]
+    return f"{said}. At {first} the share was {with_error(*result.pair(first).share())}."
+
+
 def _whole(pair: Pair) -> list[Line]:
     h, g, gap = pair.top("hessian"), pair.top("ggn"), pair.gap()
     low, high = pair.gap_interval()

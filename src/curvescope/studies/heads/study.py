@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from curvescope.core.config import as_tuples, at_least, setting
+from curvescope.core.numbers import plural
 from curvescope.core.progress import Progress
 from curvescope.data.batches import Batches
 from curvescope.geometry.attention.composition import Composition, Kind, composition
@@ -81,9 +82,8 @@ class Heads(Shown):
         """The numbers to look at first: label, value, words."""
         rows = [self._layers_line()]
         for name in ("qk", "vo"):
-            spectra = {layer.layer: getattr(layer, f"{name}_spectra") for layer in self.layers}
-            ranks = np.concatenate([s.effective_rank for s in spectra.values()])
-            most = max(int(s.rank.max()) for s in spectra.values())
+            ranks = self._ranks(name)
+            most = max(int(getattr(layer, f"{name}_spectra").rank.max()) for layer in self.layers)
             note = f"median effective rank over heads, {ranks.min():.1f} to {ranks.max():.1f}, of {most}"
             rows.append((f"{name.upper()} rank", f"{np.median(ranks):.1f}", note))
         copying = {(layer.layer, h): v for layer in self.layers for h, v in enumerate(layer.copying)}
@@ -126,6 +126,22 @@ class Heads(Shown):
     def has_bias(self) -> bool:
         """Whether the queries of any head have a bias, k₀ ≠ 0."""
         return any(layer.key_bias_size.any() for layer in self.layers)
+
+    def opening(self) -> str:
+        """What these numbers say."""
+        scores = {(layer.layer, h): float(v) for layer in self.layers for h, v in enumerate(layer.copying)}
+        most, least = (pick(scores, key=scores.__getitem__) for pick in (max, min))
+        qk, vo = (float(np.median(self._ranks(kind))) for kind in ("qk", "vo"))
+        return (
+            f"Of {plural(len(scores), 'head')}, L{most[0]}.h{most[1]} copies what it reads most faithfully "
+            f"(score {scores[most]:+.2f}; 1 is a copy) and L{least[0]}.h{least[1]} turns it most against "
+            f"itself ({scores[least]:+.2f}). The median head compares in about {qk:.0f} directions and writes "
+            f"in about {vo:.0f} (effective ranks)."
+        )
+
+    def _ranks(self, kind: str) -> np.ndarray:
+        """Effective ranks of all heads, `qk` or `vo`."""
+        return np.concatenate([getattr(layer, f"{kind}_spectra").effective_rank for layer in self.layers])
 
     def captions(self) -> dict[str, str]:
         """What each figure and table shows."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from curvescope.core.numbers import plural, with_error
+from curvescope.core.numbers import plural, rounded, with_error
 from curvescope.models.sources import REST
 from curvescope.runs.shown import Line
 from curvescope.studies.propagation.shares import HESSIAN, OUTER
@@ -46,6 +46,23 @@ def summary(result: Propagation) -> list[Line]:
         ),
     ]
     return [*found, *(("note", "", note) for note in result.notes)]
+
+
+def opening(result: Propagation) -> str:
+    """How much of the Hessian is the GGN, and which source is the strongest of the rest."""
+    shares = result.shares
+    outer = shares.share(OUTER)
+    said = f"The GGN makes up {with_error(100 * outer.value, 100 * outer.stderr)} % of ‖H‖²"
+    present = [name for name in result.sources if not shares.is_zero(name)]
+    if not present:
+        return f"{said}; no source brings anything."
+    strongest = max(present, key=lambda name: shares.norm(name).value)
+    norm, whole = shares.norm(strongest), shares.norm(HESSIAN)
+    of = f", {rounded(norm.value / whole.value, 2)} of ‖H‖" if whole.value else ""
+    return (
+        f"{said}. The strongest of {plural(len(result.sources), 'source')} of the rest is {strongest}, whose "
+        f"norm is {with_error(norm.value, norm.stderr)}{of}."
+    )
 
 
 def _strongest(result: Propagation) -> Line:

@@ -37,6 +37,7 @@ from curvescope.runs.contents import fingerprint
 from curvescope.runs.shown import Line, Shown
 from curvescope.runs.work import Finished, Piece, State, work_through
 from curvescope.studies.setting import ModelOnData, make_problem, notes_of
+from curvescope.studies.spectrum import words
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -107,6 +108,10 @@ class Spectrum(Shown):
             ("functional part", rounded(max(abs(F.extremes.values))), "its largest eigenvalue in size"),
             *(("note", "", note) for note in self.notes),
         ]
+
+    def opening(self) -> str:
+        """What these numbers say."""
+        return words.opening(self)
 
     def captions(self) -> dict[str, str]:
         """What each figure and table shows."""
