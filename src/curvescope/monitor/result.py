@@ -35,6 +35,12 @@ class Monitored(Shown):
 
         return words.summary(self)
 
+    def opening(self) -> str:
+        """What these numbers say."""
+        from curvescope.monitor import words
+
+        return words.opening(self)
+
     def captions(self) -> dict[str, str]:
         """What each figure and table shows."""
         from curvescope.monitor import words

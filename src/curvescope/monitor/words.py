@@ -29,6 +29,36 @@ def summary(result: Monitored) -> list[Line]:
     return found
 
 
+def opening(result: Monitored) -> str:
+    """Where λ_max began, was highest and ended, and whether the optimizer crossed its threshold."""
+    h = result.history
+    known = np.flatnonzero(np.isfinite(h["lambda_max"]))
+    if not len(known):
+        return "No λ_max was measured."
+    first, last, top = int(known[0]), int(known[-1]), int(np.nanargmax(h["lambda_max"]))
+    ends = [
+        f"{with_error(h['lambda_max'][i], h['lambda_max_error'][i])} at step {h['step'][i]:.0f}"
+        for i in (first, last)
+    ]
+    said = f"λ_max goes from {ends[0]} to {ends[1]}" if last > first else f"λ_max is {ends[0]}"
+    if top not in (first, last):
+        said += f", highest at step {h['step'][top]:.0f} ({h['lambda_max'][top]:.4g})"
+    ratio, what = _ratio(h)
+    if not np.isfinite(ratio).any():
+        return f"{said}."
+    above = int((ratio > 1).sum())
+    crossed = f"at {above} of {plural(int(np.isfinite(ratio).sum()), 'measurement')}" if above else "nowhere"
+    return f"{said}. {what} is above 1, where steps on the quadratic diverge, {crossed}."
+
+
+def _ratio(h: dict[str, np.ndarray]) -> tuple[np.ndarray, str]:
+    """How near the optimizer is to its threshold, by what it sees where that is known, and its name."""
+    ratio = h["lr_sharpness"] / h["sharpness_threshold"]
+    if np.isfinite(ratio).any():
+        return ratio, "η · sharpness / threshold"
+    return h["lr_lambda_max"] / h["threshold"], "η λ_max / threshold"
+
+
 def _last(h: dict[str, np.ndarray], name: str) -> int | None:
     """Where a column was measured last."""
     there = np.flatnonzero(np.isfinite(h[name]))
@@ -46,10 +76,7 @@ def _largest(h: dict[str, np.ndarray]) -> Line | None:
 
 def _ceiling(h: dict[str, np.ndarray]) -> Line | None:
     """The step at which the optimizer was nearest to its threshold, or furthest beyond it."""
-    ratio = h["lr_sharpness"] / h["sharpness_threshold"]
-    what = "η · sharpness / threshold"
-    if not np.isfinite(ratio).any():
-        ratio, what = h["lr_lambda_max"] / h["threshold"], "η λ_max / threshold"
+    ratio, what = _ratio(h)
     if not np.isfinite(ratio).any():
         return None
     top, above = int(np.nanargmax(ratio)), int((ratio > 1).sum())

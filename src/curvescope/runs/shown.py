@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from curvescope.core.numbers import plural
 from curvescope.core.result import Result
 from curvescope.viz.interactive import Scene
 
@@ -50,8 +52,15 @@ class Shown(Result, ABC):
         """The numbers to look at first."""
 
     def opening(self) -> str:
-        """One or two sentences on what these numbers say, written from them; a page's section begins so."""
-        return ""
+        """One or two sentences on what these numbers say, written from them; a page's section begins so.
+
+        A result with claims is introduced by their verdicts; one without says nothing by itself.
+        """
+        verdicts = Counter(claim.verdict for claim in self.claims()).most_common()
+        if not verdicts:
+            return ""
+        counts = ", ".join(f"{verdict} {count}" for verdict, count in verdicts)
+        return f"Verdicts on {plural(sum(count for _, count in verdicts), 'statement')}: {counts}."
 
     @abstractmethod
     def captions(self) -> dict[str, str]:

@@ -93,6 +93,18 @@ class Activations(Shown):
         said = "λ max is not found to 1 % for some tokens at"
         return [f"{said} {', '.join(far)}: num_steps can be raised"] if far else []
 
+    def opening(self) -> str:
+        """What these numbers say."""
+        medians = {p.at: float(np.median(p.relative)) for p in self.points}
+        steep, flat = (pick(medians, key=medians.__getitem__) for pick in (max, min))
+        negative = float(np.mean(np.concatenate([p.trace < 0 for p in self.points])))
+        spread = f", least at {flat} ({rounded(medians[flat])})" if flat != steep else ""
+        return (
+            f"The loss hangs most on a token's state at {steep}, where the median of λ_max |x|² is "
+            f"{rounded(medians[steep])}{spread}. At {negative:.0%} of all tokens and points it bends down more "
+            "than up."
+        )
+
     def captions(self) -> dict[str, str]:
         """What each figure and table shows."""
         from curvescope.studies.activations import words

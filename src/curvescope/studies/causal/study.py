@@ -100,6 +100,17 @@ class Causal(Shown):
         """The predicted change of the loss of all directions: (D, A + 1)."""
         return np.concatenate([layer.predicted(order) for layer in self.layers])
 
+    def opening(self) -> str:
+        """What these numbers say."""
+        found, names = self.stacked("loss_change"), [n for layer in self.layers for n in layer.names]
+        first, second = (agreement(self.predicted(order)[:, :-1], found[:, :-1]) for order in (1, 2))
+        most = int(np.argmax(np.abs(found[:, -1])))
+        return (
+            f"The gradient predicts what steering along {len(names)} directions does to the loss with a "
+            f"correlation of {first:.2f}, the Hessian with it of {second:.2f}. Without {names[most]} the loss "
+            f"changes most, by {found[most, -1]:+.3f} nats."
+        )
+
     def captions(self) -> dict[str, str]:
         """What each figure and table shows."""
         from curvescope.studies.causal import words

@@ -58,6 +58,10 @@ class Dynamics(Shown):
         """The numbers to look at first."""
         return words.summary(self)
 
+    def opening(self) -> str:
+        """What these numbers say: of checkpoints, or of the claims about runs."""
+        return super().opening() if self.sequence is None else words.over_checkpoints(self.sequence)
+
     def captions(self) -> dict[str, str]:
         """What each figure and table shows."""
         return words.captions(self)

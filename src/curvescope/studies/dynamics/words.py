@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from curvescope.core.numbers import plural, with_error
+from curvescope.core.numbers import plural, rounded, with_error
 from curvescope.runs.shown import Line
 from curvescope.studies.dynamics.edge import NEAR, approach
 from curvescope.studies.dynamics.grokking import GENERALISED, MEMORISED
@@ -14,6 +14,7 @@ from curvescope.studies.dynamics.spikes import SPIKE
 
 if TYPE_CHECKING:
     from curvescope.studies.dynamics.course import Course
+    from curvescope.studies.dynamics.sequence import Sequence
     from curvescope.studies.dynamics.study import Dynamics
 
 
@@ -52,6 +53,20 @@ def _sequence(result: Dynamics) -> list[Line]:
         top = int(np.nanargmax(values[:, -1]))
         found.append(("sharpest block", blocks[top], f"λ_max {values[top, -1]:.4g} at {one.names[-1]}"))
     return [("loss", f"{one.column('loss')[-1]:.4g}", f"{result.data}: {losses}"), *found]
+
+
+def over_checkpoints(one: Sequence) -> str:
+    """What the loss and both ends of the spectrum do from the first checkpoint to the last."""
+    loss, top, error = (one.column(name) for name in ("loss", "lambda_max", "lambda_max_error"))
+    ends = [with_error(float(top[i]), float(error[i])) for i in (0, -1)]
+    said = (
+        f"From {one.names[0]} to {one.names[-1]} the loss goes from {loss[0]:.3g} to {loss[-1]:.3g} and λ_max "
+        f"from {ends[0]} to {ends[1]}"
+    )
+    peak = int(np.nanargmax(top)) if np.isfinite(top).any() else 0
+    if 0 < peak < len(top) - 1:
+        said += f", highest at {one.names[peak]} ({rounded(float(top[peak]))})"
+    return f"{said}."
 
 
 HOW = (

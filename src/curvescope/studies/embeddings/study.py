@@ -103,6 +103,23 @@ class Embeddings(Shown):
             rows.append(("β and frequency", f"{self.counts.spearman['shift']:+.2f}", note))
         return rows
 
+    def opening(self) -> str:
+        """What these numbers say."""
+        d, s = self.distances, self.scores.scores
+        kept = d.cosine_mean[0] <= ROUNDING
+        said = (
+            f"Rows of the {d.which} embedding have a mean length of {d.mean_norm:.3g}, and the first norm "
+            f"{'only rescales them' if kept else f'turns them by 1 − cos = {d.cosine_mean[0]:.2g} on average'}"
+        )
+        if "max_logit" not in s:
+            return f"{said}."
+        most, least = int(s["max_logit"].argmax()), int(s["max_logit"].argmin())
+        return (
+            f"{said}. No state can give any token a logit above {s['max_logit'][most]:.3g} "
+            f"({self.scores.text[most]!r}), nor {self.scores.text[least]!r} one above "
+            f"{s['max_logit'][least]:.3g}."
+        )
+
     def captions(self) -> dict[str, str]:
         """What each figure and table shows."""
         at = f"γ and β of {self.scores.norm}, {self.scores.which} embedding"

@@ -135,8 +135,8 @@ class Heads(Shown):
         return (
             f"Of {plural(len(scores), 'head')}, L{most[0]}.h{most[1]} copies what it reads most faithfully "
             f"(score {scores[most]:+.2f}; 1 is a copy) and L{least[0]}.h{least[1]} turns it most against "
-            f"itself ({scores[least]:+.2f}). The median head compares in about {qk:.0f} directions and writes "
-            f"in about {vo:.0f} (effective ranks)."
+            f"itself ({scores[least]:+.2f}). The median head compares in about {qk:.0f} directions and "
+            f"writes in about {vo:.0f} (effective ranks)."
         )
 
     def _ranks(self, kind: str) -> np.ndarray:

@@ -106,6 +106,20 @@ class LayerNorms(Shown):
             rows.append(("unselectable", f"{hidden:.1%}", note))
         return rows + [("note", "", note) for note in self.notes]
 
+    def opening(self) -> str:
+        """What these numbers say."""
+        ratio = {n.role: n.ellipsoid.semi_axes[0] / n.ellipsoid.semi_axes[-1] for n in self.norms}
+        most = max(ratio, key=ratio.__getitem__)
+        said = (
+            f"Of {plural(len(self.norms), 'norm')}, {most} is stretched most: its longest axis is "
+            f"{ratio[most]:.3g} times its shortest"
+        )
+        if not self.selectable:
+            return f"{said}."
+        hidden = {s.layer: float(1 - s.with_gain.mean()) for s in self.selectable}
+        layer = max(hidden, key=hidden.__getitem__)
+        return f"{said}. In L{layer} no query can prefer {hidden[layer]:.1%} of the keys of random tokens."
+
     def captions(self) -> dict[str, str]:
         """What each figure and table shows."""
         return {

@@ -88,6 +88,21 @@ class Probes(Shown):
             rows.append((f"L{p.layer} keeps", f"{share_kept(p):.0%}", note))
         return rows + [("note", "", note) for note in self.keys[0].notes[1:2]]
 
+    def opening(self) -> str:
+        """What these numbers say."""
+        z = {(p.layer, h): float(np.median(p.z[:, h, 0])) for p in self.keys for h in range(p.z.shape[1])}
+        layer, head = max(z, key=z.__getitem__)
+        said = (
+            f"The heads of L{layer} know words best: in h{head} the nearest key of the median word is "
+            f"{z[layer, head]:.1f} standard deviations above that of random queries"
+        )
+        kept = {p.layer: share_kept(p) for p in self.values}
+        if not kept:
+            return f"{said}."
+        keeps, loses = max(kept, key=kept.__getitem__), min(kept, key=kept.__getitem__)
+        also = f", and L{loses} the fewest ({kept[loses]:.0%})" if loses != keeps else ""
+        return f"{said}. L{keeps} still says {kept[keeps]:.0%} of the words after its heads wrote{also}."
+
     def captions(self) -> dict[str, str]:
         """What each figure and table shows."""
         bare = "without the bias of the query" if self.legacy else "the bias of the query included"

@@ -105,6 +105,10 @@ class Sinks(Shown):
         """The numbers to look at first: label, value, words."""
         return words.summary(self)
 
+    def opening(self) -> str:
+        """What these numbers say."""
+        return words.opening(self)
+
     def captions(self) -> dict[str, str]:
         """What each figure and table shows."""
         return words.captions(self)

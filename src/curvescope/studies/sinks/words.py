@@ -41,6 +41,21 @@ def summary(result: Sinks) -> list[Line]:
     return [*found, *(("note", "", note) for note in result.notes)]
 
 
+def opening(result: Sinks) -> str:
+    """Where the strongest sink is, and what growing one does to the largest eigenvalue."""
+    strongest = _strongest(result)
+    said = f"{strongest[0][1]} {strongest[0][2]}." if strongest else ""
+    effects = {way: effect(result, way.name, "lambda_max") for way in result.last()}
+    sure = {way: found for way, found in effects.items() if found.direction}
+    if not effects:
+        return said
+    if not sure:
+        return f"{said} No way of growing a sink moves λ_max beyond its error.".strip()
+    way = max(sure, key=lambda one: abs(np.log(sure[one].mean)))
+    moved = f"multiplies λ_max by {sure[way].mean:.2f} ({sure[way].low:.2f} to {sure[way].high:.2f})"
+    return f"{said} Of {plural(len(effects), 'way')} to grow one, {way.how} {way.strength:g} {moved}.".strip()
+
+
 def _strongest(result: Sinks) -> list[Line]:
     heads = result.heads
     if not heads.mass.size:

@@ -45,6 +45,25 @@ def summary(found: Taylor) -> list[Said]:
     return [*lines, *(("note", "", note) for note in found.notes)]
 
 
+def opening(found: Taylor) -> str:
+    """How far the quadratic carries along the shortest and the longest direction, and the ceiling."""
+    top = float(found.sharpest[0])
+    far = {name: one.distance() for name, one in found.lines.items() if math.isfinite(one.distance())}
+    said = []
+    if far:
+        short, long = (pick(far, key=far.__getitem__) for pick in (min, max))
+        tolerance = found.lines[short].agreement.tolerance
+        reach = f"The quadratic predicts the loss within {tolerance:.0%} up to a distance of {far[short]:.2g}"
+        more = f" along {short}, and {far[long]:.2g} along {long}" if long != short else f" along {short}"
+        said.append(f"{reach}{more}.")
+    if top > 0:
+        said.append(
+            f"With λ_max {with_error(top, float(found.residuals[0]))} the ceiling of a learning rate of "
+            f"gradient descent is {2 / top:.2g}."
+        )
+    return " ".join(said)
+
+
 def _radius(name: str, one: Line) -> Said:
     """Distances on both sides of both predictions."""
     said = []

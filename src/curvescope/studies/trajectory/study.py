@@ -109,6 +109,22 @@ class Trajectory(Shown):
         words.append(("attention", f"{share.mean.max():.0%}", note))
         return words + [("note", "", note) for note in [*m.notes, *self.notes]]
 
+    def opening(self) -> str:
+        """What these numbers say."""
+        m = self.means
+        length, ends = m.curves["length"].mean[-1], m.curves["angle_start"].mean[-1]
+        said = (
+            f"A token of {self.data} travels {length:.0f}° on the sphere and ends {ends:.0f}° from its start"
+        )
+        if "angle_target" not in m.curves:
+            return f"{said}."
+        c = m.curves["angle_target"]
+        moved = f"{with_error(abs(c.change), c.change_stderr)}°"
+        if abs(c.change) < 2 * c.change_stderr:
+            return f"{said}; whether it comes nearer to {m.target} than to any other token is not decided."
+        way = "nearer to" if c.change < 0 else "farther from"
+        return f"{said}, {moved} {way} {m.target} than chance would have it ({c.falling:.0%} come nearer)."
+
     def captions(self) -> dict[str, str]:
         """What each figure and table shows."""
         m = self.means
