@@ -101,8 +101,8 @@ class Activations(Shown):
         spread = f", least at {flat} ({rounded(medians[flat])})" if flat != steep else ""
         return (
             f"The loss hangs most on a token's state at {steep}, where the median of λ_max |x|² is "
-            f"{rounded(medians[steep])}{spread}. At {negative:.0%} of all tokens and points it bends down more "
-            "than up."
+            f"{rounded(medians[steep])}{spread}. At {negative:.0%} of all tokens and points it bends "
+            "down more than up."
         )
 
     def captions(self) -> dict[str, str]:

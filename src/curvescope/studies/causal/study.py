@@ -107,8 +107,8 @@ class Causal(Shown):
         most = int(np.argmax(np.abs(found[:, -1])))
         return (
             f"The gradient predicts what steering along {len(names)} directions does to the loss with a "
-            f"correlation of {first:.2f}, the Hessian with it of {second:.2f}. Without {names[most]} the loss "
-            f"changes most, by {found[most, -1]:+.3f} nats."
+            f"correlation of {first:.2f}, the Hessian with it of {second:.2f}. Without {names[most]} the "
+            f"loss changes most, by {found[most, -1]:+.3f} nats."
         )
 
     def captions(self) -> dict[str, str]:

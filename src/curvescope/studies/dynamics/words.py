@@ -60,8 +60,8 @@ def over_checkpoints(one: Sequence) -> str:
     loss, top, error = (one.column(name) for name in ("loss", "lambda_max", "lambda_max_error"))
     ends = [with_error(float(top[i]), float(error[i])) for i in (0, -1)]
     said = (
-        f"From {one.names[0]} to {one.names[-1]} the loss goes from {loss[0]:.3g} to {loss[-1]:.3g} and λ_max "
-        f"from {ends[0]} to {ends[1]}"
+        f"From {one.names[0]} to {one.names[-1]} the loss goes from {loss[0]:.3g} to {loss[-1]:.3g} and "
+        f"λ_max from {ends[0]} to {ends[1]}"
     )
     peak = int(np.nanargmax(top)) if np.isfinite(top).any() else 0
     if 0 < peak < len(top) - 1:

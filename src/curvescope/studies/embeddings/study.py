@@ -106,11 +106,9 @@ class Embeddings(Shown):
     def opening(self) -> str:
         """What these numbers say."""
         d, s = self.distances, self.scores.scores
-        kept = d.cosine_mean[0] <= ROUNDING
-        said = (
-            f"Rows of the {d.which} embedding have a mean length of {d.mean_norm:.3g}, and the first norm "
-            f"{'only rescales them' if kept else f'turns them by 1 − cos = {d.cosine_mean[0]:.2g} on average'}"
-        )
+        turned = f"turns them by 1 − cos = {d.cosine_mean[0]:.2g} on average"
+        said = f"Rows of the {d.which} embedding have a mean length of {d.mean_norm:.3g}, and the first norm "
+        said += turned if d.cosine_mean[0] > ROUNDING else "only rescales them"
         if "max_logit" not in s:
             return f"{said}."
         most, least = int(s["max_logit"].argmax()), int(s["max_logit"].argmin())

@@ -16,6 +16,7 @@ import torch
 
 from curvescope.core.config import as_tuples, at_least, setting
 from curvescope.core.errors import UsageError
+from curvescope.core.numbers import plural
 from curvescope.core.progress import Progress
 from curvescope.core.result import Result
 from curvescope.data.batches import Batches

@@ -93,8 +93,8 @@ class Probes(Shown):
         z = {(p.layer, h): float(np.median(p.z[:, h, 0])) for p in self.keys for h in range(p.z.shape[1])}
         layer, head = max(z, key=z.__getitem__)
         said = (
-            f"The heads of L{layer} know words best: in h{head} the nearest key of the median word is "
-            f"{z[layer, head]:.1f} standard deviations above that of random queries"
+            f"Words find a key most surely in L{layer}.h{head}: that of the median word is "
+            f"{z[layer, head]:.1f} standard deviations above those of random queries"
         )
         kept = {p.layer: share_kept(p) for p in self.values}
         if not kept:

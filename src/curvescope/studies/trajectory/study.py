@@ -113,9 +113,7 @@ class Trajectory(Shown):
         """What these numbers say."""
         m = self.means
         length, ends = m.curves["length"].mean[-1], m.curves["angle_start"].mean[-1]
-        said = (
-            f"A token of {self.data} travels {length:.0f}° on the sphere and ends {ends:.0f}° from its start"
-        )
+        said = f"A token of {self.data} travels {length:.0f}° on the sphere, to {ends:.0f}° from its start"
         if "angle_target" not in m.curves:
             return f"{said}."
         c = m.curves["angle_target"]
