@@ -19,6 +19,7 @@ OPTIMISERS: dict[str, Make] = {
     "newton-ggn": partial(optim.NewtonCG, curvature="ggn", max_products=4),
     "sharpness": partial(optim.SharpnessGD, every=2),
     "block": partial(optim.BlockSGD, every=2, momentum=0.5),
+    "block-together": partial(optim.BlockSGD, every=2, momentum=0.5, measure="together"),
     "hutchinson": partial(optim.HutchinsonAdam, every=2),
     "clipped": partial(optim.ClippedNewton, lr=0.02, every=2),
     "clipped-ggn": partial(optim.ClippedNewton, lr=0.02, every=2, estimate="ggn"),

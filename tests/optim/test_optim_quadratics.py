@@ -13,6 +13,8 @@ from torch import nn
 import curvescope as cs
 from curvescope import optim
 from curvescope.core.errors import CurvescopeError
+from curvescope.optim.block_sgd import signed_product
+from curvescope.optim.objective import Objective
 
 VALUES = torch.tensor([0.5, 1.0, 2.0, 3.0, 5.0, 8.0], dtype=torch.float64)
 B = torch.tensor([1.0, -2.0, 0.5, 1.5, -1.0, 2.0], dtype=torch.float64)
@@ -148,6 +150,44 @@ def test_blocks_that_do_not_interact_converge_as_if_alone():
         n = part.stop - part.start
         shrunk = torch.linalg.matrix_power(torch.eye(n, dtype=torch.float64) - A[part, part] / top, 3)
         torch.testing.assert_close((f.x - f.solution)[part], -shrunk @ f.solution[part])
+
+
+def test_signs_leave_the_blocks_of_the_diagonal_in_the_mean():
+    """Over all signs of three blocks, the mean of s_b (H (s ⊙ v))_b is H_bb v_b."""
+    A, sizes = symmetric(VALUES), (1, 2, 3)
+    f = Quadratic(A, B, sizes)
+    objective = Objective(f(), f.parts, lambda what: None)
+    objective.gradient(curved=True)
+    v = list(B.split(sizes))
+    signs = torch.cartesian_prod(*[torch.tensor([-1.0, 1.0], dtype=torch.float64)] * 3)
+    found = [torch.cat(signed_product(objective, v, s)) for s in signs]
+    blocks = [A[i : i + n, i : i + n] @ u for i, n, u in zip((0, 1, 3), sizes, v, strict=True)]
+    torch.testing.assert_close(torch.stack(found).mean(0), torch.cat(blocks))
+    assert not torch.allclose(found[0], torch.cat(blocks))
+
+
+def test_blocks_measured_together_are_those_measured_apart_where_they_do_not_interact():
+    """One product a step, of either sign of the largest curvature."""
+    A = torch.block_diag(symmetric(VALUES[:2]), -1000 * symmetric(VALUES[:4]))
+    f = Quadratic(A, B, (2, 4))
+    opt = optim.BlockSGD(f.parts, lr=0.0, every=1, measure="together")
+    for _ in range(150):
+        opt.step(f)
+    top = [float(torch.linalg.eigvalsh(part).abs().max()) for part in (A[:2, :2], A[2:, 2:])]
+    assert opt.curvatures() == pytest.approx(top, rel=1e-6)
+    assert opt.work["products"] == 5 + 2 * 149
+    assert opt.work["block_products"] == 0
+
+
+def test_a_state_without_the_way_to_measure_is_loaded():
+    f = Quadratic(symmetric(VALUES), B, (2, 4))
+    opt = optim.BlockSGD(f.parts)
+    saved = opt.state_dict()
+    for group in saved["param_groups"]:
+        del group["measure"]
+    opt.load_state_dict(saved)
+    opt.step(f)
+    assert opt.work["block_products"] > 0
 
 
 def test_two_over_the_number_of_blocks_is_stable_and_sharp():

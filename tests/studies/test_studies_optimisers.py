@@ -12,18 +12,21 @@ import torch
 from curvescope.core.errors import UsageError
 from curvescope.core.result import Result
 from curvescope.runs.shown import FAILS, HOLDS, OPEN
-from curvescope.studies import optimisers
+from curvescope.studies import find, optimisers
+from curvescope.studies.folder import Limit, _fitted
 from curvescope.studies.optimisers.arenas import ARENAS
 from curvescope.studies.optimisers.comparison import band, gap
 from curvescope.studies.optimisers.contenders import CONTENDERS
 from curvescope.studies.optimisers.course import Course, run_course, work_of
 from curvescope.studies.optimisers.figures import COLOURS
-from curvescope.studies.optimisers.study import best
+from curvescope.studies.optimisers.study import FULL, merge
+from curvescope.studies.optimisers.tuning import Search, begin, go_on, neighbours, rung
 
 CFG = optimisers.Config(
     optimisers=("sgd", "adamw", "newton_cg", "kfac_descent"),
     arenas=("addition",),
-    rates=(0.003, 0.1),
+    rates=(0.001, 0.1),
+    max_trials=3,
     seeds=2,
     budget=0.04,
     looks=3,
@@ -46,16 +49,17 @@ def done():
     return optimisers.run(CFG, state=state), state
 
 
-def test_all_are_tuned_on_the_same_grid_and_run_on_the_same_seeds(done):
+def test_all_are_tuned_alike_and_run_on_the_same_seeds(done):
     result, state = done
-    assert set(result.trials) == {f"addition/{name}" for name in CFG.optimisers}
+    assert set(result.trials) == set(result.searches) == {f"addition/{name}" for name in CFG.optimisers}
     assert all(len(losses) == 2 for losses in result.trials.values())
     for name in CFG.optimisers:
-        courses = result.of("addition", name)
+        courses, search = result.of("addition", name), result.searches[f"addition/{name}"]
         assert [c.seed for c in courses] == [1, 2]
-        assert courses[0].rate == CFG.rates[int(np.argmin(result.trials[f"addition/{name}"]))]
+        assert search.rates[0] == CFG.rates[int(np.argmin(result.trials[f"addition/{name}"]))]
+        assert courses[0].rate == search.rates[int(np.argmin(search.losses))]
         assert [c.loss[0] for c in courses] == [c.loss[0] for c in result.of("addition", "sgd")]
-    assert len(state) == 4 * (2 + 2)
+    assert len(state) == 4 * (2 + 3 + 2)
 
 
 def test_work_reaches_the_budget_and_little_more(done):
@@ -83,7 +87,7 @@ def test_it_can_be_shown(done):
     tables = result.tables()
     assert set(tables) == set(result.captions())
     assert len(tables["ends"]) == 4
-    assert len(tables["trials"]) == 8
+    assert len(tables["trials"]) == 4 * (2 + 3)
     assert tables["trials"].groupby("optimiser").chosen.sum().eq(1).all()
     assert len(result.claims()) == 3 * 3
     assert set(result.figures()) <= set(result.captions())
@@ -121,8 +125,84 @@ def test_divergence_is_no_victory():
     lost = course([3.0, 2.0, math.inf])
     found = gap([lost, course([3.0, 0.5, 0.1])], [course([3.0, 2.0, 1.0])] * 2, "work")
     assert (found.verdict, found.words) == (OPEN, "diverged")
-    assert best((course([3.0, math.inf], rate=1.0), course([3.0, 2.9], rate=0.1))) == 0.1
-    assert best((course([3.0, math.inf], rate=1.0), course([3.0, math.inf], rate=0.1))) == 0.1
+
+
+@pytest.mark.parametrize(("top", "inside"), [(0.01, True), (3e-5, True), (1e3, False)])
+def test_rates_are_tried_beyond_the_first_until_the_best_is_no_end(top, inside):
+    """A loss with its least value at a rate that may lie beyond those tried first, and too far beyond."""
+    tried = []
+
+    def trial(rate: float) -> float:
+        tried.append(rate)
+        return abs(math.log(rate / top))
+
+    search = begin((0.001, 0.1), [abs(math.log(rate / top)) for rate in (0.001, 0.1)], trial)
+    for _ in range(6):
+        search = go_on(search, trial)
+    assert (search.best == top) == search.inside == inside
+    assert len(set(tried)) == len(tried) <= 7
+
+
+def test_rates_that_diverge_lead_to_smaller_ones():
+    search = begin((0.1, 1.0), [math.inf, math.inf], lambda rate: math.inf if rate > 0.02 else rate)
+    assert search.best == 0.1
+    for _ in range(9):
+        search = go_on(search, lambda rate: math.inf if rate > 0.02 else 1 + rate)
+    assert search.best < 0.02
+    assert not Search(np.array([0.1, 0.3, 0.03]), np.full(3, math.inf)).inside
+
+
+def test_the_ladder_has_ones_and_threes():
+    assert [rung(rate) for rate in (0.001, 0.0029, 0.02, 1.0, 20.0)] == [0.001, 0.003, 0.03, 1.0, 30.0]
+    assert neighbours(0.003) == (0.01, 0.001)
+    assert neighbours(1.0) == (3.0, 0.3)
+
+
+def test_no_verdict_is_given_where_a_better_rate_may_lie_beyond(done):
+    """One that is ahead by far on every seed, and whose search found no end."""
+    base = [course([3.0, 2.0, 1.0 + 0.1 * i]) for i in range(2)]
+    ahead = [course([3.0, 1.0, 0.5 + 0.11 * i]) for i in range(2)]
+    found = {}
+    for last in (0.03, 0.3):
+        rates, losses = np.array([0.1, 0.3, last]), np.array([1.0, 2.0, 2.0])
+        result = replace(
+            done[0],
+            optimisers=["sgd", "adamw"],
+            courses={"addition/sgd": ahead, "addition/adamw": base},
+            searches={
+                "addition/adamw": Search(np.array([0.1, 0.3, 0.03]), losses),
+                "addition/sgd": Search(rates, losses),
+            },
+        )
+        found[last] = result.claims()[0].verdict
+        assert ("the last that was tried" in result.claims()[0].measured) == (last == 0.3)
+        gaps = result.tables()["gaps"]
+        assert gaps[gaps.against == "adamw"].lower.iloc[0] == found[last]
+    assert found == {0.03: HOLDS, 0.3: OPEN}
+
+
+def test_parts_of_a_comparison_are_put_together(done):
+    whole = done[0]
+    parts = [
+        replace(
+            whole,
+            optimisers=[name],
+            **{kind: {f"addition/{name}": getattr(whole, kind)[f"addition/{name}"]} for kind in
+               ("trials", "courses", "searches")},
+        )
+        for name in whole.optimisers
+    ]  # fmt: skip
+    assert merge(parts).claims() == whole.claims()
+    with pytest.raises(UsageError, match="same rates"):
+        merge([parts[0], replace(parts[1], seeds=7)])
+
+
+def test_a_result_of_one_grid_is_still_judged(done):
+    """Saved without searches: an end of the grid is an end."""
+    one_grid = replace(done[0], searches={})
+    assert one_grid.at_edge("addition", "sgd") == (one_grid.rate("addition", "sgd") in CFG.rates)
+    assert len(one_grid.claims()) == 9
+    assert set(one_grid.tables()["trials"].budget) == {1.0}
 
 
 def test_a_rate_that_is_too_large_ends_a_run():
@@ -153,3 +233,12 @@ def test_settings_that_make_no_sense_are_refused():
         replace(CFG, rates=(0.0,))
     with pytest.raises(UsageError, match="seeds"):
         replace(CFG, seeds=1)
+
+
+def test_the_full_profile_is_more_and_what_is_given_is_kept():
+    study = find("optimisers")
+    cfg, _ = _fitted(study, {"seeds": 3, "arenas": None}, Limit(profile="full"))
+    assert cfg == optimisers.Config(**{**FULL, "seeds": 3})
+    assert all(value > getattr(optimisers.Config(), name) for name, value in FULL.items())
+    with pytest.raises(UsageError, match="no --budget"):
+        _fitted(study, {}, Limit(budget="1min"))

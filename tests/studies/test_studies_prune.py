@@ -213,6 +213,24 @@ def test_words_tables_and_figures_are_complete():
     assert find("prune").Config is prune.Config
 
 
+def test_no_name_of_a_head_lies_on_another():
+    """Sixteen heads, most of them close to each other and to the line of equal numbers."""
+    from matplotlib.text import Text
+
+    source = np.random.default_rng(1)
+    layers = {}
+    for layer in range(4):
+        truth = source.normal(size=4) * (1.0 if layer == 0 else 0.05)
+        come = effects_of(0 * truth, truth, truth)
+        layers[f"L{layer}"] = Heads(layer, truth, truth, truth, truth, come, come, 0 * truth)
+    figure = replace(planted(1.0), heads=layers).figures()["heads"]
+    figure.draw_without_rendering()
+    for ax in figure.axes:
+        boxes = [Text.get_window_extent(text).shrunk(0.95, 0.8) for text in ax.texts]  # without their lines
+        assert len({text.get_text() for text in ax.texts}) == 16
+        assert sum(box.count_overlaps(boxes) for box in boxes) == 16  # each with itself
+
+
 @pytest.mark.usefixtures("undrawn")
 def test_a_run_goes_on_where_it_stopped(tmp_path):
     asked = {

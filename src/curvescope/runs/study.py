@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Generic, Protocol, TypeVar, final
 
-from curvescope.core.config import Config
+from curvescope.core.config import Config, Settings
 from curvescope.core.progress import Progress
 from curvescope.runs.plan import Plan
 from curvescope.runs.shown import Shown
@@ -32,6 +32,7 @@ class Study(Generic[C]):
     Config: type[C]
     run: Run[C]
     plan: Plan[C] | None = None  # where it takes long enough to be made to fit
+    full: Settings | None = None  # what the profile full takes in the place of the defaults, where it is more
 
 
 def study_in(module: str) -> Study[Config]:

@@ -100,6 +100,9 @@ def _fitted(study: Study[Config], settings: Settings, limit: Limit) -> tuple[Con
     """The configuration that is in time, and words on it."""
     from curvescope.studies.fitting import fit, limit_of
 
+    if limit.profile == "full" and limit.budget is None and study.full is not None:
+        given = {name: value for name, value in settings.items() if value is not None}
+        return study.Config.from_dict({**study.full, **given}), ""
     if study.plan is None and limit != Limit():
         raise UsageError("this study takes no --profile and no --budget: it has nothing to choose")
     cfg = study.Config.from_dict(settings)

@@ -2,8 +2,8 @@
 
 from curvescope.runs.study import Study
 from curvescope.studies.optimisers.course import Course
-from curvescope.studies.optimisers.study import Compared, Config, run
+from curvescope.studies.optimisers.study import FULL, Compared, Config, merge, run
 
-__all__ = ["STUDY", "Compared", "Config", "Course", "run"]
+__all__ = ["STUDY", "Compared", "Config", "Course", "merge", "run"]
 
-STUDY = Study(Config, run)
+STUDY = Study(Config, run, full=FULL)

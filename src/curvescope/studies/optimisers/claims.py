@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from curvescope.runs.shown import Claim, Origin
-from curvescope.studies.optimisers.comparison import gap
+from curvescope.studies.optimisers.comparison import judged
 
 if TYPE_CHECKING:
     from curvescope.studies.optimisers.study import Compared
@@ -25,10 +25,12 @@ def judge(result: Compared) -> list[Claim]:
             for name in result.optimisers:
                 if name == BASE:
                     continue
-                one = gap(result.of(arena, name), result.of(arena, BASE), axis)
+                one, verdict = judged(result, arena, name, BASE, axis)
                 said = f"difference of losses {one.words} after {_where(axis, one.at)}, {one.seeds} seeds"
+                if edge := [other for other in (name, BASE) if result.at_edge(arena, other)]:
+                    said += f"; the rate of {' and '.join(edge)} is the last that was tried"
                 claim = f"{name} has a lower loss than {BASE} on {arena}, at equal {words}"
-                found.append(Claim(claim, "lower loss", said, one.verdict, *OURS))
+                found.append(Claim(claim, "lower loss", said, verdict, *OURS))
     return found
 
 

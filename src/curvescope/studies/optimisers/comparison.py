@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from curvescope.algorithms.estimates.intervals import mean_interval
 from curvescope.runs.shown import FAILS, HOLDS, OPEN
 from curvescope.studies.optimisers.course import Course
+
+if TYPE_CHECKING:
+    from curvescope.studies.optimisers.study import Compared
 
 
 class Gap(NamedTuple):
@@ -40,6 +43,13 @@ def gap(one: Sequence[Course], other: Sequence[Course], axis: str) -> Gap:
     at = min(course.end(axis) for course in (*one, *other))
     values = np.array([a.at(axis, at) - b.at(axis, at) for a, b in zip(one, other, strict=True)])
     return Gap(at, *interval(values), len(values))
+
+
+def judged(result: Compared, arena: str, one: str, other: str, axis: str) -> tuple[Gap, str]:
+    """The difference of two, and the verdict: open where a better rate may lie beyond those tried."""
+    found = gap(result.of(arena, one), result.of(arena, other), axis)
+    edge = any(result.at_edge(arena, name) for name in (one, other))
+    return found, OPEN if edge else found.verdict
 
 
 def interval(values: np.ndarray) -> tuple[float, float, float]:

@@ -40,7 +40,9 @@ def _sharpness(params: Iterable[Tensor], lr: float) -> torch.optim.Optimizer:
 
 
 def _block(params: Iterable[Tensor], lr: float) -> torch.optim.Optimizer:
-    return optim.BlockSGD(params, lr, momentum=0.9, every=10, num_products=1, first_products=2)
+    return optim.BlockSGD(
+        params, lr, momentum=0.9, every=5, num_products=1, first_products=3, measure="together"
+    )
 
 
 def _hutchinson(params: Iterable[Tensor], lr: float) -> torch.optim.Optimizer:
@@ -52,7 +54,7 @@ def _clipped(params: Iterable[Tensor], lr: float) -> torch.optim.Optimizer:
 
 
 def _kfac(params: Iterable[Tensor], lr: float) -> torch.optim.Optimizer:
-    return optim.KFACDescent(params, lr, momentum=0.9, every=10)
+    return optim.KFACDescent(params, lr, momentum=0.9, every=20)
 
 
 CONTENDERS: dict[str, Contender] = {
@@ -60,9 +62,11 @@ CONTENDERS: dict[str, Contender] = {
     "adamw": Contender(_adamw, "torch.optim.AdamW without weight decay"),
     "newton_cg": Contender(_newton, "trust region, at most 10 products of the Hessian a step"),
     "sharpness_gd": Contender(_sharpness, "η = lr/λ_max, λ_max by 2 products at every 5th step"),
-    "block_sgd": Contender(_block, "η = lr/λ of each tensor, momentum 0.9, measured at every 10th step"),
+    "block_sgd": Contender(
+        _block, "η = lr/λ of each tensor, momentum 0.9, all λ by one product at every 5th step"
+    ),
     "hutchinson_adam": Contender(_hutchinson, "after AdaHessian: one product a step"),
     "clipped_newton": Contender(_clipped, "after Sophia-G: drawn targets at every 10th step"),
-    "kfac_descent": Contender(_kfac, "K-FAC, factors at every 10th step, momentum 0.9"),
+    "kfac_descent": Contender(_kfac, "K-FAC, factors at every 20th step, momentum 0.9"),
 }
 FIRST_ORDER = ("sgd", "adamw")

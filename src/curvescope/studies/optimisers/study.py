@@ -6,8 +6,10 @@ weights. The claim is the measurement and not a winner.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,12 +25,16 @@ from curvescope.studies.optimisers import claims, tables, words
 from curvescope.studies.optimisers.arenas import ARENAS, BUDGETS
 from curvescope.studies.optimisers.contenders import CONTENDERS
 from curvescope.studies.optimisers.course import Course, run_course
+from curvescope.studies.optimisers.tuning import SHARE, Search, begin, go_on
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
 TUNING = 0  # the seed of the trials, before those of the runs
+BY_PAIR = ("trials", "courses", "searches")
+FULL = {"seeds": 8, "budget": 8.0, "looks": 33, "max_trials": 12}
+"""What the profile `full` takes instead of the defaults."""
 
 
 @dataclass(frozen=True)
@@ -38,8 +44,9 @@ class Config(BaseConfig):
     optimisers: tuple[str, ...] = setting(tuple(CONTENDERS), "of those that are known")
     arenas: tuple[str, ...] = setting(tuple(ARENAS), "addition, tiny-gpt")
     rates: tuple[float, ...] = setting(
-        (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0), "learning rates that each of them tries"
+        (0.001, 0.01, 0.1, 1.0), "learning rates that each of them tries first, at a quarter of the budget"
     )
+    max_trials: int = setting(9, "rates that it tries then, at all of it, until the best is no end")
     seeds: int = setting(4, "runs with the best rate, after the trials on a seed of their own")
     budget: float = setting(1.0, "of a run, times 150 gradients on addition and 35 on tiny-gpt")
     looks: int = setting(13, "at the held-out loss in a run, the first before it")
@@ -52,6 +59,7 @@ class Config(BaseConfig):
         super().__post_init__()
         at_least(self, 2, "seeds", "looks")
         at_least(self, 1, "batch_size")
+        at_least(self, 3, "max_trials")
         for name, known in (("optimisers", CONTENDERS), ("arenas", ARENAS)):
             for value in getattr(self, name):
                 if value not in known:
@@ -68,10 +76,11 @@ class Compared(Shown):
 
     arenas: list[str]
     optimisers: list[str]
-    rates: list[float]
+    rates: list[float]  # of the first trials
     seeds: int
-    trials: dict[str, np.ndarray]  # (rates,) losses at the end of the budget
+    trials: dict[str, np.ndarray]  # (rates,) losses at the end of the first trials
     courses: dict[str, list[Course]]  # one for each seed
+    searches: dict[str, Search] = field(default_factory=dict)  # none: the first trials had the whole budget
 
     def of(self, arena: str, optimiser: str) -> list[Course]:
         """The runs with the best rate."""
@@ -82,7 +91,9 @@ class Compared(Shown):
         return self.of(arena, optimiser)[0].rate
 
     def at_edge(self, arena: str, optimiser: str) -> bool:
-        """Whether it is the first or the last of the grid, so that a better one may lie beyond."""
+        """Whether it is the smallest or the largest that was tried, so that a better one may lie beyond."""
+        if search := self.searches.get(f"{arena}/{optimiser}"):
+            return not search.inside
         return self.rate(arena, optimiser) in (min(self.rates), max(self.rates))
 
     def claims(self) -> list[Claim]:
@@ -119,52 +130,86 @@ def run(cfg: Config, *, progress: Progress | None = None, state: State | None = 
     pieces = [piece for arena, name in pairs for piece in _pieces(cfg, arena, name)]
     found = work_through(pieces, progress=progress, state=state)
 
-    def courses(names: list[str]) -> list[Course]:
-        return [found.take(Course, name) for name in names]
+    def courses(arena: str, name: str, kind: str, count: int) -> list[Course]:
+        return [found.take(Course, one) for one in _names(arena, name, kind, count)]
+
+    def first(arena: str, name: str) -> np.ndarray:
+        return np.array([course.final for course in courses(arena, name, "rate", len(cfg.rates))])
 
     return Compared(
         arenas=list(cfg.arenas),
         optimisers=list(cfg.optimisers),
         rates=list(cfg.rates),
         seeds=cfg.seeds,
-        trials={f"{a}/{n}": np.array([c.final for c in courses(_trials(cfg, a, n))]) for a, n in pairs},
-        courses={f"{a}/{n}": courses([_name(a, n, "seed", i) for i in range(cfg.seeds)]) for a, n in pairs},
+        trials={f"{a}/{n}": first(a, n) for a, n in pairs},
+        courses={f"{a}/{n}": courses(a, n, "seed", cfg.seeds) for a, n in pairs},
+        searches={
+            f"{a}/{n}": found.take(Search, _names(a, n, "trial", cfg.max_trials)[-1]) for a, n in pairs
+        },
     )
 
 
-def _name(arena: str, optimiser: str, kind: str, number: int) -> str:
-    return f"{arena}.{optimiser}.{kind}{number}"
+def merge(parts: Sequence[Compared]) -> Compared:
+    """Results of single arenas and optimisers, of settings that are the same otherwise, as one."""
+    first = parts[0]
+    if any((part.rates, part.seeds) != (first.rates, first.seeds) for part in parts):
+        raise UsageError("expected results of the same rates and seeds")
+    both = {name: {k: v for part in parts for k, v in getattr(part, name).items()} for name in BY_PAIR}
+    arenas = list(dict.fromkeys(arena for part in parts for arena in part.arenas))
+    optimisers = list(dict.fromkeys(name for part in parts for name in part.optimisers))
+    return replace(first, arenas=arenas, optimisers=optimisers, **both)
 
 
-def _trials(cfg: Config, arena: str, optimiser: str) -> list[str]:
-    return [_name(arena, optimiser, "rate", i) for i in range(len(cfg.rates))]
+def _names(arena: str, optimiser: str, kind: str, count: int) -> list[str]:
+    """Of the pieces of one kind."""
+    return [f"{arena}.{optimiser}.{kind}{number}" for number in range(count)]
 
 
 def _pieces(cfg: Config, arena: str, optimiser: str) -> list[Piece]:
-    """Trials, and the runs that need them."""
-    course = partial(_course, cfg, arena, optimiser)
-    trials = _trials(cfg, arena, optimiser)
-    found = [
-        Piece(name, partial(course, rate, TUNING), f"{optimiser} on {arena}, lr {rate:g}")
-        for name, rate in zip(trials, cfg.rates, strict=True)
+    """The first trials, the search that goes on from them, and the runs with what it has found."""
+    course, where = partial(_course, cfg, arena, optimiser), f"{optimiser} on {arena}"
+    first, trials, runs = (
+        _names(arena, optimiser, kind, count)
+        for kind, count in (("rate", len(cfg.rates)), ("trial", cfg.max_trials), ("seed", cfg.seeds))
+    )
+
+    def trial(rate: float) -> float:
+        return course(rate, TUNING, looks=2).final
+
+    def begun(*known: Result) -> Search:
+        return begin(cfg.rates, [one.final for one in known if isinstance(one, Course)], trial)
+
+    def gone_on(search: Result) -> Search:
+        assert isinstance(search, Search)
+        return go_on(search, trial)
+
+    def ran(seed: int, search: Result) -> Course:
+        assert isinstance(search, Search)
+        return course(search.best, seed)
+
+    pieces = [
+        Piece(name, partial(course, rate, TUNING, share=SHARE, looks=2), f"{where}, lr {rate:g}")
+        for name, rate in zip(first, cfg.rates, strict=True)
     ]
-    for i in range(cfg.seeds):
+    pieces.append(Piece(trials[0], begun, f"{where}, the best of these", needs=tuple(first)))
+    for before, name in pairwise(trials):
+        pieces.append(Piece(name, gone_on, f"{where}, rates beside it", needs=(before,)))
+    for i, name in enumerate(runs):
+        words = f"{where}, seed {i + 1}"
+        pieces.append(Piece(name, partial(ran, TUNING + 1 + i), words, needs=(trials[-1],)))
+    return pieces
 
-        def work(*trials: Result, seed: int = TUNING + 1 + i) -> Course:
-            return course(best(trials), seed)
 
-        words = f"{optimiser} on {arena}, seed {i + 1}"
-        found.append(Piece(_name(arena, optimiser, "seed", i), work, words, needs=tuple(trials)))
-    return found
-
-
-def _course(cfg: Config, arena: str, optimiser: str, rate: float, seed: int) -> Course:
+def _course(
+    cfg: Config,
+    arena: str,
+    optimiser: str,
+    rate: float,
+    seed: int,
+    *,
+    share: float = 1.0,
+    looks: int | None = None,
+) -> Course:
     place = ARENAS[arena](1000 * cfg.seed + seed, cfg.batch_size, cfg.device)
-    return run_course(place, optimiser, rate, seed, cfg.budget * BUDGETS[arena], cfg.looks)
-
-
-def best(trials: tuple[Result, ...]) -> float:
-    """The rate of the lowest loss; the smallest rate where all have diverged."""
-    courses = [trial for trial in trials if isinstance(trial, Course)]
-    assert len(courses) == len(trials)
-    return min(courses, key=lambda course: (course.final, course.rate)).rate
+    budget = share * cfg.budget * BUDGETS[arena]
+    return run_course(place, optimiser, rate, seed, budget, looks or cfg.looks)

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from curvescope.studies.optimisers.comparison import gap, interval
+from curvescope.studies.optimisers.comparison import interval, judged
 from curvescope.studies.optimisers.contenders import FIRST_ORDER
 from curvescope.studies.optimisers.course import AXES
+from curvescope.studies.optimisers.tuning import SHARE
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -51,28 +52,30 @@ def _gaps(result: Compared) -> list[dict[str, Any]]:
         for other in (name for name in FIRST_ORDER if name in result.optimisers):
             for name in (name for name in result.optimisers if name != other):
                 for axis in AXES:
-                    one = gap(result.of(arena, name), result.of(arena, other), axis)
+                    one, verdict = judged(result, arena, name, other, axis)
                     found.append(
                         {"arena": arena, "optimiser": name, "against": other, "equal": axis, "at": one.at,
-                         "difference": one.mean, "low": one.low, "high": one.high, "lower": one.verdict}
+                         "difference": one.mean, "low": one.low, "high": one.high, "lower": verdict}
                     )  # fmt: skip
     return found
 
 
 def _trials(result: Compared) -> list[dict[str, Any]]:
-    """Every trial of the tuning."""
-    return [
-        {
-            "arena": arena,
-            "optimiser": name,
-            "lr": rate,
-            "loss": loss,
-            "chosen": rate == result.rate(arena, name),
-        }
-        for arena in result.arenas
-        for name in result.optimisers
-        for rate, loss in zip(result.rates, result.trials[f"{arena}/{name}"], strict=True)
-    ]
+    """Every trial of the tuning, first those at a part of the budget."""
+    found = []
+    for arena in result.arenas:
+        for name in result.optimisers:
+            key, best = f"{arena}/{name}", result.rate(arena, name)
+            search = result.searches.get(key)
+            rounds = [(SHARE if search else 1.0, result.rates, result.trials[key])]
+            rounds += [(1.0, search.rates, search.losses)] if search else []
+            found += [
+                {"arena": arena, "optimiser": name, "budget": share, "lr": rate, "loss": loss,
+                 "chosen": share == 1 and rate == best}
+                for share, rates, losses in rounds
+                for rate, loss in zip(rates, losses, strict=True)
+            ]  # fmt: skip
+    return found
 
 
 def _courses(result: Compared) -> list[dict[str, Any]]:

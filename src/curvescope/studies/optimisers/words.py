@@ -10,6 +10,7 @@ from curvescope.core.numbers import plural
 from curvescope.runs.shown import Line
 from curvescope.studies.optimisers.comparison import interval
 from curvescope.studies.optimisers.contenders import CONTENDERS
+from curvescope.studies.optimisers.tuning import SHARE
 
 if TYPE_CHECKING:
     from curvescope.studies.optimisers.study import Compared
@@ -25,7 +26,7 @@ def summary(result: Compared) -> list[Line]:
         for name in sorted(ends, key=lambda name: ends[name][0]):
             mean, low, high = ends[name]
             course = result.of(arena, name)[0]
-            edge = ", the end of the grid" if result.at_edge(arena, name) else ""
+            edge = ", the last that was tried" if result.at_edge(arena, name) else ""
             steps, seconds = course.end("steps"), course.end("seconds")
             words = (
                 f"[{low:.3f}, {high:.3f}] after {steps:.0f} steps in {seconds:.1f} s, "
@@ -37,23 +38,29 @@ def summary(result: Compared) -> list[Line]:
 
 def captions(result: Compared) -> dict[str, str]:
     """What each figure and table shows."""
+    first = f"{plural(len(result.rates), 'rate')} from {min(result.rates):g} to {max(result.rates):g}"
+    tried = (
+        f"tries {first} at {SHARE:g} of the budget, then, at all of it, the best of them and rates beside it "
+        "until the best lies between two that are no better"
+        if result.searches
+        else f"tries {first}"
+    )
     how = (
-        f"Every optimiser has the same {plural(len(result.rates), 'trial')} of its learning rate, from "
-        f"{min(result.rates):g} to {max(result.rates):g}, on a seed of their own; the best one at the end of "
-        f"the budget is run on {plural(result.seeds, 'other seed')}, with weights and batches of each. The "
-        "budget is the same work for all: forward passes 1, gradients 2, products 4, products of one tensor "
-        "1.5, all over 3"
+        f"Every optimiser {tried}; by the held-out loss at the end, on a seed of their own. The best rate is "
+        f"run on {plural(result.seeds, 'other seed')}, with weights and batches of each. The budget is the "
+        "same work for all: forward passes 1, gradients 2, products 4, products of one tensor 1.5, all over 3"
     )
     ends = "low and high: Student's 95 % interval over seeds"
     return {
         "courses": "Held-out loss against steps, work (in gradients) and processor time: means over seeds, "
         f"bands are 95 % intervals. {how}. A curve ends where its shortest run does. Held-out "
         "sums of addition are drawn anew, and some of them are among those of training.",
-        "ends": f"At the end of the budget. {how}; {ends}. at_edge: the best rate is the first or the last "
-        "of the grid; products are whole ones of the Hessian; wall is by the clock.",
+        "ends": f"At the end of the budget. {how}; {ends}. at_edge: the best rate is the smallest or the "
+        "largest that was tried, and no verdict is given; products are whole ones of the Hessian; wall is by "
+        "the clock.",
         "gaps": "Differences of held-out losses from SGD and from AdamW, paired over seeds, at the farthest "
         f"point of an axis that both reach; negative is lower. {ends}; lower: what that interval decides. "
         "Rates are tuned for the end of the budget: at equal steps, one that takes fewer steps by then is at "
-        "its best and the other is not.",
-        "trials": "Held-out loss at the end of the budget for every learning rate of the tuning.",
+        "its best and the other is not. Of many differences that are none, one in twenty is decided wrongly.",
+        "trials": "Held-out loss at the end of every trial of the tuning; budget: of the run, as a share.",
     }

@@ -10,6 +10,7 @@ from curvescope.studies.prune.correlations import measured, predicted, removed_k
 from curvescope.studies.prune.tables import every_set
 from curvescope.studies.weight_changes import over_sequences
 from curvescope.viz.blocks import PALETTE
+from curvescope.viz.trajectory.labels import Marks, Names, name_points
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,6 +25,7 @@ PANELS = (
     ("plain", "both orders", "plain: gᵀδ + ½ δᵀHδ"),
 )
 MARKS = "osD^vP*X"
+REACH = (4.5, 13.0, 24.0, 36.0, 50.0, 66.0)  # points from a head to its name
 
 
 def draw(result: Pruned) -> dict[str, Figure]:
@@ -110,17 +112,30 @@ def _heads(result: Pruned) -> Figure:
     import matplotlib.pyplot as plt
 
     panels = (("plain", "both orders", "plain"), ("compensated", "both orders", "the other heads answer"))
-    figure, axes = plt.subplots(1, 2, figsize=(9.4, 4.2), layout="constrained")
+    figure, axes = plt.subplots(1, 2, figsize=(10.4, 4.6), layout="constrained")
     for ax, (how, predictor, title) in zip(axes, panels, strict=True):
         for heads in result.heads.values():
-            colour = PALETTE[heads.layer % len(PALETTE)]
             x, y = predicted(heads, how, predictor), measured(heads, how)
-            ax.plot(x, y, "o", ms=4, color=colour)
-            for h in range(len(x)):
-                place = {"xytext": (3, 3), "textcoords": "offset points"}
-                ax.annotate(f"L{heads.layer}.h{h}", (x[h], y[h]), fontsize=7, color=colour, **place)
+            ax.plot(x, y, "o", ms=4, color=PALETTE[heads.layer % len(PALETTE)])
         _equal(ax)
-        ax.set_title(title, fontsize=10, loc="left")
+        ax.set_title(f"{title}\n", fontsize=10, loc="left")
         ax.set_xlabel("predicted, gᵀδ + ½ δᵀHδ", fontsize=9)
     axes[0].set_ylabel("measured increase of the loss", fontsize=9)
+    figure.draw_without_rendering()  # where the axes are
+    for ax, (how, predictor, _) in zip(axes, panels, strict=True):
+        _name_heads(ax, result, how, predictor)
     return figure
+
+
+def _name_heads(ax: Axes, result: Pruned, how: str, predictor: str) -> None:
+    """Every head by its name, where there is room for it, off the line."""
+    groups = []
+    for heads in result.heads.values():
+        points = np.column_stack([predicted(heads, how, predictor), measured(heads, how)])
+        names = [f"L{heads.layer}.h{h}" for h in range(len(points))]
+        groups.append(Names(points, names, PALETTE[heads.layer % len(PALETTE)], 7))
+    low, high = ax.get_xlim()
+    line = np.repeat(np.linspace(low, high, 200)[:, None], 2, axis=1)
+    shown = line[(line[:, 1] > ax.get_ylim()[0]) & (line[:, 1] < ax.get_ylim()[1])]
+    marks = [*(Marks(group.points) for group in groups), Marks(shown, 0.5)]
+    name_points(ax, groups, clear=marks, distances=REACH)

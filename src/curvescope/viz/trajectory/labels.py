@@ -1,4 +1,4 @@
-"""Names beside points in three dimensions: where there is room, and left out where there is none."""
+"""Names beside points in two or three dimensions: where there is room, and left out where there is none."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SIDES = ((1, 0), (-1, 0), (1, 1), (1, -1), (-1, 1), (-1, -1), (0, 1), (0, -1))
 
 
 class Names(NamedTuple):
-    """Points (n, 3) with a name each."""
+    """Points (n, 2) or (n, 3) with a name each."""
 
     points: np.ndarray
     names: Sequence[str]
@@ -25,24 +25,33 @@ class Names(NamedTuple):
 
 
 class Marks(NamedTuple):
-    """What names should not cover: points (n, 3), drawn so large."""
+    """What names should not cover: points (n, 2) or (n, 3), drawn so large."""
 
     points: np.ndarray
     radius: float = MARKER  # in points of the paper
 
 
-def name_points(ax: Any, groups: Sequence[Names], *, clear: Sequence[Marks]) -> None:
+def name_points(
+    ax: Any,
+    groups: Sequence[Names],
+    *,
+    clear: Sequence[Marks],
+    distances: Sequence[float] = DISTANCES,
+) -> None:
     """Write the names of every group beside their points, the first group first.
 
     A name lies on no other, on none of the marks, and not outside the figure. One that finds no such place
     is left out. Call it when the axes have their limits, their view and their place in the figure.
+
+    Args:
+        distances: from a marker to its name, in points, the nearer ones first; far ones get a line.
     """
     taken = [_around(middle, mark.radius) for mark in clear for middle in _on_paper(ax, mark.points)]
     width, height = (72 * inches for inches in ax.figure.get_size_inches())
     for group in groups:
         for middle, name in zip(_on_paper(ax, group.points), group.names, strict=True):
             size = _size_of(name, group.size)
-            for box, offset, far in _places(middle, size):
+            for box, offset, far in _places(middle, size, distances):
                 inside = box[0] >= 0 and box[1] >= 0 and box[2] <= width and box[3] <= height
                 if inside and not _touches(box, np.array(taken)):
                     _write(ax, name, middle, offset, far, group)
@@ -58,13 +67,15 @@ def along(path: np.ndarray, num_points: int = 12) -> np.ndarray:
 
 
 def _on_paper(ax: Any, points: np.ndarray) -> np.ndarray:
-    """(n, 2) where points (n, 3) lie in the figure, in points from its lower left corner."""
-    from mpl_toolkits.mplot3d import proj3d
-
+    """(n, 2) where points (n, 2) or (n, 3) lie in the figure, in points from its lower left corner."""
     ax.apply_aspect()
-    x, y, z = points.T
-    x, y, _ = proj3d.proj_transform(x, y, z, ax.get_proj())
-    pixels = ax.transData.transform(np.column_stack([x, y]))
+    if points.shape[1] == 3:
+        from mpl_toolkits.mplot3d import proj3d
+
+        x, y, z = points.T
+        x, y, _ = proj3d.proj_transform(x, y, z, ax.get_proj())
+        points = np.column_stack([x, y])
+    pixels = ax.transData.transform(points)
     return pixels * 72 / ax.figure.dpi
 
 
@@ -77,15 +88,17 @@ def _size_of(name: str, size: float) -> tuple[float, float]:
     return width + 1, size
 
 
-def _places(middle: np.ndarray, size: tuple[float, float]) -> Iterator[tuple[Box, tuple[float, float], bool]]:
+def _places(
+    middle: np.ndarray, size: tuple[float, float], distances: Sequence[float]
+) -> Iterator[tuple[Box, tuple[float, float], bool]]:
     """Boxes for a name around a point, the best first, the way to their middle, and whether it is far."""
-    for distance in DISTANCES:
+    for distance in distances:
         for right, up in SIDES:
             reach = distance if right == 0 or up == 0 else distance / 2**0.5
             offset = (right * (reach + size[0] / 2), up * (reach + size[1] / 2))
             x, y = middle + offset
             box = (x - size[0] / 2, y - size[1] / 2, x + size[0] / 2, y + size[1] / 2)
-            yield box, offset, distance > DISTANCES[0]
+            yield box, offset, distance > distances[0]
 
 
 def _around(middle: np.ndarray, radius: float) -> Box:

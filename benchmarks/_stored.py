@@ -1,0 +1,66 @@
+"""Studies over all cores, and what is kept of them: claims in a file, tables of a page."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, TypeVar
+
+from curvescope.runs.shown import Claim, Shown
+
+RESULTS = Path(__file__).parent / "results"
+GUIDES = Path(__file__).parent.parent / "docs" / "guides"
+IMAGES = Path(__file__).parent.parent / "docs" / "images"
+Task, Done = TypeVar("Task"), TypeVar("Done", bound=Shown)
+
+
+def arguments(words: str | None) -> argparse.Namespace:
+    """Profile, processes, and a folder for parts that are done."""
+    parser = argparse.ArgumentParser(description=words, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--profile", default="default", choices=["default", "full"])
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes, of one thread each")
+    parser.add_argument("--parts", type=Path, default=Path("runs/parts"), help="what is done; goes on there")
+    return parser.parse_args()
+
+
+def spread(
+    work: Callable[[Task], Done], tasks: Mapping[str, Task], *, jobs: int, parts: Path, kind: type[Done]
+) -> dict[str, Done]:
+    """The results of all tasks by name, each in a process of one thread; those of before are read."""
+    os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}  # of the processes that begin now
+    todo = {name: task for name, task in tasks.items() if not (parts / name / "result.json").exists()}
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        running = {name: pool.submit(work, task) for name, task in todo.items()}
+        for name, future in running.items():
+            future.result().save(parts / name)
+            print(f"{name} is done", flush=True)
+    return {name: kind.load(parts / name) for name in tasks}
+
+
+def store(path: Path, study: str, settings: Mapping[str, Any], claims: Sequence[Claim], **more: Any) -> None:
+    """Write claims, and what else a page is tied to, as JSON."""
+    found = [{"claim": c.claim, "measured": c.measured, "verdict": c.verdict} for c in claims]
+    tree = {"study": study, "settings": dict(settings) or "defaults", **more, "claims": found}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(tree, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def put_table(page: Path, marker: str, rows: Iterable[Sequence[str]]) -> None:
+    """Write the rows, the heading first, in the place of the table behind `<!-- marker -->`."""
+    heading, *others = (f"| {' | '.join(row)} |" for row in rows)
+    table = "\n".join([heading, "|" + "---|" * (heading.count(" | ") + 1), *others])
+    text, begin = page.read_text(encoding="utf-8"), f"<!-- {marker} -->\n\n"
+    before, behind = text.split(begin)
+    rest = re.sub(r"\A(\|.*\n)*", "", behind)
+    page.write_text(f"{before}{begin}{table}\n{rest}", encoding="utf-8")
+
+
+def claim_rows(claims: Sequence[Claim]) -> list[tuple[str, str, str]]:
+    """For `put_table`."""
+    return [("claim", "measured", "verdict"), *((c.claim, c.measured, c.verdict) for c in claims)]
