@@ -17,7 +17,7 @@ from curvescope.runs.shown import Claim, Shown
 RESULTS = Path(__file__).parent / "results"
 GUIDES = Path(__file__).parent.parent / "docs" / "guides"
 IMAGES = Path(__file__).parent.parent / "docs" / "images"
-Task, Done = TypeVar("Task"), TypeVar("Done", bound=Shown)
+Task = TypeVar("Task")
 
 
 def arguments(words: str | None) -> argparse.Namespace:
@@ -30,8 +30,8 @@ def arguments(words: str | None) -> argparse.Namespace:
 
 
 def spread(
-    work: Callable[[Task], Done], tasks: Mapping[str, Task], *, jobs: int, parts: Path, kind: type[Done]
-) -> dict[str, Done]:
+    work: Callable[[Task], Shown], tasks: Mapping[str, Task], *, jobs: int, parts: Path
+) -> dict[str, Shown]:
     """The results of all tasks by name, each in a process of one thread; those of before are read."""
     os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}  # of the processes that begin now
     todo = {name: task for name, task in tasks.items() if not (parts / name / "result.json").exists()}
@@ -40,7 +40,7 @@ def spread(
         for name, future in running.items():
             future.result().save(parts / name)
             print(f"{name} is done", flush=True)
-    return {name: kind.load(parts / name) for name in tasks}
+    return {name: Shown.load(parts / name) for name in tasks}
 
 
 def store(path: Path, study: str, settings: Mapping[str, Any], claims: Sequence[Claim], **more: Any) -> None:
@@ -57,8 +57,8 @@ def put_table(page: Path, marker: str, rows: Iterable[Sequence[str]]) -> None:
     table = "\n".join([heading, "|" + "---|" * (heading.count(" | ") + 1), *others])
     text, begin = page.read_text(encoding="utf-8"), f"<!-- {marker} -->\n\n"
     before, behind = text.split(begin)
-    rest = re.sub(r"\A(\|.*\n)*", "", behind)
-    page.write_text(f"{before}{begin}{table}\n{rest}", encoding="utf-8")
+    rest = re.sub(r"\A(\|.*\n)*\n*", "", behind)
+    page.write_text(f"{before}{begin}{table}\n\n{rest}".rstrip("\n") + "\n", encoding="utf-8")
 
 
 def claim_rows(claims: Sequence[Claim]) -> list[tuple[str, str, str]]:

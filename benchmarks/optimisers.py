@@ -30,8 +30,9 @@ def main() -> None:
         for name in reversed(cfg.optimisers)
     }
     parts = asked.parts / f"optimisers-{asked.profile}"
-    found = spread(optimisers.run, tasks, jobs=asked.jobs, parts=parts, kind=optimisers.Compared)
-    result = optimisers.merge([found[f"{a}.{n}"] for a in cfg.arenas for n in cfg.optimisers])
+    found = spread(optimisers.run, tasks, jobs=asked.jobs, parts=parts)
+    each = [found[f"{arena}.{name}"] for arena in cfg.arenas for name in cfg.optimisers]
+    result = optimisers.merge([one for one in each if isinstance(one, optimisers.Compared)])
     tables, claims = result.tables(), result.claims()
     ends = tables["ends"].round(dict.fromkeys(NUMBERS, 6)).to_dict("records")
     trials = tables["trials"].round(6).to_dict("records")

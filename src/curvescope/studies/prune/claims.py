@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from curvescope.algorithms.estimates.ranks import Correlation
 from curvescope.runs.shown import FAILS, HOLDS, OPEN, Claim, Origin
-from curvescope.studies.prune.correlations import PLACE, Row, better, rows
+from curvescope.studies.prune.correlations import PLACE, better, rows
 from curvescope.studies.prune.pieces import AT_MINIMUM
 from curvescope.studies.prune.removals import GREEDY
 from curvescope.studies.prune.tables import every_set
@@ -20,36 +20,38 @@ if TYPE_CHECKING:
 OURS: Origin = ("ours", "ours")
 
 
+class Said(NamedTuple):
+    """A rank correlation, or the difference of two."""
+
+    correlation: Correlation
+    difference: bool
+
+
 def judge(result: Pruned) -> list[Claim]:
     """Predictions first, then methods against each other."""
-    found = {(row.removed, row.how, row.predictor): row for row in rows(result)}
-    kinds = list(dict.fromkeys(row.removed for row in found.values()))
-    claims = []
-    for kind in kinds:
-        claims += [
-            _ranks(
-                f"the saliency of OBS ranks the measured increase: {kind}", found[kind, "compensated", "obs"]
-            ),
-            _ranks(
-                f"first and second order together rank the measured increase of plain removals: {kind}",
-                found[kind, "plain", "both orders"],
-            ),
-        ]
+    return [_above(words, one) for words, one in ranked(result).items()] + _methods(result)
+
+
+def ranked(result: Pruned) -> dict[str, Said]:
+    """Rank correlations with measured increases, by what is said about them: that they are above zero."""
+    found = {(row.removed, row.how, row.predictor): row.correlation for row in rows(result)}
+    said = {}
+    for kind in dict.fromkeys(removed for removed, _, _ in found):
+        words = f"the saliency of OBS ranks the measured increase: {kind}"
+        said[words] = Said(found[kind, "compensated", "obs"], False)
+        words = f"first and second order together rank the measured increase of plain removals: {kind}"
+        said[words] = Said(found[kind, "plain", "both orders"], False)
         if not kind.startswith("random groups"):  # which are alike
             words = f"the curvature's diagonal (OBD) ranks plain removals better than magnitudes do: {kind}"
-            claims.append(_difference(words, better(result, kind, "obd", "magnitude")))
-    return claims + _methods(result)
+            said[words] = Said(better(result, kind, "obd", "magnitude"), True)
+    return said
 
 
-def _ranks(words: str, row: Row) -> Claim:
-    one = row.correlation
+def _above(words: str, said: Said) -> Claim:
+    one = said.correlation
     verdict = HOLDS if one.low > 0 else FAILS if one.high < 0 else OPEN
-    return Claim(words, "ρ > 0", f"ρ = {one.words}", verdict, *OURS)
-
-
-def _difference(words: str, one: Correlation) -> Claim:
-    verdict = HOLDS if one.low > 0 else FAILS if one.high < 0 else OPEN
-    return Claim(words, "better", f"ρ larger by {one.words}", verdict, *OURS)
+    published, measured = ("better", "ρ larger by") if said.difference else ("ρ > 0", "ρ =")
+    return Claim(words, published, f"{measured} {one.words}", verdict, *OURS)
 
 
 METHODS = (

@@ -18,32 +18,15 @@ if TYPE_CHECKING:
 
 OURS: Origin = ("ours", "ours")
 NEAR = 0.2  # of the measured increase
+BOTH = "both orders"
+FIRST = "first and second order rank the blocks by the measured increase"
 
 
 def judge(result: Quantised) -> list[Claim]:
     """Predictions first, then methods against each other."""
     bits = [int(b) for b in result.together.bits]
-    ranks = {(row.bits, row.predictor): row.correlation for row in rows(result)}
-    both, sizes = "both orders", range(len(bits))
-    errors = {b: relative_error(result, i) for i, b in enumerate(bits)}
-    claims = [
-        _signed(
-            "first and second order rank the blocks by the measured increase",
-            "ρ > 0",
-            {b: ranks[b, both] for b in bits},
-        ),
-        _signed(
-            "they rank blocks better than the size of the rounding error does",
-            "ρ larger",
-            {b: better(result, both, "error", i) for b, i in zip(bits, sizes, strict=True)},
-        ),
-        _signed(
-            "they rank blocks better than the trace of the GGN times that size does",
-            "ρ larger",
-            {b: better(result, both, "trace", i) for b, i in zip(bits, sizes, strict=True)},
-        ),
-        _near(errors),
-    ]
+    claims = [_signed(words, found) for words, found in ranked(result).items()]
+    claims.append(_near({b: relative_error(result, i) for i, b in enumerate(bits)}))
     ways = [
         (
             "weights that are rounded later make up for earlier ones (by inputs)",
@@ -65,8 +48,21 @@ def judge(result: Quantised) -> list[Claim]:
     return claims
 
 
-def _signed(words: str, published: str, found: dict[int, Correlation]) -> Claim:
+def ranked(result: Quantised) -> dict[str, dict[int, Correlation]]:
+    """Rank correlations over blocks and differences of two, by what is said about them and by bits."""
+    ranks = {(row.bits, row.predictor): row.correlation for row in rows(result)}
+    places = {int(b): i for i, b in enumerate(result.together.bits)}
+    others = {"the size of the rounding error": "error", "the trace of the GGN times that size": "trace"}
+    found = {FIRST: {b: ranks[b, BOTH] for b in places}}
+    for words, other in others.items():
+        each = {b: better(result, BOTH, other, i) for b, i in places.items()}
+        found[f"they rank blocks better than {words} does"] = each
+    return found
+
+
+def _signed(words: str, found: dict[int, Correlation]) -> Claim:
     """It holds if all intervals are above zero, and fails if one is below."""
+    published = "ρ > 0" if words == FIRST else "ρ larger"
     measured = ", ".join(f"{one.words} at {b} bits" for b, one in found.items())
     verdict = FAILS if any(one.high < 0 for one in found.values()) else OPEN
     verdict = HOLDS if all(one.low > 0 for one in found.values()) else verdict

@@ -1,0 +1,109 @@
+"""The stored runs of the studies `prune` and `quantise`, over all cores.
+
+    python benchmarks/surgery.py                              # the defaults, on the bundled model
+    python benchmarks/surgery.py --profile full --jobs 16     # over samples of text, and over trained models
+
+The first writes benchmarks/results/surgery/{prune,quantise}.json and the tables of their guides, the second
+{prune,quantise}-full.json and the tables over models: five samples of text with the bundled model, and five
+Transformers that are trained on addition here. What was done is kept under --parts.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from _stored import GUIDES, RESULTS, arguments, claim_rows, put_table, spread, store
+
+from curvescope.core.result import Result
+from curvescope.data.tasks import task
+from curvescope.models.load import load
+from curvescope.models.zoo import TransformerConfig
+from curvescope.models.zoo.folder import save
+from curvescope.runs.shown import Shown
+from curvescope.studies import prune, quantise
+from curvescope.studies.over_models import over_models
+from curvescope.studies.prune.claims import ranked as prune_ranked
+from curvescope.studies.prune.study import Pruned
+from curvescope.studies.quantise.claims import ranked as quantise_ranked
+from curvescope.studies.quantise.study import Quantised
+from curvescope.train import TrainConfig, train
+
+SEEDS = range(5)
+BUNDLED, ADDITION = "tiny-gpt", "addition"
+DIGITS, STEPS = 5, 1500  # as task:addition
+PAGES = {"prune": GUIDES / "pruning.md", "quantise": GUIDES / "quantising.md"}
+
+
+class Task(NamedTuple):
+    """A study of one family at one seed."""
+
+    study: str
+    family: str
+    seed: int
+    models: Path
+
+
+def trained(folder: Path, seed: int) -> Path:
+    """A Transformer of two layers that has learned sums for a while."""
+    path = folder / f"addition-{seed}"
+    if not (path / "config.toml").exists():
+        shape = TransformerConfig(
+            n_layers=2, d_model=32, n_heads=4, n_ctx=3 * DIGITS + 3, vocab_size=12, init="scaled", seed=seed
+        )
+        sums = task("addition", num_sequences=64 * 500, digits=DIGITS, batch_size=64, seed=10_000 + seed)
+        save(train(load(shape), sums, TrainConfig(steps=STEPS, lr=3e-3))[0], path)
+    return path
+
+
+def work(one: Task) -> Shown:
+    """One run with the defaults, but for model, data and seed."""
+    settings: dict[str, Any] = {"seed": one.seed}
+    if one.family == ADDITION:
+        path = trained(one.models / one.study, one.seed)  # apart, so that no two processes write one
+        settings |= {"model": str(path), "data": "task:addition"}
+    if one.study == "prune":
+        return prune.run(prune.Config(**settings))
+    return quantise.run(quantise.Config(**settings))
+
+
+def values(result: Result) -> dict[str, float]:
+    """Of a run, by what is said about them."""
+    if isinstance(result, Pruned):
+        return {words: said.correlation.value for words, said in prune_ranked(result).items()}
+    assert isinstance(result, Quantised)
+    return {
+        f"{words}, {bits} bits": one.value
+        for words, found in quantise_ranked(result).items()
+        for bits, one in found.items()
+    }
+
+
+def main() -> None:
+    asked = arguments(__doc__)
+    full = asked.profile == "full"
+    families = (BUNDLED, ADDITION) if full else (BUNDLED,)
+    parts = asked.parts / "surgery"
+    tasks = {
+        f"{study}.{family}.{seed}": Task(study, family, seed, parts / "models")
+        for study in PAGES
+        for family in families
+        for seed in (SEEDS if full else (0,))
+    }
+    found = spread(work, tasks, jobs=asked.jobs, parts=parts)
+    for study, page in PAGES.items():
+        if not full:
+            one: Any = found[f"{study}.{BUNDLED}.0"]
+            losses = {"model": one.model, "loss": one.loss, "held_out_loss": one.held_out_loss}
+            claims = one.claims()
+            store(RESULTS / "surgery" / f"{study}.json", study, {}, claims, **losses)
+        else:
+            each = {f: [values(found[f"{study}.{f}.{seed}"]) for seed in SEEDS] for f in families}
+            claims = over_models(each)
+            path = RESULTS / "surgery" / f"{study}-full.json"
+            store(path, study, {"families": list(families), "seeds": len(SEEDS)}, claims, values=each)
+        put_table(page, "over models" if full else "claims", claim_rows(claims))
+
+
+if __name__ == "__main__":
+    main()
