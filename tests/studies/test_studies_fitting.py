@@ -75,6 +75,15 @@ def test_an_estimate_counts_the_products(product):
     assert words.startswith(f"up to about {duration((3 * each + 12 * FIRST) * 0.4)}:")
 
 
+def test_work_that_no_model_changes_is_counted(product):
+    """The small models of `influence`, which are trained again whatever the model is."""
+    product["each"] = 0.4
+    few = {"tokens": 64, "max_products": 4, "num_removed": 10, "blocks": ["L3.b_O"]}
+    with_, without = (fit(find("influence"), {**few, "cases": cases}, None).words for cases in (["MLP"], []))
+    assert f", and {duration(4.0 + 10 * 1.6)} that no model changes" in with_
+    assert "no model changes" not in without
+
+
 class Begun(Exception):
     """A study has begun its first piece."""
 

@@ -20,6 +20,7 @@ class Cost(NamedTuple):
     pieces: int  # as the progress counts them
     products: float
     graphs: int | None = None  # of operators that are built; None: one in each piece
+    seconds: float = 0.0  # of work that does not grow with the model
 
 
 @final

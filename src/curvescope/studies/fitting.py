@@ -86,10 +86,10 @@ class Estimate(NamedTuple):
 
     @property
     def total(self) -> float:
-        """Seconds of all products, of the graphs before them and of the algorithms around them."""
-        pieces, products, graphs = self.cost
+        """Seconds of all products, of the graphs before them, of the algorithms around them, of the rest."""
+        pieces, products, graphs, seconds = self.cost
         built = FIRST * (pieces if graphs is None else graphs)
-        return (products + built) * self.seconds + products * self.own
+        return (products + built) * self.seconds + products * self.own + seconds
 
 
 class Timer:
@@ -143,6 +143,7 @@ def _words(cfg: Config, chosen: Estimate, seconds: float | None) -> str:
     cost, before = chosen.cost, cfg.to_dict()
     around = f" and {chosen.own:.2g} s around each" if chosen.own > 0.1 * chosen.seconds else ""
     made = f"{cost.pieces} pieces, {cost.products:.0f} products of {chosen.seconds:.2g} s{around}"
+    made += f", and {duration(cost.seconds)} that no model changes" if cost.seconds else ""
     line = f"up to about {duration(chosen.total)}: {made}"
     other = [f"{name}={value}" for name, value in chosen.cfg.to_dict().items() if value != before[name]]
     if other and seconds is not None:

@@ -16,6 +16,7 @@ import torch
 from torch.func import functional_call
 
 from curvescope.algorithms import solve
+from curvescope.core.operator.matrices import Matrix
 from curvescope.core.result import Result
 from curvescope.data.tasks import task
 from curvescope.models.load import load
@@ -151,11 +152,16 @@ def losses(case: Case, theta: np.ndarray) -> np.ndarray:
 
 
 def predict(case: Case, minimum: Minimum, factors: Sequence[float] = FACTORS) -> Predicted:
-    """Scores with the GGN at several dampings, with the Hessian, with K-FAC, and without any matrix."""
+    """Scores with the GGN at several dampings, with the Hessian, with K-FAC, and without any matrix.
+
+    GGN and Hessian are written out once, for all systems. Blocks that K-FAC has no factors for, the positions
+    P, are taken not to move in its scores.
+    """
     theta = torch.as_tensor(minimum.theta)
     here, ridge = case.problem.at(theta), case.ridge
     B = torch.stack([query.at(theta).gradient() for query in case.queries], dim=1)
-    G, H, K = GGN(here), Hessian(here), KFAC(here, kind="ggn")
+    G, H = (_written_out(op) for op in (GGN(here), Hessian(here)))
+    K = KFAC(here, kind="ggn")
     systems = {GGN_NAME: solve(G, B, damping=ridge), HESSIAN: solve(H, B, method="minres", damping=ridge)}
     for factor in factors:
         systems[f"{GGN_NAME}, δ = {factor:g} λ"] = solve(G, B, damping=factor * ridge)
@@ -174,3 +180,8 @@ def predict(case: Case, minimum: Minimum, factors: Sequence[float] = FACTORS) ->
         residual={name: float(np.max(found.residual)) for name, found in systems.items()},
         left_out=list(K.left_out),
     )
+
+
+def _written_out(op: GGN | Hessian) -> Matrix:
+    A = op.dense()
+    return Matrix((A + A.T) / 2, symmetric=True, psd=op.psd)

@@ -50,7 +50,7 @@ DIAGONAL = "diagonal"
 
 @dataclass(frozen=True)
 class Config(ModelOnData):
-    """What to ask. The defaults take less than four minutes on one core."""
+    """What to ask. The defaults take about three minutes on one core."""
 
     tokens: int = setting(512, "of a text, in all; labelled texts and images: ⌈tokens / seq_len⌉ of them")
     seq_len: int = setting(16, "tokens of one sequence")
