@@ -55,10 +55,12 @@ def put_table(page: Path, marker: str, rows: Iterable[Sequence[str]]) -> None:
     """Write the rows, the heading first, in the place of the table behind `<!-- marker -->`."""
     heading, *others = (f"| {' | '.join(row)} |" for row in rows)
     table = "\n".join([heading, "|" + "---|" * (heading.count(" | ") + 1), *others])
-    text, begin = page.read_text(encoding="utf-8"), f"<!-- {marker} -->\n\n"
-    before, behind = text.split(begin)
-    rest = re.sub(r"\A(\|.*\n)*\n*", "", behind)
-    page.write_text(f"{before}{begin}{table}\n\n{rest}".rstrip("\n") + "\n", encoding="utf-8")
+    begin = f"<!-- {marker} -->\n"
+    before, found, behind = page.read_text(encoding="utf-8").partition(begin)
+    if not found:
+        raise SystemExit(f"{page} has no line {begin.strip()}")
+    rest = re.sub(r"\A(\|.*\n)*\n*", "", behind.lstrip("\n"))
+    page.write_text(f"{before}{begin}\n{table}\n\n{rest}".rstrip("\n") + "\n", encoding="utf-8")
 
 
 def claim_rows(claims: Sequence[Claim]) -> list[tuple[str, str, str]]:

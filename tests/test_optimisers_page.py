@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -10,10 +9,10 @@ from typing import Any
 import pytest
 
 from curvescope import optim
+from stored_tables import claims_of, stored, table_behind
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "guides" / "optimisers.md").read_text(encoding="utf-8")
-STORED = ROOT / "benchmarks" / "results" / "optimisers" / "default.json"
 
 
 @pytest.fixture(scope="module")
@@ -60,10 +59,26 @@ def test_steps_cost_what_the_table_says(space, make, least, rest):
         assert spent["products"] == spent["block_products"] == 0
 
 
-def test_tables_are_those_of_the_stored_run():
-    stored = json.loads(STORED.read_text(encoding="utf-8"))
-    rows = re.findall(r"^\| (\S.*?) \| (.+?) \| (holds|fails|not decided) \|$", PAGE, flags=re.M)
-    assert rows == [(c["claim"], c["measured"], c["verdict"]) for c in stored["claims"]]
-    for row in stored["ends"]:
-        loss = f"{row['loss']:.3f} [{row['low']:.3f}, {row['high']:.3f}]"
-        assert f"| {row['arena']} | {row['optimiser']} | {row['lr']:g} | {loss} |" in PAGE
+@pytest.mark.parametrize("profile", ["default", "full"])
+def test_tables_are_those_of_the_stored_run(profile):
+    run = stored(f"optimisers/{profile}")
+    assert run or profile == "full"
+    assert table_behind(PAGE, f"{profile}: claims") == claims_of(run)
+    rows = table_behind(PAGE, f"{profile}: ends")
+    assert len(rows) == len(run.get("ends", []))
+    for row, end in zip(rows, run.get("ends", []), strict=True):
+        lr = f"{end['lr']:g}{', the last tried' if end['at_edge'] else ''}"
+        loss = f"{end['loss']:.3f} [{end['low']:.3f}, {end['high']:.3f}]"
+        assert row[:4] == [end["arena"], end["optimiser"], lr, loss]
+
+
+def test_the_best_rates_of_the_stored_run_are_no_ends():
+    """Every chosen rate was tried at the whole budget beside a smaller and a larger one."""
+    run = stored("optimisers/default")
+    for end in run["ends"]:
+        tried = [
+            t["lr"]
+            for t in run["trials"]
+            if (t["arena"], t["optimiser"], t["budget"]) == (end["arena"], end["optimiser"], 1.0)
+        ]
+        assert (min(tried) < end["lr"] < max(tried)) != end["at_edge"]

@@ -56,7 +56,7 @@ def test_all_are_tuned_alike_and_run_on_the_same_seeds(done):
     for name in CFG.optimisers:
         courses, search = result.of("addition", name), result.searches[f"addition/{name}"]
         assert [c.seed for c in courses] == [1, 2]
-        assert search.rates[0] == CFG.rates[int(np.argmin(result.trials[f"addition/{name}"]))]
+        assert search.rates[0] == CFG.rates[int(np.argmin(result.trials[f"addition/{name}"]))]  # half of two
         assert courses[0].rate == search.rates[int(np.argmin(search.losses))]
         assert [c.loss[0] for c in courses] == [c.loss[0] for c in result.of("addition", "sgd")]
     assert len(state) == 4 * (2 + 3 + 2)
@@ -141,6 +141,16 @@ def test_rates_are_tried_beyond_the_first_until_the_best_is_no_end(top, inside):
         search = go_on(search, trial)
     assert (search.best == top) == search.inside == inside
     assert len(set(tried)) == len(tried) <= 7
+
+
+def test_of_two_valleys_the_one_that_is_deeper_in_the_end_is_found():
+    """At a part of the budget 0.01 was ahead of 0.001; at all of it the valley around 0.001 is deeper."""
+    deep = {3e-4: 5.2, 1e-3: 4.9, 3e-3: 5.15, 1e-2: 5.09, 3e-2: 5.06, 1e-1: 5.11}
+    search = begin((0.001, 0.01, 0.1, 1.0), [5.6, 5.3, 6.8, math.inf], deep.__getitem__)
+    assert search.rates.tolist() == [0.01, 0.001]
+    for _ in range(4):
+        search = go_on(search, deep.__getitem__)
+    assert (search.best, search.inside) == (0.001, True)
 
 
 def test_rates_that_diverge_lead_to_smaller_ones():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -77,3 +78,9 @@ def _joined(windows: list[Batch]) -> Batch:
 
 
 ARENAS: dict[str, Callable[[int, int, str], Arena]] = {"addition": addition, "tiny-gpt": tiny_gpt}
+
+
+@lru_cache(maxsize=16)
+def arena(name: str, seed: int, batch_size: int, device: str) -> Arena:
+    """One of ARENAS, kept for all optimisers: runs train copies of its model."""
+    return ARENAS[name](seed, batch_size, device)

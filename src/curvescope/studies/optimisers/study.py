@@ -23,6 +23,7 @@ from curvescope.runs.shown import Claim, Line, Shown
 from curvescope.runs.work import Piece, State, work_through
 from curvescope.studies.optimisers import claims, tables, words
 from curvescope.studies.optimisers.arenas import ARENAS, BUDGETS
+from curvescope.studies.optimisers.arenas import arena as make_arena
 from curvescope.studies.optimisers.contenders import CONTENDERS
 from curvescope.studies.optimisers.course import Course, run_course
 from curvescope.studies.optimisers.tuning import SHARE, Search, begin, go_on
@@ -46,7 +47,7 @@ class Config(BaseConfig):
     rates: tuple[float, ...] = setting(
         (0.001, 0.01, 0.1, 1.0), "learning rates that each of them tries first, at a quarter of the budget"
     )
-    max_trials: int = setting(9, "rates that it tries then, at all of it, until the best is no end")
+    max_trials: int = setting(9, "steps of the search at all of it, the first with half of these rates")
     seeds: int = setting(4, "runs with the best rate, after the trials on a seed of their own")
     budget: float = setting(1.0, "of a run, times 150 gradients on addition and 35 on tiny-gpt")
     looks: int = setting(13, "at the held-out loss in a run, the first before it")
@@ -191,7 +192,7 @@ def _pieces(cfg: Config, arena: str, optimiser: str) -> list[Piece]:
         Piece(name, partial(course, rate, TUNING, share=SHARE, looks=2), f"{where}, lr {rate:g}")
         for name, rate in zip(first, cfg.rates, strict=True)
     ]
-    pieces.append(Piece(trials[0], begun, f"{where}, the best of these", needs=tuple(first)))
+    pieces.append(Piece(trials[0], begun, f"{where}, the better half", needs=tuple(first)))
     for before, name in pairwise(trials):
         pieces.append(Piece(name, gone_on, f"{where}, rates beside it", needs=(before,)))
     for i, name in enumerate(runs):
@@ -210,6 +211,6 @@ def _course(
     share: float = 1.0,
     looks: int | None = None,
 ) -> Course:
-    place = ARENAS[arena](1000 * cfg.seed + seed, cfg.batch_size, cfg.device)
+    place = make_arena(arena, 1000 * cfg.seed + seed, cfg.batch_size, cfg.device)
     budget = share * cfg.budget * BUDGETS[arena]
     return run_course(place, optimiser, rate, seed, budget, looks or cfg.looks)

@@ -1,7 +1,8 @@
 """The search for a learning rate, the same for every optimiser.
 
-Some rates at a part of the budget; then, at all of it, the best of them and its neighbours on a ladder, 1 and
-3 times powers of ten, until the best one lies between two that are no better, or too many were tried.
+Some rates at a part of the budget; at all of it the better half of them, since what is best early need not be
+in the end; then neighbours of the best one on a ladder, 1 and 3 times powers of ten, until it lies between
+two that are no better, or too many were tried. A valley that neither half has seen can be missed.
 """
 
 from __future__ import annotations
@@ -62,9 +63,11 @@ def _rate(number: int) -> float:
 
 
 def begin(rates: Sequence[float], losses: Sequence[float], trial: Callable[[float], float]) -> Search:
-    """The first trial at the whole budget: the best of the first rates."""
-    rate = rung(lowest(rates, losses))
-    return Search(np.array([rate]), np.array([trial(rate)]))
+    """The first trials at the whole budget: the better half of the first rates that did not diverge."""
+    known = [math.inf if math.isnan(loss) else float(loss) for loss in losses]
+    order = sorted(zip(known, rates, strict=True))[: -(-len(rates) // 2)]
+    chosen = dict.fromkeys(rung(rate) for i, (loss, rate) in enumerate(order) if i == 0 or loss < math.inf)
+    return Search(np.array(list(chosen)), np.array([trial(rate) for rate in chosen]))
 
 
 def go_on(search: Search, trial: Callable[[float], float]) -> Search:

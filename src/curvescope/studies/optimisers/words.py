@@ -40,8 +40,8 @@ def captions(result: Compared) -> dict[str, str]:
     """What each figure and table shows."""
     first = f"{plural(len(result.rates), 'rate')} from {min(result.rates):g} to {max(result.rates):g}"
     tried = (
-        f"tries {first} at {SHARE:g} of the budget, then, at all of it, the best of them and rates beside it "
-        "until the best lies between two that are no better"
+        f"tries {first} at {SHARE:g} of the budget, then, at all of it, the better half of them and rates "
+        "beside the best until it lies between two that are no better"
         if result.searches
         else f"tries {first}"
     )
