@@ -127,6 +127,13 @@ def test_divergence_is_no_victory():
     assert (found.verdict, found.words) == (OPEN, "diverged")
 
 
+def test_divergence_on_every_seed_decides():
+    lost, fine = course([3.0, 2.0, math.inf]), course([3.0, 2.0, 1.0])
+    assert gap([lost] * 3, [fine] * 3, "work").verdict == FAILS
+    assert gap([fine] * 3, [lost] * 3, "work").verdict == HOLDS
+    assert gap([lost] * 3, [lost] * 3, "work").verdict == OPEN
+
+
 @pytest.mark.parametrize(("top", "inside"), [(0.01, True), (3e-5, True), (1e3, False)])
 def test_rates_are_tried_beyond_the_first_until_the_best_is_no_end(top, inside):
     """A loss with its least value at a rate that may lie beyond those tried first, and too far beyond."""

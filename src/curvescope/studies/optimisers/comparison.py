@@ -41,7 +41,9 @@ class Gap(NamedTuple):
 def gap(one: Sequence[Course], other: Sequence[Course], axis: str) -> Gap:
     """At the farthest point of an axis that all runs of both reach."""
     at = min(course.end(axis) for course in (*one, *other))
-    values = np.array([a.at(axis, at) - b.at(axis, at) for a, b in zip(one, other, strict=True)])
+    losses = np.array([[c.at(axis, at) for c in courses] for courses in (one, other)])
+    both = np.isinf(losses).all(axis=0)  # of which neither is lower
+    values = np.where(both, math.nan, losses[0] - np.where(both, 0.0, losses[1]))
     return Gap(at, *interval(values), len(values))
 
 
@@ -53,10 +55,15 @@ def judged(result: Compared, arena: str, one: str, other: str, axis: str) -> tup
 
 
 def interval(values: np.ndarray) -> tuple[float, float, float]:
-    """Mean and Student's interval; no number is finite where a run diverged."""
+    """Mean and Student's interval; no number is finite where a run diverged.
+
+    The ends are known where all values are infinite on one side: every run has diverged, and that decides.
+    """
     n = len(values)
     if not np.isfinite(values).all():
-        return math.inf, math.nan, math.nan
+        first = float(values[0])
+        alike = math.isinf(first) and bool((values == first).all())
+        return (first, first, first) if alike else (math.inf, math.nan, math.nan)
     mean = values.mean()
     stderr = values.std(ddof=1) / math.sqrt(n) if n > 1 else math.nan
     low, high = mean_interval(np.array(mean), np.array(stderr), n - 1)
