@@ -184,7 +184,7 @@ def correlate(
         top = np.concatenate([t.lambda_max for t in trained.values()])
         size = np.concatenate([getattr(t, kind) for t in trained.values()])
         found[f"blocks.all.{kind}"] = rank_correlation(size, top, groups=group, **how)
-        found[f"within.all.{kind}"] = mean_within(size, top, groups=group, **how)
+        found[f"within.all.{kind}"] = mean_within(size, top, groups=group)
         for role in dict.fromkeys(roles.tolist()):
             of = roles == role
             found[f"blocks.{role}.{kind}"] = rank_correlation(size[of], top[of], groups=group[of], **how)
