@@ -29,6 +29,7 @@ LABELS = {
     "frobenius_hessian": "relative error from the Hessian",
     "angle_hessian": "angle from the Hessian, degrees",
 }
+TOPS = {"angle": 95, "angle_hessian": 100, "lost": 1.03}  # where an interval may end beyond what can be
 
 
 def draw(result: Factors) -> dict[str, Figure]:
@@ -47,9 +48,10 @@ def _distances(result: Factors) -> Figure:
             mean, low, high = np.array([claims.mean_of(column) for column in own.T]).T
             colour, mark = LOOKS[name]
             ax.plot(x, mean, marker=mark, ms=4.5, lw=1.2, color=colour, label=name)
-            ax.fill_between(x, low, high, color=colour, alpha=0.15, lw=0)
+            ax.fill_between(x, low, high, color=colour, alpha=0.1, lw=0)
         ax.set_title(LABELS[measure], fontsize=9, loc="left")
-        ax.set_ylim(bottom=0)
+        top = TOPS.get(measure, 1.15 * float(result.distance(measure).max()))
+        ax.set_ylim(-0.03 * top, top)
         ax.set_xticks(x, [str(step) for step in result.checkpoints])
         _plain(ax)
     for ax in axes[-1]:
@@ -81,7 +83,7 @@ def _blocks(result: Factors) -> Figure:
         ax.set_yticks(range(len(result.blocks)), result.blocks)
         ax.tick_params(labelsize=8, length=0)
     assert image is not None
-    figure.colorbar(image, ax=axes, shrink=0.9, pad=0.01)
+    figure.colorbar(image, ax=axes, shrink=0.9, pad=0.01).ax.tick_params(labelsize=8)
     return figure
 
 
@@ -125,9 +127,11 @@ def _against(ax: Axes, result: Factors, measure: str, outcome: str) -> None:
             )  # fmt: skip
     if outcome == claims.FINAL:
         ax.set_yscale("log")
+        for axis in (ax.yaxis.set_major_formatter, ax.yaxis.set_minor_formatter):
+            axis("{x:g}")
     _plain(ax)
 
 
 def _plain(ax: Axes) -> None:
-    ax.tick_params(labelsize=8)
+    ax.tick_params(which="both", labelsize=8)
     ax.spines[["top", "right"]].set_visible(False)
