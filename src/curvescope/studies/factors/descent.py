@@ -63,13 +63,13 @@ def best_step(
 
     Lengths are multiples of gᵀd / dᵀGd, where the GGN's quadratic model is lowest along d.
     """
-    start, lowest = loss.value(theta), math.inf
+    start, least = loss.value(theta), math.inf
     for damping in dampings:
         d = direction(A.slices, roots(A, damping), g)
         unit = float((g @ d) / (d @ G @ d))
         ends = [loss.value(theta - unit * float(length) * d) for length in LENGTHS]
-        lowest = min(lowest, *(end for end in ends if math.isfinite(end)))
-    return start - lowest
+        least = min([least, *filter(math.isfinite, ends)])
+    return start - least
 
 
 def descend(problem: Problem, method: str, *, rate: float, damping: float, steps: int, every: int) -> Descent:

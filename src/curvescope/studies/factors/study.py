@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from curvescope.core.progress import Progress
-from curvescope.core.result import Result
 from curvescope.runs.shown import Claim, Line, Shown
 from curvescope.runs.work import Finished, Piece, State, work_through
 from curvescope.studies.factors import claims, tables, words
@@ -28,8 +27,6 @@ from curvescope.studies.factors.setting import TUNING, Config, make_problem
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
-
-R = TypeVar("R", bound=Result)
 
 
 @dataclass(frozen=True)

@@ -60,9 +60,9 @@ def captions(result: Factors) -> dict[str, str]:
         "checkpoints; 95 % intervals by the bootstrap over seeds and approximations. For runs the distance "
         "is a mean over checkpoints.",
         "claims": "What is said about approximations, with verdicts from the intervals.",
-        "outcomes": "Outcome against distance. Above: the loss of each optimiser at the end, with 95 % "
-        "intervals over seeds, against its mean distance. Below: the share of the largest single step's "
-        "decrease, means over checkpoints. ρ as in the table of correlations.",
+        "outcomes": "Outcome against distance: the loss of each optimiser at the end, where they are run, "
+        "against its mean distance, and the share of the largest single step's decrease, a mean over "
+        "checkpoints; 95 % intervals over seeds. ρ as in the table of correlations.",
     }
     if result.tuned:
         found |= {
