@@ -275,9 +275,11 @@ def test_verdicts_follow_the_numbers(measured):
     further = "is further from the GGN in queries and keys than in values and feed-forward"
     assert verdict(right, f"kfac {further}") == HOLDS
     assert verdict(right, f"shampoo-squared {further}") == FAILS
+    assert right.opening().startswith("Over 8 approximations, the best single step follows the angle")
     wrong = replace(right, decrease=-right.decrease, courses=-right.courses, between=1 - right.between)
     assert verdict(wrong, "the angle from the GGN predicts the optimiser's loss") == FAILS
     assert verdict(wrong, "the lost decrease predicts the best single step") == FAILS
+    assert "the optimiser's loss goes against the angle from the GGN (ρ = -1.00" in wrong.opening()
     assert verdict(wrong, "most of the GGN lies between blocks") == FAILS
     mixed = np.random.default_rng(0).normal(size=right.courses.shape)
     assert (

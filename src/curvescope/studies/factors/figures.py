@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -37,10 +37,14 @@ def draw(result: Factors) -> dict[str, Figure]:
     return {"distances": _distances(result), "blocks": _blocks(result), "outcomes": _outcomes(result)}
 
 
-def _distances(result: Factors) -> Figure:
+def _panels(rows: int, columns: int, size: tuple[float, float], **shared: Any) -> tuple[Figure, np.ndarray]:
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(2, 3, figsize=(11, 6.2), layout="constrained", sharex=True)
+    return plt.subplots(rows, columns, figsize=size, layout="constrained", squeeze=False, **shared)
+
+
+def _distances(result: Factors) -> Figure:
+    figure, axes = _panels(2, 3, (11, 6.2), sharex=True)
     x = np.arange(len(result.checkpoints))
     for ax, measure in zip(axes.T.flat, _columns(), strict=True):
         for m, name in enumerate(result.approximations):
@@ -67,12 +71,10 @@ def _columns() -> tuple[str, ...]:
 
 
 def _blocks(result: Factors) -> Figure:
-    import matplotlib.pyplot as plt
-
     height = 0.34 * len(result.blocks) + 1.7
-    figure, axes = plt.subplots(1, 2, figsize=(11, height), layout="constrained", sharey=True)
+    figure, axes = _panels(1, 2, (11, height), sharey=True)
     image = None
-    for ax, measure in zip(axes, ("angle", "angle_hessian"), strict=True):
+    for ax, measure in zip(axes[0], ("angle", "angle_hessian"), strict=True):
         values = result.parts[:, -1, MEASURES.index(measure)].mean(axis=0).T  # (B, M)
         image = ax.imshow(values, vmin=0, vmax=90, cmap="cividis", aspect="auto")
         for (b, m), value in np.ndenumerate(values):
@@ -88,13 +90,9 @@ def _blocks(result: Factors) -> Figure:
 
 
 def _outcomes(result: Factors) -> Figure:
-    import matplotlib.pyplot as plt
-
     rows, shown = claims.outcomes(result)[::-1], ("frobenius", "angle", "divergence", "lost", "angle_hessian")
-    figure, axes = plt.subplots(
-        len(rows), len(shown), figsize=(13, 2.7 * len(rows) + 0.5), layout="constrained", squeeze=False,
-        sharey="row", sharex="col",
-    )  # fmt: skip
+    size = 13, 2.7 * len(rows) + 0.5
+    figure, axes = _panels(len(rows), len(shown), size, sharey="row", sharex="col")
     for row, outcome in zip(axes, rows, strict=True):
         for ax, measure in zip(row, shown, strict=True):
             _against(ax, result, measure, outcome)

@@ -66,6 +66,10 @@ class Factors(Shown):
         """What is said about approximations, next to what was measured."""
         return claims.judge(self)
 
+    def opening(self) -> str:
+        """What distances say of steps and optimisers, in sentences."""
+        return words.opening(self)
+
     def summary(self) -> list[Line]:
         """The numbers to look at first: label, value, words."""
         return words.summary(self)

@@ -6,11 +6,23 @@ from typing import TYPE_CHECKING
 
 from curvescope.core.numbers import plural
 from curvescope.runs.shown import Line
+from curvescope.studies.factors import claims
 from curvescope.studies.factors.tables import optimisers
 
 if TYPE_CHECKING:
     from curvescope.studies.factors.descent import Tuned
     from curvescope.studies.factors.study import Factors
+
+
+def opening(result: Factors) -> str:
+    """Whether the angle from the GGN ranks what approximations do."""
+    found = []
+    for outcome in claims.outcomes(result):
+        one = claims.correlation(result, "angle", outcome)
+        said = "follows" if one.low > 0 else "goes against" if one.high < 0 else "is not shown to follow"
+        found.append(f"{outcome} {said} the angle from the GGN (ρ = {one.words})")
+    sentence = "; ".join(found)
+    return f"Over {plural(len(result.approximations), 'approximation')}, {sentence}."
 
 
 def summary(result: Factors) -> list[Line]:
