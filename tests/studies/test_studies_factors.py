@@ -36,6 +36,11 @@ def exact(problem):
     return cs.GGN(problem).dense(), cs.Hessian(problem).dense()
 
 
+def test_the_full_profile_is_a_larger_network():
+    cfg = factors.Config.from_dict(factors.STUDY.full)
+    assert make_problem(cfg, 0).space().size == 2592 > 2 * make_problem(factors.Config(), 0).space().size
+
+
 def dense(A: matrices.Blocked) -> torch.Tensor:
     return torch.block_diag(*A.parts)
 

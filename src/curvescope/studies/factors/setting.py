@@ -16,6 +16,16 @@ from curvescope.studies.factors.matrices import APPROXIMATIONS
 
 DIGITS, HEADS = 2, 2
 TUNING = 0  # the seed on which rates and dampings are tuned, before those of the runs
+FULL = {
+    "layers": 2,
+    "width": 12,
+    "sequences": 64,
+    "seeds": 8,
+    "checkpoints": (0, 3, 10, 30, 100, 300, 1000),
+    "steps": 100,
+    "every": 5,
+}
+"""What the profile `full` takes instead of the defaults."""
 
 
 @dataclass(frozen=True)
