@@ -22,7 +22,6 @@ FULL = {
     "sequences": 64,
     "seeds": 8,
     "checkpoints": (0, 3, 10, 30, 100, 300, 1000),
-    "steps": 100,
     "every": 5,
 }
 """What the profile `full` takes instead of the defaults."""
