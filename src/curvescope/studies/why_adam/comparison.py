@@ -7,7 +7,8 @@ configurations and S seeds is
     s²_P / P + s²_S / S,    s²_P of the means over seeds, s²_S of the means over configurations,
 
 which counts what is left of both twice and is not too small; Student's quantile has min(P, S) − 1 degrees of
-freedom.
+freedom. Of these very configurations, `fixed`, there is the second term alone: a statement about them that
+is decided sooner, and that says nothing of others.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import math
 
 import numpy as np
 
-from curvescope.algorithms.estimates.intervals import mean_interval
+from curvescope.algorithms.estimates.intervals import CONFIDENCE, mean_interval, student
 from curvescope.algorithms.estimates.ranks import FEWEST, Correlation, spearman
 from curvescope.runs.shown import FAILS, HOLDS, OPEN
 
@@ -24,10 +25,14 @@ Interval = tuple[float, float, float]
 """Mean, low, high."""
 
 
-def contrast(*groups: np.ndarray) -> Interval:
+def contrast(*groups: np.ndarray, fixed: bool = False, tests: int = 1) -> Interval:
     """The mean of (P, S) numbers, or that of a first group less that of a second, of the same seeds.
 
-    A single configuration has seeds alone. The ends are nan where a number is not finite.
+    The ends are nan where a number is not finite.
+
+    Args:
+        fixed: of these configurations and no others, so that seeds alone vary; so it is for one.
+        tests: so many intervals cover together 95 times in 100 (Bonferroni).
     """
     signed = list(zip((1.0, -1.0), groups, strict=False))
     with np.errstate(invalid="ignore"):
@@ -35,10 +40,11 @@ def contrast(*groups: np.ndarray) -> Interval:
         mean = float(by_seed.mean())
     if not np.isfinite(by_seed).all():
         return mean, math.nan, math.nan
-    means = [by_seed, *(group.mean(axis=1) for group in groups if len(group) > 1)]
+    means = [by_seed, *(group.mean(axis=1) for group in groups if len(group) > 1 and not fixed)]
     variance = sum(float(values.var(ddof=1)) / len(values) for values in means)
     degrees = min(len(values) for values in means) - 1
-    low, high = mean_interval(np.array(mean), np.array(math.sqrt(variance)), degrees)
+    wider = student(degrees, 1 - (1 - CONFIDENCE) / tests) / student(degrees)
+    low, high = mean_interval(np.array(mean), np.array(wider * math.sqrt(variance)), degrees)
     return mean, float(low), float(high)
 
 

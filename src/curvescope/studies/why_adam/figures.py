@@ -62,9 +62,9 @@ def _gap(result: WhyAdam) -> Figure:
             bars = {"xerr": _ends(x), "yerr": _ends(y), "lw": 0, "elinewidth": 0.9, "capsize": 2}
             ax.errorbar(x[0], y[0], **bars, **_style(name), label=name)
         rho = ranked[measure]
-        ax.set_title(f"ρ = {rho.words}: {verdict(rho.low, rho.high)}", fontsize=9, loc="left")
+        ax.set_title(f"at the start: ρ = {rho.words}, {verdict(rho.low, rho.high)}", fontsize=9, loc="left")
         ax.axhline(0, color="0.7", lw=0.8, zorder=0)
-        ax.set_xlabel(f"{LABELS[measure]}, at the start", fontsize=9)
+        ax.set_xlabel(LABELS[measure], fontsize=9)
         _plain(ax)
     axes[0].set_ylabel("gap: log₁₀ loss with SGD / with Adam", fontsize=9)
     _legend(figure, axes[0])
@@ -100,7 +100,13 @@ def _tuning(result: WhyAdam) -> Figure:
     columns = min(4, len(result.configurations))
     rows = -(-len(result.configurations) // columns)
     figure, axes = plt.subplots(
-        rows, columns, figsize=(3 * columns, 2.3 * rows), layout="constrained", squeeze=False, sharey=True
+        rows,
+        columns,
+        figsize=(3 * columns, 2.3 * rows),
+        layout="constrained",
+        squeeze=False,
+        sharex=True,
+        sharey=True,
     )
     for ax in axes.flat[len(result.configurations) :]:
         ax.set_visible(False)
@@ -112,7 +118,15 @@ def _tuning(result: WhyAdam) -> Figure:
                 ax.plot(run.rates[known[s]], final[known[s]], ".", ms=3, alpha=0.5, color=PALETTE[i])
             whole = known.all(axis=0)
             mean = run.final[:, whole].mean(axis=0)
-            ax.plot(run.rates[whole], mean, "o-"[i:], lw=1.2, ms=3, color=PALETTE[i], label=NAMES[optimiser])
+            ax.plot(
+                run.rates[whole],
+                mean,
+                ("o-", "s-")[i],
+                lw=1.2,
+                ms=3,
+                color=PALETTE[i],
+                label=NAMES[optimiser],
+            )
         ax.set_xscale("log")
         ax.set_ylim(0, 3)
         ax.set_title(name, fontsize=9, loc="left")

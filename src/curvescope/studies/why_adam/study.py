@@ -73,13 +73,19 @@ class WhyAdam(Shown):
             found.append(one.ggn[rows, :, which].mean(axis=0))
         return np.stack(found)
 
-    def family(self, name: str) -> list[str]:
-        """Configurations of a family: transformer, mlp."""
-        return [one for one in self.configurations if CHOICES[one].family == name]
+    def group(self, name: str) -> list[str]:
+        """Configurations of a kind: all, transformer, mlp, norm, bare."""
+        kinds = {one: ("all", CHOICES[one].family, "norm" if CHOICES[one].norm else "bare")
+                 for one in self.configurations}  # fmt: skip
+        return [one for one in self.configurations if name in kinds[one]]
 
     def claims(self) -> list[Claim]:
         """What heterogeneity says of the gap, and what changes it."""
         return claims.judge(self)
+
+    def opening(self) -> str:
+        """What heterogeneity says of the gap, in a few sentences."""
+        return words.opening(self)
 
     def summary(self) -> list[Line]:
         """The numbers to look at first: label, value, words."""

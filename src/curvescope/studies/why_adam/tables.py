@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from curvescope.studies.why_adam.claims import changes, correlations
+from curvescope.studies.why_adam.claims import SCOPES, changes, correlations
 from curvescope.studies.why_adam.comparison import Interval, contrast, verdict
 from curvescope.studies.why_adam.curvature import MEASURES
 from curvescope.studies.why_adam.networks import FACTORS, pairs
@@ -26,6 +26,7 @@ def frames(result: WhyAdam) -> dict[str, pd.DataFrame]:
         "gaps": _gaps(result),
         "correlations": _correlations(result),
         "changes": _changes(result),
+        "pairs": _pairs(result),
         "heterogeneity": _heterogeneity(result),
         "blocks": _blocks(result),
         "rates": _rates(result),
@@ -65,11 +66,23 @@ def _correlations(result: WhyAdam) -> list[dict[str, Any]]:
 def _changes(result: WhyAdam) -> list[dict[str, Any]]:
     """What each factor changes, over its pairs."""
     return [
-        {"from": FACTORS[factor][0], "to": FACTORS[factor][1], "of": of,
-         "pairs": len(pairs(factor, result.configurations))} | _named(interval, "change")
+        {"from": before, "to": after, "of": of, "scope": scope, "pairs": len(found)}
+        | _named(interval, "change")
+        for factor, (before, after) in FACTORS.items()
+        if (found := pairs(factor, result.configurations))
+        for scope, fixed in SCOPES.items()
+        for of, interval in changes(result, found, fixed=fixed).items()
+    ]
+
+
+def _pairs(result: WhyAdam) -> list[dict[str, Any]]:
+    """What changes in each pair."""
+    return [
+        {"from": pair[0], "to": pair[1], "of": of} | _named(interval, "change")
         for factor in FACTORS
-        for of, interval in changes(result, factor).items()
-    ]  # fmt: skip
+        for pair in pairs(factor, result.configurations)
+        for of, interval in changes(result, [pair], fixed=True).items()
+    ]
 
 
 def _heterogeneity(result: WhyAdam) -> list[dict[str, Any]]:

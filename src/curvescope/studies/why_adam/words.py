@@ -31,6 +31,16 @@ def summary(result: WhyAdam) -> list[Line]:
     return [*found, *(("note", "", note) for note in result.notes)]
 
 
+def opening(result: WhyAdam) -> str:
+    """The range of gaps, and what ranks them."""
+    means = {name: float(result.gap(name).mean()) for name in result.configurations}
+    least, most = min(means, key=lambda name: means[name]), max(means, key=lambda name: means[name])
+    return (
+        f"After {result.steps} steps with tuned rates SGD's loss is {10 ** means[least]:.2f} ({least}) to "
+        f"{10 ** means[most]:.2f} ({most}) times Adam's. {_verdicts(result)}"
+    )
+
+
 def captions(result: WhyAdam) -> dict[str, str]:
     """What each figure and table shows."""
     how = (
@@ -49,13 +59,16 @@ def captions(result: WhyAdam) -> dict[str, str]:
         "gap": f"{how}. Across: heterogeneity of the GGN before training. {curvature}. Bars are {ends}. "
         f"{_verdicts(result)} Correlation over configurations that were chosen, not cause.",
         "along": f"Heterogeneity of the GGN along the chosen runs. {curvature}. Bars are {ends}.",
-        "tuning": f"Final loss against learning rate, means over seeds; a dot for every seed. {how}.",
+        "tuning": f"Final loss against learning rate, means over seeds where all are "
+        f"finite; a dot for every seed, losses above 3 are not shown. {how}.",
         "gaps": f"{how}. low and high: {ends}; lr: the rate that most seeds have.",
         "correlations": "Spearman's ρ of heterogeneity with the gap over configurations, of means over "
         f"seeds; interval: a bootstrap that draws configurations and seeds, {result.draws} draws. adam "
         "and sgd: means over checkpoints of the chosen runs.",
         "changes": "What changes in the gap and in heterogeneity at the start (GGN) between configurations "
-        "that differ in one thing: mean over pairs and seeds, Student's 95 % interval over both.",
+        "that differ in one thing: mean over pairs and seeds; Student's 95 % interval over "
+        "seeds for these networks, over pairs too for others.",
+        "pairs": "The same of each pair, over seeds.",
         "heterogeneity": f"{curvature}. low and high: {ends}.",
         "blocks": "Mean |λ| of each block at the start, geometric mean over seeds.",
         "rates": f"All rates tried: mean final loss, runs that diverged, seeds that have it. {how}.",
