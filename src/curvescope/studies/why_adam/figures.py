@@ -49,10 +49,15 @@ def _style(name: str) -> dict[str, Any]:
     }
 
 
-def _gap(result: WhyAdam) -> Figure:
+def _panels(rows: int, columns: int, **options: Any) -> tuple[Figure, Any]:
+    """A figure with its axes."""
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(1, 3, figsize=(12.5, 4.2), layout="constrained", sharey=True)
+    return plt.subplots(rows, columns, layout="constrained", **options)
+
+
+def _gap(result: WhyAdam) -> Figure:
+    figure, axes = _panels(1, 3, figsize=(12.5, 4.2), sharey=True)
     ranked = {
         one.measure: one.found for one in correlations(result) if (one.when, one.among) == ("start", "all")
     }
@@ -72,9 +77,7 @@ def _gap(result: WhyAdam) -> Figure:
 
 
 def _along(result: WhyAdam) -> Figure:
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(2, 3, figsize=(12.5, 6.6), layout="constrained", sharex=True, sharey="col")
+    figure, axes = _panels(2, 3, figsize=(12.5, 6.6), sharex=True, sharey="col")
     where = np.array([0.0, *(100 * share for share in CHECKPOINTS)])
     for row, optimiser in zip(axes, OPTIMISERS, strict=True):
         moments = ["start", *(f"{optimiser} {share:.0%}" for share in CHECKPOINTS)]
@@ -95,19 +98,10 @@ def _along(result: WhyAdam) -> Figure:
 
 
 def _tuning(result: WhyAdam) -> Figure:
-    import matplotlib.pyplot as plt
-
     columns = min(4, len(result.configurations))
     rows = -(-len(result.configurations) // columns)
-    figure, axes = plt.subplots(
-        rows,
-        columns,
-        figsize=(3 * columns, 2.3 * rows),
-        layout="constrained",
-        squeeze=False,
-        sharex=True,
-        sharey=True,
-    )
+    size = (3 * columns, 2.3 * rows)
+    figure, axes = _panels(rows, columns, figsize=size, squeeze=False, sharex=True, sharey=True)
     for ax in axes.flat[len(result.configurations) :]:
         ax.set_visible(False)
     for ax, name in zip(axes.flat, result.configurations, strict=False):
