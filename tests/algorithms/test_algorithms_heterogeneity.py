@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import curvescope as cs
-from curvescope.algorithms.blocks.heterogeneity import WIDTH, heterogeneity
+from curvescope.algorithms.blocks.heterogeneity import WIDTH, heterogeneity, spectra_divergence
 from curvescope.core.errors import UsageError
 from curvescope.core.operator import Matrix
 
@@ -82,3 +82,13 @@ def test_spectra_to_compare_are_checked():
         heterogeneity(ops)
     single = {n: cs.spectral_density(A, num_probes=1, num_steps=4) for n in "ab"}
     assert math.isnan(heterogeneity(single).mean_stderr)
+
+
+def test_eigenvalues_have_the_divergence_of_their_exact_densities():
+    source = np.random.default_rng(0)
+    spectra = [source.standard_normal(n) * scale for n, scale in ((7, 1.0), (4, 30.0), (5, 0.0))]
+    densities = {str(i): _spectrum(*values) for i, values in enumerate(spectra)}
+    found = heterogeneity(densities).divergence
+    for a in range(3):
+        for b in range(3):
+            assert spectra_divergence(spectra[a], spectra[b]) == pytest.approx(found[a, b], abs=1e-9)

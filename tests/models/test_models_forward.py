@@ -11,6 +11,8 @@ from torch import Tensor
 
 import curvescope as cs
 import oracles
+from curvescope.core.errors import UsageError
+from curvescope.models.zoo.transformer import Transformer, TransformerConfig
 from oracles import relative_error, transformer
 
 
@@ -231,3 +233,20 @@ def test_other_inits(scheme: str, expected: float):
     assert float(module.L0.W_Q.detach().std()) == pytest.approx(expected, rel=0.05)
     assert float(module.L1.W_O.detach().std()) == pytest.approx(expected, rel=0.05)
     assert float(module.E.detach().std()) == pytest.approx(0.5, rel=0.05)
+
+
+def test_gradients_of_stacked_weights_and_tokens():
+    """A range check that looks at numbers would not go through vmap of a gradient."""
+    net = Transformer(TransformerConfig(n_layers=1, d_model=4, n_heads=1, n_ctx=3, vocab_size=5)).double()
+    tokens = torch.tensor([[[0, 1, 2]], [[4, 3, 1]]])
+    weights = {name: torch.stack([p.detach(), 2 * p.detach()]) for name, p in net.named_parameters()}
+
+    def loss(weights, tokens):
+        return torch.func.functional_call(net, weights, (tokens,)).square().sum()
+
+    found = torch.func.vmap(torch.func.grad(loss))(weights, tokens)
+    for i in range(2):
+        own = torch.func.grad(loss)({name: W[i] for name, W in weights.items()}, tokens[i])
+        torch.testing.assert_close(own, {name: W[i] for name, W in found.items()})
+    with pytest.raises(UsageError, match="expected tokens from 0 to 4"):
+        torch.func.grad(loss)({name: W[0] for name, W in weights.items()}, tokens[0] + 5)

@@ -27,6 +27,7 @@ STUDIES = {
     "causal": "directions of heads and layers, steered and ablated: predicted against found; logits by head",
     "optimisers": "optimisers that use curvature beside SGD and AdamW, tuned alike: by step, work and time",
     "factors": "K-FAC and friends over training: how far from GGN and Hessian, and if that predicts the step",
+    "why_adam": "the gap between tuned SGD and Adam beside heterogeneity of curvature, between and in blocks",
     "embeddings": "lengths and attainable logits of tokens, how near the embedding is to its normalised form",
     "probes": "nearest keys of words in every head, and what their values write",
     "heads": "QK and VO circuits of every head as tokens, their spectra, copying and composition",

@@ -6,7 +6,7 @@ Knows densities only, no networks and no operators.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import TYPE_CHECKING
@@ -105,13 +105,27 @@ def heterogeneity(densities: Mapping[str, SpectralDensity], *, width: float = WI
     return Heterogeneity(names, value, stderr, bias, mean, float(mean_stderr), width, count)
 
 
+def spectra_divergence(one: np.ndarray, other: np.ndarray, *, width: float = WIDTH) -> float:
+    """The divergence that `heterogeneity` has for two spectra, from all their eigenvalues, (n,) and (m,)."""
+    spectra = [np.asarray(values, dtype=float) for values in (one, other)]
+    scale = max(math.sqrt(float((values**2).mean())) for values in spectra) or 1.0
+    places = [np.arcsinh(values / scale)[None] for values in spectra]
+    grid = _grid(places, width)
+    return js_divergence(grid, *(_smooth(grid, x, np.full_like(x, 1 / x.size), width)[0] for x in places))
+
+
+def _grid(places: Sequence[np.ndarray], width: float) -> np.ndarray:
+    """Even points over all places with a margin on either side."""
+    low, high = min(x.min() for x in places), max(x.max() for x in places)
+    num_points = math.ceil(((high - low) / width + 2 * MARGIN) * POINTS_PER_WIDTH) + 1
+    return np.linspace(low - MARGIN * width, high + MARGIN * width, num_points)
+
+
 def _pair(p: SpectralDensity, q: SpectralDensity, width: float, count: int) -> tuple[float, np.ndarray]:
     """The divergence of two spectra, and those without each of the first `count` probes."""
     scale = math.sqrt(max(float(p.moments[1]), float(q.moments[1]))) or 1.0
     places = [np.arcsinh(d.nodes / scale) for d in (p, q)]
-    low, high = min(x.min() for x in places), max(x.max() for x in places)
-    num_points = math.ceil(((high - low) / width + 2 * MARGIN) * POINTS_PER_WIDTH) + 1
-    grid = np.linspace(low - MARGIN * width, high + MARGIN * width, num_points)
+    grid = _grid(places, width)
     one, other = (_smooth(grid, x, d.weights, width) for x, d in zip(places, (p, q), strict=True))
     whole = js_divergence(grid, one.mean(axis=0), other.mean(axis=0))
     if count == 1:

@@ -70,7 +70,15 @@ def check_inputs(inputs: Tensor, cfg: TransformerConfig) -> None:
         kind = {"tokens": "integer tokens", "continuous": "real inputs", "patches": "images"}[cfg.inputs]
         axes = ", ".join(map(str, free + own))
         raise ShapeError(f"expected {kind} ({axes}), got {inputs.dtype} {tuple(inputs.shape)}")
-    if torch._C._functorch.is_batchedtensor(inputs):  # pyright: ignore[reportAttributeAccessIssue]
-        return  # inside vmap numbers cannot be looked at
+    if _inside_vmap(inputs):  # where numbers cannot be looked at
+        return
     if tokens and inputs.numel() and not 0 <= int(inputs.min()) <= int(inputs.max()) < cfg.vocab_size:
         raise UsageError(f"expected tokens from 0 to {cfg.vocab_size - 1}, got up to {int(inputs.max())}")
+
+
+def _inside_vmap(inputs: Tensor) -> bool:
+    """Whether a level of vmap holds these inputs, be it below one of grad."""
+    levels = torch._C._functorch  # pyright: ignore[reportAttributeAccessIssue]
+    while levels.is_gradtrackingtensor(inputs):
+        inputs = levels.get_unwrapped(inputs)
+    return levels.is_batchedtensor(inputs)
