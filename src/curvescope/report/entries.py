@@ -8,8 +8,8 @@ from pathlib import Path
 from curvescope.core.errors import UsageError
 from curvescope.report.methods import methods, run_command, time_of
 from curvescope.report.parts import Entry, Methods, Picture, Table
-from curvescope.report.pictures import files_of, pictures
-from curvescope.report.reading import Read, link
+from curvescope.report.pictures import pictures
+from curvescope.report.reading import Read, Sheet, link
 from curvescope.report.sections import SECTIONS, home_of, place_of
 from curvescope.report.tables import table
 from curvescope.runs.shown import Line
@@ -20,10 +20,10 @@ Placed = Mapping[str, Entry]
 NOTE = "note"  # the label of a line of a summary that is none of the numbers
 
 
-def entries(run: Read, page: Path) -> dict[str, Entry]:
+def entries(run: Read, sheet: Sheet) -> dict[str, Entry]:
     """The entry of the section that the study is at home in, and of those that show a part of it."""
     home = home_of(run.study)
-    drawn, tables = _pictures(run), _tables(run, page)
+    drawn, tables = _pictures(run, sheet.largest), _tables(run, sheet.page)
     sections = {home: None} | {place_of(run.study, name): None for name in [*drawn, *tables]}
     return {anchor: _entry(run, anchor, home, drawn, tables) for anchor in sections}
 
@@ -52,15 +52,15 @@ def _notes(summary: list[Line]) -> list[str]:
     return [words for label, _, words in summary if label == NOTE]
 
 
-def _pictures(run: Read) -> dict[str, Picture]:
+def _pictures(run: Read, most: int) -> dict[str, Picture]:
     captions = run.result.captions()
-    stills = files_of(sorted((run.path / "figures").glob("*.svg")))
+    stills = {path.stem: path for path in (run.path / "figures").glob("*.svg")}
     time, command = time_of(run.path, run.begun), command_of(run)
 
     def how(name: str) -> Methods:
         return methods(name, RUNS[run.study], captions.get(name, ""), run.settings, run.env, time, command)
 
-    found = pictures(stills, run.result.scenes(), captions, anchor=f"run{run.number}", methods=how)
+    found = pictures(stills, run.result.scenes(), captions, anchor=f"run{run.number}", methods=how, most=most)
     return {one.anchor.removeprefix(f"run{run.number}-"): one for one in found}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -18,14 +19,18 @@ from curvescope.report.glossary import Term, used_in
 from curvescope.report.papers import is_reproduction, paper_entries, written
 from curvescope.report.parts import Card, Cell, Entry, Section, Table
 from curvescope.report.pictures import library
-from curvescope.report.reading import Read, read
+from curvescope.report.reading import Read, Sheet, read
 from curvescope.report.sections import SECTIONS, rank
+from curvescope.report.stills import largest
 from curvescope.studies.diagnose.study import Diagnosis
+from curvescope.studies.diagnose.words import verdict
 
 if TYPE_CHECKING:
     from jinja2 import Environment
+    from markupsafe import Markup
 
 ASSETS = files("curvescope.report") / "assets"
+FEW_ROWS = 12  # a table with more is folded
 
 
 @dataclass(frozen=True)
@@ -53,9 +58,10 @@ def render(paths: Sequence[Path], page: Path) -> str:
     """The text of the page that shows these runs from the place `page`."""
     papers = {number: path for number, path in enumerate(paths, start=1) if is_reproduction(path)}
     runs = [read(path, i) for i, path in enumerate(paths, start=1) if i not in papers]
-    shown = _by_section(runs, page)
+    sheet = Sheet(page, largest(sum(1 for path in paths for _ in path.rglob("*.png"))))
+    shown = _by_section(runs, sheet)
     for number, path in papers.items():
-        shown.setdefault("papers", []).extend(paper_entries(path, number, page))
+        shown.setdefault("papers", []).extend(paper_entries(path, number, sheet))
     models = cards(runs)
     there = [a for a in SECTIONS if shown.get(a) or (a == "model" and models)]
     shown["findings"] = [_with_findings(entry, runs, there) for entry in shown.get("findings", [])]
@@ -79,13 +85,13 @@ def render(paths: Sequence[Path], page: Path) -> str:
     )
 
 
-def _by_section(runs: Sequence[Read], page: Path) -> dict[str, list[Entry]]:
-    """The entries of every section, in the order of its studies."""
+def _by_section(runs: Sequence[Read], sheet: Sheet) -> dict[str, list[Entry]]:
+    """The entries of every section: runs that are at home in it first, in the order of their studies."""
     found: dict[str, list[Entry]] = {}
     for run in sorted(runs, key=lambda run: rank(run.study)):
-        for anchor, entry in entries(run, page).items():
+        for anchor, entry in entries(run, sheet).items():
             found.setdefault(anchor, []).append(entry)
-    return found
+    return {anchor: sorted(some, key=lambda entry: entry.home is not None) for anchor, some in found.items()}
 
 
 def _with_findings(entry: Entry, runs: Sequence[Read], there: Sequence[str]) -> Entry:
@@ -96,7 +102,8 @@ def _with_findings(entry: Entry, runs: Sequence[Read], there: Sequence[str]) -> 
     tables = run.result.tables()
     made = findings(run.result, anchor=entry.anchor, tables=list(tables), there=there)
     rest = [one for one in entry.tables if one.anchor != f"{entry.anchor}-findings-table"]
-    return replace(entry, findings=made, cards=[], tables=rest)
+    opening = entry.opening or f"{verdict(run.result)}."
+    return replace(entry, opening=opening, findings=made, cards=[], tables=rest)
 
 
 def _section(anchor: str, shown: Sequence[Entry], models: Sequence[Card]) -> Section:
@@ -135,12 +142,22 @@ def _spoken(date: datetime) -> str:
 def _environment() -> Environment:
     from jinja2 import Environment, FunctionLoader, select_autoescape
 
-    return Environment(
+    made = Environment(
         loader=FunctionLoader(_asset),
         autoescape=select_autoescape(default=True),
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    made.filters["prose"] = _prose
+    made.globals["few_rows"] = FEW_ROWS
+    return made
+
+
+def _prose(text: str) -> Markup:
+    """Words between backticks as code; everything else is escaped."""
+    from markupsafe import Markup, escape
+
+    return Markup(re.sub("`([^`]+)`", r"<code>\1</code>", str(escape(text))))
 
 
 def _asset(name: str) -> str:

@@ -14,8 +14,8 @@ from curvescope.papers import folder as reproduction
 from curvescope.report.levels import VERDICTS, verdict
 from curvescope.report.methods import methods, reproduce_command
 from curvescope.report.parts import Entry, Methods, Tally
-from curvescope.report.pictures import files_of, pictures
-from curvescope.report.reading import link
+from curvescope.report.pictures import pictures
+from curvescope.report.reading import Sheet, link
 from curvescope.report.tables import table
 from curvescope.runs.folder import CONFIG
 from curvescope.runs.shown import Shown
@@ -31,7 +31,7 @@ def written(run: Path) -> datetime:
     return datetime.fromtimestamp((run / reproduction.SETTINGS).stat().st_mtime)
 
 
-def paper_entries(run: Path, number: int, page: Path) -> list[Entry]:
+def paper_entries(run: Path, number: int, sheet: Sheet) -> list[Entry]:
     """All claims of a paper, then its figures."""
     meta = reproduction.read_settings(run)
     paper = meta["paper"]
@@ -41,8 +41,8 @@ def paper_entries(run: Path, number: int, page: Path) -> list[Entry]:
         if name in meta["figures"]
     }
     return [
-        _all_claims(run, number, page, meta, results),
-        *(_figure(run, number, page, meta, name, result) for name, result in results.items()),
+        _all_claims(run, number, sheet.page, meta, results),
+        *(_figure(run, number, sheet, meta, name, result) for name, result in results.items()),
     ]
 
 
@@ -67,7 +67,7 @@ def _all_claims(run: Path, number: int, page: Path, meta: dict[str, Any], result
     )
 
 
-def _figure(run: Path, number: int, page: Path, meta: dict[str, Any], figure: str, result: Shown) -> Entry:
+def _figure(run: Path, number: int, sheet: Sheet, meta: dict[str, Any], figure: str, result: Shown) -> Entry:
     """A figure of a paper: what was claimed and what came out, then as for a run."""
     paper, entry, captions = meta["paper"], meta["figures"][figure], result.captions()
     words, anchor = figures_of(paper, more=True)[figure], f"paper{number}-{figure}"
@@ -83,18 +83,18 @@ def _figure(run: Path, number: int, page: Path, meta: dict[str, Any], figure: st
     tables = [
         table(
             name, frame, captions.get(name, ""), anchor=f"{anchor}-{name}-table",
-            csv=link(run / f"{name}.csv", page),
+            csv=link(run / f"{name}.csv", sheet.page),
         )
         for name, frame in result.tables().items()
     ]  # fmt: skip
-    stills = files_of([run / name for name in entry["files"] if name.endswith(".png")])
+    stills = {Path(name).stem: run / name for name in entry["files"] if name.endswith(".png")}
     return Entry(
         anchor=anchor,
         title=f"{figure} of {paper}",
         words=words,
         opening=result.opening(),
         notes=result.notes,
-        pictures=pictures(stills, result.scenes(), captions, anchor=anchor, methods=how),
+        pictures=pictures(stills, result.scenes(), captions, anchor=anchor, methods=how, most=sheet.largest),
         tables=[table(title, claims, anchor=f"{anchor}-claims"), *tables] if len(claims) else tables,
         settings=settings,
         source=f"{run.name}/{figure}",

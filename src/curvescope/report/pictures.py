@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from curvescope.report.headings import heading
 from curvescope.report.parts import Control, Entry, Methods, Picture
+from curvescope.report.stills import still
 from curvescope.viz.interactive import Scene
-
-KINDS = {".svg": "image/svg+xml", ".png": "image/png"}
 
 
 def pictures(
@@ -23,11 +21,13 @@ def pictures(
     *,
     anchor: str,
     methods: Callable[[str], Methods],
+    most: int,
 ) -> list[Picture]:
     """Every figure and scene, in the order of the captions; those of one name together.
 
     Args:
         methods: how the figure of a name was made.
+        most: characters that a drawing may take.
     """
     order = {name: i for i, name in enumerate(captions)}
     names = sorted({*stills, *scenes}, key=lambda name: (order.get(name, len(order)), name))
@@ -37,18 +37,12 @@ def pictures(
             heading=heading(name),
             caption=captions.get(name, ""),
             methods=methods(name),
-            still=still(stills[name]) if name in stills else "",
+            still=still(stills[name], most) if name in stills else "",
             scene=as_json(scenes[name]) if name in scenes else "",
             controls=_controls(scenes.get(name, {})),
         )
         for name in names
     ]
-
-
-def still(path: Path) -> str:
-    """A picture as a data: address."""
-    encoded = base64.b64encode(path.read_bytes()).decode("ascii")
-    return f"data:{KINDS[path.suffix]};base64,{encoded}"
 
 
 def _controls(scene: Scene) -> list[Control]:
@@ -83,8 +77,3 @@ def library(entries: Iterable[Entry]) -> str:
     except ImportError:
         return ""
     return get_plotlyjs()
-
-
-def files_of(paths: Sequence[Path]) -> dict[str, Path]:
-    """Pictures by the name of their figure."""
-    return {path.stem: path for path in paths if path.suffix in KINDS}

@@ -7,13 +7,20 @@ import os
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from curvescope.runs.folder import ENVIRONMENT
 from curvescope.runs.listing import begun
 from curvescope.runs.shown import Shown
 from curvescope.studies import folder
+
+
+class Sheet(NamedTuple):
+    """What everything on a page has to fit: where the file is, and how large a drawing in it may be."""
+
+    page: Path
+    largest: int
 
 
 @dataclass(frozen=True)

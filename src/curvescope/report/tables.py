@@ -15,14 +15,14 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from curvescope.core.numbers import rounded, with_error
-from curvescope.report.headings import heading
+from curvescope.report.headings import column, heading
 from curvescope.report.levels import verdict
 from curvescope.report.parts import Cell, Table
 
 if TYPE_CHECKING:
     import pandas as pd
 
-MOST_ROWS = 2000  # of a table on the page
+MOST_CELLS, FEWEST_ROWS = 8000, 50  # of a table on the page
 BEFORE_ERROR = ("value", "lambda_max")  # a column `error` behind one of these is its error
 VERDICT = "verdict"
 BELOW = re.compile(r"^< [\d.e+-]+$")  # below noise: found to be zero
@@ -33,19 +33,16 @@ def table(
 ) -> Table:
     """A frame as a table of the page."""
     columns = [str(column) for column in frame.columns]
-    shown = frame.head(MOST_ROWS).to_numpy(dtype=object).tolist()
+    most = max(MOST_CELLS // max(len(columns), 1), FEWEST_ROWS)
+    shown = frame.head(most).to_numpy(dtype=object).tolist()
     numeric = [_all_numbers([row[i] for row in shown]) for i in range(len(columns))]
     errors = _errors(columns, numeric)
     intervals = _intervals(columns, numeric, errors)
     inside = {*errors.values(), *(end for both in intervals.values() for end in both)}
     kept = [i for i in range(len(columns)) if i not in inside]
     rows = [[_whole_cell(row, i, columns[i], errors, intervals) for i in kept] for row in shown]
-    rest = (
-        f" The first {MOST_ROWS:,} of {len(frame):,} rows; the CSV file has all."
-        if len(frame) > MOST_ROWS
-        else ""
-    )
-    header = [f"{columns[i]} (low to high)" if i in intervals else columns[i] for i in kept]
+    rest = f" The first {most:,} of {len(frame):,} rows; the CSV file has all." if len(frame) > most else ""
+    header = [column(columns[i]) + (" (low to high)" if i in intervals else "") for i in kept]
     return Table(anchor, title or heading(name), (caption + rest).strip(), header, rows, csv)
 
 
@@ -94,13 +91,13 @@ def _intervals(
 def _whole_cell(
     row: Sequence[Any],
     i: int,
-    column: str,
+    name: str,
     errors: Mapping[int, int],
     intervals: Mapping[int, tuple[int, int]],
 ) -> Cell:
     """A cell with its error or its interval."""
     value = row[i]
-    if column == VERDICT and isinstance(value, str):
+    if name == VERDICT and isinstance(value, str):
         return Cell(value, value, level=verdict(value))
     if i in errors and _is_number(value) and _is_number(row[errors[i]]):
         return Cell(_signed(with_error(value, row[errors[i]]), value), repr(value), number=True)

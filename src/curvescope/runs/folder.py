@@ -2,11 +2,12 @@
 
 `config.toml`, `env.json`, `model.json`, `log.txt` and `state/` are there while it runs; `result.json`,
 `arrays.npz`, `figures/` and `tables/` when it is done, and `state/` is gone. `result.json` comes last: a
-folder that has one is finished. The hash is that of version, settings, and contents of model and data: a run goes on only
-with what it was begun with, and the same command behind a finished run finds it. A folder is made when the
-first product or piece is written, so a call with a mistake in it leaves nothing behind. `asked.toml` is there
-where settings were chosen to fit the machine: what was asked for, so that the same call goes on with them.
-`model.json` says what the models are made of (`models/description.py`), of a run that has any.
+folder that has one is finished. The hash is that of version, settings, and contents of model and data: a
+run goes on only with what it was begun with, and the same command behind a finished run finds it. A folder
+is made when the first product or piece is written, so a call with a mistake in it leaves nothing behind.
+`asked.toml` is there where settings were chosen to fit the machine: what was asked for, so that the same
+call goes on with them. `model.json` says what the models are made of (`models/description.py`), of a run
+that has any.
 """
 
 from __future__ import annotations
