@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from curvescope.report.levels import Level
+from curvescope.report.stills import Still
 from curvescope.runs.shown import Line
 
 Rows = Sequence[tuple[str, str]]
@@ -63,7 +64,7 @@ class Picture:
     heading: str
     caption: str
     methods: Methods
-    still: str = ""  # a data: address
+    still: Still | None = None
     scene: str = ""
     controls: Sequence[Control] = ()
 

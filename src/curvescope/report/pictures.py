@@ -37,7 +37,7 @@ def pictures(
             heading=heading(name),
             caption=captions.get(name, ""),
             methods=methods(name),
-            still=still(stills[name], most) if name in stills else "",
+            still=still(stills[name], most) if name in stills else None,
             scene=as_json(scenes[name]) if name in scenes else "",
             controls=_controls(scenes.get(name, {})),
         )
