@@ -72,7 +72,8 @@ def _bare_card(run: Read) -> Card:
     """Of a run that does not say more than its settings and its result do."""
     size = getattr(run.result, "num_parameters", None)
     rows = [("parameters", f"{size:,}")] if isinstance(size, int) else []
-    return Card(run.model, [*rows, *_asked(run), ("numbers", str(run.settings.get("dtype", "")))])
+    dtype = str(run.settings.get("dtype", ""))
+    return Card(run.model, [*rows, *_asked(run), *([("numbers", dtype)] if dtype else [])])
 
 
 def _asked(run: Read) -> list[tuple[str, str]]:

@@ -47,9 +47,9 @@ def table(
 
 
 def _all_numbers(values: Sequence[Any]) -> bool:
-    """Whether a column holds numbers, or bounds such as `< 3.2`, and at least one number."""
-    known = [value for value in values if not (isinstance(value, str) and BELOW.match(value))]
-    return any(_is_number(v) for v in known) and all(_is_number(v) or v is None for v in known)
+    """Whether a column holds numbers, bounds such as `< 3.2`, or nothing, and not nothing alone."""
+    known = [value for value in values if value is not None]
+    return bool(known) and all(_is_number(v) or BELOW.match(str(v)) for v in known)
 
 
 def _is_number(value: object) -> bool:
