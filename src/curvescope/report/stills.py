@@ -49,13 +49,15 @@ def still(path: Path, most: int = LARGEST) -> Still:
 
 def _pixels(path: Path) -> Still:
     """A PNG, as WebP without loss where this machine can write it: a third of the size."""
-    from PIL import Image, features
+    from PIL import Image, UnidentifiedImageError, features
 
-    file = BytesIO()
-    with Image.open(path) as picture:
-        kind = "webp" if features.check("webp") else "png"
-        picture.save(file, kind, lossless=True, quality=50)
-        width = round(picture.width * CSS / DOTS)
+    file, kind = BytesIO(), "webp" if features.check("webp") else "png"
+    try:
+        with Image.open(path) as picture:
+            picture.save(file, kind, lossless=True, quality=50)
+            width = round(picture.width * CSS / DOTS)
+    except UnidentifiedImageError:
+        return Still(_encoded("image/png", path.read_bytes()), 0)
     return Still(_encoded(f"image/{kind}", file.getvalue()), width)
 
 

@@ -23,6 +23,7 @@ function dressed(layout) {
   delete made.width;
   Object.assign(made, { autosize: true, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)" });
   made.font = { ...made.font, color: colour("--ink"), family: "system-ui, sans-serif" };
+  made.margin = { l: 60, r: 20, t: 30, b: 50, ...made.margin };
   made.legend = { ...made.legend, bgcolor: "rgba(0,0,0,0)" };
   const solid = onPaper ? "#ffffff" : colour("--paper");
   made.hoverlabel = { ...made.hoverlabel, bgcolor: solid, font: { color: colour("--ink") }, bordercolor: colour("--soft") };
