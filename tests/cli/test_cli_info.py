@@ -6,7 +6,7 @@ import types
 import pytest
 
 from commands import call
-from curvescope.cli import model_info
+from curvescope.models.description import notes
 
 TIED = "n_layers = 3\nd_model = 4\nn_heads = 2\nd_ff = 0\nvocab_size = 12\nn_ctx = 18\ntied = true\n"
 
@@ -48,8 +48,8 @@ def test_blocks_choose_what_is_listed(tied, capsys):
 
 def test_facts_become_notes_unless_they_are_said_already():
     facts = {"dropout": 0.1, "tied": True, "num_experts": 8}
-    silent = model_info.notes(types.SimpleNamespace(notes=("attention was switched",), facts=facts))
+    silent = notes(types.SimpleNamespace(notes=("attention was switched",), facts=facts))
     assert silent[0] == "attention was switched"
     assert [word in " ".join(silent) for word in ("dropout (0.1)", "tied weights", "8 experts")] == [True] * 3
     own = ("dropout is off", "tied: a is b", "a mixture of 8 experts")
-    assert model_info.notes(types.SimpleNamespace(notes=own, facts=facts)) == list(own)
+    assert notes(types.SimpleNamespace(notes=own, facts=facts)) == list(own)

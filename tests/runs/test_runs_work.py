@@ -1,5 +1,6 @@
 """The loop over pieces: what is there is not done again, what belongs to other contents is not used."""
 
+import json
 from dataclasses import dataclass
 from functools import partial
 
@@ -182,3 +183,18 @@ def test_two_outputs_with_one_name_are_refused(tmp_path):
 
     with pytest.raises(CurvescopeError, match="two outputs have one name"):
         write_tables(Twice(), tmp_path)
+
+
+def test_a_run_says_what_its_models_are_made_of(tmp_path):
+    model = cs.load("tiny-gpt")
+    inner = fingerprint(model)
+    assert isinstance(inner, str)
+    contents = fingerprint(inner, cs.load("tiny-gpt"), "words")
+    assert [one["model"] for one in contents.models] == ["tiny-gpt"]
+    run = folder(tmp_path)
+    Work().through(run, contents=contents)
+    (found,) = json.loads((run.path / "model.json").read_text(encoding="utf-8"))
+    assert found["parameters"] == model.num_parameters == sum(row["parameters"] for row in found["blocks"])
+    other = folder(tmp_path / "other")
+    Work().through(other, contents="two")
+    assert not (other.path / "model.json").exists()

@@ -160,7 +160,7 @@ def test_the_page_has_the_paths_to_turn_once_and_needs_no_network(done, tmp_path
     pytest.importorskip("plotly")
     paths = [done(study)[0] for study in ("heads", "trajectory")]
     page = write_page(paths, tmp_path / "page.html").read_text(encoding="utf-8")
-    assert page.count('<div class="scene">') == 1
+    assert page.count('<div class="scene" ') == 1
     scene = re.search(r'<script type="application/json">(.*?)</script>', page)
     assert scene is not None
     figure = json.loads(scene[1])

@@ -14,6 +14,7 @@ from curvescope.algorithms.checks import check_count, check_number
 from curvescope.core.errors import CurvescopeError, UsageError, warn
 from curvescope.models.choice.choosing import frozen
 from curvescope.models.choice.params import Params
+from curvescope.models.description import describe
 from curvescope.models.running.calling import Output
 from curvescope.monitor.budget import MARGIN, Budget, Clock
 from curvescope.monitor.columns import COLUMNS, TEXT
@@ -27,6 +28,7 @@ from curvescope.monitor.wrapped import load_inner
 from curvescope.monitor.writers import Writer, open_writers
 from curvescope.problem import Problem
 from curvescope.runs.contents import fingerprint
+from curvescope.runs.folder import write_models
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -302,6 +304,7 @@ class CurvatureMonitor:
         }
         contents = fingerprint(problem.batches, repr(sorted(shapes.items())))
         files = Files(folder, settings, contents, {"model": self._model.name, "data": problem.batches.name})
+        write_models(folder, [describe(self._model)])
         account = files.account()
         if account is not None:
             self._budget.resume(account)

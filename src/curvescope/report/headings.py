@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
+import re
+
 SPELLED = {word.lower(): word for word in ("GGN", "QK", "VO", "UMAP", "PCA")}
+
+
+COLUMN = re.compile(r"[a-z0-9]+(_[A-Za-z0-9]+)+")  # as programs name columns; W_Q and H_o are symbols
+
+
+def column(name: str) -> str:
+    """The name of a column as people read it: `lambda_max_gap` is "λ max gap"; symbols stay."""
+    if name != "lambda" and not COLUMN.fullmatch(name):
+        return name
+    return " ".join("λ" if word == "lambda" else word for word in name.split("_"))
 
 
 def heading(name: str) -> str:

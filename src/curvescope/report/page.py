@@ -1,186 +1,164 @@
-"""From run folders to a page: figures embedded, tables sortable, settings folded away."""
+"""From run folders to a page: sections in their order, everything inside one file."""
 
 from __future__ import annotations
 
-import base64
-import json
-import math
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from curvescope import __version__
 from curvescope.core.errors import UsageError
-from curvescope.papers import all_claims, figures_of
-from curvescope.papers import folder as reproduction
-from curvescope.report.glossary import used_in
-from curvescope.report.headings import heading
-from curvescope.report.scenes import Section, library, scenes
-from curvescope.runs.folder import CONFIG
-from curvescope.runs.shown import Shown
-from curvescope.studies import RUNS, folder
+from curvescope.report.cards import cards
+from curvescope.report.entries import command_of, entries, texts
+from curvescope.report.findings import findings
+from curvescope.report.glossary import Term, used_in
+from curvescope.report.papers import is_reproduction, paper_entries, written
+from curvescope.report.parts import Card, Cell, Entry, Section, Table
+from curvescope.report.pictures import library
+from curvescope.report.reading import Read, Sheet, read
+from curvescope.report.sections import SECTIONS, rank
+from curvescope.report.stills import largest
+from curvescope.studies.diagnose.study import Diagnosis
+from curvescope.studies.diagnose.words import verdict
 
 if TYPE_CHECKING:
-    import pandas as pd
+    from jinja2 import Environment
+    from markupsafe import Markup
 
-KINDS = {".svg": "image/svg+xml", ".png": "image/png"}
-MOST_ROWS = 2000  # of a table on the page
+ASSETS = files("curvescope.report") / "assets"
+FEW_ROWS = 12  # a table with more is folded
+
+
+@dataclass(frozen=True)
+class About:
+    """What the last section tells."""
+
+    runs: Table
+    environments: Sequence[dict[str, str]]
+    terms: Sequence[Term]
 
 
 def write_page(runs: Sequence[str | Path], page: str | Path) -> Path:
     """Write one HTML file that shows every run, or reproduction of a paper; complete or not at all."""
-    from jinja2 import Environment, select_autoescape
-
     if not runs:
         raise UsageError("expected at least one run folder, got none")
-    template = (files("curvescope.report") / "page.html.j2").read_text(encoding="utf-8")
-    environment = Environment(
-        autoescape=select_autoescape(default=True), trim_blocks=True, lstrip_blocks=True
-    )
-    sections = [section for run in runs for section in _sections(Path(run))]
-    for section in sections:
-        section["terms"] = used_in(_texts(section))
-    html = environment.from_string(template).render(
-        sections=sections, version=__version__, plotly=library(sections)
-    )
     page = Path(page)
+    html = render([Path(run) for run in runs], page)
     partial = page.with_name(page.name + ".partial")
     partial.write_text(html, encoding="utf-8")
     partial.replace(page)
     return page
 
 
-def _sections(run: Path) -> list[Section]:
-    """One of a run folder, one per figure of a paper's."""
-    if (run / reproduction.SETTINGS).exists() and not (run / CONFIG).exists():
-        return _paper_sections(run)
-    return [_section(run)]
-
-
-def _paper_sections(run: Path) -> list[Section]:
-    """All claims of a paper, then its figures."""
-    meta = reproduction.read_settings(run)
-    paper = meta["paper"]
-    results = {
-        name: reproduction.load_result(run, name)
-        for name in figures_of(paper, more=True)
-        if name in meta["figures"]
-    }
-    claims = all_claims.table(results)
-    first: Section = {
-        "study": "all claims",
-        "words": f"{all_claims.tally(claims)}. {meta['citation']}",
-        "model": paper,
-        "revision": "",
-        "run": run.name,
-        "summary": [],
-        "figures": [],
-        "scenes": [],
-        "tables": [_table("claims", claims, {"claims": all_claims.CAPTION})],
-        "config": {},
-        "env": {},
-    }
-    return [first, *(_paper_section(run, meta, name, result) for name, result in results.items())]
-
-
-def _paper_section(run: Path, meta: dict[str, Any], figure: str, result: Shown) -> Section:
-    """A figure of a paper: what was claimed and what came out, then as for a run."""
-    paper, entry = meta["paper"], meta["figures"][figure]
-    captions = result.captions()
-    claims = all_claims.table({figure: result}).drop(columns="figure")
-    pictures = [run / name for name in entry["files"] if name.endswith(".png")]
-    return {
-        "study": figure,
-        "words": f"{figures_of(paper, more=True)[figure]}. {meta['citation']}",
-        "model": paper,
-        "revision": "",
-        "run": run.name,
-        "summary": [],
-        "figures": [_figure(path, captions) for path in _sorted(pictures, captions)],
-        "scenes": scenes(result, captions),
-        "tables": [
-            _table("published and measured", claims, {}),
-            *(_table(name, frame, captions) for name, frame in result.tables().items()),
-        ],
-        "config": entry["settings"],
-        "env": entry["environment"],
-    }
-
-
-def _section(run: Path) -> Section:
-    """What the template needs of one run."""
-    config, result = folder.load(run)
-    study = str(config.pop("study"))
-    captions = result.captions()
-    env_file = run / "env.json"
-    return {
-        "study": study,
-        "words": RUNS[study],
-        "model": Path(str(config.get("model", ""))).name,
-        "revision": config.get("revision", ""),
-        "run": f"{run.parent.name}/{run.name}",
-        "summary": result.summary(),
-        "figures": [_figure(path, captions) for path in _in_order(run / "figures", captions)],
-        "scenes": scenes(result, captions),
-        "tables": [_table(name, frame, captions) for name, frame in result.tables().items()],
-        "config": {key: value for key, value in config.items() if key != "version"},
-        "env": json.loads(env_file.read_text(encoding="utf-8")) if env_file.exists() else {},
-    }
-
-
-def _texts(section: dict[str, Any]) -> Iterator[str]:
-    """Every word of a section that a reader may want to look up."""
-    for line in section["summary"]:
-        yield from line
-    for one in (*section["figures"], *section["scenes"], *section["tables"]):
-        yield from (one["name"], one["caption"])
-    for table in section["tables"]:
-        yield from table["header"]
-        yield from (cell["text"] for row in table["rows"] for cell in row if not cell["number"])
-
-
-def _in_order(folder: Path, captions: dict[str, str]) -> list[Path]:
-    """Figures in the order of their captions, then those without one."""
-    return _sorted(list(folder.glob("*.svg")), captions)
-
-
-def _sorted(paths: list[Path], captions: dict[str, str]) -> list[Path]:
-    order = {name: i for i, name in enumerate(captions)}
-    return sorted(paths, key=lambda path: (order.get(path.stem, len(order)), path.stem))
-
-
-def _figure(path: Path, captions: dict[str, str]) -> dict[str, str]:
-    encoded = base64.b64encode(path.read_bytes()).decode("ascii")
-    name = path.stem
-    return {
-        "name": heading(name),
-        "source": f"data:{KINDS[path.suffix]};base64,{encoded}",
-        "caption": captions.get(name, ""),
-    }
-
-
-def _table(name: str, frame: pd.DataFrame, captions: dict[str, str]) -> Section:
-    shown = frame.head(MOST_ROWS)
-    rows = [[_cell(cell) for cell in row] for row in shown.to_numpy(dtype=object).tolist()]
-    rest = (
-        f" The first {MOST_ROWS:,} of {len(frame):,} rows; the CSV file has all."
-        if len(frame) > MOST_ROWS
-        else ""
+def render(paths: Sequence[Path], page: Path) -> str:
+    """The text of the page that shows these runs from the place `page`."""
+    papers = {number: path for number, path in enumerate(paths, start=1) if is_reproduction(path)}
+    runs = [read(path, i) for i, path in enumerate(paths, start=1) if i not in papers]
+    sheet = Sheet(page, largest(sum(1 for path in paths for _ in path.rglob("*.png"))))
+    shown = _by_section(runs, sheet)
+    for number, path in papers.items():
+        shown.setdefault("papers", []).extend(paper_entries(path, number, sheet))
+    models = cards(runs)
+    there = [a for a in SECTIONS if shown.get(a) or (a == "model" and models)]
+    shown["findings"] = [_with_findings(entry, runs, there) for entry in shown.get("findings", [])]
+    sections = [_section(anchor, shown.get(anchor, []), models) for anchor in [*there, "about"]]
+    every = [entry for section in sections for entry in section.entries]
+    dates = [*(run.begun for run in runs), *(written(path) for path in papers.values())]
+    return (
+        _environment()
+        .get_template("page.html.j2")
+        .render(
+            title=_title(runs, [entry.title for entry in shown.get("papers", [])]),
+            date=_spoken(max(dates)),
+            sections=sections,
+            about=_about(runs, papers, every),
+            version=__version__,
+            plotly=library(every),
+            css=_asset("page.css"),
+            script=_asset("page.js"),
+            scene_script=_asset("scenes.js"),
+        )
     )
-    return {
-        "name": heading(name),
-        "header": [str(column) for column in frame.columns],
-        "rows": rows,
-        "caption": (captions.get(name, "") + rest).strip(),
-    }
 
 
-def _cell(value: object) -> Section:
-    """Text, the number to sort by, and whether it is one."""
-    if isinstance(value, bool):
-        return {"text": "yes" if value else "no", "sort": int(value), "number": False}
-    if isinstance(value, int | float):
-        text = "–" if math.isnan(value) else f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
-        return {"text": text, "sort": value, "number": True}
-    return {"text": str(value), "sort": str(value), "number": False}
+def _by_section(runs: Sequence[Read], sheet: Sheet) -> dict[str, list[Entry]]:
+    """The entries of every section: runs that are at home in it first, in the order of their studies."""
+    found: dict[str, list[Entry]] = {}
+    for run in sorted(runs, key=lambda run: rank(run.study)):
+        for anchor, entry in entries(run, sheet).items():
+            found.setdefault(anchor, []).append(entry)
+    return {anchor: sorted(some, key=lambda entry: entry.home is not None) for anchor, some in found.items()}
+
+
+def _with_findings(entry: Entry, runs: Sequence[Read], there: Sequence[str]) -> Entry:
+    """The entry of a diagnosis, its findings in the place of cards."""
+    run = next(run for run in runs if entry.anchor == f"run{run.number}")
+    if not isinstance(run.result, Diagnosis):
+        return entry
+    tables = run.result.tables()
+    made = findings(run.result, anchor=entry.anchor, tables=list(tables), there=there)
+    rest = [one for one in entry.tables if one.anchor != f"{entry.anchor}-findings-table"]
+    opening = entry.opening or f"{verdict(run.result)}."
+    return replace(entry, opening=opening, findings=made, cards=[], tables=rest)
+
+
+def _section(anchor: str, shown: Sequence[Entry], models: Sequence[Card]) -> Section:
+    place = SECTIONS[anchor]
+    return Section(anchor, place.title, place.short, shown, models if anchor == "model" else ())
+
+
+def _about(runs: Sequence[Read], papers: dict[int, Path], shown: Sequence[Entry]) -> About:
+    rows = [
+        [run.study, run.model, str(run.settings.get("data", "")), run.source, f"{run.begun:%Y-%m-%d %H:%M}",
+         command_of(run)]
+        for run in runs
+    ]  # fmt: skip
+    rows += [
+        ["paper", path.name, "", path.name, f"{written(path):%Y-%m-%d %H:%M}", ""] for path in papers.values()
+    ]
+    header = ["study", "model", "data", "folder", "begun", "command"]
+    told = [{k: v for k, v in run.env.items() if k != "contents"} for run in runs]
+    distinct = [env for i, env in enumerate(told) if env and env not in told[:i]]
+    cells = [[Cell(text, text) for text in row] for row in rows]
+    words = used_in(text for entry in shown for text in texts(entry))
+    return About(Table("runs-table", "Runs", "", header, cells), distinct, words)
+
+
+def _title(runs: Sequence[Read], papers: Sequence[str]) -> str:
+    """The models, or the papers, that the page is about."""
+    models = list(dict.fromkeys(run.model for run in runs if run.model))
+    names = models or [title.removeprefix("all claims of ") for title in papers[:1]] or ["measurements"]
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def _spoken(date: datetime) -> str:
+    return f"{date.day} {date:%B %Y}"
+
+
+def _environment() -> Environment:
+    from jinja2 import Environment, FunctionLoader, select_autoescape
+
+    made = Environment(
+        loader=FunctionLoader(_asset),
+        autoescape=select_autoescape(default=True),
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters["prose"] = _prose
+    made.globals["few_rows"] = FEW_ROWS
+    return made
+
+
+def _prose(text: str) -> Markup:
+    """Words between backticks as code; everything else is escaped."""
+    from markupsafe import Markup, escape
+
+    return Markup(re.sub("`([^`]+)`", r"<code>\1</code>", str(escape(text))))
+
+
+def _asset(name: str) -> str:
+    return (ASSETS / name).read_text(encoding="utf-8")

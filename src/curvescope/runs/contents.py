@@ -1,17 +1,22 @@
-"""What a result belongs to: a digest of the contents of a model and its data, whatever their names are."""
+"""What a result belongs to: a digest of the contents of a model and its data, whatever their names are.
+
+The digest knows what the models are made of, so that a run folder can say it (`model.json`).
+"""
 
 from __future__ import annotations
 
 import hashlib
 import re
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Self, final
 
 import torch
 from torch import Tensor
 
 from curvescope.data.batches import Batches
+from curvescope.models.description import Description, describe
 from curvescope.models.model import Model
 from curvescope.tokenizers import Tokenizer, as_tokenizer
 
@@ -19,7 +24,20 @@ Part = Model | Batches | Tensor | str | None
 ADDRESS = re.compile(r"0x[0-9a-f]+")  # in the words of an object, another in every process
 
 
-def fingerprint(*parts: Part) -> str:
+@final
+class Fingerprint(str):
+    """A digest as text, with descriptions of the models in it, each once."""
+
+    models: tuple[Description, ...]
+
+    def __new__(cls, digest: str, models: tuple[Description, ...]) -> Self:
+        """The text, and what goes with it."""
+        made = super().__new__(cls, digest)
+        made.models = models
+        return made
+
+
+def fingerprint(*parts: Part) -> Fingerprint:
     """A digest of everything that numbers may depend on: 32 hexadecimal digits.
 
     Of a model its parameters and buffers, their names, types and shapes, the words of its module and of its
@@ -30,7 +48,18 @@ def fingerprint(*parts: Part) -> str:
         for label, content in _contents(part):
             digest.update(f"{label}:{len(content)};".encode())
             digest.update(content)
-    return digest.hexdigest()
+    return Fingerprint(digest.hexdigest(), tuple(_described(parts)))
+
+
+def _described(parts: Iterable[Part]) -> Iterator[Description]:
+    """What the models are made of, those inside other fingerprints too; one like another is told once."""
+    told = []
+    for part in parts:
+        found = part.models if isinstance(part, Fingerprint) else ()
+        for one in (describe(part),) if isinstance(part, Model) else found:
+            if one not in told:
+                told.append(one)
+                yield one
 
 
 def _contents(part: Part) -> Iterator[tuple[str, memoryview | bytes]]:

@@ -1,11 +1,13 @@
 """Run folders: `runs/<study>/<stamp>-<hash>/` with everything that a run was and gave.
 
-`config.toml`, `env.json`, `log.txt` and `state/` are there while it runs; `result.json`, `arrays.npz`,
-`figures/` and `tables/` when it is done, and `state/` is gone. `result.json` comes last: a folder that has
-one is finished. The hash is that of version, settings, and contents of model and data: a run goes on only
-with what it was begun with, and the same command behind a finished run finds it. A folder is made when the
-first product or piece is written, so a call with a mistake in it leaves nothing behind. `asked.toml` is there
-where settings were chosen to fit the machine: what was asked for, so that the same call goes on with them.
+`config.toml`, `env.json`, `model.json`, `log.txt` and `state/` are there while it runs; `result.json`,
+`arrays.npz`, `figures/` and `tables/` when it is done, and `state/` is gone. `result.json` comes last: a
+folder that has one is finished. The hash is that of version, settings, and contents of model and data: a
+run goes on only with what it was begun with, and the same command behind a finished run finds it. A folder
+is made when the first product or piece is written, so a call with a mistake in it leaves nothing behind.
+`asked.toml` is there where settings were chosen to fit the machine: what was asked for, so that the same
+call goes on with them. `model.json` says what the models are made of (`models/description.py`), of a run
+that has any.
 """
 
 from __future__ import annotations
@@ -24,12 +26,15 @@ import tomli_w
 
 from curvescope import __version__
 from curvescope.core.config import Config, Plain
+from curvescope.models.description import Description
+from curvescope.runs.contents import Fingerprint
 from curvescope.runs.pieces import RESULT, Pieces
 from curvescope.runs.shown import Shown
 from curvescope.runs.work import Place
 from curvescope.runs.writing import write_figures, write_tables
 
 STATE, CONFIG, ASKED = "state", "config.toml", "asked.toml"
+ENVIRONMENT, MODELS, LOG = "env.json", "model.json", "log.txt"
 STAMP = "%Y%m%d-%H%M%S"  # in the name of a folder: when it was begun, by the clock on the wall
 Say = Callable[[str], None]
 """Called with lines for a person."""
@@ -156,7 +161,9 @@ class RunFolder(Place):
         if self._chosen:
             _log(place, self._chosen)
         words = {**environment(), "contents": self._contents}
-        (place / "env.json").write_text(json.dumps(words, indent=1), encoding="utf-8")
+        (place / ENVIRONMENT).write_text(json.dumps(words, indent=1), encoding="utf-8")
+        if isinstance(self._contents, Fingerprint):
+            write_models(place, self._contents.models)
         return place / STATE
 
     def _finished(self, digest: str) -> Path | None:
@@ -193,7 +200,7 @@ def chosen_before(root: Path, study: str, asked: str) -> dict[str, Plain | list[
 
 
 def _log(folder: Path, line: str) -> None:
-    with (folder / "log.txt").open("a", encoding="utf-8") as file:
+    with (folder / LOG).open("a", encoding="utf-8") as file:
         file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}\n")
 
 
@@ -210,6 +217,13 @@ def made(folder: Path) -> bool:
     except FileExistsError:
         return False
     return True
+
+
+def write_models(folder: Path, models: Sequence[Description]) -> None:
+    """Say in `model.json` what the models of a run are made of; nothing where it has none."""
+    if models:
+        text = json.dumps(models, indent=1, ensure_ascii=False, default=str)
+        (folder / MODELS).write_text(text, encoding="utf-8")
 
 
 def _text(path: Path) -> str | None:

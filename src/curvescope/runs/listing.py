@@ -47,13 +47,13 @@ def read_run(path: Path) -> RunInfo:
         model=config.get("model"),
         data=config.get("data"),
         settings={key: value for key, value in config.items() if key not in OWN},
-        begun=_begun(path),
+        begun=begun(path),
         size=sum(file.stat().st_size for file in path.rglob("*") if file.is_file()),
         finished=(path / RESULT).exists(),
     )
 
 
-def _begun(path: Path) -> datetime:
+def begun(path: Path) -> datetime:
     """What the folder's name says; of a folder that was renamed, when its settings were written."""
     try:
         return datetime.strptime("-".join(path.name.split("-")[:2]), STAMP)

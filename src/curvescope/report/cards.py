@@ -1,0 +1,92 @@
+"""Cards of models, from what run folders say: no model is loaded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from curvescope.models.description import Description, telling_facts, times
+from curvescope.report.parts import Card, Cell, Table
+from curvescope.report.reading import Read
+from curvescope.report.tables import cell
+from curvescope.runs.folder import MODELS
+
+LABELS = {
+    "kind": "family",
+    "task": "task",
+    "n_layers": "layers",
+    "n_heads": "heads",
+    "n_kv_heads": "key and value heads",
+    "d_model": "width",
+    "d_head": "width of a head",
+    "d_ff": "feed-forward width",
+    "n_ctx": "context",
+    "vocab_size": "vocabulary",
+    "norm": "place of norms",
+    "norm_kind": "norm",
+    "tied": "tied embeddings",
+    "d_hidden": "hidden width",
+}
+
+
+def cards(runs: Sequence[Read]) -> list[Card]:
+    """One card for each model that is named by a run, with its blocks where a run folder tells them."""
+    found: dict[str, Card] = {}
+    for run in runs:
+        if not run.model:
+            continue
+        described = descriptions(run.path)
+        card = _card(run, described[0]) if described else _bare_card(run)
+        if run.model not in found or (found[run.model].roles is None and card.roles is not None):
+            found[run.model] = card
+    return list(found.values())
+
+
+def descriptions(run: Path) -> list[Description]:
+    """What `model.json` says; nothing where it is missing, as in runs of old, or broken."""
+    try:
+        found = json.loads((run / MODELS).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return []
+    return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+
+
+def _card(run: Read, told: Description) -> Card:
+    facts = telling_facts(told.get("facts", {}))
+    rows = [("parameters", f"{told['parameters']:,}"), ("blocks", f"{len(told['blocks']):,}")]
+    rows += [(LABELS.get(key, key.replace("_", " ")), cell(value).text) for key, value in facts.items()]
+    rows += [*_asked(run), ("numbers", str(told.get("dtype", "")))]
+    anchor = f"model-{run.number}"
+    return Card(
+        name=run.model,
+        facts=[(label, words) for label, words in rows if words],
+        notes=told.get("notes", []),
+        roles=_table(f"{anchor}-roles", "Roles", told["roles"], ("role", "blocks", "shape")),
+        blocks=_table(f"{anchor}-blocks", "Blocks", told["blocks"], ("block", "shape")),
+    )
+
+
+def _bare_card(run: Read) -> Card:
+    """Of a run that does not say more than its settings and its result do."""
+    size = getattr(run.result, "num_parameters", None)
+    rows = [("parameters", f"{size:,}")] if isinstance(size, int) else []
+    dtype = str(run.settings.get("dtype", ""))
+    return Card(run.model, [*rows, *_asked(run), *([("numbers", dtype)] if dtype else [])])
+
+
+def _asked(run: Read) -> list[tuple[str, str]]:
+    """What was asked for: source and revision."""
+    source, revision = Path(str(run.settings.get("model", ""))).name, run.settings.get("revision")
+    return [(label, str(value)) for label, value in (("source", source), ("revision", revision)) if value]
+
+
+def _table(anchor: str, title: str, rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> Table:
+    """Roles or blocks, with how many parameters they have and which share of all."""
+    made = []
+    for row in rows:
+        front = [times(row[c]) if isinstance(row[c], list) else row[c] for c in columns]
+        share = Cell(f"{row['share']:.2%}", repr(row["share"]), number=True)
+        made.append([*map(cell, front), cell(row["parameters"]), share])
+    return Table(anchor, title, "", [*columns, "parameters", "share"], made)

@@ -1,0 +1,103 @@
+"""What a run says, section by section."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from curvescope.core.errors import UsageError
+from curvescope.report.methods import methods, run_command, time_of
+from curvescope.report.parts import Entry, Methods, Picture, Table
+from curvescope.report.pictures import pictures
+from curvescope.report.reading import Read, Sheet, link
+from curvescope.report.sections import SECTIONS, home_of, place_of
+from curvescope.report.tables import table
+from curvescope.runs.shown import Line
+from curvescope.studies import RUNS, STUDIES, find
+
+Placed = Mapping[str, Entry]
+"""Entries of one run by the anchor of their section."""
+NOTE = "note"  # the label of a line of a summary that is none of the numbers
+
+
+def entries(run: Read, sheet: Sheet) -> dict[str, Entry]:
+    """The entry of the section that the study is at home in, and of those that show a part of it."""
+    home = home_of(run.study)
+    drawn, tables = _pictures(run, sheet.largest), _tables(run, sheet.page)
+    sections = {home: None} | {place_of(run.study, name): None for name in [*drawn, *tables]}
+    return {anchor: _entry(run, anchor, home, drawn, tables) for anchor in sections}
+
+
+def _entry(
+    run: Read, anchor: str, home: str, drawn: Mapping[str, Picture], tables: Mapping[str, Table]
+) -> Entry:
+    result, here = run.result, anchor == home
+    summary = result.summary() if here else []
+    return Entry(
+        anchor=f"run{run.number}" if here else f"run{run.number}-{anchor}",
+        title=f"{run.study} of {run.model}" if run.model else run.study,
+        words=RUNS[run.study] if here else "",
+        opening=result.opening() if here else "",
+        cards=[line for line in summary if line[0] != NOTE],
+        notes=list(dict.fromkeys([*_notes(summary), *result.notes])) if here else [],
+        pictures=[one for name, one in drawn.items() if place_of(run.study, name) == anchor],
+        tables=[one for name, one in tables.items() if place_of(run.study, name) == anchor],
+        settings=run.settings if here else {},
+        source=run.source,
+        home=None if here else (f"run{run.number}", SECTIONS[home].title),
+    )
+
+
+def _notes(summary: list[Line]) -> list[str]:
+    return [words for label, _, words in summary if label == NOTE]
+
+
+def _pictures(run: Read, most: int) -> dict[str, Picture]:
+    captions = run.result.captions()
+    stills = {path.stem: path for path in (run.path / "figures").glob("*.svg")}
+    time, command = time_of(run.path, run.begun), command_of(run)
+
+    def how(name: str) -> Methods:
+        return methods(name, RUNS[run.study], captions.get(name, ""), run.settings, run.env, time, command)
+
+    found = pictures(stills, run.result.scenes(), captions, anchor=f"run{run.number}", methods=how, most=most)
+    return {one.anchor.removeprefix(f"run{run.number}-"): one for one in found}
+
+
+def _tables(run: Read, page: Path) -> dict[str, Table]:
+    captions = run.result.captions()
+    return {
+        name: table(
+            name,
+            frame,
+            captions.get(name, ""),
+            anchor=f"run{run.number}-{name}-table",
+            csv=link(run.path / "tables" / f"{name}.csv", page),
+        )
+        for name, frame in run.result.tables().items()
+    }
+
+
+def command_of(run: Read) -> str:
+    """The command that makes a run again; "" for one that a training loop made."""
+    if run.study not in STUDIES:
+        return ""
+    try:
+        return run_command(run.study, find(run.study).Config, run.settings)
+    except UsageError:  # a setting that this version does not know
+        return ""
+
+
+def texts(entry: Entry) -> Iterator[str]:
+    """Every word of an entry that a reader may want to look up."""
+    yield entry.opening
+    for line in entry.cards:
+        yield from line
+    for found in entry.findings:
+        yield from (found.unit, found.meaning, found.advice)
+    tables = [*entry.tables, *([entry.claims] if entry.claims else [])]
+    for one in (*entry.pictures, *tables):
+        yield from (one.heading, one.caption)
+    for one in tables:
+        yield from one.header
+        yield from (cell.text for row in one.rows for cell in row if not cell.number)

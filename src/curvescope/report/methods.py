@@ -1,0 +1,140 @@
+"""How a figure was made: what, on which model and data, with which probes, errors and seeds, in what time."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from curvescope.core.config import Config
+from curvescope.core.numbers import duration
+from curvescope.report.headings import heading
+from curvescope.report.parts import Methods
+from curvescope.runs.folder import LOG
+
+Settings = Mapping[str, Any]
+OPTIONS = ("data", "tokens", "tokenizer", "revision", "dtype", "device", "seed")  # of `curvescope run`
+EFFORT = re.compile(r"^num_|probes|steps|products|samples|draws|tolerance")
+SEED = re.compile(r"^seeds?$|_seeds?$")
+ON = ("tokens", "seq_len", "batch_size", "loss", "dtype", "device", "engine")
+ERRORS = re.compile(r"±|interval|standard error|residual|bars? |band|noise|confidence|percentile")
+UNSAID = "± is one standard error over probes, unless a table or caption says otherwise"
+
+
+def methods(
+    name: str, what: str, caption: str, settings: Settings, env: Settings, time: str, command: str
+) -> Methods:
+    """The box under a figure.
+
+    Args:
+        what: the question of the study.
+        time: how long the run took, in words; "" where that is not known.
+    """
+    effort = {key: value for key, value in settings.items() if EFFORT.search(key)}
+    seeds = {key: value for key, value in settings.items() if SEED.search(key)}
+    on = {key: value for key, value in settings.items() if key in ON}
+    rows = [
+        ("what", f"{heading(name)}: {what}"),
+        ("model and data", ", ".join(filter(None, [_model(settings), _listed(on)]))),
+        ("probes and effort", _listed(effort)),
+        ("errors", errors_in(caption) or UNSAID),
+        ("seeds", _listed(seeds)),
+        ("time", ", ".join(filter(None, [time, _machine(env)]))),
+        ("versions", _versions(env)),
+    ]
+    return Methods([(label, words) for label, words in rows if words], command)
+
+
+def _model(settings: Settings) -> str:
+    revision = f"@{settings['revision']}" if settings.get("revision") else ""
+    model = f"{Path(str(settings['model'])).name}{revision}" if settings.get("model") else ""
+    data = Path(str(settings["data"])).name if settings.get("data") else ""
+    return " on ".join(filter(None, [model, data]))
+
+
+def _listed(settings: Settings) -> str:
+    return ", ".join(f"{key} = {value}" for key, value in settings.items())
+
+
+def errors_in(caption: str) -> str:
+    """The sentences of a caption that speak of errors."""
+    sentences = re.split(r"(?<=[.!?])\s+", caption)
+    return " ".join(sentence for sentence in sentences if ERRORS.search(sentence))
+
+
+def _machine(env: Settings) -> str:
+    cuda = env.get("cuda", "none")
+    where = cuda if cuda != "none" else f"{env['machine']} processor" if "machine" in env else ""
+    threads = f"{env['threads']} threads" if env.get("threads") not in (None, "1") else "1 thread"
+    return f"{where}, {threads}" if where and "threads" in env else where
+
+
+def _versions(env: Settings) -> str:
+    return ", ".join(f"{key} {env[key]}" for key in ("curvescope", "torch", "numpy", "python") if key in env)
+
+
+def time_of(run: Path, begun: datetime) -> str:
+    """How long a run took by its log, from its beginning to its end; "" where it was stopped in between."""
+    try:
+        lines = (run / LOG).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError):
+        return ""
+    ends = [line for line in lines if line.endswith(" finished")]
+    if not ends or any("resumed" in line for line in lines):
+        return ""
+    try:
+        end = datetime.strptime(ends[-1][:19], "%Y-%m-%d %H:%M:%S")
+    except ValueError:
+        return ""
+    seconds = (end - begun).total_seconds()
+    return duration(seconds) if seconds >= 0 else ""
+
+
+def run_command(study: str, kind: type[Config], settings: Settings) -> str:
+    """The command that makes a run again: `curvescope run spectrum tiny-gpt --set num_probes=2`."""
+    return _command(["curvescope", "run", study], kind, settings)
+
+
+def reproduce_command(paper: str, figure: str, kind: type[Config], settings: Settings) -> str:
+    """The command that makes a figure of a paper again."""
+    return _command(["curvescope", "reproduce", paper], kind, settings, ["--figure", figure], ("device",))
+
+
+def _command(
+    words: Sequence[str],
+    kind: type[Config],
+    settings: Settings,
+    behind: Sequence[str] = (),
+    options: Sequence[str] = OPTIONS,
+) -> str:
+    """Words of a command line: what differs from the defaults; the model is an argument."""
+    known = {one.name: one.default for one in kind.settings()}
+    given = {k: v for k, v in settings.items() if k in known and v != _as_list(known[k])}
+    line = [*words, *([str(settings["model"])] if "model" in known and "model" in settings else []), *behind]
+    for name, value in given.items():
+        if name == "model":
+            continue
+        text = _typed(kind, name, value)
+        line += [f"--{name}", text] if name in options else ["--set", f"{name}={text}"]
+    return shlex.join(line)
+
+
+def _as_list(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _typed(kind: type[Config], name: str, value: Any) -> str:
+    """A setting as it is typed; in TOML's spelling where the plain one would be read as something else."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    plain = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+    return plain if kind.read(name, plain) == value else _toml(value)
+
+
+def _toml(value: Any) -> str:
+    import tomli_w
+
+    return tomli_w.dumps({"x": value}).partition("=")[2].strip()

@@ -1,0 +1,79 @@
+"""Figures of a run: stills as data: addresses, scenes as JSON, and the library that draws scenes."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from curvescope.report.headings import heading
+from curvescope.report.parts import Control, Entry, Methods, Picture
+from curvescope.report.stills import still
+from curvescope.viz.interactive import Scene
+
+
+def pictures(
+    stills: Mapping[str, Path],
+    scenes: Mapping[str, Scene],
+    captions: Mapping[str, str],
+    *,
+    anchor: str,
+    methods: Callable[[str], Methods],
+    most: int,
+) -> list[Picture]:
+    """Every figure and scene, in the order of the captions; those of one name together.
+
+    Args:
+        methods: how the figure of a name was made.
+        most: characters that a drawing may take.
+    """
+    order = {name: i for i, name in enumerate(captions)}
+    names = sorted({*stills, *scenes}, key=lambda name: (order.get(name, len(order)), name))
+    return [
+        Picture(
+            anchor=f"{anchor}-{name}",
+            heading=heading(name),
+            caption=captions.get(name, ""),
+            methods=methods(name),
+            still=still(stills[name], most) if name in stills else None,
+            scene=as_json(scenes[name]) if name in scenes else "",
+            controls=_controls(scenes.get(name, {})),
+        )
+        for name in names
+    ]
+
+
+def _controls(scene: Scene) -> list[Control]:
+    return [
+        Control(str(one["name"]), [str(choice) for choice in one["choices"]])
+        for one in scene.get("controls", ())
+    ]
+
+
+def as_json(scene: Scene) -> str:
+    """JSON that may stand inside a script element; what is no finite number is null."""
+    text = json.dumps(_plain(scene), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c")
+
+
+def _plain(value: Any) -> Any:
+    if hasattr(value, "tolist"):  # numpy's arrays and numbers
+        value = value.tolist()
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def library(entries: Iterable[Entry]) -> str:
+    """plotly.js if there is a scene and plotly is installed, else nothing; the page holds it (5 MB)."""
+    if not any(picture.scene for entry in entries for picture in entry.pictures):
+        return ""
+    try:
+        from plotly.offline import get_plotlyjs
+    except ImportError:
+        return ""
+    return get_plotlyjs()

@@ -1,0 +1,139 @@
+"""Tables of results as cells: a number stands with its error, rounded to it.
+
+Columns are known by their names. The error of `x` is the column `x_stderr`, `x_error` or `± x`, or the next
+one where that is `±`, begins with it, or is called `error` behind a `value` or a `lambda_max`. An interval is
+`x_low` and `x_high`, `x low` and `x high`, or `low` and `high` right behind `x`; it goes into the cell of a
+number without an error of its own. CSV files keep every column and every digit.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from curvescope.core.numbers import rounded, with_error
+from curvescope.report.headings import column, heading
+from curvescope.report.levels import verdict
+from curvescope.report.parts import Cell, Table
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+MOST_CELLS, FEWEST_ROWS = 8000, 50  # of a table on the page
+BEFORE_ERROR = ("value", "lambda_max")  # a column `error` behind one of these is its error
+VERDICT = "verdict"
+BELOW = re.compile(r"^< [\d.e+-]+$")  # below noise: found to be zero
+
+
+def table(
+    name: str, frame: pd.DataFrame, caption: str = "", *, anchor: str, csv: str = "", title: str = ""
+) -> Table:
+    """A frame as a table of the page."""
+    columns = [str(column) for column in frame.columns]
+    most = max(MOST_CELLS // max(len(columns), 1), FEWEST_ROWS)
+    shown = frame.head(most).to_numpy(dtype=object).tolist()
+    numeric = [_all_numbers([row[i] for row in shown]) for i in range(len(columns))]
+    errors = _errors(columns, numeric)
+    intervals = _intervals(columns, numeric, errors)
+    inside = {*errors.values(), *(end for both in intervals.values() for end in both)}
+    kept = [i for i in range(len(columns)) if i not in inside]
+    rows = [[_whole_cell(row, i, columns[i], errors, intervals) for i in kept] for row in shown]
+    rest = f" The first {most:,} of {len(frame):,} rows; the CSV file has all." if len(frame) > most else ""
+    header = [column(columns[i]) + (" (low to high)" if i in intervals else "") for i in kept]
+    return Table(anchor, title or heading(name), (caption + rest).strip(), header, rows, csv)
+
+
+def _all_numbers(values: Sequence[Any]) -> bool:
+    """Whether a column holds numbers, bounds such as `< 3.2`, or nothing, and not nothing alone."""
+    known = [value for value in values if value is not None]
+    return bool(known) and all(_is_number(v) or BELOW.match(str(v)) for v in known)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _errors(columns: Sequence[str], numeric: Sequence[bool]) -> dict[int, int]:
+    """For columns that have one, the column of their errors."""
+    places = {name: i for i, name in enumerate(columns)}
+    found: dict[int, int] = {}
+    for i, name in enumerate(columns):
+        named = [places[e] for e in (f"{name}_stderr", f"{name}_error", f"± {name}") if e in places]
+        if numeric[i] and named and numeric[named[0]]:
+            found[i] = named[0]
+    for i, (name, after) in enumerate(pairwise(columns)):
+        free = i not in found and i not in found.values() and i + 1 not in found.values()
+        behind = after.startswith("±") or (after == "error" and name in BEFORE_ERROR)
+        if free and behind and not name.startswith("±") and numeric[i] and numeric[i + 1]:
+            found[i] = i + 1
+    return found
+
+
+def _intervals(
+    columns: Sequence[str], numeric: Sequence[bool], errors: Mapping[int, int]
+) -> dict[int, tuple[int, int]]:
+    """For columns without an error that have them, the columns of both ends of their interval."""
+    places = {name: i for i, name in enumerate(columns)}
+    found: dict[int, tuple[int, int]] = {}
+    for i, name in enumerate(columns):
+        for low, high in ((f"{name}_low", f"{name}_high"), (f"{name} low", f"{name} high")):
+            if low in places and high in places:
+                found[i] = places[low], places[high]
+        if tuple(columns[i + 1 : i + 3]) == ("low", "high"):
+            found[i] = i + 1, i + 2
+    both = {*errors, *errors.values()}
+    return {i: ends for i, ends in found.items() if i not in both and all(numeric[j] for j in (i, *ends))}
+
+
+def _whole_cell(
+    row: Sequence[Any],
+    i: int,
+    name: str,
+    errors: Mapping[int, int],
+    intervals: Mapping[int, tuple[int, int]],
+) -> Cell:
+    """A cell with its error or its interval."""
+    value = row[i]
+    if name == VERDICT and isinstance(value, str):
+        return Cell(value, value, level=verdict(value))
+    if i in errors and _is_number(value) and _is_number(row[errors[i]]):
+        return Cell(_signed(with_error(value, row[errors[i]]), value), repr(value), number=True)
+    if i in intervals and _is_number(value):
+        return Cell(_between(value, *(row[j] for j in intervals[i])), repr(value), number=True)
+    return cell(value)
+
+
+def _signed(text: str, value: float) -> str:
+    return "–" if math.isnan(value) else text
+
+
+def _between(value: float, low: float, high: float) -> str:
+    """`0.52 (0.48 to 0.57)`, all rounded to two digits of the wider side."""
+    if not all(_is_number(end) and math.isfinite(end) for end in (value, low, high)):
+        return cell(value).text
+    wide = max(high - value, value - low)
+    if wide <= 0:
+        return rounded(value)
+    if not 1e-4 <= max(abs(low), abs(high)) < 1e7:
+        return f"{value:.3g} ({low:.3g} to {high:.3g})"
+    place = 1 - math.floor(math.log10(wide))
+    text = [f"{round(x, place):,.{max(place, 0)}f}" for x in (value, low, high)]
+    return f"{text[0]} ({text[1]} to {text[2]})"
+
+
+def cell(value: object) -> Cell:
+    """A value by itself: whole numbers with commas, others with four digits."""
+    if isinstance(value, bool):
+        return Cell("yes" if value else "no", str(int(value)))
+    if value is None:
+        return Cell("–", "")
+    if isinstance(value, int):
+        return Cell(f"{value:,}", repr(value), number=True)
+    if isinstance(value, float):
+        return Cell("–" if math.isnan(value) else rounded(value), repr(value), number=True)
+    if BELOW.match(str(value)):
+        return Cell(str(value), "0", number=True)
+    return Cell(str(value), str(value))

@@ -1,0 +1,216 @@
+"""What a section is put together from: openings, figures with switches, tables, methods, cards."""
+
+import shlex
+import sys
+
+import pandas as pd
+import pytest
+
+import curvescope as cs
+from curvescope.models.description import describe
+from curvescope.report import write_page
+from curvescope.report.levels import BAD, GOOD, OPEN, PART, verdict
+from curvescope.report.methods import errors_in, run_command, time_of
+from curvescope.report.reading import begun, link
+from curvescope.report.stills import still
+from curvescope.report.tables import table
+from curvescope.studies import find
+from synthetic_runs import SCENE, SVG, Page, Synthetic, made, make_run
+
+
+def test_a_section_opens_with_the_sentence_and_has_cards_and_notes(tmp_path):
+    page = Page(made(tmp_path, make_run(tmp_path, model="tiny-gpt")))
+    (entry,) = page.all("article", id="run1")
+    said = [
+        "spectrum of tiny-gpt",
+        "Opening words.",
+        "spectral densities",
+        "21,800 ± 1,000",
+        "Note: noted words",
+    ]
+    places = [entry[1].replace("\xa0", " ").index(words) for words in said]
+    assert places == sorted(places)
+
+
+def test_a_scene_has_real_switches_and_a_still_to_print(tmp_path):
+    pytest.importorskip("plotly")
+    html = made(tmp_path, make_run(tmp_path, result=Synthetic(drawn={"map": SCENE})))
+    page = Page(html)
+    assert len(html) < 12_000_000
+    assert [text for _, text in page.all("legend")] == ["matrix"]
+    radios = page.all("input", type="radio")
+    assert [has["value"] for has, _ in radios] == ["H", "GGN"]
+    assert "checked" in radios[0][0]
+    assert len({has["name"] for has, _ in radios}) == 1
+    assert [text for _, text in page.all("option")] == list("012345")
+    assert page.all("figure", class_="live printed")
+    assert [has["width"] for has, _ in page.all("img")] == ["480"]
+
+
+def test_without_plotly_stills_are_all_there_is(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "plotly", None)
+    monkeypatch.setitem(sys.modules, "plotly.offline", None)
+    result = Synthetic(drawn={"map": SCENE, "alone": SCENE})
+    page = Page(made(tmp_path, make_run(tmp_path, result=result)))
+    assert [text for _, text in page.all("h4")] == ["Map", "Values"]
+    assert not page.all("input")
+    assert not page.all("div", class_="scene")
+
+
+def test_numbers_stand_with_their_errors():
+    frame = pd.DataFrame({
+        "block": ["E"], "trace": [21812.3], "trace_stderr": [1034.5], "tr H": ["< 3.2"], "± H": [1.0],
+        "lambda_max": [2.5], "error": [float("nan")], "loss": [0.523456], "low": [0.48], "high": [0.57],
+        "steps": [12345], "ratio": [0.123456], "W_Q": [True],
+    })  # fmt: skip
+    found = table("t", frame, anchor="t")
+    shown = dict(zip(found.header, found.rows[0], strict=True))
+    texts = {name: cell.text for name, cell in shown.items()}
+    assert texts == {
+        "block": "E", "trace": "21,800 ± 1,000", "tr H": "< 3.2", "λ max": "2.5",
+        "loss (low to high)": "0.523 (0.480 to 0.570)", "steps": "12,345", "ratio": "0.1235", "W_Q": "yes",
+    }  # fmt: skip
+    assert shown["trace"].sort == "21812.3"
+    assert shown["ratio"].sort == "0.123456"
+    assert shown["tr H"].sort == "0"
+    assert found.numbers == [False, True, True, True, True, True, True, False]
+
+
+def test_an_error_that_belongs_to_nothing_is_a_column_of_its_own():
+    frame = pd.DataFrame({"case": ["a"], "error": [0.1], "change": [1.0], "share_error": [0.5]})
+    assert table("t", frame, anchor="t").header == ["case", "error", "change", "share error"]
+
+
+def test_a_long_table_is_cut_and_says_so():
+    found = table("t", pd.DataFrame({"x": range(9000)}), "Words.", anchor="t")
+    assert len(found.rows) == 8000
+    assert found.caption == "Words. The first 8,000 of 9,000 rows; the CSV file has all."
+
+
+def test_a_table_links_to_its_csv_where_that_is_there(tmp_path):
+    run = make_run(tmp_path)
+    links = [has["href"] for has, _ in Page(made(tmp_path, run)).all("a", class_="csv")]
+    assert links == ["runs/spectrum/20260102-030405-0123abcd/tables/values.csv"]
+    assert (tmp_path / links[0]).is_file()
+    (run / "tables" / "values.csv").unlink()
+    assert not Page(made(tmp_path, run)).all("a", class_="csv")
+    (tmp_path / "a b#.csv").write_text("x", encoding="utf-8")
+    assert link(tmp_path / "a b#.csv", tmp_path / "p.html") == "a%20b%23.csv"
+
+
+def test_a_figure_says_how_it_was_made(tmp_path):
+    run = make_run(tmp_path, model="tiny-gpt", data="sample", tokens=64, num_probes=2, seed=3)
+    (box,) = Page(made(tmp_path, run)).all("details", class_="methods")
+    for words in (
+        "tiny-gpt on sample",
+        "num_probes = 2",
+        "Bars are 95 % intervals.",
+        "seed = 3",
+        "20 s",
+        "0.1.0",
+    ):
+        assert words in box[1]
+    assert "curvescope run spectrum tiny-gpt --tokens 64 --set num_probes=2 --seed 3" in box[1]
+
+
+def test_the_command_gives_the_same_settings():
+    kind = find("gap").Config
+    asked = {
+        "model": "a folder/m",
+        "tokens": 64,
+        "dtype": "float64",
+        "seed": 1,
+        "checkpoints": ["early", "x,y"],
+    }
+    cfg = kind.from_dict(asked)
+    words = shlex.split(run_command("gap", kind, cfg.to_dict()))
+    assert words[:4] == ["curvescope", "run", "gap", "a folder/m"]
+    pairs = [w.partition("=") for flag, w in zip(words[4::2], words[5::2], strict=True) if flag == "--set"]
+    named = {f: w for f, w in zip(words[4::2], words[5::2], strict=True) if f != "--set"}
+    assert named == {"--tokens": "64", "--dtype": "float64", "--seed": "1"}
+    found = {name: kind.read(name, text) for name, _, text in pairs}
+    assert kind.from_dict(asked | found) == cfg
+    assert found == {"checkpoints": ["early", "x,y"]}
+
+
+def test_time_is_not_told_where_a_run_was_stopped(tmp_path):
+    run = make_run(tmp_path)
+    assert time_of(run, begun(run)) == "20 s"
+    with (run / "log.txt").open("a", encoding="utf-8") as log:
+        log.write("2026-01-02 03:05:00 resumed: 1 of 2 pieces were there\n")
+    assert time_of(run, begun(run)) == ""
+    (run / "log.txt").unlink()
+    assert time_of(run, begun(run)) == ""
+
+
+def test_errors_are_what_a_caption_says_of_them():
+    caption = "Density of all. The band is a 95 % interval. Ticks mark the ends."
+    assert errors_in(caption) == "The band is a 95 % interval."
+
+
+def test_every_model_has_a_card_and_old_runs_a_short_one(tmp_path):
+    told = describe(cs.load("tiny-gpt"))
+    runs = [
+        make_run(tmp_path, "heads", model="tiny-gpt"),  # of old: without model.json
+        make_run(tmp_path, model="tiny-gpt", models=[told]),
+        make_run(tmp_path, model="tiny-gpt", revision="early"),
+    ]
+    html = made(tmp_path, *runs)
+    card = html.split('<section id="model"')[1].split("</section>")[0]
+    page = Page("<p>" + card.partition(">")[2] + "</p>")
+    assert [text for _, text in page.all("h3")] == ["tiny-gpt", "tiny-gpt@early"]
+    assert "558,144" in card
+    assert "L*.W_Q" in card
+    assert card.count(">Roles<") == 1
+    (runs[1] / "model.json").write_text("{", encoding="utf-8")
+    assert ">Roles<" not in made(tmp_path, *runs)
+
+
+@pytest.mark.parametrize(
+    ("words", "level"),
+    [
+        ("holds", GOOD),
+        ("agrees", GOOD),
+        ("agrees on tiny-gpt", GOOD),
+        ("not violated here", GOOD),
+        ("fails", BAD),
+        ("differs", BAD),
+        ("holds with a correction", PART),
+        ("fails as printed, holds corrected", PART),
+        ("holds (3 of 4), fails (1 of 4)", PART),
+        ("in part of the networks", PART),
+        ("not decided", OPEN),
+        ("not claimed; σ^2", OPEN),
+        ("–", OPEN),
+    ],
+)
+def test_verdicts_have_levels(words, level):
+    assert verdict(words) == level
+
+
+def test_stills_are_short_and_cannot_end_their_attribute(tmp_path):
+    path = tmp_path / "a.svg"
+    path.write_text(SVG, encoding="utf-8")
+    assert still(path).address == (
+        "data:image/svg+xml;charset=utf-8,<svg width='360pt' viewBox='0 0 9 9'><path d='M 1.23 2 %23'/></svg>"
+    )
+    path.write_text(SVG.replace("M 1", "' onload='x"), encoding="utf-8")
+    assert '"' not in still(path).address
+    assert still(path).address.startswith("data:image/svg+xml;base64,")
+
+
+def test_a_large_drawing_is_shown_in_pixels(tmp_path):
+    from PIL import Image
+
+    path = tmp_path / "a.svg"
+    path.write_text(SVG.replace("M 1", "M 1" + " 2" * 20_000), encoding="utf-8")
+    Image.new("RGB", (150, 30), "white").save(tmp_path / "a.png")
+    assert still(path, most=50_000).address.startswith("data:image/svg")
+    found = still(path, most=20_000)
+    assert found.address.startswith(("data:image/webp;base64,", "data:image/png;base64,"))
+    assert found.width == 96
+
+
+def test_a_page_of_many_runs_stays_small(tmp_path):
+    runs = [make_run(tmp_path, "heads", model="tiny-gpt") for _ in range(3)]
+    assert write_page(runs, tmp_path / "p.html").stat().st_size < 200_000
