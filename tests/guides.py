@@ -1,4 +1,4 @@
-"""Pages of docs/guides: their code and commands are run, and print what the page says behind them.
+"""Pages of docs: their code and commands are run, and print what the page says behind them.
 
 A block of text behind a block of code is its output: the same words, and numbers that are close (others'
 processors round otherwise). What a command prints, with error bars and times, is compared by its words.
@@ -16,7 +16,7 @@ import pytest
 
 from curvescope.cli import main
 
-FOLDER = Path(__file__).parent.parent / "docs" / "guides"
+FOLDER = Path(__file__).parent.parent / "docs"
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[+-]\d+)?")
 BARS = re.compile(r"[▁▂▃▄▅▆▇█░]+")
 
@@ -36,7 +36,7 @@ def run(name: str) -> dict[str, Any]:
         out = io.StringIO()
         with contextlib.redirect_stdout(out):
             if kind == "python":
-                exec(compile(text, f"docs/guides/{name}", "exec"), space)
+                exec(compile(text, f"docs/{name}", "exec"), space)
             else:
                 main_quietly(text.split())
         printed, words_alone = out.getvalue(), kind == "bash"

@@ -30,6 +30,19 @@ def names() -> dict[Any, Any]:
     return space
 
 
+ROWS = re.findall(r"^\| `.*` \| `((?:cs|H|G)\..*?)` \|$", PAGE, flags=re.M)
+
+
+@pytest.mark.parametrize("call", ROWS)
+def test_a_row_of_the_tables_is_a_call_that_works(call: str, names: dict[Any, Any]):
+    space = names | {"H": cs.Hessian(names["problem"]), "G": cs.GGN(names["problem"])}
+    assert eval(call, space) is not None
+
+
+def test_all_rows_of_the_tables_are_found():
+    assert len(ROWS) == sum(line.startswith("| `") for line in PAGE.splitlines()) == 27
+
+
 def dense(A: cs.LinearOperator) -> Tensor:
     return A.dense()
 

@@ -14,7 +14,7 @@ def elsewhere(tmp_path, monkeypatch):
 
 
 def test_my_run_is_unstable(tmp_path):
-    seen = guides.run("unstable.md")
+    seen = guides.run("guides/unstable.md")
     history = seen["monitor"].history.set_index("step")
     jump = history["loss"].diff().idxmax()
     assert history.loc[jump - 4, "lr_lambda_max"] > history.loc[jump - 4, "threshold"]  # seen before it came
@@ -24,7 +24,7 @@ def test_my_run_is_unstable(tmp_path):
 
 
 def test_what_learning_rate():
-    seen = guides.run("learning_rate.md")
+    seen = guides.run("guides/learning_rate.md")
     assert seen["seen"]["ceiling"].min() == pytest.approx(seen["ceiling"], rel=0.05)
     assert seen["seen_adam"]["ceiling"][1:].min() == pytest.approx(seen["ceiling_adam"], rel=0.1)
 

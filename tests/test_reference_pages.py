@@ -43,5 +43,5 @@ def test_public_names_are_shown(name):
 
 def test_every_page_is_in_the_navigation():
     navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").split("\nnav:")[1]
-    listed = set(re.findall(r"([\w/]+\.md)$", navigation, flags=re.M))
+    listed = set(re.findall(r"([\w/-]+\.md)$", navigation, flags=re.M))
     assert listed == {page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md")}

@@ -1,0 +1,93 @@
+"""Every page of docs: its code is run somewhere, and the commands that it shows can be given."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import typer
+
+import guides
+from curvescope.cli.app import app
+
+TESTS = Path(__file__).parent
+DOCS = TESTS.parent / "docs"
+OWN = {  # pages with a test of their own, which runs their code and asks more of it
+    "activations.md": "test_activations_page.py",
+    "algebra.md": "test_algebra_page.py",
+    "architecture.md": "test_architecture_page.py",
+    "coming_from.md": "test_coming_from_page.py",
+    "diagnose.md": "test_diagnose_page.py",
+    "dynamics.md": "test_dynamics_page.py",
+    "estimators.md": "test_estimators_page.py",
+    "front_door.md": "test_front_door_page.py",
+    "geometry.md": "geometry/test_geometry_page.py",
+    "guides/influence.md": "test_influence_page.py",
+    "guides/learning_rate.md": "test_guides.py",
+    "guides/optimisers.md": "test_optimisers_page.py",
+    "guides/pruning.md": "test_surgery_pages.py",
+    "guides/quantising.md": "test_surgery_pages.py",
+    "guides/unstable.md": "test_guides.py",
+    "kfac.md": "test_kfac_page.py",
+    "landscape.md": "test_landscape_page.py",
+    "monitor.md": "test_monitor_page.py",
+    "own_modules.md": "test_own_modules_page.py",
+    "petrov2025.md": "test_petrov_page.py",
+    "slides.md": "test_slides_page.py",
+    "taylor.md": "test_taylor_page.py",
+    "transformerlens.md": "test_activations_page.py",
+}
+TEXTS = {page.relative_to(DOCS).as_posix(): page.read_text(encoding="utf-8") for page in DOCS.rglob("*.md")}
+WITH_CODE = sorted(name for name, text in TEXTS.items() if "```python" in text)
+NEEDS = {"tutorials/checkpoint.md": ("transformers",)}
+COMMAND = re.compile(r"^(?:\w+=\S+ |\.venv/bin/)*curvescope (.+?)(?: +#.*| &)?$", flags=re.M)
+COMMANDS = sorted(
+    {
+        (name, line.strip())
+        for name, text in TEXTS.items()
+        for block in re.findall(r"^```(?:bash)?\n(.*?)^```", text, flags=re.S | re.M)
+        for line in COMMAND.findall(block)
+    }
+)
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    import matplotlib
+
+    matplotlib.use("Agg")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("curvescope.monitor.files.write_figures", lambda result, folder: None)
+
+
+@pytest.mark.parametrize("name", sorted(set(WITH_CODE) - set(OWN)))
+def test_a_page_runs_and_prints_what_it_says(name):
+    for package in NEEDS.get(name, ()):
+        pytest.importorskip(package)
+    with torch.random.fork_rng(devices=[]):
+        guides.run(name)
+
+
+def test_pages_with_a_test_of_their_own_have_one():
+    assert set(OWN) <= set(WITH_CODE)
+    for page, test in OWN.items():
+        code = (TESTS / test).read_text(encoding="utf-8")
+        assert Path(page).name in code
+        assert "exec(compile(" in code or "guides.run(" in code
+
+
+@pytest.mark.parametrize(("page", "line"), COMMANDS, ids=[f"{page}: {line}" for page, line in COMMANDS])
+def test_a_command_that_is_shown_can_be_given(page, line):
+    """Its name and its options are known; paths and numbers are anybody's."""
+    words = shlex.split(line.replace("$SLURM_ARRAY_TASK_ID", "0"))
+    command: Any = typer.main.get_command(app)
+    while words and words[0] in getattr(command, "commands", {}):
+        command = command.commands[words.pop(0)]
+    assert not hasattr(command, "commands") or line.startswith("--"), f"no such command: {line}"
+    known = {name for option in command.params for name in (*option.opts, *option.secondary_opts)}
+    asked = {word.partition("=")[0] for word in words if re.match(r"--?[a-zA-Z]", word)}
+    assert asked <= known | {"--help"}
