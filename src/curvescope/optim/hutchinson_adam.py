@@ -38,6 +38,8 @@ class HutchinsonAdam(CurvatureOptimizer):
         seed: Of the signs.
     """
 
+    kept = frozenset({MEAN, SQUARE, MEASURED, "step"})
+
     def __init__(
         self,
         params: Params,
@@ -62,7 +64,7 @@ class HutchinsonAdam(CurvatureOptimizer):
         super().__init__(params, settings)  # pyright: ignore[reportArgumentType]
 
     def _move(self, objective: Objective, closure: Closure) -> None:
-        parameters, groups = objective.parameters, self.trained_groups()
+        parameters, groups = objective.parameters, self.groups_of(objective.parameters)
         curved = self.steps % self.one("every") == 0 or any(SQUARE not in self.state[p] for p in parameters)
         gradient = objective.gradient(curved=curved)
         if curved:
