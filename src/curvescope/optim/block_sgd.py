@@ -45,7 +45,7 @@ class BlockSGD(CurvatureOptimizer):
 
     Cost of a step: 1 loss, 1 gradient, and at every `every`-th step `num_products` products: for each block,
     with the derivatives of that block alone ("apart"; `first_products` more where its |λ_b| falls to less
-    than half of the last), or of the whole Hessian, however many blocks there are ("together"). One vector is
+    than 0.7 of the last), or of the whole Hessian, however many blocks there are ("together"). One vector is
     kept, one more with momentum.
 
     Args:

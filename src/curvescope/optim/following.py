@@ -25,7 +25,7 @@ from curvescope.core.operator import LinearOperator
 from curvescope.core.seeds import probes
 
 LEAST = 2  # products: one for what is known, one for what is not
-FALL = 0.5  # of the last value: what is found below it may have been lost, and is looked for again
+FALL = 0.7  # of the last value: what is found below it may have been lost, and is looked for again
 
 
 def pursue(
@@ -39,7 +39,7 @@ def pursue(
 ) -> tuple[float, Tensor]:
     """`follow` by `first_products` where nothing is known, by `num_products` otherwise.
 
-    Where that finds less than half of the last value, the search goes on for `first_products` more.
+    Where that finds less than 0.7 of the last value, the search goes on for `first_products` more.
     """
     value, top = follow(op, known, fresh, first_products if known is None else num_products)
     if known is None or value >= FALL * last:

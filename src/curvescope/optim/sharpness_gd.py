@@ -29,7 +29,7 @@ class SharpnessGD(CurvatureOptimizer):
     and a random vector (`optim.following`). It is at most the true |λ|; `opt.sharpness` is the one of now.
 
     Cost of a step: 1 loss, 1 gradient, and at every `every`-th step `num_products` products, `first_products`
-    at the first; where |λ| falls to less than half of the last, `first_products` more. Twice as many vectors
+    at the first; where |λ| falls to less than 0.7 of the last, `first_products` more. Twice as many vectors
     while they are taken, and one that is kept. Groups may have an lr each.
 
     Args:
