@@ -79,7 +79,7 @@ class BlockSGD(CurvatureOptimizer):
         check_settings(above={"floor": floor}, at_least={"lr": lr, "momentum": momentum})
         if measure not in get_args(Measure):
             raise UsageError(f"expected measure='apart' or 'together', got {measure!r}")
-        check_counts(every, num_products, first_products, least=LEAST)
+        check_counts(every, num_products, first_products)
         settings = {
             "lr": lr, "momentum": momentum, "every": every, "num_products": num_products,
             "first_products": first_products, "floor": floor, "measure": measure, "seed": seed,

@@ -93,10 +93,10 @@ def _unit(x: Tensor, least: Tensor | float = 0.0) -> Tensor:
     return x / size if bool(size > least) else torch.zeros_like(x)
 
 
-def check_counts(every: int, num_products: int, first_products: int, *, least: int = 1) -> None:
-    """Raise unless all are at least 1, and as many products are taken as it needs."""
-    if min(every, first_products) < 1 or num_products < least:
+def check_counts(every: int, num_products: int, first_products: int) -> None:
+    """Raise unless they are at least 1, and products enough to look beside what is known."""
+    if min(every, first_products) < 1 or num_products < LEAST:
         raise UsageError(
-            f"expected every and first_products of at least 1 and num_products of at least {least}, "
+            f"expected every and first_products of at least 1 and num_products of at least {LEAST}, "
             f"got {every!r}, {first_products!r} and {num_products!r}"
         )

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from curvescope.core.errors import CurvescopeError
 from curvescope.optim.base import CurvatureOptimizer, Params, check_settings
-from curvescope.optim.following import LEAST, check_counts, fresh_vector, pursue
+from curvescope.optim.following import check_counts, fresh_vector, pursue
 from curvescope.optim.objective import Closure, Objective, StepCurvature, flatten, unflatten
 
 SHARPNESS, TOP = "sharpness", "top"
@@ -54,7 +54,7 @@ class SharpnessGD(CurvatureOptimizer):
         seed: int = 0,
     ):
         check_settings(at_least={"lr": lr})
-        check_counts(every, num_products, first_products, least=LEAST)
+        check_counts(every, num_products, first_products)
         settings = {
             "lr": lr, "every": every, "num_products": num_products,
             "first_products": first_products, "seed": seed,
