@@ -8,7 +8,7 @@ import pickle
 
 import pytest
 import torch
-from optimisers_known import OPTIMISERS, closure_for, data, network, weights
+from optimisers_known import OPTIMISERS, PROBLEMS, closure_for, data, network, weights
 from torch import nn
 
 import curvescope as cs
@@ -51,7 +51,7 @@ def test_the_state_goes_through_a_file(name):
     for _ in range(3):
         again.step(closure_for(name, other))
     assert torch.equal(weights(net), weights(other))
-    assert opt.work == again.work | ({"losses": again.work["losses"] - 1} if name == "kfac" else {})  # layers
+    assert opt.work == again.work
 
 
 @ALL
@@ -179,6 +179,61 @@ def test_parameters_of_two_precisions_are_refused():
         optim.SharpnessGD(two)
 
 
+@ALL
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.complex64])
+def test_other_precisions_are_refused(name, dtype):
+    with pytest.raises(ShapeError, match="float32 or float64"):
+        OPTIMISERS[name]([nn.Parameter(torch.zeros(2, dtype=dtype))])
+
+
+@ALL
+def test_parameters_may_come_by_name(name):
+    """As a dictionary, which is how a model of this package has them."""
+    nets = [network(), network()]
+    for net, given in zip(nets, (nets[0].parameters(), cs.load(nets[1]).parameters), strict=True):
+        opt = OPTIMISERS[name](given)
+        opt.step(closure_for(name, net))
+    assert torch.equal(weights(nets[0]), weights(nets[1]))
+
+
+@ALL
+@pytest.mark.parametrize("other", ["sharpness", "block", "hutchinson", "clipped", "kfac", "newton", "adamw"])
+def test_the_state_of_another_optimiser_is_refused(name, other):
+    if name.split("-")[0] == other:
+        pytest.skip("its own")
+    net = network()
+    if other == "adamw":
+        theirs = torch.optim.AdamW(net.parameters())
+        closure_for("", net)()[0].backward()
+        theirs.step()
+    else:
+        theirs = begun(other, 1)[1]
+    with pytest.raises(UsageError, match="expected the state of a"):
+        OPTIMISERS[name](net.parameters()).load_state_dict(theirs.state_dict())
+
+
+@ALL
+def test_parameters_that_one_loss_leaves_out_stay(name):
+    """As in torch.optim: no momentum and no weight decay without a gradient; they join in again later."""
+    if name in ("newton", "newton-ggn"):
+        pytest.skip("neither")
+    net, (X, y) = network(), data()
+    options = {"weight_decay": 0.1} if name.split("-")[0] in ("hutchinson", "clipped") else {}
+    opt, closure = OPTIMISERS[name](net.parameters(), **options), closure_for(name, net)
+    for _ in range(2):
+        opt.step(closure)
+    head = nn.Sequential(net[2])
+    half = torch.tanh(X[:, [0, 1, 2, 0]])
+    before = net[0].weight.detach().clone()
+    if name in PROBLEMS:
+        opt.step(lambda: cs.Problem(head, [(half, y)]))
+    else:
+        opt.step(lambda: (nn.functional.cross_entropy(z := head(half), y), z))
+    assert torch.equal(net[0].weight, before)
+    opt.step(closure)
+    assert not torch.equal(net[0].weight, before)
+
+
 @pytest.mark.parametrize("name", ["newton", "newton-ggn", "sharpness", "block", "hutchinson", "clipped"])
 def test_a_problem_is_as_good_as_its_loss(name):
     """However its data are cut."""
@@ -206,3 +261,34 @@ def test_kfac_knows_its_layers_by_any_name():
         opt.step(lambda later=later: cs.Problem(later, [(X, y)]))
         seen.append((weights(net) - before).norm())
     assert seen[1] == pytest.approx(seen[0], rel=0.5)  # targets are drawn anew
+
+
+@pytest.mark.parametrize("left", [["0.bias"], ["0.weight"], ["2.weight", "2.bias"]])
+@pytest.mark.parametrize("later", [False, True])
+def test_kfac_of_a_part_is_of_that_part(left, later):
+    """Without some parameters, from the first or frozen later, the inverse is that of the rest of K."""
+    net, (X, y) = network(), data()
+    own = dict(net.named_parameters())
+    options = {"lr": 1.0, "damping": 0.1, "max_change": None, "kind": "ggn"}
+    given = [p for name, p in own.items() if later or name not in left]
+    opt = optim.KFACDescent(given, **options)
+    if later:
+        opt.step(lambda: cs.Problem(net, [(X, y)]))
+        for name in left:
+            own[name].requires_grad_(False)
+    K = cs.KFAC(cs.Problem(net, [(X, y)], params="*"), kind="ggn")
+    g = K.space.gather({n: v for n, v in _gradients(net, X, y).items() if n not in left})
+    rows = torch.cat([torch.full((b.size,), b.parameter not in left) for b in K.space])
+    damped = torch.as_tensor(K.dense()) + 0.1 * torch.eye(len(g), dtype=torch.float64)
+    expected = torch.zeros_like(g)
+    expected[rows] = torch.linalg.solve(damped[rows][:, rows], g[rows])
+    before = {name: p.detach().clone() for name, p in own.items()}
+    opt.step(lambda: cs.Problem(net, [(X, y)]))
+    moved = K.space.gather({name: before[name] - p.detach() for name, p in own.items()})
+    torch.testing.assert_close(moved, expected)
+
+
+def _gradients(net, X, y):
+    functional = {name: p.detach().clone().requires_grad_() for name, p in net.named_parameters()}
+    loss = nn.functional.cross_entropy(torch.func.functional_call(net, functional, X), y)
+    return dict(zip(functional, torch.autograd.grad(loss, list(functional.values())), strict=True))

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
 import torch
-from optimisers_known import closure_for, data, network
+from optimisers_known import OPTIMISERS, closure_for, data, network
 from torch import nn
 
 import curvescope as cs
 from curvescope import optim
-from curvescope.core.errors import UsageError
+from curvescope.core.errors import CurvescopeError, UsageError
 from curvescope.optim.diagonals import diagonal_of
 from curvescope.optim.objective import Objective, StepCurvature, flatten
 
@@ -105,3 +107,134 @@ def test_attention_of_torch_is_differentiated_twice():
     opt = optim.NewtonCG([q], max_products=2)
     first = opt.step(lambda: nn.functional.scaled_dot_product_attention(q, q, q).square().sum())
     assert opt.step(lambda: nn.functional.scaled_dot_product_attention(q, q, q).square().sum()) < first
+
+
+CLIPS = {
+    "hook": lambda p: p.register_hook(lambda g: g.clamp(-1e-3, 1e-3)),
+    "post": lambda p: p.register_post_accumulate_grad_hook(lambda p: None),
+}
+
+
+@pytest.mark.parametrize("kind", CLIPS)
+@pytest.mark.parametrize("name", OPTIMISERS)
+def test_hooks_on_gradients_are_refused(name, kind):
+    """They would act on curvature too: a clamp makes most of it zero."""
+    net = network()
+    handles = [CLIPS[kind](p) for p in net.parameters()]
+    opt, closure = OPTIMISERS[name](net.parameters()), closure_for(name, net)
+    with pytest.raises(UsageError, match="hook on its gradient"):
+        opt.step(closure)
+    for handle in handles:
+        handle.remove()
+    opt.step(closure)
+
+
+def test_operators_do_not_see_hooks():
+    clipped = network()
+    before = cs.Hessian(cs.Problem(clipped, [data()])).dense()
+    for p in clipped.parameters():
+        CLIPS["hook"](p)
+    torch.testing.assert_close(cs.Hessian(cs.Problem(clipped, [data()])).dense(), before)
+
+
+@dataclass
+class Output:
+    """As Hugging Face's models return."""
+
+    loss: torch.Tensor
+    logits: torch.Tensor
+
+
+@pytest.mark.parametrize("wrap", [lambda L, z: {"loss": L, "logits": z}, Output])
+def test_an_output_with_a_loss_is_as_good_as_the_loss(wrap):
+    X, y = data()
+    z = NET(X)
+    loss = nn.functional.cross_entropy(z, y)
+    assert objective(wrap(loss, z)).loss is loss or torch.equal(objective(wrap(loss, z)).loss, loss)
+    with pytest.raises(UsageError, match="got dict"):
+        objective({"logits": z})
+
+
+class Noisy(nn.Module):
+    """Dropout and batch norm in train mode."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(3)
+        self.body = nn.Sequential(
+            nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Dropout(0.5), nn.Linear(8, 3)
+        ).double()
+
+    def forward(self, x):
+        return self.body(x)
+
+
+def test_the_second_call_draws_what_the_first_drew():
+    """At rate 0 both calls are of one point, so that they are one number; and the generator goes on as if
+    there had been one call."""
+    net, (X, y), seen = Noisy(), data(), []
+
+    def closure():
+        seen.append(nn.functional.cross_entropy(net(X), y))
+        return seen[-1]
+
+    opt = optim.NewtonCG(net.parameters(), lr=0.0, max_products=2)
+    torch.manual_seed(7)
+    opt.step(closure)
+    ahead = torch.rand(3)
+    assert torch.equal(seen[0].detach(), seen[1])
+    torch.manual_seed(7)
+    other = Noisy()
+    torch.manual_seed(7)
+    nn.functional.cross_entropy(other(X), y)
+    assert torch.equal(ahead, torch.rand(3))
+    opt.step(closure)
+    assert not torch.equal(seen[2].detach(), seen[0].detach())
+    other(X)
+    assert net.body[1].num_batches_tracked == other.body[1].num_batches_tracked == 2
+    torch.testing.assert_close(net.body[1].running_mean, other.body[1].running_mean)
+
+
+def test_a_compiled_module_is_named():
+    """What torch raises in the second derivative of one; compiling itself takes seconds."""
+
+    class Compiled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, g):
+            return Once.apply(g)
+
+    class Once(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, g):
+            return g.clone()
+
+        @staticmethod
+        def backward(ctx, g):
+            raise RuntimeError("torch.compile with aot_autograd does not currently support double backward")
+
+    x = nn.Parameter(torch.ones(2, dtype=torch.float64))
+    with pytest.raises(UsageError, match="_orig_mod"):
+        optim.HutchinsonAdam([x]).step(lambda: (Compiled.apply(x) ** 2).sum())
+
+
+def test_a_function_with_one_derivative_is_refused():
+    """Its second would be zero, and no error."""
+
+    class Square(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return x * x
+
+        @staticmethod
+        @torch.autograd.function.once_differentiable
+        def backward(ctx, g):
+            return 2 * ctx.saved_tensors[0] * g
+
+    x = nn.Parameter(torch.ones(2, dtype=torch.float64))
+    with pytest.raises(CurvescopeError, match="without a second derivative"):
+        optim.HutchinsonAdam([x]).step(lambda: Square.apply(x).sum())

@@ -79,10 +79,13 @@ def test_a_step_that_breaks_its_promise_is_taken_back():
     opt = optim.NewtonCG([x], radius=20.0)
     opt.step(lambda: (1 + x**2).sqrt().sum())
     assert float(x.detach()) == 2.0
+    assert not opt.accepted
+    assert opt.ratio < 0
     assert opt.radius == pytest.approx(10.0 / 4)
     for _ in range(8):
         opt.step(lambda: (1 + x**2).sqrt().sum())
     assert abs(float(x.detach())) < 1e-8
+    assert opt.accepted
 
 
 def test_a_loss_that_is_not_finite_is_stepped_back_from():
@@ -93,16 +96,27 @@ def test_a_loss_that_is_not_finite_is_stepped_back_from():
     assert float(x.detach()) == pytest.approx(1.0)
 
 
+@pytest.mark.parametrize("scale", [1e-30, 1e15])
+def test_newton_does_not_mind_the_scale_of_the_loss(scale):
+    """In float32, whose range squares of such gradients leave."""
+    A = symmetric(VALUES)
+    f = Quadratic((scale * A).float(), (scale * B).float(), (2, 4))
+    opt = optim.NewtonCG(f.parts, radius=100.0, tolerance=1e-4, max_products=12)
+    opt.step(f)
+    assert opt.accepted
+    torch.testing.assert_close(f.x, torch.linalg.solve(A, B).float(), rtol=1e-3, atol=1e-3)
+
+
 @pytest.mark.parametrize("share", [0.5, 1.0, 1.9])
 def test_descent_shrinks_every_direction_at_the_known_rate(share):
     f = Quadratic(symmetric(VALUES), B, (2, 4))
-    opt = optim.SharpnessGD(f.parts, lr=share, first_products=6, num_products=1)
+    opt = optim.SharpnessGD(f.parts, lr=share, first_products=6, num_products=2)
     for _ in range(5):
         opt.step(f)
     power = torch.linalg.matrix_power(torch.eye(6, dtype=torch.float64) - share / 8 * f.A, 5)
     torch.testing.assert_close(f.x - f.solution, -power @ f.solution)
     assert opt.sharpness == pytest.approx(8.0)
-    assert opt.work == {"steps": 5, "losses": 5, "gradients": 5, "products": 10, "block_products": 0}
+    assert opt.work == {"steps": 5, "losses": 5, "gradients": 5, "products": 14, "block_products": 0}
 
 
 def test_twice_the_bound_is_the_edge():
@@ -167,7 +181,7 @@ def test_signs_leave_the_blocks_of_the_diagonal_in_the_mean():
 
 
 def test_blocks_measured_together_are_those_measured_apart_where_they_do_not_interact():
-    """One product a step, of either sign of the largest curvature."""
+    """Two products a step, of either sign of the largest curvature."""
     A = torch.block_diag(symmetric(VALUES[:2]), -1000 * symmetric(VALUES[:4]))
     f = Quadratic(A, B, (2, 4))
     opt = optim.BlockSGD(f.parts, lr=0.0, every=1, measure="together")

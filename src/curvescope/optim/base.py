@@ -9,8 +9,8 @@ read nor written. Settings lie in `param_groups`, everything else in `state`, so
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -18,10 +18,12 @@ from torch import Tensor
 from curvescope.core.errors import ShapeError, UsageError
 from curvescope.kernels.substitute import PlainAttention
 from curvescope.optim.objective import Closure, Objective
+from curvescope.optim.replay import Replay
 
 WORK = "work"
 COUNTED = ("steps", "losses", "gradients", "products", "block_products")
-Params = Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]]
+Params = Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]] | Mapping[str, Tensor]
+PRECISIONS = (torch.float32, torch.float64)
 
 
 class CurvatureOptimizer(torch.optim.Optimizer, ABC):
@@ -29,7 +31,16 @@ class CurvatureOptimizer(torch.optim.Optimizer, ABC):
 
     `work` counts what all steps have cost so far. A loss is one forward pass, a gradient one backward pass. A
     product is backward passes through the graph of the gradient, or through those of Jᵀu, the loss and Jᵀ.
+    A parameter that the loss of a step does not depend on is left as it is, as in torch.optim.
     """
+
+    kept: ClassVar[frozenset[str]]  # names of what is in the state of a parameter
+    added: ClassVar[frozenset[str]] = frozenset()  # settings that older states do not have
+
+    def __init__(self, params: Params, settings: dict[str, Any]):
+        """A dictionary of parameters by name, as a `cs.Model` has it, is as good as the list."""
+        by_name = isinstance(params, Mapping) and all(isinstance(p, Tensor) for p in params.values())
+        super().__init__(list(params.items()) if by_name else params, settings)  # pyright: ignore
 
     @property
     def work(self) -> dict[str, int]:
@@ -61,16 +72,18 @@ class CurvatureOptimizer(torch.optim.Optimizer, ABC):
         """The parameters that are not frozen, over all groups."""
         return [p for group in self.param_groups for p in group["params"] if p.requires_grad]
 
-    def trained_groups(self) -> list[dict[str, Any]]:
-        """The group of each of them."""
-        return [g for g in self.param_groups for p in g["params"] if p.requires_grad]
+    def groups_of(self, parameters: Sequence[Tensor]) -> list[dict[str, Any]]:
+        """The group of each."""
+        groups = {id(p): group for group in self.param_groups for p in group["params"]}
+        return [groups[id(p)] for p in parameters]
 
     def step(self, closure: Closure | None = None) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Move the parameters once.
 
         Args:
-            closure: Returns the loss with its graph, (loss, outputs), or a `cs.Problem`; it is called again
-                where an optimiser compares losses, and has to mean the same batch then.
+            closure: Returns the loss with its graph, (loss, outputs), something that has a `loss`, or a
+                `cs.Problem`; it is called again where an optimiser compares losses, with the random numbers
+                that torch drew the first time, and has to mean the same batch then.
 
         Returns:
             The loss before the step.
@@ -83,11 +96,12 @@ class CurvatureOptimizer(torch.optim.Optimizer, ABC):
         parameters = self.trained()
         if not parameters:
             raise UsageError("all parameters of the optimiser are frozen")
+        again = Replay(closure, parameters[0].device)
         with torch.enable_grad(), PlainAttention():  # the one that has a second derivative
             self.count("losses")
-            objective = Objective(closure(), parameters, self.count)
+            objective = Objective(again(), parameters, self.count)
         with torch.no_grad():
-            self._move(objective, closure)
+            self._move(objective, again)
         self.count("steps")
         return objective.loss.detach()
 
@@ -100,10 +114,23 @@ class CurvatureOptimizer(torch.optim.Optimizer, ABC):
         super().add_param_group(param_group)
         everything = [p for group in self.param_groups for p in group["params"]]
         kinds = {(p.dtype, p.device) for p in everything}
-        if len(kinds) > 1 or everything[0].is_complex():
+        if len(kinds) > 1 or everything[0].dtype not in PRECISIONS:
             self.param_groups.pop()
             said = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds))
-            raise ShapeError(f"expected real parameters of one dtype on one device, got {said}")
+            raise ShapeError(
+                f"expected parameters of one dtype, float32 or float64, on one device, got {said}",
+                hint="curvature is lost in fewer digits: model.float(), with autocast in the closure",
+            )
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As in torch.optim, of an optimiser of this class."""
+        settings = [self.defaults.keys() - group.keys() - self.added for group in state_dict["param_groups"]]
+        states = [s.keys() - self.kept for key, s in state_dict["state"].items() if isinstance(key, int)]
+        missing, foreign = sorted(set().union(*settings)), sorted(set().union(*states))
+        if missing or foreign:
+            said = f"without {', '.join(missing)}" if missing else f"with {', '.join(foreign)}"
+            raise UsageError(f"expected the state of a {type(self).__name__}, got one {said}")
+        super().load_state_dict(state_dict)
 
     def one(self, name: str) -> Any:
         """A setting that concerns all parameters together, as the first group has it."""

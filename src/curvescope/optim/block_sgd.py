@@ -11,21 +11,22 @@ s_b v_b,
     s_b (H (s ⊙ v))_b = H_bb v_b + Σ_{c≠b} s_b s_c H_bc v_c,
 
 whose mean over signs is H_bb v_b. One product serves every block, for a noise from those beside the diagonal.
+What bends most today may lie outside of all that powers of H_bb make of v_b, so the last product of a
+measurement is of other vectors f_b, and a block where |f_bᵀ H_bb f_b| > |v_bᵀ H_bb v_b| goes on from there.
 """
 
 from __future__ import annotations
 
 from typing import Any, Literal, final, get_args
 
-import torch
 from torch import Tensor
 
 from curvescope.algorithms.vectors import check_finite
 from curvescope.core.errors import CurvescopeError, UsageError
 from curvescope.core.seeds import probes
 from curvescope.optim.base import CurvatureOptimizer, Params, check_settings
-from curvescope.optim.following import follow
-from curvescope.optim.objective import Closure, Objective, StepCurvature, unflatten
+from curvescope.optim.following import LEAST, check_counts, fresh_vector, pursue
+from curvescope.optim.objective import Closure, Objective, StepCurvature
 
 TOP, CURVATURE, MOMENTUM = "top", "curvature", "momentum"
 Measure = Literal["apart", "together"]
@@ -43,20 +44,24 @@ class BlockSGD(CurvatureOptimizer):
     `floor` times the largest of all blocks, so that rates lie within 1/floor of each other.
 
     Cost of a step: 1 loss, 1 gradient, and at every `every`-th step `num_products` products: for each block,
-    with the derivatives of that block alone ("apart"), or of the whole Hessian, however many blocks there are
-    ("together"). One vector is kept, one more with momentum.
+    with the derivatives of that block alone ("apart"; `first_products` more where its |λ_b| falls to less
+    than 0.7 of the last), or of the whole Hessian, however many blocks there are ("together"). One vector is
+    kept, one more with momentum.
 
     Args:
         params: Parameters or groups; groups may have an lr and a momentum each.
         lr: c of η_b = c/λ_b.
         momentum: Of gradients, as in torch.optim.SGD.
         every: Steps from one measurement to the next.
-        num_products: For one λ_b.
-        first_products: For the first, which begins at random.
+        num_products: For one λ_b, at least 2.
+        first_products: For the first, which knows no direction.
         floor: The least λ_b over the largest.
         measure: Blocks "apart" or "together".
         seed: Of the random vectors and signs.
     """
+
+    kept = frozenset({TOP, CURVATURE, MOMENTUM})
+    added = frozenset({"measure"})
 
     def __init__(
         self,
@@ -72,10 +77,9 @@ class BlockSGD(CurvatureOptimizer):
         seed: int = 0,
     ):
         check_settings(above={"floor": floor}, at_least={"lr": lr, "momentum": momentum})
-        if min(every, num_products, first_products) < 1:
-            raise UsageError("expected every, num_products and first_products of at least 1")
         if measure not in get_args(Measure):
             raise UsageError(f"expected measure='apart' or 'together', got {measure!r}")
+        check_counts(every, num_products, first_products)
         settings = {
             "lr": lr, "momentum": momentum, "every": every, "num_products": num_products,
             "first_products": first_products, "floor": floor, "measure": measure, "seed": seed,
@@ -95,56 +99,94 @@ class BlockSGD(CurvatureOptimizer):
 
     def _move(self, objective: Objective, closure: Closure) -> None:
         parameters = objective.parameters
-        known = len(self.curvatures()) == len(parameters)
+        known = all(CURVATURE in self.state[p] for p in parameters)
         curved = self.steps % self.one("every") == 0 or not known
         gradient = objective.gradient(curved=curved)
         if curved and self.one("measure") == "together":
-            for _ in range(self.one("num_products" if known else "first_products")):
-                self._measure_together(objective)
+            self._measure_together(objective, gradient)
         elif curved:
-            for i, p in enumerate(parameters):
-                self._measure(objective, i, p)
-        largest = max(self.curvatures())
+            for i, g in enumerate(gradient):
+                self._measure(objective, i, g)
+        largest = max(self.state[p][CURVATURE] for p in parameters)
         if not self.one("floor") * largest > 0:
-            raise CurvescopeError(
-                "no block has curvature here, which a rate could be taken from", hint="use torch.optim.SGD"
-            )
-        for p, group, g in zip(parameters, self.trained_groups(), gradient, strict=True):
-            state, beta = self.state[p], float(group["momentum"])
-            if beta:
+            raise _flat()
+        for p, group, g in zip(parameters, self.groups_of(parameters), gradient, strict=True):
+            state = self.state[p]
+            if beta := float(group["momentum"]):
                 g = state[MOMENTUM] = g + beta * state[MOMENTUM] if MOMENTUM in state else g.clone()
             p.sub_(g * (float(group["lr"]) / max(state[CURVATURE], self.one("floor") * largest)))
 
-    def _measure(self, objective: Objective, i: int, p: Tensor) -> None:
-        op, state = StepCurvature(objective, block=i), self.state[p]
-        begun = TOP in state
-        start = state[TOP].reshape(-1) if begun else self._random(op, i)
-        value, top = follow(op, start, self.one("num_products" if begun else "first_products"))
-        state[CURVATURE], state[TOP] = abs(value), unflatten(top, [p])[0].clone()
+    def _measure(self, objective: Objective, i: int, g: Tensor) -> None:
+        p = objective.parameters[i]
+        state = self.state[p]
+        state[CURVATURE], top = pursue(
+            StepCurvature(objective, block=i),
+            state[TOP].reshape(-1) if TOP in state else None,
+            self._fresh(g, self.steps * len(objective.parameters) + i),
+            last=state.get(CURVATURE, 0.0),
+            num_products=self.one("num_products"),
+            first_products=self.one("first_products"),
+        )
+        state[TOP] = top.view_as(p).clone()
 
-    def _measure_together(self, objective: Objective) -> None:
-        """One product with random signs, for every block."""
-        parameters = objective.parameters
-        for i, p in enumerate(parameters):
-            if TOP not in self.state[p]:
-                start = self._random(StepCurvature(objective, block=i), i).view_as(p)
-                self.state[p][TOP] = start / start.norm()
-        tops = [self.state[p][TOP] for p in parameters]
-        column = len(parameters) + self.work["products"]  # behind those of the random vectors
-        drawn = probes(len(parameters), 1, seed=self.one("seed"), first=column)[:, 0]
-        images = signed_product(objective, tops, drawn.to(tops[0]))
+    def _measure_together(self, objective: Objective, gradient: list[Tensor]) -> None:
+        """All blocks at once: products along v_b, the last one along f_b."""
+        parameters, first = objective.parameters, self.steps * len(gradient)
+        found = [self._fresh(g, first + i).view_as(g) for i, g in enumerate(gradient)]
+        fresh = [f / f.norm() for f in found]
+        begun = all(TOP in self.state[p] for p in parameters)
+        for p, f in zip(parameters, fresh, strict=True):
+            self.state[p].setdefault(TOP, f)
+        along = []
+        for _ in range(max(self.one("num_products"), LEAST) - 1 if begun else self.one("first_products")):
+            along = self._power(objective)
+        if begun:
+            self._beside(objective, fresh, along)
+
+    def _power(self, objective: Objective) -> list[float]:
+        """|v_bᵀ H_bb v_b| with noise; λ_b v_b is joined by what the product says of it."""
+        tops = [self.state[p][TOP] for p in objective.parameters]
+        images, along = self._images(objective, tops), []
+        for p, v, image in zip(objective.parameters, tops, images, strict=True):
+            state, bent = self.state[p], float((image * v).sum())
+            along.append(abs(bent))
+            mean = -image if bent < 0 else image
+            if CURVATURE in state:
+                mean = KEPT * state[CURVATURE] * v + (1 - KEPT) * mean
+            self._keep(p, mean)
+        return along
+
+    def _beside(self, objective: Objective, fresh: list[Tensor], along: list[float]) -> None:
+        """Blocks that bend more along f_b than along v_b go on from H_bb f_b."""
+        images = self._images(objective, fresh)
+        for p, f, image, bent in zip(objective.parameters, fresh, images, along, strict=True):
+            if abs(float((image * f).sum())) > bent:
+                self._keep(p, image)
+        if not any(along) and not any(bool(image.any()) for image in images):
+            raise _flat()
+
+    def _images(self, objective: Objective, vectors: list[Tensor]) -> list[Tensor]:
+        draw = -1 - self.work["products"]  # apart from those of random vectors
+        signs = probes(len(vectors), 1, seed=self.one("seed"), first=draw)[:, 0]
+        images = signed_product(objective, vectors, signs.to(vectors[0]))
         check_finite(float(sum(image.sum() for image in images)))
-        for p, v, image in zip(parameters, tops, images, strict=True):
-            state, turned = self.state[p], torch.where((image * v).sum() < 0, -image, image)
-            known = CURVATURE in state
-            mean = KEPT * state[CURVATURE] * v + (1 - KEPT) * turned if known else turned
-            state[CURVATURE] = float(mean.norm())
-            if state[CURVATURE]:
-                state[TOP] = mean / mean.norm()
+        return images
 
-    def _random(self, op: StepCurvature, i: int) -> Tensor:
-        options = {"seed": self.one("seed"), "first": i, "dtype": op.dtype}
-        return probes(op.shape[0], 1, kind="gaussian", **options)[:, 0].to(op.device)
+    def _keep(self, p: Tensor, image: Tensor) -> None:
+        """λ_b v_b as what is known of a block."""
+        size = float(image.norm())
+        self.state[p][CURVATURE] = size
+        if size:
+            self.state[p][TOP] = image / size
+
+    def _fresh(self, g: Tensor, draw: int) -> Tensor:
+        return fresh_vector(g.reshape(-1), seed=self.one("seed"), draw=draw)
+
+
+def _flat() -> CurvescopeError:
+    return CurvescopeError(
+        "no block has curvature here, which a rate could be taken from", hint="use torch.optim.SGD"
+    )
 
 
 def signed_product(objective: Objective, vectors: list[Tensor], signs: Tensor) -> list[Tensor]:

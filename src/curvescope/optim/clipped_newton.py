@@ -43,6 +43,8 @@ class ClippedNewton(CurvatureOptimizer):
         seed: Of the draws.
     """
 
+    kept = frozenset({MEAN, DIAGONAL})
+
     def __init__(
         self,
         params: Params,
@@ -70,7 +72,7 @@ class ClippedNewton(CurvatureOptimizer):
         super().__init__(params, settings)  # pyright: ignore[reportArgumentType]
 
     def _move(self, objective: Objective, closure: Closure) -> None:
-        parameters, groups = objective.parameters, self.trained_groups()
+        parameters, groups = objective.parameters, self.groups_of(objective.parameters)
         curved = self.steps % self.one("every") == 0 or any(DIAGONAL not in self.state[p] for p in parameters)
         gradient = objective.gradient(curved=curved)
         if curved:

@@ -28,7 +28,8 @@ class HutchinsonAdam(CurvatureOptimizer):
 
     Args:
         params: Parameters or groups.
-        lr: 0.15 in the paper.
+        lr: 0.15 in the paper, which suits random weights and ruins trained ones: the loss of the bundled
+            tiny-gpt goes from 3.7 to 24 in one step of 0.15, and to 3.4 in ten of 0.005.
         betas: Of the means of g and of D².
         eps: Added to the root.
         weight_decay: Times lr, off θ.
@@ -38,10 +39,12 @@ class HutchinsonAdam(CurvatureOptimizer):
         seed: Of the signs.
     """
 
+    kept = frozenset({MEAN, SQUARE, MEASURED, "step"})
+
     def __init__(
         self,
         params: Params,
-        lr: float = 0.15,
+        lr: float = 0.015,
         *,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-4,
@@ -62,7 +65,7 @@ class HutchinsonAdam(CurvatureOptimizer):
         super().__init__(params, settings)  # pyright: ignore[reportArgumentType]
 
     def _move(self, objective: Objective, closure: Closure) -> None:
-        parameters, groups = objective.parameters, self.trained_groups()
+        parameters, groups = objective.parameters, self.groups_of(objective.parameters)
         curved = self.steps % self.one("every") == 0 or any(SQUARE not in self.state[p] for p in parameters)
         gradient = objective.gradient(curved=curved)
         if curved:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from typing import Any, final
 
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from curvescope.core.blocks import ParamSpace
 from curvescope.core.errors import UsageError
+from curvescope.models.choice.choosing import Choice
 from curvescope.operators.kronecker.approximations import KFAC
 from curvescope.operators.kronecker.cotangents import Kind
 from curvescope.operators.kronecker.layers import Layer
@@ -19,7 +21,6 @@ from curvescope.optim.base import CurvatureOptimizer, Params, check_settings
 from curvescope.optim.objective import Closure, Objective
 from curvescope.problem import Problem
 
-Layout = tuple[ParamSpace, tuple[Layer, ...]]
 FACTORS, MOMENTUM = "factors", "momentum"
 
 
@@ -27,15 +28,18 @@ FACTORS, MOMENTUM = "factors", "momentum"
 class KFACDescent(CurvatureOptimizer):
     """θ ← θ − lr · m, m = momentum · m + (K + damping · I)⁻¹ g, K the K-FAC of the batch's linear layers.
 
-    The closure returns a `cs.Problem` of the batch: factors need the layers, the loss and its terms.
-    Parameters without factors (norms, learned positions) take the step rest · g in the place of the
-    inverse's.
+    The closure returns a `cs.Problem` of the batch: factors need the layers, the loss and its terms. A
+    problem is in eval mode: the loss and its gradient too are those without dropout, and batch norm uses its
+    running statistics and does not learn them. K is of the parameters that are trained here: of a layer whose
+    bias is not, it is that of the weights alone. Parameters without factors (norms, learned positions) take
+    the step rest · g in the place of the inverse's.
 
     From the published algorithm it differs in that factors are those of the last batch they were made of,
     with no running mean; damping is added to K itself and is fixed; the step is not rescaled by the exact
-    Fisher, but bounded as in Ba et al. (2017). The problem is in eval mode: dropout is off.
+    Fisher, but bounded as in Ba et al. (2017).
 
-    Cost of a step: 1 loss, 1 gradient. At every `every`-th step 2 more losses and 1 gradient (kind="mc";
+    Cost of a step: 1 loss, 1 gradient. At every `every`-th step, and where other parameters are trained than
+    in the last one, 2 more losses and 1 gradient (kind="mc";
     "ggn" takes as many backward passes as there are outputs), and an eigendecomposition of both factors of
     each layer, O(m³ + n³). Kept: m² + n² + mn numbers for a layer of m inputs and n outputs, and one vector
     more with momentum.
@@ -53,7 +57,7 @@ class KFACDescent(CurvatureOptimizer):
         seed: Of the targets that "mc" draws.
     """
 
-    _known: Layout | None = None  # found again where it is missing, as in a copy
+    kept = frozenset({MOMENTUM})
 
     def __init__(
         self,
@@ -91,55 +95,62 @@ class KFACDescent(CurvatureOptimizer):
         with torch.enable_grad():
             moved = self._preconditioned(problem, tree)
         steps = [moved[names[id(p)]] for p in objective.parameters]
-        share = self._share(steps, gradient)
-        for p, group, d in zip(objective.parameters, self.trained_groups(), steps, strict=True):
+        groups = self.groups_of(objective.parameters)
+        share = _share(steps, gradient, groups, self.one("max_change"))
+        for p, group, d in zip(objective.parameters, groups, steps, strict=True):
             beta, state, d = float(group["momentum"]), self.state[p], d * share
             if beta:
                 d = state[MOMENTUM] = d + beta * state[MOMENTUM] if MOMENTUM in state else d.clone()
             p.sub_(d * float(group["lr"]))
 
-    def _share(self, steps: list[Tensor], gradient: list[Tensor]) -> float:
-        """The part of the step that keeps lr² dᵀg, twice what K says of the divergence, within the bound."""
-        most = self.one("max_change")
-        if most is None:
-            return 1.0
-        rates = [float(group["lr"]) for group in self.trained_groups()]
-        pairs = zip(rates, steps, gradient, strict=True)
-        size = sum(rate**2 * float((d * g).sum(dtype=torch.float64)) for rate, d, g in pairs)
-        return min(1.0, math.sqrt(most / size)) if size > 0 else 1.0
-
     def _preconditioned(self, problem: Problem, tree: dict[str, Tensor]) -> dict[str, Tensor]:
         """(K + δ I)⁻¹ g by parameter; entries of a parameter that have no factors take the rest's step."""
-        space, layers = self._layout(problem)
-        kept = self.whole(FACTORS)
-        spectra = [_inverse(kept[layer.name], self.one("damping")) for layer in layers]
+        self._refresh(problem, sorted(tree))
+        kept, known = self.whole(FACTORS)["layers"], problem.model.blocks
+        layers = tuple(Layer(*(known.get(name) for name in factors["blocks"])) for factors in kept)
+        blocks = tuple(block for layer in layers for block in layer.blocks)
+        shapes = {block.parameter: tree[block.parameter].shape for block in blocks}
+        space = ParamSpace(blocks, shapes, problem.dtype, problem.device)
+        spectra = [_inverse(factors, self.one("damping")) for factors in kept]
         step = layerwise(spectra, layers, space, space.gather(tree)[:, None])[:, 0]
         rest = {id(p): float(group["rest"]) for group in self.param_groups for p in group["params"]}
         found = {name: g * rest[id(problem.model.parameters[name])] for name, g in tree.items()}
         for block, part in zip(space, space.split(step).values(), strict=True):
-            if block.parameter in found:
-                block.put(part, found[block.parameter])
+            block.put(part, found[block.parameter])
         return found
 
-    def _layout(self, problem: Problem) -> Layout:
-        """The layers and their space; factors are made anew where it is time."""
-        due = self.steps % self.one("every") == 0
-        known = self._known
-        if known is not None and not due and problem.model.parameters.keys() >= set(known[0].parameters):
-            return known
+    def _refresh(self, problem: Problem, names: list[str]) -> None:
+        """Make factors anew where it is time, or where they are of other parameters."""
+        if self.steps % self.one("every") and self.whole(FACTORS).get("parameters") == names:
+            return
+        own = copy.copy(problem)
+        own.choice = Choice(problem.model, [problem.model.parameters[name] for name in names])
         self.count("losses")
-        K = KFAC(problem, kind=self.one("kind"), seed=self.one("seed") + self.steps)
-        if due or any(layer.name not in self.whole(FACTORS) for layer in K.layers):
-            self.put(FACTORS, **{x.name: _plain(s) for x, s in zip(K.layers, K.spectra(), strict=True)})
-            self.count("losses")
-            self.count("gradients")
-        self._known = K.space, K.layers
-        return self._known
+        K = KFAC(own, kind=self.one("kind"), seed=self.one("seed") + self.steps)
+        layers = [_plain(layer, s) for layer, s in zip(K.layers, K.spectra(), strict=True)]
+        self.put(FACTORS, parameters=names, layers=layers)
+        self.count("losses")
+        self.count("gradients")
 
 
-def _plain(spectrum: Spectrum) -> dict[str, Any]:
-    """What is kept of a layer: tensors alone."""
-    return {"rows": spectrum.vectors.rows, "columns": spectrum.vectors.columns, "values": spectrum.values}
+def _share(
+    steps: list[Tensor], gradient: list[Tensor], groups: list[dict[str, Any]], most: float | None
+) -> float:
+    """The part of the step that keeps lr² dᵀg, twice what K says of the divergence, within the bound."""
+    if most is None:
+        return 1.0
+    pairs = zip(groups, steps, gradient, strict=True)
+    size = sum(float(group["lr"]) ** 2 * float((d * g).sum(dtype=torch.float64)) for group, d, g in pairs)
+    return min(1.0, math.sqrt(most / size)) if size > 0 else 1.0
+
+
+def _plain(layer: Layer, spectrum: Spectrum) -> dict[str, Any]:
+    """What is kept of a layer: tensors, and the names of its weights and bias."""
+    names = [None if block is None else block.name for block in (layer.weight, layer.bias)]
+    vectors = spectrum.vectors
+    return {
+        "blocks": names, "rows": vectors.rows, "columns": vectors.columns, "values": spectrum.values,
+    }  # fmt: skip
 
 
 def _inverse(kept: dict[str, Any], damping: float) -> Spectrum:

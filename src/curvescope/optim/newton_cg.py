@@ -11,6 +11,7 @@ from typing import Any, final, get_args
 import torch
 from torch import Tensor
 
+from curvescope.algorithms.sums import norms
 from curvescope.algorithms.systems.trust_region import TrustStep, trust_step
 from curvescope.core.errors import UsageError
 from curvescope.kernels.substitute import PlainAttention
@@ -35,17 +36,21 @@ REGION = "region"
 class NewtonCG(CurvatureOptimizer):
     """θ ← θ + lr · d, d = argmin of gᵀd + ½ dᵀBd over ‖d‖ ≤ Δ, B the Hessian or the GGN.
 
-    The closure is called a second time, without a graph, at the new point. With ρ the fall of the loss over
-    the promised one, the step is taken back where ρ ≤ 1e-4; Δ becomes ‖d‖/4 where ρ < 1/4, and 2Δ where ρ >
-    3/4 and d reached the boundary. Negative curvature is followed to the boundary.
+    The closure is called a second time, without a graph, at the new point: with the random numbers of the
+    first call, so that both have one dropout mask, and batch norm counts one of them. With ρ the fall of the
+    loss over the promised one, the step is taken back where ρ ≤ 1e-4; Δ becomes ‖d‖/4 where ρ < 1/4, and 2Δ
+    where ρ > 3/4 and d reached the boundary. Negative curvature is followed to the boundary. `opt.accepted`
+    and `opt.ratio` say what became of the last step. Several that are taken back one after the other mean
+    that `radius` was far too large, or that the closure is not the same loss when it is called again.
 
-    Cost of a step: 2 losses, 1 gradient, k ≤ max_products products; 7 vectors. All parameters share one
+    Cost of a step: 2 losses, 1 gradient, k ≤ max_products products; 8 vectors. All parameters share one
     region, so there is one parameter group, as in torch.optim.LBFGS.
 
     Args:
         params: Parameters, or one group of them.
         lr: Part of the step that is taken, 1 by default; schedulers may lower it.
-        radius: Δ at first, in the units of the parameters.
+        radius: Δ at first, the most that all parameters together move in the first step; a fine-tuned model
+            moves by less than 1, a random one by more.
         max_radius: The most that Δ grows to.
         curvature: "hessian", exact, or "ggn", whose closure returns (loss, outputs) or a problem.
         max_products: The most conjugate-gradient iterations of a step; None is n.
@@ -74,6 +79,8 @@ class NewtonCG(CurvatureOptimizer):
         }  # fmt: skip
         super().__init__(params, settings)  # pyright: ignore[reportArgumentType]
 
+    kept = frozenset[str]()
+
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """One group: a region and a step are of all parameters together."""
         if self.param_groups:
@@ -85,9 +92,19 @@ class NewtonCG(CurvatureOptimizer):
         """Δ as it is now."""
         return float(self.whole(REGION).get("radius", self.one("radius")))
 
+    @property
+    def ratio(self) -> float | None:
+        """ρ of the last step, −inf where the loss was not finite; None before the first."""
+        return self.whole(REGION).get("ratio")
+
+    @property
+    def accepted(self) -> bool | None:
+        """Whether the last step was taken; None before the first."""
+        return None if self.ratio is None else self.ratio > ACCEPT
+
     def _move(self, objective: Objective, closure: Closure) -> None:
         g = flatten(objective.gradient(curved=True))
-        size = float(g.norm())
+        size = float(norms(g))
         tolerance = self.one("tolerance")
         found = trust_step(
             StepCurvature(objective, self.one("curvature")),

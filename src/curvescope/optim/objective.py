@@ -8,23 +8,32 @@ With L(θ) the loss that a closure returned, z the outputs it was made of and J 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
-from typing import Literal, NamedTuple, final
+from typing import Any, Literal, NamedTuple, final
 
 import torch
 from torch import Tensor
-from torch.autograd import grad
 
 from curvescope.core.errors import CurvescopeError, UsageError
+from curvescope.core.graph import leaves_of
 from curvescope.core.operator import LinearOperator
+from curvescope.engines.passes import refuse_once_differentiable
 from curvescope.problem import Problem
 
 Curvature = Literal["hessian", "ggn"]
-Made = Tensor | tuple[Tensor, Tensor] | Problem
+Made = Tensor | tuple[Tensor, Tensor] | Mapping[str, Any] | Problem | Any
 Closure = Callable[[], Made]
-"""What `step` is given: it returns the loss with its graph; (loss, outputs); or a `cs.Problem`."""
-FREED = "through the graph a second time"  # of PyTorch's message
+"""What `step` is given: it returns the loss with its graph; (loss, outputs); what has it as `.loss` or under
+"loss", as outputs of Hugging Face's models do; or a `cs.Problem`."""
+SAID = {  # in PyTorch's message: what it means here, and what to do
+    "through the graph a second time": (
+        "the graph of the loss is gone", "leave loss.backward() out of the closure",
+    ),
+    "does not currently support double backward": (
+        "a compiled module has no second derivative", "call the module itself in the closure: net._orig_mod",
+    ),
+}  # fmt: skip
 
 
 class Parts(NamedTuple):
@@ -39,11 +48,13 @@ def parts_of(made: Made) -> Parts:
     """The loss of what a closure returned, one real number."""
     if isinstance(made, Problem):
         return _of_problem(made)
-    loss, outputs = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
+    loss, outputs = made if type(made) is tuple and len(made) == 2 else (made, None)
+    if not isinstance(loss, Tensor):
+        loss = loss.get("loss") if isinstance(loss, Mapping) else getattr(loss, "loss", loss)
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         raise UsageError(
-            "expected a closure that returns the loss as a tensor of one number, (loss, outputs), or a "
-            f"cs.Problem, got {_words(loss)}"
+            "expected a closure that returns the loss as a tensor of one number, (loss, outputs), what has a "
+            f"loss, or a cs.Problem, got {_words(made if loss is None else loss)}"
         )
     return Parts(loss.reshape(()), [] if outputs is None else [outputs], None)
 
@@ -65,15 +76,17 @@ def _words(made: object) -> str:
 class Objective:
     """A loss at the parameters of a step. Vectors are lists of tensors, one for each parameter.
 
+    `parameters` are those of the optimiser that are in the graph of the loss.
+
     Args:
         made: What the closure returned.
-        parameters: Those that the optimiser moves.
+        parameters: Those that the optimiser trains.
         count: Called with "gradients", "products" or "block_products" whenever one is taken.
     """
 
     def __init__(self, made: Made, parameters: Sequence[Tensor], count: Callable[[str], None]):
         self.loss, self.outputs, self.problem = parts_of(made)
-        self.parameters, self._count = list(parameters), count
+        self._count = count
         if not self.loss.requires_grad:
             raise UsageError(
                 "the loss has no graph",
@@ -83,25 +96,20 @@ class Objective:
             raise CurvescopeError(
                 f"the loss is {float(self.loss.detach())}", hint="use a smaller lr, or look at the data"
             )
+        used = {id(leaf) for leaf in leaves_of(self.loss)} | {id(self.loss)}  # it may be a parameter itself
+        self.parameters = [p for p in parameters if id(p) in used]
+        if not self.parameters:
+            raise UsageError("the loss depends on none of the optimiser's parameters")
+        _refuse_hooks(self.parameters)
         self._gradient: list[Tensor] = []
         self._along: tuple[list[Tensor], list[Tensor], list[Tensor]] | None = None
 
     def gradient(self, *, curved: bool) -> list[Tensor]:
         """∇L; `curved` keeps its graph, for products and further gradients."""
         self._count("gradients")
-        try:
-            found = grad(
-                self.loss, self.parameters, create_graph=curved, retain_graph=curved, allow_unused=True
-            )
-        except RuntimeError as error:
-            if FREED not in str(error):
-                raise
-            raise UsageError(
-                "the graph of the loss is gone", hint="leave loss.backward() out of the closure"
-            ) from error
-        if all(g is None for g in found):
-            raise UsageError("the loss depends on none of the optimiser's parameters")
-        self._gradient = _filled(found, self.parameters)
+        if curved:
+            refuse_once_differentiable(self.loss)
+        self._gradient = _grad([self.loss], self.parameters, create_graph=curved, retain_graph=curved)
         return [g.detach() for g in self._gradient]
 
     def product(self, v: Sequence[Tensor], curvature: Curvature = "hessian") -> list[Tensor]:
@@ -117,7 +125,7 @@ class Objective:
     def drawn_gradient(self, loss: Tensor) -> list[Tensor]:
         """The gradient of another loss of the same outputs."""
         self._count("gradients")
-        return _filled(grad(loss, self.parameters, retain_graph=True, allow_unused=True), self.parameters)
+        return _grad([loss], self.parameters)
 
     def _hessian(self, v: Sequence[Tensor], at: Sequence[int]) -> list[Tensor]:
         parameters = [self.parameters[i] for i in at]
@@ -125,7 +133,7 @@ class Objective:
         if not bent:
             return [torch.zeros_like(p) for p in parameters]
         ends, directions = zip(*bent, strict=True)
-        return _filled(grad(ends, parameters, directions, retain_graph=True, allow_unused=True), parameters)
+        return _grad(ends, parameters, directions)
 
     def _ggn(self, v: Sequence[Tensor]) -> list[Tensor]:
         if not self.outputs:
@@ -133,23 +141,19 @@ class Objective:
                 "a Gauss-Newton product needs the outputs", hint="return (loss, outputs), or a cs.Problem"
             )
         if self._along is None:
-            slope = _filled(grad(self.loss, self.outputs, create_graph=True), self.outputs)
+            slope = _grad([self.loss], self.outputs, create_graph=True)
             u = [torch.zeros_like(z, requires_grad=True) for z in self.outputs]
-            pulled = grad(self.outputs, self.parameters, u, create_graph=True, allow_unused=True)
-            self._along = slope, u, _filled(pulled, self.parameters)
+            self._along = slope, u, _grad(self.outputs, self.parameters, u, create_graph=True)
         slope, u, pulled = self._along
         moved = [(p, d) for p, d in zip(pulled, v, strict=True) if p.requires_grad]
         ends, directions = zip(*moved, strict=True)
-        Jv = _filled(grad(ends, u, directions, retain_graph=True, allow_unused=True), u)
+        Jv = _grad(ends, u, directions)
         bent = [(s, t) for s, t in zip(slope, Jv, strict=True) if s.requires_grad]
         if not bent:
             return [torch.zeros_like(p) for p in self.parameters]
         ends, directions = zip(*bent, strict=True)
-        HJv = _filled(
-            grad(ends, self.outputs, directions, retain_graph=True, allow_unused=True), self.outputs
-        )
-        found = grad(self.outputs, self.parameters, HJv, retain_graph=True, allow_unused=True)
-        return _filled(found, self.parameters)
+        HJv = _grad(ends, self.outputs, directions)
+        return _grad(self.outputs, self.parameters, HJv)
 
 
 @final
@@ -187,6 +191,32 @@ def unflatten(v: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
     return [v[i:j].reshape(t.shape) for (i, j), t in zip(pairwise(ends), like, strict=True)]
 
 
-def _filled(found: Sequence[Tensor | None], like: Sequence[Tensor]) -> list[Tensor]:
-    """Zeros where autograd found no way."""
-    return [torch.zeros_like(p) if g is None else g for g, p in zip(found, like, strict=True)]
+def _grad(
+    ends: Sequence[Tensor],
+    to: Sequence[Tensor],
+    weights: Sequence[Tensor] | None = None,
+    *,
+    create_graph: bool = False,
+    retain_graph: bool = True,
+) -> list[Tensor]:
+    """∂(Σ weights · ends)/∂to, zero where autograd finds no way."""
+    options = {"create_graph": create_graph, "retain_graph": retain_graph, "allow_unused": True}
+    try:
+        found = torch.autograd.grad(ends, to, weights, **options)
+    except RuntimeError as error:
+        meant = next((words for text, words in SAID.items() if text in str(error)), None)
+        if meant is None:
+            raise
+        raise UsageError(meant[0], hint=meant[1]) from error
+    return [torch.zeros_like(p) if g is None else g for g, p in zip(found, to, strict=True)]
+
+
+def _refuse_hooks(parameters: Sequence[Tensor]) -> None:
+    """A hook on a gradient, one that clips it say, would make products with no matrix, or be passed over."""
+    for p in parameters:
+        if p._backward_hooks or getattr(p, "_post_accumulate_grad_hooks", None):
+            raise UsageError(
+                f"a parameter of shape {tuple(p.shape)} has a hook on its gradient, which would change "
+                "curvature too",
+                hint="remove it; a smaller lr, or a smaller loss, does what clipping is for",
+            )

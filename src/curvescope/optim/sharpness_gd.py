@@ -7,14 +7,15 @@ loss; it is stable for c < 2. Networks trained at a fixed η find λ_max ≈ 2/�
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import final
 
+import torch
 from torch import Tensor
 
-from curvescope.core.errors import CurvescopeError, UsageError
-from curvescope.core.seeds import probes
+from curvescope.core.errors import CurvescopeError
 from curvescope.optim.base import CurvatureOptimizer, Params, check_settings
-from curvescope.optim.following import follow
+from curvescope.optim.following import check_counts, fresh_vector, pursue
 from curvescope.optim.objective import Closure, Objective, StepCurvature, flatten, unflatten
 
 SHARPNESS, TOP = "sharpness", "top"
@@ -24,20 +25,23 @@ SHARPNESS, TOP = "sharpness", "top"
 class SharpnessGD(CurvatureOptimizer):
     """θ ← θ − (lr / |λ|) g, λ the eigenvalue of the Hessian of largest magnitude.
 
-    λ comes from a few Lanczos steps on the batch's loss, from a random vector at first and then from the
-    eigenvector found last. It is a Ritz value, at most the true |λ|; `opt.sharpness` is the one of now.
+    λ comes from a few products with the batch's Hessian, in a space of the direction found last, the gradient
+    and a random vector (`optim.following`). It is at most the true |λ|; `opt.sharpness` is the one of now.
 
     Cost of a step: 1 loss, 1 gradient, and at every `every`-th step `num_products` products, `first_products`
-    at the first; as many vectors, and one that is kept. Groups may have an lr each.
+    at the first; where |λ| falls to less than 0.7 of the last, `first_products` more. Twice as many vectors
+    while they are taken, and one that is kept. Groups may have an lr each.
 
     Args:
         params: Parameters or groups.
         lr: c, of which 2 is the bound on a quadratic.
         every: Steps from one λ to the next.
-        num_products: For one λ.
-        first_products: For the first, which begins at random.
-        seed: Of the random vector.
+        num_products: For one λ, at least 2.
+        first_products: For the first, which knows no direction.
+        seed: Of the random vectors.
     """
+
+    kept = frozenset({TOP})
 
     def __init__(
         self,
@@ -50,8 +54,7 @@ class SharpnessGD(CurvatureOptimizer):
         seed: int = 0,
     ):
         check_settings(at_least={"lr": lr})
-        if min(every, num_products, first_products) < 1:
-            raise UsageError("expected every, num_products and first_products of at least 1")
+        check_counts(every, num_products, first_products)
         settings = {
             "lr": lr, "every": every, "num_products": num_products,
             "first_products": first_products, "seed": seed,
@@ -67,25 +70,31 @@ class SharpnessGD(CurvatureOptimizer):
         curved = self.steps % self.one("every") == 0 or self.sharpness is None
         g = objective.gradient(curved=curved)
         if curved:
-            self._measure(objective)
+            self._measure(objective, flatten(g))
         assert self.sharpness is not None
-        for p, group, slope in zip(objective.parameters, self.trained_groups(), g, strict=True):
+        groups = self.groups_of(objective.parameters)
+        for p, group, slope in zip(objective.parameters, groups, g, strict=True):
             p.sub_(slope * (float(group["lr"]) / self.sharpness))
 
-    def _measure(self, objective: Objective) -> None:
-        parameters = objective.parameters
-        op = StepCurvature(objective)
-        begun = self.sharpness is not None and all(TOP in self.state[p] for p in parameters)
-        start = flatten([self.state[p][TOP] for p in parameters]) if begun else self._random(op)
-        value, top = follow(op, start, self.one("num_products" if begun else "first_products"))
+    def _measure(self, objective: Objective, g: Tensor) -> None:
+        parameters, last = objective.parameters, self.sharpness
+        value, top = pursue(
+            StepCurvature(objective),
+            None if last is None else self._known(parameters),
+            fresh_vector(g, seed=self.one("seed"), draw=self.steps),
+            last=last or 0.0,
+            num_products=self.one("num_products"),
+            first_products=self.one("first_products"),
+        )
         if not value:
             raise CurvescopeError(
                 "the loss has no curvature here, which a rate could be taken from", hint="use torch.optim.SGD"
             )
         for p, part in zip(parameters, unflatten(top, parameters), strict=True):
             self.state[p][TOP] = part.clone()
-        self.put(SHARPNESS, value=abs(value))
+        self.put(SHARPNESS, value=value)
 
-    def _random(self, op: StepCurvature) -> Tensor:
-        drawn = probes(op.shape[0], 1, seed=self.one("seed"), kind="gaussian", dtype=op.dtype)
-        return drawn[:, 0].to(op.device)
+    def _known(self, parameters: Sequence[Tensor]) -> Tensor | None:
+        """The direction found last, zero in parameters that were not there; None if it is zero in all."""
+        found = flatten([self.state[p].get(TOP, torch.zeros_like(p)) for p in parameters])
+        return found if bool(found.any()) else None

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from curvescope.algorithms.checks import check_count, check_symmetric
+from curvescope.algorithms.sums import gram
 from curvescope.algorithms.vectors import check_finite
 from curvescope.core.errors import ShapeError, UsageError
 from curvescope.core.operator import LinearOperator
@@ -47,7 +48,7 @@ def trust_step(
     tolerance: float = 1e-6,
     num_products: int | None = None,
 ) -> TrustStep:
-    """Steihaug's conjugate gradients; one product for every iteration, five vectors in memory.
+    """Steihaug's conjugate gradients; one product for every iteration, six vectors in memory.
 
     Args:
         op: B, symmetric.
@@ -62,26 +63,30 @@ def trust_step(
     if not radius > 0:
         raise UsageError(f"expected a radius above 0, got {radius!r}")
     limit = check_count("num_products", op.shape[0] if num_products is None else num_products, at_least=1)
-    d, r, p, norm = torch.zeros_like(gradient), gradient.clone(), -gradient, _norm(gradient)
-    goal = tolerance * norm
-    for k in range(limit if norm else 0):
+    norm = _norm(gradient)
+    if not norm:
+        return TrustStep(torch.zeros_like(gradient), 0.0, 0.0, 0, "converged")
+    g = gradient / norm  # r and p are in units of ‖g‖, so that no product leaves the range of numbers
+    d, r, p = torch.zeros_like(g), g.clone(), -g
+    for k in range(limit):
         Bp = op @ p
         bent, square = _dot(p, Bp), _dot(r, r)
         check_finite(bent, square)
         ahead = square / bent if bent > 0 else math.inf
-        edge = to_boundary(d, p, radius)
+        edge = to_boundary(d, p, radius) / norm
         if ahead >= edge:
             if math.isinf(edge):
                 raise UsageError(
-                    f"the quadratic falls without end: pᵀBp = {bent:.3g}", hint="give a finite radius"
+                    f"the quadratic falls without end: pᵀBp = {bent * norm**2:.3g}",
+                    hint="give a finite radius",
                 )
-            d, r = d + edge * p, r + edge * Bp
-            return _found(gradient, d, r, k + 1, "boundary" if bent > 0 else "negative curvature")
-        d, r = d + ahead * p, r + ahead * Bp
-        if _norm(r) <= goal:
-            return _found(gradient, d, r, k + 1, "converged")
+            d, r = d + edge * norm * p, r + edge * Bp
+            return _found(norm, g, d, r, k + 1, "boundary" if bent > 0 else "negative curvature")
+        d, r = d + ahead * norm * p, r + ahead * Bp
+        if _norm(r) <= tolerance:
+            return _found(norm, g, d, r, k + 1, "converged")
         p = p * (_dot(r, r) / square) - r
-    return _found(gradient, d, r, limit if norm else 0, "limit" if norm else "converged")
+    return _found(norm, g, d, r, limit, "limit")
 
 
 def to_boundary(d: Tensor, p: Tensor, radius: float) -> float:
@@ -93,14 +98,15 @@ def to_boundary(d: Tensor, p: Tensor, radius: float) -> float:
     return -c / (b + root) if b > 0 else (root - b) / a  # the form that does not cancel
 
 
-def _found(g: Tensor, d: Tensor, r: Tensor, count: int, end: End) -> TrustStep:
-    """With r = g + Bd: q(d) = ½ (g + r)ᵀd, dᵀBd = (r − g)ᵀd."""
-    along, rest = _dot(g, d), _dot(r, d)
+def _found(norm: float, g: Tensor, d: Tensor, r: Tensor, count: int, end: End) -> TrustStep:
+    """With r = g + Bd in units of the norm: q(d) = ½ (g + r)ᵀd, dᵀBd = (r − g)ᵀd."""
+    along, rest = norm * _dot(g, d), norm * _dot(r, d)
     return TrustStep(d, (along + rest) / 2, rest - along, count, end)
 
 
 def _dot(a: Tensor, b: Tensor) -> float:
-    return float((a * b).sum(dtype=torch.float64))
+    """aᵀb in float64: products of float32 entries leave its range beyond 1e±19."""
+    return float(gram(a[None], b[None])[0, 0])
 
 
 def _norm(a: Tensor) -> float:

@@ -41,7 +41,7 @@ def _sharpness(params: Iterable[Tensor], lr: float) -> torch.optim.Optimizer:
 
 def _block(params: Iterable[Tensor], lr: float) -> torch.optim.Optimizer:
     return optim.BlockSGD(
-        params, lr, momentum=0.9, every=5, num_products=1, first_products=3, measure="together"
+        params, lr, momentum=0.9, every=10, num_products=2, first_products=3, measure="together"
     )
 
 
@@ -63,7 +63,7 @@ CONTENDERS: dict[str, Contender] = {
     "newton_cg": Contender(_newton, "trust region, at most 10 products of the Hessian a step"),
     "sharpness_gd": Contender(_sharpness, "η = lr/λ_max, λ_max by 2 products at every 5th step"),
     "block_sgd": Contender(
-        _block, "η = lr/λ of each tensor, momentum 0.9, all λ by one product at every 5th step"
+        _block, "η = lr/λ of each tensor, momentum 0.9, all λ by two products at every 10th step"
     ),
     "hutchinson_adam": Contender(_hutchinson, "after AdaHessian: one product a step"),
     "clipped_newton": Contender(_clipped, "after Sophia-G: drawn targets at every 10th step"),
