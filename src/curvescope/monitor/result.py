@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from curvescope.runs.shown import Line, Shown
+from curvescope.viz.interactive import Scene
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -71,3 +72,9 @@ class Monitored(Shown):
         from curvescope.monitor import figures
 
         return figures.draw(self)
+
+    def scenes(self) -> dict[str, Scene]:
+        """Scenes by name, with switches."""
+        from curvescope.monitor import figures
+
+        return figures.scenes(self)

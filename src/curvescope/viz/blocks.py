@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from curvescope.viz.style import PALETTE
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-PALETTE = ("#1b6ca8", "#c8553d", "#2f9e6e", "#8d5fa8", "#b8860b")
 LABEL = 8.0  # points
 NOTHING = 1e-200  # a logarithmic axis whose largest value is below this has nothing to show, and overflows
 Interval = tuple[np.ndarray, np.ndarray, np.ndarray]  # values and the ends of their intervals
