@@ -9,7 +9,7 @@ import numpy as np
 from curvescope.viz.history import line, panels, positive, step_map
 from curvescope.viz.interactive import Scene
 from curvescope.viz.scenes import Cell, Curve, curves, grid_map, said, switched
-from curvescope.viz.scenes.parts import axis
+from curvescope.viz.scenes.parts import axis, log_axis
 from curvescope.viz.style import GREY, LOOKS, PALETTE, Look
 
 if TYPE_CHECKING:
@@ -139,8 +139,8 @@ def _course(result: Monitored, quantity: str) -> Scene:
                 _curve("ceiling of the learning rate", h["step"], ceiling, np.nan * ceiling, CEILING)
             )
     values = np.concatenate([curve.y for curve in found])
-    log = bool(values.size) and values.min() > 0 and values.max() > 10 * values.min()
-    return curves(found, x=axis("step"), y=axis(quantity, type="log" if log else "linear"))
+    far = values.max() > 10 * values.min() > 0
+    return curves(found, x=axis("step"), y=log_axis(quantity, values) if far else axis(quantity))
 
 
 def _curve(name: str, steps: np.ndarray, values: np.ndarray, errors: np.ndarray, look: Look) -> Curve:

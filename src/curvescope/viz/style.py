@@ -66,10 +66,8 @@ def line(name: str) -> dict[str, Any]:
 
 def settings() -> dict[str, Any]:
     """matplotlib's settings of our figures, as in a style file."""
-    from cycler import cycler
-
     return {
-        "axes.prop_cycle": cycler(color=PALETTE, linestyle=DASHES),
+        "axes.prop_cycle": f"cycler(color={list(PALETTE)}, linestyle={list(DASHES)})",
         "axes.spines.top": False,
         "axes.spines.right": False,
         "axes.titlelocation": "left",

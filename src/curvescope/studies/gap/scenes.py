@@ -10,7 +10,7 @@ from curvescope.studies.gap.pair import Number
 from curvescope.viz.interactive import Scene
 from curvescope.viz.scenes import Cell, Curve, curves, grid_map, said, switched
 from curvescope.viz.scenes.curves import over
-from curvescope.viz.scenes.parts import axis
+from curvescope.viz.scenes.parts import axis, log_axis
 from curvescope.viz.style import GREY, LOOKS, Look
 
 if TYPE_CHECKING:
@@ -22,7 +22,9 @@ MISSED = "λ_max missed by the GGN"
 
 def scenes(result: Gap) -> dict[str, Scene]:
     """Over the checkpoints, and block by block."""
-    over_training = switched({"quantity": [SHARE, TOP, DISTANCE]}, lambda chosen: _course(result, chosen))
+    measured = any(result.pair(name).distance is not None for name in result.checkpoints)
+    choices = [SHARE, TOP, *([DISTANCE] if measured else [])]
+    over_training = switched({"quantity": choices}, lambda chosen: _course(result, chosen))
     blocks = switched({"quantity": [MISSED, SHARE]}, lambda chosen: _blocks(result, chosen))
     return {"over_training": over_training, "blocks": blocks}
 
@@ -40,8 +42,7 @@ def _course(result: Gap, quantity: str) -> Scene:
             _curve(title, [pair.top(part) for pair in pairs], result, LOOKS[part])
             for part, title in (("hessian", "Hessian"), ("ggn", "GGN"))
         ]
-        positive = all((curve.y > 0).all() for curve in found)
-        y = axis("λ_max of the whole model", type="log" if positive else "linear")
+        y = log_axis("λ_max of the whole model", [curve.y for curve in found])
     else:
         grey = Look(GREY, ":", "D")
         found = [

@@ -12,7 +12,7 @@ from curvescope.studies.propagation.shares import HESSIAN, OUTER
 from curvescope.viz.interactive import Scene
 from curvescope.viz.scenes import Curve, curves, said, switched
 from curvescope.viz.scenes.curves import over
-from curvescope.viz.scenes.parts import SignedLog, axis
+from curvescope.viz.scenes.parts import SignedLog, axis, log_axis
 from curvescope.viz.style import GREY, Look
 
 if TYPE_CHECKING:
@@ -48,7 +48,8 @@ def _by_layer(result: Propagation, quantity: str) -> Scene:
     """A curve for every kind of source; H, the GGN and what is in no layer stand behind the last layer."""
     inside = {name: match for name in result.sources if (match := LAYER.fullmatch(name))}
     layers = sorted({int(match[1]) for match in inside.values()})
-    behind = [HESSIAN, OUTER, *(name for name in result.sources if name not in inside)]
+    whole = [OUTER] if quantity == "share" else [HESSIAN, OUTER]
+    behind = [*whole, *(name for name in result.sources if name not in inside)]
     places = [*(f"L{layer}" for layer in layers), *behind]
     groups = {
         kind: {name: layers.index(int(m[1])) for name, m in inside.items() if m[2] == kind}
@@ -58,7 +59,7 @@ def _by_layer(result: Propagation, quantity: str) -> Scene:
     rest = {name: len(layers) + i for i, name in enumerate(behind)}
     found.append(_curve(result, quantity, "all layers, or none", rest, apart=True))
     if quantity == "norm":
-        y = axis(QUANTITIES[quantity], type="log")
+        y = log_axis(QUANTITIES[quantity], np.concatenate([curve.y for curve in found]))
     elif quantity == "share":
         y = axis(QUANTITIES[quantity], zeroline=True)
     else:

@@ -79,6 +79,16 @@ def axis(title: str, **more: Any) -> dict[str, Any]:
     return {**found, "showline": True, "exponentformat": "power", **more}
 
 
+def log_axis(title: str, values: ArrayLike) -> dict[str, Any]:
+    """A logarithmic axis for these values, with ticks that do not touch; linear where one is not positive."""
+    found = np.asarray(values, dtype=float)
+    found = found[np.isfinite(found)]
+    if not found.size or found.min() <= 0:
+        return axis(title)
+    decades = math.log10(found.max() / found.min())
+    return axis(title, type="log", dtick="D2" if decades < 2.5 else max(1, round(decades / 6)))
+
+
 def named(names: Sequence[str], *, most: int, title: str = "", **more: Any) -> dict[str, Any]:
     """An axis with a name at 0, 1, 2, …; of more than `most` every second, third, … is written."""
     step = max(1, math.ceil(len(names) / most))
