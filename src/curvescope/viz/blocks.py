@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from curvescope.viz.style import PALETTE
+from curvescope.viz.style import MARKS, PALETTE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -68,7 +68,13 @@ def bars(
     for i, (name, (values, low, high)) in enumerate(series.items()):
         shift = 0.18 * (i - (len(series) - 1) / 2)
         errors = np.nan_to_num(np.maximum([values - low, high - values], 0.0))
-        style = {"fmt": "o", "ms": 3.5, "lw": 1, "color": PALETTE[i % len(PALETTE)], "label": name}
+        style = {
+            "fmt": MARKS[i % len(MARKS)],
+            "ms": 3.5,
+            "lw": 1,
+            "color": PALETTE[i % len(PALETTE)],
+            "label": name,
+        }
         ax.errorbar(x + shift, values, yerr=errors, **style)
     top = max((float(np.abs(values).max(initial=0.0)) for values, *_ in series.values()), default=0.0)
     if log and top > NOTHING:
