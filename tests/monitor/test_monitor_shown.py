@@ -12,6 +12,7 @@ from curvescope.monitor import Monitored
 from curvescope.report import write_page
 from curvescope.runs.listing import list_runs
 from curvescope.studies import folder
+from scenes import checked
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +43,10 @@ def test_everything_that_is_shown_has_words(finished):
     result = finished[1].result()
     named = {*result.figures(), *result.tables()}
     assert named <= set(result.captions())
+    course = checked(result)["course"]["variants"]["λ_max"]["data"]
+    line = next(one for one in course if one["name"] == "λ_max")
+    known = result.history["lambda_max"]
+    np.testing.assert_allclose(line["y"], known[np.isfinite(known)], rtol=1e-5)
     labels = [label for label, _, _ in result.summary()]
     assert labels[0] == "measurements"
     assert "λ_max" in labels
@@ -75,3 +80,4 @@ def test_nothing_measured_can_be_shown(tmp_path):
     result = folder.load(tmp_path / "run")[1]
     assert result.summary() == [("measurements", "0", "nothing was measured")]
     assert result.figures() == {}
+    assert result.scenes() == {}

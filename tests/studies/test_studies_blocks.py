@@ -18,6 +18,7 @@ from curvescope.studies import blocks, folder
 from curvescope.studies.blocks import study
 from curvescope.studies.setting import make_problem
 from drawings import unrendered
+from scenes import cells, checked
 
 TOML = """
 n_layers = 1
@@ -287,6 +288,15 @@ def test_a_stopped_run_goes_on_and_ends_with_the_same_numbers(settings, tmp_path
     drawn = {p.stem for p in (path / "figures").glob("*.png")}
     assert drawn == {"traces", "norms", "extremes", "densities", "heterogeneity"}
     assert set(result.tables()) | drawn <= set(result.captions())
+    scenes = checked(result)
+    assert set(scenes) == {"block_map", "densities", "heterogeneity"}
+    part = result.parts["functional"]
+    chosen = scenes["heterogeneity"].get("variants", {}).get("functional", scenes["heterogeneity"])
+    (heat,) = chosen["data"]
+    np.testing.assert_allclose(heat["z"], part.heterogeneity.divergence, rtol=1e-5)
+    for name, z in cells(scenes["block_map"], "functional|norm"):
+        if name in part.norms and z is not None:
+            assert z == pytest.approx(math.log10(part.norms[name].norm), rel=1e-5, abs=1e-6)
     page = write_page([path], tmp_path / "page.html").read_text(encoding="utf-8")
     assert "every layer × role block" in page
     assert page.count("<img ") == 5

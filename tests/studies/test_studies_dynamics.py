@@ -27,6 +27,7 @@ from curvescope.studies.dynamics.grokking import change, phases
 from curvescope.studies.dynamics.networks import problem_of
 from curvescope.studies.dynamics.sequence import find_points
 from curvescope.studies.dynamics.spikes import alarms, false_alarms, onset, warned
+from scenes import checked
 
 READS_PAIRS = {"d_model": 2, "n_heads": 1, "d_ff": 3, "n_ctx": 3, "vocab_size": 24}
 SHORT = dynamics.Config(experiments=("edge",), steps=2, every=2, num_sequences=4, num_probes=2)
@@ -261,6 +262,8 @@ def test_a_folder_of_checkpoints_is_a_sequence(folder: Path):
     assert blocks == ["L0.W_V"]
     assert values.shape == (1, 2)
     assert {*result.tables(), *result.figures()} <= set(result.captions())
+    (line,) = checked(result)["over_checkpoints"]["variants"]["λ_min"]["data"]
+    np.testing.assert_allclose(line["y"], sequence.column("lambda_min"), rtol=1e-5)
     assert result.claims() == []
 
 

@@ -16,6 +16,7 @@ from curvescope.studies.checkpoints import checkpoint_names, load_checkpoints
 from curvescope.studies.gap.pair import ALL
 from curvescope.studies.gap.study import chosen_blocks
 from curvescope.studies.gap.targets import measure_draws, with_targets
+from scenes import checked
 
 WRITTEN = gap.Config(max_exact=500, num_draws=4, num_density_probes=2, blocks=("L*.W_V",))
 QUICK = gap.Config(
@@ -134,6 +135,10 @@ def test_tables_words_and_figures_are_complete(written: gap.Gap):
     assert list(tables["training"]["checkpoint"]) == ["one", "other"]
     assert len(tables["targets"]) == 4
     assert set(written.captions()) == {*tables, *written.figures()}
+    pairs = [written.pair(name) for name in written.checkpoints]
+    for i, part in enumerate(("hessian", "ggn")):
+        drawn = checked(written)["over_training"]["variants"]["λ_max"]["data"][i]["y"]
+        np.testing.assert_allclose(drawn, [pair.top(part).value for pair in pairs], rtol=1e-5)
     assert ("note", "", "a note") in written.summary()
 
 

@@ -27,6 +27,7 @@ from curvescope.studies import trajectory as trajectory_study
 from curvescope.studies.trajectory import figures
 from drawings import sketched, unrendered
 from saved_models import save_family
+from scenes import checked
 from selection import pairs
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -145,6 +146,10 @@ def test_a_model_without_biases_says_so_and_lists_no_preferred_tokens(model_fold
     assert not {"|k₀|", "bias share"} & set(tables["heads"].columns)
     assert "bias" not in found.captions()["scores"]
     assert len(found.figures()["scores"].axes) == 3 * 2  # each with its colour bar
+    scores = checked(found)["scores"]["variants"]
+    assert list(scores) == ["QK rank", "VO rank", "copying"]
+    copying = [layer.copying for layer in found.layers]
+    np.testing.assert_allclose(scores["copying"]["data"][0]["z"], copying, rtol=1e-5)
 
 
 def test_rounding_is_no_headline(done):

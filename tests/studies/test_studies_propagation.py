@@ -13,6 +13,7 @@ import oracles
 from curvescope.report.glossary import used_in
 from curvescope.studies import find, propagation
 from curvescope.studies.propagation.study import layer_slices
+from scenes import checked
 
 
 def problem(**settings: object) -> cs.Problem:
@@ -89,6 +90,12 @@ def test_tables_have_the_promised_columns(case: cs.Problem):
     assert {"layer", "source", "trace", "trace_stderr", "frobenius", "lambda_max", "lambda_min"} <= set(table)
     assert list(table["layer"]) == ["–", "–", *4 * ["L0"], "–", "–"]
     assert set(result.captions()) >= {*result.tables(), *result.figures()}
+    traces = checked(result)["by_layer"]["variants"]["share"]["data"]
+    shown = {
+        text.split("</b>")[0][3:]: y for one in traces for text, y in zip(one["text"], one["y"], strict=True)
+    }
+    for name in result.sources:
+        assert shown[name] == pytest.approx(result.shares.share(name).value, rel=1e-5, abs=1e-12)
     assert ("note", "", "a note") in result.summary()
 
 

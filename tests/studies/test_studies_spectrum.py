@@ -12,6 +12,7 @@ from curvescope.studies import folder, spectrum
 from curvescope.studies.setting import make_problem
 from curvescope.studies.spectrum import study
 from drawings import sketched
+from scenes import checked
 
 TOML = """
 n_layers = 1
@@ -73,6 +74,17 @@ def test_a_run_folder_is_complete_and_reads_back(settings, tmp_path):
     config, again = folder.load(path)
     assert config["study"] == "spectrum"
     assert again.loss == result.loss
+    scenes = checked(again)
+    lines = scenes["density"]["variants"]["density|linear"]["data"]
+    own = again.parts["hessian"].density
+    (drawn,) = [one for one in lines if one["name"] == "Hessian"]
+    assert set(scenes) == {"density", "block_map", "block_maps"}
+    np.testing.assert_allclose(drawn["x"], own.grid[:: max(1, len(own.grid) // 256)], rtol=1e-5)
+    heat = scenes["block_maps"]["variants"]["GGN"]["data"][0]["z"]
+    m = again.parts["ggn"].map
+    rms = m.frobenius / np.sqrt(np.outer(m.sizes, m.sizes))
+    found = np.array(heat, dtype=float)
+    np.testing.assert_allclose(found[rms > 0], np.log10(rms[rms > 0]), rtol=1e-5, atol=1e-6)
     np.testing.assert_array_equal(again.parts["ggn"].density.density, result.parts["ggn"].density.density)
     json.loads((path / "env.json").read_text(encoding="utf-8"))
 

@@ -16,6 +16,7 @@ from curvescope.core.result import Result
 from curvescope.studies import taylor
 from curvescope.studies.setting import make_problem
 from curvescope.studies.taylor import descent
+from scenes import checked
 
 TOML = """
 n_layers = 1
@@ -122,7 +123,13 @@ def test_it_is_shown(measured, tmp_path):
     found, *_ = measured
     again = Result.load(found.save(tmp_path))
     figures, tables = again.figures(), again.tables()
-    assert set(again.captions()) == set(figures) | set(tables)
+    scenes = checked(again)
+    assert set(again.captions()) == {*figures, *tables, *scenes}
+    line = again.lines["gradient"]
+    (loss, *_) = scenes["slices"]["variants"]["gradient"]["data"]
+    np.testing.assert_allclose(loss["y"], line.loss, rtol=1e-5)
+    (plane, _) = scenes["plane"]["data"]
+    np.testing.assert_allclose(plane["z"], again.plane.loss.T, rtol=1e-5)
     assert {"reach", "plane", "trajectories", "critical", "line_gradient", "line_adam_update"} <= set(figures)
     assert len(tables["radii"]) == 4 * 2 * 2
     assert len(tables["ceiling"]) == 6

@@ -1,4 +1,4 @@
-"""The figures of what a monitor has seen: from its arrays, nothing computed but ratios."""
+"""The figures and scenes of what a monitor has seen: from its arrays, nothing computed but ratios."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from curvescope.viz.blocks import PALETTE
 from curvescope.viz.history import line, panels, positive, step_map
+from curvescope.viz.interactive import Scene
+from curvescope.viz.scenes import Cell, Curve, curves, grid_map, said, switched
+from curvescope.viz.scenes.parts import axis, log_axis
+from curvescope.viz.style import GREY, LOOKS, PALETTE, Look
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -15,6 +18,15 @@ if TYPE_CHECKING:
     from curvescope.monitor.result import Monitored
 
 BLUE, RED, GREEN, PURPLE, OCHRE = PALETTE
+COURSES = {
+    "λ_max": ("lambda_max", "lambda_max_error"),
+    "λ_min": ("lambda_min", "lambda_min_error"),
+    "trace": ("trace", "trace_stderr"),
+    "loss": ("loss", None),
+    "‖∇L‖": ("grad_norm", None),
+}
+BLOCKS = {"blocks_lambda_max": ("lambda_max", "λ_max"), "blocks_trace": ("trace", "trace")}
+CEILING = Look(GREY, "--", "D")
 
 
 def draw(result: Monitored) -> dict[str, Figure]:
@@ -102,3 +114,53 @@ def _blocks(result: Monitored, column: str, label: str) -> Figure:
     figure.set_figwidth(6.5)
     step_map(ax, steps, names, values, label=label)
     return figure
+
+
+def scenes(result: Monitored) -> dict[str, Scene]:
+    """Numbers over the steps, and maps of blocks, where there is something to show."""
+    known = [q for q, (name, _) in COURSES.items() if np.isfinite(result.history[name]).any()]
+    found = {"course": switched({"quantity": known}, lambda q: _course(result, q))} if known else {}
+    for name, (column, label) in BLOCKS.items():
+        if np.isfinite(result.block_map(column)[2]).any():
+            found[name] = _map(result, column, label)
+    return found
+
+
+def _course(result: Monitored, quantity: str) -> Scene:
+    h = result.history
+    name, error = COURSES[quantity]
+    errors = np.full(len(h["step"]), np.nan) if error is None else h[error]
+    look = LOOKS["loss" if quantity == "loss" else "hessian"]
+    found = [_curve(quantity, h["step"], h[name], errors, look)]
+    if quantity == "λ_max":
+        ceiling = h["threshold"] / np.where(h["lr"] > 0, h["lr"], np.nan)
+        if np.isfinite(ceiling).any():
+            found.append(
+                _curve("ceiling of the learning rate", h["step"], ceiling, np.nan * ceiling, CEILING)
+            )
+    values = np.concatenate([curve.y for curve in found])
+    far = values.max() > 10 * values.min() > 0
+    return curves(found, x=axis("step"), y=log_axis(quantity, values) if far else axis(quantity))
+
+
+def _curve(name: str, steps: np.ndarray, values: np.ndarray, errors: np.ndarray, look: Look) -> Curve:
+    there = np.isfinite(values)
+    x, y, e = (np.asarray(part, dtype=float)[there] for part in (steps, values, errors))
+    words = [
+        f"step {step:g}<br>{name}: {said(value, error)}" for step, value, error in zip(x, y, e, strict=True)
+    ]
+    return Curve(name, x, y, words, y - e, y + e, look=look, band=True)
+
+
+def _map(result: Monitored, column: str, label: str) -> Scene:
+    names, steps, values = result.block_map(column)
+    cells = [
+        [
+            Cell(value, f"<b>{block}</b>, step {step:g}<br>{label}: {said(value)}")
+            for step, value in zip(steps, row, strict=True)
+        ]
+        for block, row in zip(names, values.tolist(), strict=True)
+    ]
+    columns = [f"{step:g}" for step in steps]
+    label = f"{label} of the block, as last measured"
+    return grid_map(names, columns, cells, label=label, colours="signed", titles=("step", ""))

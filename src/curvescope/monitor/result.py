@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from curvescope.monitor import words
 from curvescope.runs.shown import Line, Shown
+from curvescope.viz.interactive import Scene
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -31,20 +33,14 @@ class Monitored(Shown):
 
     def summary(self) -> list[Line]:
         """The numbers to look at first."""
-        from curvescope.monitor import words
-
         return words.summary(self)
 
     def opening(self) -> str:
         """What these numbers say."""
-        from curvescope.monitor import words
-
         return words.opening(self)
 
     def captions(self) -> dict[str, str]:
         """What each figure and table shows."""
-        from curvescope.monitor import words
-
         return words.captions(self)
 
     def tables(self) -> dict[str, pd.DataFrame]:
@@ -71,3 +67,9 @@ class Monitored(Shown):
         from curvescope.monitor import figures
 
         return figures.draw(self)
+
+    def scenes(self) -> dict[str, Scene]:
+        """Scenes by name, with switches."""
+        from curvescope.monitor import figures
+
+        return figures.scenes(self)

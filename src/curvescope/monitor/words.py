@@ -111,6 +111,7 @@ def captions(result: Monitored) -> dict[str, str]:
     """What each figure and table shows."""
     where = f"of {result.model} on {result.num_terms:,.0f} terms of {result.data}, which stay the same"
     return {
+        "course": f"Numbers {where}, over the steps; bands are errors; of λ_max with its ceiling.",
         "stability": f"Left: λ_max of the Hessian {where}, with a band of its error, min(r, r²/gap) of the "
         "Lanczos residual r; dashed: the ceiling, the threshold of the optimizer's momentum over its "
         "learning rate η. Right: η times λ_max over the threshold, for the Hessian and for what the "

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from curvescope.viz.style import MARKS, PALETTE
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-PALETTE = ("#1b6ca8", "#c8553d", "#2f9e6e", "#8d5fa8", "#b8860b")
 LABEL = 8.0  # points
 NOTHING = 1e-200  # a logarithmic axis whose largest value is below this has nothing to show, and overflows
 Interval = tuple[np.ndarray, np.ndarray, np.ndarray]  # values and the ends of their intervals
@@ -67,7 +68,13 @@ def bars(
     for i, (name, (values, low, high)) in enumerate(series.items()):
         shift = 0.18 * (i - (len(series) - 1) / 2)
         errors = np.nan_to_num(np.maximum([values - low, high - values], 0.0))
-        style = {"fmt": "o", "ms": 3.5, "lw": 1, "color": PALETTE[i % len(PALETTE)], "label": name}
+        style = {
+            "fmt": MARKS[i % len(MARKS)],
+            "ms": 3.5,
+            "lw": 1,
+            "color": PALETTE[i % len(PALETTE)],
+            "label": name,
+        }
         ax.errorbar(x + shift, values, yerr=errors, **style)
     top = max((float(np.abs(values).max(initial=0.0)) for values, *_ in series.values()), default=0.0)
     if log and top > NOTHING:

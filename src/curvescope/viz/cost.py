@@ -10,7 +10,7 @@ from curvescope.core.parts import MATRICES
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-OURS, OTHERS = "#1b6ca8", "#b8b8b8"
+OURS, OTHERS = "#1565a8", "#b8b8b8"
 _OWN = ("gradient", *MATRICES)
 
 

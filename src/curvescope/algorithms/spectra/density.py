@@ -180,6 +180,23 @@ class SpectralDensity(Result):
         few = "" if self.exact or len(self.nodes) > 1 else "\none probe: its error is unknown, no band"
         return f"kernel width {self.width:.2g}\n{near}{few}"
 
+    def _steps(self) -> tuple[np.ndarray, Cumulative, tuple[np.ndarray, np.ndarray]]:
+        """Edges (E + 1,), shares from edge to edge, and bounds with the error of the probes, (E,) each."""
+        edges = np.unique(self.nodes[self.weights > 0])
+        if len(edges) == 1:
+            edges = edges + np.array([-1, 1]) * self.width
+        c = self.cumulative((edges[1:] + edges[:-1]) / 2)
+        half = 0.0 if self.exact else student(len(self.nodes) - 1) * c.stderr
+        return edges, c, (np.maximum(c.low - half, 0.0), np.minimum(c.high + half, 1.0))
+
+    def shares(self) -> tuple[np.ndarray, np.ndarray, tuple[np.ndarray, np.ndarray]]:
+        """Edges (E + 1,), share of the eigenvalues up to λ from edge to edge, and ends of it, (E,) each.
+
+        The ends are the bounds that are certain for the probes, with a 95 % interval over probes.
+        """
+        edges, c, ends = self._steps()
+        return edges, c.share, ends
+
     def plot(self, ax: Axes | None = None, *, log_y: bool = True, label: str | None = None) -> Axes:
         """Density against eigenvalue with a 95 % band over probes; ticks at outliers; its width is stated."""
         ax = spectrum.density(ax, *self.band(), nodes=self.outliers().values, log_y=log_y, label=label)
@@ -188,12 +205,7 @@ class SpectralDensity(Result):
 
     def plot_cumulative(self, ax: Axes | None = None, *, color: str | None = None) -> Axes:
         """Share of eigenvalues up to λ: certain bounds of the probes' mean; lighter, with their error."""
-        edges = np.unique(self.nodes[self.weights > 0])
-        if len(edges) == 1:
-            edges = edges + np.array([-1, 1]) * self.width
-        c = self.cumulative((edges[1:] + edges[:-1]) / 2)
-        half = 0.0 if self.exact else student(len(self.nodes) - 1) * c.stderr
-        wider = np.maximum(c.low - half, 0.0), np.minimum(c.high + half, 1.0)
+        edges, c, wider = self._steps()
         linear = 1e-3 * float(np.abs(self.extremes).max()) or 1.0
         return spectrum.cumulative(
             ax, edges, (c.low, c.high), wider, linear=linear, nodes=self.outliers().values, color=color

@@ -11,6 +11,7 @@ import numpy as np
 from curvescope.core.parts import MATRIX_SYMBOLS, TITLES
 from curvescope.studies.blocks.words import MOST_RANKED
 from curvescope.viz import blocks, spectrum
+from curvescope.viz.style import LOOKS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -193,8 +194,9 @@ def _densities(result: Blocks) -> Figure:
         rows, columns, figsize=(max(2.6 * columns, 5), 1.9 * rows + 0.5), layout="constrained", squeeze=False
     )
     for ax, name in zip(axes.flat, names, strict=False):
-        for i, (_, part) in enumerate(result.parts.items()):
-            ax.set_prop_cycle(color=[blocks.PALETTE[i]])
+        for operator, part in result.parts.items():
+            look = LOOKS[operator]
+            ax.set_prop_cycle(color=[look.colour], linestyle=[look.dash])
             spectrum.density(ax, *part.densities[name].band(), log_y=True)
         widths = ", ".join(f"{part.densities[name].width:.2g}" for part in result.parts.values())
         ax.set_title(f"{name} (width {widths})", fontsize=8)

@@ -43,9 +43,10 @@ from curvescope.problem import Problem
 from curvescope.runs.contents import fingerprint
 from curvescope.runs.shown import Line, Shown
 from curvescope.runs.work import Finished, Piece, State, work_through
-from curvescope.studies.blocks import words
+from curvescope.studies.blocks import scenes, words
 from curvescope.studies.blocks.part import Part
 from curvescope.studies.setting import ModelOnData, make_problem, notes_of
+from curvescope.viz.interactive import Scene
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -150,6 +151,10 @@ class Blocks(Shown):
         from curvescope.studies.blocks import figures
 
         return figures.draw(self)
+
+    def scenes(self) -> dict[str, Scene]:
+        """Scenes by name, with switches."""
+        return scenes.scenes(self)
 
 
 Measure = Callable[[CurvatureOperator], Result]

@@ -1,4 +1,4 @@
-"""The figures of a sequence of checkpoints."""
+"""The figures and scenes of a sequence of checkpoints."""
 
 from __future__ import annotations
 
@@ -6,7 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from curvescope.viz.blocks import PALETTE
+from curvescope.viz.interactive import Scene
+from curvescope.viz.scenes import Cell, Curve, curves, grid_map, said, switched
+from curvescope.viz.scenes.curves import over
+from curvescope.viz.scenes.parts import axis
+from curvescope.viz.style import LOOKS, PALETTE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,6 +25,8 @@ QUANTITIES = {
     "trace": ("trace", "trace_stderr"),
     "loss": ("loss", None),
 }
+SWITCH = {title: (name, error) for name, (title, error) in QUANTITIES.items()}
+OF_BLOCKS = {"λ_max": "lambda_max", "trace": "trace"}
 
 
 def panels(rows: int, columns: int, **options: Any) -> Any:
@@ -72,3 +78,41 @@ def _map(sequence: Sequence, blocks: list[str], values: np.ndarray) -> Figure:
     ax.set_title("log₁₀ λ_max of every block", fontsize=10, loc="left")
     figure.colorbar(image, ax=ax, shrink=0.6)
     return figure
+
+
+def scenes(sequence: Sequence) -> dict[str, Scene]:
+    """Numbers over checkpoints, and a map of blocks."""
+    found = {"over_checkpoints": switched({"quantity": list(SWITCH)}, lambda q: _course_scene(sequence, q))}
+    known = [q for q, name in OF_BLOCKS.items() if np.isfinite(sequence.block_map(name)[1]).any()]
+    if known:
+        found["block_map"] = switched({"quantity": known}, lambda q: _map_scene(sequence, q))
+    return found
+
+
+def _course_scene(sequence: Sequence, quantity: str) -> Scene:
+    name, error = SWITCH[quantity]
+    values = sequence.column(name)
+    errors = np.full(len(values), np.nan) if error is None else sequence.column(error)
+    words = [
+        f"<b>{point}</b><br>{quantity}: {said(value, e)}"
+        for point, value, e in zip(sequence.names, values.tolist(), errors.tolist(), strict=True)
+    ]
+    look = LOOKS["loss" if quantity == "loss" else "hessian"]
+    x = np.arange(len(values), dtype=float)
+    curve = Curve(quantity, x, values, words, values - errors, values + errors, look=look)
+    title = quantity if quantity == "loss" else f"{quantity} of H"
+    scene = curves([curve], x=over(sequence.names, "checkpoint"), y=axis(title))
+    return {**scene, "layout": {**scene["layout"], "showlegend": False}}
+
+
+def _map_scene(sequence: Sequence, quantity: str) -> Scene:
+    blocks, values = sequence.block_map(OF_BLOCKS[quantity])
+    cells = [
+        [
+            Cell(value, f"<b>{block}</b>, {point}<br>{quantity}: {said(value)}")
+            for point, value in zip(sequence.names, row, strict=True)
+        ]
+        for block, row in zip(blocks, values.tolist(), strict=True)
+    ]
+    label = f"{quantity} of the block"
+    return grid_map(blocks, sequence.names, cells, label=label, colours="signed")

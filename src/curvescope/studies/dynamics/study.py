@@ -19,7 +19,7 @@ from curvescope.monitor.result import Monitored
 from curvescope.runs.contents import fingerprint
 from curvescope.runs.shown import Claim, Line, Shown
 from curvescope.runs.work import Piece, State, work_through
-from curvescope.studies.dynamics import claims, tables, words
+from curvescope.studies.dynamics import checkpoint_figures, claims, tables, words
 from curvescope.studies.dynamics.course import Course
 from curvescope.studies.dynamics.experiments import planned
 from curvescope.studies.dynamics.networks import problem_of
@@ -33,6 +33,7 @@ from curvescope.studies.dynamics.sequence import (
 )
 from curvescope.studies.dynamics.settings import AUTO, SAMPLE, SMALL, Config
 from curvescope.studies.setting import notes_of
+from curvescope.viz.interactive import Scene
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -75,6 +76,10 @@ class Dynamics(Shown):
         from curvescope.studies.dynamics import figures
 
         return figures.draw(self)
+
+    def scenes(self) -> dict[str, Scene]:
+        """Scenes by name, with switches."""
+        return {} if self.sequence is None else checkpoint_figures.scenes(self.sequence)
 
     def claims(self) -> list[Claim]:
         """What papers say next to what was measured."""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from curvescope.studies.full_hessian.norms import Norms
     from curvescope.studies.full_hessian.study import FullHessian
 
-COLOURS = ("#1b6ca8", "#c8553d", "#2f9e6e", "#8d5fa8", "#b8860b", "#444444", "#7fb3d5", "#e59866")
+COLOURS = ("#1565a8", "#d1591b", "#41b09a", "#6b2c5f", "#e3b505", "#444444", "#7fb3d5", "#e59866")
 STAGES = ("initial", "trained")
 DECADES = 5  # of the colours of pairs, below the largest
 
@@ -124,8 +124,8 @@ def _stripe(result: FullHessian) -> Figure:
     axes[0].axhline(1, color="0.6", lw=0.8, ls="--")
     _slopes(axes[1], sizes, "largest |entry|")
     for x, power in enumerate((INITIAL_SIZE, TRAINED_SIZE)):
-        axes[1].plot([x - 0.12, x + 0.12], [10**power] * 2, color="#c8553d", lw=2)
-    axes[1].plot([], [], color="#c8553d", lw=2, label="end of the published colour bar")
+        axes[1].plot([x - 0.12, x + 0.12], [10**power] * 2, color="#d1591b", lw=2)
+    axes[1].plot([], [], color="#d1591b", lw=2, label="end of the published colour bar")
     axes[1].set_yscale("log")
     axes[1].legend(frameon=False, fontsize=9, loc="lower right")
     return figure

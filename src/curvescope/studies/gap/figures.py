@@ -8,7 +8,7 @@ import numpy as np
 
 from curvescope.algorithms import SpectralDensity
 from curvescope.studies.gap.pair import Number
-from curvescope.viz.blocks import PALETTE
+from curvescope.viz.style import LOOKS, PALETTE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -46,8 +46,8 @@ def _over_training(result: Gap) -> Figure:
         _line(axes[0][0], x, shares, f"C{i}", block, width=0.8)
     axes[0][0].set_title("functional share ‖H_f‖/‖H‖", fontsize=10, loc="left")
     axes[0][0].set_ylim(bottom=0)
-    for i, (part, name) in enumerate(NAMES.items()):
-        _line(axes[0][1], x, [pair.top(part) for pair in pairs], PALETTE[1 - i], name)
+    for part, name in NAMES.items():
+        _line(axes[0][1], x, [pair.top(part) for pair in pairs], LOOKS[part].colour, name)
     axes[0][1].set_title("λ_max of the whole model", fontsize=10, loc="left")
     axes[0][1].set_yscale("log")
     _line(axes[0][2], x, [pair.wasserstein() for pair in pairs], PALETTE[0], "W₁ / (‖H‖/√n)")
@@ -97,12 +97,12 @@ def _densities(result: Gap) -> Figure:
     figure, axes = _panels(1, count, figsize=(3.2 * count + 0.8, 3.4), sharey=True)
     for ax, name in zip(axes[0], result.checkpoints, strict=True):
         pair = result.pair(name)
-        for i, (part, title) in enumerate(NAMES.items()):
+        for part, title in NAMES.items():
             for sign, style in ((1, "-"), (-1, ":")):
                 x, share = _tail(pair.densities[part], sign)
                 if len(x):
                     label = f"{title}, {'λ > 0' if sign > 0 else 'λ < 0'}"
-                    ax.step(x, share, where="pre", color=PALETTE[1 - i], ls=style, lw=1.3, label=label)
+                    ax.step(x, share, where="pre", color=LOOKS[part].colour, ls=style, lw=1.3, label=label)
         ax.set_xscale("log")
         ax.set_yscale("log")
         ax.set_xlim(left=1e-4 * max(float(d.extremes[1]) for d in pair.densities.values()))

@@ -21,10 +21,11 @@ from curvescope.runs.contents import fingerprint
 from curvescope.runs.shown import Line, Shown
 from curvescope.runs.work import Finished, Piece, State, work_through
 from curvescope.studies.checkpoints import MEANING, load_checkpoints
-from curvescope.studies.gap import tables, words
+from curvescope.studies.gap import scenes, tables, words
 from curvescope.studies.gap.pair import ALL, Effort, Pair, measure_pair
 from curvescope.studies.gap.targets import KINDS, Draws, Kind, can_replace, measure_draws, with_targets
 from curvescope.studies.setting import ModelOnData, make_problem, notes_of
+from curvescope.viz.interactive import Scene
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -102,6 +103,10 @@ class Gap(Shown):
         from curvescope.studies.gap import figures
 
         return figures.draw(self)
+
+    def scenes(self) -> dict[str, Scene]:
+        """Scenes by name, with switches."""
+        return scenes.scenes(self)
 
 
 def run(cfg: Config, *, progress: Progress | None = None, state: State | None = None) -> Gap:

@@ -24,6 +24,7 @@ from curvescope.models.model import Model
 from curvescope.runs.contents import fingerprint
 from curvescope.runs.shown import Line, Shown
 from curvescope.runs.work import Piece, State, work_through
+from curvescope.studies.heads import scenes
 from curvescope.studies.setting import (
     FEW_LAYERS,
     TokenModel,
@@ -33,6 +34,7 @@ from curvescope.studies.setting import (
     read_data,
 )
 from curvescope.studies.traveling_words import choices, texts
+from curvescope.viz.interactive import Scene
 from curvescope.viz.writers import label, visible, write_all
 
 if TYPE_CHECKING:
@@ -190,6 +192,10 @@ class Heads(Shown):
         from curvescope.studies.heads import figures
 
         return figures.draw(self)
+
+    def scenes(self) -> dict[str, Scene]:
+        """Scenes by name, with switches."""
+        return scenes.scenes(self)
 
 
 def run(cfg: Config, *, progress: Progress | None = None, state: State | None = None) -> Heads:

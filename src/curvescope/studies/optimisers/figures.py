@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 LABELS = {"steps": "steps", "work": "work, in gradients", "seconds": "processor time, s"}
 COLOURS = {
-    "sgd": "0.55", "adamw": "black", "newton_cg": "#1b6ca8", "sharpness_gd": "#c8553d",
-    "block_sgd": "#2f9e6e",
-    "hutchinson_adam": "#8d5fa8", "clipped_newton": "#b8860b", "kfac_descent": "#d1608f",
+    "sgd": "0.55", "adamw": "black", "newton_cg": "#1565a8", "sharpness_gd": "#d1591b",
+    "block_sgd": "#41b09a",
+    "hutchinson_adam": "#6b2c5f", "clipped_newton": "#e3b505", "kfac_descent": "#d1608f",
 }  # fmt: skip
 
 

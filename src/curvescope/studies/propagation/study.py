@@ -28,9 +28,10 @@ from curvescope.problem import Problem
 from curvescope.runs.contents import fingerprint
 from curvescope.runs.shown import Line, Shown
 from curvescope.runs.work import Finished, Piece, State, work_through
-from curvescope.studies.propagation import words
+from curvescope.studies.propagation import scenes, words
 from curvescope.studies.propagation.shares import HESSIAN, OUTER, Shares, measure_shares
 from curvescope.studies.setting import ModelOnData, make_problem, notes_of
+from curvescope.viz.interactive import Scene
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -115,6 +116,10 @@ class Propagation(Shown):
         from curvescope.studies.propagation import figures
 
         return figures.draw(self)
+
+    def scenes(self) -> dict[str, Scene]:
+        """Scenes by name, with switches."""
+        return scenes.scenes(self)
 
 
 def run(cfg: Config, *, progress: Progress | None = None, state: State | None = None) -> Propagation:

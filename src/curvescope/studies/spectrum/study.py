@@ -37,7 +37,8 @@ from curvescope.runs.contents import fingerprint
 from curvescope.runs.shown import Line, Shown
 from curvescope.runs.work import Finished, Piece, State, work_through
 from curvescope.studies.setting import ModelOnData, make_problem, notes_of
-from curvescope.studies.spectrum import words
+from curvescope.studies.spectrum import scenes, words
+from curvescope.viz.interactive import Scene
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -125,7 +126,11 @@ class Spectrum(Shown):
             f"under a kernel of width {H.density.width:.2g} (Hessian; each panel says its own): what is "
             f"narrower is not seen. {band}; ticks mark the extreme eigenvalues, found by Lanczos. Below: the "
             "share of eigenvalues up to λ, without a kernel. For these probes it is certain to lie in the "
-            "dark band; that of all eigenvalues lies in the light one 95 times in 100.",
+            "dark band; that of all eigenvalues lies in the light one 95 times in 100. Where there are "
+            "switches, strokes are extreme eigenvalues, diamonds outliers that stand apart from the bulk.",
+            "block_map": "Every diagonal block, layers to the right and roles downwards, blocks of no layer "
+            "beside them. Colours are logarithmic, on both sides of zero where there are both signs. Empty: "
+            "not on the map.",
             "block_maps": "Root mean square entry of every block, diagonal and not, all on one scale. "
             "Where a name is that of a layer, its blocks follow in the order of the table of norms.",
             "traces": f"Trace of every diagonal block, from {shared} that all blocks "
@@ -146,6 +151,10 @@ class Spectrum(Shown):
         from curvescope.studies.spectrum import figures
 
         return figures.draw(self)
+
+    def scenes(self) -> dict[str, Scene]:
+        """Scenes by name, with switches."""
+        return scenes.scenes(self)
 
     def _extremes(self) -> pd.DataFrame:
         import pandas as pd

@@ -27,8 +27,9 @@ from curvescope.runs.shown import Shown
 from curvescope.runs.work import Finished, State, work_through
 from curvescope.studies.checkpoints import load_checkpoints
 from curvescope.studies.setting import ModelOnData, make_problem, notes_of
-from curvescope.studies.taylor import tables, words, work
+from curvescope.studies.taylor import scenes, tables, words, work
 from curvescope.studies.taylor.descent import Descent, Settled
+from curvescope.viz.interactive import Scene
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -126,6 +127,10 @@ class Taylor(Shown):
         from curvescope.studies.taylor import figures
 
         return figures.draw(self)
+
+    def scenes(self) -> dict[str, Scene]:
+        """Scenes by name, with switches."""
+        return scenes.scenes(self)
 
 
 def run(cfg: Config, *, progress: Progress | None = None, state: State | None = None) -> Taylor:

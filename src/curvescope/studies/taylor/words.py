@@ -150,6 +150,7 @@ def captions(found: Taylor) -> dict[str, str]:
         "t_high and at no point before that was looked at; t is the middle, distance is t ‖d‖. Along the "
         "gradient and the update t is a learning rate; on the way to a checkpoint, t = 1 is there.",
         "lines": "Every point of every line: the loss, its predictions, their errors and what is allowed.",
+        "slices": "The loss along a direction, with what its derivatives at t = 0 predict.",
         "reach": f"Distances t ‖d‖ up to which the predictions hold, ahead and behind. {holds}. A triangle: "
         "up to the end of what was looked at, and perhaps beyond.",
     }

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from curvescope.viz.blocks import PALETTE
+from curvescope.viz.style import BLUE, ORANGE, PALETTE
 from curvescope.viz.trajectory.labels import Marks, Names, along, name_points
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from curvescope.viz.interactive import Scene
 
-WORD, STATE, PATH = "#1b6ca8", "#8d5fa8", "#c8553d"
+WORD, STATE, PATH = BLUE, "#b07aa8", ORANGE
 MAX_LABEL = 12
 RING = 6.3  # points from the middle of a ring to its edge
 

@@ -1,0 +1,111 @@
+"""Curves with bands or bars of their errors, on axes that may be logarithmic with both signs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from curvescope.viz.interactive import Scene
+from curvescope.viz.scenes.parts import DASHES, SYMBOLS, axis, numbers
+from curvescope.viz.style import MARKS, ON_SCREEN, Look
+
+DASH = ("-", "--", ":", "-.")
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Points with what is read at each of them."""
+
+    name: str
+    x: np.ndarray  # (P,)
+    y: np.ndarray  # (P,)
+    words: Sequence[str] | str  # (P,), or one sentence with plotly's %{x}, %{y} and %{customdata} in it
+    low: np.ndarray | None = None  # (P,) ends of intervals; nan where they are not known
+    high: np.ndarray | None = None
+    look: Look | None = None
+    marks: bool = True
+    line: bool = True
+    band: bool = False  # intervals as a band, not as bars
+    of: str = ""  # the curve whose name in the legend shows and hides this one too; "": its own
+    true: np.ndarray | None = None  # (P,) what a sentence calls %{customdata}: x before the axis moved it
+
+
+def look_of(number: int) -> Look:
+    """Of the curve with this number, where it has no name of its own."""
+    return Look(ON_SCREEN[number % len(ON_SCREEN)], DASH[number % len(DASH)], MARKS[number % len(MARKS)])
+
+
+def curves(
+    found: Sequence[Curve], *, x: dict[str, Any], y: dict[str, Any], height: int = 400, **layout: Any
+) -> Scene:
+    """Curves on two axes (see `parts.axis`), with a legend above them."""
+    data: list[Scene] = []
+    for number, curve in enumerate(found):
+        look = curve.look or look_of(number)
+        if curve.band and curve.low is not None and curve.high is not None:
+            data += _bands(curve, curve.low, curve.high, look, positive=y.get("type") == "log")
+        data.append(_trace(curve, look))
+    legend = {"orientation": "h", "x": 0, "xanchor": "left", "y": 1.02, "yanchor": "bottom"}
+    base = {"height": height, "margin": {"l": 20, "r": 20, "t": 40, "b": 20}, "hovermode": "closest"}
+    return {"data": data, "layout": {**base, "legend": legend, "xaxis": x, "yaxis": y, **layout}}
+
+
+def over(names: Sequence[str], title: str, most: int = 24) -> dict[str, Any]:
+    """An axis of names at 0, 1, 2, …; of many, every second, third, … is written."""
+    step = max(1, math.ceil(len(names) / most))
+    shown = list(range(0, len(names), step))
+    return axis(title, tickvals=shown, ticktext=[names[i] for i in shown], range=[-0.4, len(names) - 0.6])
+
+
+def _trace(curve: Curve, look: Look) -> Scene:
+    mode = "+".join([*(["lines"] if curve.line else []), *(["markers"] if curve.marks else [])])
+    trace: Scene = {
+        "type": "scatter", "mode": mode, "name": curve.name, "legendgroup": curve.of or curve.name,
+        "showlegend": not curve.of,
+        "x": numbers(curve.x), "y": numbers(curve.y), **_hover(curve),
+        "line": {"color": look.colour, "width": 2, "dash": DASHES.get(look.dash, "solid")},
+        "marker": {"color": look.colour, "size": 7, "symbol": SYMBOLS.get(look.mark, look.mark)},
+    }  # fmt: skip
+    if curve.low is not None and curve.high is not None and not curve.band:
+        up, down = (np.nan_to_num(np.maximum(e, 0.0)) for e in (curve.high - curve.y, curve.y - curve.low))
+        bars = {"type": "data", "symmetric": False, "array": numbers(up), "arrayminus": numbers(down)}
+        trace["error_y"] = {**bars, "thickness": 1.2, "width": 4}
+    return trace
+
+
+def _hover(curve: Curve) -> Scene:
+    if not isinstance(curve.words, str):
+        return {"text": list(curve.words), "hovertemplate": "%{text}<extra></extra>"}
+    known = {} if curve.true is None else {"customdata": numbers(curve.true, 4)}
+    return {"hovertemplate": f"{curve.words}<extra></extra>", **known}
+
+
+def _bands(curve: Curve, low: np.ndarray, high: np.ndarray, look: Look, *, positive: bool) -> list[Scene]:
+    """A shaded polygon for every stretch of points whose interval is known."""
+    known = np.isfinite(low) & np.isfinite(high) & (high > low) & (high > 0 if positive else True)
+    floor = float(np.min(high[known], initial=np.inf)) * 1e-3 if positive else -np.inf
+    low = np.maximum(low, floor)
+    stretches = np.split(np.arange(len(known)), np.flatnonzero(np.diff(known.astype(int))) + 1)
+    found = []
+    for part in stretches:
+        if len(part) < 2 or not known[part[0]]:
+            continue
+        x = np.concatenate([curve.x[part], curve.x[part][::-1]])
+        y = np.concatenate([high[part], low[part][::-1]])
+        found.append({
+            "type": "scatter", "mode": "lines", "x": numbers(x), "y": numbers(y), "fill": "toself",
+            "fillcolor": see_through(look.colour), "line": {"width": 0}, "hoverinfo": "skip",
+            "showlegend": False, "legendgroup": curve.of or curve.name,
+            "name": f"{curve.name}, 95 % interval",
+        })  # fmt: skip
+    return found
+
+
+def see_through(colour: str, share: float = 0.25) -> str:
+    """`#1565a8` as an rgba colour through which others are seen."""
+    r, g, b = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
+    return f"rgba({r},{g},{b},{share:g})"

@@ -1,0 +1,141 @@
+"""Spectra to switch between: densities and shares of eigenvalues, on three kinds of axes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from curvescope.viz.interactive import Scene
+from curvescope.viz.scenes.curves import Curve, curves
+from curvescope.viz.scenes.parts import SignedLog, axis, said, switched
+from curvescope.viz.style import Look
+
+AXES = ("linear", "symlog", "log")
+DENSITY, SHARE = "density", "share up to λ"
+LINEAR = 1e-3  # of the largest |λ|: where a signed logarithm becomes linear
+DECADES = 8  # of a density, below its highest point
+
+
+@dataclass(frozen=True)
+class Spectrum:
+    """One matrix: a broadened density with its interval, bounds of the shares, and eigenvalues one by one."""
+
+    name: str
+    look: Look
+    grid: np.ndarray  # (G,)
+    density: np.ndarray  # (G,)
+    band: tuple[np.ndarray, np.ndarray]  # (G,) each
+    edges: np.ndarray  # (E + 1,)
+    share: np.ndarray  # (E,) of the eigenvalues up to λ, from edge to edge
+    shares: tuple[np.ndarray, np.ndarray]  # (E,) each, ends
+    ends: Mapping[float, str]  # extreme eigenvalues, with words
+    apart: Mapping[float, str]  # outliers of the density, with words
+
+
+def spectra(found: Sequence[Spectrum]) -> Scene:
+    """Densities and shares of some matrices; on a logarithmic axis, what is below zero is thin and dotted."""
+    controls = {"curve": [DENSITY, SHARE], "λ axis": list(AXES)}
+
+    def draw(curve: str, kind: str) -> Scene:
+        return _density(found, kind) if curve == DENSITY else _shares(found, kind)
+
+    return switched(controls, draw)
+
+
+def _density(found: Sequence[Spectrum], kind: str) -> Scene:
+    top = max(float(one.density.max()) for one in found)
+    floor = top * 10.0**-DECADES
+    y = axis("density of eigenvalues", type="log")
+    y["range"] = [math.log10(floor) - 0.3, math.log10(top) + 0.5]
+    place = floor * 3
+    lines = []
+    for one in found:
+        shown = one.density > floor / 10
+        words = f"{one.name}: λ = %{{customdata}}<br>density %{{y:.3g}}"
+        curve = Curve(
+            one.name, one.grid, np.where(shown, one.density, np.nan), words, *one.band, look=one.look,
+            marks=False, band=True, true=one.grid,
+        )  # fmt: skip
+        lines += [*_sides(curve, kind), *_eigenvalues(one, place, kind)]
+    return _on(lines, found, kind, y)
+
+
+def _shares(found: Sequence[Spectrum], kind: str) -> Scene:
+    lines = []
+    for one in found:
+        x = np.repeat(one.edges, 2)[1:-1]
+        y, low, high = (np.repeat(part, 2) for part in (one.share, *one.shares))
+        words = f"{one.name}: λ = %{{customdata}}<br>%{{y:.4p}} of eigenvalues up to here"
+        curve = Curve(one.name, x, y, words, low, high, look=one.look, marks=False, band=True, true=x)
+        lines += [*_sides(curve, kind), *_eigenvalues(one, -0.03, kind)]
+    return _on(lines, found, kind, axis("share of eigenvalues ≤ λ", range=[-0.06, 1.03]))
+
+
+def _eigenvalues(one: Spectrum, y: float, kind: str) -> list[Curve]:
+    """Extreme eigenvalues as strokes, outliers as diamonds."""
+    found = []
+    for name, marks, symbol in (
+        ("extreme eigenvalues", one.ends, "line-ns-open"),
+        ("outliers", one.apart, "diamond-open"),
+    ):
+        if marks:
+            look = one.look._replace(mark=symbol)
+            x = np.array(list(marks), dtype=float)
+            curve = Curve(
+                name, x, np.full(len(x), y), list(marks.values()), look=look, line=False, of=one.name
+            )
+            found += _sides(curve, kind)
+    return found
+
+
+def _sides(curve: Curve, kind: str) -> list[Curve]:
+    """The curve; on a logarithmic axis its two sides, each at |λ|."""
+    if kind != "log":
+        return [curve]
+    found = []
+    for sign, words, dash in ((1, "", curve.look.dash if curve.look else "-"), (-1, ", λ < 0", ":")):
+        here = sign * curve.x > 0
+        if not here.any():
+            continue
+        part: dict[str, Any] = {
+            "name": f"{curve.name}{words}", "x": sign * curve.x[here], "y": curve.y[here],
+            "words": curve.words if isinstance(curve.words, str) else np.array(curve.words)[here].tolist(),
+            "of": curve.name if sign < 0 and not curve.of else curve.of,
+            "true": None if curve.true is None else curve.true[here],
+            "low": None if curve.low is None else curve.low[here],
+            "high": None if curve.high is None else curve.high[here],
+            "look": curve.look._replace(dash=dash) if curve.look else None,
+        }  # fmt: skip
+        found.append(Curve(**part, marks=curve.marks, line=curve.line, band=curve.band))
+    return found
+
+
+def _on(lines: list[Curve], found: Sequence[Spectrum], kind: str, y: dict[str, Any]) -> Scene:
+    low = min(min([*one.edges.tolist(), *one.ends]) for one in found)
+    high = max(max([*one.edges.tolist(), *one.ends]) for one in found)
+    size = max(abs(low), abs(high)) or 1.0
+    if kind == "linear":
+        x = axis("eigenvalue λ", range=[low - 0.05 * size, high + 0.05 * size])
+    elif kind == "log":
+        ends = [math.log10(size * LINEAR / 10), math.log10(size * 1.5)]
+        x = axis("|λ|, logarithmic", type="log", range=ends)
+    else:
+        scale = SignedLog(size * LINEAR)
+        ends = scale.of([low - 0.3 * abs(low), high + 0.3 * abs(high)]).tolist()
+        x = axis("eigenvalue λ, logarithmic on both sides", range=ends, **scale.ticks(low, high))
+        lines = [_moved(line, scale) for line in lines]
+    return curves(lines, x=x, y=y, height=440)
+
+
+def _moved(curve: Curve, scale: SignedLog) -> Curve:
+    return Curve(**{**vars(curve), "x": scale.of(curve.x)})
+
+
+def eigenvalue_words(name: str, value: float, residual: float, *, converged: bool) -> str:
+    """What is read at an extreme eigenvalue."""
+    sure = "" if converged else "<br>not converged"
+    return f"{name}: eigenvalue {said(value, residual)}{sure}"

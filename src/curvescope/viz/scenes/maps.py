@@ -1,0 +1,184 @@
+"""Maps: a number in every cell, in colours that are linear, or logarithmic, on both sides of zero too."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from curvescope.viz.interactive import Scene
+from curvescope.viz.scenes.parts import SignedLog, axis, named, nothing, numbers, power
+from curvescope.viz.style import DIVERGING, SEQUENTIAL
+
+Colours = Literal["linear", "log", "signed", "signed linear"]
+LAYER = re.compile(r"L(\d+)\.(.+)")
+DECADES = 4  # of colours, below the largest value
+TALL, WIDE = 22, 24  # pixels of a row, of a column
+LETTERS = 3  # pixels that a letter of an upright name takes, on average
+MOST_COLUMNS, MOST_ROWS = 24, 60  # names along a side; of more, every second, third, … is written
+
+
+class Cell(NamedTuple):
+    """A number, and what is read of it."""
+
+    value: float
+    words: str
+
+
+def grid_map(
+    rows: Sequence[str],
+    columns: Sequence[str],
+    cells: Sequence[Sequence[Cell | None]],
+    *,
+    label: str,
+    colours: Colours = "log",
+    limits: tuple[float, float] | None = None,
+    titles: tuple[str, str] = ("", ""),
+) -> Scene:
+    """Rows downwards, columns to the right; a cell that is None, or not a finite number, stays empty.
+
+    Args:
+        colours: "signed" has both signs, logarithmic; of "log", what is not positive stays empty.
+        limits: of the values, so that variants of one scene may have colours in common.
+        titles: of the columns and of the rows.
+    """
+    scale = scale_of([c.value for row in cells for c in row if c], colours, limits)
+    if scale is None:
+        return nothing("not measured", 220)
+    height = max(260, 130 + TALL * min(len(rows), MOST_ROWS) + LETTERS * max(map(len, columns), default=0))
+    layout = {
+        "height": height,
+        "width": 140 + WIDE * len(columns),
+        "margin": {"l": 20, "r": 10, "t": 60, "b": 20},
+        "xaxis": named(columns, most=MOST_COLUMNS, title=titles[0], tickangle=-90 if _long(columns) else 0),
+        "yaxis": named(rows, most=MOST_ROWS, title=titles[1]) | {"range": [len(rows) - 0.5, -0.5]},
+        "coloraxis": colour_bar(scale, label),
+    }
+    return {"data": [_heat(cells, scale)], "layout": layout}
+
+
+def layer_map(cells: Mapping[str, Cell], *, label: str, colours: Colours, names: Sequence[str] = ()) -> Scene:
+    """Blocks by name, L3.W_Q and so on: roles downwards, layers to the right, blocks of no layer beside them.
+
+    Args:
+        names: of all blocks, so that variants of one scene have the same rows; by default those of `cells`.
+    """
+    names = list(names) or list(cells)
+    inside = [match for name in names if (match := LAYER.fullmatch(name))]
+    outside = [name for name in names if not LAYER.fullmatch(name)]
+    layers = sorted({int(match[1]) for match in inside})
+    roles = list(dict.fromkeys(match[2] for match in inside))
+    scale = scale_of([cell.value for cell in cells.values()], colours, None)
+    if scale is None:
+        return nothing("not measured", 220)
+    beside = [[cells.get(name)] for name in outside]
+    if not inside:
+        return grid_map(outside, [""], beside, label=label, colours=colours)
+    rows = max(len(roles), len(outside), 6)
+    data = [_heat([[cells.get(f"L{layer}.{role}") for layer in layers] for role in roles], scale)]
+    if outside:
+        data.append(_heat(beside, scale) | {"xaxis": "x2", "yaxis": "y2"})
+    layout = {
+        "height": 140 + TALL * rows,
+        "width": 220 + WIDE * len(layers),
+        "margin": {"l": 20, "r": 20, "t": 70, "b": 40},
+        "coloraxis": colour_bar(scale, label),
+        **_two_axes(layers, roles, outside, rows),
+    }
+    return {"data": data, "layout": layout}
+
+
+def _two_axes(
+    layers: Sequence[int], roles: Sequence[str], outside: Sequence[str], rows: int
+) -> dict[str, Any]:
+    """Axes of the map and of the column beside it, whose rows are equally high."""
+    down = {"range": [rows - 0.5, -0.5]}
+    share = max(0.75, 1 - (WIDE + 30) / (WIDE * len(layers) + 120)) if outside else 1.03
+    names = [str(layer) for layer in layers]
+    axes = {
+        "xaxis": named(names, most=MOST_COLUMNS, title="layer", domain=[0, share - 0.03]),
+        "yaxis": named(roles, most=MOST_ROWS) | down,
+    }
+    if outside:
+        blank = {"ticks": "", "showline": False, "showgrid": False, "showticklabels": False}
+        axes["xaxis2"] = axis("", domain=[share, 1], anchor="y2") | blank
+        axes["yaxis2"] = named(outside, most=MOST_ROWS) | down | {"side": "right", "anchor": "x2"}
+    return axes
+
+
+def _long(columns: Sequence[str]) -> bool:
+    return sum(len(c) for c in columns) > 40
+
+
+class Scale(NamedTuple):
+    """Colours: how values become places among them, and the two ends."""
+
+    kind: Colours
+    low: float
+    high: float
+    linear: float  # of signed colours
+
+    def of(self, value: float) -> float:
+        """The place of a value; nan where it has none."""
+        if self.kind == "signed":
+            return float(SignedLog(self.linear).of(value))
+        if self.kind == "log":
+            return math.log10(value) if value > 0 else math.nan
+        return value
+
+
+def scale_of(values: Sequence[float], kind: Colours, limits: tuple[float, float] | None) -> Scale | None:
+    """None where there is nothing to show."""
+    known = [v for v in values if math.isfinite(v)]
+    if not known:
+        return None
+    if kind == "signed" and min(known) >= 0:
+        kind = "log"
+    if kind == "log":
+        known = [v for v in known if v > 0] or [1.0]
+        top = max(known)
+        low, high = limits or (max(min(known), top * 10.0**-DECADES), top)
+        return Scale(kind, math.log10(low), max(math.log10(high), math.log10(low) + 0.5), math.nan)
+    top = max(map(abs, known)) or 1.0
+    if kind == "signed":
+        end = float(SignedLog(top * 10.0**-DECADES).of(top))
+        return Scale(kind, -end, end, top * 10.0**-DECADES)
+    low, high = limits or ((-top, top) if kind == "signed linear" else (min(*known, 0.0), max(known)))
+    return Scale(kind, low, high if high > low else low + 1.0, math.nan)
+
+
+def colour_bar(scale: Scale, label: str) -> dict[str, Any]:
+    """The colours and their bar, which lies above the map."""
+    stops = DIVERGING if scale.kind.startswith("signed") else SEQUENTIAL
+    bar: dict[str, Any] = {"title": {"text": label, "side": "top"}, "orientation": "h", "thickness": 10}
+    bar |= {"x": 0, "xanchor": "left", "y": 1.02, "yanchor": "bottom", "len": 0.7, "exponentformat": "power"}
+    if scale.kind == "signed":
+        top = scale.linear * 10.0**DECADES
+        bar |= SignedLog(scale.linear).ticks(-top, top, most=2)
+    elif scale.kind == "log":
+        first, last = math.ceil(scale.low - 1e-9), math.floor(scale.high + 1e-9)
+        if last > first:
+            found = list(range(first, last + 1, math.ceil((last - first + 1) / 6)))
+            bar |= {"tickvals": found, "ticktext": [power(10.0**e) for e in found]}
+        else:
+            found = np.linspace(scale.low, scale.high, 4)
+            bar |= {"tickvals": numbers(found), "ticktext": [f"{10.0**e:.2g}" for e in found]}
+    colours = [[i / (len(stops) - 1), stop] for i, stop in enumerate(stops)]
+    return {"colorscale": colours, "cmin": scale.low, "cmax": scale.high, "colorbar": bar}
+
+
+def _heat(cells: Sequence[Sequence[Cell | None]], scale: Scale) -> dict[str, Any]:
+    """The trace: places among the colours, and the true values in words."""
+    return {
+        "type": "heatmap",
+        "z": [numbers([scale.of(c.value) if c else math.nan for c in row]) for row in cells],
+        "text": [[c.words if c else "" for c in row] for row in cells],
+        "hovertemplate": "%{text}<extra></extra>",
+        "hoverongaps": False,
+        "coloraxis": "coloraxis",
+        "xgap": 1,
+        "ygap": 1,
+    }

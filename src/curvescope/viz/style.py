@@ -1,0 +1,104 @@
+"""The look of all figures: colours by name, marks, dashes, and settings for figures of one's own.
+
+    with cs.viz.style.context():
+        figure, ax = plt.subplots()
+        ax.plot(x, y, **cs.viz.style.line("ggn"))
+
+Every hue has a lightness of its own, so that lines differ in grey too, and stay apart for people who do not
+see red, green or blue as others do. What has a name keeps its colour, dash and mark everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+BLUE, ORANGE, TEAL, PLUM, GOLD = PALETTE = ("#1565a8", "#d1591b", "#41b09a", "#6b2c5f", "#e3b505")
+GREY = "#808080"  # of what is compared with; it is seen on light and on dark ground
+ON_SCREEN = (BLUE, ORANGE, TEAL, GOLD, "#b07aa8", GREY)
+"""Of scenes, which light and dark pages show alike."""
+DASHES = ("-", "--", ":", "-.", (0, (5, 1, 1, 1, 1, 1)))
+MARKS = ("o", "s", "^", "D", "v")
+SEQUENTIAL = (
+    "#ffffcc",
+    "#ffeda0",
+    "#fed976",
+    "#feb24c",
+    "#fd8d3c",
+    "#fc4e2a",
+    "#e31a1c",
+    "#bd0026",
+    "#800026",
+)
+"""Light to dark, what matplotlib calls YlOrRd: quantities without a sign."""
+DIVERGING = (
+    "#053061", "#2166ac", "#4393c3", "#92c5de", "#d1e5f0", "#f7f7f7", "#fddbc7", "#f4a582", "#d6604d",
+    "#b2182b", "#67001f",
+)  # fmt: skip
+"""Blue below zero, red above, what matplotlib calls RdBu_r: quantities with a sign."""
+
+
+class Look(NamedTuple):
+    """How one thing is drawn everywhere."""
+
+    colour: str
+    dash: str
+    mark: str
+
+
+LOOKS = {
+    "hessian": Look(BLUE, "-", "o"),
+    "ggn": Look(ORANGE, "--", "s"),
+    "functional": Look(TEAL, ":", "^"),
+    "loss": Look("#000000", "-", "o"),  # the page draws black in the colour of its ink
+    "quadratic": Look(BLUE, "--", "s"),
+    "cubic": Look(ORANGE, ":", "^"),
+}
+"""By name: the matrices H, H_o and H_f, and the loss with its Taylor polynomials."""
+
+
+def line(name: str) -> dict[str, Any]:
+    """What `ax.plot` needs to draw a thing of `LOOKS` as we do."""
+    look = LOOKS[name]
+    return {"color": look.colour, "ls": look.dash, "marker": look.mark}
+
+
+def settings() -> dict[str, Any]:
+    """matplotlib's settings of our figures, as in a style file."""
+    return {
+        "axes.prop_cycle": f"cycler(color={list(PALETTE)}, linestyle={list(DASHES)})",
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.titlelocation": "left",
+        "axes.titlesize": 10,
+        "axes.labelsize": 9,
+        "axes.axisbelow": True,
+        "axes.grid": True,
+        "grid.color": "0.9",
+        "grid.linewidth": 0.3,
+        "xtick.labelsize": 8,
+        "ytick.labelsize": 8,
+        "legend.fontsize": 8,
+        "legend.frameon": False,
+        "lines.linewidth": 1.4,
+        "lines.markersize": 3.5,
+        "image.interpolation": "nearest",
+        "savefig.dpi": 150,
+    }
+
+
+@contextmanager
+def context() -> Iterator[None]:
+    """Figures that are made inside have our look; outside nothing changes."""
+    import matplotlib as mpl
+
+    with mpl.rc_context(settings()):  # pyright: ignore[reportArgumentType]
+        yield
+
+
+def use() -> None:
+    """Our look for all figures from here on."""
+    import matplotlib as mpl
+
+    mpl.rcParams.update(settings())  # pyright: ignore[reportArgumentType, reportCallIssue]
