@@ -1,0 +1,91 @@
+"""Several studies of one model, one behind the other: what is finished is found, a failure stops no other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import NamedTuple
+
+from curvescope.core.config import Settings, Value
+from curvescope.core.progress import Progress
+from curvescope.models.zoo.names import BUNDLED
+from curvescope.runs.folder import Say
+from curvescope.studies import find, folder
+
+
+class Wanted(NamedTuple):
+    """A study that is wanted, and why."""
+
+    study: str
+    why: str
+    seconds: float  # of one core, for the bundled model with these settings: how it compares with others
+    settings: Mapping[str, Value] = {}  # of the quick profile; full has the study's own
+
+    def joined(self, other: Wanted) -> Wanted:
+        """Both in one run."""
+        why = self.why if other.why in self.why else f"{self.why}; {other.why}"
+        settings = {**self.settings, **other.settings}
+        return Wanted(self.study, why, max(self.seconds, other.seconds), settings)
+
+
+class Made(NamedTuple):
+    """What came of them, by the names of studies."""
+
+    folders: dict[str, Path]
+    failed: dict[str, Exception]
+
+
+Begin = Callable[[int, Wanted], None]
+"""Called with the number of a study, from 1, as it begins."""
+
+
+def run_all(
+    wanted: Sequence[Wanted],
+    given: Settings,
+    *,
+    out: Path,
+    profile: str = "quick",
+    force: bool = False,
+    strict: bool = False,
+    begin: Begin = lambda number, one: None,
+    progress: Progress | None = None,
+    say: Say = lambda line: None,
+) -> Made:
+    """Run the studies in their order, each in a folder of its own under `out`.
+
+    Args:
+        given: settings for every study that has one of the name; `model` among them.
+        profile: quick takes the settings of `wanted`, or less where a study of a model that is not bundled
+            would take more than a minute; full the studies' own.
+        strict: raise the first error; else a study that fails is left behind.
+    """
+    made = Made({}, {})
+    for number, one in enumerate(wanted, start=1):
+        begin(number, one)
+        try:
+            made.folders[one.study] = _run(one, given, out, profile, force, progress, say)
+        except Exception as error:
+            if strict:
+                raise
+            made.failed[one.study] = error
+    return made
+
+
+def _run(
+    one: Wanted,
+    given: Settings,
+    out: Path,
+    profile: str,
+    force: bool,
+    progress: Progress | None,
+    say: Say,
+) -> Path:
+    study = find(one.study)
+    known = {field.name for field in fields(study.Config)}
+    own = {name: value for name, value in given.items() if name in known and value not in (None, [])}
+    quick = {} if profile == "full" else {name: v for name, v in one.settings.items() if name not in own}
+    fitted = study.plan is not None and given.get("model") not in BUNDLED
+    limit = folder.Limit(profile, start=quick) if fitted else None
+    settings = own if fitted else {**quick, **own}
+    return folder.run(one.study, settings, out=out, progress=progress, say=say, force=force, limit=limit)[0]
