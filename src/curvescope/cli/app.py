@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from inspect import cleandoc
 from typing import Annotated, Any, final
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from curvescope import __version__
 from curvescope.cli.commands import names, pages, papers, studies
@@ -36,7 +38,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    epilog="Examples: curvescope report; curvescope diagnose tiny-gpt; curvescope run spectrum",
+    epilog="\b\nExamples:\n  curvescope report\n  curvescope diagnose tiny-gpt\n  curvescope run spectrum",
 )
 
 
@@ -56,14 +58,29 @@ def _options(
     """A microscope for the curvature and geometry of Transformers."""
 
 
-app.command("list", epilog=EVERYWHERE)(names.list_names)
-app.command(epilog=EVERYWHERE)(names.info)
-app.command(epilog=EVERYWHERE)(pages.report)
-app.command(cls=Settable, epilog=EVERYWHERE)(studies.diagnose)
-app.command(cls=Settable, epilog=EVERYWHERE)(studies.run)
-app.command(cls=Settable, epilog=EVERYWHERE)(studies.compare)
-app.command(epilog=EVERYWHERE)(pages.runs)
-app.command(epilog=EVERYWHERE)(pages.watch)
-app.command(cls=Settable, epilog=EVERYWHERE)(papers.reproduce)
-app.command(cls=Settable, epilog=EVERYWHERE)(studies.bench)
-app.command(epilog=EVERYWHERE)(names.doctor)
+Function = Callable[..., None]
+
+
+def _add(function: Function, name: str | None = None, *, cls: type[TyperCommand] | None = None) -> None:
+    """A command; its help is the docstring, with a line for every example."""
+    app.command(name, cls=cls, help=laid_out(str(function.__doc__)), epilog=EVERYWHERE)(function)
+
+
+def laid_out(words: str) -> str:
+    """A docstring whose last paragraph is `Examples: a; b`, a line for each; \\b keeps them as they are."""
+    text, _, examples = cleandoc(words).partition("Examples: ")
+    lines = "".join(f"\n  {example}" for example in " ".join(examples.split()).split("; "))
+    return f"{text}\b\nExamples:{lines}"
+
+
+_add(names.list_names, "list")
+_add(names.info)
+_add(pages.report)
+_add(studies.diagnose, cls=Settable)
+_add(studies.run, cls=Settable)
+_add(studies.compare, cls=Settable)
+_add(pages.runs)
+_add(pages.watch)
+_add(papers.reproduce, cls=Settable)
+_add(studies.bench, cls=Settable)
+_add(names.doctor)

@@ -46,7 +46,7 @@ SECTIONS: dict[str, tuple[Wanted, ...]] = {
     "dynamics": (
         Wanted(
             "dynamics", "how curvature changed in training", 30,
-            {"checkpoints": REVISIONS, "tokens": 256, "blocks": ("L*.W_*",)},
+            {"checkpoints": REVISIONS, "tokens": 128, "blocks": ("L*.W_*",)},
         ),
     ),
     "landscape": (Wanted("taylor", "how far a quadratic predicts the loss", 60, {"tokens": 64}),),

@@ -97,7 +97,7 @@ def _asked(settings: Settings, limit: Limit) -> str:
     return tomli_w.dumps({"version": __version__, "settings": _plain(settings), "limit": words, **start})
 
 
-def _plain(settings: Settings) -> dict[str, Plain | list[Plain]]:
+def _plain(settings: Settings) -> dict[str, object]:
     """As TOML has them."""
     return {name: list(v) if isinstance(v, tuple) else v for name, v in settings.items() if v is not None}
 

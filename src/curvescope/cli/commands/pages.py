@@ -30,7 +30,7 @@ def report(
     what: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[MODEL | RUNS...]",
+            metavar="MODEL|RUNS",
             help="A model as in `run`, which is looked at first; or run folders, or folders of them, which "
             "are shown as they are. Default: tiny-gpt.",
             autocompletion=completion.models,

@@ -153,7 +153,7 @@ def compare(
     sides: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[A B...]",
+            metavar="SIDE",
             help="Models as in `run`, checkpoints as NAME@REVISION; one with several --data. Default: "
             "tiny-gpt@initial tiny-gpt@final.",
             autocompletion=completion.sides,

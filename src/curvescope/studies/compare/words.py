@@ -93,7 +93,7 @@ def captions(found: Comparison) -> dict[str, str]:
         "quantities": f"Every quantity of every side, {how}; bars are intervals that are meant to hold it 95 "
         "times in 100. The functional share is ‖H_f‖/‖H‖, the λ_max gap 1 − λ_max(GGN)/λ_max(H).",
         "density": "Spectral densities of the Hessian and of the GGN, by stochastic Lanczos quadrature, "
-        "under a kernel; bands are 95 % intervals over probes. The axis is logarithmic on both sides of zero.",
+        "under a kernel; bands are 95 % intervals over probes. The axis is logarithmic on both sides of 0.",
         "block_ratios": f"Frobenius norm of every diagonal block of the Hessian over that of {first.name}, "
         "by layer and role; in parentheses where it is not decided which is larger.",
         "block_sharpness": "λ_max of every block on every side; bars are intervals.",
