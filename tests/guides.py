@@ -1,7 +1,8 @@
 """Pages of docs/guides: their code and commands are run, and print what the page says behind them.
 
 A block of text behind a block of code is its output: the same words, and numbers that are close (others'
-processors round otherwise). What a command prints, with error bars and times, is compared by its words.
+processors round otherwise). What a command prints, with error bars and times, is compared by its words, and
+without the name of the folder that it is called in.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def run(name: str) -> dict[str, Any]:
                 exec(compile(text, f"docs/guides/{name}", "exec"), space)
             else:
                 main_quietly(text.split())
-        printed, words_alone = out.getvalue(), kind == "bash"
+        printed, words_alone = out.getvalue().replace(f"{Path.cwd()}/", ""), kind == "bash"
     assert not printed
     return space
 

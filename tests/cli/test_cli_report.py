@@ -31,7 +31,7 @@ def played(tmp_path, monkeypatch):
     """Studies that only say that they were asked; errors by name in what is returned."""
     asked, errors = [], {}
 
-    def run(study, settings, *, out, progress, say, force, limit):
+    def run(study, settings, *, out, progress, say, tell, force, limit):
         asked.append((study, settings, limit))
         if study in errors:
             raise errors[study]

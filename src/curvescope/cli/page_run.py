@@ -110,10 +110,13 @@ def _run(model: str, given: Settings, wish: Wish) -> Made:
             words = f"{number} of {len(wanted)}: {one.study}, {one.why}"
             watch.part(words, done, done + one.seconds, sum(other.seconds for other in wanted))
 
+        def fail(one: Wanted, error: Exception) -> None:
+            watch.fail(f"{one.study} failed: {_sentence(error)}")
+
         try:
             return run_all(
                 wanted, given, out=wish.out, profile=profile, force=wish.force, strict=wants_traceback(),
-                begin=begin, progress=watch.piece, say=watch.say,
+                begin=begin, fail=fail, progress=watch.piece, say=watch.say, tell=watch.answer,
             )  # fmt: skip
         except KeyboardInterrupt as stop:
             raise say_how_to_go_on(watch, stop) from None

@@ -74,6 +74,7 @@ def carry_out(
                 limit=limit,
                 progress=watch.piece,
                 say=watch.say,
+                tell=watch.answer,
             )
         except KeyboardInterrupt as stop:
             raise say_how_to_go_on(watch, stop) from None

@@ -10,7 +10,7 @@ from typing import final
 import typer
 
 from curvescope.core.progress import Progress, listening
-from curvescope.runs.folder import Standing
+from curvescope.runs.folder import Say, Standing
 
 Part = Callable[[str, float, float, float], None]
 """Called with (what, before, behind, total) as one of several studies begins: the work that is done before
@@ -22,8 +22,19 @@ and behind it, and all of it, in any unit.
 class Watch:
     """What was heard last, of studies, of the pieces of one and of the loop inside the current piece."""
 
-    def __init__(self, part: Part, piece: Progress, loop: Progress, echo: Callable[[str], None]):
-        self._part, self._piece, self._loop, self._echo = part, piece, loop, echo
+    def __init__(
+        self,
+        part: Part,
+        piece: Progress,
+        loop: Progress,
+        say: Say,
+        answer: Say | None = None,
+        fail: Say | None = None,
+    ):
+        self._part, self._piece, self._loop = part, piece, loop
+        self.say = say  # lines for a person
+        self.answer = say if answer is None else answer  # what came out of a piece
+        self.fail = say if fail is None else fail  # why the piece in hand did not end
         self.words, self.number, self.total, self.steps = "", 0, 0, 0
 
     def part(self, what: str, before: float, behind: float, total: float) -> None:
@@ -40,10 +51,6 @@ class Watch:
         """A step of the loop inside is done."""
         self.steps = total
         self._loop(what, done, total)
-
-    def say(self, line: str) -> None:
-        """A line for a person."""
-        self._echo(line)
 
     def stopped(self, kept: Standing) -> str:
         """Where the same command goes on."""
@@ -75,9 +82,18 @@ class Lines:
         self._open = f"{self._front}{number}/{total} {what}"
 
     def say(self, line: str) -> None:
-        """What came out of a piece stands behind it."""
-        typer.echo(f"{self._open}: {line}" if self._open else f"{self._front}{line}", err=True)
+        """A line of its own."""
+        typer.echo(f"{self._front}{line}", err=True)
+
+    def answer(self, line: str) -> None:
+        """What came out of a piece stands behind its name."""
+        self._open = f"{self._open}: {line}" if self._open else f"{self._front}{line}"
+        self.close()
+
+    def fail(self, line: str) -> None:
+        """The piece in hand is not done."""
         self._open = ""
+        self.say(line)
 
     def close(self) -> None:
         """The last piece is done."""
@@ -100,7 +116,7 @@ def watched(quiet: bool) -> Iterator[Watch]:
         return
     if not sys.stderr.isatty():
         lines = Lines()
-        watch = Watch(lines.part, lines.piece, _nothing, lines.say)
+        watch = Watch(lines.part, lines.piece, _nothing, lines.say, lines.answer, lines.fail)
         with listening(watch.loop):
             yield watch
         lines.close()

@@ -44,6 +44,7 @@ def run(
     out: str | Path = "runs",
     progress: Progress | None = None,
     say: Say = lambda line: None,
+    tell: Say | None = None,
     force: bool = False,
     limit: Limit | None = None,
 ) -> tuple[Path, Shown]:
@@ -54,6 +55,7 @@ def run(
 
     Args:
         say: called with lines for a person, such as that a run is resumed.
+        tell: called with what came out of pieces, as they are done; by default `say`.
         force: compute anew what is finished.
         limit: choose settings that nobody gave to be in time; by default they are the study's own. What was
             chosen when the same was asked for before is taken again.
@@ -71,7 +73,7 @@ def run(
         cfg, words = (found.Config.from_dict(before), "") if before else _fitted(found, settings, limit)
         if words:
             say(words)
-    folder = RunFolder(Path(out), study, cfg, say=say, force=force, asked=asked, chosen=words)
+    folder = RunFolder(Path(out), study, cfg, say=say, force=force, asked=asked, chosen=words, tell=tell)
     try:
         result = found.run(cfg, progress=progress, state=folder)
         folder.finish(result)

@@ -38,6 +38,8 @@ class Made(NamedTuple):
 
 Begin = Callable[[int, Wanted], None]
 """Called with the number of a study, from 1, as it begins."""
+Fail = Callable[[Wanted, Exception], None]
+"""Called as a study has failed."""
 
 
 def run_all(
@@ -49,8 +51,10 @@ def run_all(
     force: bool = False,
     strict: bool = False,
     begin: Begin = lambda number, one: None,
+    fail: Fail = lambda one, error: None,
     progress: Progress | None = None,
     say: Say = lambda line: None,
+    tell: Say | None = None,
 ) -> Made:
     """Run the studies in their order, each in a folder of its own under `out`.
 
@@ -64,28 +68,24 @@ def run_all(
     for number, one in enumerate(wanted, start=1):
         begin(number, one)
         try:
-            made.folders[one.study] = _run(one, given, out, profile, force, progress, say)
+            settings, limit = _settings(one, given, profile)
+            made.folders[one.study] = folder.run(
+                one.study, settings, out=out, progress=progress, say=say, tell=tell, force=force, limit=limit
+            )[0]
         except Exception as error:
             if strict:
                 raise
             made.failed[one.study] = error
+            fail(one, error)
     return made
 
 
-def _run(
-    one: Wanted,
-    given: Settings,
-    out: Path,
-    profile: str,
-    force: bool,
-    progress: Progress | None,
-    say: Say,
-) -> Path:
+def _settings(one: Wanted, given: Settings, profile: str) -> tuple[Settings, folder.Limit | None]:
+    """What a study is given, and how long it may take."""
     study = find(one.study)
     known = {field.name for field in fields(study.Config)}
     own = {name: value for name, value in given.items() if name in known and value not in (None, [])}
     quick = {} if profile == "full" else {name: v for name, v in one.settings.items() if name not in own}
-    fitted = study.plan is not None and given.get("model") not in BUNDLED
-    limit = folder.Limit(profile, start=quick) if fitted else None
-    settings = own if fitted else {**quick, **own}
-    return folder.run(one.study, settings, out=out, progress=progress, say=say, force=force, limit=limit)[0]
+    if study.plan is None or given.get("model") in BUNDLED:
+        return {**quick, **own}, None
+    return own, folder.Limit(profile, start=quick)
