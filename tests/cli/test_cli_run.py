@@ -32,6 +32,7 @@ def interrupted(self, V):
 
 
 def test_a_run_ends_with_its_headline_numbers_and_is_found_again(words, monkeypatch, capsys):
+    monkeypatch.setattr("curvescope.studies.fitting.Timer._timed", lambda self: 0.001)
     code, out, err = call(*words, capsys=capsys)
     assert code == 0, err
     lines = out.strip().splitlines()
