@@ -107,7 +107,7 @@ def test_blocks_without_a_partner_are_listed(models, few_sequences):
     }
     found = run(Config.from_dict(settings))
     assert found.blocks == ["L0.W_V"]
-    assert found.alone == {models["deep"]: ["L1.W_V"]}
+    assert found.alone == {"deep.toml": ["L1.W_V"]}
     assert any("L1.W_V" in note and "without a partner" in note for note in found.notes)
     assert found.tables()["without_partner"]["block"].tolist() == ["L1.W_V"]
     assert "density" not in found.figures()
@@ -124,7 +124,7 @@ def test_one_model_on_two_data_sets(tmp_path):
     found = run(cfg)
     losses = [make_problem(asked.cfg).value() for asked in cfg.asked()]
     assert found.difference(1, "loss").value == pytest.approx(losses[1] - losses[0])
-    assert [side.name for side in found.sides] == names
+    assert [side.name for side in found.sides] == ["a.txt", "b.txt"]
     assert not found.alike
     assert not any("different tokens" in note for note in found.notes)  # what is compared
 

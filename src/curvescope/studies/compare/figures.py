@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from curvescope.studies.compare.quantities import OPEN, QUANTITIES
-from curvescope.viz.blocks import PALETTE, bars
+from curvescope.viz.blocks import PALETTE, bars, cell_text
 from curvescope.viz.spectrum import density
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 LAYER = re.compile(r"L(\d+)\.(.+)")
 IN_A_ROW = 5
 NEAR_ZERO = 1e-3  # of the largest eigenvalue: the axis of a density is linear below
-MOST_FOLD = 100.0  # colours of a ratio go so far up and down
+LEAST_FOLD = 10.0  # colours of a ratio go at least so far up and down
 
 
 def draw(found: Comparison) -> dict[str, Figure]:
@@ -91,13 +91,14 @@ def _ratios(found: Comparison) -> Figure:
     cells = [[f"L{layer}.{role}" for role in roles] for layer in layers]
     grids = [grid for grid in (cells, [outside]) if grid and grid[0]]
     rows, wide = len(found.sides) - 1, [max(len(grid[0]), 1) for grid in grids]
-    size = (2.6 + 0.75 * sum(wide), (1.3 + 0.3 * max(len(layers), 2)) * rows)
+    size = (max(5.5, 2.6 + 0.75 * sum(wide)), (1.3 + 0.3 * max(len(layers), 2)) * rows)
+    fold = _fold(found)
     figure, axes = plt.subplots(
         rows, len(grids), figsize=size, layout="constrained", width_ratios=wide, squeeze=False
     )
     for number, row in enumerate(axes, start=1):
         for ax, grid in zip(row, grids, strict=True):
-            _cells(ax, found, number, grid)
+            _cells(ax, found, number, grid, fold)
             ax.set_xticks(range(len(grid[0])), [_role(name) for name in grid[0]], fontsize=8)
         title = f"‖H_bb‖ of {found.sides[number].name} over {found.sides[0].name}"
         row[0].set_title(title, fontsize=10, loc="left")
@@ -105,12 +106,20 @@ def _ratios(found: Comparison) -> Figure:
     return figure
 
 
+def _fold(found: Comparison) -> float:
+    """How far colours go: to the largest change, up or down."""
+    others = range(1, len(found.sides))
+    values = np.array([found.ratio(i, "‖H‖_F", block).value for i in others for block in found.blocks])
+    known = values[np.isfinite(values) & (values > 0)]
+    return float(max(LEAST_FOLD, np.maximum(known, 1 / known).max(initial=1.0)))
+
+
 def _role(name: str) -> str:
     match = LAYER.fullmatch(name)
     return match[2] if match else name
 
 
-def _cells(ax: Axes, found: Comparison, number: int, grid: list[list[str]]) -> None:
+def _cells(ax: Axes, found: Comparison, number: int, grid: list[list[str]], fold: float) -> None:
     """One map: the ratio in every cell, blank where there is no block."""
     from matplotlib.colors import LogNorm
 
@@ -118,13 +127,13 @@ def _cells(ax: Axes, found: Comparison, number: int, grid: list[list[str]]) -> N
     values = np.array(
         [[found.ratio(number, "‖H‖_F", b).value if b in there else math.nan for b in row] for row in grid]
     )
-    norm = LogNorm(1 / MOST_FOLD, MOST_FOLD, clip=True)
+    norm = LogNorm(1 / fold, fold, clip=True)
     ax.imshow(np.ma.masked_invalid(values), norm=norm, cmap="RdBu_r", aspect="auto")
     for (i, j), value in np.ndenumerate(values):
         block = grid[i][j]
         if block not in there:
             continue
-        text = f"{value:.2g}" if math.isfinite(value) else "–"
+        text = cell_text(float(f"{value:.2g}")) if math.isfinite(value) else "–"
         text = f"({text})" if found.difference(number, "‖H‖_F", block).verdict == OPEN else text
         dark = math.isfinite(value) and abs(2 * norm(value) - 1) > 0.6
         ax.text(j, i, text, ha="center", va="center", fontsize=8, color="white" if dark else "black")

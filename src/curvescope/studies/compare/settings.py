@@ -75,13 +75,14 @@ class Config(ModelOnData):
             models = tuple(f"{self.model}{AT}{revision}" for revision in (REVISIONS[0], REVISIONS[-1]))
         if len(models) > 1:
             data = self.datasets[0] if self.datasets else self.data
-            pairs = {name: split(name) for name in models}
-            return [Asked(n, replace(plain, model=m, revision=r, data=data)) for n, (m, r) in pairs.items()]
+            pairs = zip(short(models), map(split, models), strict=True)
+            return [Asked(n, replace(plain, model=m, revision=r, data=data)) for n, (m, r) in pairs]
         model, revision = split(models[0]) if models else (self.model, self.revision)
         one = replace(plain, model=model, revision=revision)
         if not self.datasets:
             return [Asked(models[0] if models else model, one)]
-        return [Asked(name, replace(one, data=name)) for name in self.datasets]
+        names = zip(short(self.datasets), self.datasets, strict=True)
+        return [Asked(name, replace(one, data=data)) for name, data in names]
 
     def effort(self) -> Effort:
         """Of the whole."""
@@ -93,6 +94,12 @@ class Config(ModelOnData):
             self.max_exact,
             self.seed,
         )
+
+
+def short(names: tuple[str, ...]) -> tuple[str, ...]:
+    """The last parts of paths, where these tell them apart."""
+    last = tuple(Path(name).name or name for name in names)
+    return last if len(set(last)) == len(last) else names
 
 
 def split(name: str) -> tuple[str, str | None]:
