@@ -20,6 +20,7 @@ from curvescope.cli import main
 FOLDER = Path(__file__).parent.parent / "docs" / "guides"
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[+-]\d+)?")
 BARS = re.compile(r"[▁▂▃▄▅▆▇█░]+")
+FOLDER_OF_RUN = re.compile(r"\d{8}-\d{6}-[0-9a-f]{8}")
 
 
 def run(name: str) -> dict[str, Any]:
@@ -64,5 +65,5 @@ def compare(printed: str, said: str, *, words_alone: bool = False) -> None:
 
 
 def skeleton(line: str) -> list[str]:
-    """The words of a line, without numbers and bars."""
-    return BARS.sub("", NUMBER.sub("#", line)).split()
+    """The words of a line, without numbers, bars and names of run folders."""
+    return BARS.sub("", NUMBER.sub("#", FOLDER_OF_RUN.sub("", line))).split()

@@ -90,7 +90,7 @@ def test_what_is_given_goes_to_every_study_that_takes_it(played, capsys):
     assert (code, err) == (0, "")
     (_, spectrum, _), (_, embeddings, _) = asked
     assert spectrum["tokens"] == 64
-    assert spectrum["num_probes"] == 3  # of the profile
+    assert spectrum["num_probes"] == 2  # of the profile
     assert "tokens" not in embeddings
     assert embeddings["seed"] == spectrum["seed"] == 3
     asked.clear()
@@ -143,6 +143,7 @@ def test_ctrl_c_says_the_command_that_goes_on(played, capsys):
         (["runs", "--seed", "1"], "expected a model with --seed"),
         (["runs", "--sections", "heads"], "expected a model with --sections"),
         (["tiny-gtp"], "expected a bundled model"),
+        (["no/such-model"], "no/such-model"),
         (["small.toml", "--sections", "dynamics"], "nothing is left to show"),
     ],
 )
@@ -163,7 +164,16 @@ def test_what_a_model_is_not_made_for_is_left_out(small, played, capsys):
     assert [study for study, *_ in asked] == ["diagnose", "spectrum", "blocks", "propagation"]
     limit = {study: limit for study, _, limit in asked}["spectrum"]
     assert limit.profile == "quick"
-    assert limit.start["tokens"] == 256
+    assert limit.start["tokens"] == 128
+    assert "norms" not in {study: limit for study, _, limit in asked}["blocks"].start  # of the bundled model
+
+
+def test_a_run_folder_that_is_not_there_is_taken_for_no_model(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("runs", "spectrum").mkdir(parents=True)
+    code, _, err = call("report", "runs/spectrum/2026", capsys=capsys)
+    assert code == 1
+    assert "expected a run folder" in err
 
 
 @pytest.mark.usefixtures("undrawn", "few_sequences")

@@ -62,17 +62,23 @@ def show(what: Sequence[str], given: Settings, wish: Wish) -> None:
 
 def _is_model(what: Sequence[str]) -> bool:
     """Whether a model is named, and not run folders."""
-    models = [
-        name
-        for name in what
-        if name in BUNDLED or not Path(name).is_dir() or any((Path(name) / file).exists() for file in MODELS)
-    ]
+    models = [name for name in what if _names_model(name)]
     if models and len(what) > 1:
         raise UsageError(
             f"expected one model, or run folders, got {models[0]!r} among {len(what)}",
             hint="curvescope compare takes several models",
         )
     return bool(models)
+
+
+def _names_model(name: str) -> bool:
+    """A bundled name, a file, a folder with a model in it, or a hub id, which is no path to anything here."""
+    path = Path(name)
+    if name in BUNDLED or path.is_file():
+        return True
+    if path.is_dir():
+        return any((path / file).exists() for file in MODELS)
+    return len(path.parts) == 1 or not path.parent.exists()
 
 
 def _check_unused(given: Settings, wish: Wish) -> None:

@@ -14,45 +14,43 @@ from curvescope.models.zoo.names import REVISIONS
 from curvescope.studies.several import Wanted
 
 SECTIONS: dict[str, tuple[Wanted, ...]] = {
-    "findings": (
-        Wanted("diagnose", "what is wrong with it, if anything", 18, {"tokens": 256}),
-    ),
+    "findings": (Wanted("diagnose", "what is wrong with it, if anything", 16, {"tokens": 128}),),
     "spectra": (
         Wanted(
-            "spectrum", "how its eigenvalues lie", 38,
-            {"tokens": 256, "num_probes": 3, "num_eigenvalues": 2, "num_trace_probes": 16,
-             "num_map_probes": 1, "max_products": 150},
+            "spectrum", "how its eigenvalues lie", 25,
+            {"tokens": 128, "num_probes": 2, "num_steps": 30, "num_eigenvalues": 2, "num_trace_probes": 16,
+             "num_map_probes": 1, "max_products": 100},
         ),
     ),
     "block-map": (
         Wanted(
-            "blocks", "which block is sharpest", 40,
-            {"tokens": 128, "num_trace_probes": 8, "num_norm_probes": 4, "num_small_probes": 3,
+            "blocks", "which block is sharpest", 22,
+            {"tokens": 64, "norms": ("E", "P", "L*.W_*", "U"), "num_trace_probes": 8, "num_norm_probes": 4,
              "num_sharp_steps": 8},
         ),
     ),
     "blocks": (
         Wanted(
-            "blocks", "how different blocks are", 60,
-            {"density": ("L0.W_[QV1]", "L3.W_[QV1]"), "num_density_probes": 2, "num_steps": 20},
+            "blocks", "how different blocks are", 40,
+            {"tokens": 64, "density": ("L0.W_[QV1]", "L3.W_[QV1]"), "num_density_probes": 2, "num_steps": 20},
         ),
     ),
     "propagation": (
         Wanted(
-            "propagation", "where curvature comes from", 20,
-            {"tokens": 128, "num_probes": 4, "num_map_probes": 1, "num_steps": 6},
+            "propagation", "where curvature comes from", 13,
+            {"tokens": 64, "num_probes": 4, "num_map_probes": 1, "num_steps": 6},
         ),
     ),
     "dynamics": (
         Wanted(
-            "dynamics", "how curvature changed in training", 30,
-            {"checkpoints": REVISIONS, "tokens": 128, "blocks": ("L*.W_*",)},
+            "dynamics", "how curvature changed in training", 20,
+            {"checkpoints": REVISIONS, "tokens": 64, "blocks": ("L*.W_[QO2]",)},
         ),
     ),
     "landscape": (Wanted("taylor", "how far a quadratic predicts the loss", 60, {"tokens": 64}),),
     "geometry": (
         Wanted("heads", "what heads look for and write", 10),
-        Wanted("trajectory", "the paths of tokens through the layers", 10, {"tokens": 256}),
+        Wanted("trajectory", "the paths of tokens through the layers", 9, {"tokens": 256}),
     ),
 }  # fmt: skip
 MORE: tuple[Wanted, ...] = (

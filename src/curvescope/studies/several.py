@@ -13,6 +13,9 @@ from curvescope.models.zoo.names import BUNDLED
 from curvescope.runs.folder import Say
 from curvescope.studies import find, folder
 
+NAMED = ("blocks", "norms", "density", "checkpoints")
+"""Settings that name what a bundled model has, and another one may not."""
+
 
 class Wanted(NamedTuple):
     """A study that is wanted, and why."""
@@ -86,6 +89,7 @@ def _settings(one: Wanted, given: Settings, profile: str) -> tuple[Settings, fol
     known = {field.name for field in fields(study.Config)}
     own = {name: value for name, value in given.items() if name in known and value not in (None, [])}
     quick = {} if profile == "full" else {name: v for name, v in one.settings.items() if name not in own}
-    if study.plan is None or given.get("model") in BUNDLED:
+    if given.get("model") in BUNDLED:
         return {**quick, **own}, None
-    return own, folder.Limit(profile, start=quick)
+    quick = {name: value for name, value in quick.items() if name not in NAMED}
+    return ({**quick, **own}, None) if study.plan is None else (own, folder.Limit(profile, start=quick))

@@ -9,7 +9,7 @@ from curvescope.core.errors import CurvescopeError
 from curvescope.models.zoo.names import BUNDLED
 from curvescope.studies.setting import ModelOnData, TokenModel, load_model, load_token_model
 
-GEOMETRY = ("heads", "trajectory", "embeddings", "layernorm", "probes")
+GEOMETRY = ("heads", "trajectory", "embeddings", "layernorm", "probes")  # studies of one stream of tokens
 
 
 def unsuited(studies: list[str], given: Settings) -> dict[str, str]:
@@ -20,13 +20,12 @@ def unsuited(studies: list[str], given: Settings) -> dict[str, str]:
     """
     known = {field.name for field in fields(TokenModel)}
     cfg = {name: value for name, value in given.items() if name in known and value not in (None, [])}
-    load_model(ModelOnData.from_dict(cfg))
     found = {}
-    if any(study in GEOMETRY for study in studies):
-        try:
-            load_token_model(TokenModel.from_dict(cfg))
-        except CurvescopeError as error:
-            found = {study: error.message for study in studies if study in GEOMETRY}
+    try:
+        load_token_model(TokenModel.from_dict(cfg))
+    except CurvescopeError as error:
+        load_model(ModelOnData.from_dict(cfg))  # raises where it is no model at all
+        found = {study: error.message for study in studies if study in GEOMETRY}
     if "dynamics" in studies and given.get("model") not in BUNDLED and not given.get("checkpoints"):
         found["dynamics"] = "a model without checkpoints has no course; --checkpoints names them"
     return found
