@@ -49,7 +49,7 @@ def played(tmp_path, monkeypatch):
 def test_every_section_has_studies_whose_quick_settings_are_settings():
     for one in [*(one for found in SECTIONS.values() for one in found), *MORE]:
         assert one.study in STUDIES
-        find(one.study).Config.from_dict(one.settings)
+        find(one.study).Config.from_dict({**one.settings, **one.always})
         assert one.why
         assert one.seconds > 0
     assert set(QUICK) <= set(SECTIONS)
@@ -58,7 +58,7 @@ def test_every_section_has_studies_whose_quick_settings_are_settings():
 def test_sections_are_chosen_by_their_names_and_by_those_of_studies():
     assert [one.study for one in choose(["spectra", "heads"], "quick")] == ["spectrum", "heads"]
     (both,) = choose(["block-map", "blocks"], "quick")  # one run
-    assert both.settings["density"]
+    assert both.always["density"]
     assert both.settings["num_norm_probes"] == 4
     assert {one.study for one in choose([], "quick")} < {one.study for one in choose([], "full")}
     assert {"findings", "spectrum", "gap"} <= set(names())
@@ -96,6 +96,9 @@ def test_what_is_given_goes_to_every_study_that_takes_it(played, capsys):
     asked.clear()
     call("report", "tiny-gpt", "--profile", "full", "--sections", "spectra", "-q", capsys=capsys)
     assert asked == [("spectrum", {"model": "tiny-gpt"}, None)]
+    asked.clear()
+    call("report", "tiny-gpt", "--profile", "full", "--sections", "dynamics", "-q", capsys=capsys)
+    assert set(asked[0][1]) == {"model", "checkpoints"}
 
 
 def test_a_study_that_fails_loses_no_other(played, capsys):

@@ -32,7 +32,8 @@ SECTIONS: dict[str, tuple[Wanted, ...]] = {
     "blocks": (
         Wanted(
             "blocks", "how different blocks are", 40,
-            {"tokens": 64, "density": ("L0.W_[QV1]", "L3.W_[QV1]"), "num_density_probes": 2, "num_steps": 20},
+            {"tokens": 64, "num_density_probes": 2, "num_steps": 20},
+            {"density": ("L0.W_[QV1]", "L3.W_[QV1]")},
         ),
     ),
     "propagation": (
@@ -44,7 +45,7 @@ SECTIONS: dict[str, tuple[Wanted, ...]] = {
     "dynamics": (
         Wanted(
             "dynamics", "how curvature changed in training", 20,
-            {"checkpoints": REVISIONS, "tokens": 64, "blocks": ("L*.W_[QO2]",)},
+            {"tokens": 64, "blocks": ("L*.W_[QO2]",)}, {"checkpoints": REVISIONS},
         ),
     ),
     "landscape": (Wanted("taylor", "how far a quadratic predicts the loss", 60, {"tokens": 64}),),

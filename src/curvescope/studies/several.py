@@ -13,7 +13,7 @@ from curvescope.models.zoo.names import BUNDLED
 from curvescope.runs.folder import Say
 from curvescope.studies import find, folder
 
-NAMED = ("blocks", "norms", "density", "checkpoints")
+NAMED = ("blocks", "norms")
 """Settings that name what a bundled model has, and another one may not."""
 
 
@@ -24,12 +24,13 @@ class Wanted(NamedTuple):
     why: str
     seconds: float  # of one core, for the bundled model with these settings: how it compares with others
     settings: Mapping[str, Value] = {}  # of the quick profile; full has the study's own
+    always: Mapping[str, Value] = {}  # of both, for a bundled model
 
     def joined(self, other: Wanted) -> Wanted:
         """Both in one run."""
         why = self.why if other.why in self.why else f"{self.why}; {other.why}"
-        settings = {**self.settings, **other.settings}
-        return Wanted(self.study, why, max(self.seconds, other.seconds), settings)
+        settings, always = {**self.settings, **other.settings}, {**self.always, **other.always}
+        return Wanted(self.study, why, max(self.seconds, other.seconds), settings, always)
 
 
 class Made(NamedTuple):
@@ -90,6 +91,6 @@ def _settings(one: Wanted, given: Settings, profile: str) -> tuple[Settings, fol
     own = {name: value for name, value in given.items() if name in known and value not in (None, [])}
     quick = {} if profile == "full" else {name: v for name, v in one.settings.items() if name not in own}
     if given.get("model") in BUNDLED:
-        return {**quick, **own}, None
+        return {**one.always, **quick, **own}, None
     quick = {name: value for name, value in quick.items() if name not in NAMED}
     return ({**quick, **own}, None) if study.plan is None else (own, folder.Limit(profile, start=quick))
