@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -175,8 +176,6 @@ def _write(folders: list[Path], made: Made, wish: Wish) -> None:
     else:
         typer.echo(f"the report is in {wish.page.resolve()}")
     if wish.open:
-        import webbrowser
-
         webbrowser.open(wish.page.resolve().as_uri())
 
 

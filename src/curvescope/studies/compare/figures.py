@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -35,17 +35,21 @@ def draw(found: Comparison) -> dict[str, Figure]:
     return figures
 
 
+def _subplots(*shape: int, **options: Any) -> Any:
+    import matplotlib.pyplot as plt
+
+    return plt.subplots(*shape, layout="constrained", **options)
+
+
 def _colour(number: int) -> str:
     return PALETTE[number % len(PALETTE)]
 
 
 def _quantities(found: Comparison) -> Figure:
     """A panel for every quantity, a point with its interval for every side."""
-    import matplotlib.pyplot as plt
-
     rows = -(-len(QUANTITIES) // IN_A_ROW)
     size = (2.4 * IN_A_ROW, (1.1 + 0.35 * len(found.sides)) * rows + 0.3)
-    figure, axes = plt.subplots(rows, IN_A_ROW, figsize=size, layout="constrained", sharey=True)
+    figure, axes = _subplots(rows, IN_A_ROW, figsize=size, sharey=True)
     for ax in axes.flat[len(QUANTITIES) :]:
         ax.set_visible(False)
     for ax, name in zip(axes.flat, QUANTITIES, strict=False):
@@ -66,24 +70,31 @@ def _quantities(found: Comparison) -> Figure:
 
 def _densities(found: Comparison) -> Figure:
     """Hessians and GGNs of all sides, one panel each."""
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(1, 2, figsize=(11, 3.8), layout="constrained", sharey=True)
+    figure, axes = _subplots(1, 2, figsize=(11, 3.8), sharey=True)
     for ax, part, title in zip(axes, ("hessian", "ggn"), ("Hessian", "GGN"), strict=True):
         ends = [abs(end) for side in found.sides for end in side.whole.densities[part].extremes]
         for number, side in enumerate(found.sides):
             ax.set_prop_cycle(color=[_colour(number)])
             density(ax, *side.whole.densities[part].band(), log_y=True, label=side.name)
-        ax.set_xscale("symlog", linthresh=NEAR_ZERO * max(ends, default=1.0) or 1.0)
+        _both_sides(ax, max(ends) or 1.0)
+        if part == "ggn":
+            ax.set_xlim(left=0.0)
         ax.set_title(title, fontsize=11, loc="left")
     axes[1].set_ylabel("")
     return figure
 
 
+def _both_sides(ax: Axes, end: float) -> None:
+    """A logarithmic axis on both sides of zero, linear near it, with few ticks that stand apart."""
+    left, right = ax.get_xlim()
+    ax.set_xscale("symlog", linthresh=NEAR_ZERO * end)
+    powers = 10.0 ** np.arange(math.floor(math.log10(end)) - 1, math.floor(math.log10(end)) + 1)
+    ax.set_xticks([power for power in (*-powers[::-1], 0.0, *powers) if left <= power <= right])
+    ax.set_xlim(left, right)
+
+
 def _ratios(found: Comparison) -> Figure:
     """Layer × role maps of norms over those of the first side, a row for every other side."""
-    import matplotlib.pyplot as plt
-
     inside = [match for name in found.blocks if (match := LAYER.fullmatch(name))]
     layers = sorted({int(match[1]) for match in inside})
     roles = list(dict.fromkeys(match[2] for match in inside))
@@ -93,9 +104,7 @@ def _ratios(found: Comparison) -> Figure:
     rows, wide = len(found.sides) - 1, [max(len(grid[0]), 1) for grid in grids]
     size = (max(5.5, 2.6 + 0.75 * sum(wide)), (1.3 + 0.3 * max(len(layers), 2)) * rows)
     fold = _fold(found)
-    figure, axes = plt.subplots(
-        rows, len(grids), figsize=size, layout="constrained", width_ratios=wide, squeeze=False
-    )
+    figure, axes = _subplots(rows, len(grids), figsize=size, width_ratios=wide, squeeze=False)
     for number, row in enumerate(axes, start=1):
         for ax, grid in zip(row, grids, strict=True):
             _cells(ax, found, number, grid, fold)
@@ -145,9 +154,7 @@ def _cells(ax: Axes, found: Comparison, number: int, grid: list[list[str]], fold
 
 def _sharpness(found: Comparison) -> Figure:
     """λ_max of every block, all sides beside each other."""
-    import matplotlib.pyplot as plt
-
-    figure, ax = plt.subplots(figsize=(max(5.0, 2.5 + 0.3 * len(found.blocks)), 3.6), layout="constrained")
+    figure, ax = _subplots(figsize=(max(5.0, 2.5 + 0.3 * len(found.blocks)), 3.6))
     series = {
         side.name: tuple(np.array([side.quantity("λ_max", block) for block in found.blocks]).T)
         for side in found.sides

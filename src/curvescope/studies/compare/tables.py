@@ -12,21 +12,21 @@ if TYPE_CHECKING:
 
     from curvescope.studies.compare.study import Comparison
 
+Row = dict[str, object]
+
 
 def of(found: Comparison) -> dict[str, pd.DataFrame]:
     """Differences, values of every side, blocks, and blocks that have no partner."""
     import pandas as pd
 
-    tables = {"differences": _differences(found), "sides": _sides(found)}
-    if found.blocks:
-        tables["blocks"] = _blocks(found)
-    alone = [{"block": block, "only in": side} for side, names in found.alone.items() for block in names]
-    return tables | ({"without_partner": pd.DataFrame(alone)} if alone else {})
+    rows = {"differences": _differences(found), "sides": _sides(found), "blocks": _blocks(found)}
+    rows["without_partner"] = [
+        {"block": block, "only in": side} for side, names in found.alone.items() for block in names
+    ]
+    return {name: pd.DataFrame(each) for name, each in rows.items() if each}
 
 
-def _differences(found: Comparison) -> pd.DataFrame:
-    import pandas as pd
-
+def _differences(found: Comparison) -> list[Row]:
     first, rows = found.sides[0], []
     for number, side in enumerate(found.sides[1:], start=1):
         for name in QUANTITIES:
@@ -45,13 +45,11 @@ def _differences(found: Comparison) -> pd.DataFrame:
                     "ratio": ratio.value,
                 }
             )
-    return pd.DataFrame(rows)
+    return rows
 
 
-def _sides(found: Comparison) -> pd.DataFrame:
-    import pandas as pd
-
-    rows = [
+def _sides(found: Comparison) -> list[Row]:
+    return [
         {
             "side": side.name,
             "model": side.model,
@@ -64,13 +62,10 @@ def _sides(found: Comparison) -> pd.DataFrame:
         for side in found.sides
         for name in QUANTITIES
     ]
-    return pd.DataFrame(rows)
 
 
-def _blocks(found: Comparison) -> pd.DataFrame:
+def _blocks(found: Comparison) -> list[Row]:
     """Ratios, of λ_max first."""
-    import pandas as pd
-
     sizes = [dict(zip(side.blocks, side.sizes.tolist(), strict=True)) for side in found.sides]
     rows = []
     for name, (number, side), block in product(OF_BLOCKS, list(enumerate(found.sides))[1:], found.blocks):
@@ -90,4 +85,4 @@ def _blocks(found: Comparison) -> pd.DataFrame:
                 "verdict": found.difference(number, name, block).verdict,
             }
         )
-    return pd.DataFrame(rows)
+    return rows
