@@ -1,7 +1,8 @@
 """Pages of docs: their code and commands are run, and print what the page says behind them.
 
 A block of text behind a block of code is its output: the same words, and numbers that are close (others'
-processors round otherwise). What a command prints, with error bars and times, is compared by its words.
+processors round otherwise). What a command prints, with error bars and times, is compared by its words, and
+without the name of the folder that it is called in.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from curvescope.cli import main
 FOLDER = Path(__file__).parent.parent / "docs"
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[+-]\d+)?")
 BARS = re.compile(r"[▁▂▃▄▅▆▇█░]+")
+FOLDER_OF_RUN = re.compile(r"\d{8}-\d{6}-[0-9a-f]{8}")
 
 
 def run(name: str) -> dict[str, Any]:
@@ -39,7 +41,7 @@ def run(name: str) -> dict[str, Any]:
                 exec(compile(text, f"docs/{name}", "exec"), space)
             else:
                 main_quietly(text.split())
-        printed, words_alone = out.getvalue(), kind == "bash"
+        printed, words_alone = out.getvalue().replace(f"{Path.cwd()}/", ""), kind == "bash"
     assert not printed
     return space
 
@@ -63,5 +65,5 @@ def compare(printed: str, said: str, *, words_alone: bool = False) -> None:
 
 
 def skeleton(line: str) -> list[str]:
-    """The words of a line, without numbers and bars."""
-    return BARS.sub("", NUMBER.sub("#", line)).split()
+    """The words of a line, without numbers, bars and names of run folders."""
+    return BARS.sub("", NUMBER.sub("#", FOLDER_OF_RUN.sub("", line))).split()

@@ -29,6 +29,18 @@ def test_what_learning_rate():
     assert seen["seen_adam"]["ceiling"][1:].min() == pytest.approx(seen["ceiling_adam"], rel=0.1)
 
 
+def test_one_page_of_a_model(tmp_path, monkeypatch):
+    monkeypatch.setattr("curvescope.runs.folder.write_figures", lambda result, folder: None)
+    guides.run("report.md")
+    assert {page.name for page in tmp_path.glob("*.html")} == {"report.html", "mine.html", "third.html"}
+
+
+def test_two_models_side_by_side(monkeypatch):
+    monkeypatch.setattr("curvescope.runs.folder.write_figures", lambda result, folder: None)
+    found = guides.run("compare.md")["found"]
+    assert [side.name for side in found.sides] == ["tiny-gpt@initial", "tiny-gpt@final"]
+
+
 def test_a_page_that_says_something_else_is_noticed():
     guides.compare("step 3  loss 2.50\n", "step 3  loss 2.51\n")
     for other in ("step 3  loss 3.51\n", "step 3  los 2.50\n", "step 3  loss 2.50\nmore\n"):

@@ -12,7 +12,7 @@ import torch
 import curvescope as cs
 import oracles
 import saved_models
-from curvescope.cli.asking import split
+from curvescope.cli.typed.asking import split
 from curvescope.core.errors import UsageError
 from curvescope.data.tasks import task
 from curvescope.models.zoo.folder import save

@@ -7,6 +7,7 @@ import sys
 import typer
 
 from curvescope.cli.app import app
+from curvescope.cli.typed.line import go_on, remember
 from curvescope.core.errors import CurvescopeError
 
 __all__ = ["main"]
@@ -16,6 +17,7 @@ def main(arguments: list[str] | None = None) -> None:
     """Run the command line; an error is one sentence and an exit code, unless --debug is given."""
     words = sys.argv[1:] if arguments is None else arguments
     debug = "--debug" in words
+    remember(words)
     words = ["--debug", *(word for word in words if word != "--debug")] if debug else words
     try:
         app(words, prog_name="curvescope")
@@ -25,7 +27,7 @@ def main(arguments: list[str] | None = None) -> None:
         _complain(error.message, error.hint)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
-        _complain("stopped", "a run goes on where it was when the same command is given again")
+        _complain("stopped", go_on())
         sys.exit(130)
     except BrokenPipeError:
         sys.exit(0)

@@ -8,7 +8,8 @@ from pathlib import Path
 import typer
 
 from curvescope.cli import printing
-from curvescope.cli.asking import merge
+from curvescope.cli.typed.asking import merge
+from curvescope.cli.typed.line import go_on
 from curvescope.cli.watching import watched
 from curvescope.core.config import Settings
 from curvescope.core.errors import UsageError
@@ -57,6 +58,7 @@ def show(
     out: Path | None,
     draw: bool,
     quiet: bool,
+    as_json: bool = False,
 ) -> None:
     """Compute or draw the figures, print what was claimed and what came out, and where the files are."""
 
@@ -70,12 +72,22 @@ def show(
         check_settings(paper, (pair.partition("=")[0].strip() for pair in pairs))
         settings = merge(kinds, None, pairs, given)
         with watched(quiet) as watch:
-            found = reproduce(paper, figures, settings=settings, out=out, progress=watch.piece, say=say)
+            try:
+                found = reproduce(
+                    paper, figures, settings=settings, out=out, progress=watch.piece, say=watch.say
+                )
+            except KeyboardInterrupt:
+                typer.echo(f"stopped; what is finished is kept\n{go_on()}", err=True)
+                raise typer.Exit(130) from None
+    folder = default_folder(paper) if out is None else out
+    if as_json:
+        claims = {name: [claim._asdict() for claim in result.claims()] for name, result in found.items()}
+        printing.as_json({"paper": paper, "folder": str(folder.resolve()), "figures": claims})
+        return
     for name, result in found.items():
         typer.echo(f"{name}")
         printing.table(HEADER, [tuple(claim) for claim in result.claims()])
         typer.echo("")
-    folder = default_folder(paper) if out is None else out
     typer.echo(f"{tally(read(folder))}; all of them in {ALL_CLAIMS}.md and .csv")
     typer.echo(PAPERS[paper].citation)
     typer.echo(str(folder.resolve()))

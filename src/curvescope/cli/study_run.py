@@ -1,25 +1,22 @@
-"""`curvescope run` and `curvescope report`."""
+"""`curvescope run`: one study."""
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
 
 from curvescope.cli import printing
-from curvescope.cli.asking import check_options, merge, spoken
-from curvescope.cli.watching import watched
+from curvescope.cli.typed.asking import check_options, merge, spoken
+from curvescope.cli.typed.line import go_on
+from curvescope.cli.watching import Watch, watched
 from curvescope.core.config import Settings
-from curvescope.core.errors import CurvescopeError, UsageError
-from curvescope.runs.folder import CONFIG, Standing, Stopped
+from curvescope.runs.folder import Standing, Stopped
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from curvescope.runs.folder import Say
-    from curvescope.runs.listing import RunInfo
     from curvescope.runs.shown import Shown
 
 
@@ -57,38 +54,6 @@ def show_settings(study: str) -> None:
     typer.echo(f"\nset one: curvescope run {study} --set NAME=VALUE; a list is written 0,1")
 
 
-def report(runs: list[Path], *, page: Path, out: Path, quiet: bool) -> None:
-    """Write the page from run folders, or from a run of `spectrum` on the bundled model."""
-    from curvescope.report import write_page
-    from curvescope.report.choice import choose
-
-    if page.is_dir() or not page.parent.is_dir():
-        raise UsageError(f"expected a file in an existing folder for the page, got {page}")
-    folders, unfinished = choose(runs or [carry_out("spectrum", None, [], {}, Wish(out, quiet))[0]])
-    if not folders:
-        raise CurvescopeError(
-            f"expected a finished run for the page, got {unfinished[0].path}, which is not finished",
-            hint=_finishing(unfinished[0]),
-        )
-    for run in unfinished:
-        typer.echo(f"left out: {run.path} is not finished; to finish it: {_finishing(run)}", err=True)
-    there = page.exists()
-    write_page(folders, page)
-    if there:
-        typer.echo(f"{page} was there and is written anew", err=True)
-    typer.echo(f"the report is in {page.resolve()}")
-
-
-def _finishing(run: RunInfo) -> str:
-    """The command that goes on with a run that is not finished; a monitor's goes on with its loop."""
-    if run.study == "monitor":
-        return f"start its training loop again, with out={str(run.path)!r}"
-    root = run.path.parent.parent
-    return shlex.join(
-        ["curvescope", "run", run.study, "--config", str(run.path / CONFIG), "--out", str(root)]
-    )
-
-
 def carry_out(
     study: str, config: Path | None, pairs: list[str], given: Settings, wish: Wish
 ) -> tuple[Path, Shown]:
@@ -108,20 +73,18 @@ def carry_out(
                 force=wish.force,
                 limit=limit,
                 progress=watch.piece,
-                say=_say(wish.quiet),
+                say=watch.say,
+                tell=watch.answer,
             )
         except KeyboardInterrupt as stop:
-            kept = stop.standing if isinstance(stop, Stopped) else Standing(0, 0, 0)
-            typer.echo(watch.stopped(kept), err=True)
-            raise typer.Exit(130) from None
+            raise say_how_to_go_on(watch, stop) from None
 
 
-def _say(quiet: bool) -> Say:
-    def say(line: str) -> None:
-        if not quiet:
-            typer.echo(line, err=True)
-
-    return say
+def say_how_to_go_on(watch: Watch, stop: KeyboardInterrupt) -> typer.Exit:
+    """Print what is kept of a run that was stopped and the command that goes on; the exit to raise."""
+    kept = stop.standing if isinstance(stop, Stopped) else Standing(0, 0, 0)
+    typer.echo(f"{watch.stopped(kept)}\n{go_on()}", err=True)
+    return typer.Exit(130)
 
 
 def _print(path: Path, result: Shown, *, tables: bool) -> None:

@@ -1,25 +1,46 @@
-"""How far a run is: bars on a terminal, lines elsewhere, and a line on how to go on where it was stopped."""
+"""How far a run is: bars on a terminal, a line for every finished piece elsewhere, and how to go on."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import final
 
 import typer
 
 from curvescope.core.progress import Progress, listening
-from curvescope.runs.folder import Standing
+from curvescope.runs.folder import Say, Standing
+
+Part = Callable[[str, float, float, float], None]
+"""Called with (what, before, behind, total) as one of several studies begins: the work that is done before
+and behind it, and all of it, in any unit.
+"""
 
 
 @final
 class Watch:
-    """What was heard last, of pieces and of the loop inside the current one."""
+    """What was heard last, of studies, of the pieces of one and of the loop inside the current piece."""
 
-    def __init__(self, piece: Progress, loop: Progress):
-        self._piece, self._loop = piece, loop
+    def __init__(
+        self,
+        part: Part,
+        piece: Progress,
+        loop: Progress,
+        say: Say,
+        answer: Say | None = None,
+        fail: Say | None = None,
+    ):
+        self._part, self._piece, self._loop = part, piece, loop
+        self.say = say  # lines for a person
+        self.answer = say if answer is None else answer  # what came out of a piece
+        self.fail = say if fail is None else fail  # why the piece in hand did not end
         self.words, self.number, self.total, self.steps = "", 0, 0, 0
+
+    def part(self, what: str, before: float, behind: float, total: float) -> None:
+        """One of several studies begins."""
+        self.words, self.number, self.total, self.steps = "", 0, 0, 0
+        self._part(what, before, behind, total)
 
     def piece(self, what: str, number: int, total: int) -> None:
         """A piece begins."""
@@ -42,31 +63,98 @@ class Watch:
         return "stopped; nothing is kept yet, the same command begins anew"
 
 
-def _nothing(what: str, done: int, total: int) -> None:
+@final
+class Lines:
+    """A line for every piece that is done, with what came out of it where it says so."""
+
+    def __init__(self) -> None:
+        self._open, self._front = "", ""
+
+    def part(self, what: str, before: float, behind: float, total: float) -> None:
+        """The study that begins."""
+        self.close()
+        typer.echo(what, err=True)
+        self._front = "  "
+
+    def piece(self, what: str, number: int, total: int) -> None:
+        """The piece before is done."""
+        self.close()
+        self._open = f"{self._front}{number}/{total} {what}"
+
+    def say(self, line: str) -> None:
+        """A line of its own."""
+        typer.echo(f"{self._front}{line}", err=True)
+
+    def answer(self, line: str) -> None:
+        """What came out of a piece stands behind its name."""
+        self._open = f"{self._open}: {line}" if self._open else f"{self._front}{line}"
+        self.close()
+
+    def fail(self, line: str) -> None:
+        """The piece in hand is not done."""
+        self._open = ""
+        self.say(line)
+
+    def close(self) -> None:
+        """The last piece is done."""
+        if self._open:
+            typer.echo(self._open, err=True)
+        self._open = ""
+
+
+def _nothing(what: str, *numbers: float) -> None:
     pass
 
 
 @contextmanager
 def watched(quiet: bool) -> Iterator[Watch]:
-    """Two bars on a terminal, one for the pieces of the study and one for the loop inside the current one."""
-    if quiet or not sys.stderr.isatty():
-        line: Progress = lambda what, done, total: typer.echo(f"{done}/{total} {what}", err=True)  # noqa: E731
-        watch = Watch(_nothing if quiet else line, _nothing)
+    """Bars on a terminal: all studies where there are several, the pieces of one, the loop inside a piece."""
+    if quiet:
+        watch = Watch(_nothing, _nothing, _nothing, lambda line: None)
         with listening(watch.loop):
             yield watch
         return
-    from rich.console import Console
-    from rich.progress import Progress as Bars
-
-    with Bars(console=Console(stderr=True), transient=True) as bars:
-        whole, inner = bars.add_task("starting", total=None), bars.add_task("", total=None)
-
-        def piece(what: str, number: int, total: int) -> None:
-            bars.update(whole, description=what, completed=number - 1, total=total)
-
-        def loop(what: str, done: int, total: int) -> None:
-            bars.update(inner, description=f"  {what}", completed=done, total=total or None)
-
-        watch = Watch(piece, loop)
+    if not sys.stderr.isatty():
+        lines = Lines()
+        watch = Watch(lines.part, lines.piece, _nothing, lines.say, lines.answer, lines.fail)
         with listening(watch.loop):
             yield watch
+        lines.close()
+        return
+    with _bars() as watch, listening(watch.loop):
+        yield watch
+
+
+@contextmanager
+def _bars() -> Iterator[Watch]:
+    """Three bars with what is done and the time that is left; that of all studies goes on with the pieces."""
+    from rich.console import Console
+    from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bars
+
+    left = TimeRemainingColumn(compact=True)
+    columns = TextColumn("{task.description}", markup=False), BarColumn(), left, TextColumn("left")
+    with Bars(*columns, console=Console(stderr=True), transient=True) as bars:
+        whole, pieces, inner = (bars.add_task("", total=None, visible=False) for _ in range(3))
+        here = (0.0, 0.0)
+
+        def part(what: str, before: float, behind: float, total: float) -> None:
+            nonlocal here
+            here = before, behind
+            bars.update(whole, description=what, completed=before, total=total, visible=True)
+            bars.update(pieces, visible=False)
+            bars.update(inner, visible=False)
+
+        def piece(what: str, number: int, total: int) -> None:
+            done, words = number - 1, f"piece {number} of {total}: {what}"
+            bars.update(whole, completed=here[0] + (here[1] - here[0]) * done / total)
+            bars.update(pieces, description=words, completed=done, total=total, visible=True)
+            bars.update(inner, visible=False)
+
+        def loop(what: str, done: int, total: int) -> None:
+            bars.update(inner, description=f"  {what}", completed=done, total=total or None, visible=True)
+
+        def echo(line: str) -> None:
+            bars.console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+        yield Watch(part, piece, loop, echo)

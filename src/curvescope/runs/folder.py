@@ -71,6 +71,7 @@ class RunFolder(Place):
         force: begin anew where a run of the same is finished.
         asked: what a person asked for where the settings were chosen to fit; kept beside them.
         chosen: words on how they were chosen, for log.txt.
+        tell: called with what came out of pieces; by default `say`.
     """
 
     def __init__(
@@ -83,8 +84,10 @@ class RunFolder(Place):
         force: bool = False,
         asked: str = "",
         chosen: str = "",
+        tell: Say | None = None,
     ):
         self._root, self._say, self._force = root / study, say, force
+        self._tell = say if tell is None else tell
         self._asked, self._chosen = asked, chosen
         self._config = tomli_w.dumps({"study": study, "version": __version__, **cfg.to_dict()})
         self._contents = ""
@@ -130,8 +133,8 @@ class RunFolder(Place):
         return Standing(len(self._pieces), len(self._names), steps)
 
     def tell(self, line: str) -> None:
-        """Say the line."""
-        self._say(line)
+        """Say what came out of a piece."""
+        self._tell(line)
 
     def log(self, line: str) -> None:
         """Add a line with the time to log.txt."""

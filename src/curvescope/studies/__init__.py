@@ -11,6 +11,7 @@ STUDIES = {
     "blocks": "every layer × role block: trace, norms, extreme eigenvalues, densities, how they differ",
     "propagation": "where curvature comes from: the Hessian, split by norm, attention and feed-forward",
     "gap": "how well the GGN stands for the Hessian: λ_max, trace, norm, density, by block and over training",
+    "compare": "models, checkpoints or data sets side by side: differences of curvature, with intervals",
     "weight_norms": "λ_max against norms of weight matrices: rank correlations, over training, random models",
     "diagnose": "what is wrong with a model, if anything: findings with numbers, errors and evidence",
     "sinks": "attention sinks: where they are, and how the spectrum moves as they grow, in six ways",

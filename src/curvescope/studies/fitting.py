@@ -63,9 +63,15 @@ def limit_of(cfg: Config, profile: str | None, budget: str | None) -> float | No
     return None if bundled else USUAL
 
 
-def fit(study: Study[Config], given: Settings, seconds: float | None) -> Fitted:
-    """The configuration with what was given, and the rest chosen to be done in `seconds`."""
-    cfg = study.Config.from_dict(given)
+def fit(
+    study: Study[Config], given: Settings, seconds: float | None, *, start: Settings | None = None
+) -> Fitted:
+    """The configuration with what was given, and the rest chosen to be done in `seconds`.
+
+    Args:
+        start: settings to begin with in the place of the study's own.
+    """
+    cfg = study.Config.from_dict({**(start or {}), **given})
     if study.plan is None or not isinstance(cfg, ModelOnData):
         return Fitted(cfg, "")
     plan, timer = study.plan, Timer(cfg, study.plan)

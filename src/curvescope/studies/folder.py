@@ -34,6 +34,7 @@ class Limit(NamedTuple):
 
     profile: str | None = None  # quick or full
     budget: str | None = None  # 90s, 3min, …
+    start: Settings | None = None  # in the place of the study's own, or less of them
 
 
 def run(
@@ -43,6 +44,7 @@ def run(
     out: str | Path = "runs",
     progress: Progress | None = None,
     say: Say = lambda line: None,
+    tell: Say | None = None,
     force: bool = False,
     limit: Limit | None = None,
 ) -> tuple[Path, Shown]:
@@ -53,6 +55,7 @@ def run(
 
     Args:
         say: called with lines for a person, such as that a run is resumed.
+        tell: called with what came out of pieces, as they are done; by default `say`.
         force: compute anew what is finished.
         limit: choose settings that nobody gave to be in time; by default they are the study's own. What was
             chosen when the same was asked for before is taken again.
@@ -70,7 +73,7 @@ def run(
         cfg, words = (found.Config.from_dict(before), "") if before else _fitted(found, settings, limit)
         if words:
             say(words)
-    folder = RunFolder(Path(out), study, cfg, say=say, force=force, asked=asked, chosen=words)
+    folder = RunFolder(Path(out), study, cfg, say=say, force=force, asked=asked, chosen=words, tell=tell)
     try:
         result = found.run(cfg, progress=progress, state=folder)
         folder.finish(result)
@@ -91,9 +94,14 @@ def run(
 
 
 def _asked(settings: Settings, limit: Limit) -> str:
-    given = {name: list(v) if isinstance(v, tuple) else v for name, v in settings.items() if v is not None}
-    words = {name: word for name, word in limit._asdict().items() if word is not None}
-    return tomli_w.dumps({"version": __version__, "settings": given, "limit": words})
+    words = {name: word for name, word in limit._asdict().items() if word and name != "start"}
+    start = {"start": _plain(limit.start)} if limit.start else {}
+    return tomli_w.dumps({"version": __version__, "settings": _plain(settings), "limit": words, **start})
+
+
+def _plain(settings: Settings) -> dict[str, object]:
+    """As TOML has them."""
+    return {name: list(v) if isinstance(v, tuple) else v for name, v in settings.items() if v is not None}
 
 
 def _fitted(study: Study[Config], settings: Settings, limit: Limit) -> tuple[Config, str]:
@@ -105,8 +113,8 @@ def _fitted(study: Study[Config], settings: Settings, limit: Limit) -> tuple[Con
         return study.Config.from_dict({**study.full, **given}), ""
     if study.plan is None and limit != Limit():
         raise UsageError("this study takes no --profile and no --budget: it has nothing to choose")
-    cfg = study.Config.from_dict(settings)
-    return fit(study, settings, limit_of(cfg, limit.profile, limit.budget))
+    cfg = study.Config.from_dict({**(limit.start or {}), **settings})
+    return fit(study, settings, limit_of(cfg, limit.profile, limit.budget), start=limit.start)
 
 
 def load(path: str | Path) -> tuple[dict[str, Plain | list[Plain]], Shown]:

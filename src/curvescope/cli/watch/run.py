@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.live import Live
 
 from curvescope.cli import printing
-from curvescope.cli.watch_view import line, panel, since
+from curvescope.cli.watch.view import line, panel, since
 from curvescope.runs.growing import Growing
 
 POLL_SECONDS = 0.5

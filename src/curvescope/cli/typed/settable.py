@@ -54,7 +54,7 @@ def _kinds(command: str, words: Sequence[str]) -> Iterator[type[Config]]:
     from curvescope.papers import PAPERS, figures_of, find_figure
     from curvescope.studies import STUDIES, find
 
-    if command == "diagnose":
+    if command in ("diagnose", "compare"):
         yield find(command).Config
     for word in words:
         if command == "reproduce" and word in PAPERS:

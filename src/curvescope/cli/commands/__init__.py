@@ -1,0 +1,1 @@
+"""Commands by subject: options and examples here, the work in the files beside this folder."""

@@ -1,0 +1,129 @@
+"""Commands about runs that are there, or will be: the page, the list, a training run that goes on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from curvescope.cli.typed import completion
+from curvescope.cli.typed.options import (
+    AsJson,
+    Checkpoints,
+    Data,
+    Device,
+    Dtype,
+    Force,
+    Out,
+    Profile,
+    Quiet,
+    Revision,
+    Seed,
+    Tokenizer,
+    Tokens,
+)
+from curvescope.core.config import Value
+
+
+def report(
+    what: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="MODEL|RUNS",
+            help="A model as in `run`, which is looked at first; or run folders, or folders of them, which "
+            "are shown as they are. Default: tiny-gpt.",
+            autocompletion=completion.models,
+        ),
+    ] = None,
+    data: Data = None,
+    tokens: Tokens = None,
+    tokenizer: Tokenizer = None,
+    revision: Revision = None,
+    checkpoints: Checkpoints = None,
+    dtype: Dtype = None,
+    device: Device = None,
+    seed: Seed = None,
+    profile: Profile = None,
+    sections: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--sections",
+            help="Sections of the page or studies: spectra,heads; repeatable. Default: all of the profile.",
+            autocompletion=completion.sections,
+        ),
+    ] = None,
+    force: Force = False,
+    page: Annotated[Path, typer.Option("--page", help="The HTML file to write.")] = Path("report.html"),
+    open: Annotated[bool, typer.Option("--open", help="Show the page in a browser.")] = False,
+    json: AsJson = False,
+    out: Out = Path("runs"),
+    quiet: Quiet = False,
+) -> None:
+    """One self-contained HTML page of a model, or of run folders.
+
+    Of a model it runs the studies that the sections need, and takes those that are finished as they are; what
+    was stopped goes on with the same command. From run folders it loads no model, and a run that is not
+    finished is left out. Where a study fails the page has the others, and the exit code is 1.
+
+    Examples: curvescope report; curvescope report MODEL --data notes.txt --open; curvescope report tiny-gpt
+    --sections spectra,heads; curvescope report runs; curvescope report runs/spectrum/* --page spectra.html
+    """
+    from curvescope.cli import page_run
+    from curvescope.cli.typed.asking import split
+
+    given: dict[str, Value] = {
+        "data": data,
+        "tokens": tokens,
+        "tokenizer": tokenizer,
+        "revision": revision,
+        "checkpoints": split(checkpoints),
+        "dtype": dtype,
+        "device": device,
+        "seed": seed,
+    }
+    wish = page_run.Wish(page, out, profile, split(sections), force, quiet, json, open)
+    page_run.show(what or [], given, wish)
+
+
+def runs(
+    out: Out = Path("runs"),
+    remove: Annotated[
+        list[Path] | None, typer.Option("--remove", help="Remove this run folder; repeatable.")
+    ] = None,
+    others: Annotated[list[Path] | None, typer.Argument(help="With --remove: further folders.")] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before removing.")] = False,
+    json: AsJson = False,
+) -> None:
+    """The run folders that are there: study, model, data, settings, date, size, finished or not.
+
+    Examples: curvescope runs; curvescope runs --remove runs/spectrum/20260101-120000-0123abcd
+    """
+    from curvescope.cli import runs_list
+    from curvescope.core.errors import UsageError
+
+    if others and not remove:
+        raise UsageError(
+            f"expected --remove before {others[0]}", hint=f"curvescope runs --remove {others[0]}"
+        )
+    if remove:
+        runs_list.remove([*remove, *(others or [])], sure=yes)
+    else:
+        runs_list.show(out, as_json=json)
+
+
+def watch(
+    run: Annotated[Path, typer.Argument(help="Folder of a cs.CurvatureMonitor: its out=.")],
+    once: Annotated[bool, typer.Option("--once", help="Print what is there and end.")] = False,
+    json: AsJson = False,
+) -> None:
+    """The curvature of a training run while it goes on: λ_max, η·λ_max against its threshold, sharp blocks.
+
+    On a terminal it is shown live until the run is finished, and Ctrl-C leaves; in a pipe every measurement
+    is a line. With --json the last row is printed as an object.
+
+    Examples: curvescope watch runs/mine; curvescope watch runs/mine --once; curvescope watch runs/mine > log
+    """
+    from curvescope.cli.watch import run as watch_run
+
+    watch_run.show(run, once=once, as_json=json)

@@ -1,0 +1,251 @@
+"""Commands that run one study: any, the diagnosis, the comparison, the benchmark of products."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from curvescope.cli.typed import completion
+from curvescope.cli.typed.options import (
+    MODEL,
+    AsJson,
+    Blocks,
+    Budget,
+    Checkpoints,
+    Data,
+    Device,
+    Dtype,
+    Force,
+    Out,
+    Profile,
+    Quiet,
+    Revision,
+    Seed,
+    Set,
+    Settings,
+    Tokenizer,
+    Tokens,
+)
+from curvescope.core.config import Value
+
+Tables = Annotated[bool, typer.Option("--tables", help="Print the tables too.")]
+
+
+def run(
+    study: Annotated[
+        str, typer.Argument(help="Name of a study: see `curvescope list`.", autocompletion=completion.studies)
+    ],
+    model: Annotated[
+        str | None,
+        typer.Argument(help=f"{MODEL} Default: the study's own.", autocompletion=completion.models),
+    ] = None,
+    data: Data = None,
+    tokens: Tokens = None,
+    tokenizer: Tokenizer = None,
+    revision: Revision = None,
+    dtype: Dtype = None,
+    device: Device = None,
+    blocks: Blocks = None,
+    experiments: Annotated[
+        list[str] | None,
+        typer.Option("--experiments", help="Of a study that has several: a,b; repeatable."),
+    ] = None,
+    checkpoints: Checkpoints = None,
+    query: Annotated[
+        list[str] | None, typer.Option("--query", help="A text that `influence` asks about; repeatable.")
+    ] = None,
+    seed: Seed = None,
+    config: Annotated[Path | None, typer.Option("--config", help="TOML file with settings.")] = None,
+    set: Set = None,
+    settings: Settings = False,
+    profile: Profile = None,
+    budget: Budget = None,
+    force: Force = False,
+    tables: Tables = False,
+    json: AsJson = False,
+    out: Out = Path("runs"),
+    quiet: Quiet = False,
+) -> None:
+    """Run a study and save its numbers, tables and figures in a run folder.
+
+    A run that was stopped goes on where it was when the same command is given again; one that is finished is
+    shown. `curvescope run STUDY --settings` lists what can be set. With --quiet the folder alone is printed.
+
+    Examples: curvescope run spectrum; curvescope run spectrum tiny-gpt --data notes.txt --set num_probes=8
+    """
+    from curvescope.cli import study_run
+    from curvescope.cli.typed.asking import split
+
+    if settings:
+        study_run.show_settings(study)
+        return
+    given: dict[str, Value] = {
+        "model": model,
+        "data": data,
+        "tokens": tokens,
+        "tokenizer": tokenizer,
+        "revision": revision,
+        "dtype": dtype,
+        "device": device,
+        "blocks": blocks,
+        "experiments": split(experiments),
+        "checkpoints": split(checkpoints),
+        "query": query,
+        "seed": seed,
+    }
+    wish = study_run.Wish(
+        out, quiet, alone=quiet, force=force, tables=tables, as_json=json, profile=profile, budget=budget
+    )
+    study_run.show(study, config, set or [], given, wish)
+
+
+def diagnose(
+    model: Annotated[str, typer.Argument(help=MODEL, autocompletion=completion.models)] = "tiny-gpt",
+    data: Data = None,
+    lr: Annotated[float | None, typer.Option("--lr", help="The learning rate that is meant.")] = None,
+    optimizer: Annotated[
+        str | None, typer.Option("--optimizer", help="sgd (the default), adam or adamw.")
+    ] = None,
+    momentum: Annotated[float | None, typer.Option("--momentum", help="Of sgd.")] = None,
+    state: Annotated[str | None, typer.Option("--state", help="File of Adam's state_dict.")] = None,
+    tokens: Tokens = None,
+    tokenizer: Tokenizer = None,
+    revision: Revision = None,
+    dtype: Dtype = None,
+    device: Device = None,
+    seed: Seed = None,
+    set: Set = None,
+    budget: Budget = None,
+    force: Force = False,
+    json: AsJson = False,
+    out: Out = Path("runs"),
+    quiet: Quiet = False,
+) -> None:
+    """What is wrong with a model, if anything: findings, worst first, with numbers, errors and evidence.
+
+    The same as `run diagnose`, which prints tables too; the exit code is 0 whatever is found.
+
+    Examples: curvescope diagnose tiny-gpt; curvescope diagnose MODEL --data notes.txt --lr 0.001 --json
+    """
+    from curvescope.cli import diagnosis, study_run
+
+    given: dict[str, Value] = {
+        "model": model,
+        "data": data,
+        "lr": lr,
+        "optimizer": optimizer,
+        "momentum": momentum,
+        "optimizer_state": state,
+        "tokens": tokens,
+        "tokenizer": tokenizer,
+        "revision": revision,
+        "dtype": dtype,
+        "device": device,
+        "seed": seed,
+    }
+    wish = study_run.Wish(out, quiet, force=force, as_json=json, budget=budget)
+    diagnosis.show(set or [], given, wish)
+
+
+def compare(
+    sides: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="SIDE",
+            help="Models as in `run`, checkpoints as NAME@REVISION; one with several --data. Default: "
+            "tiny-gpt@initial tiny-gpt@final.",
+            autocompletion=completion.sides,
+        ),
+    ] = None,
+    data: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--data",
+            help="Corpus (sample, python-stdlib), file, folder, or task:NAME; repeatable for one model.",
+            autocompletion=completion.data,
+        ),
+    ] = None,
+    tokens: Tokens = None,
+    tokenizer: Tokenizer = None,
+    dtype: Dtype = None,
+    device: Device = None,
+    blocks: Blocks = None,
+    seed: Seed = None,
+    set: Set = None,
+    settings: Settings = False,
+    profile: Profile = None,
+    budget: Budget = None,
+    force: Force = False,
+    tables: Tables = False,
+    json: AsJson = False,
+    out: Out = Path("runs"),
+    quiet: Quiet = False,
+) -> None:
+    """Two or more models, checkpoints or data sets side by side: differences with intervals.
+
+    λ_max, λ_min, trace, norm, what the GGN misses, loss, densities and blocks, each against the first. The
+    same as `run compare`.
+
+    Examples: curvescope compare tiny-gpt@initial tiny-gpt@final; curvescope compare pre.toml post.toml --data
+    task:addition; curvescope compare tiny-gpt --data sample --data notes.txt
+    """
+    from curvescope.cli import study_run
+
+    if settings:
+        study_run.show_settings("compare")
+        return
+    texts = data or []
+    given: dict[str, Value] = {
+        "models": sides,
+        "data": texts[0] if len(texts) == 1 else None,
+        "datasets": texts if len(texts) > 1 else None,
+        "tokens": tokens,
+        "tokenizer": tokenizer,
+        "dtype": dtype,
+        "device": device,
+        "blocks": blocks,
+        "seed": seed,
+    }
+    wish = study_run.Wish(
+        out, quiet, alone=quiet, force=force, tables=tables, as_json=json, profile=profile, budget=budget
+    )
+    study_run.show("compare", None, set or [], given, wish)
+
+
+def bench(
+    what: Annotated[str, typer.Argument(help="hvp: products of our engines and of other libraries.")],
+    model: Annotated[str, typer.Option("--model", help="gpt2, llama or neox, with random weights.")] = "gpt2",
+    size: Annotated[str, typer.Option("--size", help="small (a million parameters) or 124M.")] = "small",
+    batch_size: Annotated[int, typer.Option("--batch-size", help="Sequences.")] = 8,
+    seq_len: Annotated[int, typer.Option("--seq-len", help="Tokens of each.")] = 128,
+    device: Device = None,
+    seed: Seed = None,
+    tf32: Annotated[bool, typer.Option("--tf32", help="Matrix products in TF32.")] = False,
+    set: Set = None,
+    force: Force = False,
+    json: AsJson = False,
+    out: Out = Path("runs"),
+    quiet: Quiet = False,
+) -> None:
+    """What a Hessian or Gauss-Newton product costs here: time in gradients, memory, distance to float64.
+
+    Examples: curvescope bench hvp; curvescope bench hvp --size 124M --seq-len 1024 --device cuda --tf32
+    """
+    from curvescope.cli import study_run
+    from curvescope.core.errors import UsageError
+
+    if what != "hvp":
+        raise UsageError(f"expected hvp, got {what!r}", hint="curvescope bench hvp")
+    given: dict[str, Value] = {
+        "model": model,
+        "size": size,
+        "batch_size": batch_size,
+        "seq_len": seq_len,
+        "device": device,
+        "seed": seed,
+        "tf32": tf32,
+    }
+    wish = study_run.Wish(out, quiet, force=force, tables=True, as_json=json)
+    study_run.show("hvp", None, set or [], given, wish)

@@ -1,0 +1,24 @@
+"""The command line that this process was called with."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from contextvars import ContextVar
+
+_words: ContextVar[tuple[str, ...]] = ContextVar("curvescope_words", default=())
+
+
+def remember(words: Sequence[str]) -> None:
+    """Note what was typed behind `curvescope`."""
+    _words.set(tuple(words))
+
+
+def wants_traceback() -> bool:
+    """Whether --debug was typed."""
+    return "--debug" in _words.get()
+
+
+def go_on() -> str:
+    """What goes on with a run that was stopped: the same command."""
+    return f"to go on: {shlex.join(['curvescope', *_words.get()])}"

@@ -1,0 +1,1 @@
+"""`curvescope watch`: a training run while it goes on."""

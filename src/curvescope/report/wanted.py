@@ -1,0 +1,95 @@
+"""Which studies a page of a model is made from, by section, and their settings when it has to be quick.
+
+The names are the anchors of the page; names of studies are taken too. Seconds are those of one core for the
+bundled model, without loading Python: they say what a plan takes, and how far it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import chain
+
+from curvescope.core.errors import UsageError, near_misses
+from curvescope.models.zoo.names import REVISIONS
+from curvescope.studies.several import Wanted
+
+SECTIONS: dict[str, tuple[Wanted, ...]] = {
+    "findings": (Wanted("diagnose", "what is wrong with it, if anything", 16, {"tokens": 128}),),
+    "spectra": (
+        Wanted(
+            "spectrum", "how its eigenvalues lie", 25,
+            {"tokens": 128, "num_probes": 2, "num_steps": 30, "num_eigenvalues": 2, "num_trace_probes": 16,
+             "num_map_probes": 1, "max_products": 100},
+        ),
+    ),
+    "block-map": (
+        Wanted(
+            "blocks", "which block is sharpest", 22,
+            {"tokens": 64, "norms": ("E", "P", "L*.W_*", "U"), "num_trace_probes": 8, "num_norm_probes": 4,
+             "num_sharp_steps": 8},
+        ),
+    ),
+    "blocks": (
+        Wanted(
+            "blocks", "how different blocks are", 40,
+            {"tokens": 64, "num_density_probes": 2, "num_steps": 20},
+            {"density": ("L0.W_[QV1]", "L3.W_[QV1]")},
+        ),
+    ),
+    "propagation": (
+        Wanted(
+            "propagation", "where curvature comes from", 13,
+            {"tokens": 64, "num_probes": 4, "num_map_probes": 1, "num_steps": 6},
+        ),
+    ),
+    "dynamics": (
+        Wanted(
+            "dynamics", "how curvature changed in training", 20,
+            {"tokens": 64, "blocks": ("L*.W_[QO2]",)}, {"checkpoints": REVISIONS},
+        ),
+    ),
+    "landscape": (Wanted("taylor", "how far a quadratic predicts the loss", 60, {"tokens": 64}),),
+    "geometry": (
+        Wanted("heads", "what heads look for and write", 10),
+        Wanted("trajectory", "the paths of tokens through the layers", 9, {"tokens": 256}),
+    ),
+}  # fmt: skip
+MORE: tuple[Wanted, ...] = (
+    Wanted("gap", "how well the GGN stands for the Hessian", 60),
+    Wanted("embeddings", "how near the embedding is to its normalised form", 10),
+    Wanted("layernorm", "the ellipsoids of its norms", 10),
+    Wanted("activations", "how sharply the loss bends in states of tokens", 60),
+)
+"""Of the full profile, and of those who ask for them."""
+QUICK = ("findings", "spectra", "block-map", "propagation", "dynamics", "geometry")
+"""What the quick profile shows."""
+
+
+def names() -> list[str]:
+    """All that can be asked for: sections, then studies."""
+    return list(dict.fromkeys([*SECTIONS, *(one.study for one in _all())]))
+
+
+def choose(asked: Sequence[str], profile: str) -> list[Wanted]:
+    """The studies of these sections, of all of the profile by default, each once."""
+    if not asked:
+        asked = QUICK if profile == "quick" else [*SECTIONS, *(one.study for one in MORE)]
+    found: dict[str, Wanted] = {}
+    for one in chain.from_iterable(map(_of, asked)):
+        found[one.study] = found[one.study].joined(one) if one.study in found else one
+    return list(found.values())
+
+
+def _of(name: str) -> Iterable[Wanted]:
+    if name in SECTIONS:
+        return SECTIONS[name]
+    of_study = [one for one in _all() if one.study == name]
+    if not of_study:
+        raise UsageError(
+            f"expected a section of the page or a study, got {name!r}", hint=near_misses(name, names())
+        )
+    return of_study[:1]
+
+
+def _all() -> Iterable[Wanted]:
+    return chain(*SECTIONS.values(), MORE)

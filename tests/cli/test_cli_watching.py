@@ -1,0 +1,83 @@
+"""How far a run is: a line for every finished piece in a pipe, bars on a terminal."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from curvescope.cli import watching
+from curvescope.cli.typed import line
+from curvescope.core.progress import track
+
+
+def test_in_a_pipe_a_finished_piece_is_one_line(capsys):
+    with watching.watched(False) as watch:
+        watch.say("three studies")
+        watch.part("1 of 3: spectrum, why", 0, 10, 30)
+        watch.piece("density", 1, 2)
+        list(track(range(5), "Lanczos"))
+        watch.say("resuming")
+        watch.answer("λ max 3")
+        watch.piece("traces", 2, 2)
+        watch.part("2 of 3: heads, why", 10, 20, 30)
+        watch.piece("all", 1, 1)
+        watch.fail("heads failed: the sun is down")
+        watch.part("3 of 3: blocks, why", 20, 30, 30)
+        watch.piece("last", 1, 1)
+    assert capsys.readouterr().err.splitlines() == [
+        "three studies",
+        "1 of 3: spectrum, why",
+        "  resuming",
+        "  1/2 density: λ max 3",
+        "  2/2 traces",
+        "2 of 3: heads, why",
+        "  heads failed: the sun is down",
+        "3 of 3: blocks, why",
+        "  1/1 last",
+    ]
+
+
+def test_a_piece_that_was_stopped_is_not_said_to_be_done(capsys):
+    with pytest.raises(KeyboardInterrupt), watching.watched(False) as watch:
+        stop(watch)
+    assert capsys.readouterr().err == ""
+
+
+def stop(watch):
+    watch.piece("density", 1, 2)
+    raise KeyboardInterrupt
+
+
+def test_quiet_says_nothing(capsys):
+    with watching.watched(True) as watch:
+        watch.part("1 of 1", 0, 1, 1)
+        watch.piece("density", 1, 2)
+        watch.answer("λ max 3")
+        watch.say("a line")
+    assert capsys.readouterr() == ("", "")
+
+
+def test_on_a_terminal_there_are_bars_for_all_for_pieces_and_for_the_loop(monkeypatch):
+    shown = io.StringIO()
+    made = {"file": shown, "force_terminal": True, "width": 120, "color_system": None}
+    monkeypatch.setattr("rich.console.Console", lambda stderr: Console(**made))
+    monkeypatch.setattr(watching.sys.stderr, "isatty", lambda: True, raising=False)
+    with watching.watched(False) as watch:
+        watch.say("a line [in brackets]")
+        watch.part("2 of 3: spectrum, why", 10, 20, 30)
+        watch.piece("traces", 2, 4)
+        watch.loop("Lanczos", 3, 5)
+        assert watch.steps == 5
+    text = shown.getvalue()
+    assert "a line [in brackets]\n" in text
+    assert "2 of 3: spectrum, why" in text
+    assert "piece 2 of 4: traces" in text
+    assert "left" in text
+
+
+def test_the_command_that_goes_on_can_be_pasted():
+    line.remember(["run", "spectrum", "--out", "my runs"])
+    assert line.go_on() == "to go on: curvescope run spectrum --out 'my runs'"
+    assert not line.wants_traceback()
