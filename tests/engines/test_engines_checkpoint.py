@@ -9,8 +9,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 import curvescope as cs
 from curvescope.engines.checkpoint import checkpointed
-from curvescope.models.repeated import repeated_layers
 from curvescope.models.running.exchange import exchanged
+from curvescope.models.sources import repeated_layers
 from selection import pairs
 
 MAKERS = {

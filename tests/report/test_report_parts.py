@@ -9,11 +9,11 @@ import pytest
 import curvescope as cs
 from curvescope.models.description import describe
 from curvescope.report import write_page
-from curvescope.report.levels import BAD, GOOD, OPEN, PART, verdict
-from curvescope.report.methods import errors_in, run_command, time_of
+from curvescope.report.pieces.levels import BAD, GOOD, OPEN, PART, verdict
+from curvescope.report.pieces.methods import errors_in, run_command, time_of
+from curvescope.report.pieces.stills import still
+from curvescope.report.pieces.tables import table
 from curvescope.report.reading import begun, link
-from curvescope.report.stills import still
-from curvescope.report.tables import table
 from curvescope.studies import find
 from synthetic_runs import SCENE, SVG, Page, Synthetic, made, make_run
 

@@ -21,9 +21,9 @@ from curvescope.core.errors import UsageError
 from curvescope.core.graph import leaves_of
 from curvescope.kernels.backends import refuse_third
 from curvescope.models.model import Model
-from curvescope.models.repeated import repeated_layers
 from curvescope.models.running.double import exact
 from curvescope.models.running.exchange import Change, exchanged, parameters_at
+from curvescope.models.sources import repeated_layers
 
 Context = Callable[[], AbstractContextManager[Any]]
 Tensors = Sequence[Tensor | None]

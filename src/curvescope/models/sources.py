@@ -18,7 +18,6 @@ from typing import NamedTuple
 from torch import nn
 
 from curvescope.models.model import Model
-from curvescope.models.repeated import repeated_layers
 from curvescope.models.zoo.transformer import Layer
 
 REST = "rest"
@@ -38,6 +37,19 @@ METHODS: Mapping[type[nn.Module], Mapping[str, str]] = MappingProxyType(
 
 
 HOLDERS = (nn.ModuleList, nn.ModuleDict)  # they are not called
+
+
+def repeated_layers(module: nn.Module) -> list[nn.Module]:
+    """Modules of one class in one place, at least two, that hold the most parameters; empty without any."""
+    alike: list[list[nn.Module]] = []
+    for parent in module.modules():
+        kinds: dict[type[nn.Module], list[nn.Module]] = {}
+        for child in parent.children():
+            if not isinstance(child, HOLDERS):
+                kinds.setdefault(type(child), []).append(child)
+        alike += [some for some in kinds.values() if len(some) > 1]
+    sizes = [sum(p.numel() for layer in some for p in layer.parameters()) for some in alike]
+    return alike[sizes.index(max(sizes))] if any(sizes) else []
 
 
 class Called(NamedTuple):

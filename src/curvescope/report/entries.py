@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from curvescope.core.errors import UsageError
-from curvescope.report.methods import methods, run_command, time_of
 from curvescope.report.parts import Entry, Methods, Picture, Table
-from curvescope.report.pictures import pictures
+from curvescope.report.pieces.methods import methods, run_command, time_of
+from curvescope.report.pieces.pictures import pictures
+from curvescope.report.pieces.tables import table
 from curvescope.report.reading import Read, Sheet, link
 from curvescope.report.sections import SECTIONS, home_of, place_of
-from curvescope.report.tables import table
 from curvescope.runs.shown import Line
 from curvescope.studies import RUNS, STUDIES, find
 

@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING
 
 from curvescope import __version__
 from curvescope.core.errors import UsageError
-from curvescope.report.cards import cards
 from curvescope.report.entries import command_of, entries, texts
-from curvescope.report.findings import findings
 from curvescope.report.glossary import Term, used_in
 from curvescope.report.papers import is_reproduction, paper_entries, written
 from curvescope.report.parts import Card, Cell, Entry, Section, Table
-from curvescope.report.pictures import library
+from curvescope.report.pieces.cards import cards
+from curvescope.report.pieces.findings import findings
+from curvescope.report.pieces.pictures import library
+from curvescope.report.pieces.stills import largest
 from curvescope.report.reading import Read, Sheet, read
 from curvescope.report.sections import SECTIONS, rank
-from curvescope.report.stills import largest
 from curvescope.studies.diagnose.study import Diagnosis
 from curvescope.studies.diagnose.words import verdict
 

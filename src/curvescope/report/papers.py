@@ -11,12 +11,12 @@ from curvescope.core.errors import UsageError
 from curvescope.core.numbers import duration
 from curvescope.papers import all_claims, figures_of, find_figure
 from curvescope.papers import folder as reproduction
-from curvescope.report.levels import VERDICTS, verdict
-from curvescope.report.methods import methods, reproduce_command
 from curvescope.report.parts import Entry, Methods, Tally
-from curvescope.report.pictures import pictures
+from curvescope.report.pieces.levels import VERDICTS, verdict
+from curvescope.report.pieces.methods import methods, reproduce_command
+from curvescope.report.pieces.pictures import pictures
+from curvescope.report.pieces.tables import table
 from curvescope.report.reading import Sheet, link
-from curvescope.report.tables import table
 from curvescope.runs.folder import CONFIG
 from curvescope.runs.shown import Shown
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from curvescope.report.levels import Level
-from curvescope.report.stills import Still
+from curvescope.report.pieces.levels import Level
+from curvescope.report.pieces.stills import Still
 from curvescope.runs.shown import Line
 
 Rows = Sequence[tuple[str, str]]

@@ -28,9 +28,8 @@ from torch.overrides import TorchFunctionMode
 
 from curvescope.core.errors import UsageError
 from curvescope.models.model import Model
-from curvescope.models.repeated import repeated_layers
 from curvescope.models.running.exchange import Change, evaluating, exchanged
-from curvescope.models.sources import Called, find_sources
+from curvescope.models.sources import Called, find_sources, repeated_layers
 from curvescope.models.zoo.transformer import Layer, Transformer
 
 Record = Callable[[Tensor], None]

@@ -9,8 +9,8 @@ from typing import Any
 
 from curvescope.models.description import Description, telling_facts, times
 from curvescope.report.parts import Card, Cell, Table
+from curvescope.report.pieces.tables import cell
 from curvescope.report.reading import Read
-from curvescope.report.tables import cell
 from curvescope.runs.folder import MODELS
 
 LABELS = {

@@ -11,8 +11,8 @@ from typing import Any
 
 from curvescope.core.config import Config
 from curvescope.core.numbers import duration
-from curvescope.report.headings import heading
 from curvescope.report.parts import Methods
+from curvescope.report.pieces.headings import heading
 from curvescope.runs.folder import LOG
 
 Settings = Mapping[str, Any]

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from curvescope.report.headings import heading
 from curvescope.report.parts import Control, Entry, Methods, Picture
-from curvescope.report.stills import still
+from curvescope.report.pieces.headings import heading
+from curvescope.report.pieces.stills import still
 from curvescope.viz.interactive import Scene
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from curvescope.report.headings import heading
-from curvescope.report.levels import severity
 from curvescope.report.parts import Finding
+from curvescope.report.pieces.headings import heading
+from curvescope.report.pieces.levels import severity
 from curvescope.report.sections import SECTIONS
 from curvescope.studies.diagnose.study import Diagnosis
 

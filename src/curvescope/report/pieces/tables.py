@@ -15,9 +15,9 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from curvescope.core.numbers import rounded, with_error
-from curvescope.report.headings import column, heading
-from curvescope.report.levels import verdict
 from curvescope.report.parts import Cell, Table
+from curvescope.report.pieces.headings import column, heading
+from curvescope.report.pieces.levels import verdict
 
 if TYPE_CHECKING:
     import pandas as pd
