@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import io
+import os
+import subprocess
+import sys
 
 import pytest
 from rich.console import Console
@@ -81,3 +84,15 @@ def test_the_command_that_goes_on_can_be_pasted():
     line.remember(["run", "spectrum", "--out", "my runs"])
     assert line.go_on() == "to go on: curvescope run spectrum --out 'my runs'"
     assert not line.wants_traceback()
+
+
+def test_threads_that_wait_do_not_spin():
+    code = (
+        "import os\nfrom curvescope.cli import main\n"
+        "try:\n    main(['--version'])\nexcept SystemExit: pass\nprint(os.environ['OMP_WAIT_POLICY'])"
+    )
+    for given, found in ((None, "PASSIVE"), ("ACTIVE", "ACTIVE")):
+        env = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+        env |= {} if given is None else {"OMP_WAIT_POLICY": given}
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env)
+        assert done.stdout.split()[-1] == found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 import typer
@@ -16,6 +17,7 @@ __all__ = ["main"]
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line; an error is one sentence and an exit code, unless --debug is given."""
     words = sys.argv[1:] if arguments is None else arguments
+    _share_processor()
     debug = "--debug" in words
     remember(words)
     words = ["--debug", *(word for word in words if word != "--debug")] if debug else words
@@ -36,6 +38,15 @@ def main(arguments: list[str] | None = None) -> None:
             raise
         _complain(f"{type(error).__name__}: {error}".splitlines()[0], "add --debug for the traceback")
         sys.exit(1)
+
+
+def _share_processor() -> None:
+    """Let threads that wait for each other sleep: on a busy machine they would take others' time, and ours.
+
+    OpenMP reads this once, when torch is loaded; what a person has set stays.
+    """
+    if "torch" not in sys.modules:
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 def _complain(message: str, hint: str | None) -> None:
