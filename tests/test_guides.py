@@ -31,13 +31,13 @@ def test_what_learning_rate():
 
 def test_one_page_of_a_model(tmp_path, monkeypatch):
     monkeypatch.setattr("curvescope.runs.folder.write_figures", lambda result, folder: None)
-    guides.run("report.md")
+    guides.run("guides/report.md")
     assert {page.name for page in tmp_path.glob("*.html")} == {"report.html", "mine.html", "third.html"}
 
 
 def test_two_models_side_by_side(monkeypatch):
     monkeypatch.setattr("curvescope.runs.folder.write_figures", lambda result, folder: None)
-    found = guides.run("compare.md")["found"]
+    found = guides.run("guides/compare.md")["found"]
     assert [side.name for side in found.sides] == ["tiny-gpt@initial", "tiny-gpt@final"]
 
 
