@@ -8,7 +8,7 @@ import numpy as np
 
 from curvescope.studies.prune.correlations import measured, predicted, removed_kinds
 from curvescope.studies.prune.tables import every_set
-from curvescope.studies.weight_changes import over_sequences
+from curvescope.studies.weight_changes import Part
 from curvescope.viz.blocks import PALETTE
 from curvescope.viz.trajectory.labels import Marks, Names, name_points
 
@@ -24,6 +24,7 @@ PANELS = (
     ("plain", "obd", "plain: OBD, ½ Σ G_qq w²"),
     ("plain", "both orders", "plain: gᵀδ + ½ δᵀHδ"),
 )
+PARTS: tuple[Part, Part] = ("measured", "held_out")
 MARKS = "osD^vP*X"
 REACH = (4.5, 13.0, 24.0, 36.0, 50.0, 66.0)  # points from a head to its name
 
@@ -87,8 +88,8 @@ def _sets(result: Pruned) -> Figure:
             look = {"color": plt.get_cmap("tab10")(i), "lw": 1.1}
             x = 100 * sets.sparsities + 0.6 * (i - (len(lines) - 1) / 2)
             effects = sets.at(method)
-            for ax, values in zip(column, (effects.measured, effects.held_out), strict=True):
-                found = [over_sequences(one) for one in values]
+            for ax, part in zip(column, PARTS, strict=True):
+                found = [effects.interval(part, j) for j in range(len(x))]
                 mean = np.array([one.value for one in found])
                 ends = np.abs(np.array([[one.low, one.high] for one in found]).T - mean)
                 mark = "-" + MARKS[i % len(MARKS)]

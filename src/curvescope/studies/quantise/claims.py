@@ -81,8 +81,9 @@ def _near(found: dict[int, Correlation]) -> Claim:
 
 def held_out_differences(parts: Iterable[Roundings], one: str, other: str) -> list[Interval]:
     """Loss by one method less that by another, for each number of bits, on other data: means over blocks."""
-    found = np.mean([part.at(one).held_out - part.at(other).held_out for part in parts], axis=0)
-    return [over_sequences(values) for values in found]
+    pairs = [(part.at(one), part.at(other)) for part in parts]
+    found = np.mean([a.held_out - b.held_out for a, b in pairs], axis=0)
+    return [over_sequences(values, pairs[0][0].held_shares) for values in found]
 
 
 def _lower(words: str, parts: list[Roundings], one: str, other: str) -> list[Claim]:

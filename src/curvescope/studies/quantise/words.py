@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from curvescope.core.numbers import plural
 from curvescope.runs.shown import Line
 from curvescope.studies.quantise.correlations import increases, predicted, rows
-from curvescope.studies.weight_changes import over_sequences
 
 if TYPE_CHECKING:
     from curvescope.studies.quantise.study import Quantised
@@ -24,8 +23,8 @@ def summary(result: Quantised) -> list[Line]:
         words = f"the most of any block, {names[worst]}; predicted {said[worst]:+.3g}"
         found.append((f"{bits} bits", f"{truth[worst]:+.3g}", words))
         together = ", ".join(
-            f"{method} {over_sequences(every.at(method).measured[i]).value:+.3g}, on other data "
-            f"{over_sequences(every.at(method).held_out[i]).words}"
+            f"{method} {every.at(method).interval('measured', i).value:+.3g}, on other data "
+            f"{every.at(method).interval('held_out', i).words}"
             for method in every.methods
         )
         total = f"; predicted {every.at('nearest').predicted[i].mean():+.3g}, blocks alone {truth.sum():+.3g}"
