@@ -10,8 +10,9 @@ import pytest
 import torch
 
 import curvescope as cs
-from curvescope.core.errors import UsageError
+from curvescope.core.errors import CurvescopeError, UsageError
 from curvescope.core.result import Result
+from curvescope.data.corpora import read_source
 from curvescope.models.zoo import MLPConfig, TransformerConfig
 from curvescope.studies import influence
 from curvescope.studies.influence import claims, correlations, queries, retraining
@@ -230,7 +231,7 @@ def test_a_query_is_the_loss_of_its_words_or_of_those_behind_an_arrow(bundled):
     assert queries.read(part, "query") == ["def run(self)"]
 
 
-@pytest.mark.parametrize("text", ["", "=>word", "words=>", "x" * 4000])
+@pytest.mark.parametrize("text", ["", "=>word", "words=>", "a=>b=>c", "x" * 4000])
 def test_a_query_that_asks_nothing_is_one_sentence(bundled, text):
     with pytest.raises(UsageError, match="expected a query of"):
         queries.asked(bundled, (text,))
@@ -248,6 +249,38 @@ def test_bad_calls_are_sentences():
         queries.held_out(train, 9)
     with pytest.raises(UsageError, match="cases: expected MLP, Transformer, got 'CNN'"):
         influence.Config(cases=("CNN",))
+
+
+def test_small_models_are_trained_again_where_nothing_else_is_asked():
+    both = ("MLP", "Transformer")
+    assert influence.Config().cases == influence.Config(tokens=64, num_queries=1).cases == both
+    others = {"model": "gpt2"}, {"data": "notes.txt"}, {"query": ("a b",)}, {"revision": "step0"}
+    for other in others:
+        assert influence.Config(**other).cases == ()
+        assert influence.Config(**other, cases=both).cases == both
+    assert influence.Config(cases="none").cases == influence.Config(cases=()).cases == ()
+    with pytest.raises(UsageError, match="cases: expected MLP, Transformer, got 'none'"):
+        influence.Config(cases=("none", "MLP"))
+
+
+def test_blocks_are_checked_before_any_work():
+    begun = []
+    with pytest.raises(CurvescopeError, match="no block matches"):
+        influence.run(
+            influence.Config(tokens=64, blocks=("L9.*",)), progress=lambda *what: begun.append(what)
+        )
+    assert begun == []
+
+
+def test_notes_say_what_was_read_and_what_was_not_done():
+    cfg = influence.Config(tokens=64, query="def run", blocks=("L3.b_O",), max_products=2, other_dampings=())
+    notes = influence.run(cfg).notes
+    (read,) = [note for note in notes if note.endswith("sequences of the text are read (--tokens for more)")]
+    first, total = read.split(" of ")[0], int(read.split(" of ")[1].split()[0])
+    bundled = cs.load("tiny-gpt").tokenizer
+    assert bundled is not None
+    assert (first, total) == ("4", -(-(len(bundled.encode(read_source("sample"))) - 1) // 16))
+    assert any("--set cases=MLP,Transformer" in note for note in notes)
 
 
 def test_words_of_a_score():

@@ -7,7 +7,7 @@ touches. Everything is kept sequence by sequence, so that two changes are compar
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -25,6 +25,7 @@ from curvescope.problem import Problem
 from curvescope.studies.setting import ModelOnData, make_problem
 
 Part = Literal["first", "second", "predicted", "measured", "held_out"]
+CHANGED = ("first", "second", "measured", "held_out")  # what there is of every change
 HELD_OUT = "share of the sequences, the last ones, on which nothing but losses is measured"
 
 
@@ -77,8 +78,7 @@ class Effects(Result):
 
     def some(self, which: slice | np.ndarray) -> Effects:
         """Those of some changes."""
-        parts = (self.first, self.second, self.measured, self.held_out)
-        return Effects(*(part[which] for part in parts), self.shares, self.held_shares)
+        return replace(self, **{name: getattr(self, name)[which] for name in CHANGED})
 
     def shares_of(self, part: Part) -> np.ndarray | None:
         """Those of the sequences that a part is of."""
