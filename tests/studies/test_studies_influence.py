@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import curvescope as cs
+from curvescope.algorithms.estimates.ranks import Correlation
 from curvescope.core.errors import CurvescopeError, UsageError
 from curvescope.core.result import Result
 from curvescope.data.corpora import read_source
@@ -206,7 +207,7 @@ def test_correlations_know_planted_orders():
         == claims.FAILS
     )
     assert (
-        claims._size("", correlations.slope(measured / 2, measured, draws=200, seed=0)).verdict
+        claims._size("", correlations.slope(measured / 2, measured, draws=200, seed=0), measured.size).verdict
         == claims.FAILS
     )
 
@@ -281,6 +282,30 @@ def test_notes_say_what_was_read_and_what_was_not_done():
     assert bundled is not None
     assert (first, total) == ("4", -(-(len(bundled.encode(read_source("sample"))) - 1) // 16))
     assert any("--set cases=MLP,Transformer" in note for note in notes)
+
+
+def test_cells_without_any_change_are_left_out_and_counted():
+    source = np.random.default_rng(0)
+    predicted = source.normal(size=(3, 6))
+    measured = predicted * (1 + 0.1 * source.normal(size=(3, 6)))
+    whole = correlations.slope(predicted, measured, draws=50, seed=0)
+    assert whole.value == pytest.approx(np.median(measured / predicted))
+    predicted[0, 0] = measured[0, 0] = 0
+    found = correlations.slope(predicted, measured, draws=50, seed=0)
+    others = np.ones((3, 6), bool)
+    others[0, 0] = False
+    assert found.value == pytest.approx(np.median(measured[others] / predicted[others]))
+    assert found.low <= found.value <= found.high
+    assert (found.count, whole.count) == (17, 18)
+    assert claims._size("", found, 18).measured.endswith("1 of 18 without any change")
+    nothing = correlations.slope(0 * predicted, 0 * measured, draws=50, seed=0)
+    assert np.isnan([nothing.value, nothing.low, nothing.high]).all()
+
+
+def test_a_size_that_is_not_known_decides_nothing():
+    one = Correlation(float("nan"), 0.9, 1.1, 18, 6)
+    assert claims._size("", one, 18).verdict == "not decided"
+    assert claims._size("", replace(one, value=1.0), 18).verdict == "holds"
 
 
 def test_words_of_a_score():

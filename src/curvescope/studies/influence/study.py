@@ -84,8 +84,8 @@ class Config(ModelOnData):
         if any(not d > 0 for d in (self.damping, *self.other_dampings, self.tol)):
             raise UsageError("expected damping, other_dampings and tol above 0")
         own = any(getattr(self, name) != getattr(Config, name) for name in OWN)
-        chosen = {(AUTO,): () if own else tuple(CASES), (NONE,): ()}.get(self.cases, self.cases)
-        object.__setattr__(self, "cases", chosen)
+        words: dict[tuple[str, ...], tuple[str, ...]] = {(AUTO,): () if own else tuple(CASES), (NONE,): ()}
+        object.__setattr__(self, "cases", words.get(self.cases, self.cases))
         for name in self.cases:
             if name not in CASES:
                 raise UsageError(f"cases: expected {', '.join(CASES)}, got {name!r}")

@@ -26,7 +26,8 @@ def judge(result: Quantised) -> list[Claim]:
     """Predictions first, then methods against each other."""
     bits = [int(b) for b in result.together.bits]
     claims = [_signed(words, found) for words, found in ranked(result).items()]
-    claims.append(_near({b: relative_error(result, i) for i, b in enumerate(bits)}))
+    errors = {b: relative_error(result, i) for i, b in enumerate(bits)}
+    claims.append(_near(errors, len(result.blocks)))
     ways = [
         (
             "weights that are rounded later make up for earlier ones (by inputs)",
@@ -69,10 +70,13 @@ def _signed(words: str, found: dict[int, Correlation]) -> Claim:
     return Claim(words, published, measured, verdict, *OURS)
 
 
-def _near(found: dict[int, Correlation]) -> Claim:
+def _near(found: dict[int, Correlation], blocks: int) -> Claim:
+    """Of so many blocks, of which those that rounding does not change are left out."""
     words = f"the prediction is within {100 * NEAR:.0f} % of the measured increase, in the median over blocks"
     measured = ", ".join(
-        f"{one.value:.2g} [{one.low:.2g}, {one.high:.2g}] at {b} bits" for b, one in found.items()
+        f"{one.value:.2g} [{one.low:.2g}, {one.high:.2g}] at {b} bits"
+        + (f" ({blocks - one.count} of {blocks} without any change)" if one.count < blocks else "")
+        for b, one in found.items()
     )
     verdict = FAILS if any(one.low > NEAR for one in found.values()) else OPEN
     verdict = HOLDS if all(one.high < NEAR for one in found.values()) else verdict
