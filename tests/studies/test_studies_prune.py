@@ -266,3 +266,9 @@ def test_settings_are_checked_before_the_work():
     ):
         with pytest.raises(UsageError):
             replace(prune.Config(), **wrong)
+
+
+@pytest.mark.usefixtures("unrendered")
+def test_a_dotted_line_is_in_the_legend():
+    (legend,) = planted(1.0).figures()["sets"].legends
+    assert [text.get_text() for text in legend.get_texts()][-2:] == ["magnitude + obs", "predicted"]

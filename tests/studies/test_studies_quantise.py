@@ -137,3 +137,14 @@ def test_settings_are_checked_before_the_work():
         cfg = replace(quantise.Config(tokens=16, seq_len=8), **wrong)
         with pytest.raises(UsageError, match="expected"):
             quantise.run(cfg)
+
+
+@pytest.mark.usefixtures("unrendered")
+def test_bars_have_the_intervals_of_the_table():
+    result = planted(1.0)
+    ax = result.figures()["sensitivity"].axes[0]
+    (bars,) = [one for one in ax.collections if len(one.get_segments()) == 12][:1]
+    table = result.tables()["sensitivity"]
+    rows = table[(table["bits"] == 4) & (table["method"] == "nearest") & (table["block"] != "all")]
+    ends = np.array([segment[:, 1] for segment in bars.get_segments()])
+    np.testing.assert_allclose(ends, rows[["measured_low", "measured_high"]].to_numpy())

@@ -10,6 +10,7 @@ from curvescope.studies.prune.correlations import measured, predicted, removed_k
 from curvescope.studies.prune.tables import every_set
 from curvescope.studies.weight_changes import Part
 from curvescope.viz.blocks import PALETTE
+from curvescope.viz.ticks import around_zero
 from curvescope.viz.trajectory.labels import Marks, Names, name_points
 
 if TYPE_CHECKING:
@@ -97,14 +98,17 @@ def _sets(result: Pruned) -> Figure:
             column[0].plot(x, effects.predicted.mean(1), ":", **look)
         for ax in column:
             ax.axhline(0, color="0.5", lw=0.6)
-            ax.set_yscale("symlog", linthresh=0.01)
+            around_zero(ax, 0.01)
             ax.tick_params(labelsize=8)
             ax.spines[["top", "right"]].set_visible(False)
         column[0].set_title(name, fontsize=9, loc="left")
         column[1].set_xlabel("weights that go, %", fontsize=9)
     axes[0][0].set_ylabel("increase of the loss on the data of curvature", fontsize=8)
     axes[1][0].set_ylabel("on other data", fontsize=8)
-    figure.legend(*axes[0][0].get_legend_handles_labels(), fontsize=8, frameon=False, loc="outside right")
+    handles, labels = axes[0][0].get_legend_handles_labels()
+    handles = [*handles, *axes[0][0].plot([], [], ":", color="0.3", lw=1.1)]
+    look = {"fontsize": 8, "frameon": False, "loc": "outside right"}
+    figure.legend(handles, [*labels, "predicted"], **look)
     return figure
 
 

@@ -51,7 +51,7 @@ def captions(result: Quantised) -> dict[str, str]:
     found = {
         "sensitivity": f"Increase of the loss with one block rounded, and all of them: predicted, gᵀδ + "
         f"½ δᵀHδ with the Hessian, and measured. {terms}; {ends}. error: ‖δ‖². "
-        "In the figure bars are measured, dashes predicted.",
+        "In the figure bars are measured, with these intervals in grey, dashes predicted.",
         "ranks": "Spearman's ρ over blocks of predictions with the measured increase, rounded to the nearest "
         "points, with 95 % intervals by the bootstrap over blocks.",
         "predictions": "Predicted against measured increase of the loss, a dot for each block; the line is "
