@@ -273,7 +273,7 @@ def test_blocks_are_checked_before_any_work():
     assert begun == []
 
 
-def test_notes_say_what_was_read_and_what_was_not_done():
+def test_notes_say_what_was_read_and_what_was_not_done(tmp_path):
     cfg = influence.Config(tokens=64, query="def run", blocks=("L3.b_O",), max_products=2, other_dampings=())
     notes = influence.run(cfg).notes
     (read,) = [note for note in notes if note.endswith("sequences of the text are read (--tokens for more)")]
@@ -282,6 +282,10 @@ def test_notes_say_what_was_read_and_what_was_not_done():
     assert bundled is not None
     assert (first, total) == ("4", -(-(len(bundled.encode(read_source("sample"))) - 1) // 16))
     assert any("--set cases=MLP,Transformer" in note for note in notes)
+    short = tmp_path / "short.txt"
+    short.write_text("def run(self): return self.x", encoding="utf-8")
+    notes = influence.run(replace(cfg, data=str(short), seq_len=4)).notes
+    assert not any("--tokens for more" in note for note in notes)  # all of it is read
 
 
 def test_cells_without_any_change_are_left_out_and_counted():

@@ -198,8 +198,10 @@ def run(cfg: Config, *, progress: Progress | None = None, state: State | None = 
 
 def _data_notes(cfg: Config, whole: Problem) -> list[str]:
     """How much of a text was read, and how to have small models trained again where none were."""
-    taken, there = whole.batches.num_sequences, sequences_there(cfg, whole.model)
-    found = [f"{taken} of {there} sequences of the text are read (--tokens for more)"] if there else []
+    taken, there = whole.batches.num_sequences, sequences_there(cfg, whole.model) or 0
+    found = []
+    if taken < there:
+        found.append(f"{taken} of {there} sequences of the text are read (--tokens for more)")
     if not cfg.cases:
         ask = f"--set cases={','.join(CASES)} does, to see how such scores fare"
         found.append(f"no small models were trained again without a sequence: {ask}")
