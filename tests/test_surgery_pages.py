@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+import curvescope as cs
 from stored_tables import claims_of, stored, table_behind
 
 ROOT = Path(__file__).parent.parent
@@ -24,19 +26,28 @@ def run_code(name: str) -> dict[str, Any]:
     return space
 
 
-def test_half_of_a_block_is_removed_as_predicted():
+def test_half_of_a_block_is_removed_as_predicted(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     found = run_code("prune")
     assert int((found["w"] + found["found"].delta == 0).sum()) == 48
     assert (found["made_up"] <= found["alone"] * (1 + 1e-9) + found["shift"] * found["w"] ** 2 / 2).all()
     assert found["measured"] == pytest.approx(found["predicted"], rel=0.2)
     assert found["plain"] > found["measured"]
+    again = cs.load("pruned", dtype="float64")
+    torch.testing.assert_close(again.parameters["L3.b_O"].detach(), found["w"] + found["found"].delta)
+    assert int((again.parameters["L3.b_O"] == 0).sum()) == 48
 
 
-def test_rounding_comes_out_as_predicted():
+def test_rounding_comes_out_as_predicted(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     found = run_code("quantise")
     for name in ("nearest", "made up"):
         assert found["measured"][name] == pytest.approx(found["predicted"][name], rel=0.5)
     assert found["nearest"].unique().numel() <= 7 * 96
+    again = cs.load("rounded", dtype="float64")
+    torch.testing.assert_close(again.parameters["L2.W_2"].detach(), found["made_up"])
+    whole = found["made_up"] / found["points"].step
+    torch.testing.assert_close(whole, whole.round())
 
 
 @pytest.mark.parametrize("name", PAGES)

@@ -21,7 +21,12 @@ from curvescope.algorithms import (
     trace,
 )
 from curvescope.algorithms.blocks.probes import own_probes
-from curvescope.algorithms.estimates.intervals import mean_interval, positive_interval, student
+from curvescope.algorithms.estimates.intervals import (
+    mean_interval,
+    median_interval,
+    positive_interval,
+    student,
+)
 from curvescope.core.operator import Matrix
 from selection import a_half, some
 
@@ -161,3 +166,17 @@ def test_results_without_intervals_still_load(tmp_path):
     np.testing.assert_allclose(
         BlockTraces.load(tmp_path / "BlockTraces").interval, block_traces(op, SLICES).interval
     )
+
+
+def test_the_median_is_between_order_statistics():
+    source = np.random.default_rng(0)
+    for count, k in ((6, 1), (9, 2), (12, 3), (25, 8)):
+        values = source.permutation(count).astype(float)
+        assert median_interval(values) == (k - 1, count - k)
+        held = [
+            low <= np.log(2) <= high
+            for low, high in (median_interval(source.exponential(size=count)) for _ in range(400))
+        ]
+        assert np.mean(held) > 0.93
+    assert np.isnan(median_interval(np.arange(5.0))).all()
+    assert np.isnan(median_interval(np.zeros(0))).all()

@@ -10,8 +10,10 @@ import pytest
 import torch
 
 import curvescope as cs
-from curvescope.core.errors import UsageError
+from curvescope.algorithms.estimates.ranks import Correlation
+from curvescope.core.errors import CurvescopeError, UsageError
 from curvescope.core.result import Result
+from curvescope.data.corpora import read_source
 from curvescope.models.zoo import MLPConfig, TransformerConfig
 from curvescope.studies import influence
 from curvescope.studies.influence import claims, correlations, queries, retraining
@@ -205,7 +207,7 @@ def test_correlations_know_planted_orders():
         == claims.FAILS
     )
     assert (
-        claims._size("", correlations.slope(measured / 2, measured, draws=200, seed=0)).verdict
+        claims._size("", correlations.slope(measured / 2, measured, draws=200, seed=0), measured.size).verdict
         == claims.FAILS
     )
 
@@ -230,7 +232,7 @@ def test_a_query_is_the_loss_of_its_words_or_of_those_behind_an_arrow(bundled):
     assert queries.read(part, "query") == ["def run(self)"]
 
 
-@pytest.mark.parametrize("text", ["", "=>word", "words=>", "x" * 4000])
+@pytest.mark.parametrize("text", ["", "=>word", "words=>", "a=>b=>c", "x" * 4000])
 def test_a_query_that_asks_nothing_is_one_sentence(bundled, text):
     with pytest.raises(UsageError, match="expected a query of"):
         queries.asked(bundled, (text,))
@@ -248,6 +250,66 @@ def test_bad_calls_are_sentences():
         queries.held_out(train, 9)
     with pytest.raises(UsageError, match="cases: expected MLP, Transformer, got 'CNN'"):
         influence.Config(cases=("CNN",))
+
+
+def test_small_models_are_trained_again_where_nothing_else_is_asked():
+    both = ("MLP", "Transformer")
+    assert influence.Config().cases == influence.Config(tokens=64, num_queries=1).cases == both
+    others = {"model": "gpt2"}, {"data": "notes.txt"}, {"query": ("a b",)}, {"revision": "step0"}
+    for other in others:
+        assert influence.Config(**other).cases == ()
+        assert influence.Config(**other, cases=both).cases == both
+    assert influence.Config(cases="none").cases == influence.Config(cases=()).cases == ()
+    with pytest.raises(UsageError, match="cases: expected MLP, Transformer, got 'none'"):
+        influence.Config(cases=("none", "MLP"))
+
+
+def test_blocks_are_checked_before_any_work():
+    begun = []
+    with pytest.raises(CurvescopeError, match="no block matches"):
+        influence.run(
+            influence.Config(tokens=64, blocks=("L9.*",)), progress=lambda *what: begun.append(what)
+        )
+    assert begun == []
+
+
+def test_notes_say_what_was_read_and_what_was_not_done(tmp_path):
+    cfg = influence.Config(tokens=64, query="def run", blocks=("L3.b_O",), max_products=2, other_dampings=())
+    notes = influence.run(cfg).notes
+    (read,) = [note for note in notes if note.endswith("sequences of the text are read (--tokens for more)")]
+    first, total = read.split(" of ")[0], int(read.split(" of ")[1].split()[0])
+    bundled = cs.load("tiny-gpt").tokenizer
+    assert bundled is not None
+    assert (first, total) == ("4", -(-(len(bundled.encode(read_source("sample"))) - 1) // 16))
+    assert any("--set cases=MLP,Transformer" in note for note in notes)
+    short = tmp_path / "short.txt"
+    short.write_text("def run(self): return self.x", encoding="utf-8")
+    notes = influence.run(replace(cfg, data=str(short), seq_len=4)).notes
+    assert not any("--tokens for more" in note for note in notes)  # all of it is read
+
+
+def test_cells_without_any_change_are_left_out_and_counted():
+    source = np.random.default_rng(0)
+    predicted = source.normal(size=(3, 6))
+    measured = predicted * (1 + 0.1 * source.normal(size=(3, 6)))
+    whole = correlations.slope(predicted, measured, draws=50, seed=0)
+    assert whole.value == pytest.approx(np.median(measured / predicted))
+    predicted[0, 0] = measured[0, 0] = 0
+    found = correlations.slope(predicted, measured, draws=50, seed=0)
+    others = np.ones((3, 6), bool)
+    others[0, 0] = False
+    assert found.value == pytest.approx(np.median(measured[others] / predicted[others]))
+    assert found.low <= found.value <= found.high
+    assert (found.count, whole.count) == (17, 18)
+    assert claims._size("", found, 18).measured.endswith("1 of 18 without any change")
+    nothing = correlations.slope(0 * predicted, 0 * measured, draws=50, seed=0)
+    assert np.isnan([nothing.value, nothing.low, nothing.high]).all()
+
+
+def test_a_size_that_is_not_known_decides_nothing():
+    one = Correlation(float("nan"), 0.9, 1.1, 18, 6)
+    assert claims._size("", one, 18).verdict == "not decided"
+    assert claims._size("", replace(one, value=1.0), 18).verdict == "holds"
 
 
 def test_words_of_a_score():

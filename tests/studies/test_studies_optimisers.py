@@ -259,3 +259,16 @@ def test_the_full_profile_is_more_and_what_is_given_is_kept():
     assert all(value > getattr(optimisers.Config(), name) for name, value in FULL.items())
     with pytest.raises(UsageError, match="no --budget"):
         _fitted(study, {}, Limit(budget="1min"))
+
+
+def test_bands_are_of_positive_losses_and_few_seeds_are_single_runs(done):
+    x, mean, low, high = band([course([3.0, 2.1, 0.01]), course([3.2, 1.9, 1.0])], "steps", num=3)
+    assert (low > 0).all()
+    np.testing.assert_allclose((x, mean), ([0, 1, 2], [3.1, 2.0, 0.505]))
+    np.testing.assert_allclose(low * high, mean**2)
+    result = done[0]
+    assert result.seeds < 4
+    ax = result.figures()["courses"].axes[0]
+    assert len(ax.lines) == result.seeds * len(result.optimisers)
+    assert not ax.collections
+    assert len(ax.get_legend_handles_labels()[1]) == len(result.optimisers)

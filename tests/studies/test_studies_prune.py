@@ -12,6 +12,7 @@ import torch
 import curvescope as cs
 from curvescope.core.errors import UsageError
 from curvescope.studies import find, prune
+from curvescope.studies.prune import surgeons
 from curvescope.studies.prune.claims import differences
 from curvescope.studies.prune.heads import Heads, measure_heads
 from curvescope.studies.prune.minimum import Minimum, descend
@@ -88,7 +89,7 @@ def test_iterated_removal_keeps_what_is_gone_and_adds_its_prices():
     assert found.own[i, 2] < float(once.at("magnitude").measured.mean())
 
 
-def test_surgeons_with_and_without_the_matrix_agree():
+def test_surgeons_with_and_without_the_matrix_agree(monkeypatch):
     halves, block = transformer(), "L0.W_1"
     op, w = cs.GGN(halves.problem, block), weights(halves.problem, block)
     free = ProductSurgeon(op, 0.3, 0)
@@ -102,12 +103,18 @@ def test_surgeons_with_and_without_the_matrix_agree():
     torch.testing.assert_close(free.diagonal.mean(), G.diagonal().mean(), rtol=0.5, atol=0)
     K = cs.KFAC(halves.problem, block, bias="separate").dense()
     inverse = torch.linalg.inv(K + free.damping * torch.eye(len(K), dtype=K.dtype))
-    torch.testing.assert_close(free.saliencies(w), w**2 / 2 / inverse.diagonal())
+    tight = {"rtol": 1e-7, "atol": 0.0}  # saliencies are small
+    torch.testing.assert_close(free.saliencies(w), w**2 / 2 / inverse.diagonal(), **tight)
     left = torch.ones(len(w), dtype=torch.bool)
     left[::2] = False
     part = ProductSurgeon(op, 0.3, 0, left)
     assert part.remove(w[left], torch.tensor([1]))[0].delta.shape == (24,)
-    assert part.saliencies(w[left]).shape == (24,)
+    K += part.damping * torch.eye(len(K), dtype=K.dtype)
+    inverse = torch.linalg.inv(K[left][:, left])  # what is gone makes up for nothing
+    torch.testing.assert_close(part.saliencies(w[left]), w[left] ** 2 / 2 / inverse.diagonal(), **tight)
+    monkeypatch.setattr(surgeons, "MOST_LEFT", 23)
+    inverse = torch.linalg.inv(K)
+    torch.testing.assert_close(part.saliencies(w[left]), (w**2 / 2 / inverse.diagonal())[left], **tight)
     assert part.order(w[left], 2) is None
 
 
@@ -266,3 +273,9 @@ def test_settings_are_checked_before_the_work():
     ):
         with pytest.raises(UsageError):
             replace(prune.Config(), **wrong)
+
+
+@pytest.mark.usefixtures("unrendered")
+def test_a_dotted_line_is_in_the_legend():
+    (legend,) = planted(1.0).figures()["sets"].legends
+    assert [text.get_text() for text in legend.get_texts()][-2:] == ["magnitude + obs", "predicted"]

@@ -12,6 +12,7 @@ import curvescope as cs
 from curvescope.algorithms.surgery.grids import grid
 from curvescope.core.errors import UsageError
 from curvescope.studies import find, quantise
+from curvescope.studies.quantise.correlations import relative_error
 from curvescope.studies.quantise.rounding import by_ggn, by_inputs, measured, nearest
 from curvescope.studies.quantise.study import Quantised
 from curvescope.studies.weight_changes import Effects, Halves, weights
@@ -82,6 +83,24 @@ def test_verdicts_follow_the_numbers():
     assert wrong[4:] == ["fails"] * 6  # on other data
 
 
+def test_blocks_that_rounding_does_not_change_are_left_out_and_counted():
+    result = planted(1.0)
+    come = np.zeros((4, 3))
+    still = quantise.Roundings(
+        np.array([4, 3]), ["nearest", "inputs"], 10, np.zeros((2, 2)), 1.0, Effects(come, come, come, come)
+    )
+    more = replace(result, blocks=result.blocks | {"still": still})
+    found = relative_error(more, 0)
+    assert found == relative_error(result, 0)
+    assert found.count == 12
+    (said,) = [claim for claim in more.claims() if "in the median over blocks" in claim.claim]
+    assert said.verdict == "holds"
+    assert "(1 of 13 without any change)" in said.measured
+    few = replace(result, blocks=dict(list(result.blocks.items())[:5]))
+    assert np.isnan(relative_error(few, 0).low)  # an interval of the median has six values
+    assert np.isnan(relative_error(replace(result, blocks={"still": still}), 0).value)
+
+
 @pytest.mark.usefixtures("unrendered")
 def test_words_tables_and_figures_are_complete():
     result = planted(1.0)
@@ -118,3 +137,14 @@ def test_settings_are_checked_before_the_work():
         cfg = replace(quantise.Config(tokens=16, seq_len=8), **wrong)
         with pytest.raises(UsageError, match="expected"):
             quantise.run(cfg)
+
+
+@pytest.mark.usefixtures("unrendered")
+def test_bars_have_the_intervals_of_the_table():
+    result = planted(1.0)
+    ax = result.figures()["sensitivity"].axes[0]
+    (bars,) = [one for one in ax.collections if len(one.get_segments()) == 12][:1]
+    table = result.tables()["sensitivity"]
+    rows = table[(table["bits"] == 4) & (table["method"] == "nearest") & (table["block"] != "all")]
+    ends = np.array([segment[:, 1] for segment in bars.get_segments()])
+    np.testing.assert_allclose(ends, rows[["measured_low", "measured_high"]].to_numpy())

@@ -114,6 +114,15 @@ def taken_tokens(cfg: ModelOnData | TokenModelOnData, model: Model) -> int:
     return min(asked, there) if there > 0 else asked
 
 
+def sequences_there(cfg: ModelOnData, model: Model) -> int | None:
+    """How many sequences the text has that the data are a sample of; None for what is no plain text."""
+    plain = kind_of(model) == "causal-lm" and not cfg.data.startswith((TASK, "hf:"))
+    if model.tokenizer is None or not plain:
+        return None
+    num_pairs = len(as_tokenizer(model.tokenizer).encode(read_source(cfg.data))) - 1
+    return -(-num_pairs // cfg.seq_len)
+
+
 def make_batches(cfg: ModelOnData, model: Model) -> Batches:
     """A task, or what the model was made for: text, masked or cut in two, labelled texts or images.
 

@@ -7,8 +7,8 @@ touches. Everything is kept sequence by sequence, so that two changes are compar
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -24,6 +24,8 @@ from curvescope.operators import per_sample
 from curvescope.problem import Problem
 from curvescope.studies.setting import ModelOnData, make_problem
 
+Part = Literal["first", "second", "predicted", "measured", "held_out"]
+CHANGED = ("first", "second", "measured", "held_out")  # what there is of every change
 HELD_OUT = "share of the sequences, the last ones, on which nothing but losses is measured"
 
 
@@ -66,6 +68,8 @@ class Effects(Result):
     second: np.ndarray  # (K, X) ½ δᵀHδ
     measured: np.ndarray  # (K, X)
     held_out: np.ndarray  # (K, Y)
+    shares: np.ndarray | None = None  # (X,) N_x X / N of N_x counted tokens; None: equal ones
+    held_shares: np.ndarray | None = None  # (Y,)
 
     @property
     def predicted(self) -> np.ndarray:
@@ -74,7 +78,15 @@ class Effects(Result):
 
     def some(self, which: slice | np.ndarray) -> Effects:
         """Those of some changes."""
-        return Effects(self.first[which], self.second[which], self.measured[which], self.held_out[which])
+        return replace(self, **{name: getattr(self, name)[which] for name in CHANGED})
+
+    def shares_of(self, part: Part) -> np.ndarray | None:
+        """Those of the sequences that a part is of."""
+        return self.held_shares if part == "held_out" else self.shares
+
+    def interval(self, part: Part, change: int) -> Interval:
+        """A part of one change, over its sequences."""
+        return over_sequences(getattr(self, part)[change], self.shares_of(part))
 
 
 def effects(halves: Halves, block: Params, changes: Sequence[Tensor], *, held_out: bool = True) -> Effects:
@@ -97,7 +109,8 @@ def effects(halves: Halves, block: Params, changes: Sequence[Tensor], *, held_ou
             if held_out:
                 held.append((others.losses(moved) - before_others) * theirs)
     found = np.array(held) if held_out else np.zeros((len(measured), 0))
-    return Effects(first * own, second * own, np.array(measured) * own, found)
+    theirs = theirs if held_out else theirs[:0]
+    return Effects(first * own, second * own, np.array(measured) * own, found, own, theirs)
 
 
 def moved_parameters(problem: Problem, block: Params, delta: Tensor) -> dict[str, Tensor]:
@@ -144,8 +157,14 @@ class Interval(NamedTuple):
         return f"{self.value:+.3g} [{self.low:+.3g}, {self.high:+.3g}]"
 
 
-def over_sequences(values: np.ndarray) -> Interval:
-    """The mean of (X,) values; the ends are nan for a single one."""
+def over_sequences(values: np.ndarray, shares: np.ndarray | None = None) -> Interval:
+    """The mean m of (X,) values s_x d_x; the ends are nan for a single one.
+
+    With shares s_x = N_x X / N the mean is a ratio, Σ N_x d_x / Σ N_x, whose half width is
+    t · sd(s_x (d_x − m)) / √X: sequences of unequal length that all change alike leave nothing open. Without
+    them s_x = 1.
+    """
     count, mean = len(values), float(values.mean())
-    half = student(count - 1) * float(values.std(ddof=1)) / np.sqrt(count) if count > 1 else np.nan
+    rest = values - mean * (1.0 if shares is None else shares)
+    half = student(count - 1) * float(rest.std(ddof=1)) / np.sqrt(count) if count > 1 else np.nan
     return Interval(mean, mean - half, mean + half)

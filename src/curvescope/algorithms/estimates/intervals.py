@@ -13,8 +13,8 @@ interval that is stated, and they are wider than two standard errors when the pr
 - means that cannot be negative from samples that can (a block of such an A from probes shared with other
   blocks): the mean is moved to zero if it is below, and so is the low end.
 
-One probe says nothing about its error: both ends are nan. How often they hold:
-benchmarks/coverage.py.
+A median lies between order statistics (`median_interval`). One probe says nothing about its error: both ends
+are nan. How often they hold: benchmarks/coverage.py.
 """
 
 from __future__ import annotations
@@ -47,6 +47,19 @@ def mean_interval(
     if not nonnegative:
         return mean - half, mean + half
     return np.maximum(mean - half, 0.0), np.maximum(mean, 0.0) + half
+
+
+def median_interval(values: np.ndarray, confidence: float = CONFIDENCE) -> tuple[float, float]:
+    """The k-th smallest and the k-th largest of (n,) values: a median of any law lies between them.
+
+    Each value is below the median with probability ½, so that it is missed on either side with P(B < k), B
+    binomial (n, ½); k is the largest with 2 P(B < k) ≤ 1 − confidence. nan where there is none: n < 6.
+    """
+    ordered, count, k, missed = np.sort(values), len(values), 0, 1
+    while 2 * missed <= (1 - confidence) * 2**count:  # missed: 2ⁿ P(B ≤ k)
+        k += 1
+        missed += math.comb(count, k)
+    return (float(ordered[k - 1]), float(ordered[-k])) if k else (math.nan, math.nan)
 
 
 def positive_interval(mean: np.ndarray, stderr: np.ndarray, degrees: int) -> tuple[np.ndarray, np.ndarray]:

@@ -42,7 +42,7 @@ def _case(name: str, one: Comparison, how: dict[str, Any]) -> list[Claim]:
     found.append(_alike(f"K-FAC's inverse ranks leave-one-out as the exact one does: {name}", lost))
     for method in (GGN_NAME, HESSIAN):
         words = f"the size of the change is right with the {method}: {name}"
-        found.append(_size(words, slope(one.predicted[method], one.near, **how)))
+        found.append(_size(words, slope(one.predicted[method], one.near, **how), one.near.size))
     return found
 
 
@@ -62,10 +62,12 @@ def _alike(words: str, lost: Correlation) -> Claim:
     return Claim(words, f"ρ smaller by less than {MARGIN:g}", f"ρ smaller by {lost.words}", verdict, *OURS)
 
 
-def _size(words: str, ratio: Correlation) -> Claim:
+def _size(words: str, ratio: Correlation, cells: int) -> Claim:
+    """Of so many cells, of which those without any change are left out."""
     inside = ratio.low > 1 / WITHIN and ratio.high < WITHIN
     outside = ratio.high < 1 / WITHIN or ratio.low > WITHIN
     verdict = HOLDS if inside else FAILS if outside else OPEN
     measured = f"median of measured / predicted = {ratio.value:.2f} [{ratio.low:.2f}, {ratio.high:.2f}]"
-    known = bool(np.isfinite([ratio.low, ratio.high]).all())
+    measured += f", {cells - ratio.count} of {cells} without any change" if ratio.count < cells else ""
+    known = bool(np.isfinite([ratio.value, ratio.low, ratio.high]).all())
     return Claim(words, f"within a factor of {WITHIN:g}", measured, verdict if known else OPEN, *OURS)

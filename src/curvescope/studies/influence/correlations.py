@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
@@ -40,14 +41,23 @@ def gain(one: np.ndarray, other: np.ndarray, measured: np.ndarray, *, draws: int
 def slope(predicted: np.ndarray, measured: np.ndarray, *, draws: int, seed: int) -> Correlation:
     """The median over all cells of measured by predicted change; 1 where the size is right, too.
 
-    A median, because a retraining that ends elsewhere would decide a least-squares slope alone.
+    A median, because a retraining that ends elsewhere would decide a least-squares slope alone. Cells without
+    any change, 0 by 0, are left out: `count` is that of the others.
     """
 
     def ratio(p: np.ndarray, m: np.ndarray) -> np.ndarray:
         with np.errstate(divide="ignore", invalid="ignore"):
-            return np.median((m / p).reshape(*m.shape[:-2], -1), axis=-1)
+            return _known_median((m / p).reshape(*m.shape[:-2], -1))
 
-    return _interval(predicted, measured, draws, seed, ratio)
+    left = int(((predicted != 0) | (measured != 0)).sum())
+    return replace(_interval(predicted, measured, draws, seed, ratio), count=left)
+
+
+def _known_median(values: np.ndarray) -> np.ndarray:
+    """Along the last axis, of those that are not nan; nan where all are."""
+    ordered, count = np.sort(values, axis=-1), (~np.isnan(values)).sum(-1, keepdims=True)  # nan come last
+    middle = [np.take_along_axis(ordered, place, -1)[..., 0] for place in ((count - 1) // 2, count // 2)]
+    return (middle[0] + middle[1]) / 2
 
 
 def _interval(

@@ -44,6 +44,8 @@ def asked(problem: Problem, texts: tuple[str, ...]) -> list[Problem]:
 
 
 def _batch(model: Model, text: str) -> Batches:
+    if text.count(ARROW) > 1:
+        raise UsageError(f"expected a query of at most one {ARROW}, got {text!r}")
     tokenizer = as_tokenizer(model.tokenizer)
     before, arrow, behind = text.partition(ARROW)
     first = tokenizer.encode(before)

@@ -39,13 +39,15 @@ from curvescope.studies.influence.retraining import (
     predict,
 )
 from curvescope.studies.influence.scores import Scores, score
-from curvescope.studies.setting import ModelOnData, make_problem, notes_of
+from curvescope.studies.setting import ModelOnData, make_problem, notes_of, sequences_there
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
 DIAGONAL = "diagonal"
+AUTO, NONE = "auto", "none"
+OWN = ("model", "revision", "data", "query")  # settings by which something of one's own is asked
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,9 @@ class Config(ModelOnData):
     tol: float = setting(1e-6, "relative residual that counts as converged")
     max_products: int = setting(1000, "most products for one query and damping")
     num_probes: int = setting(8, "for the mean diagonal")
-    cases: tuple[str, ...] = setting(tuple(CASES), "small models that are trained again; empty: none")
+    cases: tuple[str, ...] = setting(
+        (AUTO,), "small models that are trained again, or none; auto: all where nothing of your own is asked"
+    )
     num_removed: int = setting(20, "sequences that are left out, each with a training of its own")
     num_checked: int = setting(6, "queries of the small models")
     draws: int = setting(1000, "of the bootstrap")
@@ -79,6 +83,9 @@ class Config(ModelOnData):
         at_least(self, 50, "draws")
         if any(not d > 0 for d in (self.damping, *self.other_dampings, self.tol)):
             raise UsageError("expected damping, other_dampings and tol above 0")
+        own = any(getattr(self, name) != getattr(Config, name) for name in OWN)
+        words: dict[tuple[str, ...], tuple[str, ...]] = {(AUTO,): () if own else tuple(CASES), (NONE,): ()}
+        object.__setattr__(self, "cases", words.get(self.cases, self.cases))
         for name in self.cases:
             if name not in CASES:
                 raise UsageError(f"cases: expected {', '.join(CASES)}, got {name!r}")
@@ -163,6 +170,7 @@ def run(cfg: Config, *, progress: Progress | None = None, state: State | None = 
     whole = make_problem(cfg)
     problem, queries = (whole, asked(whole, cfg.query)) if cfg.query else held_out(whole, cfg.num_queries)
     blocks = cfg.blocks or _last_layer(whole)
+    size = whole.space(*blocks).size
     cases = {name: make_case(name, cfg.num_checked, cfg.seed) for name in cfg.cases}
     pieces = _score_pieces(cfg, problem, queries, blocks)
     pieces += [piece for name, case in cases.items() for piece in _case_pieces(cfg, name, case)]
@@ -175,8 +183,8 @@ def run(cfg: Config, *, progress: Progress | None = None, state: State | None = 
         data=name,
         loss=problem.value(),
         blocks=list(blocks),
-        num_parameters=problem.space(*blocks).size,
-        mean_diagonal=found.take(TraceEstimate, DIAGONAL).value / problem.space(*blocks).size,
+        num_parameters=size,
+        mean_diagonal=found.take(TraceEstimate, DIAGONAL).value / size,
         units=[cfg.damping, *cfg.other_dampings],
         texts=read(problem, name),
         queries=list(cfg.query) or [read(query, name)[0] for query in queries],
@@ -184,8 +192,20 @@ def run(cfg: Config, *, progress: Progress | None = None, state: State | None = 
         comparisons={name: _comparison(cfg, name, case, found) for name, case in cases.items()},
         draws=cfg.draws,
         seed=cfg.seed,
-        notes=[*notes_of(cfg, whole), *words.notes(scores)],
+        notes=[*notes_of(cfg, whole), *_data_notes(cfg, whole), *words.notes(scores)],
     )
+
+
+def _data_notes(cfg: Config, whole: Problem) -> list[str]:
+    """How much of a text was read, and how to have small models trained again where none were."""
+    taken, there = whole.batches.num_sequences, sequences_there(cfg, whole.model) or 0
+    found = []
+    if taken < there:
+        found.append(f"{taken} of {there} sequences of the text are read (--tokens for more)")
+    if not cfg.cases:
+        ask = f"--set cases={','.join(CASES)} does, to see how such scores fare"
+        found.append(f"no small models were trained again without a sequence: {ask}")
+    return found
 
 
 def _last_layer(problem: Problem) -> tuple[str, ...]:

@@ -71,7 +71,13 @@ def interval(values: np.ndarray) -> tuple[float, float, float]:
 
 
 def band(courses: Sequence[Course], axis: str, num: int = 40) -> tuple[np.ndarray, ...]:
-    """An axis as far as all runs go, and mean, low and high of the loss along it: (num,) each."""
+    """An axis as far as all runs go, and mean m, low and high of the loss along it: (num,) each.
+
+    With Student's half width h the ends are m exp(∓ h / m), the interval of log m: a loss is positive.
+    """
     x = np.linspace(0, min(course.end(axis) for course in courses), num)
     losses = [[course.at(axis, float(value)) for course in courses] for value in x]
-    return x, *np.array([interval(np.array(row)) for row in losses]).T
+    mean, _, high = np.array([interval(np.array(row)) for row in losses]).T
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        half = (high - mean) / mean
+        return x, mean, mean * np.exp(-half), mean * np.exp(half)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from curvescope.studies.optimisers.comparison import band
+from curvescope.studies.optimisers.course import Course
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -14,6 +16,7 @@ if TYPE_CHECKING:
 
     from curvescope.studies.optimisers.study import Compared
 
+FEW = 4  # seeds that a band is drawn of
 LABELS = {"steps": "steps", "work": "work, in gradients", "seconds": "processor time, s"}
 COLOURS = {
     "sgd": "0.55", "adamw": "black", "newton_cg": "#1565a8", "sharpness_gd": "#d1591b",
@@ -38,12 +41,23 @@ def draw(result: Compared) -> dict[str, Figure]:
     return {"courses": figure}
 
 
+def _curves(ax: Axes, courses: Sequence[Course], axis: str, look: dict[str, Any]) -> None:
+    """A mean with its band; of few seeds, whose band would fill the panel, every run by itself."""
+    if len(courses) < FEW:
+        for course in courses:
+            there = np.isfinite(course.loss)
+            ax.plot(getattr(course, axis)[there], course.loss[there], lw=1.0, **look)
+            look = look | {"label": "_"}  # one entry of the legend
+        return
+    x, mean, low, high = band(courses, axis)
+    there = np.isfinite(mean)
+    ax.plot(x[there], mean[there], lw=1.4, **look)
+    ax.fill_between(x[there], low[there], high[there], color=look["color"], alpha=0.15, lw=0)
+
+
 def _panel(ax: Axes, result: Compared, arena: str, axis: str) -> None:
     for name in result.optimisers:
-        x, mean, low, high = band(result.of(arena, name), axis)
-        there = np.isfinite(mean)
-        ax.plot(x[there], mean[there], lw=1.4, color=COLOURS[name], label=name)
-        ax.fill_between(x[there], low[there], high[there], color=COLOURS[name], alpha=0.15, lw=0)
+        _curves(ax, result.of(arena, name), axis, {"color": COLOURS[name], "label": name})
     top = max(float(course.loss[0]) for name in result.optimisers for course in result.of(arena, name))
     least = min(float(course.loss.min()) for name in result.optimisers for course in result.of(arena, name))
     ax.set_ylim(least - 0.05 * (top - least), top + 0.15 * (top - least))

@@ -53,7 +53,8 @@ def captions(result: Compared) -> dict[str, str]:
     ends = "low and high: Student's 95 % interval over seeds"
     return {
         "courses": "Held-out loss against steps, work (in gradients) and processor time: means over seeds, "
-        f"bands are 95 % intervals. {how}. A curve ends where its shortest run does. Held-out "
+        "bands are 95 % intervals, of the mean's logarithm; below four seeds a line is a run. "
+        f"{how}. A mean ends where its shortest run does. Held-out "
         "sums of addition are drawn anew, and some of them are among those of training.",
         "ends": f"At the end of the budget. {how}; {ends}. at_edge: the best rate is the smallest or the "
         "largest that was tried, and no verdict is given; products are whole ones of the Hessian; wall is by "

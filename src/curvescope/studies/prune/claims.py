@@ -12,7 +12,7 @@ from curvescope.studies.prune.correlations import PLACE, better, rows
 from curvescope.studies.prune.pieces import AT_MINIMUM
 from curvescope.studies.prune.removals import GREEDY
 from curvescope.studies.prune.tables import every_set
-from curvescope.studies.weight_changes import Interval, over_sequences
+from curvescope.studies.weight_changes import Effects, Interval, Part, over_sequences
 
 if TYPE_CHECKING:
     from curvescope.studies.prune.study import Pruned
@@ -54,6 +54,7 @@ def _above(words: str, said: Said) -> Claim:
     return Claim(words, published, f"{measured} {one.words}", verdict, *OURS)
 
 
+SEEN: dict[Part, str] = {"measured": "the same", "held_out": "other"}  # whether curvature has seen them
 METHODS = (
     ("OBS beats magnitude at the same sparsity", "obs", "magnitude"),
     ("OBD beats magnitude at the same sparsity", "obd", "magnitude"),
@@ -70,12 +71,12 @@ def _methods(result: Pruned) -> list[Claim]:
     for words, one, other in METHODS:
         asked.append((f"{words}, on other data", differences(result, one, other, "held_out", False)))
     for words, one, other in METHODS[:3]:
-        for data, which in (("measured", "the same"), ("held_out", "other")):
+        for data, which in SEEN.items():
             asked.append((f"{words}{PLACE}, on {which} data", differences(result, one, other, data, True)))
     return [_beats(words, found, result) for words, found in asked if found]
 
 
-def differences(result: Pruned, one: str, other: str, data: str, at_minimum: bool) -> list[Interval]:
+def differences(result: Pruned, one: str, other: str, data: Part, at_minimum: bool) -> list[Interval]:
     """Loss by one method less that by another, at each sparsity: means over blocks, over sequences.
 
     `data` is `measured`, those that curvature has seen, or `held_out`. Empty where a method was left out.
@@ -83,13 +84,14 @@ def differences(result: Pruned, one: str, other: str, data: str, at_minimum: boo
     keys = [key for key in result.sets if key.endswith(AT_MINIMUM) == at_minimum]
     every = [sets for key in keys for sets in every_set(result, key)]
 
-    def losses(method: str) -> list[np.ndarray]:
-        return [getattr(sets.at(method), data) for sets in every if method in sets.methods]
+    def changes(method: str) -> list[Effects]:
+        return [sets.at(method) for sets in every if method in sets.methods]
 
-    a, b = losses(one), losses(other)
+    a, b = changes(one), changes(other)
     if not a or len(a) != len(b):
         return []
-    return [over_sequences(values) for values in np.mean(a, axis=0) - np.mean(b, axis=0)]
+    means = [np.mean([getattr(each, data) for each in some], axis=0) for some in (a, b)]
+    return [over_sequences(values, a[0].shares_of(data)) for values in means[0] - means[1]]
 
 
 def _beats(words: str, found: list[Interval], result: Pruned) -> Claim:

@@ -8,8 +8,9 @@ import numpy as np
 
 from curvescope.studies.prune.correlations import measured, predicted, removed_kinds
 from curvescope.studies.prune.tables import every_set
-from curvescope.studies.weight_changes import over_sequences
+from curvescope.studies.weight_changes import Part
 from curvescope.viz.blocks import PALETTE
+from curvescope.viz.ticks import around_zero
 from curvescope.viz.trajectory.labels import Marks, Names, name_points
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ PANELS = (
     ("plain", "obd", "plain: OBD, ½ Σ G_qq w²"),
     ("plain", "both orders", "plain: gᵀδ + ½ δᵀHδ"),
 )
+PARTS: tuple[Part, Part] = ("measured", "held_out")
 MARKS = "osD^vP*X"
 REACH = (4.5, 13.0, 24.0, 36.0, 50.0, 66.0)  # points from a head to its name
 
@@ -87,8 +89,8 @@ def _sets(result: Pruned) -> Figure:
             look = {"color": plt.get_cmap("tab10")(i), "lw": 1.1}
             x = 100 * sets.sparsities + 0.6 * (i - (len(lines) - 1) / 2)
             effects = sets.at(method)
-            for ax, values in zip(column, (effects.measured, effects.held_out), strict=True):
-                found = [over_sequences(one) for one in values]
+            for ax, part in zip(column, PARTS, strict=True):
+                found = [effects.interval(part, j) for j in range(len(x))]
                 mean = np.array([one.value for one in found])
                 ends = np.abs(np.array([[one.low, one.high] for one in found]).T - mean)
                 mark = "-" + MARKS[i % len(MARKS)]
@@ -96,14 +98,17 @@ def _sets(result: Pruned) -> Figure:
             column[0].plot(x, effects.predicted.mean(1), ":", **look)
         for ax in column:
             ax.axhline(0, color="0.5", lw=0.6)
-            ax.set_yscale("symlog", linthresh=0.01)
+            around_zero(ax, 0.01)
             ax.tick_params(labelsize=8)
             ax.spines[["top", "right"]].set_visible(False)
         column[0].set_title(name, fontsize=9, loc="left")
         column[1].set_xlabel("weights that go, %", fontsize=9)
     axes[0][0].set_ylabel("increase of the loss on the data of curvature", fontsize=8)
     axes[1][0].set_ylabel("on other data", fontsize=8)
-    figure.legend(*axes[0][0].get_legend_handles_labels(), fontsize=8, frameon=False, loc="outside right")
+    handles, labels = axes[0][0].get_legend_handles_labels()
+    handles = [*handles, *axes[0][0].plot([], [], ":", color="0.3", lw=1.1)]
+    look = {"fontsize": 8, "frameon": False, "loc": "outside right"}
+    figure.legend(handles, [*labels, "predicted"], **look)
     return figure
 
 

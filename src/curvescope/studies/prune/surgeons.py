@@ -19,9 +19,11 @@ from curvescope.algorithms.surgery.matrix_free import remove_by_products
 from curvescope.algorithms.surgery.removal import Removal, damped_inverse, eliminate, remove, saliencies
 from curvescope.core.result import Result
 from curvescope.operators import GGN, KFAC, EmpiricalFisher, exact_diagonal
+from curvescope.operators.kronecker.spectral import Spectrum
 from curvescope.problem import Problem
 
 NUM_ROOTS = 32  # random squares, for a diagonal that is not written out
+MOST_LEFT = 3000  # weights whose inverse is written out
 DENSE, PRODUCTS = "dense", "products"
 
 
@@ -82,7 +84,10 @@ class DenseSurgeon(Surgeon):
 class ProductSurgeon(Surgeon):
     """Saliencies from the inverse of K-FAC, removal by conjugate gradients with the GGN itself.
 
-    With K = Q diag(Λ) Qᵀ, Q = Qᵣ ⊗ Q_c, the diagonal of (K + λ I)⁻¹ is (Qᵣ∘Qᵣ) (1/(Λ + λ)) (Q_c∘Q_c)ᵀ.
+    With K = A ⊗ B = Q diag(Λ) Qᵀ, Q = Qᵣ ⊗ Q_c, the diagonal of (K + λ I)⁻¹ is
+    (Qᵣ∘Qᵣ) (1/(Λ + λ)) (Q_c∘Q_c)ᵀ. Where only some weights are left, at most `MOST_LEFT`, the inverse is that
+    of K over these, written out. For more of them it is an approximation, from the inverse over all weights,
+    as if those that are gone could still make up for others: saliencies come out too small.
     """
 
     how = PRODUCTS
@@ -98,12 +103,28 @@ class ProductSurgeon(Surgeon):
         (block,) = self._whole.space
         K = KFAC(self._whole.problem, block.name, bias="separate", seed=self._seed)
         (spectrum,) = K.spectra()
+        if self._left is not None and len(w) <= MOST_LEFT:
+            return saliencies(w, _inverse_diagonal(_entries(spectrum, self._left), self.damping))
         Qr, Qc = spectrum.vectors
         found = (Qr.square() @ (1 / (spectrum.values + self.damping)) @ Qc.square().T).flatten()
         return saliencies(w, found if self._left is None else found[self._left])
 
     def remove(self, w: Tensor, removed: Tensor) -> tuple[Removal, float]:
         return remove_by_products(w, self.op, removed, damping=self.damping)
+
+
+def _entries(spectrum: Spectrum, left: Tensor) -> Tensor:
+    """K over weights that are left, a mask (m n,): A_ik B_jl for the weights (i, j) and (k, l)."""
+    assert spectrum.sides is not None, "factors as they are have eigenvalues of their own"
+    A, B = ((Q * side) @ Q.T for Q, side in zip(spectrum.vectors, spectrum.sides, strict=True))
+    i, j = left.view(len(A), len(B)).nonzero(as_tuple=True)
+    return A[i][:, i] * B[j][:, j]
+
+
+def _inverse_diagonal(K: Tensor, shift: float) -> Tensor:
+    """Of (K + λ I)⁻¹."""
+    system = K + shift * torch.eye(len(K), dtype=K.dtype, device=K.device)
+    return torch.cholesky_inverse(torch.linalg.cholesky(system)).diagonal()
 
 
 def fisher_diagonal(problem: Problem, block: str) -> Tensor:

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 from curvescope.studies.prune.correlations import PREDICTORS, measured, of_effects, rows
 from curvescope.studies.prune.removals import Sets
-from curvescope.studies.weight_changes import over_sequences
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -36,7 +35,7 @@ def _set_rows(result: Pruned) -> list[dict[str, Any]]:
             for i, method in enumerate(sets.methods):
                 effects = sets.at(method)
                 for j, sparsity in enumerate(sets.sparsities):
-                    held, own = over_sequences(effects.held_out[j]), over_sequences(effects.measured[j])
+                    held, own = effects.interval("held_out", j), effects.interval("measured", j)
                     found.append(
                         {
                             "block": name,
@@ -106,7 +105,7 @@ def _head_rows(result: Pruned) -> list[dict[str, Any]]:
             row |= {"obd": heads.obd[h], "obs": heads.obs[h]}
             for how in ("plain", "compensated"):
                 effects = of_effects(heads, how)
-                held = over_sequences(effects.held_out[h])
+                held = effects.interval("held_out", h)
                 row |= {
                     f"{how}_first_order": effects.first[h].mean(),
                     f"{how}_second_order": effects.second[h].mean(),

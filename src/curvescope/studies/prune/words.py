@@ -8,7 +8,6 @@ from curvescope.core.numbers import plural
 from curvescope.runs.shown import Line
 from curvescope.studies.prune.correlations import rows
 from curvescope.studies.prune.surgeons import DENSE, PRODUCTS
-from curvescope.studies.weight_changes import over_sequences
 
 if TYPE_CHECKING:
     from curvescope.studies.prune.study import Pruned
@@ -38,8 +37,7 @@ def summary(result: Pruned) -> list[Line]:
     for name, sets in result.sets.items():
         for j, sparsity in enumerate(sets.sparsities):
             said = ", ".join(
-                f"{method} {over_sequences(sets.at(method).held_out[j]).value:+.3g}"
-                for method in sets.methods
+                f"{method} {sets.at(method).interval('held_out', j).value:+.3g}" for method in sets.methods
             )
             found.append(
                 (f"{name}, {100 * sparsity:.0f} %", "", f"increase of the loss on other data: {said}")

@@ -26,7 +26,8 @@ def judge(result: Quantised) -> list[Claim]:
     """Predictions first, then methods against each other."""
     bits = [int(b) for b in result.together.bits]
     claims = [_signed(words, found) for words, found in ranked(result).items()]
-    claims.append(_near({b: relative_error(result, i) for i, b in enumerate(bits)}))
+    errors = {b: relative_error(result, i) for i, b in enumerate(bits)}
+    claims.append(_near(errors, len(result.blocks)))
     ways = [
         (
             "weights that are rounded later make up for earlier ones (by inputs)",
@@ -69,10 +70,13 @@ def _signed(words: str, found: dict[int, Correlation]) -> Claim:
     return Claim(words, published, measured, verdict, *OURS)
 
 
-def _near(found: dict[int, Correlation]) -> Claim:
+def _near(found: dict[int, Correlation], blocks: int) -> Claim:
+    """Of so many blocks, of which those that rounding does not change are left out."""
     words = f"the prediction is within {100 * NEAR:.0f} % of the measured increase, in the median over blocks"
     measured = ", ".join(
-        f"{one.value:.2g} [{one.low:.2g}, {one.high:.2g}] at {b} bits" for b, one in found.items()
+        f"{one.value:.2g} [{one.low:.2g}, {one.high:.2g}] at {b} bits"
+        + (f" ({blocks - one.count} of {blocks} without any change)" if one.count < blocks else "")
+        for b, one in found.items()
     )
     verdict = FAILS if any(one.low > NEAR for one in found.values()) else OPEN
     verdict = HOLDS if all(one.high < NEAR for one in found.values()) else verdict
@@ -81,8 +85,9 @@ def _near(found: dict[int, Correlation]) -> Claim:
 
 def held_out_differences(parts: Iterable[Roundings], one: str, other: str) -> list[Interval]:
     """Loss by one method less that by another, for each number of bits, on other data: means over blocks."""
-    found = np.mean([part.at(one).held_out - part.at(other).held_out for part in parts], axis=0)
-    return [over_sequences(values) for values in found]
+    pairs = [(part.at(one), part.at(other)) for part in parts]
+    found = np.mean([a.held_out - b.held_out for a, b in pairs], axis=0)
+    return [over_sequences(values, pairs[0][0].held_shares) for values in found]
 
 
 def _lower(words: str, parts: list[Roundings], one: str, other: str) -> list[Claim]:

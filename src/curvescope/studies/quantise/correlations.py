@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from curvescope.algorithms.estimates.intervals import median_interval
 from curvescope.algorithms.estimates.ranks import Correlation, difference, rank_correlation
 from curvescope.studies.quantise.rounding import NEAREST
 
@@ -66,10 +67,13 @@ def better(result: Quantised, one: str, other: str, bit: int) -> Correlation:
 
 
 def relative_error(result: Quantised, bit: int) -> Correlation:
-    """Median over blocks of |predicted − measured| / |measured|, with its interval by the bootstrap."""
-    truth = increases(result, bit)
-    each = np.abs(predicted(result, "both orders", bit) - truth) / np.abs(truth)
-    source = np.random.default_rng(result.seed & 0xFFFFFFFF)
-    drawn = np.median(each[source.integers(0, len(each), (result.draws, len(each)))], axis=1)
-    low, high = (float(end) for end in np.quantile(drawn, [0.025, 0.975]))
-    return Correlation(float(np.median(each)), low, high, len(each), len(each))
+    """Median over blocks of |predicted − measured| / |measured|, with its interval by order statistics.
+
+    Blocks without any change, 0 by 0, are left out: `count` is that of the others.
+    """
+    truth, said = increases(result, bit), predicted(result, "both orders", bit)
+    moved = (truth != 0) | (said != 0)
+    with np.errstate(divide="ignore"):
+        each = np.abs(said - truth)[moved] / np.abs(truth)[moved]
+    middle = float(np.median(each)) if len(each) else np.nan
+    return Correlation(middle, *median_interval(each), len(each), len(each))

@@ -72,10 +72,15 @@ def _sensitivity(result: Quantised) -> Figure:
     x = np.arange(len(names))
     for i, (ax, b) in enumerate(zip(axes[:, 0], bits, strict=True)):
         for k, method in enumerate(MARKS):
-            ax.bar(x + 0.4 * k - 0.2, increases(result, i, method), 0.38, color=PALETTE[k], label=method)
+            found = [one.at(method).interval("measured", i) for one in result.blocks.values()]
+            mean = np.array([one.value for one in found])
+            ends = np.abs(np.array([[one.low, one.high] for one in found]).T - mean)
+            place = x + 0.4 * k - 0.2
+            ax.bar(place, mean, 0.38, color=PALETTE[k], label=method)
+            ax.errorbar(place, mean, yerr=np.nan_to_num(ends), fmt="none", ecolor="0.45", lw=0.8)
             said = predicted(result, "both orders", i, method)
             label = "predicted" if k == 0 else None
-            ax.plot(x + 0.4 * k - 0.2, said, "_", ms=8, mew=1.6, color="black", label=label)
+            ax.plot(place, said, "_", ms=8, mew=1.6, color="black", label=label)
         ax.axhline(0, color="0.5", lw=0.6)
         ax.set_ylabel(f"{b} bits", fontsize=9)
         ax.ticklabel_format(axis="y", style="sci", scilimits=(-2, 3), useMathText=True)

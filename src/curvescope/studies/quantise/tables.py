@@ -6,12 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 from curvescope.studies.quantise.correlations import PREDICTORS, rows
 from curvescope.studies.quantise.rounding import Roundings
-from curvescope.studies.weight_changes import over_sequences
+from curvescope.studies.weight_changes import Part
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from curvescope.studies.quantise.study import Quantised
+
+PARTS: tuple[Part, ...] = ("predicted", "measured", "held_out")
 
 
 def frames(result: Quantised) -> dict[str, pd.DataFrame]:
@@ -37,8 +39,8 @@ def _rows(parts: dict[str, Roundings]) -> list[dict[str, Any]]:
                 row: dict[str, Any] = {"block": name, "bits": int(bits), "method": method}
                 row |= {"error": one.size[i, j], "first_order": effects.first[j].mean()}
                 row["second_order"] = effects.second[j].mean()
-                for label in ("predicted", "measured", "held_out"):
-                    mean = over_sequences(getattr(effects, label)[j])
+                for label in PARTS:
+                    mean = effects.interval(label, j)
                     row |= {label: mean.value, f"{label}_low": mean.low, f"{label}_high": mean.high}
                 found.append(row)
     return found

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from curvescope.core.numbers import plural
 from curvescope.runs.shown import Line
 from curvescope.studies.quantise.correlations import increases, predicted, rows
-from curvescope.studies.weight_changes import over_sequences
 
 if TYPE_CHECKING:
     from curvescope.studies.quantise.study import Quantised
@@ -24,8 +23,8 @@ def summary(result: Quantised) -> list[Line]:
         words = f"the most of any block, {names[worst]}; predicted {said[worst]:+.3g}"
         found.append((f"{bits} bits", f"{truth[worst]:+.3g}", words))
         together = ", ".join(
-            f"{method} {over_sequences(every.at(method).measured[i]).value:+.3g}, on other data "
-            f"{over_sequences(every.at(method).held_out[i]).words}"
+            f"{method} {every.at(method).interval('measured', i).value:+.3g}, on other data "
+            f"{every.at(method).interval('held_out', i).words}"
             for method in every.methods
         )
         total = f"; predicted {every.at('nearest').predicted[i].mean():+.3g}, blocks alone {truth.sum():+.3g}"
@@ -52,7 +51,7 @@ def captions(result: Quantised) -> dict[str, str]:
     found = {
         "sensitivity": f"Increase of the loss with one block rounded, and all of them: predicted, gᵀδ + "
         f"½ δᵀHδ with the Hessian, and measured. {terms}; {ends}. error: ‖δ‖². "
-        "In the figure bars are measured, dashes predicted.",
+        "In the figure bars are measured, with these intervals in grey, dashes predicted.",
         "ranks": "Spearman's ρ over blocks of predictions with the measured increase, rounded to the nearest "
         "points, with 95 % intervals by the bootstrap over blocks.",
         "predictions": "Predicted against measured increase of the loss, a dot for each block; the line is "
