@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from curvescope.data.tasks import task
 from curvescope.studies import folder
 from drawings import sketched
 
-MODEL = "n_layers = 2\nd_model = 4\nn_heads = 2\nd_ff = 4\nvocab_size = 12\nn_ctx = 18\n"
+MODEL = "n_layers = 1\nd_model = 4\nn_heads = 2\nd_ff = 4\nvocab_size = 12\nn_ctx = 18\n"
 SETTINGS: dict[str, dict[str, Any]] = {
     "diagnose": {"num_probes": 1, "num_steps": 4, "num_shared": 2, "block_steps": 3, "num_parts": 2,
                  "part_steps": 4, "num_sample_probes": 2},
@@ -17,8 +21,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "blocks": {"num_trace_probes": 2, "num_norm_probes": 2, "num_small_probes": 2, "num_sharp_steps": 3,
                "num_steps": 6, "density": ["L*.W_Q", "L*.W_V"], "num_density_probes": 2},
     "propagation": {"num_probes": 2, "num_steps": 3, "num_map_probes": 2},
-    "gap": {"num_probes": 2, "num_steps": 3, "num_density_probes": 0, "num_draws": 0},
-    "taylor": {"num_top": 1, "num_points": 5, "plane_points": 3, "num_steps": 4, "settle": 0.0, "cubic": False},
+    "taylor": {"num_top": 1, "num_points": 5, "plane_points": 3, "num_steps": 4,
+               "settle": 0.0, "cubic": False},
     "heads": {"k": 2, "num": 1, "num_samples": 2},
     "trajectory": {"tokens": 36, "num_shuffles": 1},
 }  # fmt: skip
@@ -30,7 +34,8 @@ def small_runs(root: Path) -> list[Path]:
     model.write_text(MODEL, encoding="utf-8")
     common = {"model": str(model), "data": "task:addition"}
     found = []
-    with sketched():
+    with sketched(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr("curvescope.studies.setting.task", partial(task, num_sequences=4))
         for study, settings in SETTINGS.items():
             given = {**common, **settings} if study != "heads" else {"model": str(model), **settings}
             found.append(folder.run(study, given, out=root / "runs")[0])
