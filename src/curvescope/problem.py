@@ -12,11 +12,12 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from curvescope.core.blocks import ParamSpace
+from curvescope.core import notebook
+from curvescope.core.blocks import ParamSpace, by_role
 from curvescope.core.errors import CurvescopeError, ModuleError, ShapeError, UsageError
-from curvescope.core.graph import leaves_of
 from curvescope.core.progress import track
-from curvescope.core.trees import leaves as tree_leaves
+from curvescope.core.tensors.graph import leaves_of
+from curvescope.core.tensors.trees import leaves as tree_leaves
 from curvescope.data.batches import Batch, Batches, as_batches
 from curvescope.data.dicts import hides_start
 from curvescope.data.fit import check_ids, fitted, padding_notes, predicts_next, task_notes, warn_unshifted
@@ -87,7 +88,8 @@ class Problem:
         if self.loss.splits:  # batches of a function of one's own are as they are
             self.batches = fitted(self.batches, self.model)
             check_ids(self.batches, self.model)
-        if not _own(batches):
+        parts = isinstance(batches, list) and all(isinstance(batch, Batch) for batch in batches)
+        if not parts:  # of another problem, which are taken at their word
             warn_unshifted(self.batches, self.model)
         self.point: Mapping[str, Tensor] = {}
         self._shapes = {name: p.shape for name, p in self.model.parameters.items()}
@@ -325,6 +327,12 @@ class Problem:
             )
         self.choice.check()
 
+    def _repr_html_(self) -> str:
+        """For a notebook: model, data, loss, and what varies by role; the data are not read."""
+        told = {"data": self.batches, "loss": self.loss.name, "type": self.dtype, "device": self.device}
+        parts = lambda: notebook.facts(told), lambda: notebook.blocks(by_role(self.space()))
+        return notebook.box(self, f"Problem of {self.model.name}", *parts)
+
     def __repr__(self) -> str:
         return f"Problem({self.model.name!r}, {self.batches!r}, {self.loss.name})"
 
@@ -341,11 +349,6 @@ def _of_model(
     call = Closure(function or own_loss, wholes.unpack)
     casts = model.casts or is_transformers(model.module)  # whose losses are in float32
     return replace(model, call=call, output=None, casts=casts), batches, ModelLoss(terms != SUM)
-
-
-def _own(batches: Any) -> bool:
-    """Whether data are a list of `Batch`, as parts of another problem are: they are taken at their word."""
-    return isinstance(batches, list) and all(isinstance(batch, Batch) for batch in batches)
 
 
 @contextmanager

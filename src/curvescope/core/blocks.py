@@ -8,7 +8,8 @@ and back.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -84,6 +85,19 @@ def whole(name: str, parameter: str, shape: Sequence[int], *, transposed: bool =
     if transposed:
         return Block(name, parameter, split=shape, order=(1, 0), shape=(shape[1], shape[0]))
     return Block(name, parameter, split=shape, shape=shape)
+
+
+def by_role(blocks: Iterable[Block]) -> dict[str, list[Block]]:
+    """Blocks of the same role in all layers together, in order: `L*.W_Q`, `L*.expert*.W_in`."""
+    found: dict[str, list[Block]] = {}
+    for block in blocks:
+        found.setdefault(re.sub(r"^L\d+\.(expert\d+\.)?", _starred, block.name), []).append(block)
+    return found
+
+
+def _starred(front: re.Match[str]) -> str:
+    """`L*.` for `L3.`, `L*.expert*.` for `L3.expert5.`."""
+    return "L*.expert*." if front[1] else "L*."
 
 
 @dataclass(frozen=True)

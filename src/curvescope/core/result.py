@@ -12,8 +12,10 @@ from typing import IO, Any, Self
 
 import numpy as np
 
+from curvescope.core import notebook
 from curvescope.core.errors import CurvescopeError
 from curvescope.core.moved import HOMES, SAVED_NAMES
+from curvescope.core.numbers import with_error
 
 SCHEMA = 1
 FEW = 6  # entries that are printed
@@ -39,6 +41,19 @@ class Result:
         """The fields in short: of an array its shape and type, of a long list its beginning."""
         shown = ", ".join(f"{f.name}={_short(getattr(self, f.name))}" for f in fields(self))
         return f"{type(self).__name__}({shown})"
+
+    def _repr_html_(self) -> str:
+        """For a notebook: its numbers, the beginning of its table or its fields, and its figure."""
+        own: Any = self
+        parts = [lambda: notebook.facts(_numbers(self))]
+        if hasattr(self, "to_frame"):
+            parts.append(lambda: notebook.frame(own.to_frame()))
+        else:
+            rest = [[f.name, _short(getattr(self, f.name))] for f in fields(self)]
+            parts.append(lambda: notebook.table(["field", "value"], rest))
+        if hasattr(self, "plot"):
+            parts.append(lambda: notebook.picture(lambda: own.plot().figure, type(self).__name__))
+        return notebook.box(self, type(self).__name__, *parts)
 
     def save(self, folder: str | Path) -> Path:
         """Write result.json and arrays.npz into `folder`, each complete or absent; return the folder."""
@@ -84,6 +99,16 @@ class Result:
                 f"expected a saved {cls.__name__} in {folder}, found {type(found).__name__}"
             )
         return found
+
+
+def _numbers(result: Result) -> dict[str, Any]:
+    """The fields that are one number or word that says something, a value with its standard error."""
+    every: dict[str, Any] = {f.name: getattr(result, f.name) for f in fields(result)}
+    single = bool | int | float | str | np.generic
+    found = {name: x for name, x in every.items() if isinstance(x, single) and x != ""}
+    if "value" in found and "stderr" in found:
+        found["value"] = with_error(found["value"], found.pop("stderr"))
+    return found
 
 
 def _short(value: Any) -> str:

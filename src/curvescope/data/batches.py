@@ -12,7 +12,7 @@ from torch import Tensor
 
 from curvescope.core.errors import UsageError
 from curvescope.core.targets import IGNORED
-from curvescope.core.trees import Tree, leaves, tree_map
+from curvescope.core.tensors.trees import Tree, leaves, tree_map
 from curvescope.data import dicts
 from curvescope.data.checks import (
     check_arrays,

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
 from curvescope.core.errors import ShapeError, UsageError
-from curvescope.core.trees import leaves
+from curvescope.core.tensors.trees import leaves
 
 SHUFFLED = "the loader shuffles: its batches are read once and stay in the order of that reading"
 DRAWN = (

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from curvescope.core.errors import UsageError
-from curvescope.core.graph import leaves_of
+from curvescope.core.tensors.graph import leaves_of
 from curvescope.kernels.backends import refuse_third
 from curvescope.models.model import Model
 from curvescope.models.running.double import exact

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from curvescope.core.errors import CurvescopeError
-from curvescope.core.graph import once_differentiable_node
+from curvescope.core.tensors.graph import once_differentiable_node
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from curvescope.core.errors import ShapeError, UsageError
 from curvescope.core.parts import LossPart as Part
-from curvescope.core.trees import Tree
+from curvescope.core.tensors.trees import Tree
 from curvescope.kernels.head import LinearHead
 
 

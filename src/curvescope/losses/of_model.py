@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from curvescope.core.errors import UsageError
-from curvescope.core.trees import Tree
+from curvescope.core.tensors.trees import Tree
 from curvescope.losses.base import Loss
 
 

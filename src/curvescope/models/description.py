@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from typing import Any
 
-from curvescope.core.blocks import Block
+from curvescope.core.blocks import Block, by_role
 from curvescope.models.choice.choosing import frozen, notes_of
 from curvescope.models.model import Model
 
@@ -51,9 +50,6 @@ def dtype_of(model: Model) -> str:
 
 def roles(model: Model) -> list[Description]:
     """Blocks of the same role in all layers, together: `L*.W_Q`."""
-    found: dict[str, list[Block]] = {}
-    for block in model.blocks.values():
-        found.setdefault(re.sub(r"^L\d+\.(expert\d+\.)?", _starred, block.name), []).append(block)
     return [
         {
             "role": role,
@@ -62,13 +58,8 @@ def roles(model: Model) -> list[Description]:
             "parameters": sum(block.size for block in blocks),
             "share": sum(block.size for block in blocks) / model.num_parameters,
         }
-        for role, blocks in found.items()
+        for role, blocks in by_role(model.blocks.values()).items()
     ]
-
-
-def _starred(front: re.Match[str]) -> str:
-    """`L*.` for `L3.`, `L*.expert*.` for `L3.expert5.`."""
-    return "L*.expert*." if front[1] else "L*."
 
 
 def notes(model: Model) -> list[str]:

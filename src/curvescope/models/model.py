@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from curvescope.core.blocks import Block, ParamSpace
+from curvescope.core import notebook
+from curvescope.core.blocks import Block, ParamSpace, by_role
 from curvescope.core.errors import UsageError
 from curvescope.models.adapters.table import Place
 from curvescope.models.choice.params import Params, words_of
@@ -135,8 +136,24 @@ class Model:
         with torch.no_grad(), evaluating(self.module):
             return self.forward({}, own)
 
+    def _repr_html_(self) -> str:
+        """For a notebook: what is known of it, and its parameters by role."""
+        return notebook.box(
+            self,
+            f"{self.name}: {self.num_parameters:,} parameters in {len(self.blocks)} blocks",
+            lambda: notebook.facts(_told(self)),
+            lambda: notebook.blocks(by_role(self.blocks.values())),
+            lambda: "".join(map(notebook.paragraph, self.notes)),
+        )
+
     def __repr__(self) -> str:
         return f"Model({self.name!r}: {self.num_parameters} parameters, {len(self.blocks)} blocks)"
+
+
+def _told(model: Model) -> dict[str, Any]:
+    """Type, device, and the facts that are numbers or words."""
+    placed = {"dtype": str(model.dtype).removeprefix("torch."), "device": str(model.device)}
+    return placed | {k: v for k, v in model.facts.items() if isinstance(v, bool | int | float | str)}
 
 
 def check_cover(blocks: Mapping[str, Block], module: nn.Module) -> None:

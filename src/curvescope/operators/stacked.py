@@ -22,7 +22,7 @@ from torch import Tensor
 
 from curvescope.core.blocks import ParamSpace
 from curvescope.core.progress import track
-from curvescope.core.trees import tree_map
+from curvescope.core.tensors.trees import tree_map
 from curvescope.data.batches import Batch
 from curvescope.engines.passes import gradient, linearise, pull
 from curvescope.engines.run import PlainRunner

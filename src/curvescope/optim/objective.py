@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from curvescope.core.errors import CurvescopeError, UsageError
-from curvescope.core.graph import leaves_of
 from curvescope.core.operator import LinearOperator
+from curvescope.core.tensors.graph import leaves_of
 from curvescope.engines.passes import refuse_once_differentiable
 from curvescope.problem import Problem
 

@@ -7,6 +7,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from curvescope.core import notebook
 from curvescope.core.numbers import plural
 from curvescope.core.result import Result
 from curvescope.viz.interactive import Scene
@@ -50,6 +51,16 @@ class Shown(Result, ABC):
     @abstractmethod
     def summary(self) -> list[Line]:
         """The numbers to look at first."""
+
+    def _repr_html_(self) -> str:
+        """For a notebook: what the numbers say, those to look at first, and the first figure."""
+        return notebook.box(
+            self,
+            type(self).__name__,
+            lambda: notebook.paragraph(self.opening()),
+            lambda: notebook.cards(self.summary()),
+            lambda: notebook.picture(lambda: next(iter(self.figures().values()))),
+        )
 
     def opening(self) -> str:
         """One or two sentences on what these numbers say, written from them; a page's section begins so.

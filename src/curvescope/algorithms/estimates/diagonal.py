@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
 import torch
@@ -21,6 +21,11 @@ from curvescope.core.operator import LinearOperator
 from curvescope.core.progress import track
 from curvescope.core.result import Result
 from curvescope.core.seeds import Probe
+from curvescope.viz import estimates
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
 
 Method = Literal["hutchinson", "xdiag", "roots"]
 FEWEST: dict[str, int] = {"hutchinson": 1, "xdiag": 4, "roots": 1}
@@ -49,6 +54,17 @@ class DiagonalEstimate(Result):
         if self.method == "roots":
             return positive_interval(self.values, self.stderr, degrees)
         return mean_interval(self.values, self.stderr, degrees, nonnegative=self.psd)
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per entry."""
+        import pandas as pd
+
+        low, high = self.interval
+        return pd.DataFrame({"value": self.values, "stderr": self.stderr, "low": low, "high": high})
+
+    def plot(self, ax: Axes | None = None) -> Axes:
+        """Entries from the largest to the smallest."""
+        return estimates.entries(ax, self.values, label="diagonal entry")
 
 
 @of_one_matrix

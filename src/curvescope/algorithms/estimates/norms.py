@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
 import numpy as np
 import torch
@@ -22,6 +22,11 @@ from curvescope.algorithms.spectra.lanczos import eigsh
 from curvescope.core.operator import FunctionOperator, LinearOperator
 from curvescope.core.result import Result
 from curvescope.core.seeds import Probe
+from curvescope.viz import estimates
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
 
 
 @dataclass(frozen=True)
@@ -42,6 +47,16 @@ class FrobeniusNorm(Result):
     low: float = math.nan
     high: float = math.nan
     probe: str = "rademacher"
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per sample."""
+        import pandas as pd
+
+        return pd.DataFrame({"sample": np.arange(1, len(self.samples) + 1), "squared": self.samples})
+
+    def plot(self, ax: Axes | None = None) -> Axes:
+        """Samples, their mean and its 95 % interval."""
+        return estimates.samples(ax, self.samples, self.squared, (self.low**2, self.high**2), label="‖A v‖²")
 
 
 @dataclass(frozen=True)

@@ -26,9 +26,11 @@ from curvescope.algorithms.estimates.xtrace import leave_one_out
 from curvescope.core.operator import LinearOperator
 from curvescope.core.result import Result
 from curvescope.core.seeds import Probe
+from curvescope.viz import blocks, estimates
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.axes import Axes
 
 Method = Literal["hutchinson", "hutch++", "xtrace"]
 FEWEST: dict[str, int] = {"hutchinson": 1, "hutch++": 6, "xtrace": 4}
@@ -50,6 +52,16 @@ class TraceEstimate(Result):
     seed: int
     low: float = math.nan
     high: float = math.nan
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per sample."""
+        import pandas as pd
+
+        return pd.DataFrame({"sample": np.arange(1, len(self.samples) + 1), "trace": self.samples})
+
+    def plot(self, ax: Axes | None = None) -> Axes:
+        """Samples, their mean and its 95 % interval."""
+        return estimates.samples(ax, self.samples, self.value, (self.low, self.high), label="trace")
 
 
 @dataclass(frozen=True)
@@ -104,6 +116,10 @@ class BlockTraces(Result):
         low, high = self.interval
         columns = {"block": self.names, "trace": self.values, "stderr": self.stderr}
         return pd.DataFrame({**columns, "low": low, "high": high})
+
+    def plot(self, ax: Axes | None = None) -> Axes:
+        """Trace of every block with its 95 % interval, on a logarithmic scale with both signs."""
+        return blocks.bars(ax, self.names, {"trace": (self.values, *self.interval)}, label="trace")
 
 
 @of_one_matrix

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
 import numpy as np
 import torch
@@ -35,6 +35,11 @@ from curvescope.core.errors import CurvescopeError, UsageError
 from curvescope.core.operator import LinearOperator
 from curvescope.core.result import Result
 from curvescope.core.seeds import probes
+from curvescope.viz import estimates
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
 
 KEPT = 0.75  # of the steps: what the value would be from these shows what the last ones changed
 
@@ -61,6 +66,16 @@ class FunctionTrace(Result):
     function: str
     damping: float
     seed: int
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per sample."""
+        import pandas as pd
+
+        return pd.DataFrame({"sample": np.arange(1, len(self.samples) + 1), "trace": self.samples})
+
+    def plot(self, ax: Axes | None = None) -> Axes:
+        """Samples, their mean and its 95 % interval."""
+        return estimates.samples(ax, self.samples, self.value, (self.low, self.high), label="tr f(A)")
 
 
 @of_one_matrix

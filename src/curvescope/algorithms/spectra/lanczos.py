@@ -24,9 +24,11 @@ from curvescope.algorithms.spectra.smallest import smallest, unresolved
 from curvescope.core.errors import ShapeError, UsageError
 from curvescope.core.operator import LinearOperator, as_columns
 from curvescope.core.result import Result
+from curvescope.viz import estimates
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.axes import Axes
 
 __all__ = ["Eigenpairs", "Tridiagonals", "eigsh", "lanczos"]
 
@@ -61,6 +63,10 @@ class Eigenpairs(Result):
 
         columns = {"value": self.values, "residual": self.residuals, "converged": self.converged_mask}
         return pd.DataFrame(columns)
+
+    def plot(self, ax: Axes | None = None) -> Axes:
+        """Eigenvalues by number, with their residuals; hollow where they are not converged."""
+        return estimates.eigenvalues(ax, self.values, self.residuals, self.converged_mask)
 
 
 @of_one_matrix

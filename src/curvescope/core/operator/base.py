@@ -17,6 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from curvescope.core import notebook
+from curvescope.core.blocks import by_role
 from curvescope.core.errors import ShapeError, UsageError
 from curvescope.core.operator.checks import check_alike, number
 from curvescope.core.operator.index import Index, named_rows, positions
@@ -195,6 +197,18 @@ class LinearOperator(ABC):
         make: Any = ScipyOperator
         return make(
             self.shape, matvec=forward, rmatvec=backward, matmat=forward, rmatmat=backward, dtype=numpy_dtype
+        )
+
+    def _repr_html_(self) -> str:
+        """For a notebook: shape, kind, what it is made of, and its rows by role; no product is taken."""
+        made_of = {name: part for name, part in vars(self).items() if isinstance(part, LinearOperator)}
+        space = named(self, "space")
+        return notebook.box(
+            self,
+            repr(self),
+            lambda: notebook.facts({"symmetric": self.symmetric, "positive semi-definite": self.psd}),
+            lambda: notebook.facts(made_of),
+            lambda: notebook.blocks(by_role(space)) if space is not None else "",
         )
 
     def __repr__(self) -> str:

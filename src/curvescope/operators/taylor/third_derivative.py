@@ -20,8 +20,8 @@ from torch import Tensor
 
 from curvescope.core.blocks import ParamSpace
 from curvescope.core.errors import CurvescopeError, ShapeError, UsageError
-from curvescope.core.graph import once_differentiable_node
 from curvescope.core.result import Result
+from curvescope.core.tensors.graph import once_differentiable_node
 from curvescope.data.batches import Batch
 from curvescope.kernels.norms.written_out import refuse_fused_norms, written_out_norms
 from curvescope.models.choice.params import Params

@@ -1,0 +1,1 @@
+"""Structures of tensors: trees of them, and the autograd graph behind one."""
