@@ -131,6 +131,7 @@ def test_an_operator_over_blocks_shows_them_by_role():
     A.space = space  # pyright: ignore
     shown = A._repr_html_()
     assert "L*.W_Q" in shown
+    assert ">E</td>" in shown
     assert "2 × 3" in shown
     assert "50.0%" in shown
 

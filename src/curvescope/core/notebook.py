@@ -24,8 +24,9 @@ if TYPE_CHECKING:
     from curvescope.core.blocks import Block
 
 LIMIT = 100_000  # characters of a box
-PICTURE = 60_000  # and of a picture in it
+PICTURE = 70_000  # and of a picture in it
 ROWS, COLUMNS, TEXT = 20, 8, 160  # of a table, and characters of a cell
+LONG = 200  # rows of a table whose beginning says nothing
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#b8a800", "#888888")
 CELL = "padding:1px 8px;border-bottom:1px solid rgba(128,128,128,.25)"
 Part = Callable[[], str]
@@ -84,12 +85,15 @@ def blocks(roles: Mapping[str, Sequence[Block]]) -> str:
     rows = []
     for role, found in roles.items():
         shapes = " or ".join(dict.fromkeys(" × ".join(map(str, block.shape)) for block in found))
-        rows.append([role, len(found), shapes, sizes[role], f"{sizes[role] / total:.1%}"])
+        name = found[0].name if len(found) == 1 else role
+        rows.append([name, len(found), shapes, sizes[role], f"{sizes[role] / total:.1%}"])
     return bar(sizes) + table(["role", "blocks", "shape", "parameters", "share"], rows)
 
 
 def frame(data: pd.DataFrame) -> str:
-    """The first rows of a data frame."""
+    """The first rows of a data frame; of a long one, a curve or all entries, only how many there are."""
+    if len(data) > LONG:
+        return f"<div style='opacity:.7'>{len(data):,} rows in .to_frame()</div>"
     rows = data.head(ROWS).itertuples(index=False, name=None)
     return table([str(name) for name in data.columns], rows, count=len(data))
 
@@ -138,6 +142,7 @@ def _address(figure: Figure) -> str:
     ways: list[tuple[str, str, dict[str, Any]]] = [
         ("svg", "image/svg+xml", {"metadata": {"Date": None}}),
         ("png", "image/png", {"dpi": 72}),
+        ("png", "image/png", {"dpi": 40}),
     ]
     for kind, mime, options in ways:
         file = BytesIO()

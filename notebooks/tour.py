@@ -1,0 +1,67 @@
+# %% [markdown]
+# # A tour of curvescope
+#
+# Curvature of a small language model, from loading it to a map of its blocks. Results, models, problems and
+# operators show themselves: a cell that ends in one prints its numbers, a table and a figure.
+
+# %%
+import curvescope as cs
+
+model = cs.load("tiny-gpt")
+model
+
+# %% [markdown]
+# A model, data and a loss make a *problem*. What varies are all parameters, by role.
+
+# %%
+problem = cs.Problem(model, cs.text("sample", model, tokens=64, seq_len=32))
+print(f"loss {problem.value():.3f}")
+problem
+
+# %% [markdown]
+# A problem has curvature *operators*, known by their products with vectors. Blocks are chosen by globs: here
+# the attention of the first layer.
+
+# %%
+ATTENTION = "L0.W_[QKVO]"
+H = cs.Hessian(problem, ATTENTION)
+H
+
+# %% [markdown]
+# ## Extreme eigenvalues
+# Both ends of the spectrum; each eigenvalue is wrong by at most its residual.
+
+# %%
+ends = cs.eigsh(H, k=2, which="BE", tol=1e-2, vectors=False)
+ends
+
+# %% [markdown]
+# ## The whole spectrum
+# A density from a few random probes, with a 95 % band over them.
+
+# %%
+rho = cs.spectral_density(H, num_probes=2, num_steps=12)
+rho
+
+# %% [markdown]
+# ## Where the curvature is
+# Traces of all blocks from the same probes, then the root mean square entry of every pair of blocks.
+
+# %%
+cs.block_traces(cs.GGN(problem, ATTENTION), num_probes=6)
+
+# %%
+cs.block_map(H, num_probes=2)
+
+# %% [markdown]
+# ## Two parts
+# H = GGN + functional part. The first has no negative eigenvalues, the second has both signs.
+
+# %%
+for operator in (H, cs.GGN(problem, ATTENTION), cs.Functional(problem, ATTENTION)):
+    found = cs.trace(operator, num_probes=6)
+    print(f"{type(operator).__name__:10} trace {found.value:8.1f} ± {found.stderr:.1f}")
+
+# %% [markdown]
+# These results have `.to_frame()`, `.plot(ax)` and `.save(folder)`. From here: `curvescope report` makes a
+# page of all of this, `curvescope list` names the studies, and the other notebooks look at four papers.
