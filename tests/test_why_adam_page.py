@@ -19,7 +19,7 @@ STORED = json.loads(
 
 
 def test_the_example_prints_what_the_page_says():
-    space = guides.run("why_adam.md")
+    space = guides.run("guides/why_adam.md")
     assert space["same"]
     single, merged = (space["found"][f"softmax-{kind}-bare"] for kind in ("single", "merged"))
     assert merged[0] < single[0]

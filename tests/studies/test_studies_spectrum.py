@@ -69,7 +69,16 @@ def test_a_run_folder_is_complete_and_reads_back(settings, tmp_path):
     with sketched():
         path, result = folder.run("spectrum", {**settings, **FEW}, out=tmp_path / "runs")
     names = {p.name for p in path.iterdir()}
-    assert {"config.toml", "env.json", "log.txt", "result.json", "arrays.npz", "figures", "tables"} == names
+    assert {
+        "config.toml",
+        "env.json",
+        "log.txt",
+        "model.json",
+        "result.json",
+        "arrays.npz",
+        "figures",
+        "tables",
+    } == names
     assert {p.stem for p in (path / "figures").glob("*.png")} == {"density", "block_maps", "traces", "norms"}
     config, again = folder.load(path)
     assert config["study"] == "spectrum"

@@ -32,7 +32,7 @@ def table(
     name: str, frame: pd.DataFrame, caption: str = "", *, anchor: str, csv: str = "", title: str = ""
 ) -> Table:
     """A frame as a table of the page."""
-    columns = [str(column) for column in frame.columns]
+    columns = [str(name) for name in frame.columns]
     most = max(MOST_CELLS // max(len(columns), 1), FEWEST_ROWS)
     shown = frame.head(most).to_numpy(dtype=object).tolist()
     numeric = [_all_numbers([row[i] for row in shown]) for i in range(len(columns))]
