@@ -20,7 +20,7 @@ from curvescope.studies.optimisers.contenders import CONTENDERS
 from curvescope.studies.optimisers.course import Course, run_course, work_of
 from curvescope.studies.optimisers.figures import COLOURS
 from curvescope.studies.optimisers.study import FULL, merge
-from curvescope.studies.optimisers.tuning import Search, begin, go_on, neighbours, rung
+from curvescope.studies.optimisers.tuning import Search, begin, go_on, lowest, neighbours, rung
 
 CFG = optimisers.Config(
     optimisers=("sgd", "adamw", "newton_cg", "kfac_descent"),
@@ -57,7 +57,7 @@ def test_all_are_tuned_alike_and_run_on_the_same_seeds(done):
         courses, search = result.of("addition", name), result.searches[f"addition/{name}"]
         assert [c.seed for c in courses] == [1, 2]
         assert search.rates[0] == CFG.rates[int(np.argmin(result.trials[f"addition/{name}"]))]  # half of two
-        assert courses[0].rate == search.rates[int(np.argmin(search.losses))]
+        assert courses[0].rate == lowest(search.rates, search.losses)
         assert [c.loss[0] for c in courses] == [c.loss[0] for c in result.of("addition", "sgd")]
     assert len(state) == 4 * (2 + 3 + 2)
 
