@@ -23,8 +23,8 @@ BARS = re.compile(r"[▁▂▃▄▅▆▇█░]+")
 FOLDER_OF_RUN = re.compile(r"\d{8}-\d{6}-[0-9a-f]{8}")
 
 
-def run(name: str) -> dict[str, Any]:
-    """Run a page in the current folder; the names that its code leaves behind."""
+def run(name: str, *, numbers: bool = True) -> dict[str, Any]:
+    """Run a page in the current folder, with or without a look at its numbers; the names it leaves behind."""
     page = (FOLDER / name).read_text(encoding="utf-8")
     space: dict[str, Any] = {}
     printed, words_alone = "", False
@@ -41,7 +41,7 @@ def run(name: str) -> dict[str, Any]:
                 exec(compile(text, f"docs/{name}", "exec"), space)
             else:
                 main_quietly(text.split())
-        printed, words_alone = out.getvalue().replace(f"{Path.cwd()}/", ""), kind == "bash"
+        printed, words_alone = out.getvalue().replace(f"{Path.cwd()}/", ""), kind == "bash" or not numbers
     assert not printed
     return space
 

@@ -165,18 +165,17 @@ def test_the_page_has_the_paths_to_turn_once_and_needs_no_network(done, tmp_path
     pytest.importorskip("plotly")
     paths = [done(study)[0] for study in ("heads", "trajectory")]
     page = write_page(paths, tmp_path / "page.html").read_text(encoding="utf-8")
-    assert page.count('<div class="scene" ') == 1
-    scene = re.search(r'<script type="application/json">(.*?)</script>', page)
-    assert scene is not None
-    figure = json.loads(scene[1])
+    assert page.count('<div class="scene" ') == 2
+    scenes = re.findall(r'<script type="application/json">(.*?)</script>', page)
+    figure = json.loads(scenes[-1])  # behind the heads' scores
     result = done("trajectory")[1]
     assert len(figure["data"]) == 1 + len(result.path.tokens)
     np.testing.assert_allclose(figure["data"][1]["x"], result.states_xyz[0, :, 0], atol=1e-5)
     assert not re.search(r"<(script|link|img)[^>]+(src|href)=[\"'](https?:)?//", page)
 
 
-def test_a_page_without_paths_has_no_plotly(done, tmp_path):
-    page = write_page([done("heads")[0]], tmp_path / "page.html")
+def test_a_page_without_scenes_has_no_plotly(done, tmp_path):
+    page = write_page([done("embeddings")[0]], tmp_path / "page.html")
     assert page.stat().st_size < 4_000_000
     assert "Plotly" not in page.read_text(encoding="utf-8")
 
