@@ -40,7 +40,10 @@ def opening(result: Blocks) -> str:
         return ""
     values = np.array([part.sharpness(name).largest for name in order])
     median = float(np.median(values))
-    said = f"{order[0]} is the sharpest block of the {TITLES[operator]}, with λ_max {rounded(values[0])}"
+    where = f"On {result.num_terms:g} terms of {result.data}"
+    said = (
+        f"{where} {order[0]} is the sharpest block of the {TITLES[operator]}, with λ_max {rounded(values[0])}"
+    )
     if median > 0 and len(order) > 2:
         said += f", {rounded(values[0] / median, 2)} times that of the median of {len(order)} blocks"
     if part.whole is not None and part.whole.values[1] > 0:

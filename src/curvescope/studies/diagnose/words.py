@@ -25,6 +25,7 @@ def summary(found: Diagnosis) -> list[Line]:
 def opening(found: Diagnosis) -> str:
     """How much was found, and the worst of it."""
     looked = plural(sum(check.severity != "not looked at" for check in found.checks), "check")
+    looked += f" on {found.num_terms:g} terms of {found.data}"
     if not found.unusual:
         return f"Nothing unusual in {looked}; what is told of the learning rate is its ceiling."
     worst = found.unusual[0]
