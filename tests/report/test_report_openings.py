@@ -1,0 +1,63 @@
+"""Sentences that open a section: written from the numbers of the result, none of them missing."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from curvescope.runs.shown import FAILS, HOLDS, Claim, Shown
+from curvescope.studies.dynamics import words as dynamics
+from curvescope.studies.spectrum import words as spectrum
+
+
+def part(values, trace, *, psd=False, converged=True):
+    ends = SimpleNamespace(values=np.array(values), converged=converged)
+    return SimpleNamespace(extremes=ends, trace=trace, traces=SimpleNamespace(psd=psd))
+
+
+def parts(**changes):
+    found = {
+        "hessian": part([-781.2, 1940.0], (21_803.0, 1_020.0)),
+        "ggn": part([1819.0], (20_000.0, 10.0), psd=True),
+        "functional": part([-1307.0, 900.0], (1_803.0, 900.0)),
+    }
+    return SimpleNamespace(parts=found | changes)
+
+
+def test_spectra_tell_ends_trace_and_parts():
+    assert spectrum.opening(parts()) == (
+        "The Hessian's eigenvalues reach from -781.2 to 1,940, and its trace is 21,800 ± 1,000, 11 times the "
+        "largest. The GGN alone reaches 1,819, the functional part 1,307 in size, which brings every "
+        "negative one."
+    )
+
+
+def test_what_is_noise_unsure_or_not_semi_definite_is_not_told_as_known():
+    unsure = parts(hessian=part([2.0, 5.0], (1.0, 3.0), converged=False))
+    said = spectrum.opening(unsure)
+    assert "trace" not in said
+    assert "as far as the search went" in said
+    assert "negative" not in said
+    assert "GGN" not in spectrum.opening(parts(ggn=part([1.0], (1.0, 1.0))))
+
+
+def test_checkpoints_tell_a_peak_between_their_ends():
+    columns = {"loss": [6.2, 4.0, 2.9], "lambda_max": [3.0, 90.0, 40.0], "lambda_max_error": [0.1, 1.0, 1.0]}
+    one = SimpleNamespace(names=["initial", "early", "final"], column=lambda name: np.array(columns[name]))
+    assert dynamics.over_checkpoints(one) == (
+        "From initial to final the loss goes from 6.2 to 2.9 and λ_max from 3.00 ± 0.10 to 40.0 ± 1.0, "
+        "highest at early (90.00)."
+    )
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "said"),
+    [
+        ([], ""),
+        ([HOLDS], "Verdicts on 1 statement: holds 1."),
+        ([FAILS, HOLDS, FAILS], "Verdicts on 3 statements: fails 2, holds 1."),
+    ],
+)
+def test_claims_introduce_a_result_without_words_of_its_own(verdicts, said):
+    claims = [Claim("c", "p", "m", verdict) for verdict in verdicts]
+    assert Shown.opening(SimpleNamespace(claims=lambda: claims)) == said
