@@ -16,6 +16,7 @@ import curvescope as cs
 from curvescope.engines.replay.cpu import Recorder, Replay
 from curvescope.engines.replay.plan import Pool
 from curvescope.engines.replay.recording import Recording, Writer
+from curvescope.engines.works import results
 from curvescope.models.running.dispatch import DispatchMode
 from selection import pairs, some
 
@@ -167,31 +168,36 @@ class Counted:
     def __init__(self, work):
         self.work, self.times = work, 0
 
-    def __call__(self, tensors, group=1):
+    def __call__(self, tensors, group, receive):
         self.times += 1
-        return self.work(tensors)
+        for number, x in enumerate(self.work(tensors)):
+            receive(number, x)
+
+
+def first(work, *tensors, group=1):
+    return results(work, tensors, group, 1)[0]
 
 
 def test_work_is_soon_replayed():
     work = Counted(lambda t: [t[0] @ t[0]])
-    replay = Recorder().replayed(work)
+    replay = Recorder().replayed(work, ("x",), ("x",))
     for i in range(8):
         x = draw(1, 4, 4, seed=i)
-        torch.testing.assert_close(replay([x], 1)[0], x @ x)
+        torch.testing.assert_close(first(replay, x), x @ x)
     assert work.times == 4  # twice as it is, then recorded and compared
 
 
 @pytest.mark.parametrize("batched", [False, True])
 def test_few_directions_at_once_are_not_recorded(batched):
     work = Counted(lambda t: [t[0] @ t[0]])
-    replay = Recorder().replayed(work)
+    replay = Recorder().replayed(work, ("x",), ("x",))
     for i in range(4):
         x = draw(4, 4, 4, seed=i)
-        torch.testing.assert_close(replay([x], 4 if batched else 1)[0], x @ x)
+        torch.testing.assert_close(first(replay, x, group=4 if batched else 1), x @ x)
     assert work.times == 4
     x = draw(4, 4, 4)  # more than sixteen by now
-    torch.testing.assert_close(replay([x], 4 if batched else 1)[0], x @ x)
-    torch.testing.assert_close(replay([x], 4 if batched else 1)[0], x @ x)
+    torch.testing.assert_close(first(replay, x, group=4 if batched else 1), x @ x)
+    torch.testing.assert_close(first(replay, x, group=4 if batched else 1), x @ x)
     assert work.times == (6 if batched else 4 + 2)  # recorded and compared, then replayed
     assert (replay._recording is None) == batched
 
@@ -210,12 +216,12 @@ def test_few_directions_at_once_are_not_recorded(batched):
     ids=["random", "number read", "shape", "complex", "numpy", "sparse", "resized"],
 )
 def test_work_that_cannot_be_repeated_goes_on_as_it_is(work, caplog):
-    counted = Counted(work)
-    replay = Replay(lambda t, _: [counted([t[0][0]])[0][None]], Pool())
+    counted = Counted(lambda t: [work([t[0][0]])[0][None]])
+    replay = Replay(counted, 1, Pool())
     with caplog.at_level(logging.INFO, logger="curvescope"):
         for i in range(5):
             x = draw(4, 4, seed=i)
-            torch.testing.assert_close(replay([x[None]], 1)[0][0], work([x])[0])
+            torch.testing.assert_close(first(replay, x[None])[0], work([x])[0])
     assert counted.times >= 5
     assert "not recorded" in caplog.text
 
@@ -277,15 +283,15 @@ def test_memory_is_used_again():
     pool, size = Pool(), 4 * 4 * 8
     x = draw(1, 4, 4)
 
-    def work(tensors, group=1):
+    def work(tensors, group, receive):
         (t,) = tensors
         for _ in range(50):
             t = (t * 2).sin()
-        return [t]
+        receive(0, t)
 
     for _ in range(3):  # recordings take turns in the same memory
-        replay = Replay(work, pool)
+        replay = Replay(work, 1, pool)
         for _ in range(4):
-            found = replay([x], 1)
-        torch.testing.assert_close(found[0], work([x])[0])
+            found = first(replay, x)
+        torch.testing.assert_close(found, first(work, x))
     assert sum(block.numel() for block in pool._blocks) <= 4 * size

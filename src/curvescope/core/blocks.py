@@ -132,6 +132,14 @@ class ParamSpace:
         """Names of the parameters that the blocks refer to, each once, in order."""
         return tuple(dict.fromkeys(block.parameter for block in self.blocks))
 
+    @cached_property
+    def _of(self) -> dict[str, list[Block]]:
+        """The blocks of each parameter."""
+        found: dict[str, list[Block]] = {}
+        for block in self.blocks:
+            found.setdefault(block.parameter, []).append(block)
+        return found
+
     def __len__(self) -> int:
         return len(self.blocks)
 
@@ -155,6 +163,13 @@ class ParamSpace:
             entries = block.view(tree[block.parameter], 1)
             rows.view(*entries.shape[1:], k).movedim(-1, 0).copy_(entries)
         return found
+
+    def add_columns(self, columns: Tensor, parameter: str, x: Tensor) -> None:
+        """Add x (k, *shape), of one parameter, to its blocks in columns (n, k), in place."""
+        for block in self._of[parameter]:
+            entries = block.view(x, 1)
+            rows = columns[self.slices[block.name]]
+            rows.view(*entries.shape[1:], len(x)).movedim(-1, 0).add_(entries)
 
     def scatter(self, vector: Tensor) -> dict[str, Tensor]:
         """Parameter-shaped tensors that hold `vector` (n,) in the blocks' places and zero elsewhere."""
@@ -182,15 +197,14 @@ class ParamSpace:
 
     def _scattered_views(self, vector: Tensor) -> dict[str, Tensor]:
         parts = self.split(vector.contiguous())
-        tree = {
-            block.parameter: block.whole_from(parts[block.name]).reshape(self.shapes[block.parameter])
-            for block in self.blocks
-            if block.is_whole
-        }
-        rest = tuple(block for block in self.blocks if not block.is_whole)
-        if rest:
-            others = ParamSpace(rest, self.shapes, self.dtype, self.device)
-            tree |= others.scatter(torch.cat([parts[block.name].flatten() for block in rest]))
+        tree = {}
+        for name, blocks in self._of.items():
+            if blocks[0].is_whole:
+                tree[name] = blocks[0].whole_from(parts[blocks[0].name]).reshape(self.shapes[name])
+                continue
+            tree[name] = vector.new_zeros(self.shapes[name])
+            for block in blocks:
+                block.put(parts[block.name], tree[name])
         return tree
 
     def split(self, vector: Tensor) -> dict[str, Tensor]:

@@ -150,7 +150,7 @@ def _product(problem: Problem, few: Batch, runner: Runner, v: Tree) -> dict[str,
     names = tuple(v)
     with differentiating():
         work = works.second_derivative(problem, runner, few, "hessian", names, names)
-        found = work(list(v.values()), 1)
+        found = works.results(work, list(v.values()), 1, len(names))
     return {name: x for name, x in zip(names, found, strict=True) if x is not None}
 
 

@@ -6,10 +6,11 @@
     keep    the graph that does not depend on the directions is kept while memory allows (works, keep)
     replay  a product that is asked for again is recorded and replayed (replay)
 
-Methods take trees: tangents are {parameter: (k, *shape)}, k directions at once, and results are the same
-for the parameters in `rows`. A parameter that a result does not depend on may be missing. `index` counts the
-batches, so that the engine can keep what does not depend on the directions. An engine knows nothing of
-spaces or normalisation.
+Methods take trees: tangents are {parameter: (k, *shape)}, k directions at once. Results are the same for the
+parameters in `rows`, handed over one by one: `receive(parameter, result)` is done with the result's memory
+when it returns. A parameter that a result does not depend on may be missing. `index` counts the batches, so
+that the engine can keep what does not depend on the directions. An engine knows nothing of spaces or
+normalisation.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from curvescope.engines import ask, works
 from curvescope.engines.check import near, num_entries, refuse_other
 from curvescope.engines.keep import Kept
 from curvescope.engines.memory import directions_per_pass
-from curvescope.engines.passes import Linearised, pull
+from curvescope.engines.passes import Linearised, pull, pull_each
 from curvescope.engines.replay import cpu, cuda
 from curvescope.engines.run import PlainRunner, Runner
 from curvescope.engines.sources import SourceWork, functional_sources, refuse_unless_whole
@@ -42,6 +43,8 @@ from curvescope.models.sources import find_sources
 from curvescope.problem import Problem, differentiating
 
 Tree = dict[str, Tensor]
+Receive = Callable[[str, Tensor], object]
+"""Takes a parameter's name and its result (k, *shape)."""
 Middle = Callable[[Tensor, Tensor], Tensor]
 """M u for the outputs z and u of shape (k, *z.shape)."""
 EngineName = Literal["auto", "autograd", "fast"]
@@ -172,24 +175,33 @@ class Engine:
     # ------------------------------------------------------------------------------- products of a batch
 
     def second_derivative(
-        self, index: int, batch: Batch, part: Part, rows: Names, tangents: Mapping[str, Tensor]
-    ) -> Tree:
+        self,
+        index: int,
+        batch: Batch,
+        part: Part,
+        rows: Names,
+        tangents: Mapping[str, Tensor],
+        receive: Receive,
+    ) -> None:
         """∂²s/∂θ_rows ∂θ_cols applied to the tangents (of the parameters cols), s the scalar of `part`."""
         columns = tuple(tangents)
         build = partial(works.second_derivative, self.problem, self._runner, batch, part, rows, columns)
-        return self._done((index, part, rows, columns), build, batch, tangents)
+        self._done((index, part, rows, columns), build, batch, tangents, receive)
 
-    def ggn(self, index: int, batch: Batch, rows: Names, tangents: Mapping[str, Tensor]) -> Tree:
+    def ggn(
+        self, index: int, batch: Batch, rows: Names, tangents: Mapping[str, Tensor], receive: Receive
+    ) -> None:
         """Jᵀ (∂²loss/∂z²) J applied to the tangents."""
         columns = tuple(tangents)
         build = partial(works.ggn, self.problem, self._runner, batch, rows, columns)
-        return self._done((index, "ggn", rows, columns), build, batch, tangents)
+        self._done((index, "ggn", rows, columns), build, batch, tangents, receive)
 
     def in_activations(self, index: int, batch: Batch, part: MatrixName, at: str, tangents: Tensor) -> Tensor:
         """∂²s/∂x² at a point with activations x, or Jᵀ (∂²loss/∂z²) J, applied to tangents (k, *x.shape)."""
         build = partial(works.in_activations, self.problem, self._runner, batch, part, at)
-        found = self._done((index, part, (at,), (at,)), build, batch, {at: tangents})
-        return found.get(at, torch.zeros_like(tangents))
+        total = torch.zeros_like(tangents)
+        self._done((index, part, (at,), (at,)), build, batch, {at: tangents}, lambda _, x: total.copy_(x))
+        return total
 
     def activation_gradient(self, batch: Batch, at: str) -> Tensor:
         """∂s/∂x for the activations x at a point."""
@@ -210,15 +222,22 @@ class Engine:
         return {name: _tree(rows, some) for name, some in found.items()}
 
     def sandwich(
-        self, index: int, batch: Batch, middle: Middle, rows: Names, tangents: Mapping[str, Tensor]
-    ) -> Tree:
+        self,
+        index: int,
+        batch: Batch,
+        middle: Middle,
+        rows: Names,
+        tangents: Mapping[str, Tensor],
+        receive: Receive,
+    ) -> None:
         """Jᵀ M J applied to the tangents."""
         columns, group = tuple(tangents), self._directions(batch, tangents)
         build = partial(works.linearised, self.problem, self._runner, batch, rows, columns, lazy=False)
         graph: Linearised = self._keep((index, "sandwich", rows, columns), build, batch)
         (z,), (Jv,) = graph.outputs, graph.push(list(tangents.values()), group)
         into = [graph.leaves[name] for name in rows]
-        return _tree(rows, pull([z], [middle(there(z).detach(), Jv)], into, group))
+        pulled = middle(there(z).detach(), Jv)
+        pull_each([z], [pulled], into, group, lambda number, x: receive(rows[number], x))
 
     def jacobian(self, batch: Batch, tangents: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Outputs z, and J applied to the tangents: (k, *z.shape)."""
@@ -236,14 +255,19 @@ class Engine:
     # ------------------------------------------------------------------------------- keep and replay
 
     def _done(
-        self, key: Any, build: Callable[[], Work], batch: Batch, tangents: Mapping[str, Tensor]
-    ) -> Tree:
+        self,
+        key: Any,
+        build: Callable[[], Work],
+        batch: Batch,
+        tangents: Mapping[str, Tensor],
+        receive: Receive,
+    ) -> None:
         """A work, kept and replayed where it can be, applied to the tangents."""
-        group = self._directions(batch, tangents)
-        work: Work = self._keep(key, partial(self._replayed, build), batch)
-        return _tree(key[-2], work(list(tangents.values()), group))
+        group, (*_, rows, columns) = self._directions(batch, tangents), key
+        work: Work = self._keep(key, partial(self._replayed, build, rows, columns), batch)
+        work(list(tangents.values()), group, lambda number, x: receive(rows[number], x))
 
-    def _replayed(self, build: Callable[[], Work]) -> Work:
+    def _replayed(self, build: Callable[[], Work], rows: Names, columns: Names) -> Work:
         device = self.problem.device
         if device.type not in ("cpu", "cuda") or self._runner.name != "fast" or self._checkpoint:
             return build()
@@ -251,7 +275,7 @@ class Engine:
             self._recorder = cuda.Recorder(device) if device.type == "cuda" else cpu.Recorder()
         with self._recorder.building():
             work = build()
-        return self._recorder.replayed(work)
+        return self._recorder.replayed(work, rows, columns)
 
     def keep(self, key: Any, build: Callable[[], T], size: int) -> T:
         """What `build` makes at the problem as it is, kept inside `product` until that changes.

@@ -7,15 +7,23 @@ in u, so its derivative in u, contracted with v, is J v.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from curvescope.core.errors import CurvescopeError
 from curvescope.core.tensors.graph import once_differentiable_node
+
+Source = Tensor | GradientEdge
+"""What is differentiated: a tensor, or its place in the graph once its numbers are not needed."""
+Receive = Callable[[int, Tensor], object]
+"""Takes the number of a leaf and its result (k, *shape), whose memory is another's when it returns."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +33,7 @@ class Linearised:
     leaves: Mapping[str, Tensor]
     outputs: tuple[Tensor | None, ...]
     cotangents: tuple[Tensor | None, ...]
-    pulled: Sequence[Tensor | None]
+    pulled: Sequence[Source | None]
 
     def push(self, tangents: Sequence[Tensor], group: int) -> tuple[Tensor, ...]:
         """J v for k tangents, for every output that is there: (k, *shape)."""
@@ -48,10 +56,10 @@ def linearise(
         refuse_once_differentiable(x)
     u = {id(x): torch.zeros_like(x, requires_grad=True) for x in moving}
     wanted = [leaves[name] for name in columns]
-    pulled: Sequence[Tensor | None] = [None] * len(wanted)
+    pulled: Sequence[Source | None] = [None] * len(wanted)
     if moving and wanted:
         given = [u[id(x)] for x in moving]
-        pulled = torch.autograd.grad(moving, wanted, given, create_graph=True, allow_unused=True)
+        pulled = edges(torch.autograd.grad(moving, wanted, given, create_graph=True, allow_unused=True))
     return Linearised(leaves, outputs, tuple(u.get(id(x)) for x in outputs), pulled)
 
 
@@ -63,32 +71,84 @@ def gradient(s: Tensor, wanted: list[Tensor]) -> Sequence[Tensor | None]:
     return torch.autograd.grad(s, wanted, create_graph=True, allow_unused=True)
 
 
+def edges(sources: Sequence[Source | None]) -> list[GradientEdge | None]:
+    """Their places in the graph, which is all that a pass from them needs: their own memory may go."""
+    return [_edge(s) for s in sources]
+
+
+def _edge(source: Source | None) -> GradientEdge | None:
+    if source is None or isinstance(source, GradientEdge):
+        return source
+    return get_gradient_edge(source) if source.requires_grad else None
+
+
 def pull(
-    sources: Sequence[Tensor | None],
+    sources: Sequence[Source | None],
     cotangents: Sequence[Tensor | None],
     into: Sequence[Tensor],
     group: int,
 ) -> Sequence[Tensor | None]:
     """Σ_s cᵀ_s ∂source_s/∂leaf for each leaf and k cotangents c, `group` at a time: (k, *shape) each."""
-    pairs = [
-        (s, c)
-        for s, c in zip(sources, cotangents, strict=True)
-        if s is not None and c is not None and s.requires_grad
-    ]
-    if not pairs or not pairs[0][1].shape[0]:
+    outputs, given = _paired(sources, cotangents)
+    if not given or not given[0].shape[0]:
         return [None] * len(into)
-    outputs, leaves = [s for s, _ in pairs], list(into)
-    k = pairs[0][1].shape[0]
     parts = []
-    for start in range(0, k, group):
-        directions = [c[start : start + group] for _, c in pairs]
-        parts.append(_grad(outputs, leaves, directions))
+    for start in range(0, given[0].shape[0], group):
+        parts.append(_grad(outputs, list(into), [c[start : start + group] for c in given]))
     if len(parts) == 1:
         return parts[0]
     return [None if part[0] is None else torch.cat(part) for part in zip(*parts, strict=True)]
 
 
-def _grad(outputs: list[Tensor], leaves: list[Tensor], directions: list[Tensor]) -> list[Tensor | None]:
+def pull_each(
+    sources: Sequence[Source | None],
+    cotangents: Sequence[Tensor | None],
+    into: Sequence[Tensor],
+    group: int,
+    receive: Receive,
+) -> None:
+    """As `pull`, but each leaf's result is handed over as soon as it is whole.
+
+    Of one direction no more than one result is in memory at a time. Leaves that are the module's own
+    parameters are left alone: they may have gradients and hooks of their user's.
+    """
+    outputs, given = _paired(sources, cotangents)
+    own = len({id(leaf) for leaf in into}) < len(into) or any(isinstance(x, nn.Parameter) for x in into)
+    if not given or given[0].shape[0] != 1 or own:
+        for number, found in enumerate(pull(sources, cotangents, into, group)):
+            if found is not None:
+                receive(number, found)
+        return
+    hooks = [
+        leaf.register_post_accumulate_grad_hook(partial(_hand_over, receive, number))
+        for number, leaf in enumerate(into)
+    ]
+    try:
+        with _second_derivatives():
+            torch.autograd.backward(outputs, [c[0] for c in given], retain_graph=True, inputs=list(into))
+    finally:
+        for hook, leaf in zip(hooks, into, strict=True):
+            hook.remove()
+            leaf.grad = None
+
+
+def _hand_over(receive: Receive, number: int, leaf: Tensor) -> None:
+    assert leaf.grad is not None
+    receive(number, leaf.grad[None])
+    leaf.grad = None
+
+
+def _paired(
+    sources: Sequence[Source | None], cotangents: Sequence[Tensor | None]
+) -> tuple[list[GradientEdge], list[Tensor]]:
+    """Where the sources lie that depend on something, with their cotangents."""
+    pairs = [
+        (at, c) for at, c in zip(edges(sources), cotangents, strict=True) if at is not None and c is not None
+    ]
+    return [at for at, _ in pairs], [c for _, c in pairs]
+
+
+def _grad(outputs: list[GradientEdge], leaves: list[Tensor], directions: list[Tensor]) -> list[Tensor | None]:
     """Gradients for directions (k, …) of the outputs: one pass for all of them, or one each."""
     k = directions[0].shape[0]
     if k > 1:
@@ -96,8 +156,18 @@ def _grad(outputs: list[Tensor], leaves: list[Tensor], directions: list[Tensor])
             return list(_reverse(outputs, leaves, directions, batched=True))
         except RuntimeError:
             pass  # an operation without a rule for batches; one by one gives the same numbers
-    try:
+    with _second_derivatives():
         found = [_reverse(outputs, leaves, [d[j] for d in directions]) for j in range(k)]
+    if k == 1:
+        return [None if part is None else part[None] for part in found[0]]
+    return [None if part[0] is None else torch.stack(part) for part in zip(*found, strict=True)]
+
+
+@contextmanager
+def _second_derivatives() -> Iterator[None]:
+    """An operation that has only a first derivative is named."""
+    try:
+        yield
     except RuntimeError as error:
         if "derivative" not in str(error) or "not implemented" not in str(error):
             raise
@@ -108,13 +178,10 @@ def _grad(outputs: list[Tensor], leaves: list[Tensor], directions: list[Tensor])
             if "attention" in said
             else "write that operation out in others that have one",
         ) from error
-    if k == 1:
-        return [None if part is None else part[None] for part in found[0]]
-    return [None if part[0] is None else torch.stack(part) for part in zip(*found, strict=True)]
 
 
 def _reverse(
-    outputs: list[Tensor], leaves: list[Tensor], cotangents: list[Tensor], *, batched: bool = False
+    outputs: list[GradientEdge], leaves: list[Tensor], cotangents: list[Tensor], *, batched: bool = False
 ) -> tuple[Any, ...]:
     return torch.autograd.grad(
         outputs, leaves, cotangents, retain_graph=True, allow_unused=True, is_grads_batched=batched

@@ -24,7 +24,7 @@ from curvescope.core.seeds import generator
 from curvescope.data.batches import Batch
 from curvescope.engines.passes import gradient
 from curvescope.engines.run import PlainRunner
-from curvescope.engines.works import Names, second_derivative, there
+from curvescope.engines.works import Names, results, second_derivative, there
 from curvescope.kernels.substitute import PlainAttention
 from curvescope.models.running.exchange import Change, exchanged, parameters_at
 from curvescope.models.sources import REST, Called
@@ -125,7 +125,7 @@ def refuse_unless_whole(problem: Problem, parts: Mapping[str, tuple[Called, ...]
     names = tuple(problem.parameters)
     v = [_random(problem.parameters[name], i)[None] for i, name in enumerate(names)]
     whole = second_derivative(problem, PlainRunner(problem), batch, "functional", names, names)
-    truth = whole(v, 1)
+    truth = results(whole, v, 1, len(names))
     found = functional_sources(problem, parts, batch, names, names)(v, list(parts), 1)
     size = rest = 0.0
     for i, x in enumerate(truth):

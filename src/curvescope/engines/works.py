@@ -14,7 +14,7 @@ from torch import Tensor
 
 from curvescope.core.parts import MatrixName
 from curvescope.data.batches import Batch
-from curvescope.engines.passes import Linearised, gradient, linearise, pull
+from curvescope.engines.passes import Linearised, Receive, edges, gradient, linearise, pull_each
 from curvescope.engines.run import PlainRunner, Runner
 from curvescope.kernels.head import LinearHead
 from curvescope.losses.base import Part
@@ -22,10 +22,17 @@ from curvescope.models.capture.points import find_point
 from curvescope.models.capture.spots import Added
 from curvescope.problem import Leaves, Problem
 
-Work = Callable[[Sequence[Tensor], int], Sequence[Tensor | None]]
-"""Tangents (k, *shape) in the order of the columns, and how many to treat at once, to results in that of
-the rows."""
+Work = Callable[[Sequence[Tensor], int, Receive], None]
+"""Takes tangents (k, *shape) in the order of the columns, how many to treat at once, and who receives the
+results, one after the other by their numbers among the rows."""
 Names = tuple[str, ...]
+
+
+def results(work: Work, tangents: Sequence[Tensor], group: int, num_rows: int) -> list[Tensor | None]:
+    """All results of a work together."""
+    found: list[Tensor | None] = [None] * num_rows
+    work(tangents, group, found.__setitem__)
+    return found
 
 
 def second_derivative(
@@ -37,8 +44,9 @@ def second_derivative(
         return _scalar(problem, batch, part, runner.outputs(batch, leaves, second_order=True, lazy=True))
 
     leaves, s = problem.differentiable(_union(rows, columns), scalar, lambda s: [s])
-    first, into = gradient(s, [leaves[name] for name in columns]), [leaves[name] for name in rows]
-    return lambda v, group: pull(first, v, into, group)
+    first = edges(gradient(s, [leaves[name] for name in columns]))
+    into = [leaves[name] for name in rows]
+    return lambda v, group, receive: pull_each(first, v, into, group, receive)
 
 
 def ggn(problem: Problem, runner: Runner, batch: Batch, rows: Names, columns: Names) -> Work:
@@ -60,8 +68,8 @@ def in_activations(problem: Problem, runner: Runner, batch: Batch, part: MatrixN
         return _scalar(problem, batch, part, outputs(leaves))
 
     _, s = problem.differentiable((), scalar, lambda s: [s])
-    first, into = gradient(s, [added.delta]), [added.delta]
-    return lambda v, group: pull(first, v, into, group)
+    first, into = edges(gradient(s, [added.delta])), [added.delta]
+    return lambda v, group, receive: pull_each(first, v, into, group, receive)
 
 
 def activation_gradient(problem: Problem, runner: Runner, batch: Batch, at: str) -> Tensor:
@@ -99,7 +107,11 @@ def _sandwiched(problem: Problem, batch: Batch, graph: Linearised, into: list[Te
     else:
         head = LinearHead(there(fixed[0]), there(fixed[1]), fixed[2])
         curvature = loss.head_curvature(head, batch.targets, batch.weights)
-    return lambda v, group: pull(graph.outputs, curvature(graph.push(v, group)), into, group)
+
+    def work(v: Sequence[Tensor], group: int, receive: Receive) -> None:
+        pull_each(graph.outputs, curvature(graph.push(v, group)), into, group, receive)
+
+    return work
 
 
 def linearised(

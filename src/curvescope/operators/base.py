@@ -6,6 +6,7 @@ import copy
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Self
 
 import torch
@@ -15,7 +16,7 @@ from curvescope.core.blocks import ParamSpace
 from curvescope.core.errors import UsageError
 from curvescope.core.operator import LinearOperator
 from curvescope.data.batches import Batch
-from curvescope.engines import Engine, EngineName, Tree
+from curvescope.engines import Engine, EngineName, Receive, Tree
 from curvescope.engines.memory import columns_at_once
 from curvescope.losses.of_model import unsplit
 from curvescope.models.choice.params import Params
@@ -90,8 +91,13 @@ class CurvatureOperator(LinearOperator):
         return found
 
     @abstractmethod
-    def _batch_product(self, index: int, batch: Batch, rows: tuple[str, ...], tangents: Tree) -> Tree:
-        """The sum over one batch's terms, applied to tangents {parameter: (k, *shape)}; not divided."""
+    def _batch_product(
+        self, index: int, batch: Batch, rows: tuple[str, ...], tangents: Tree, receive: Receive
+    ) -> None:
+        """The sum over one batch's terms, applied to tangents {parameter: (k, *shape)}; not divided.
+
+        Each parameter's result goes to `receive(parameter, result)`.
+        """
 
     def _matmat(self, V: Tensor) -> Tensor:
         return self._stream(V, self.space, self.columns)
@@ -117,15 +123,10 @@ class CurvatureOperator(LinearOperator):
         found = [torch.zeros(rows.size, 0, dtype=self.dtype, device=self.device)]
         for start in range(0, V.shape[1], step):
             part = V[:, start : start + step]
-            tangents, total = columns.scatter_columns(part), None
+            tangents = columns.scatter_columns(part)
+            total = torch.zeros(rows.size, part.shape[1], dtype=self.dtype, device=self.device)
             for index, batch in enumerate(self.problem.placed_batches(type(self).__name__)):
-                tree = self._batch_product(index, batch, rows.parameters, tangents)
-                product = rows.gather_columns(tree, part.shape[1])
-                total = product if total is None else total.add_(product)
-            found.append(_there(total))
+                add = partial(rows.add_columns, total)
+                self._batch_product(index, batch, rows.parameters, tangents, add)
+            found.append(total)
         return found[-1] if len(found) == 2 else torch.cat(found, dim=1)
-
-
-def _there(total: Tensor | None) -> Tensor:
-    assert total is not None, "a problem has at least one batch"
-    return total

@@ -20,7 +20,7 @@ from curvescope.core.errors import UsageError
 from curvescope.core.parts import MATRIX_SYMBOLS
 from curvescope.core.seeds import Probe, generator
 from curvescope.data.batches import Batch
-from curvescope.engines import EngineName, Tree
+from curvescope.engines import EngineName, Receive, Tree
 from curvescope.losses import Loss
 from curvescope.models.choice.params import Params
 from curvescope.operators.base import CurvatureOperator
@@ -34,15 +34,19 @@ class Hessian(CurvatureOperator):
 
     needs_outputs = False
 
-    def _batch_product(self, index: int, batch: Batch, rows: tuple[str, ...], tangents: Tree) -> Tree:
-        return self.engine.second_derivative(index, batch, "hessian", rows, tangents)
+    def _batch_product(
+        self, index: int, batch: Batch, rows: tuple[str, ...], tangents: Tree, receive: Receive
+    ) -> None:
+        self.engine.second_derivative(index, batch, "hessian", rows, tangents, receive)
 
 
 class Functional(CurvatureOperator):
     """The functional part, computed directly: the Hessian of ⟨G, z(θ)⟩ with G = ∂ℓ/∂z held fixed."""
 
-    def _batch_product(self, index: int, batch: Batch, rows: tuple[str, ...], tangents: Tree) -> Tree:
-        return self.engine.second_derivative(index, batch, "functional", rows, tangents)
+    def _batch_product(
+        self, index: int, batch: Batch, rows: tuple[str, ...], tangents: Tree, receive: Receive
+    ) -> None:
+        self.engine.second_derivative(index, batch, "functional", rows, tangents, receive)
 
 
 class GGN(CurvatureOperator):
@@ -56,8 +60,10 @@ class GGN(CurvatureOperator):
         """Whether the loss is convex."""
         return self.problem.loss.convex
 
-    def _batch_product(self, index: int, batch: Batch, rows: tuple[str, ...], tangents: Tree) -> Tree:
-        return self.engine.ggn(index, batch, rows, tangents)
+    def _batch_product(
+        self, index: int, batch: Batch, rows: tuple[str, ...], tangents: Tree, receive: Receive
+    ) -> None:
+        self.engine.ggn(index, batch, rows, tangents, receive)
 
     def random_squares(self, count: int, *, probe: Probe, seed: int, at_once: int) -> Iterator[Tensor]:
         """Columns (n, k) whose mean is the diagonal, without products; see `draws`."""
@@ -72,13 +78,15 @@ class EmpiricalFisher(CurvatureOperator):
 
     always_psd = True
 
-    def _batch_product(self, index: int, batch: Batch, rows: tuple[str, ...], tangents: Tree) -> Tree:
+    def _batch_product(
+        self, index: int, batch: Batch, rows: tuple[str, ...], tangents: Tree, receive: Receive
+    ) -> None:
         loss = self.problem.loss
 
         def middle(z: Tensor, u: Tensor) -> Tensor:
             return loss.term_outer_product(z, batch.targets, batch.weights, u)
 
-        return self.engine.sandwich(index, batch, middle, rows, tangents)
+        self.engine.sandwich(index, batch, middle, rows, tangents, receive)
 
 
 class MonteCarloFisher(CurvatureOperator):
@@ -115,7 +123,9 @@ class MonteCarloFisher(CurvatureOperator):
         )
         self.drawn = _draw_targets(problem, num_samples, seed)  # kept by this operator's blocks too
 
-    def _batch_product(self, index: int, batch: Batch, rows: tuple[str, ...], tangents: Tree) -> Tree:
+    def _batch_product(
+        self, index: int, batch: Batch, rows: tuple[str, ...], tangents: Tree, receive: Receive
+    ) -> None:
         loss = self.problem.loss
 
         def middle(z: Tensor, u: Tensor) -> Tensor:
@@ -123,7 +133,7 @@ class MonteCarloFisher(CurvatureOperator):
             found = [loss.term_outer_product(z, targets, batch.weights, u) for targets in samples]
             return torch.stack(found).mean(0)
 
-        return self.engine.sandwich(index, batch, middle, rows, tangents)
+        self.engine.sandwich(index, batch, middle, rows, tangents, receive)
 
 
 def _draw_targets(problem: Problem, num_samples: int, seed: int) -> list[Tensor]:

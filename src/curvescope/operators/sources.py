@@ -16,7 +16,7 @@ from torch import Tensor
 
 from curvescope.core.errors import UsageError, near_misses
 from curvescope.data.batches import Batch
-from curvescope.engines import Tree
+from curvescope.engines import Receive, Tree
 from curvescope.engines.memory import columns_at_once
 from curvescope.models.choice.params import Params
 from curvescope.models.sources import REST, find_sources
@@ -42,8 +42,12 @@ class Source(CurvatureOperator):
             )
         self.source = source
 
-    def _batch_product(self, index: int, batch: Batch, rows: tuple[str, ...], tangents: Tree) -> Tree:
-        return self.engine.sources(index, batch, rows, tangents, [self.source])[self.source]
+    def _batch_product(
+        self, index: int, batch: Batch, rows: tuple[str, ...], tangents: Tree, receive: Receive
+    ) -> None:
+        found = self.engine.sources(index, batch, rows, tangents, [self.source])
+        for name, x in found[self.source].items():
+            receive(name, x)
 
 
 class Sources(Mapping[str, Source]):
