@@ -60,8 +60,8 @@ bench: $(READY) ## every script in benchmarks/
 	[ -n "$$scripts" ] || echo "no benchmarks yet: a script in benchmarks/ is run by this command"; \
 	for script in $$scripts; do echo "== $$script"; $(BIN)/python "$$script" || exit 1; done
 
-docs: $(DOCS) ## the documentation, in site/
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+docs: $(DOCS) ## the documentation, in site/; a dead link or a docstring that cannot be read stops it
+	@PATH="$(CURDIR)/$(BIN):$$PATH" NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 	@echo "site/index.html"
 
 clean: ## remove caches and build outputs; .venv, runs/ and reports stay
@@ -90,7 +90,7 @@ $(PEERS): $(READY) requirements-peers.lock
 	@$(PIP) install --no-deps -r requirements-peers.lock
 	@touch $@
 
-$(DOCS): $(READY)
+$(DOCS): $(READY) requirements-docs.lock
 	@echo "installing what builds the documentation (once)"
-	@$(PIP) install --no-build-isolation -c requirements.lock -e '.[docs]'
+	@$(PIP) install --no-deps -r requirements-docs.lock
 	@touch $@

@@ -217,10 +217,11 @@ def circuits(
     streams n(x). Not folded, they act on what the norm returns, and γ and β are not used.
 
     Args:
-        W_Q, W_K, W_V: (d, h), tensors or arrays; worked on in float64.
+        W_Q: (d, h), as are W_K and W_V; tensors or arrays, worked on in float64.
         W_O: (h, d).
-        gamma, beta: of the norm before attention; None is 1 and 0 (LayerNorm still projects).
-        b_Q, b_K, b_V: (h,), b_O: (d,); None is 0.
+        gamma: of the norm before attention, with β; None is 1 and 0 (LayerNorm still projects).
+        b_Q: (h,), as are b_K and b_V; None is 0.
+        b_O: (d,); None is 0.
         scale: of the scores, by default 1/√h.
         norm: `none` where attention reads the stream itself.
     """

@@ -64,7 +64,8 @@ def composition(
     """Composition scores between the heads of two layers, with a random baseline.
 
     Args:
-        earlier, later: `heads(model, i)` and `heads(model, j)`, i < j.
+        earlier: `heads(model, i)`.
+        later: `heads(model, j)`, j > i.
         kind: through the later heads' queries, keys or values.
         num_samples: random pairs of subspaces for the spread of the baseline.
     """

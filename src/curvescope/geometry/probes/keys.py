@@ -69,7 +69,7 @@ def probe_keys(
 
     Args:
         words: see `select_words`; default 100 common nouns.
-        how, position, corpus: what stands for a token, see `represent`.
+        how: what stands for a token, with `position` and `corpus`: see `represent`.
         tokens: what `represent` made for this layer, instead of these three.
         offset: Δ of rotary positions.
         num_random: query tokens of the baseline.

@@ -72,12 +72,11 @@ def probe_values(
     """The tokens that the logit lens reads once a word's own value is added to it, per head and layer.
 
     A head's state is x_w + n_w Ŵ_V W_O + b̂_V W_O, the layer's is x_w plus all heads and b_O, which is what
-    attention does to a sequence of that word alone.
+    attention does to a sequence of that word alone. All that is not named here is as in `probe_keys`.
 
     Args:
         output_bias: where b_O goes: `sum` into the layer's update; `every` into the state of each head and
             of their sum, but into no update, and without a norm that stands behind attention.
-        words, how, position, corpus, tokens, num_random, folded, form: as in `probe_keys`.
     """
     if output_bias not in ("sum", "every"):
         raise UsageError(f"output_bias: expected sum or every, got {output_bias!r}")

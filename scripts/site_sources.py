@@ -1,0 +1,81 @@
+"""What pages of docs/ link to outside it goes into the site: a hook of mkdocs.
+
+Tests and scripts become pages with their code, stored results pages or files, below source/ and out of the
+navigation and the search. A link that leads nowhere stays as it is, and the strict build refuses it.
+"""
+
+from __future__ import annotations
+
+import re
+from os.path import normpath, relpath
+from pathlib import Path, PurePosixPath
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).parent.parent
+LINK = re.compile(r"(?<=\]\()(?!\w+:)([^)\s#]+)(?=[)#])")
+HIDDEN = "---\nsearch:\n  exclude: true\n---\n"
+CODE = {".py": "python", ".txt": "text", ".lock": "text"}
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Adds the files that are linked to, and those that these link to."""
+    waiting = [f"docs/{file.src_uri}" for file in files.documentation_pages()]
+    seen = set(waiting)
+    while waiting:
+        page = waiting.pop()
+        for path in set(linked(page)) - seen:
+            seen.add(path)
+            files.append(made(path, config))
+            if path.endswith(".md"):
+                waiting.append(path)
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Turns links out of docs/ to where those files lie in the site."""
+    here = page.file.src_uri
+    home = here.removeprefix("source/") if here.startswith("source/") else f"docs/{here}"
+
+    def turned(link: re.Match[str]) -> str:
+        path = resolved(home, link[0])
+        if not (outside(path) or outside(home)):
+            return link[0]
+        return relpath(place(path), PurePosixPath(here).parent)
+
+    return LINK.sub(turned, markdown)
+
+
+def linked(page: str) -> list[str]:
+    """Files outside docs/ that a page links to, by their paths from the root."""
+    paths = [resolved(page, link) for link in LINK.findall((ROOT / page).read_text(encoding="utf-8"))]
+    return [path for path in paths if outside(path) and (ROOT / path).is_file()]
+
+
+def resolved(home: str, link: str) -> str:
+    return normpath(PurePosixPath(home).parent / link)
+
+
+def outside(path: str) -> bool:
+    return not path.startswith("docs/")
+
+
+def place(path: str) -> str:
+    """Where a file of the repository lies in the site, as mkdocs names it."""
+    if not outside(path):
+        return path.removeprefix("docs/")
+    return f"source/{path}.md" if Path(path).suffix in CODE else f"source/{path}"
+
+
+def made(path: str, config: MkDocsConfig) -> File:
+    """A page of a text, or the file itself."""
+    file, suffix = ROOT / path, Path(path).suffix
+    if suffix in CODE:
+        text = file.read_text(encoding="utf-8")
+        page = f"{HIDDEN}# {path}\n\n````{CODE[suffix]}\n{text}````\n"
+        return File.generated(config, place(path), content=page)
+    if suffix == ".md":
+        return File.generated(config, place(path), content=HIDDEN + file.read_text(encoding="utf-8"))
+    return File.generated(config, place(path), abs_src_path=str(file))
