@@ -14,13 +14,16 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.colors import LogNorm, SymLogNorm
+from matplotlib.colors import LinearSegmentedColormap, LogNorm, SymLogNorm
 from matplotlib.figure import Figure
 from PIL import Image
 
-from curvescope.viz.blocks import PALETTE
+from curvescope.viz import style
+from curvescope.viz.style import PALETTE
 
 DOCS = Path(__file__).parent.parent / "docs"
+SIGNED = LinearSegmentedColormap.from_list("signed", style.DIVERGING)
+POSITIVE = LinearSegmentedColormap.from_list("positive", style.SEQUENTIAL)
 
 
 def main(names: list[str]) -> None:
@@ -30,26 +33,22 @@ def main(names: list[str]) -> None:
         for code in re.findall(r"```python\n(.*?)```", page, flags=re.S):
             exec(compile(code, f"docs/concepts/{name}.md", "exec"), space)
         path = DOCS / "images" / f"concepts-{name.replace('_', '-')}.png"
-        DRAWN[name](space).savefig(path, dpi=100)
+        with style.context():
+            DRAWN[name](space).savefig(path, dpi=200)  # seven inches are the width of a page
         Image.open(path).convert("RGB").quantize(64).save(path, optimize=True)  # a quarter of the bytes
         print(path)
 
 
-def panels(widths: tuple[float, ...] = (1, 1), height: float = 3.5) -> tuple[Figure, list[Axes]]:
+def panels(widths: tuple[float, ...] = (1, 1), height: float = 2.9) -> tuple[Figure, list[Axes]]:
     """Panels side by side."""
     figure, axes = plt.subplots(
-        1, len(widths), figsize=(9, height), layout="constrained", width_ratios=widths
+        1, len(widths), figsize=(7, height), layout="constrained", width_ratios=widths
     )
-    for ax in axes:
-        ax.spines[["top", "right"]].set_visible(False)
     return figure, list(axes)
 
 
 def titled(ax: Axes, title: str, x: str, y: str = "") -> None:
-    ax.set_title(title, fontsize=10, loc="left")
-    ax.set_xlabel(x, fontsize=9)
-    ax.set_ylabel(y, fontsize=9)
-    ax.tick_params(labelsize=8)
+    ax.set(title=title, xlabel=x, ylabel=y)
 
 
 def eigenvalues(ax: Axes, values: Any, label: str, colour: str, marker: str = ".") -> None:
@@ -66,9 +65,10 @@ def hessian(space: dict[str, Any]) -> Figure:
     for colour, (name, walk) in zip(PALETTE, space["walks"].items(), strict=False):
         bend, slope = space["curvature"][name], space["slope"][name]
         parabola = space["problem"].value() + slope * steps + bend * steps**2 / 2
-        left.plot(steps, walk, color=colour, lw=1.6, label=f"{name}: curvature {bend:.3g}")
+        left.plot(steps, walk, "-", color=colour, lw=1.6, label=f"{name}: curvature {bend:.3g}")
         left.plot(steps, parabola, color=colour, lw=1, ls="--")
-    left.legend(fontsize=8, frameon=False)
+    left.set_ylim(top=1.42)
+    left.legend(loc="upper center")
     titled(left, "Three directions from the same point", "distance", "loss")
     eigenvalues(right, space["values"], "H", PALETTE[0])
     titled(right, f"All {len(space['values'])} eigenvalues", "in order", "λ")
@@ -81,30 +81,31 @@ def ggn(space: dict[str, Any]) -> Figure:
     lines = {"loss": ("true", "H", PALETTE[0]), "linearised model": ("linear", "G", PALETTE[1])}
     for label, (name, matrix, colour) in lines.items():
         parabola = start + space["slope"] * steps + space["bends"][matrix] * steps**2 / 2
-        left.plot(steps, space[name], color=colour, lw=1.6, label=label)
+        left.plot(steps, space[name], "-", color=colour, lw=1.6, label=label)
         left.plot(steps, parabola, color=colour, lw=1, ls="--", label=f"parabola of {matrix}")
-    left.legend(fontsize=8, frameon=False)
+    left.legend()
     titled(left, "The most negative direction of H", "distance", "loss")
     eigenvalues(right, space["values"], "H", PALETTE[0])
     eigenvalues(right, space["values_ggn"].clamp_min(0), "G", PALETTE[1], marker="+")
-    right.legend(fontsize=8, frameon=False)
+    right.legend()
     titled(right, "All eigenvalues", "in order", "λ")
     return figure
 
 
 def functional(space: dict[str, Any]) -> Figure:
-    figure, (left, *images) = panels((1.6, 1, 1, 1), height=3.0)
+    figure, (left, *images) = panels((1.6, 1, 1, 1), height=2.3)
     step, _, _, outer, rest = np.array(space["course"]).T
     for values, label, marker in ((outer, "‖G‖", "s-"), (rest, "‖R‖", "o-")):
         colour = PALETTE[1] if label == "‖G‖" else PALETTE[2]
         left.semilogy(step, values, marker, ms=4, lw=1.4, color=colour, label=label)
-    left.legend(fontsize=8, frameon=False)
+    left.legend()
     titled(left, "Over training", "step", "Frobenius norm")
     largest = float(space["parts"]["H"].abs().max())
     for ax, (name, matrix) in zip(images, space["parts"].items(), strict=True):
         scale = SymLogNorm(largest / 30, vmin=-largest, vmax=largest)
-        ax.imshow(matrix, cmap="PuOr", norm=scale, interpolation="nearest")
+        ax.imshow(matrix, cmap=SIGNED, norm=scale)
         half = len(matrix) / 2
+        ax.grid(False)
         ax.axhline(half - 0.5, color="0.3", lw=0.7)
         ax.axvline(half - 0.5, color="0.3", lw=0.7)
         ax.set_xticks([half / 2, 1.5 * half], ["W_Q", "W_K"])
@@ -114,22 +115,24 @@ def functional(space: dict[str, Any]) -> Figure:
 
 
 def blocks(space: dict[str, Any]) -> Figure:
-    figure, (left, right) = panels(height=4.4)
+    figure, (left, right) = panels(height=3.5)
+    for ax in (left, right):
+        ax.grid(False)
     cuts, names = space["cuts"], space["names"]
     entries = np.abs(np.asarray(space["whole"])) + 1e-12
     top = entries.max()
-    image = left.imshow(entries, norm=LogNorm(top * 1e-6, top), cmap="magma", interpolation="nearest")
+    image = left.imshow(entries, norm=LogNorm(top * 1e-6, top), cmap=POSITIVE)
     figure.colorbar(image, ax=left, shrink=0.7).ax.tick_params(labelsize=7)
     for cut in cuts.values():
-        left.axhline(cut.start - 0.5, color="w", lw=0.5)
-        left.axvline(cut.start - 0.5, color="w", lw=0.5)
+        left.axhline(cut.start - 0.5, color="w", lw=0.3)
+        left.axvline(cut.start - 0.5, color="w", lw=0.3)
     middles = [(cuts[name].start + cuts[name].stop) / 2 for name in names]
     short = [name.removeprefix("L0.") for name in names]
     left.set_yticks(middles, short)
     left.set_xticks(middles, short, rotation=90)
     titled(left, "|H|, every entry", "")
     norms = space["sizes"].frobenius
-    image = right.imshow(norms, norm=LogNorm(norms.max() * 1e-3, norms.max()), cmap="magma")
+    image = right.imshow(norms, norm=LogNorm(norms.max() * 1e-3, norms.max()), cmap=POSITIVE)
     figure.colorbar(image, ax=right, shrink=0.7).ax.tick_params(labelsize=7)
     right.set_xticks(range(len(names)), short, rotation=90)
     right.set_yticks(range(len(names)), short)
@@ -141,13 +144,11 @@ def error_bars(space: dict[str, Any]) -> Figure:
     figure, (left, right) = panels((1.3, 1))
     for i, (one, held) in enumerate(zip(space["found"], space["held"], strict=True)):
         colour = PALETTE[0] if held else PALETTE[1]
-        left.plot([i, i], [one.low, one.high], color=colour, lw=1.2 if held else 2.2)
+        left.plot([i, i], [one.low, one.high], "-", color=colour, lw=1.2 if held else 2.2)
         left.plot(i, one.value, "o" if held else "X", ms=2.6 if held else 5, color=colour)
     left.axhline(space["truth"], color="0.2", lw=1)
     left.set_ylim(bottom=0)
-    titled(
-        left, "Sixty estimates and their 95 % intervals; the line is the truth", "seed", "trace of the GGN"
-    )
+    titled(left, "Sixty 95 % intervals; the line is the truth", "seed", "trace of the GGN")
     for colour, marker, (name, errors) in zip(PALETTE, "os^", space["errors"].items(), strict=False):
         right.loglog(space["counts"], errors, marker + "-", ms=4, lw=1.4, color=colour, label=name)
     first = space["errors"]["hutchinson"][0]
@@ -160,7 +161,7 @@ def error_bars(space: dict[str, Any]) -> Figure:
     )
     right.set_xticks(space["counts"], [str(P) for P in space["counts"]])
     right.minorticks_off()
-    right.legend(fontsize=8, frameon=False)
+    right.legend()
     titled(right, "Error made, relative", "products")
     return figure
 

@@ -111,36 +111,46 @@ def curve(density: Any) -> dict[str, Any]:
 
 
 def draw(found: dict[str, Any], path: Path) -> None:
-    """The density of H, and the twelve blocks with the largest trace of the GGN."""
+    """The figure of a page, in the look of all figures."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
-    import numpy as np
     from PIL import Image
 
-    from curvescope.viz import spectrum
-    from curvescope.viz.blocks import PALETTE
+    from curvescope.viz import style
 
-    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
-    x, y, low, high, outliers = (
-        np.array(found["density"][key]) for key in ("x", "y", "low", "high", "outliers")
-    )
-    spectrum.density(left, x, y, (low, high), nodes=outliers, log_y=True)
-    width = found["density"]["width"]
-    left.set_title(f"Density of the Hessian, kernel width {width:,g}", fontsize=10, loc="left")
-    names = list(found["blocks"])[::-1]
-    values, errors = zip(*(found["blocks"][name] for name in names), strict=True)
-    short = [name if len(name) < 16 else f"…{name[-28:].partition('.')[2]}" for name in names]
-    right.barh(short, values, xerr=errors, color=PALETTE[0], error_kw={"ecolor": "0.3", "lw": 1})
-    right.set_title("Trace of the GGN, the largest blocks", fontsize=10, loc="left")
-    right.set_xlim(left=0)
-    for ax in (left, right):
-        ax.spines[["top", "right"]].set_visible(False)
-        ax.tick_params(labelsize=8)
-    figure.savefig(path, dpi=100)
+    with style.context():
+        figure, (left, right) = plt.subplots(1, 2, figsize=(7, 3.1), layout="constrained")
+        draw_density(left, found["density"])
+        draw_blocks(right, found["blocks"])
+        figure.savefig(path, dpi=200)  # seven inches are the width of a page
     plt.close(figure)
     Image.open(path).convert("RGB").quantize(64).save(path, optimize=True)
+
+
+def draw_density(ax: Any, curve: dict[str, Any]) -> None:
+    """The density of H with its band, and the outliers."""
+    import numpy as np
+
+    from curvescope.viz import spectrum
+
+    x, y, low, high, outliers = (np.array(curve[key]) for key in ("x", "y", "low", "high", "outliers"))
+    spectrum.density(ax, x, y, (low, high), nodes=outliers, log_y=True)
+    ax.set_title(f"Density of H, kernel width {curve['width']:,g}")
+
+
+def draw_blocks(ax: Any, blocks: dict[str, tuple[float, float]]) -> None:
+    """The twelve blocks with the largest trace of the GGN."""
+    from curvescope.viz.style import BLUE
+
+    names = list(blocks)[::-1]
+    values, errors = zip(*(blocks[name] for name in names), strict=True)
+    short = [name if len(name) < 16 else f"…{name[-28:].partition('.')[2]}" for name in names]
+    ax.barh(short, values, xerr=errors, color=BLUE, error_kw={"ecolor": "0.3", "lw": 1})
+    ax.set(title="The largest blocks", xlabel="trace of the GGN ± standard error")
+    ax.set_xlim(left=0)
+    ax.grid(axis="y", visible=False)
 
 
 def tiny_gpt(_: str) -> Any:

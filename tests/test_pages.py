@@ -44,7 +44,7 @@ OWN = {  # pages with a test of their own, which runs their code and asks more o
 TEXTS = {page.relative_to(DOCS).as_posix(): page.read_text(encoding="utf-8") for page in DOCS.rglob("*.md")}
 WITH_CODE = sorted(name for name, text in TEXTS.items() if "```python" in text)
 TRAINED = {"concepts/functional.md"}  # 400 steps of training end elsewhere after another rounding
-NEEDS = {"tutorials/checkpoint.md": ("transformers",)}
+NEEDS = {"howto/figures.md": ("plotly",), "tutorials/checkpoint.md": ("transformers",)}
 COMMAND = re.compile(r"^(?:\w+=\S+ |\.venv/bin/)*curvescope (.+?)(?: +#.*| &)?$", flags=re.M)
 COMMANDS = sorted(
     {
