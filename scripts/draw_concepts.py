@@ -57,6 +57,7 @@ def eigenvalues(ax: Axes, values: Any, label: str, colour: str, marker: str = ".
     ax.plot(np.arange(1, len(values) + 1), values, marker, ms=3.5, color=colour, label=label)
     ax.axhline(0, color="0.6", lw=0.6)
     ax.set_yscale("symlog", linthresh=1e-2)
+    ax.set_ylim(3 * values.min() if values.min() < -1e-2 else None, 3 * values.max())
 
 
 def hessian(space: dict[str, Any]) -> Figure:

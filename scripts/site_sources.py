@@ -22,15 +22,14 @@ CODE = {".py": "python", ".txt": "text", ".lock": "text"}
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Adds the files that are linked to, and those that these link to."""
-    waiting = [f"docs/{file.src_uri}" for file in files.documentation_pages()]
-    seen = set(waiting)
+    waiting = [(f"docs/{file.src_uri}", file.content_string) for file in files.documentation_pages()]
+    seen: set[str] = set()
     while waiting:
-        page = waiting.pop()
-        for path in set(linked(page)) - seen:
+        for path in set(linked(*waiting.pop())) - seen:
             seen.add(path)
             files.append(made(path, config))
             if path.endswith(".md"):
-                waiting.append(path)
+                waiting.append((path, (ROOT / path).read_text(encoding="utf-8")))
     return files
 
 
@@ -48,9 +47,9 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     return LINK.sub(turned, markdown)
 
 
-def linked(page: str) -> list[str]:
+def linked(home: str, text: str) -> list[str]:
     """Files outside docs/ that a page links to, by their paths from the root."""
-    paths = [resolved(page, link) for link in LINK.findall((ROOT / page).read_text(encoding="utf-8"))]
+    paths = [resolved(home, link) for link in LINK.findall(text)]
     return [path for path in paths if outside(path) and (ROOT / path).is_file()]
 
 

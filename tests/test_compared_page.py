@@ -1,4 +1,4 @@
-"""docs/compared.md: the numbers of its tables are those of stored results, rounded as the page rounds them."""
+"""docs/compared.md: the numbers of its tables are those of stored results, rounded as on the page."""
 
 from __future__ import annotations
 
