@@ -62,7 +62,7 @@ bench: $(READY) ## every script in benchmarks/
 
 docs: $(DOCS) ## the documentation, in site/; a dead link or a docstring that cannot be read stops it
 	@PATH="$(CURDIR)/$(BIN):$$PATH" NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
-	@echo "site/index.html"
+	@echo "site/index.html; with its search: $(BIN)/python -m http.server -d site"
 
 clean: ## remove caches and build outputs; .venv, runs/ and reports stay
 	@rm -rf build dist site .pytest_cache .ruff_cache .hypothesis .import_linter_cache

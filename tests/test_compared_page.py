@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import csv
+import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -40,6 +42,8 @@ def test_products_on_a_gpu_are_those_of_the_stored_run():
     for name, shown in PEERS.items():
         assert found.pop(shown) == cells(name) + cells(f"{name} ggn")
     assert not found
+    one = costs["gradient"]
+    assert f"takes {1000 * float(one['seconds']):.0f} ms and {float(one['peak_GiB']):.1f} GiB" in PAGE
 
 
 @pytest.mark.parametrize(
@@ -49,3 +53,31 @@ def test_a_table_is_the_stored_one(title: str, file: str):
     stored = (RESULTS / file).read_text(encoding="utf-8")
     for first, rest in rows(title).items():
         assert f"| {' | '.join([first, *rest])} |" in stored
+
+
+def short(x: float) -> str:
+    """As `benchmarks/peers.py` writes numbers."""
+    if x < 0.01:
+        return f"{x:.0e}".replace("e-0", "e-")
+    return f"{x:.0f}" if x >= 9.95 else f"{x:.1f}" if x >= 0.95 else f"{x:.2f}"
+
+
+def test_products_on_a_cpu_are_those_of_the_stored_run():
+    run = json.loads((RESULTS / "peers" / "peers.json").read_text(encoding="utf-8"))
+
+    def cells(one: dict[str, Any]) -> list[str]:
+        times = [one["seconds"].get(kind) for kind in ("hessian", "ggn")]
+        spans = [f"{short(t['median'])} ({short(t['low'])}–{short(t['high'])})" if t else "–" for t in times]
+        columns = short(one["seconds"]["columns"]["median"])
+        return [
+            *spans,
+            columns,
+            short(one["error"]["hessian"]),
+            short(max(one["change"]["hessian"].values())),
+        ]
+
+    found = rows("One product on a CPU, and what a cut of the data changes")
+    assert found == {one["name"]: cells(one) for one in run["libraries"]}
+    performance = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
+    for line in re.findall(r"^\| .* \|$", PAGE.partition("## One product on a CPU")[2], flags=re.M)[1:5]:
+        assert line in performance
