@@ -2,6 +2,7 @@
 
 python scripts/make_gallery.py tiny-gpt vit mamba              # bundled, or made from a configuration
 python scripts/make_gallery.py stories15M=FOLDER minilm=FOLDER
+python scripts/make_gallery.py smollm2                         # its figure alone, from stored numbers
 
 A page keeps its words; what stands between `<!-- table -->` and `<!-- end of table -->` is written anew.
 """
@@ -153,6 +154,33 @@ def draw_blocks(ax: Any, blocks: dict[str, tuple[float, float]]) -> None:
     ax.grid(axis="y", visible=False)
 
 
+def draw_smollm2() -> None:
+    """Weight on the first token, head by head, as `benchmarks/sinks_smollm2.py` stored it."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+    import pandas as pd
+    from matplotlib.colors import LinearSegmentedColormap
+    from PIL import Image
+
+    from curvescope.viz import style
+
+    stored = DOCS.parent / "benchmarks" / "results" / "sinks-smollm2" / "heads.csv"
+    mass = pd.read_csv(stored).pivot(index="head", columns="layer", values="sink_mass")
+    path = DOCS / "images" / "gallery-smollm2.png"
+    with style.context():
+        figure, ax = plt.subplots(figsize=(7, 2.5), layout="constrained")
+        colours = LinearSegmentedColormap.from_list("positive", style.SEQUENTIAL)
+        image = ax.imshow(mass, cmap=colours, vmin=0, vmax=1, aspect="auto")
+        figure.colorbar(image, ax=ax, label="mean weight")
+        ax.grid(False)
+        ax.set(xlabel="layer", ylabel="head", title="Weight on the first token", yticks=mass.index)
+        figure.savefig(path, dpi=200)
+    plt.close(figure)
+    Image.open(path).convert("RGB").quantize(64).save(path, optimize=True)
+
+
 def tiny_gpt(_: str) -> Any:
     import curvescope as cs
 
@@ -245,4 +273,4 @@ def make(name: str, folder: str) -> None:
 if __name__ == "__main__":
     for argument in sys.argv[1:]:
         name, _, folder = argument.partition("=")
-        make(name, folder)
+        draw_smollm2() if name == "smollm2" else make(name, folder)
