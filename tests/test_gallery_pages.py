@@ -52,7 +52,13 @@ def test_the_page_of_smollm2_is_what_was_stored():
     page = (GALLERY / "smollm2.md").read_text(encoding="utf-8")
     stored = ROOT / "benchmarks" / "results"
     with (stored / "sinks-smollm2" / "heads.csv").open(encoding="utf-8") as file:
-        mass = [float(row["sink_mass"]) for row in csv.DictReader(file)]
+        rows = list(csv.DictReader(file))
+    mass = [float(row["sink_mass"]) for row in rows]
+    without = {int(row["layer"]) for row in rows} - {
+        int(row["layer"]) for row in rows if float(row["sink_mass"]) > 0.5
+    }
+    assert without == {0, 1, 2, 10, 11}
+    assert "in none of layers 0 to 2, 10 and 11" in page
     assert f"{sum(m > 0.5 for m in mass)} of {len(mass)}" in page
     with (stored / "sinks-smollm2" / "sinks.csv").open(encoding="utf-8") as file:
         plain = next(row for row in csv.DictReader(file) if float(row["strength"]) == 0)
