@@ -64,7 +64,10 @@ def test_eigenvalues_that_are_not_converged_are_hollow():
 
     ax = eigenvalues(None, np.array([3.0, 2.0]), np.array([0.0, 0.5]), np.array([True, False]))
     assert [text.get_text() for text in ax.get_legend().get_texts()] == ["converged", "not converged"]
-    assert [line.get_markerfacecolor() for line in ax.lines if line.get_marker() == "o"] == ["C0", "none"]
+    assert [line.get_markerfacecolor() for line in ax.lines if line.get_marker() == "o"] == [
+        "#1565a8",
+        "none",
+    ]
 
 
 def test_entries_are_drawn_from_the_largest_to_the_smallest():

@@ -70,5 +70,5 @@ def test_what_has_no_number_is_grey_and_its_words_can_be_read():
     viz.token_map(ax, ["a", "b"], ["in", "L0.out"], values, label="", words=[["x", "y"], ["u", "v"]])
     assert ax.get_facecolor() == (0.9, 0.9, 0.9, 1.0)
     assert {text.get_text(): text.get_color() for text in ax.texts} == {
-        "x": "white", "y": "black", "u": "black", "v": "black"
+        "x": "black", "y": "white", "u": "black", "v": "black"
     }  # fmt: skip

@@ -5,11 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from curvescope.core import notebook
 from curvescope.core.numbers import plural
 from curvescope.core.result import Result
+from curvescope.viz import style
 from curvescope.viz.interactive import Scene
 
 if TYPE_CHECKING:
@@ -47,6 +48,12 @@ class Shown(Result, ABC):
     """
 
     notes: list[str] = field(default_factory=list, kw_only=True)  # what a reader should know
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Figures have one look, whoever asks for them: the page, files or a notebook."""
+        super().__init_subclass__(**kwargs)
+        if "figures" in vars(cls):
+            cls.figures = style.styled(cls.figures)
 
     @abstractmethod
     def summary(self) -> list[Line]:

@@ -7,22 +7,22 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from curvescope.viz import style
 from curvescope.viz.trajectory import short
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 COLUMNS = 88  # characters of a line of text
-MAP = "viridis"
-COLOURS = ("C0", "C1", "C2", "C3", "C4", "C5", "C6", "C7")
+COLOURS = style.MANY
 
 
 def quartiles(ax: Axes, names: Sequence[str], values: Sequence[np.ndarray], *, title: str) -> Axes:
     """Median and middle half of each point's numbers, in the order of the points."""
     low, middle, high = (np.array([np.percentile(v, q) for v in values]) for q in (25, 50, 75))
     x = np.arange(len(names))
-    ax.fill_between(x, low, high, color="C0", alpha=0.2, lw=0)
-    ax.plot(x, middle, color="C0", marker="o", ms=3.5, lw=1.4)
+    ax.fill_between(x, low, high, color=style.BLUE, alpha=0.2, lw=0)
+    ax.plot(x, middle, color=style.BLUE, marker="o", ms=3.5, lw=1.4)
     if (low > 0).all():
         ax.set_yscale("log")
     else:
@@ -39,7 +39,7 @@ def quartiles(ax: Axes, names: Sequence[str], values: Sequence[np.ndarray], *, t
 def position_map(ax: Axes, values: np.ndarray, names: Sequence[str], *, label: str) -> Axes:
     """One row for each point, the first at the bottom, one column for each position."""
     ax.set_facecolor("0.85")  # seen where there is no number
-    image = ax.imshow(values, aspect="auto", origin="lower", cmap=MAP, interpolation="nearest")
+    image = ax.imshow(values, aspect="auto", origin="lower", cmap=style.MAP, interpolation="nearest")
     ax.set_yticks(range(len(names)), names, fontsize=8)
     ax.set_xlabel("position")
     ax.figure.colorbar(image, ax=ax, label=label, pad=0.02)
@@ -55,7 +55,7 @@ def coloured_text(ax: Axes, tokens: Sequence[str], values: np.ndarray, *, title:
 
     positive = values[values > 0]
     low, high = (float(positive.min()), float(positive.max())) if len(positive) else (0.1, 1.0)
-    norm, colours = LogNorm(low, high if high > low else 10 * low), colormaps[MAP]
+    norm, colours = LogNorm(low, high if high > low else 10 * low), colormaps[style.MAP]
     lines = wrapped(tokens)
     for row, line in enumerate(lines):
         column = 0
@@ -63,17 +63,19 @@ def coloured_text(ax: Axes, tokens: Sequence[str], values: np.ndarray, *, title:
             shown = short(tokens[i], 24)
             colour: Any = colours(norm(values[i])) if values[i] > 0 else (0.85, 0.85, 0.85, 1.0)
             ax.add_patch(Rectangle((column, -row - 0.42), len(shown) - 0.1, 0.84, color=colour, lw=0))
-            ink = "white" if np.dot(colour[:3], (0.3, 0.59, 0.11)) < 0.5 else "black"
             ax.text(
-                column + len(shown) / 2 - 0.05, -row, shown, family="monospace", fontsize=8, color=ink,
-                ha="center", va="center",
+                column + len(shown) / 2 - 0.05, -row, shown, family="monospace", fontsize=8,
+                color=style.ink(colour), ha="center", va="center",
             )  # fmt: skip
             column += len(shown)
     ax.set_xlim(-0.5, min(COLUMNS, sum(len(short(token, 24)) for token in tokens)) + 0.5)
     ax.set_ylim(-len(lines) + 0.4, 0.6)
     ax.axis("off")
     ax.set_title(f"{title}: {label}", fontsize=9, loc="left")
-    ax.figure.colorbar(ScalarMappable(norm, colours), ax=ax, pad=0.01, aspect=8)
+    bar = ax.figure.colorbar(ScalarMappable(norm, colours), ax=ax, pad=0.01, aspect=8)
+    ends = (float(norm.vmin or low), float(norm.vmax or high))
+    bar.set_ticks(ends, labels=[f"{end:.2g}" for end in ends])
+    bar.minorticks_off()
     return ax
 
 

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from curvescope.viz import style
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
@@ -44,7 +46,7 @@ def block_split(
     image = None
     for ax, (title, panel) in zip(axes, panels.items(), strict=True):
         drawn = np.ma.masked_less_equal(np.ma.masked_invalid(panel), 0)
-        image = ax.imshow(drawn, norm=norm, cmap="magma_r", interpolation="nearest")
+        image = ax.imshow(drawn, norm=norm, cmap=style.MAP, interpolation="nearest")
         ax.set_title(title, fontsize=10)
         _mark_blocks(ax, names, sizes)
     if image is not None:

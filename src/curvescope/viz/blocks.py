@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from curvescope.viz import style
 from curvescope.viz.style import MARKS, PALETTE
 
 if TYPE_CHECKING:
@@ -32,18 +33,16 @@ def heat_map(
     Args:
         limits: smallest and largest value of the colours; by default six decades below the largest.
     """
-    import matplotlib.pyplot as plt
     from matplotlib.colors import LogNorm
 
     if ax is None:
         side = 2.2 + 0.17 * len(names)
-        ax = plt.subplots(figsize=(side + 0.8, side), layout="constrained")[1]
-    assert ax is not None
+        ax = style.axes((side + 0.8, side))
     top = float(values.max()) if values.size and values.max() > 0 else 1.0
     smallest = float(values[values > 0].min()) if (values > 0).any() else top / 10
     low, high = limits or (max(smallest, top * 1e-6), top)
     norm = LogNorm(vmin=low, vmax=max(high, low * 10))
-    image = ax.imshow(np.ma.masked_less_equal(values, 0), norm=norm, cmap="magma_r", interpolation="nearest")
+    image = ax.imshow(np.ma.masked_less_equal(values, 0), norm=norm, cmap=style.MAP, interpolation="nearest")
     label_blocks(ax, names)
     _rule_between_layers(ax, names)
     if colour_bar:
@@ -60,22 +59,19 @@ def bars(
     log: bool = True,
 ) -> Axes:
     """Draw one point with its interval per block and series ({name: (values, low, high)}); nan: no bar."""
-    import matplotlib.pyplot as plt
-
-    if ax is None:
-        ax = plt.subplots(figsize=(2.5 + 0.2 * len(names), 3.4), layout="constrained")[1]
+    ax = style.axes((2.5 + 0.2 * len(names), 3.4)) if ax is None else ax
     x = np.arange(len(names))
     for i, (name, (values, low, high)) in enumerate(series.items()):
         shift = 0.18 * (i - (len(series) - 1) / 2)
         errors = np.nan_to_num(np.maximum([values - low, high - values], 0.0))
-        style = {
+        look = {
             "fmt": MARKS[i % len(MARKS)],
             "ms": 3.5,
             "lw": 1,
             "color": PALETTE[i % len(PALETTE)],
             "label": name,
         }
-        ax.errorbar(x + shift, values, yerr=errors, **style)
+        ax.errorbar(x + shift, values, yerr=errors, **look)
     top = max((float(np.abs(values).max(initial=0.0)) for values, *_ in series.values()), default=0.0)
     if log and top > NOTHING:
         smallest = 10.0 ** math.ceil(math.log10(top * 1e-4))  # a tick, well apart from zero

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from curvescope.core.parts import MATRICES
+from curvescope.viz import style
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-OURS, OTHERS = "#1565a8", "#b8b8b8"
+OURS, OTHERS = style.BLUE, "0.72"
 _OWN = ("gradient", *MATRICES)
 
 

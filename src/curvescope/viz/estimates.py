@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from curvescope.viz import style
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
@@ -19,8 +21,8 @@ def samples(
     ax = _axes(ax)
     low, high = interval
     if np.isfinite(low) and np.isfinite(high):
-        ax.axhspan(low, high, alpha=0.2, color="C0", lw=0, label="95 % interval")
-    ax.axhline(value, color="C0", lw=1.2, label="estimate")
+        ax.axhspan(low, high, alpha=0.2, color=style.BLUE, lw=0, label="95 % interval")
+    ax.axhline(value, color=style.BLUE, lw=1.2, label="estimate")
     ax.plot(np.arange(1, len(found) + 1), found, "o", ms=3.5, color="0.35", label="one probe")
     ax.set_xlabel("probe")
     ax.set_ylabel(label)
@@ -34,10 +36,10 @@ def eigenvalues(ax: Axes | None, values: np.ndarray, errors: np.ndarray, converg
     ax = _axes(ax)
     numbers = np.arange(1, len(values) + 1)
     ax.axhline(0, color="0.6", lw=0.6)
-    for shown, fill, words in ((converged, "C0", "converged"), (~converged, "none", "not converged")):
+    for shown, fill, words in ((converged, style.BLUE, "converged"), (~converged, "none", "not converged")):
         if shown.any():
-            style = {"fmt": "o", "ms": 4.5, "lw": 1, "color": "C0", "mfc": fill, "label": words}
-            ax.errorbar(numbers[shown], values[shown], yerr=errors[shown], **style)
+            look = {"fmt": "o", "ms": 4.5, "lw": 1, "color": style.BLUE, "mfc": fill, "label": words}
+            ax.errorbar(numbers[shown], values[shown], yerr=errors[shown], **look)
     ax.set_xlabel("number")
     ax.set_ylabel("eigenvalue λ")
     ax.locator_params(axis="x", integer=True)
@@ -61,6 +63,4 @@ def entries(ax: Axes | None, values: np.ndarray, *, label: str) -> Axes:
 
 
 def _axes(ax: Axes | None) -> Axes:
-    import matplotlib.pyplot as plt
-
-    return plt.subplots(figsize=(5, 3.2), layout="constrained")[1] if ax is None else ax
+    return style.axes((5, 3.2)) if ax is None else ax

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from curvescope.viz import style
 from curvescope.viz.blocks import PALETTE
 from curvescope.viz.trajectory import short
 
@@ -76,7 +77,7 @@ def composition_map(
     from matplotlib.colors import SymLogNorm
 
     norm = SymLogNorm(linthresh=2.0, vmin=-limit, vmax=limit)
-    image = ax.imshow(np.ma.masked_invalid(z), cmap="RdBu_r", norm=norm, interpolation="nearest")
+    image = ax.imshow(np.ma.masked_invalid(z), cmap=style.SIGNED, norm=norm, interpolation="nearest")
     ax.set_xticks(range(len(receivers)), list(receivers), rotation=90, fontsize=_size(len(receivers)))
     ax.set_yticks(range(len(senders)), list(senders), fontsize=_size(len(senders)))
     ax.set_facecolor("0.93")
@@ -98,7 +99,9 @@ def head_map(
     """Draw one number per layer (rows) and head (columns), written into its cell."""
     low, high = limits or (float(np.nanmin(values)), float(np.nanmax(values)))
     two_sided = low < 0
-    image = ax.imshow(values, cmap="RdBu_r" if two_sided else "YlOrRd", vmin=low, vmax=high, aspect="auto")
+    image = ax.imshow(
+        values, cmap=style.SIGNED if two_sided else style.MAP, vmin=low, vmax=high, aspect="auto"
+    )
     for (i, j), value in np.ndenumerate(values):
         depth = abs(value) / max(abs(low), abs(high)) if two_sided else (value - low) / ((high - low) or 1.0)
         colour = "white" if depth > 0.65 else "black"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from curvescope.viz.blocks import cell_text, colour_ticks
+from curvescope.viz.style import MAP
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -73,7 +74,7 @@ def step_map(ax: Axes, steps: np.ndarray, names: Sequence[str], values: np.ndarr
     shown = np.ma.masked_invalid(np.where(values > 0, values, np.nan))
     width = float(np.median(np.diff(steps))) if len(steps) > 1 else 1.0
     edges = np.append(steps, steps[-1] + width)
-    image = ax.pcolormesh(edges, np.arange(len(names) + 1) - 0.5, shown, norm=norm, cmap="magma_r")
+    image = ax.pcolormesh(edges, np.arange(len(names) + 1) - 0.5, shown, norm=norm, cmap=MAP)
     ax.set_ylim(len(names) - 0.5, -0.5)
     every = max(1, -(-len(names) // 40))
     ax.set_yticks(range(0, len(names), every), [*names][::every], fontsize=7)

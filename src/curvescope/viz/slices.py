@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from curvescope.viz import style
 from curvescope.viz.blocks import PALETTE
 
 if TYPE_CHECKING:
@@ -154,11 +155,7 @@ def _levels(loss: np.ndarray) -> np.ndarray:
 
 
 def _axes(ax: Axes | None, size: tuple[float, float]) -> Axes:
-    if ax is not None:
-        return ax
-    import matplotlib.pyplot as plt
-
-    return plt.subplots(figsize=size, layout="constrained")[1]
+    return style.axes(size) if ax is None else ax
 
 
 def _decades(ax: Axes) -> None:

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from curvescope.viz import style
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.typing import ColorType
@@ -73,7 +75,7 @@ def cumulative(
         nodes: eigenvalues, marked by short ticks at the bottom.
     """
     ax = _axes(ax)
-    color = color or "C0"
+    color = color or style.BLUE
     if wider is not None and np.isfinite(wider).all():
         ax.stairs(wider[1], edges, baseline=wider[0], fill=True, color=color, alpha=0.2, lw=0)
     ax.stairs(bounds[1], edges, baseline=bounds[0], fill=True, color=color, alpha=0.6, lw=0)
@@ -82,9 +84,10 @@ def cumulative(
     if nodes is not None:
         ticks(ax, nodes, color)
     ax.set_xscale("symlog", linthresh=linear, linscale=0.8)
-    span = max(abs(edges[0]), abs(edges[-1]))
-    ax.set_xlim(edges[0] - 0.2 * abs(edges[0]) - linear / 2, edges[-1] + 0.2 * span)
-    below, above = (_decades(linear, end) for end in (-float(edges[0]), float(edges[-1])))
+    ends = edges if nodes is None else np.concatenate([edges, np.ravel(nodes)])
+    low, high = float(ends.min()), float(ends.max())
+    ax.set_xlim(low - 0.2 * abs(low) - linear / 2, high + 0.2 * max(abs(low), abs(high)))
+    below, above = (_decades(linear, end) for end in (-low, high))
     ax.set_xticks([*(-below[::-1]), 0.0, *above])
     ax.set_ylim(0, 1.02)
     ax.set_xlabel("eigenvalue λ")
@@ -105,7 +108,7 @@ def ticks(ax: Axes, places: np.ndarray, color: ColorType) -> None:
     places = np.ravel(places)
     ax.plot(
         places, np.zeros(places.size), "|", color=color, ms=9, mew=1.2, alpha=0.8,
-        transform=ax.get_xaxis_transform(), clip_on=False,
+        transform=ax.get_xaxis_transform(), clip_on=False, in_layout=False,
     )  # fmt: skip
 
 
@@ -116,9 +119,6 @@ def note(ax: Axes, text: str, *, where: str = "right") -> None:
 
 
 def _axes(ax: Axes | None) -> Axes:
-    if ax is None:
-        import matplotlib.pyplot as plt
-
-        ax = plt.subplots(figsize=(6, 3.5), layout="constrained")[1]
+    ax = style.axes((6, 3.5)) if ax is None else ax
     ax.spines[["top", "right"]].set_visible(False)
     return ax

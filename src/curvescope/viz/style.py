@@ -10,16 +10,27 @@ see red, green or blue as others do. What has a name keeps its colour, dash and 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from functools import wraps
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 BLUE, ORANGE, TEAL, PLUM, GOLD = PALETTE = ("#1565a8", "#d1591b", "#41b09a", "#6b2c5f", "#e3b505")
 GREY = "#808080"  # of what is compared with; it is seen on light and on dark ground
+SKY, PINK = "#8cc4e8", "#d1608f"
+MANY = (*PALETTE, GREY, SKY, PINK)
+"""Of things that marks or places tell apart as well: beyond five, hues alone do not in grey."""
 ON_SCREEN = (BLUE, ORANGE, TEAL, GOLD, "#b07aa8", GREY)
 """Of scenes, which light and dark pages show alike."""
 DASHES = ("-", "--", ":", "-.", (0, (5, 1, 1, 1, 1, 1)))
 MARKS = ("o", "s", "^", "D", "v")
+MAP, SIGNED = "YlOrRd", "RdBu_r"
+"""matplotlib's names of the two scales of colours below."""
 SEQUENTIAL = (
     "#ffffcc",
     "#ffeda0",
@@ -31,19 +42,19 @@ SEQUENTIAL = (
     "#bd0026",
     "#800026",
 )
-"""Light to dark, what matplotlib calls YlOrRd: quantities without a sign."""
+"""Light to dark, `MAP`: quantities without a sign."""
 DIVERGING = (
     "#053061", "#2166ac", "#4393c3", "#92c5de", "#d1e5f0", "#f7f7f7", "#fddbc7", "#f4a582", "#d6604d",
     "#b2182b", "#67001f",
 )  # fmt: skip
-"""Blue below zero, red above, what matplotlib calls RdBu_r: quantities with a sign."""
+"""Blue below zero, red above, `SIGNED`: quantities with a sign."""
 
 
 class Look(NamedTuple):
     """How one thing is drawn everywhere."""
 
     colour: str
-    dash: str
+    dash: Any  # as matplotlib takes it
     mark: str
 
 
@@ -64,17 +75,26 @@ def line(name: str) -> dict[str, Any]:
     return {"color": look.colour, "ls": look.dash, "marker": look.mark}
 
 
+def ink(colour: Sequence[float]) -> str:
+    """Black or white, what is read on a colour (r, g, b, …) between 0 and 1."""
+    return "white" if 0.3 * colour[0] + 0.59 * colour[1] + 0.11 * colour[2] < 0.5 else "black"
+
+
+def ink_at(image: Any, value: float) -> str:
+    """What is read on the colour that a map (`ax.imshow`) gives to a value; black where it has none."""
+    return ink(image.cmap(image.norm(value))) if math.isfinite(value) else "black"
+
+
 def settings() -> dict[str, Any]:
     """matplotlib's settings of our figures, as in a style file."""
     return {
-        "axes.prop_cycle": f"cycler(color={list(PALETTE)}, linestyle={list(DASHES)})",
+        "axes.prop_cycle": f"cycler(color={list(MANY)})",
         "axes.spines.top": False,
         "axes.spines.right": False,
         "axes.titlelocation": "left",
         "axes.titlesize": 10,
         "axes.labelsize": 9,
         "axes.axisbelow": True,
-        "axes.grid": True,
         "grid.color": "0.9",
         "grid.linewidth": 0.3,
         "xtick.labelsize": 8,
@@ -102,3 +122,39 @@ def use() -> None:
     import matplotlib as mpl
 
     mpl.rcParams.update(settings())  # pyright: ignore[reportArgumentType, reportCallIssue]
+
+
+P = ParamSpec("P")
+
+
+def styled(draw: Callable[P, Mapping[str, Figure]]) -> Callable[P, dict[str, Figure]]:
+    """`draw` with our look, wherever its figures are saved or shown afterwards."""
+
+    @wraps(draw)
+    def drawn(*args: P.args, **kwargs: P.kwargs) -> dict[str, Figure]:
+        with context():
+            figures = dict(draw(*args, **kwargs))
+            for figure in figures.values():
+                for ax in figure.axes:
+                    _pin(ax)
+        return figures
+
+    return drawn
+
+
+def axes(size: tuple[float, float]) -> Axes:
+    """Axes of a figure of their own, in inches, with our look."""
+    import matplotlib.pyplot as plt
+
+    with context():
+        ax = plt.subplots(figsize=size, layout="constrained")[1]
+        _pin(ax)
+    return ax
+
+
+def _pin(ax: Axes) -> None:
+    """Ticks are made when a figure is drawn: what they would read then is written down now."""
+    for which in ("x", "y"):
+        axis = ax.xaxis if which == "x" else ax.yaxis
+        if "labelsize" not in axis.get_tick_params():
+            ax.tick_params(axis=which, labelsize=settings()[f"{which}tick.labelsize"])

@@ -10,7 +10,7 @@ import numpy as np
 
 from curvescope.core.parts import MATRIX_SYMBOLS, TITLES
 from curvescope.studies.blocks.words import MOST_RANKED
-from curvescope.viz import blocks, spectrum
+from curvescope.viz import blocks, spectrum, style
 from curvescope.viz.style import LOOKS
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ def _cells(ax: Axes, cells: list[list[str]], found: Numbers, norm: Any, signed: 
     values = np.array([[found.get(name, (np.nan,))[0] for name in row] for row in cells])
     values = values.reshape(len(cells), -1)
     two_sided = norm.vmin < 0
-    image = ax.imshow(values, norm=norm, cmap="RdBu_r" if two_sided else "YlOrRd", aspect="auto")
+    image = ax.imshow(values, norm=norm, cmap=style.SIGNED if two_sided else style.MAP, aspect="auto")
     for i, row in enumerate(cells):
         for j, name in enumerate(row):
             if name not in found:
@@ -232,14 +232,14 @@ def _heterogeneity(result: Blocks) -> Figure:
     top = max(float(h.divergence.max()) for h in parts.values()) or 1.0
     image = None
     for ax, (operator, h) in zip(axes[0], parts.items(), strict=True):
-        image = ax.imshow(h.divergence, vmin=0, vmax=top, cmap="viridis_r", interpolation="nearest")
+        image = ax.imshow(h.divergence, vmin=0, vmax=top, cmap=style.MAP, interpolation="nearest")
         small = 8 if count <= 20 else 6
         ax.set_xticks(range(count), h.names, rotation=90, fontsize=small)
         ax.set_yticks(range(count), h.names, fontsize=small)
         ax.set_title(TITLES[operator], fontsize=11, loc="left")
         if count <= 14:
             for (i, j), value in np.ndenumerate(h.divergence):
-                colour = "white" if value > 0.55 * top else "black"
+                colour = style.ink_at(image, value)
                 ax.text(j, i, blocks.cell_text(value), ha="center", va="center", fontsize=6, color=colour)
     if image is not None:
         figure.colorbar(image, ax=list(axes[0]), label="Jensen–Shannon divergence (bits)", shrink=0.9)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from curvescope.studies.compare.quantities import OPEN, QUANTITIES
+from curvescope.viz import style
 from curvescope.viz.blocks import PALETTE, bars, cell_text
 from curvescope.viz.spectrum import density
 
@@ -137,7 +138,7 @@ def _cells(ax: Axes, found: Comparison, number: int, grid: list[list[str]], fold
         [[found.ratio(number, "‖H‖_F", b).value if b in there else math.nan for b in row] for row in grid]
     )
     norm = LogNorm(1 / fold, fold, clip=True)
-    ax.imshow(np.ma.masked_invalid(values), norm=norm, cmap="RdBu_r", aspect="auto")
+    ax.imshow(np.ma.masked_invalid(values), norm=norm, cmap=style.SIGNED, aspect="auto")
     for (i, j), value in np.ndenumerate(values):
         block = grid[i][j]
         if block not in there:

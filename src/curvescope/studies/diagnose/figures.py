@@ -9,7 +9,7 @@ import numpy as np
 
 from curvescope.studies.diagnose.finding import Finding
 from curvescope.studies.diagnose.tables import block_rows, head_rows, layer_rows
-from curvescope.viz import blocks
+from curvescope.viz import blocks, style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -109,7 +109,7 @@ def _layers(found: Diagnosis) -> Figure:
     for ax, (key, label) in zip(axes, series.items(), strict=True):
         values = np.array([row[key] for row in rows], dtype=float)
         error = np.array([row.get(f"{key}_stderr", 0.0) for row in rows], dtype=float)
-        ax.errorbar(x, values, yerr=np.minimum(error, 0.99 * values), fmt="o-", color="#2166ac", lw=1, ms=5)
+        ax.errorbar(x, values, yerr=np.minimum(error, 0.99 * values), fmt="o-", color=style.BLUE, lw=1, ms=5)
         ax.axhline(np.median(values), color="0.6", lw=0.8, ls="--")
         ax.set_yscale("log")
         span = max(float(np.nanmax(values) / np.nanmin(values)), 10.0) ** 0.15
@@ -147,7 +147,7 @@ def _heads(found: Diagnosis) -> Figure:
     figure, axes = plt.subplots(1, 3, figsize=(10.5, 1.5 + 0.3 * min(L, 24)), layout="constrained")
     for ax, (key, (title, low, high)) in zip(axes, panels.items(), strict=True):
         values = np.array([row[key] for row in rows], dtype=float).reshape(L, h)
-        image = ax.imshow(values, vmin=low, vmax=high, cmap="viridis", aspect="auto")
+        image = ax.imshow(values, vmin=low, vmax=high, cmap=style.MAP, aspect="auto")
         _numbers(ax, values, image)
         ax.set_title(title, fontsize=10, loc="left")
         ax.set_xticks(range(h)[:: max(1, h // 12)])
@@ -163,7 +163,5 @@ def _numbers(ax: Axes, values: np.ndarray, image: Any) -> None:
         return
     for (i, j), value in np.ndenumerate(values):
         if math.isfinite(value):
-            dark = float(image.norm(value)) < 0.6
-            ax.text(
-                j, i, f"{value:.2g}", ha="center", va="center", fontsize=7, color="white" if dark else "black"
-            )
+            colour = style.ink_at(image, value)
+            ax.text(j, i, f"{value:.2g}", ha="center", va="center", fontsize=7, color=colour)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from curvescope.viz import style
 from curvescope.viz.interactive import Scene
 from curvescope.viz.scenes import Cell, Curve, curves, grid_map, said, switched
 from curvescope.viz.scenes.curves import over
@@ -70,7 +71,7 @@ def _map(sequence: Sequence, blocks: list[str], values: np.ndarray) -> Figure:
     figure, axes = panels(1, 1, figsize=(3 + 0.8 * len(sequence.names), 1.5 + 0.17 * min(len(blocks), 120)))
     ax = axes[0][0]
     logs = np.ma.masked_invalid(np.log10(np.where(values > 0, values, np.nan)))
-    image = ax.imshow(logs, aspect="auto", cmap="viridis", interpolation="nearest")
+    image = ax.imshow(logs, aspect="auto", cmap=style.MAP, interpolation="nearest")
     ax.set_xticks(range(len(sequence.names)), sequence.names, fontsize=8, rotation=30)
     stride = max(1, -(-len(blocks) // TALL))
     ax.set_yticks(range(0, len(blocks), stride), blocks[::stride], fontsize=7)

@@ -9,6 +9,7 @@ import numpy as np
 from curvescope.studies.factors import claims
 from curvescope.studies.factors.distances import MEASURES
 from curvescope.studies.factors.tables import geometric
+from curvescope.viz import style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -17,9 +18,9 @@ if TYPE_CHECKING:
     from curvescope.studies.factors.study import Factors
 
 LOOKS = {
-    "identity": ("0.55", "o"), "diagonal": ("#E69F00", "s"), "kfac": ("#56B4E9", "^"),
-    "ekfac": ("#0072B2", "v"), "shampoo": ("#CC79A7", "D"), "shampoo-squared": ("#D55E00", "P"),
-    "block-diagonal": ("#009E73", "X"), "ggn": ("black", "*"),
+    "identity": (style.GREY, "o"), "diagonal": (style.GOLD, "s"), "kfac": (style.SKY, "^"),
+    "ekfac": (style.BLUE, "v"), "shampoo": (style.PINK, "D"), "shampoo-squared": (style.ORANGE, "P"),
+    "block-diagonal": (style.TEAL, "X"), "ggn": ("black", "*"),
 }  # fmt: skip
 LABELS = {
     "frobenius": "relative error from the GGN",
@@ -76,10 +77,10 @@ def _blocks(result: Factors) -> Figure:
     image = None
     for ax, measure in zip(axes[0], ("angle", "angle_hessian"), strict=True):
         values = result.parts[:, -1, MEASURES.index(measure)].mean(axis=0).T  # (B, M)
-        image = ax.imshow(values, vmin=0, vmax=90, cmap="cividis", aspect="auto")
+        image = ax.imshow(values, vmin=0, vmax=90, cmap=style.MAP, aspect="auto")
         for (b, m), value in np.ndenumerate(values):
             ax.text(m, b, f"{value:.0f}", ha="center", va="center", fontsize=8,
-                    color="black" if value > 50 else "white")  # fmt: skip
+                    color=style.ink_at(image, value))  # fmt: skip
         ax.set_title(f"{LABELS[measure]}, block by block", fontsize=9, loc="left")
         ax.set_xticks(range(len(result.approximations)), result.approximations, rotation=30, ha="right")
         ax.set_yticks(range(len(result.blocks)), result.blocks)

@@ -9,6 +9,7 @@ import numpy as np
 
 from curvescope.studies.full_hessian.claims import INITIAL_SIZE, TRAINED_SIZE
 from curvescope.studies.full_hessian.dense import ATTENTION
+from curvescope.viz import style
 from curvescope.viz.matrix import FLOOR, LABEL, colours, entries_map
 
 if TYPE_CHECKING:
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from curvescope.studies.full_hessian.norms import Norms
     from curvescope.studies.full_hessian.study import FullHessian
 
-COLOURS = ("#1565a8", "#d1591b", "#41b09a", "#6b2c5f", "#e3b505", "#444444", "#7fb3d5", "#e59866")
 STAGES = ("initial", "trained")
 DECADES = 5  # of the colours of pairs, below the largest
 
@@ -99,8 +99,8 @@ def _curves(ax: Axes, result: FullHessian, every: list[Norms], name: str, label:
     for g, group in enumerate(every[0].groups):
         logs = np.log(np.stack([getattr(one, name)[:, g] for one in every]))
         low, mean, high = (np.exp(f(logs, axis=0)) for f in (np.min, np.mean, np.max))
-        ax.plot(place, mean, "o-", ms=3, lw=1.3, color=COLOURS[g], label=group)
-        ax.fill_between(place, low, high, color=COLOURS[g], alpha=0.13, lw=0)
+        ax.plot(place, mean, "o-", ms=3, lw=1.3, color=style.MANY[g], label=group)
+        ax.fill_between(place, low, high, color=style.MANY[g], alpha=0.13, lw=0)
     for network in result.networks:
         ax.axvline(network.training.trained_step, color="0.5", ls=":", lw=0.8)
     ax.set_xscale("log")
@@ -124,8 +124,8 @@ def _stripe(result: FullHessian) -> Figure:
     axes[0].axhline(1, color="0.6", lw=0.8, ls="--")
     _slopes(axes[1], sizes, "largest |entry|")
     for x, power in enumerate((INITIAL_SIZE, TRAINED_SIZE)):
-        axes[1].plot([x - 0.12, x + 0.12], [10**power] * 2, color="#d1591b", lw=2)
-    axes[1].plot([], [], color="#d1591b", lw=2, label="end of the published colour bar")
+        axes[1].plot([x - 0.12, x + 0.12], [10**power] * 2, color=style.ORANGE, lw=2)
+    axes[1].plot([], [], color=style.ORANGE, lw=2, label="end of the published colour bar")
     axes[1].set_yscale("log")
     axes[1].legend(frameon=False, fontsize=9, loc="lower right")
     return figure
@@ -134,7 +134,7 @@ def _stripe(result: FullHessian) -> Figure:
 def _slopes(ax: Axes, rows: list[list[float]], label: str) -> None:
     """A line per network from initial to trained."""
     for row in rows:
-        ax.plot([0, 1], row, "o-", color=COLOURS[0], ms=4, lw=1, alpha=0.8)
+        ax.plot([0, 1], row, "o-", color=style.BLUE, ms=4, lw=1, alpha=0.8)
     ax.set_xticks([0, 1], STAGES)
     ax.set_xlim(-0.4, 1.4)
     ax.set_ylabel(label)

@@ -8,7 +8,8 @@ import numpy as np
 
 from curvescope.algorithms import SpectralDensity
 from curvescope.studies.gap.pair import Number
-from curvescope.viz.style import LOOKS, PALETTE
+from curvescope.viz import style
+from curvescope.viz.style import DASHES, LOOKS, MANY, MARKS, PALETTE, Look
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from curvescope.studies.gap.study import Gap
 
 NAMES = {"hessian": "Hessian", "ggn": "GGN"}
+ALL, BOUND = Look("black", "-", "o"), Look(style.GREY, "--", "s")
 
 
 def draw(result: Gap) -> dict[str, Figure]:
@@ -40,18 +42,19 @@ def _over_training(result: Gap) -> Figure:
     pairs = [result.pair(name) for name in result.checkpoints]
     x = np.arange(len(pairs))
     ticks = [f"{name}\nloss {pair.loss:.2f}" for name, pair in zip(result.checkpoints, pairs, strict=True)]
-    _line(axes[0][0], x, [pair.share() for pair in pairs], "0.2", "all", width=2.0)
+    _line(axes[0][0], x, [pair.share() for pair in pairs], ALL, "all", width=2.0)
     for i, block in enumerate(result.blocks[1:7], start=1):
         shares = [result.pair(name, block).share() for name in result.checkpoints]
-        _line(axes[0][0], x, shares, f"C{i}", block, width=0.8)
+        look = Look(MANY[i - 1], DASHES[i % len(DASHES)], MARKS[i % len(MARKS)])
+        _line(axes[0][0], x, shares, look, block, width=0.9)
     axes[0][0].set_title("functional share ‖H_f‖/‖H‖", fontsize=10, loc="left")
     axes[0][0].set_ylim(bottom=0)
     for part, name in NAMES.items():
-        _line(axes[0][1], x, [pair.top(part) for pair in pairs], LOOKS[part].colour, name)
+        _line(axes[0][1], x, [pair.top(part) for pair in pairs], LOOKS[part], name)
     axes[0][1].set_title("λ_max of the whole model", fontsize=10, loc="left")
     axes[0][1].set_yscale("log")
-    _line(axes[0][2], x, [pair.wasserstein() for pair in pairs], PALETTE[0], "W₁ / (‖H‖/√n)")
-    _line(axes[0][2], x, [pair.share() for pair in pairs], "0.5", "its bound, the share")
+    _line(axes[0][2], x, [pair.wasserstein() for pair in pairs], LOOKS["hessian"], "W₁ / (‖H‖/√n)")
+    _line(axes[0][2], x, [pair.share() for pair in pairs], BOUND, "‖H_f‖/‖H‖, which bounds W₁")
     axes[0][2].set_title("distance of the spectra", fontsize=10, loc="left")
     axes[0][2].set_ylim(bottom=0)
     for ax in axes[0]:
@@ -61,10 +64,13 @@ def _over_training(result: Gap) -> Figure:
     return figure
 
 
-def _line(ax: Axes, x: np.ndarray, found: list[Number], colour: str, label: str, width: float = 1.4) -> None:
+def _line(ax: Axes, x: np.ndarray, found: list[Number], look: Look, label: str, width: float = 1.4) -> None:
+    """A line with error bars; of what was not measured there is neither line nor name."""
     values = np.array([number.value for number in found])
-    errors = np.nan_to_num([number.error for number in found])
-    ax.errorbar(x, values, yerr=errors, fmt="-o", ms=3.5, lw=width, color=colour, label=label)
+    if not np.isfinite(values).any():
+        return
+    drawn = {"color": look.colour, "ls": look.dash, "marker": look.mark, "ms": 3.5, "lw": width}
+    ax.errorbar(x, values, yerr=np.nan_to_num([n.error for n in found]), label=label, elinewidth=1, **drawn)
 
 
 def _blocks(result: Gap) -> Figure:
@@ -74,16 +80,15 @@ def _blocks(result: Gap) -> Figure:
     gaps = np.array([[100 * pair.gap().value for pair in row] for row in cells])
     shares = np.array([[pair.share().value for pair in row] for row in cells])
     top = float(np.nanmax(np.abs(gaps), initial=1e-12))
-    limits = ({"vmin": -top, "vmax": top, "cmap": "RdBu_r"}, {"vmin": 0, "cmap": "YlOrRd"})
+    limits = ({"vmin": -top, "vmax": top, "cmap": style.SIGNED}, {"vmin": 0, "cmap": style.MAP})
     titles = {"λ_max that the GGN misses, %": "+.1f", "functional share ‖H_f‖/‖H‖": ".2f"}
     panels = zip(axes[0], (gaps, shares), limits, titles.items(), strict=True)
     for ax, values, options, (title, digits) in panels:
         image = ax.imshow(np.ma.masked_invalid(values), aspect="auto", **options)
         for (i, j), value in np.ndenumerate(values):
-            depth = abs(2 * image.norm(value) - 1) if options["vmin"] < 0 else image.norm(value)
-            dark = depth > 0.6
+            colour = style.ink_at(image, value)
             text = f"{value:{digits}}" if np.isfinite(value) else "–"
-            ax.text(j, i, text, ha="center", va="center", fontsize=8, color="white" if dark else "black")
+            ax.text(j, i, text, ha="center", va="center", fontsize=8, color=colour)
         ax.set_xticks(range(len(result.checkpoints)), result.checkpoints, fontsize=8)
         ax.set_yticks(range(len(result.blocks)), result.blocks, fontsize=8)
         ax.set_title(title, fontsize=10, loc="left")
@@ -98,11 +103,11 @@ def _densities(result: Gap) -> Figure:
     for ax, name in zip(axes[0], result.checkpoints, strict=True):
         pair = result.pair(name)
         for part, title in NAMES.items():
-            for sign, style in ((1, "-"), (-1, ":")):
+            for sign, dash in ((1, "-"), (-1, ":")):
                 x, share = _tail(pair.densities[part], sign)
                 if len(x):
                     label = f"{title}, {'λ > 0' if sign > 0 else 'λ < 0'}"
-                    ax.step(x, share, where="pre", color=LOOKS[part].colour, ls=style, lw=1.3, label=label)
+                    ax.step(x, share, where="pre", color=LOOKS[part].colour, ls=dash, lw=1.3, label=label)
         ax.set_xscale("log")
         ax.set_yscale("log")
         ax.set_xlim(left=1e-4 * max(float(d.extremes[1]) for d in pair.densities.values()))

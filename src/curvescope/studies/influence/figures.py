@@ -9,6 +9,7 @@ import numpy as np
 from curvescope.studies.influence.correlations import over_queries
 from curvescope.studies.influence.retraining import GGN_NAME, HESSIAN
 from curvescope.studies.influence.tables import short
+from curvescope.viz.style import MANY
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -72,8 +73,8 @@ def _against(ax: Axes, predicted: np.ndarray, measured: np.ndarray, elsewhere: n
     end = 1.5 * float(size.max())
     for q, (x, y) in enumerate(zip(predicted, measured, strict=True)):
         for mark, some in (("o", ~elsewhere), ("x", elsewhere)):
-            ax.plot(x[some], y[some], mark, ms=4, alpha=0.8, color=f"C{q}")
-        ax.plot([], [], "o", ms=4, color=f"C{q}", label=f"query {q + 1}")
+            ax.plot(x[some], y[some], mark, ms=4, alpha=0.8, color=MANY[q % len(MANY)])
+        ax.plot([], [], "o", ms=4, color=MANY[q % len(MANY)], label=f"query {q + 1}")
     ax.plot([-end, end], [-end, end], "-", color="0.3", lw=0.8, label="equal")
     for axis, scale, limit in (
         (ax.xaxis, ax.set_xscale, ax.set_xlim),

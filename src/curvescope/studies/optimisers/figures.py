@@ -9,6 +9,7 @@ import numpy as np
 
 from curvescope.studies.optimisers.comparison import band
 from curvescope.studies.optimisers.course import Course
+from curvescope.viz import style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,9 +20,9 @@ if TYPE_CHECKING:
 FEW = 4  # seeds that a band is drawn of
 LABELS = {"steps": "steps", "work": "work, in gradients", "seconds": "processor time, s"}
 COLOURS = {
-    "sgd": "0.55", "adamw": "black", "newton_cg": "#1565a8", "sharpness_gd": "#d1591b",
-    "block_sgd": "#41b09a",
-    "hutchinson_adam": "#6b2c5f", "clipped_newton": "#e3b505", "kfac_descent": "#d1608f",
+    "sgd": style.GREY, "adamw": "black", "newton_cg": style.BLUE, "sharpness_gd": style.ORANGE,
+    "block_sgd": style.TEAL, "hutchinson_adam": style.PLUM, "clipped_newton": style.GOLD,
+    "kfac_descent": style.PINK,
 }  # fmt: skip
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import re
+from textwrap import fill
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from curvescope.models.sources import REST
 from curvescope.studies.propagation.shares import HESSIAN, OUTER, Number
+from curvescope.viz import style
 from curvescope.viz.blocks import PALETTE, cell_text
 
 if TYPE_CHECKING:
@@ -58,8 +60,8 @@ def _by_layer(ax: Axes, result: Propagation) -> None:
         at = [layer for layer in layers if f"L{layer}.{kind}" in result.sources]
         found = [result.shares.norm(f"L{layer}.{kind}") for layer in at]
         _points(ax, np.array(at, dtype=float), found, colour=PALETTE[i % len(PALETTE)], label=kind, line=True)
-    for name, style in ((HESSIAN, "-"), (OUTER, "--")):
-        ax.axhline(result.shares.norm(name).value, color="0.45", lw=1, ls=style, label=name)
+    for name, dash in ((HESSIAN, "-"), (OUTER, "--")):
+        ax.axhline(result.shares.norm(name).value, color="0.45", lw=1, ls=dash, label=name)
     outside = [name for name in result.sources if not LAYER.fullmatch(name)]
     for i, name in enumerate(outside):
         _points(
@@ -136,13 +138,13 @@ def _coupling(ax: Axes, result: Propagation) -> None:
     own = np.sqrt(np.maximum(np.diag(m.frobenius), np.finfo(float).tiny))
     both = np.sqrt((m.frobenius**2 + m.frobenius.T**2) / 2)  # H_lm and its transpose have other probes
     values = both / np.outer(own, own)
-    image = ax.imshow(values, cmap="magma_r", vmin=0)
+    image = ax.imshow(values, cmap=style.MAP, vmin=0)
     if len(m.names) <= 8:
         for (i, j), value in np.ndenumerate(values):
-            colour = "white" if value > 0.6 * values.max() else "black"
+            colour = style.ink_at(image, value)
             ax.text(j, i, f"{value:.2f}", ha="center", va="center", fontsize=7, color=colour)
     size = 8 if len(m.names) <= 14 else 6
-    ax.set_xticks(range(len(m.names)), m.names, rotation=90, fontsize=size)
+    ax.set_xticks(range(len(m.names)), [fill(name, 10) for name in m.names], rotation=90, fontsize=size)
     ax.set_yticks(range(len(m.names)), m.names, fontsize=size)
     ax.figure.colorbar(image, ax=ax, shrink=0.8)
     ax.set_title("coupling of layers, ‖H_lm‖ / √(‖H_ll‖ ‖H_mm‖)", fontsize=10, loc="left")
@@ -162,7 +164,7 @@ def _norms(result: Propagation) -> Figure:
     size = (2.6 + 0.95 * len(columns), 1.2 + 0.3 * max(len(rows), 3))
     figure, ax = plt.subplots(figsize=size, layout="constrained")
     norm = LogNorm(vmin=top * 10.0**-DECADES, vmax=top, clip=True)
-    image = ax.imshow(np.ma.masked_invalid(values), norm=norm, cmap="YlOrRd", aspect="auto")
+    image = ax.imshow(np.ma.masked_invalid(values), norm=norm, cmap=style.MAP, aspect="auto")
     for (i, j), value in np.ndenumerate(values):
         if np.isfinite(value):
             colour = "white" if float(norm(max(value, norm.vmin or 0.0))) > 0.75 else "black"

@@ -9,6 +9,7 @@ import numpy as np
 from curvescope.studies.prune.correlations import measured, predicted, removed_kinds
 from curvescope.studies.prune.tables import every_set
 from curvescope.studies.weight_changes import Part
+from curvescope.viz import style
 from curvescope.viz.blocks import PALETTE
 from curvescope.viz.ticks import around_zero
 from curvescope.viz.trajectory.labels import Marks, Names, name_points
@@ -86,7 +87,7 @@ def _sets(result: Pruned) -> Figure:
     for column, name in zip(axes.T, result.sets, strict=True):
         lines = [(sets, method) for sets in every_set(result, name) for method in sets.methods]
         for i, (sets, method) in enumerate(lines):
-            look = {"color": plt.get_cmap("tab10")(i), "lw": 1.1}
+            look = {"color": style.MANY[i % len(style.MANY)], "lw": 1.1}
             x = 100 * sets.sparsities + 0.6 * (i - (len(lines) - 1) / 2)
             effects = sets.at(method)
             for ax, part in zip(column, PARTS, strict=True):

@@ -10,6 +10,7 @@ import numpy as np
 from curvescope.studies.sinks.effects import Quantity, effect
 from curvescope.studies.sinks.tables import all_ways
 from curvescope.studies.sinks.ways import HOWS, UNCHANGED
+from curvescope.viz import style
 from curvescope.viz.blocks import PALETTE
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def _spectra(result: Sinks) -> Figure:
     import matplotlib.pyplot as plt
 
     hows = list(dict.fromkeys(result.hows))
-    size = (1.4 + 1.95 * len(hows), 6.6)
+    size = (1.4 + max(1.95 * len(hows), 3.0), 6.6)
     figure, axes = plt.subplots(3, len(hows), figsize=size, sharey="row", squeeze=False, layout="constrained")
     for column, how in enumerate(hows):
         ways = [way for way in all_ways(result) if way.how == how]
@@ -65,7 +66,7 @@ def _spectra(result: Sinks) -> Figure:
     for row in axes:
         few_ticks(row[0])
     title = f"The Hessian of {result.model} as an attention sink grows"
-    figure.suptitle("\n".join(textwrap.wrap(title, 48)), fontsize=11)
+    figure.suptitle("\n".join(textwrap.wrap(title, int(9 * size[0]))), fontsize=11)
     return figure
 
 
@@ -105,9 +106,9 @@ def _heads(result: Sinks) -> Figure:
     heads = result.heads
     panels = 2 + bool(heads.massive.size)
     figure, axes = plt.subplots(1, panels, figsize=(3.9 * panels, 3.1), layout="constrained", squeeze=False)
-    _map(axes[0][0], heads.mass, "weight on the first token", "magma_r", (0.0, 1.0))
+    _map(axes[0][0], heads.mass, "weight on the first token", (0.0, 1.0))
     high = float(np.nanmax(heads.values)) if np.isfinite(heads.values).any() else 1.0
-    _map(axes[0][1], heads.values, "‖v‖ at the first token over others'", "viridis", (0.0, max(high, 1.0)))
+    _map(axes[0][1], heads.values, "‖v‖ at the first token over others'", (0.0, max(high, 1.0)))
     if panels > 2:
         ax, x = axes[0][2], np.arange(len(heads.points))
         ax.plot(x, heads.massive, "-o", ms=4, lw=1.2, color=PALETTE[1], label="first token")
@@ -121,14 +122,12 @@ def _heads(result: Sinks) -> Figure:
     return figure
 
 
-def _map(ax: Axes, values: np.ndarray, title: str, colours: str, limits: tuple[float, float]) -> None:
-    image = ax.imshow(values, cmap=colours, vmin=limits[0], vmax=limits[1], aspect="auto")
+def _map(ax: Axes, values: np.ndarray, title: str, limits: tuple[float, float]) -> None:
+    image = ax.imshow(values, cmap=style.MAP, vmin=limits[0], vmax=limits[1], aspect="auto")
     if max(values.shape) <= NUMBERED:
         for (i, j), value in np.ndenumerate(values):
             if np.isfinite(value):
-                r, g, b, _ = image.cmap(image.norm(value))
-                dark = 0.3 * r + 0.6 * g + 0.1 * b < 0.5
-                colour = "white" if dark else "black"
+                colour = style.ink_at(image, value)
                 ax.text(j, i, f"{value:.2f}", ha="center", va="center", fontsize=7, color=colour)
     ax.set_xticks(range(0, values.shape[1], max(1, values.shape[1] // NUMBERED)))
     ax.set_yticks(range(0, values.shape[0], max(1, values.shape[0] // NUMBERED)))
@@ -150,7 +149,7 @@ def _blocks(result: Sinks) -> Figure:
         figsize=(2.6 + 1.1 * len(ways), 1.3 + 0.42 * len(before.names)), layout="constrained"
     )
     norm = LogNorm(vmin=np.exp(-far), vmax=np.exp(far))
-    image = ax.imshow(np.ma.masked_less_equal(times, 0), norm=norm, cmap="RdBu_r", aspect="auto")
+    image = ax.imshow(np.ma.masked_less_equal(times, 0), norm=norm, cmap=style.SIGNED, aspect="auto")
     for (i, j), value in np.ndenumerate(times):
         faint = value > 0 and abs(np.log(value)) < 0.6 * far
         ax.text(

@@ -72,7 +72,7 @@ def _reach(found: Taylor) -> Figure:
                 ax.plot(at, y, ">" if beyond else "o", color=colour, mfc=inside, ms=6)
     ax.set_xscale("log")
     ax.set_yticks(range(len(names)), names, fontsize=9)
-    ax.invert_yaxis()
+    ax.set_ylim(len(names) - 0.5, -0.5)
     ax.grid(axis="x", color="0.92")
     ax.set_axisbelow(True)
     ax.set_xlabel("distance up to which the prediction holds")

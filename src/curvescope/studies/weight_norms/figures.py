@@ -8,6 +8,7 @@ import numpy as np
 
 from curvescope.studies.weight_norms.random_models import ROLES
 from curvescope.viz.blocks import PALETTE
+from curvescope.viz.style import MANY
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -36,15 +37,15 @@ def _training(result: WeightNorms) -> Figure:
     )
     for i, block in enumerate(result.blocks):
         role = roles.index(block.rpartition(".")[2])
-        left.plot(sizes[:, i], tops[:, i], "-", lw=0.6, color=f"C{role}", alpha=0.6)
+        left.plot(sizes[:, i], tops[:, i], "-", lw=0.6, color=MANY[role % len(MANY)], alpha=0.6)
     for j, name in enumerate(result.trained):
         for k, role in enumerate(roles):
             of = [i for i, block in enumerate(result.blocks) if block.rpartition(".")[2] == role]
             mark = MARKS[j % len(MARKS)]
-            left.plot(sizes[j, of], tops[j, of], mark, ms=4.5, color=f"C{k}")
+            left.plot(sizes[j, of], tops[j, of], mark, ms=4.5, color=MANY[k % len(MANY)])
         left.plot([], [], MARKS[j % len(MARKS)], color="0.4", label=name)
     for k, role in enumerate(roles):
-        left.plot([], [], "-", color=f"C{k}", label=role)
+        left.plot([], [], "-", color=MANY[k % len(MANY)], label=role)
     left.set(xlabel="spectral norm ‖W‖₂ of the block's weights", ylabel="λ_max of the block")
     _log_norms(left)
     left.set_yscale("log" if (tops > 0).all() else "symlog")

@@ -12,6 +12,7 @@ from curvescope.studies.why_adam.curvature import MEASURES
 from curvescope.studies.why_adam.networks import CHOICES
 from curvescope.studies.why_adam.settings import CHECKPOINTS
 from curvescope.studies.why_adam.work import OPTIMISERS
+from curvescope.viz import style
 from curvescope.viz.blocks import PALETTE
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
     from curvescope.studies.why_adam.study import WhyAdam
 
-KINDS = {"softmax": "#0072b2", "linear": "#d55e00", "mlp": "#009e73"}
+KINDS = {"softmax": style.BLUE, "linear": style.ORANGE, "mlp": style.TEAL}
 NAMES = {"adam": "Adam", "sgd": "SGD"}
 LABELS = {
     "sizes": "sizes of blocks: spread of log₁₀ mean |λ|",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from curvescope.viz import style
 from curvescope.viz.style import BLUE, ORANGE, PALETTE
 from curvescope.viz.trajectory.labels import Marks, Names, along, name_points
 
@@ -87,15 +88,14 @@ def token_map(
 
     What has no number is grey.
     """
-    image = ax.imshow(values.T[::-1], aspect="auto", cmap="viridis", interpolation="nearest")
+    image = ax.imshow(values.T[::-1], aspect="auto", cmap=style.MAP, interpolation="nearest")
     ax.set_facecolor("0.9")
     ax.set_xticks(range(len(tokens)), [short(t) for t in tokens], rotation=60, ha="right", fontsize=8)
     ax.set_yticks(range(len(names)), list(names)[::-1], fontsize=8)
     ax.tick_params(length=0)
     if words is not None:
-        middle = np.nanmean([np.nanmin(values), np.nanmax(values)])
         for (i, j), value in np.ndenumerate(values):
-            colour = "white" if value <= middle else "black"
+            colour = style.ink_at(image, value)
             text = short(str(words[i][j]), 7)
             ax.text(i, len(names) - 1 - j, text, ha="center", va="center", fontsize=6.5, color=colour)
     ax.figure.colorbar(image, ax=ax, label=label, pad=0.01)
@@ -129,7 +129,6 @@ def path_grid(
         groups = [
             _names(path[-1:], [tokens[token]], PATH, 8),
             _names(here[others], [tokens[i] for i in others], STATE, 7),
-            _names(words, tokens, WORD, 6, once=True),
         ]
         name_points(ax, groups, clear=[Marks(words), Marks(here), Marks(along(path))])
     _legend(figure, "token directions", "states", f"path of {short(tokens[token])!r}")

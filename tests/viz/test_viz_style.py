@@ -1,0 +1,92 @@
+"""The look of figures: one for all of them, on whatever ground and wherever they are saved."""
+
+from dataclasses import dataclass
+from io import BytesIO
+
+import matplotlib as mpl
+import numpy as np
+import pytest
+from matplotlib import pyplot as plt
+
+from curvescope.core import notebook
+from curvescope.runs.shown import Shown
+from curvescope.viz import spectrum, style
+
+
+@dataclass(frozen=True)
+class Drawn(Shown):
+    """A result with one figure that sets nothing itself."""
+
+    def summary(self):
+        return []
+
+    def captions(self):
+        return {}
+
+    def tables(self):
+        return {}
+
+    def figures(self):
+        figure, ax = plt.subplots()
+        ax.plot([1, 2], [3, 4])
+        ax.plot([1, 2], [4, 5], color="black")
+        return {"one": figure}
+
+
+@pytest.fixture
+def figure():
+    before = dict(mpl.rcParams)
+    found = Drawn().figures()["one"]
+    assert dict(mpl.rcParams) == before
+    yield found
+    plt.close(found)
+
+
+def test_figures_of_results_have_the_look(figure):
+    (ax,) = figure.axes
+    assert ax.lines[0].get_color() == style.BLUE
+    assert [line.get_linestyle() for line in ax.lines] == ["-", "-"]  # a colour of one's own stays solid
+    assert not ax.spines["top"].get_visible()
+
+
+def test_ticks_that_are_made_when_it_is_saved_have_it_too(figure):
+    (ax,) = figure.axes
+    ax.set_xlim(0, 1000)
+    figure.savefig(BytesIO(), format="svg")
+    sizes = {label.get_fontsize() for label in [*ax.get_xticklabels(), *ax.get_yticklabels()]}
+    assert sizes == {8.0}
+
+
+def test_sizes_that_a_figure_sets_stay():
+    @style.styled
+    def draw():
+        figure, ax = plt.subplots()
+        ax.tick_params(labelsize=6)
+        return {"one": figure}
+
+    (ax,) = draw()["one"].axes
+    assert ax.get_xticklabels()[0].get_fontsize() == 6
+    plt.close(ax.figure)
+
+
+@pytest.mark.parametrize(
+    ("colour", "ink"), [("#ffffcc", "black"), ("#800026", "white"), ("#053061", "white")]
+)
+def test_words_are_read_on_colours(colour, ink):
+    assert style.ink(mpl.colors.to_rgb(colour)) == ink
+
+
+def test_notebooks_have_the_same_colours():
+    assert notebook.COLOURS == style.MANY
+
+
+def test_an_eigenvalue_far_away_does_not_squeeze_the_panels():
+    figure, axes = plt.subplots(1, 2, layout="constrained")
+    edges = np.linspace(-1, 1, 5)
+    for ax in axes:
+        share = np.linspace(0, 1, 4)
+        spectrum.cumulative(ax, edges, (share, share), linear=0.1, nodes=np.array([1e4]))
+    figure.draw_without_rendering()
+    assert all(ax.get_xlim()[1] > 1e4 for ax in axes)
+    assert all(ax.get_position().width > 0.3 for ax in axes)
+    plt.close(figure)
