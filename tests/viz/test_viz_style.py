@@ -90,3 +90,15 @@ def test_an_eigenvalue_far_away_does_not_squeeze_the_panels():
     assert all(ax.get_xlim()[1] > 1e4 for ax in axes)
     assert all(ax.get_position().width > 0.3 for ax in axes)
     plt.close(figure)
+
+
+@pytest.mark.parametrize("ground", ["#ffffff", "#171b22"])
+def test_lines_of_scenes_are_seen_on_light_and_dark_pages(ground):
+    def light(colour):
+        parts = np.array(mpl.colors.to_rgb(colour))
+        parts = np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
+        return parts @ [0.2126, 0.7152, 0.0722] + 0.05
+
+    for name in ("hessian", "ggn", "quadratic"):
+        a, b = light(style.on_screen(style.LOOKS[name].colour)), light(ground)
+        assert max(a, b) / min(a, b) > 3

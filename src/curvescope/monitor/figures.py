@@ -25,7 +25,10 @@ COURSES = {
     "loss": ("loss", None),
     "‖∇L‖": ("grad_norm", None),
 }
-BLOCKS = {"blocks_lambda_max": ("lambda_max", "λ_max"), "blocks_trace": ("trace", "trace")}
+BLOCKS = {
+    "blocks_lambda_max": ("lambda_max", "lambda_max_error", "λ_max"),
+    "blocks_trace": ("trace", "trace_stderr", "trace"),
+}
 CEILING = Look(GREY, "--", "D")
 
 
@@ -120,9 +123,9 @@ def scenes(result: Monitored) -> dict[str, Scene]:
     """Numbers over the steps, and maps of blocks, where there is something to show."""
     known = [q for q, (name, _) in COURSES.items() if np.isfinite(result.history[name]).any()]
     found = {"course": switched({"quantity": known}, lambda q: _course(result, q))} if known else {}
-    for name, (column, label) in BLOCKS.items():
+    for name, (column, error, label) in BLOCKS.items():
         if np.isfinite(result.block_map(column)[2]).any():
-            found[name] = _map(result, column, label)
+            found[name] = _map(result, column, error, label)
     return found
 
 
@@ -152,14 +155,15 @@ def _curve(name: str, steps: np.ndarray, values: np.ndarray, errors: np.ndarray,
     return Curve(name, x, y, words, y - e, y + e, look=look, band=True)
 
 
-def _map(result: Monitored, column: str, label: str) -> Scene:
+def _map(result: Monitored, column: str, error: str, label: str) -> Scene:
     names, steps, values = result.block_map(column)
+    errors = result.block_map(error)[2]
     cells = [
         [
-            Cell(value, f"<b>{block}</b>, step {step:g}<br>{label}: {said(value)}")
-            for step, value in zip(steps, row, strict=True)
+            Cell(value, f"<b>{block}</b>, step {step:g}<br>{label}: {said(value, e)}")
+            for step, value, e in zip(steps, row, of_row, strict=True)
         ]
-        for block, row in zip(names, values.tolist(), strict=True)
+        for block, row, of_row in zip(names, values.tolist(), errors.tolist(), strict=True)
     ]
     columns = [f"{step:g}" for step in steps]
     label = f"{label} of the block, as last measured"

@@ -25,7 +25,9 @@ GREY = "#808080"  # of what is compared with; it is seen on light and on dark gr
 SKY, PINK = "#8cc4e8", "#d1608f"
 MANY = (*PALETTE, GREY, SKY, PINK)
 """Of things that marks or places tell apart as well: beyond five, hues alone do not in grey."""
-ON_SCREEN = (BLUE, ORANGE, TEAL, GOLD, "#b07aa8", GREY)
+LIGHTER = {BLUE: "#2f86d6", PLUM: "#b07aa8"}
+"""What is too dark for a dark page, and how scenes show it."""
+ON_SCREEN = (LIGHTER[BLUE], ORANGE, TEAL, GOLD, LIGHTER[PLUM], GREY)
 """Of scenes, which light and dark pages show alike."""
 DASHES = ("-", "--", ":", "-.", (0, (5, 1, 1, 1, 1, 1)))
 MARKS = ("o", "s", "^", "D", "v")
@@ -73,6 +75,11 @@ def line(name: str) -> dict[str, Any]:
     """What `ax.plot` needs to draw a thing of `LOOKS` as we do."""
     look = LOOKS[name]
     return {"color": look.colour, "ls": look.dash, "marker": look.mark}
+
+
+def on_screen(colour: str) -> str:
+    """A colour as scenes show it, seen on light and on dark ground."""
+    return LIGHTER.get(colour, colour)
 
 
 def ink(colour: Sequence[float]) -> str:

@@ -47,6 +47,7 @@ function drawScene(element) {
   const shown = found.variants?.[chosen(figure)] ?? found;
   const smallest = Math.min(shown.layout.width ?? 0, 680); // what is narrower scrolls in its frame
   element.style.minWidth = `${smallest}px`;
+  element.style.minHeight = `${shown.layout.height ?? 420}px`;
   const data = inked(shown.data), layout = dressed(shown.layout);
   const camera = element.layout?.scene?.camera;
   if (camera && layout.scene) layout.scene = { ...layout.scene, camera };

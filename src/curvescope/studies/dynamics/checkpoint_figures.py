@@ -27,7 +27,7 @@ QUANTITIES = {
     "loss": ("loss", None),
 }
 SWITCH = {title: (name, error) for name, (title, error) in QUANTITIES.items()}
-OF_BLOCKS = {"λ_max": "lambda_max", "trace": "trace"}
+OF_BLOCKS = {"λ_max": ("lambda_max", "lambda_max_error"), "trace": ("trace", "trace_stderr")}
 
 
 def panels(rows: int, columns: int, **options: Any) -> Any:
@@ -84,7 +84,7 @@ def _map(sequence: Sequence, blocks: list[str], values: np.ndarray) -> Figure:
 def scenes(sequence: Sequence) -> dict[str, Scene]:
     """Numbers over checkpoints, and a map of blocks."""
     found = {"over_checkpoints": switched({"quantity": list(SWITCH)}, lambda q: _course_scene(sequence, q))}
-    known = [q for q, name in OF_BLOCKS.items() if np.isfinite(sequence.block_map(name)[1]).any()]
+    known = [q for q, (name, _) in OF_BLOCKS.items() if np.isfinite(sequence.block_map(name)[1]).any()]
     if known:
         found["block_map"] = switched({"quantity": known}, lambda q: _map_scene(sequence, q))
     return found
@@ -107,11 +107,14 @@ def _course_scene(sequence: Sequence, quantity: str) -> Scene:
 
 
 def _map_scene(sequence: Sequence, quantity: str) -> Scene:
-    blocks, values = sequence.block_map(OF_BLOCKS[quantity])
+    name, error = OF_BLOCKS[quantity]
+    blocks, values = sequence.block_map(name)
+    errors = dict(zip(*sequence.block_map(error), strict=True))
+    unknown = np.full(len(sequence.names), np.nan)
     cells = [
         [
-            Cell(value, f"<b>{block}</b>, {point}<br>{quantity}: {said(value)}")
-            for point, value in zip(sequence.names, row, strict=True)
+            Cell(value, f"<b>{block}</b>, {point}<br>{quantity}: {said(value, e)}")
+            for point, value, e in zip(sequence.names, row, errors.get(block, unknown).tolist(), strict=True)
         ]
         for block, row in zip(blocks, values.tolist(), strict=True)
     ]

@@ -14,16 +14,19 @@ from curvescope.viz.interactive import Scene
 from curvescope.viz.scenes import Cell, grid_map, layer_map, said, switched
 from curvescope.viz.scenes.density import Spectrum as Shape
 from curvescope.viz.scenes.density import eigenvalue_words, spectra
+from curvescope.viz.scenes.parts import nothing
 from curvescope.viz.style import LOOKS
 
 if TYPE_CHECKING:
     from curvescope.algorithms import Eigenpairs
     from curvescope.studies.spectrum.study import Part, Spectrum
 
-POINTS = 256  # of a density: ten for every width of the kernel, or nearly
+POINTS = 160  # of a density: six for every width of the kernel, or nearly
 CHOICES = {"hessian": "H", "ggn": "GGN", "functional": "functional"}
 """Of the switch between matrices."""
-QUANTITIES = {"norm": "‖·‖ F", "trace": "trace", "rms": "root mean square entry"}
+TOP = "λ_max"
+QUANTITIES = {"norm": "‖·‖ F", "trace": "trace", TOP: TOP, "rms": "root mean square entry"}
+UNMEASURED = "λ_max of single blocks is not measured here:<br>curvescope run blocks measures it"
 
 
 def scenes(result: Spectrum) -> dict[str, Scene]:
@@ -40,8 +43,8 @@ def scenes(result: Spectrum) -> dict[str, Scene]:
 
 def shape(name: str, density: SpectralDensity, extremes: Eigenpairs | None) -> Shape:
     """The spectrum of a matrix as a scene draws it."""
-    step = max(1, len(density.grid) // POINTS)
     grid, values, (low, high) = density.band()
+    kept = np.unique(np.linspace(0, len(grid) - 1, min(len(grid), POINTS)).round().astype(int))
     edges, share, bounds = density.shares()
     out = density.outliers()
     symbol = MATRIX_SYMBOLS[name]
@@ -58,8 +61,8 @@ def shape(name: str, density: SpectralDensity, extremes: Eigenpairs | None) -> S
         for v, s, n, e in zip(out.values, out.spread, out.count, out.count_stderr, strict=True)
     }
     return Shape(
-        TITLES[name], LOOKS[name], grid[::step], values[::step], (low[::step], high[::step]), edges, share,
-        bounds, ends, apart,
+        TITLES[name], LOOKS[name], grid[kept], values[kept], (low[kept], high[kept]), edges, share, bounds,
+        ends, apart,
     )  # fmt: skip
 
 
@@ -69,6 +72,8 @@ def _block_map(result: Spectrum) -> Scene:
     names = result.parts["hessian"].traces.names
 
     def draw(matrix: str, quantity: str) -> Scene:
+        if quantity == TOP:
+            return nothing(UNMEASURED, 220)
         part = result.parts[matrices[matrix]]
         cells = _cells(part, MATRIX_SYMBOLS[matrices[matrix]], quantity)
         colours = "signed" if quantity == "trace" else "log"

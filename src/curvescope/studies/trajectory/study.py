@@ -147,7 +147,7 @@ class Trajectory(Shown):
             f"far of one. {self.picture.words}{how}. {left_out}",
             "path": f"{own}: the path of one token among the directions of the prompt's tokens, from three "
             f"sides. {self.picture.words}. {left_out}",
-            "paths": f"{own}: drag to turn, scroll to come nearer, click names to show other paths. "
+            "paths": f"{own}: drag to turn, scroll to come nearer, choose whose path is drawn. "
             f"{self.picture.words}.",
             "change": "Change from the input to the output less that with shuffled targets, token by token.",
             "shares": "Attention's share of each block's step, and the lengths of both parts.",

@@ -11,7 +11,7 @@ import numpy as np
 
 from curvescope.viz.interactive import Scene
 from curvescope.viz.scenes.parts import DASHES, SYMBOLS, axis, numbers
-from curvescope.viz.style import MARKS, ON_SCREEN, Look
+from curvescope.viz.style import MARKS, ON_SCREEN, Look, on_screen
 
 DASH = ("-", "--", ":", "-.")
 
@@ -46,6 +46,7 @@ def curves(
     data: list[Scene] = []
     for number, curve in enumerate(found):
         look = curve.look or look_of(number)
+        look = look._replace(colour=on_screen(look.colour))
         if curve.band and curve.low is not None and curve.high is not None:
             data += _bands(curve, curve.low, curve.high, look, positive=y.get("type") == "log")
         data.append(_trace(curve, look))

@@ -18,6 +18,7 @@ AXES = ("linear", "symlog", "log")
 DENSITY, SHARE = "density", "share up to λ"
 LINEAR = 1e-3  # of the largest |λ|: where a signed logarithm becomes linear
 DECADES = 8  # of a density, below its highest point
+MOST_APART = 6  # outliers that are marked, the farthest from zero: more lie on each other
 
 
 @dataclass(frozen=True)
@@ -53,34 +54,46 @@ def _density(found: Sequence[Spectrum], kind: str) -> Scene:
     y["range"] = [math.log10(floor) - 0.3, math.log10(top) + 0.5]
     place = floor * 3
     lines = []
-    for one in found:
+    for number, one in enumerate(found):
         shown = one.density > floor / 10
-        words = f"{one.name}: λ = %{{customdata}}<br>density %{{y:.3g}}"
+        words = f"{one.name}: λ = {_place(kind)}<br>density %{{y:.3g}}"
         curve = Curve(
             one.name, one.grid, np.where(shown, one.density, np.nan), words, *one.band, look=one.look,
-            marks=False, band=True, true=one.grid,
+            marks=False, band=True, true=_true(one.grid, kind),
         )  # fmt: skip
-        lines += [*_sides(curve, kind), *_eigenvalues(one, place, kind)]
+        lines += [*_sides(curve, kind), *_eigenvalues(one, place * 2.5**number, kind)]
     return _on(lines, found, kind, y)
 
 
 def _shares(found: Sequence[Spectrum], kind: str) -> Scene:
     lines = []
-    for one in found:
+    for number, one in enumerate(found):
         x = np.repeat(one.edges, 2)[1:-1]
         y, low, high = (np.repeat(part, 2) for part in (one.share, *one.shares))
-        words = f"{one.name}: λ = %{{customdata}}<br>%{{y:.4p}} of eigenvalues up to here"
-        curve = Curve(one.name, x, y, words, low, high, look=one.look, marks=False, band=True, true=x)
-        lines += [*_sides(curve, kind), *_eigenvalues(one, -0.03, kind)]
-    return _on(lines, found, kind, axis("share of eigenvalues ≤ λ", range=[-0.06, 1.03]))
+        words = f"{one.name}: λ = {_place(kind)}<br>%{{y:.4p}} of eigenvalues up to here"
+        true = _true(x, kind)
+        curve = Curve(one.name, x, y, words, low, high, look=one.look, marks=False, band=True, true=true)
+        lines += [*_sides(curve, kind), *_eigenvalues(one, -0.03 * (number + 1), kind)]
+    lowest = -0.03 * (len(found) + 1)
+    return _on(lines, found, kind, axis("share of eigenvalues ≤ λ", range=[lowest, 1.03]))
+
+
+def _place(kind: str) -> str:
+    """How plotly writes λ at a point: x itself, where the axis has neither moved it nor taken its sign."""
+    return "%{x:.4g}" if kind == "linear" else "%{customdata}"
+
+
+def _true(x: np.ndarray, kind: str) -> np.ndarray | None:
+    return None if kind == "linear" else x
 
 
 def _eigenvalues(one: Spectrum, y: float, kind: str) -> list[Curve]:
-    """Extreme eigenvalues as strokes, outliers as diamonds."""
+    """Extreme eigenvalues as strokes, the farthest outliers as diamonds."""
     found = []
+    apart = dict(sorted(one.apart.items(), key=lambda item: -abs(item[0]))[:MOST_APART])
     for name, marks, symbol in (
         ("extreme eigenvalues", one.ends, "line-ns-open"),
-        ("outliers", one.apart, "diamond-open"),
+        ("outliers", apart, "diamond-open"),
     ):
         if marks:
             look = one.look._replace(mark=symbol)

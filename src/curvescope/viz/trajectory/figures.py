@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from curvescope.viz import style
-from curvescope.viz.style import BLUE, ORANGE, PALETTE
+from curvescope.viz.scenes.parts import switched
+from curvescope.viz.style import BLUE, ORANGE, PALETTE, PLUM, on_screen
 from curvescope.viz.trajectory.labels import Marks, Names, along, name_points
 
 if TYPE_CHECKING:
@@ -17,7 +18,8 @@ if TYPE_CHECKING:
 
     from curvescope.viz.interactive import Scene
 
-WORD, STATE, PATH = BLUE, "#b07aa8", ORANGE
+WORD, STATE, PATH = BLUE, on_screen(PLUM), ORANGE
+ALL_PATHS = "all"
 MAX_LABEL = 12
 RING = 6.3  # points from the middle of a ring to its edge
 
@@ -177,25 +179,41 @@ def single_path(
 def path_scene(
     words: np.ndarray, states: np.ndarray, tokens: Sequence[str], names: Sequence[str], *, token: int
 ) -> Scene:
-    """The paths (T, N, 3) of all tokens as plotly's JSON; that of `token` is drawn, the others are off."""
+    """Paths (T, N, 3) as plotly's JSON, one token at a time or all; that of `token` comes first."""
     labels = [short(t) for t in tokens]
-    data: list[Scene] = [
-        _trace(words, "markers+text", WORD, "token directions", text=labels, symbol="diamond", size=4)
-    ]
-    for i, label in enumerate(labels):
-        at = [f"{label} {name}" for name in names]
-        trace = _trace(
-            states[i], "lines+markers", PATH if i == token else STATE, f"{i}: {label}", hover=at, size=3
-        )
-        data.append(trace | ({} if i == token else {"visible": "legendonly"}))
-    hidden = {"showticklabels": False, "title": {"text": ""}, "zeroline": False}
+    choices = {f"{i}: {labels[i]}": [i] for i in [token, *(i for i in range(len(labels)) if i != token)]}
+    first, *others = choices
+    both = np.concatenate([words, states.reshape(-1, 3)])
+    fixed = {
+        f"{which}axis": {
+            "showticklabels": False, "title": {"text": f"axis {i + 1}"}, "zeroline": False,
+            "range": _around(both[:, i]),
+        }
+        for i, which in enumerate("xyz")
+    }  # fmt: skip
     layout = {
-        "scene": {"xaxis": hidden, "yaxis": hidden, "zaxis": hidden, "aspectmode": "data"},
-        "margin": {"l": 0, "r": 0, "t": 10, "b": 0},
-        "height": 560,
-        "legend": {"title": {"text": "click to show"}, "y": 0.94},
-    }
-    return {"data": data, "layout": layout}
+        "scene": {**fixed, "aspectmode": "data"}, "margin": {"l": 0, "r": 0, "t": 10, "b": 0},
+        "height": 560, "showlegend": False,
+    }  # fmt: skip
+
+    def draw(path: str) -> Scene:
+        data: list[Scene] = [
+            _trace(words, "markers+text", on_screen(WORD), "token directions", text=labels, symbol="diamond")
+        ]
+        for i in choices.get(path, range(len(labels))):
+            at = [f"{labels[i]} {name}" for name in names]
+            colour = PATH if i == token else STATE
+            data.append(_trace(states[i], "lines+markers", colour, f"{i}: {labels[i]}", hover=at, size=3))
+        return {"data": data, "layout": layout}
+
+    return switched({"path": [first, ALL_PATHS, *others]}, draw)
+
+
+def _around(values: np.ndarray) -> list[float]:
+    """Ends of an axis, a twentieth beyond the values: the same for every path."""
+    low, high = float(values.min()), float(values.max())
+    room = 0.05 * (high - low or 1.0)
+    return [round(low - room, 5), round(high + room, 5)]
 
 
 def short(token: str, most: int = MAX_LABEL) -> str:
