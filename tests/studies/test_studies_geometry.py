@@ -169,8 +169,9 @@ def test_the_page_has_the_paths_to_turn_once_and_needs_no_network(done, tmp_path
     scenes = re.findall(r'<script type="application/json">(.*?)</script>', page)
     figure = json.loads(scenes[-1])  # behind the heads' scores
     result = done("trajectory")[1]
-    assert len(figure["data"]) == 1 + len(result.path.tokens)
-    np.testing.assert_allclose(figure["data"][1]["x"], result.states_xyz[0, :, 0], atol=1e-5)
+    assert len(figure["variants"]["all"]["data"]) == 1 + len(result.path.tokens)
+    own = result.states_xyz[result.token]
+    np.testing.assert_allclose(figure["data"][1]["x"], own[:, 0], atol=1e-5)
     assert not re.search(r"<(script|link|img)[^>]+(src|href)=[\"'](https?:)?//", page)
 
 
