@@ -10,7 +10,7 @@ from matplotlib import pyplot as plt
 
 from curvescope.core import notebook
 from curvescope.runs.shown import Shown
-from curvescope.viz import spectrum, style
+from curvescope.viz import history, spectrum, style
 
 
 @dataclass(frozen=True)
@@ -102,3 +102,16 @@ def test_lines_of_scenes_are_seen_on_light_and_dark_pages(ground):
     for name in ("hessian", "ggn", "quadratic"):
         a, b = light(style.on_screen(style.LOOKS[name].colour)), light(ground)
         assert max(a, b) / min(a, b) > 3
+
+
+def test_signs_are_kept_in_maps_over_steps():
+    figure, (ax,) = history.panels(1)
+    values = np.array([[1.0, 10.0], [-5.0, np.nan]])
+    history.step_map(ax, np.array([0, 1]), ["a", "b"], values, label="trace")
+    figure.draw_without_rendering()
+    image = ax.collections[0]
+    assert image.get_cmap().name == style.SIGNED
+    assert np.ma.getmaskarray(image.get_array()).tolist() == [[False, False], [False, True]]
+    r, _, b, _ = image.to_rgba(np.array([-5.0]))[0]
+    assert b > r
+    plt.close(figure)

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from curvescope.viz.blocks import cell_text, colour_ticks
-from curvescope.viz.style import MAP
+from curvescope.viz.style import MAP, SIGNED
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-DECADES = 6  # of the colours of a map, below its largest value
+DECADES, SIGNED_DECADES = 6, 4  # of the colours of a map, below its largest value
 CROWDED = 40  # points on a line beyond which they have no marks
 
 
@@ -61,25 +61,31 @@ def positive(ax: Axes, *values: np.ndarray) -> None:
 
 
 def step_map(ax: Axes, steps: np.ndarray, names: Sequence[str], values: np.ndarray, *, label: str) -> None:
-    """Rows of blocks (B, S) over steps, colours logarithmic; what is not positive or not known stays white.
+    """Rows of blocks (B, S) over steps, colours logarithmic, both sides of zero where there are signs.
 
-    A column is as wide as the time until the next.
+    What is not known stays white. A column is as wide as the time until the next.
     """
-    from matplotlib.colors import LogNorm
+    from matplotlib.colors import LogNorm, SymLogNorm
 
-    good = values[np.isfinite(values) & (values > 0)]
-    top = float(good.max()) if good.size else 1.0
-    low = max(float(good.min()) if good.size else 0.1, top * 10.0**-DECADES)
+    known = values[np.isfinite(values)]
+    signed = bool((known < 0).any())
+    good = np.abs(known) if signed else known[known > 0]
+    top = float(good.max(initial=0.0)) or 1.0
+    low = max(float(good.min(initial=top)), top * 10.0**-DECADES)
     norm = LogNorm(vmin=low, vmax=max(top, low * 10))
-    shown = np.ma.masked_invalid(np.where(values > 0, values, np.nan))
+    if signed:
+        norm = SymLogNorm(top * 10.0**-SIGNED_DECADES, vmin=-top, vmax=top)
+    shown = np.ma.masked_invalid(values if signed else np.where(values > 0, values, np.nan))
     width = float(np.median(np.diff(steps))) if len(steps) > 1 else 1.0
     edges = np.append(steps, steps[-1] + width)
-    image = ax.pcolormesh(edges, np.arange(len(names) + 1) - 0.5, shown, norm=norm, cmap=MAP)
+    image = ax.pcolormesh(
+        edges, np.arange(len(names) + 1) - 0.5, shown, norm=norm, cmap=SIGNED if signed else MAP
+    )
     ax.set_ylim(len(names) - 0.5, -0.5)
     every = max(1, -(-len(names) // 40))
     ax.set_yticks(range(0, len(names), every), [*names][::every], fontsize=7)
     ax.grid(visible=False)
-    ticks = colour_ticks(norm)
+    ticks = [] if signed else colour_ticks(norm)
     bar = ax.figure.colorbar(image, ax=ax, label=label, shrink=0.8)
     if len(ticks) > 1:
         bar.set_ticks(ticks, labels=[cell_text(tick) for tick in ticks])

@@ -77,6 +77,11 @@ def line(name: str) -> dict[str, Any]:
     return {"color": look.colour, "ls": look.dash, "marker": look.mark}
 
 
+def look(number: int) -> Look:
+    """Of the curve with this number, where it has no name of its own: hue, dash and mark differ."""
+    return Look(MANY[number % len(MANY)], DASHES[number % len(DASHES)], MARKS[number % len(MARKS)])
+
+
 def on_screen(colour: str) -> str:
     """A colour as scenes show it, seen on light and on dark ground."""
     return LIGHTER.get(colour, colour)

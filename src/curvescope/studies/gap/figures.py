@@ -9,7 +9,7 @@ import numpy as np
 from curvescope.algorithms import SpectralDensity
 from curvescope.studies.gap.pair import Number
 from curvescope.viz import style
-from curvescope.viz.style import DASHES, LOOKS, MANY, MARKS, PALETTE, Look
+from curvescope.viz.style import LOOKS, PALETTE, Look
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -43,10 +43,9 @@ def _over_training(result: Gap) -> Figure:
     x = np.arange(len(pairs))
     ticks = [f"{name}\nloss {pair.loss:.2f}" for name, pair in zip(result.checkpoints, pairs, strict=True)]
     _line(axes[0][0], x, [pair.share() for pair in pairs], ALL, "all", width=2.0)
-    for i, block in enumerate(result.blocks[1:7], start=1):
+    for i, block in enumerate(result.blocks[1:7]):
         shares = [result.pair(name, block).share() for name in result.checkpoints]
-        look = Look(MANY[i - 1], DASHES[i % len(DASHES)], MARKS[i % len(MARKS)])
-        _line(axes[0][0], x, shares, look, block, width=0.9)
+        _line(axes[0][0], x, shares, style.look(i), block, width=0.9)
     axes[0][0].set_title("functional share ‖H_f‖/‖H‖", fontsize=10, loc="left")
     axes[0][0].set_ylim(bottom=0)
     for part, name in NAMES.items():

@@ -59,18 +59,13 @@ def _by_layer(ax: Axes, result: Propagation) -> None:
     for i, kind in enumerate(kinds_of(result)):
         at = [layer for layer in layers if f"L{layer}.{kind}" in result.sources]
         found = [result.shares.norm(f"L{layer}.{kind}") for layer in at]
-        _points(ax, np.array(at, dtype=float), found, colour=PALETTE[i % len(PALETTE)], label=kind, line=True)
+        _points(ax, np.array(at, dtype=float), found, style.look(i), label=kind)
     for name, dash in ((HESSIAN, "-"), (OUTER, "--")):
         ax.axhline(result.shares.norm(name).value, color="0.45", lw=1, ls=dash, label=name)
     outside = [name for name in result.sources if not LAYER.fullmatch(name)]
     for i, name in enumerate(outside):
-        _points(
-            ax,
-            np.array([max(layers, default=-1) + 1.0 + i]),
-            [result.shares.norm(name)],
-            colour="0.2",
-            label="",
-        )
+        place = np.array([max(layers, default=-1) + 1.0 + i])
+        _points(ax, place, [result.shares.norm(name)], style.Look("0.2", "", "o"))
     ticks = [*layers, *(max(layers, default=-1) + 1 + i for i in range(len(outside)))]
     every = max(1, len(layers) // 12)
     names = [f"L{layer}" if layer % every == 0 else "" for layer in layers] + outside
@@ -81,14 +76,12 @@ def _by_layer(ax: Axes, result: Propagation) -> None:
     _plain(ax)
 
 
-def _points(
-    ax: Axes, x: np.ndarray, found: list[Number], *, colour: str, label: str, line: bool = False
-) -> None:
+def _points(ax: Axes, x: np.ndarray, found: list[Number], look: style.Look, *, label: str = "") -> None:
     values = np.array([n.value for n in found])
     low, high = np.array([n.low for n in found]), np.array([n.high for n in found])
     errors = np.nan_to_num(np.maximum([values - low, high - values], 0.0))
-    style = "-o" if line else "o"
-    ax.errorbar(x, values, yerr=errors, fmt=style, ms=3.5, lw=1, color=colour, label=label or None)
+    drawn = {"color": look.colour, "ls": look.dash, "marker": look.mark, "ms": 3.5, "lw": 1}
+    ax.errorbar(x, values, yerr=errors, label=label or None, **drawn)
 
 
 def _shares(ax: Axes, result: Propagation) -> None:

@@ -18,6 +18,7 @@ LAYER = re.compile(r"L(\d+)\.(.+)")
 DECADES = 4  # of colours, below the largest value
 TALL, WIDE = 22, 24  # pixels of a row, of a column
 LETTERS = 3  # pixels that a letter of an upright name takes, on average
+LETTERS_ACROSS = 24  # that lie beside each other on a telephone; names of more stand upright
 MOST_COLUMNS, MOST_ROWS = 24, 60  # names along a side; of more, every second, third, … is written
 
 
@@ -110,7 +111,7 @@ def _two_axes(
 
 
 def _long(columns: Sequence[str]) -> bool:
-    return sum(len(c) for c in columns) > 40
+    return sum(len(c) for c in columns) > LETTERS_ACROSS
 
 
 class Scale(NamedTuple):

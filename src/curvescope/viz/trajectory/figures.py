@@ -192,7 +192,8 @@ def path_scene(
         for i, which in enumerate("xyz")
     }  # fmt: skip
     layout = {
-        "scene": {**fixed, "aspectmode": "data"}, "margin": {"l": 0, "r": 0, "t": 10, "b": 0},
+        "scene": {**fixed, "aspectmode": "data", "camera": {"eye": {"x": 1.6, "y": 1.6, "z": 1.1}}},
+        "margin": {"l": 0, "r": 0, "t": 10, "b": 0},
         "height": 560, "showlegend": False,
     }  # fmt: skip
 
