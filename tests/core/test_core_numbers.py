@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from curvescope.core.numbers import with_error
+from curvescope.core.numbers import to_error, with_error
 
 
 @pytest.mark.parametrize(
@@ -42,3 +42,18 @@ def test_the_error_has_two_digits_and_the_value_ends_there(value, stderr, text):
 )
 def test_a_value_has_six_digits_at_most(value, stderr, text):
     assert with_error(value, stderr) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "text"),
+    [
+        (-278.9, 1200.0, "-300"),
+        (9636.4, 1800.0, "9,600"),
+        (1996.78, 0.0, "1,997"),
+        (2378.28937, 0.0023, "2,378.29"),
+        (0.0, 2.0, "0"),
+        (3.0, 1000.0, "3"),
+    ],
+)
+def test_a_value_ends_where_its_error_does(value, error, text):
+    assert to_error(value, error) == text

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-
 MOST_DIGITS = 6  # that a value with an error is shown with
 LEAST, MOST = 1e-4, 1e7  # sizes that are written without an exponent
 
@@ -45,6 +44,14 @@ def rounded(value: float, digits: int = 4) -> str:
         return f"{value:.{digits}g}"
     place = digits - 1 - _exponent(abs(value))
     return f"{round(value, place):,.{max(place, 0)}f}"
+
+
+def to_error(value: float, error: float) -> str:
+    """`21,800`: a value to the second digit of its error, which stands elsewhere."""
+    if value == 0 or not (math.isfinite(value) and math.isfinite(error) and error > 0):
+        return rounded(value)
+    digits = _exponent(abs(value)) - _exponent(float(f"{error:.1e}")) + 2
+    return rounded(value, min(max(digits, 1), MOST_DIGITS))
 
 
 def below_noise(value: float, high: float) -> float | str:
