@@ -57,7 +57,7 @@ def test_what_runs_of_other_samples_say_is_told_apart(tmp_path):
 
 def test_a_comparison_has_a_section_names_its_sides_and_says_its_command(tmp_path):
     told = {"parameters": 1, "dtype": "float32", "facts": {}, "notes": [], "roles": [], "blocks": []}
-    models = [{**told, "model": name} for name in ("a", "b")]
+    models = [{**told, "model": name, "parameters": size} for name, size in (("a", 1), ("b", 2))]
     settings = {"model": "a", "revision": "early", "models": ["a@early", "b"], "data": "sample", "tokens": 32}
     result = Synthetic(about=["a@early", "b"])
     run = make_run(tmp_path, "compare", result=result, described=models, **settings)
@@ -67,6 +67,9 @@ def test_a_comparison_has_a_section_names_its_sides_and_says_its_command(tmp_pat
     assert "curvescope compare a@early b --tokens 32" in section[1]
     assert [text for _, text in page.all("h3")][:2] == ["a@early", "b"]
     assert page.all("h1")[0][1] == "a@early, b"
+    alike = [{**told, "model": name} for name in ("a", "b")]
+    run = make_run(tmp_path, "compare", result=result, described=alike, **settings)
+    assert Page(made(tmp_path, run)).all("h3")[0][1] == "a@early and b"
 
 
 @pytest.mark.parametrize(

@@ -47,11 +47,11 @@ def rounded(value: float, digits: int = 4) -> str:
 
 
 def to_error(value: float, error: float) -> str:
-    """`21,800`: a value to the second digit of its error, which stands elsewhere."""
+    """`21,800`: a value to the second digit of its error, which stands elsewhere; four digits at most."""
     if value == 0 or not (math.isfinite(value) and math.isfinite(error) and error > 0):
         return rounded(value)
     digits = _exponent(abs(value)) - _exponent(float(f"{error:.1e}")) + 2
-    return rounded(value, min(max(digits, 1), MOST_DIGITS))
+    return rounded(value, min(max(digits, 1), 4))
 
 
 def below_noise(value: float, high: float) -> float | str:

@@ -51,6 +51,8 @@ class Read:
     def sample(self) -> str:
         """`128 tokens of sample`: what it was measured on; "" where it has no data, or several."""
         data, tokens = Path(str(self.settings.get("data") or "")).name, self.settings.get("tokens")
+        if data == "auto":
+            data = str(getattr(self.result, "data", "")).removeprefix("text:")
         if not data or self.settings.get("datasets"):
             return ""
         return f"{tokens:,} tokens of {data}" if isinstance(tokens, int) and ":" not in data else data

@@ -44,13 +44,15 @@ def cards(runs: Sequence[Read]) -> list[Card]:
 
 
 def _of_run(run: Read) -> list[Card]:
-    """The card of its model, or of every side of a comparison."""
+    """The card of its model, or of every side of a comparison; one where they differ in weights alone."""
     described = descriptions(run.path)
     if not described:
         return [_bare_card(run)]
     sides = run.result.subjects()
     if not sides or len(sides) != len(described):
         return [_card(run, described[0], run.model)]
+    if all({**told, "model": ""} == {**described[0], "model": ""} for told in described):
+        return [_card(run, described[0], " and ".join(sides), side=1)]
     both = enumerate(zip(sides, described, strict=True), start=1)
     return [_card(run, told, name, i) for i, (name, told) in both]
 
