@@ -1,8 +1,10 @@
 """What a section is put together from: openings, figures with switches, tables, methods, cards."""
 
+import json
 import shlex
 import sys
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -11,6 +13,7 @@ from curvescope.models.description import describe
 from curvescope.report import write_page
 from curvescope.report.pieces.levels import BAD, GOOD, OPEN, PART, verdict
 from curvescope.report.pieces.methods import errors_in, run_command, time_of
+from curvescope.report.pieces.pictures import as_json
 from curvescope.report.pieces.stills import still
 from curvescope.report.pieces.tables import table
 from curvescope.report.reading import begun, link
@@ -97,6 +100,21 @@ def test_a_scene_has_real_switches_and_a_still_to_print(tmp_path):
     assert [text for _, text in page.all("option")] == list("012345")
     assert page.all("figure", class_="live printed")
     assert [(has["width"], has["alt"]) for has, _ in page.all("img")] == [("480", "Map: Map words.")]
+
+
+def test_lists_that_a_scene_repeats_are_told_once():
+    x, y = list(range(40)), [0.5] * 40
+    data = [{"x": np.array(x), "y": y}]
+    scene = {
+        "data": data,
+        "layout": {},
+        "variants": {"a": {"data": data}, "b": {"data": [{"x": x, "y": [1, 2]}]}},
+    }
+    told = json.loads(as_json(scene))
+    assert told["lists"] == [x, y]
+    assert told["data"] == [{"x": {"list": 0}, "y": {"list": 1}}] == told["variants"]["a"]["data"]
+    assert told["variants"]["b"]["data"] == [{"x": {"list": 0}, "y": [1, 2]}]
+    assert json.loads(as_json({"data": data})) == {"data": [{"x": x, "y": y}]}
 
 
 def test_without_plotly_stills_are_all_there_is(tmp_path, monkeypatch):
