@@ -34,12 +34,16 @@ class Synthetic(Shown):
     columns: dict[str, Any] = field(default_factory=dict)
     drawn: dict[str, Any] = field(default_factory=dict)
     num_parameters: int = 7
+    about: list[str] = field(default_factory=list)
 
     def opening(self) -> str:
         return f"Opening {self.words}."
 
+    def subjects(self) -> list[str]:
+        return self.about
+
     def summary(self) -> list[Line]:
-        return [("λ max", "21,800 ± 1,000", self.words), ("note", "", f"noted {self.words}")]
+        return [("λ_max", "21,800 ± 1,000", self.words), ("note", "", f"noted {self.words}")]
 
     def captions(self) -> dict[str, str]:
         return {"values": f"Values {self.words}.", "map": f"Map {self.words}. Bars are 95 % intervals."}
@@ -56,7 +60,7 @@ class Synthetic(Shown):
         return self.drawn
 
 
-def make_run(root, study="spectrum", *, result=None, stills=("map",), models=(), **settings):
+def make_run(root, study="spectrum", *, result=None, stills=("map",), described=(), **settings):
     """A finished run of that study, with these settings."""
     run = root / "runs" / study / "20260102-030405-0123abcd"
     while run.exists():
@@ -70,8 +74,8 @@ def make_run(root, study="spectrum", *, result=None, stills=("map",), models=(),
     (run / "log.txt").write_text(
         "2026-01-02 03:04:06 done: density\n2026-01-02 03:04:25 finished\n", encoding="utf-8"
     )
-    if models:
-        (run / "model.json").write_text(json.dumps(models), encoding="utf-8")
+    if described:
+        (run / "model.json").write_text(json.dumps(described), encoding="utf-8")
     for name in stills:
         (run / "figures" / f"{name}.svg").write_text(SVG, encoding="utf-8")
     result = Synthetic() if result is None else result

@@ -46,6 +46,37 @@ def draw_everything(page: Page) -> None:
     page.wait_for_timeout(200)
 
 
+EVERY_CHOICE = """
+() => [...document.querySelectorAll("figure .controls")].flatMap((form) => {
+  const scene = form.closest("figure").querySelector(".scene");
+  const shown = () => {
+    const { title, xaxis, yaxis } = scene.layout;
+    return JSON.stringify([scene.data, title, xaxis?.type, xaxis?.title, yaxis?.type, yaxis?.title]);
+  };
+  const choose = (one, value) => {
+    const button = [...one.querySelectorAll("input")].find((each) => each.value === value);
+    if (button) button.checked = true; else one.querySelector("select").value = value;
+    form.dispatchEvent(new Event("change"));
+    return shown();
+  };
+  return [...form.children].flatMap((one) => {
+    const [first, ...others] = [...one.querySelectorAll("input, option")].map((each) => each.value);
+    const found = others.map((value) => {
+      const before = choose(one, first), after = choose(one, value);
+      return { figure: scene.closest("figure").id, choice: value, changed: after !== before };
+    });
+    return [...found, { figure: scene.closest("figure").id, choice: first,
+                        changed: !others.length || shown() !== choose(one, first) }];
+  });
+})
+"""
+
+
+def try_every_choice(page: Page) -> list[dict[str, Any]]:
+    """Every choice of every switch, one switch at a time: its figure, and whether what is drawn changed."""
+    return page.evaluate(EVERY_CHOICE)
+
+
 def faults(page: Page) -> list[str]:
     """What axe-core calls serious or critical: rule, words and the first place."""
     from axe_playwright_python.sync_playwright import Axe

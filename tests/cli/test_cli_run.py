@@ -37,7 +37,7 @@ def test_a_run_ends_with_its_headline_numbers_and_is_found_again(words, monkeypa
     assert code == 0, err
     lines = out.strip().splitlines()
     assert lines[0].startswith("loss")
-    assert any(line.startswith("λ max") for line in lines)
+    assert any(line.startswith("λ_max") for line in lines)
     assert "residual" not in out  # a column of the tables
     folder = lines[-1]
     code, again, err = call(*words, "--tables", capsys=capsys)

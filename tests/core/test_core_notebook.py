@@ -65,17 +65,23 @@ def test_a_result_with_table_and_figure_shows_both_and_leaves_no_figure_open():
     before = plt.get_fignums()
     shown = Drawn(np.arange(40.0))._repr_html_()
     assert plt.get_fignums() == before
-    assert 'src="data:image/svg+xml;base64,' in shown
+    assert 'src="data:image/png;base64,' in shown
     assert "20 more rows" in shown
     assert "&lt;i&gt;" in shown
     assert "<script" not in shown
     assert len(shown) < notebook.LIMIT
 
 
-def test_a_drawing_that_is_too_large_becomes_pixels():
-    shown = Drawn(np.random.default_rng(0).normal(size=20_000))._repr_html_()
+def test_a_figure_of_many_pixels_is_drawn_once_and_made_smaller(monkeypatch):
+    from matplotlib.figure import Figure
+
+    drawn, save = [], Figure.savefig
+    monkeypatch.setattr(Figure, "savefig", lambda *given, **options: drawn.append(save(*given, **options)))
+    monkeypatch.setattr(notebook, "PICTURE", 8_000)
+    shown = Drawn(np.random.default_rng(0).normal(size=2_000))._repr_html_()
     assert "data:image/png" in shown
-    assert len(shown) < notebook.LIMIT
+    assert len(shown) < 20_000
+    assert len(drawn) == 1
 
 
 def test_a_result_that_can_show_nothing_falls_back_to_its_repr():

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from curvescope.core.numbers import with_error
+from curvescope.core.numbers import to_error, with_error
 
 
 @pytest.mark.parametrize(
@@ -18,7 +18,42 @@ from curvescope.core.numbers import with_error
         (1.5e-9, 2e-11, "(1.500 ± 0.020)e-9"),
         (2.5e9, 1.5e8, "(2.50 ± 0.15)e+9"),
         (1079.776078, 1.1e-5, "1,079.78"),
+        (21800.0, math.nan, "21,800"),
+        (0.00996, 0.00996, "0.010 ± 0.010"),
+        (2e-4, 1e-5, "0.000200 ± 0.000010"),
+        (0.0, 0.3, "0.00 ± 0.30"),
+        (999_999.7, 20.0, "1,000,000 ± 20"),
+        (math.inf, 1.0, "inf"),
     ],
 )
 def test_the_error_has_two_digits_and_the_value_ends_there(value, stderr, text):
     assert with_error(value, stderr) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "stderr", "text"),
+    [
+        (0.3148602, 5.1e-6, "0.314860 ± 0.000005"),
+        (3799.876, 0.006, "3,799.88 ± 0.01"),
+        (3799.876, 0.004, "3,799.88"),
+        (1.0, 4e-6, "1"),
+        (1.5000004e-9, 1.2e-14, "(1.50000 ± 0.00001)e-9"),
+    ],
+)
+def test_a_value_has_six_digits_at_most(value, stderr, text):
+    assert with_error(value, stderr) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "text"),
+    [
+        (-278.9, 1200.0, "-300"),
+        (9636.4, 1800.0, "9,600"),
+        (1996.78, 0.0, "1,997"),
+        (2378.28937, 0.0023, "2,378"),
+        (0.0, 2.0, "0"),
+        (3.0, 1000.0, "3"),
+    ],
+)
+def test_a_value_ends_where_its_error_does(value, error, text):
+    assert to_error(value, error) == text

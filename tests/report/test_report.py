@@ -42,7 +42,7 @@ def test_the_page_is_self_contained(run_folder, tmp_path):
     assert html.count("<img ") == 2 * len(list((run_folder / "figures").glob("*.svg")))
     marked = re.sub(r"<script.*?</script>", "", html, flags=re.DOTALL)  # plotly's own code names addresses
     assert not re.search(r"""(src|href)=["'](https?:|//|/)""", marked)
-    assert "λ max" in html
+    assert "λ_max" in html
     assert "num_steps = 10" in html
     assert not list(tmp_path.glob("*.partial"))
 

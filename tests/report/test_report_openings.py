@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from curvescope.runs.shown import FAILS, HOLDS, Claim, Shown
+from curvescope.studies.blocks import words as blocks
 from curvescope.studies.dynamics import words as dynamics
 from curvescope.studies.spectrum import words as spectrum
 
@@ -39,6 +40,29 @@ def test_what_is_noise_unsure_or_not_semi_definite_is_not_told_as_known():
     assert "as far as the search went" in said
     assert "negative" not in said
     assert "GGN" not in spectrum.opening(parts(ggn=part([1.0], (1.0, 1.0))))
+
+
+def test_the_map_of_a_spectrum_tells_the_largest_blocks():
+    found = SimpleNamespace(names=["E", "U", "P", "L0.W_Q"], frobenius=np.diag([3565.0, 38.7, 3292.0, 16.0]))
+    result = SimpleNamespace(parts={"hessian": SimpleNamespace(map=found)})
+    assert spectrum.of_blocks(result) == (
+        "The diagonal blocks of the Hessian with the largest Frobenius norms are E 3,600, P 3,300, U 39; the "
+        "median of 4 is 1,700."
+    )
+
+
+@pytest.mark.parametrize("apart", [None, SimpleNamespace(names=["E", "U"], mean=0.51234, mean_stderr=0.02)])
+def test_blocks_tell_from_the_least_sharp_to_the_sharpest(apart):
+    sharp = {"E": 1782.0, "P": 1487.0, "L0.W_Q": 1.234}
+    of = SimpleNamespace(
+        ranking=lambda: list(sharp),
+        sharpness=lambda name: SimpleNamespace(largest=sharp[name]),
+        heterogeneity=apart,
+    )
+    said = blocks.spread(SimpleNamespace(parts={"hessian": of}))
+    expected = "λ_max of 3 blocks of the Hessian goes from 1.2 (L0.W_Q) to 1,800 (E); its median is 1,500."
+    assert said.startswith(expected)
+    assert ("2 of them are 0.512 ± 0.020 bits apart" in said) == (apart is not None)
 
 
 def test_checkpoints_tell_a_peak_between_their_ends():

@@ -1,8 +1,10 @@
 """What a section is put together from: openings, figures with switches, tables, methods, cards."""
 
+import json
 import shlex
 import sys
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -11,6 +13,7 @@ from curvescope.models.description import describe
 from curvescope.report import write_page
 from curvescope.report.pieces.levels import BAD, GOOD, OPEN, PART, verdict
 from curvescope.report.pieces.methods import errors_in, run_command, time_of
+from curvescope.report.pieces.pictures import as_json
 from curvescope.report.pieces.stills import still
 from curvescope.report.pieces.tables import table
 from curvescope.report.reading import begun, link
@@ -32,6 +35,58 @@ def test_a_section_opens_with_the_sentence_and_has_cards_and_notes(tmp_path):
     assert places == sorted(places)
 
 
+def test_numbers_that_stand_alone_have_the_digits_that_mean_something():
+    frame = pd.DataFrame({
+        "step": [0.0, 200.0], "residual": [0.0044831, 3e-8], "gap": [2378.28937, 0.5],
+        "low": [2378.28937, 0.5], "high": [2378.294, 0.7], "verdict": ["larger", "holds"], "loss": [2.0, 2.5],
+    })  # fmt: skip
+    found = table("t", frame, anchor="t")
+    assert [[cell.text for cell in row] for row in found.rows] == [
+        ["0", "0.0045", "2,378.29", "larger", "2.000"],
+        ["200", "3e-08", "0.50 (0.50 to 0.70)", "holds", "2.500"],
+    ]
+    assert [row[3].level for row in found.rows] == [None, GOOD]
+
+
+def test_what_runs_of_other_samples_say_is_told_apart(tmp_path):
+    runs = [
+        make_run(tmp_path, s, model="m", data="sample", tokens=t) for s, t in (("gap", 64), ("blocks", 128))
+    ]
+    html = made(tmp_path, *runs)
+    assert "different samples. 64 tokens of sample: gap; 128 tokens of sample: blocks." in html
+    assert "; on 64 tokens of sample</p>" in html
+    assert "different samples" not in made(tmp_path, runs[0])
+
+
+def test_a_comparison_has_a_section_names_its_sides_and_says_its_command(tmp_path):
+    told = {"parameters": 1, "dtype": "float32", "facts": {}, "notes": [], "roles": [], "blocks": []}
+    models = [{**told, "model": name, "parameters": size} for name, size in (("a", 1), ("b", 2))]
+    settings = {"model": "a", "revision": "early", "models": ["a@early", "b"], "data": "sample", "tokens": 32}
+    result = Synthetic(about=["a@early", "b"])
+    run = make_run(tmp_path, "compare", result=result, described=models, **settings)
+    page = Page(made(tmp_path, run))
+    (section,) = page.all("section", id="comparison")
+    assert "compare of a@early and b" in section[1]
+    assert "curvescope compare a@early b --tokens 32" in section[1]
+    assert [text for _, text in page.all("h3")][:2] == ["a@early", "b"]
+    assert page.all("h1")[0][1] == "a@early, b"
+    alike = [{**told, "model": name} for name in ("a", "b")]
+    run = make_run(tmp_path, "compare", result=result, described=alike, **settings)
+    assert Page(made(tmp_path, run)).all("h3")[0][1] == "a@early and b"
+
+
+@pytest.mark.parametrize(
+    ("settings", "command"),
+    [
+        ({"models": ["a", "b c"]}, "curvescope compare a 'b c'"),
+        ({"datasets": ["x", "y"], "data": "x", "revision": "z"}, "curvescope compare a@z --data x --data y"),
+        ({"revision": "initial", "tokens": 8}, "curvescope run compare a --tokens 8"),
+    ],
+)
+def test_the_command_of_a_comparison_names_its_sides(settings, command):
+    assert run_command("compare", find("compare").Config, {"model": "a", **settings}) == command
+
+
 def test_a_scene_has_real_switches_and_a_still_to_print(tmp_path):
     pytest.importorskip("plotly")
     html = made(tmp_path, make_run(tmp_path, result=Synthetic(drawn={"map": SCENE})))
@@ -44,7 +99,22 @@ def test_a_scene_has_real_switches_and_a_still_to_print(tmp_path):
     assert len({has["name"] for has, _ in radios}) == 1
     assert [text for _, text in page.all("option")] == list("012345")
     assert page.all("figure", class_="live printed")
-    assert [has["width"] for has, _ in page.all("img")] == ["480"]
+    assert [(has["width"], has["alt"]) for has, _ in page.all("img")] == [("480", "Map: Map words.")]
+
+
+def test_lists_that_a_scene_repeats_are_told_once():
+    x, y = list(range(40)), [0.5] * 40
+    data = [{"x": np.array(x), "y": y}]
+    scene = {
+        "data": data,
+        "layout": {},
+        "variants": {"a": {"data": data}, "b": {"data": [{"x": x, "y": [1, 2]}]}},
+    }
+    told = json.loads(as_json(scene))
+    assert told["lists"] == [x, y]
+    assert told["data"] == [{"x": {"list": 0}, "y": {"list": 1}}] == told["variants"]["a"]["data"]
+    assert told["variants"]["b"]["data"] == [{"x": {"list": 0}, "y": [1, 2]}]
+    assert json.loads(as_json({"data": data})) == {"data": [{"x": x, "y": y}]}
 
 
 def test_without_plotly_stills_are_all_there_is(tmp_path, monkeypatch):
@@ -67,7 +137,7 @@ def test_numbers_stand_with_their_errors():
     shown = dict(zip(found.header, found.rows[0], strict=True))
     texts = {name: cell.text for name, cell in shown.items()}
     assert texts == {
-        "block": "E", "trace": "21,800 ± 1,000", "tr H": "< 3.2", "λ max": "2.5",
+        "block": "E", "trace": "21,800 ± 1,000", "tr H": "< 3.2", "λ_max": "2.5",
         "loss (low to high)": "0.523 (0.480 to 0.570)", "steps": "12,345", "ratio": "0.1235", "W_Q": "yes",
     }  # fmt: skip
     assert shown["trace"].sort == "21812.3"
@@ -152,7 +222,7 @@ def test_every_model_has_a_card_and_old_runs_a_short_one(tmp_path):
     told = describe(cs.load("tiny-gpt"))
     runs = [
         make_run(tmp_path, "heads", model="tiny-gpt"),  # of old: without model.json
-        make_run(tmp_path, model="tiny-gpt", models=[told]),
+        make_run(tmp_path, model="tiny-gpt", described=[told]),
         make_run(tmp_path, model="tiny-gpt", revision="early"),
     ]
     html = made(tmp_path, *runs)

@@ -13,7 +13,7 @@ from synthetic_runs import HOSTILE, SCENE, Page, Synthetic, made, make_run
 
 
 def test_sections_come_in_their_order_and_only_with_content(tmp_path):
-    studies = ["hvp", "heads", "taylor", "monitor", "propagation", "blocks", "gap", "spectrum"]
+    studies = ["hvp", "compare", "heads", "taylor", "monitor", "propagation", "blocks", "gap", "spectrum"]
     page = Page(made(tmp_path, *(make_run(tmp_path, study, model="tiny-gpt") for study in studies)))
     anchors = [has["id"] for has, _ in page.all("section")]
     assert anchors == [a for a in SECTIONS if a not in ("findings", "blocks", "papers")]
@@ -79,7 +79,7 @@ def test_words_of_others_stay_words(tmp_path):
     blocks = [{"block": HOSTILE, "shape": [1], "parameters": 1, "share": 1.0}]
     told = {"parameters": 1, "dtype": "float32", "facts": {"kind": HOSTILE}, "notes": [HOSTILE]}
     told |= {"roles": roles, "blocks": blocks}
-    run = make_run(tmp_path, result=result, models=[told], model=HOSTILE.replace("/", "|"), data=HOSTILE)
+    run = make_run(tmp_path, result=result, described=[told], model=HOSTILE.replace("/", "|"), data=HOSTILE)
     page = Page(made(tmp_path, run))
     scripts = page.all("script")
     assert len(scripts) == 6  # the class, the page's, plotly, scenes', and two scenes

@@ -20,7 +20,7 @@ from curvescope.core.numbers import duration
 from curvescope.models.zoo.names import BUNDLED
 from curvescope.report import write_page
 from curvescope.report.choice import choose as choose_runs
-from curvescope.report.wanted import choose
+from curvescope.report.wanted import AROUND, FULL, choose
 from curvescope.runs.folder import CONFIG
 from curvescope.studies.several import Made, Wanted, run_all
 
@@ -131,9 +131,11 @@ def _run(model: str, given: Settings, wish: Wish) -> Made:
 
 def _plan(model: str, wanted: Sequence[Wanted], profile: str) -> list[str]:
     """What will be run, why, and about how long it takes."""
-    total = sum(one.seconds for one in wanted)
+    total = sum(one.seconds for one in wanted) + AROUND
     if profile == "full":
-        long = "with the studies' own settings, which may take long"
+        everything = model in BUNDLED and len(wanted) == len(choose([], profile))
+        known = f", about {duration(FULL)} of one core" if everything else ", which may take long"
+        long = f"with the studies' own settings{known}"
     elif model in BUNDLED:
         long = f"about {duration(total)} of one core"
     else:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from curvescope.core.blocks import Block
 
 LIMIT = 100_000  # characters of a box
-PICTURE = 70_000  # and of a picture in it
+PICTURE, DPI = 70_000, 100  # and of a picture in it, and its dots of an inch
 ROWS, COLUMNS, TEXT = 20, 8, 160  # of a table, and characters of a cell
 LONG = 200  # rows of a table whose beginning says nothing
 COLOURS = ("#1565a8", "#d1591b", "#41b09a", "#6b2c5f", "#e3b505", "#808080", "#8cc4e8", "#d1608f")
@@ -118,7 +118,7 @@ def bar(shares: Mapping[str, float]) -> str:
 
 
 def picture(draw: Callable[[], Figure], words: str = "") -> str:
-    """A matplotlib figure that `draw` makes, as a drawing or, where that is too large, as pixels.
+    """A matplotlib figure that `draw` makes, as pixels: fewer where they would be too many.
 
     Figures that it opened are closed, so that a notebook does not show them a second time.
     """
@@ -138,16 +138,19 @@ def picture(draw: Callable[[], Figure], words: str = "") -> str:
 
 
 def _address(figure: Figure) -> str:
-    """A data: address of the figure, empty where even pixels would be too large."""
-    ways: list[tuple[str, str, dict[str, Any]]] = [
-        ("svg", "image/svg+xml", {"metadata": {"Date": None}}),
-        ("png", "image/png", {"dpi": 72}),
-        ("png", "image/png", {"dpi": 40}),
-    ]
-    for kind, mime, options in ways:
-        file = BytesIO()
-        figure.savefig(file, format=kind, **options)
-        found = f"data:{mime};base64,{base64.b64encode(file.getvalue()).decode()}"
+    """A data: address of the figure, drawn once, its colours counted; empty where it would be too large."""
+    from PIL import Image
+
+    file = BytesIO()
+    figure.savefig(file, format="png", dpi=DPI)
+    with Image.open(file) as drawn:
+        whole = drawn.convert("RGB")
+    for part in (1, 2, 3):
+        smaller = BytesIO()
+        whole.resize((max(whole.width // part, 1), max(whole.height // part, 1))).quantize(64).save(
+            smaller, "png", optimize=True
+        )
+        found = f"data:image/png;base64,{base64.b64encode(smaller.getvalue()).decode()}"
         if len(found) <= PICTURE:
             return found
     return ""

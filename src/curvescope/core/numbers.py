@@ -4,31 +4,54 @@ from __future__ import annotations
 
 import math
 
+MOST_DIGITS = 6  # that a value with an error is shown with
+LEAST, MOST = 1e-4, 1e7  # sizes that are written without an exponent
+
 
 def with_error(value: float, stderr: float) -> str:
-    """`21800 ± 1000`: the error with two digits, the value to the same place; alone if it has no error.
+    """`21,800 ± 1,000`: the error with two digits, the value to the same place; alone if it has no error.
 
-    A value whose error would only show behind its sixth digit stands alone too, with six digits.
+    The value has six digits at most: then the error has one (`0.314860 ± 0.000005`), and a value whose error
+    would only show behind its sixth digit stands alone.
     """
     if not math.isfinite(stderr) or stderr <= 0 or not math.isfinite(value):
-        return f"{value:.4g}"
-    if stderr < 5e-6 * abs(value):
-        return f"{value:,.6g}"
-    place = math.floor(math.log10(stderr)) - 1
-    if -6 < place < 6 and abs(value) < 1e7:
+        return _alone(value, 4)
+    size = max(abs(value), stderr)
+    exponent = _exponent(size)
+    last = exponent - MOST_DIGITS + 1
+    if stderr <= 0.5 * 10.0**last:
+        return _alone(value, MOST_DIGITS)
+    place = max(_exponent(float(f"{stderr:.1e}")) - 1, last)
+    if LEAST <= size < MOST:
         return f"{round(value, -place):,.{max(-place, 0)}f} ± {round(stderr, -place):,.{max(-place, 0)}f}"
-    exponent = math.floor(math.log10(max(abs(value), stderr)))
-    digits = max(exponent - place, 0)
-    scale = 10.0**exponent
+    digits, scale = max(exponent - place, 0), 10.0**exponent
     return f"({value / scale:.{digits}f} ± {stderr / scale:.{digits}f})e{exponent:+d}"
+
+
+def _exponent(size: float) -> int:
+    return math.floor(math.log10(size))
+
+
+def _alone(value: float, digits: int) -> str:
+    """As `rounded`, without zeros behind the point: what has no error may be exact."""
+    text = rounded(value, digits)
+    return text.rstrip("0").rstrip(".") if "." in text and "e" not in text else text
 
 
 def rounded(value: float, digits: int = 4) -> str:
     """`6,753`, `0.01235`, `1.235e+08`: a number to so many digits, with commas."""
-    if not math.isfinite(value) or value == 0 or not 1e-4 <= abs(value) < 1e7:
+    if not math.isfinite(value) or value == 0 or not LEAST <= abs(value) < MOST:
         return f"{value:.{digits}g}"
-    place = digits - 1 - math.floor(math.log10(abs(value)))
+    place = digits - 1 - _exponent(abs(value))
     return f"{round(value, place):,.{max(place, 0)}f}"
+
+
+def to_error(value: float, error: float) -> str:
+    """`21,800`: a value to the second digit of its error, which stands elsewhere; four digits at most."""
+    if value == 0 or not (math.isfinite(value) and math.isfinite(error) and error > 0):
+        return rounded(value)
+    digits = _exponent(abs(value)) - _exponent(float(f"{error:.1e}")) + 2
+    return rounded(value, min(max(digits, 1), 4))
 
 
 def below_noise(value: float, high: float) -> float | str:

@@ -35,9 +35,10 @@ def _entry(
     summary = result.summary() if here else []
     return Entry(
         anchor=f"run{run.number}" if here else f"run{run.number}-{anchor}",
-        title=f"{run.study} of {run.model}" if run.model else run.study,
+        title=f"{run.study} of {' and '.join(run.subjects)}" if run.subjects else run.study,
         words=RUNS[run.study] if here else "",
-        opening=result.opening() if here else "",
+        opening=result.opening() if here else result.beside().get(anchor, ""),
+        sample=run.sample,
         cards=[line for line in summary if line[0] != NOTE],
         notes=list(dict.fromkeys([*_notes(summary), *result.notes])) if here else [],
         pictures=[one for name, one in drawn.items() if place_of(run.study, name) == anchor],

@@ -74,6 +74,7 @@ def render(paths: Sequence[Path], page: Path) -> str:
         .render(
             title=_title(runs, [entry.title for entry in shown.get("papers", [])]),
             date=_spoken(max(dates)),
+            samples=_samples(runs),
             sections=sections,
             about=_about(runs, papers, every),
             version=__version__,
@@ -130,9 +131,21 @@ def _about(runs: Sequence[Read], papers: dict[int, Path], shown: Sequence[Entry]
 
 def _title(runs: Sequence[Read], papers: Sequence[str]) -> str:
     """The models, or the papers, that the page is about."""
-    models = list(dict.fromkeys(run.model for run in runs if run.model))
+    models = list(dict.fromkeys(name for run in runs for name in run.subjects))
     names = models or [title.removeprefix("all claims of ") for title in papers[:1]] or ["measurements"]
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def _samples(runs: Sequence[Read]) -> str:
+    """Which studies saw which sample, where these differ, so that their numbers do."""
+    found: dict[str, list[str]] = {}
+    for run in runs:
+        if run.sample and run.study not in found.setdefault(run.sample, []):
+            found[run.sample].append(run.study)
+    if len(found) < 2:
+        return ""
+    each = "; ".join(f"{sample}: {', '.join(studies)}" for sample, studies in found.items())
+    return f"Numbers differ between sections that were measured on different samples. {each}."
 
 
 def _spoken(date: datetime) -> str:

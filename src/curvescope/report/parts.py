@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -9,6 +10,7 @@ from curvescope.report.pieces.levels import Level
 from curvescope.report.pieces.stills import Still
 from curvescope.runs.shown import Line
 
+FIRST = re.compile(r".+?[.](?=\s|$)", re.DOTALL)
 Rows = Sequence[tuple[str, str]]
 """Labels with words behind them."""
 
@@ -68,6 +70,12 @@ class Picture:
     scene: str = ""
     controls: Sequence[Control] = ()
 
+    @property
+    def alternative(self) -> str:
+        """What the figure is, for those who do not see it: its name and the first sentence of its caption."""
+        first = FIRST.match(self.caption.replace("`", ""))
+        return f"{self.heading}: {first[0]}" if first else self.heading
+
 
 @dataclass(frozen=True)
 class Finding:
@@ -100,6 +108,7 @@ class Entry:
     title: str
     words: str = ""
     opening: str = ""
+    sample: str = ""  # what it was measured on
     findings: Sequence[Finding] = ()
     cards: Sequence[Line] = ()
     notes: Sequence[str] = ()

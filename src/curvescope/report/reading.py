@@ -43,6 +43,21 @@ class Read:
         return f"{name}@{revision}" if name and revision else name
 
     @property
+    def subjects(self) -> list[str]:
+        """The models that it is about."""
+        return self.result.subjects() or [name for name in (self.model,) if name]
+
+    @property
+    def sample(self) -> str:
+        """`128 tokens of sample`: what it was measured on; "" where it has no data, or several."""
+        data, tokens = Path(str(self.settings.get("data") or "")).name, self.settings.get("tokens")
+        if data == "auto":
+            data = str(getattr(self.result, "data", "")).removeprefix("text:")
+        if not data or self.settings.get("datasets"):
+            return ""
+        return f"{tokens:,} tokens of {data}" if isinstance(tokens, int) and ":" not in data else data
+
+    @property
     def source(self) -> str:
         """`spectrum/20260101-120000-0123abcd`."""
         return f"{self.path.parent.name}/{self.path.name}"

@@ -16,6 +16,7 @@ class Place(NamedTuple):
 SECTIONS = {
     "findings": Place("Findings", "Findings", ("diagnose",)),
     "model": Place("The model", "Model"),
+    "comparison": Place("Side by side", "Comparison", ("compare",)),
     "spectra": Place(
         "Spectra of H, GGN and functional part", "Spectra", ("spectrum", "gap", "exact_spectra")
     ),

@@ -1,7 +1,7 @@
 """Which studies a page of a model is made from, by section, and their settings when it has to be quick.
 
-The names are the anchors of the page; names of studies are taken too. Seconds are those of one core for the
-bundled model, without loading Python: they say what a plan takes, and how far it is.
+The names are the anchors of the page; names of studies are taken too. Seconds are processor time of one core
+for the bundled model with the quick settings, figures included: what a plan takes, and how far it is.
 """
 
 from __future__ import annotations
@@ -14,53 +14,57 @@ from curvescope.models.zoo.names import REVISIONS
 from curvescope.studies.several import Wanted
 
 SECTIONS: dict[str, tuple[Wanted, ...]] = {
-    "findings": (Wanted("diagnose", "what is wrong with it, if anything", 16, {"tokens": 128}),),
+    "findings": (Wanted("diagnose", "what is wrong with it, if anything", 20, {"tokens": 128}),),
     "spectra": (
         Wanted(
-            "spectrum", "how its eigenvalues lie", 25,
+            "spectrum", "how its eigenvalues lie", 29,
             {"tokens": 128, "num_probes": 2, "num_steps": 30, "num_eigenvalues": 2, "num_trace_probes": 16,
              "num_map_probes": 1, "max_products": 100},
         ),
     ),
     "block-map": (
         Wanted(
-            "blocks", "which block is sharpest", 22,
+            "blocks", "which block is sharpest", 18,
             {"tokens": 64, "norms": ("E", "P", "L*.W_*", "U"), "num_trace_probes": 8, "num_norm_probes": 4,
              "num_sharp_steps": 8},
         ),
     ),
     "blocks": (
         Wanted(
-            "blocks", "how different blocks are", 40,
+            "blocks", "how different blocks are", 44,
             {"tokens": 64, "num_density_probes": 2, "num_steps": 20},
             {"density": ("L0.W_[QV1]", "L3.W_[QV1]")},
         ),
     ),
     "propagation": (
         Wanted(
-            "propagation", "where curvature comes from", 13,
+            "propagation", "where curvature comes from", 16,
             {"tokens": 64, "num_probes": 4, "num_map_probes": 1, "num_steps": 6},
         ),
     ),
     "dynamics": (
         Wanted(
-            "dynamics", "how curvature changed in training", 20,
+            "dynamics", "how curvature changed in training", 25,
             {"tokens": 64, "blocks": ("L*.W_[QO2]",)}, {"checkpoints": REVISIONS},
         ),
     ),
-    "landscape": (Wanted("taylor", "how far a quadratic predicts the loss", 60, {"tokens": 64}),),
+    "landscape": (Wanted("taylor", "how far a quadratic predicts the loss", 39, {"tokens": 64}),),
     "geometry": (
-        Wanted("heads", "what heads look for and write", 10),
-        Wanted("trajectory", "the paths of tokens through the layers", 9, {"tokens": 256}),
+        Wanted("heads", "what heads look for and write", 8),
+        Wanted("trajectory", "the paths of tokens through the layers", 6, {"tokens": 256}),
     ),
 }  # fmt: skip
 MORE: tuple[Wanted, ...] = (
-    Wanted("gap", "how well the GGN stands for the Hessian", 60),
-    Wanted("embeddings", "how near the embedding is to its normalised form", 10),
-    Wanted("layernorm", "the ellipsoids of its norms", 10),
-    Wanted("activations", "how sharply the loss bends in states of tokens", 60),
+    Wanted("gap", "how well the GGN stands for the Hessian", 75),
+    Wanted("embeddings", "how near the embedding is to its normalised form", 4),
+    Wanted("layernorm", "the ellipsoids of its norms", 5),
+    Wanted("activations", "how sharply the loss bends in states of tokens", 15),
 )
 """Of the full profile, and of those who ask for them."""
+AROUND = 10.0
+"""Seconds of loading Python and of writing the page."""
+FULL = 660.0
+"""Seconds of the whole full profile."""
 QUICK = ("findings", "spectra", "block-map", "propagation", "dynamics", "geometry")
 """What the quick profile shows."""
 

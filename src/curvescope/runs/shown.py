@@ -80,6 +80,14 @@ class Shown(Result, ABC):
         counts = ", ".join(f"{verdict} {count}" for verdict, count in verdicts)
         return f"Verdicts on {plural(sum(count for _, count in verdicts), 'statement')}: {counts}."
 
+    def beside(self) -> dict[str, str]:
+        """Openings of what a page shows in other sections than the study's own, by the section's name."""
+        return {}
+
+    def subjects(self) -> list[str]:
+        """What it is about where that is more than the model of its settings: the sides of a comparison."""
+        return []
+
     @abstractmethod
     def captions(self) -> dict[str, str]:
         """What each figure, scene and table shows."""

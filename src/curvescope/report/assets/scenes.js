@@ -59,6 +59,14 @@ function redrawScenes() {
   for (const [element, { drawn }] of scenes) if (drawn) drawScene(element);
 }
 
+// A scene with its lists, which it tells once, in their places.
+function whole(part, lists) {
+  if (part === null || typeof part !== "object") return part;
+  if (Array.isArray(part)) return part.map((one) => whole(one, lists));
+  if (Number.isInteger(part.list)) return lists[part.list];
+  return Object.fromEntries(Object.entries(part).map(([key, one]) => [key, whole(one, lists)]));
+}
+
 function startScenes() {
   const seen = new IntersectionObserver((entries) => {
     for (const { isIntersecting, target } of entries)
@@ -66,7 +74,8 @@ function startScenes() {
   }, { rootMargin: "500px" });
   for (const element of document.querySelectorAll(".scene")) {
     const source = element.querySelector("script"), figure = element.closest("figure");
-    scenes.set(element, { found: JSON.parse(source.textContent), figure, drawn: false });
+    const { lists = [], ...scene } = JSON.parse(source.textContent);
+    scenes.set(element, { found: whole(scene, lists), figure, drawn: false });
     source.remove();
     figure.querySelector(".controls")?.addEventListener("change", () => drawScene(element));
     seen.observe(element);

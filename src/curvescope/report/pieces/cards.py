@@ -37,11 +37,24 @@ def cards(runs: Sequence[Read]) -> list[Card]:
     for run in runs:
         if not run.model:
             continue
-        described = descriptions(run.path)
-        card = _card(run, described[0]) if described else _bare_card(run)
-        if run.model not in found or (found[run.model].roles is None and card.roles is not None):
-            found[run.model] = card
+        for card in _of_run(run):
+            if card.name not in found or (found[card.name].roles is None and card.roles is not None):
+                found[card.name] = card
     return list(found.values())
+
+
+def _of_run(run: Read) -> list[Card]:
+    """The card of its model, or of every side of a comparison; one where they differ in weights alone."""
+    described = descriptions(run.path)
+    if not described:
+        return [_bare_card(run)]
+    sides = run.result.subjects()
+    if not sides or len(sides) != len(described):
+        return [_card(run, described[0], run.model)]
+    if all({**told, "model": ""} == {**described[0], "model": ""} for told in described):
+        return [_card(run, described[0], " and ".join(sides), side=1)]
+    both = enumerate(zip(sides, described, strict=True), start=1)
+    return [_card(run, told, name, i) for i, (name, told) in both]
 
 
 def descriptions(run: Path) -> list[Description]:
@@ -53,14 +66,14 @@ def descriptions(run: Path) -> list[Description]:
     return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
 
 
-def _card(run: Read, told: Description) -> Card:
+def _card(run: Read, told: Description, name: str, side: int = 0) -> Card:
     facts = telling_facts(told.get("facts", {}))
     rows = [("parameters", f"{told['parameters']:,}"), ("blocks", f"{len(told['blocks']):,}")]
     rows += [(LABELS.get(key, key.replace("_", " ")), cell(value).text) for key, value in facts.items()]
-    rows += [*_asked(run), ("numbers", str(told.get("dtype", "")))]
-    anchor = f"model-{run.number}"
+    rows += [*([] if side else _asked(run)), ("numbers", str(told.get("dtype", "")))]
+    anchor = f"model-{run.number}" + (f"-{side}" if side else "")
     return Card(
-        name=run.model,
+        name=name,
         facts=[(label, words) for label, words in rows if words],
         notes=told.get("notes", []),
         roles=_table(f"{anchor}-roles", "Roles", told["roles"], ("role", "blocks", "shape")),

@@ -7,14 +7,15 @@ import re
 SPELLED = {word.lower(): word for word in ("GGN", "QK", "VO", "UMAP", "PCA")}
 
 
+INDEX = re.compile(r"(?<=λ) (?=(max|min)\b)|(?<=‖) (?=F\b)")  # λ_max and ‖·‖_F are symbols
 COLUMN = re.compile(r"[a-z0-9]+(_[A-Za-z0-9]+)+")  # as programs name columns; W_Q and H_o are symbols
 
 
 def column(name: str) -> str:
-    """The name of a column as people read it: `lambda_max_gap` is "λ max gap"; symbols stay."""
-    if name != "lambda" and not COLUMN.fullmatch(name):
-        return name
-    return " ".join("λ" if word == "lambda" else word for word in name.split("_"))
+    """The name of a column as people read it: `lambda_max_gap` is "λ_max gap"; symbols stay."""
+    if name == "lambda" or COLUMN.fullmatch(name):
+        name = " ".join("λ" if word == "lambda" else word for word in name.split("_"))
+    return INDEX.sub("_", name)
 
 
 def heading(name: str) -> str:

@@ -95,7 +95,23 @@ def time_of(run: Path, begun: datetime) -> str:
 
 def run_command(study: str, kind: type[Config], settings: Settings) -> str:
     """The command that makes a run again: `curvescope run spectrum tiny-gpt --set num_probes=2`."""
+    if study == "compare":
+        return _compare_command(kind, settings)
     return _command(["curvescope", "run", study], kind, settings)
+
+
+def _compare_command(kind: type[Config], settings: Settings) -> str:
+    """`curvescope compare tiny-gpt@initial tiny-gpt@final`: sides are arguments, data sets options."""
+    models, data = settings.get("models"), settings.get("datasets")
+    rest = {key: value for key, value in settings.items() if key != "revision"}
+    if not models and not data:  # a bundled model by itself: before and after training
+        return _command(["curvescope", "run", "compare"], kind, rest)
+    revision = f"@{settings['revision']}" if settings.get("revision") else ""
+    sides = models or [f"{settings['model']}{revision}"]
+    several = [word for one in data or () for word in ("--data", str(one))]
+    inside = ("model", "models", "datasets", *(("data",) if several else ()))
+    rest = {key: value for key, value in rest.items() if key not in inside}
+    return _command(["curvescope", "compare", *map(str, sides), *several], kind, rest)
 
 
 def reproduce_command(paper: str, figure: str, kind: type[Config], settings: Settings) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from curvescope.report.parts import Control, Entry, Methods, Picture
 from curvescope.report.pieces.headings import heading
 from curvescope.report.pieces.stills import still
 from curvescope.viz.interactive import Scene
+
+LONG = 30  # entries of a list that is worth telling once
 
 
 def pictures(
@@ -53,9 +56,46 @@ def _controls(scene: Scene) -> list[Control]:
 
 
 def as_json(scene: Scene) -> str:
-    """JSON that may stand inside a script element; what is no finite number is null."""
-    text = json.dumps(_plain(scene), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    return text.replace("<", "\\u003c")
+    """JSON that may stand inside a script element; what is no finite number is null.
+
+    Variants repeat long lists of numbers: those stand once, in `lists`, and `{"list": i}` is in their places.
+    """
+    plain = _plain(scene)
+    counts = Counter(_long_lists(plain))
+    places = {text: i for i, text in enumerate(text for text, count in counts.items() if count > 1)}
+    if places:
+        plain = {**_referred(plain, places), "lists": [json.loads(text) for text in places]}
+    return _dumped(plain).replace("<", "\\u003c")
+
+
+def _dumped(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
+def _long_lists(value: Any) -> Iterator[str]:
+    """The long lists of numbers and words in it, as JSON."""
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    elif isinstance(value, list) and _is_long(value):
+        yield _dumped(value)
+        return
+    if isinstance(value, list):
+        for item in value:
+            yield from _long_lists(item)
+
+
+def _is_long(value: list[Any]) -> bool:
+    return len(value) > LONG and not any(isinstance(item, dict | list) for item in value)
+
+
+def _referred(value: Any, places: Mapping[str, int]) -> Any:
+    """The same, with places of lists in the stead of lists that have one."""
+    if isinstance(value, Mapping):
+        return {key: _referred(item, places) for key, item in value.items()}
+    if not isinstance(value, list):
+        return value
+    text = _dumped(value) if _is_long(value) else ""
+    return {"list": places[text]} if text in places else [_referred(item, places) for item in value]
 
 
 def _plain(value: Any) -> Any:

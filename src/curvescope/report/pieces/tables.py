@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from curvescope.core.numbers import rounded, with_error
+from curvescope.core.numbers import MOST_DIGITS, rounded, with_error
 from curvescope.report.parts import Cell, Table
 from curvescope.report.pieces.headings import column, heading
 from curvescope.report.pieces.levels import verdict
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 MOST_CELLS, FEWEST_ROWS = 8000, 50  # of a table on the page
 BEFORE_ERROR = ("value", "lambda_max")  # a column `error` behind one of these is its error
 VERDICT = "verdict"
+SIZES = ("larger", "smaller", "equal")  # verdicts of a comparison, which are not good or bad
+ERROR = re.compile(r"^(residual|error|stderr|noise)$|_(residual|error|stderr)$|^±")
 BELOW = re.compile(r"^< [\d.e+-]+$")  # below noise: found to be zero
 
 
@@ -35,6 +37,7 @@ def table(
     columns = [str(name) for name in frame.columns]
     most = max(MOST_CELLS // max(len(columns), 1), FEWEST_ROWS)
     shown = frame.head(most).to_numpy(dtype=object).tolist()
+    shown = _whole_numbers(shown)
     numeric = [_all_numbers([row[i] for row in shown]) for i in range(len(columns))]
     errors = _errors(columns, numeric)
     intervals = _intervals(columns, numeric, errors)
@@ -44,6 +47,20 @@ def table(
     rest = f" The first {most:,} of {len(frame):,} rows; the CSV file has all." if len(frame) > most else ""
     header = [column(columns[i]) + (" (low to high)" if i in intervals else "") for i in kept]
     return Table(anchor, title or heading(name), (caption + rest).strip(), header, rows, csv)
+
+
+def _whole_numbers(rows: Sequence[Sequence[Any]]) -> list[list[Any]]:
+    """The same, with numbers such as steps, which a frame may hold as 200.0, as whole ones."""
+    whole = [all(_is_whole(value) for value in values) for values in zip(*rows, strict=True)]
+    return [
+        [int(value) if one and math.isfinite(value) else value for one, value in zip(whole, row, strict=True)]
+        for row in rows
+    ]
+
+
+def _is_whole(value: object) -> bool:
+    """Whether a number stands for a count: whole, or nothing."""
+    return isinstance(value, float) and (value.is_integer() or math.isnan(value))
 
 
 def _all_numbers(values: Sequence[Any]) -> bool:
@@ -98,11 +115,13 @@ def _whole_cell(
     """A cell with its error or its interval."""
     value = row[i]
     if name == VERDICT and isinstance(value, str):
-        return Cell(value, value, level=verdict(value))
+        return Cell(value, value, level=None if value in SIZES else verdict(value))
     if i in errors and _is_number(value) and _is_number(row[errors[i]]):
         return Cell(_signed(with_error(value, row[errors[i]]), value), repr(value), number=True)
     if i in intervals and _is_number(value):
         return Cell(_between(value, *(row[j] for j in intervals[i])), repr(value), number=True)
+    if ERROR.search(name) and isinstance(value, float) and math.isfinite(value):
+        return Cell(rounded(value, 2), repr(value), number=True)
     return cell(value)
 
 
@@ -119,9 +138,10 @@ def _between(value: float, low: float, high: float) -> str:
         return rounded(value)
     if not 1e-4 <= max(abs(low), abs(high)) < 1e7:
         return f"{value:.3g} ({low:.3g} to {high:.3g})"
-    place = 1 - math.floor(math.log10(wide))
+    last = MOST_DIGITS - 1 - math.floor(math.log10(max(abs(low), abs(high))))
+    place = min(1 - math.floor(math.log10(wide)), last)
     text = [f"{round(x, place):,.{max(place, 0)}f}" for x in (value, low, high)]
-    return f"{text[0]} ({text[1]} to {text[2]})"
+    return text[0] if text[1] == text[2] else f"{text[0]} ({text[1]} to {text[2]})"
 
 
 def cell(value: object) -> Cell:

@@ -77,12 +77,12 @@ class Activations(Shown):
         lines = [
             ("tokens", str(len(self.texts)), f"of {self.data}, at {len(self.points)} points of {self.model}"),
             ("loss", f"{self.loss:.4f}", "mean over all terms"),
-            ("λ max", rounded(medians[steep]), f"median over tokens at {steep}, nats per squared unit of x"),
-            ("λ max |x|²", rounded(relative[steep]), f"the largest median over tokens of any point: {steep}"),
+            ("λ_max", rounded(medians[steep]), f"median over tokens at {steep}, nats per squared unit of x"),
+            ("λ_max |x|²", rounded(relative[steep]), f"the largest median over tokens of any point: {steep}"),
             (
                 "sharpest token",
                 f"'{visible(self.texts[m])}'" if self.texts[m] else str(top.position[m]),
-                f"{where} at {top.at}: λ max |x|² is {top.relative[m]:.3g}; down the loss: {top.towards[m]}",
+                f"{where} at {top.at}: λ_max |x|² is {top.relative[m]:.3g}; down the loss: {top.towards[m]}",
             ),
             ("negative traces", f"{negative:.0%}", "of all tokens and points bend down more than up"),
         ]
@@ -90,7 +90,7 @@ class Activations(Shown):
 
     def _unsure(self) -> list[str]:
         far = [p.at for p in self.points if (p.residual > SHARE * np.abs(p.lambda_max)).any()]
-        said = "λ max is not found to 1 % for some tokens at"
+        said = "λ_max is not found to 1 % for some tokens at"
         return [f"{said} {', '.join(far)}: num_steps can be raised"] if far else []
 
     def opening(self) -> str:
@@ -169,4 +169,4 @@ def choose_points(wanted: tuple[str, ...], model: Model) -> list[str]:
 def _answer(found: Result) -> str:
     assert isinstance(found, TokenCurvature)
     middle, most = np.median(found.lambda_max), found.lambda_max.max()
-    return f"{found.at}: λ max {middle:.3g} (median), {most:.3g} (most)"
+    return f"{found.at}: λ_max {middle:.3g} (median), {most:.3g} (most)"

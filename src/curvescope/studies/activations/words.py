@@ -19,12 +19,12 @@ def captions(result: Activations) -> dict[str, str]:
         "alone, in nats per squared unit of x"
     )
     return {
-        "depth": f"Along the depth: λ max of {what} (left), the same times |x|², so that steps are measured "
+        "depth": f"Along the depth: λ_max of {what} (left), the same times |x|², so that steps are measured "
         "in units of x (middle), and the trace (right). Lines are medians over tokens, bands hold the middle "
         "half.",
-        "positions": "Mean over sequences of log₁₀ λ max |x|², by position and point. A causal model's early "
+        "positions": "Mean over sequences of log₁₀ λ_max |x|², by position and point. A causal model's early "
         "tokens are read by all later ones, its last ones by nobody else. Grey: not above zero.",
-        "text": "The first sequence, each token coloured by its λ max |x|² at three points: where the loss "
+        "text": "The first sequence, each token coloured by its λ_max |x|² at three points: where the loss "
         "of this text hangs on the state of a single token. Grey: not above zero.",
         "tokens": f"One row for each token and point: ends of the spectrum and trace of {what}. {how} "
         "towards and away: the tokens whose logits the sharpest direction raises on the direct path, on the "

@@ -118,6 +118,10 @@ class Blocks(Shown):
         """What these numbers say."""
         return words.opening(self)
 
+    def beside(self) -> dict[str, str]:
+        """What the spectra of blocks say."""
+        return {"blocks": words.spread(self)}
+
     def captions(self) -> dict[str, str]:
         """What each figure and table shows."""
         return words.captions(self)

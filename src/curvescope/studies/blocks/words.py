@@ -49,9 +49,30 @@ def opening(result: Blocks) -> str:
     if part.whole is not None and part.whole.values[1] > 0:
         said += (
             f". Together they reach {_between(float(part.whole.values[1]), part.whole.high)}: plain gradient "
-            f"descent needs a learning rate below {2 / part.whole.high:.2g}"
+            f"descent needs a learning rate below {2 / part.whole.high:.3g}"
         )
     return f"{said}."
+
+
+def spread(result: Blocks) -> str:
+    """From the least sharp block to the sharpest, and how far their spectra lie apart."""
+    operator, part = next(iter(result.parts.items()))
+    order = part.ranking()
+    if len(order) < 2:
+        return ""
+    values = [part.sharpness(name).largest for name in order]
+    said = (
+        f"λ_max of {plural(len(order), 'block')} of the {TITLES[operator]} goes from "
+        f"{rounded(values[-1], 2)} ({order[-1]}) to {rounded(values[0], 2)} ({order[0]}); its median is "
+        f"{rounded(float(np.median(values)), 2)}."
+    )
+    if part.heterogeneity is None:
+        return said
+    h = part.heterogeneity
+    return (
+        f"{said} Spectra of {len(h.names)} of them are {with_error(h.mean, h.mean_stderr)} bits apart in the "
+        "mean (Jensen–Shannon: 0 is equal, 1 no overlap)."
+    )
 
 
 def _sharpest(part: Part, title: str) -> list[Line]:
@@ -115,10 +136,10 @@ def _how_many(part: Part) -> str:
 
 
 COLUMNS = (
-    "λ max with its residual ‖A v − λ v‖ (±: there is an eigenvalue within that distance), the bound that it "
-    "is below 95 times in 100 (high), and 2/λ max with that bound, the learning rate that the block alone "
+    "λ_max with its residual ‖A v − λ v‖ (±: there is an eigenvalue within that distance), the bound that it "
+    "is below 95 times in 100 (high), and 2/λ_max with that bound, the learning rate that the block alone "
     "allows; trace and "
-    "Frobenius norm ‖·‖ F with standard errors (±) and 95 % intervals (low, high). "
+    "Frobenius norm ‖·‖_F with standard errors (±) and 95 % intervals (low, high). "
 )
 PROBES = (
     "Probes: exact, the block was written out with one product per entry; own, from Lanczos steps and probes "

@@ -31,6 +31,11 @@ class Estimate(NamedTuple):
     low: float
     high: float
 
+    @property
+    def error(self) -> float:
+        """The wider side of the interval."""
+        return max(self.value - self.low, self.high - self.value)
+
     def minus(self, other: Estimate) -> Estimate:
         """The difference."""
         return Estimate(self.value - other.value, self.low - other.high, self.high - other.low)

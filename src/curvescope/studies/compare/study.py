@@ -87,6 +87,13 @@ class Comparison(Shown):
         """The numbers to look at first: label, value, words."""
         return words.summary(self)
 
+    def subjects(self) -> list[str]:
+        """The models, or the model on each of the data sets."""
+        models = {side.model for side in self.sides}
+        if len(models) > 1:
+            return [side.name for side in self.sides]
+        return [f"{side.model} on {side.name}" for side in self.sides]
+
     def opening(self) -> str:
         """What is larger, what is smaller, what is not decided."""
         return words.opening(self)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import product
 from typing import TYPE_CHECKING
 
-from curvescope.studies.compare.quantities import OF_BLOCKS, QUANTITIES
+from curvescope.studies.compare.quantities import OF_BLOCKS, QUANTITIES, Estimate
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -35,9 +35,9 @@ def _differences(found: Comparison) -> list[Row]:
                 {
                     "quantity": name,
                     "side": side.name,
-                    "value": side.quantity(name).value,
+                    **_with_ends("value", side.quantity(name)),
                     "against": first.name,
-                    "its value": first.quantity(name).value,
+                    **_with_ends("its value", first.quantity(name)),
                     "difference": difference.value,
                     "low": difference.low,
                     "high": difference.high,
@@ -46,6 +46,10 @@ def _differences(found: Comparison) -> list[Row]:
                 }
             )
     return rows
+
+
+def _with_ends(name: str, found: Estimate) -> Row:
+    return {name: found.value, f"{name} low": found.low, f"{name} high": found.high}
 
 
 def _sides(found: Comparison) -> list[Row]:
@@ -76,9 +80,9 @@ def _blocks(found: Comparison) -> list[Row]:
                 "parameters": sizes[number][block],
                 "quantity": name,
                 "side": side.name,
-                "value": side.quantity(name, block).value,
+                **_with_ends("value", side.quantity(name, block)),
                 "against": found.sides[0].name,
-                "its value": found.sides[0].quantity(name, block).value,
+                **_with_ends("its value", found.sides[0].quantity(name, block)),
                 "ratio": ratio.value,
                 "low": ratio.low,
                 "high": ratio.high,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from curvescope.core.numbers import plural, rounded
+from curvescope.core.numbers import plural, rounded, to_error
 from curvescope.runs.shown import Line
 from curvescope.studies.compare.quantities import EQUAL, LARGER, OPEN, QUANTITIES, SMALLER, Estimate
 
@@ -20,11 +20,15 @@ def summary(found: Comparison) -> list[Line]:
     first, lines = found.sides[0], []
     for number, side in enumerate(found.sides[1:], start=1):
         for name in QUANTITIES:
-            before, after = first.quantity(name).value, side.quantity(name).value
+            before, after = _shown(first.quantity(name)), _shown(side.quantity(name))
             label = name if len(found.sides) == 2 else f"{name}, {side.name}"
             words = changed(found.difference(number, name), found.ratio(number, name))
-            lines.append((label, f"{rounded(before)} → {rounded(after)}", words))
+            lines.append((label, f"{before} → {after}", words))
     return lines
+
+
+def _shown(found: Estimate) -> str:
+    return to_error(found.value, found.error)
 
 
 def changed(difference: Estimate, ratio: Estimate) -> str:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from curvescope.core.numbers import plural, rounded, with_error
+from curvescope.core.numbers import rounded, with_error
 from curvescope.runs.shown import Line
 from curvescope.studies.dynamics.edge import NEAR, approach
 from curvescope.studies.dynamics.grokking import GENERALISED, MEMORISED
@@ -42,11 +42,15 @@ def _edge(run: Course) -> Line:
 def _sequence(result: Dynamics) -> list[Line]:
     one = result.sequence
     assert one is not None
-    each = zip(one.names, one.column("lambda_max"), one.column("lambda_max_error"), strict=True)
-    words = ", ".join(f"{name} {with_error(value, error)}" for name, value, error in each)
-    found: list[Line] = [("λ_max", plural(len(one.names), "checkpoint"), words)]
-    each = zip(one.names, one.column("trace"), one.column("trace_stderr"), strict=True)
-    found.append(("trace", "± standard error", ", ".join(f"{n} {with_error(v, e)}" for n, v, e in each)))
+    found: list[Line] = []
+    for label, name, error, words in (
+        ("λ_max", "lambda_max", "lambda_max_error", "± holds an eigenvalue"),
+        ("trace", "trace", "trace_stderr", "± is a standard error"),
+    ):
+        each = [with_error(*pair) for pair in zip(one.column(name), one.column(error), strict=True)]
+        ways = ", ".join(f"{at} {value}" for at, value in zip(one.names[:-1], each[:-1], strict=True))
+        before = f", before: {ways}" if ways else ""
+        found.append((label, each[-1], f"at {one.names[-1]}{before}; {words}"))
     losses = ", ".join(f"{name} {loss:.4g}" for name, loss in zip(one.names, one.column("loss"), strict=True))
     blocks, values = one.block_map()
     if blocks and np.isfinite(values[:, -1]).any():
@@ -71,7 +75,7 @@ def over_checkpoints(one: Sequence) -> str:
 
 HOW = (
     "All runs are deterministic and on all of the data at once; measured by the monitor on the same data, "
-    "λ max with its error, before the step of that number"
+    "λ_max with its error, before the step of that number"
 )
 
 

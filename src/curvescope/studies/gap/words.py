@@ -114,8 +114,8 @@ def _targets(result: Gap) -> Line:
 
 
 WHAT = (
-    "H = G + H_f, G the GGN and H_f the functional part. λ max from Lanczos steps: an eigenvalue lies within "
-    "the error, and the largest is below high 95 times in 100; λ max gap is 1 − λ_max(G)/λ_max(H). Traces "
+    "H = G + H_f, G the GGN and H_f the functional part. λ_max from Lanczos steps: an eigenvalue lies within "
+    "the error, and the largest is below high 95 times in 100; λ_max gap is 1 − λ_max(G)/λ_max(H). Traces "
     "and Frobenius norms with standard errors and 95 % intervals over probes; trace gap is tr H_f/tr H; "
     "functional share is ‖H_f‖/‖H‖. Wasserstein: W₁ between the spectra of H and G, in units of the root "
     "mean square eigenvalue ‖H‖/√n, at most the functional share; its error is that over probes (stderr, "

@@ -130,7 +130,7 @@ def captions(result: Propagation) -> dict[str, str]:
     )
     return {
         "sources": f"{what} Trace, Frobenius norm and share of ‖H‖² (⟨A, H⟩/‖H‖²; they add up to one) {how}. "
-        "λ max and λ min from Lanczos steps: an eigenvalue lies within the error. Zero: a matrix that is "
+        "λ_max and λ_min from Lanczos steps: an eigenvalue lies within the error. Zero: a matrix that is "
         "nothing but rounding (it is not symmetric); its errors are its size.",
         "by_layer": "Every source at its layer with the 95 % interval of its norm or share, or the error of "
         "its eigenvalue; behind the layers H, the GGN and sources of no layer.",

@@ -103,8 +103,8 @@ class Spectrum(Shown):
         return [
             ("loss", f"{self.loss:.4f}", f"{self.loss_name} over {self.num_terms:g} terms of {self.data}"),
             ("‖gradient‖", f"{self.gradient_norm:.3g}", f"over {self.num_parameters:,} parameters"),
-            ("λ max", rounded(ends[-1]), f"largest eigenvalue of the Hessian{unsure}"),
-            ("λ min", rounded(ends[0]), f"{abs(ends[0] / ends[-1]):.2g} of the largest, in size{unsure}"),
+            ("λ_max", rounded(ends[-1]), f"largest eigenvalue of the Hessian{unsure}"),
+            ("λ_min", rounded(ends[0]), f"{abs(ends[0] / ends[-1]):.2g} of the largest, in size{unsure}"),
             ("trace", with_error(*H.trace), f"of the GGN {with_error(*G.trace)}; ± is a standard error"),
             ("functional part", rounded(max(abs(F.extremes.values))), "its largest eigenvalue in size"),
             *(("note", "", note) for note in self.notes),
@@ -113,6 +113,10 @@ class Spectrum(Shown):
     def opening(self) -> str:
         """What these numbers say."""
         return words.opening(self)
+
+    def beside(self) -> dict[str, str]:
+        """What the map of blocks says."""
+        return {"block-map": words.of_blocks(self)}
 
     def captions(self) -> dict[str, str]:
         """What each figure and table shows."""
@@ -123,11 +127,12 @@ class Spectrum(Shown):
         shared = plural(len(H.traces.samples), "probe")
         return {
             "density": f"Above: density by stochastic Lanczos quadrature ({how}) "
-            f"under a kernel of width {H.density.width:.2g} (Hessian; each panel says its own): what is "
-            f"narrower is not seen. {band}; ticks mark the extreme eigenvalues, found by Lanczos. Below: the "
-            "share of eigenvalues up to λ, without a kernel. For these probes it is certain to lie in the "
-            "dark band; that of all eigenvalues lies in the light one 95 times in 100. Where there are "
-            "switches, strokes are extreme eigenvalues, diamonds outliers that stand apart from the bulk.",
+            f"under a kernel of width {rounded(H.density.width, 2)} (Hessian; each panel says its own): "
+            f"what is narrower is not seen. {band}; ticks mark the extreme eigenvalues, found by Lanczos. "
+            "Below: the share of eigenvalues up to λ, without a kernel. For these probes it is certain to "
+            "lie in the dark band; that of all eigenvalues lies in the light one 95 times in 100. Where "
+            "there are switches, strokes are extreme eigenvalues, diamonds outliers that stand apart from "
+            "the bulk.",
             "block_map": "Every diagonal block, layers to the right and roles downwards, blocks of no layer "
             "beside them. Colours are logarithmic, on both sides of zero where there are both signs. Empty: "
             "not on the map.",
@@ -240,8 +245,8 @@ def answer(name: str, found: Result) -> str:
         low, high = found.extremes
         return f"{symbol}: eigenvalues from {low:.3g} or less to {high:.3g} or more"
     if isinstance(found, Eigenpairs):
-        ends = f"λ max {found.values[-1]:.4g}"
-        return f"{symbol}: {ends}" if name == "ggn" else f"{symbol}: {ends}, λ min {found.values[0]:.4g}"
+        ends = f"λ_max {found.values[-1]:.4g}"
+        return f"{symbol}: {ends}" if name == "ggn" else f"{symbol}: {ends}, λ_min {found.values[0]:.4g}"
     if isinstance(found, BlockTraces):
         return f"{symbol}: trace {with_error(found.total.value, found.total.stderr)}"
     return f"{symbol}: the map is done"

@@ -12,6 +12,22 @@ if TYPE_CHECKING:
     from curvescope.studies.spectrum.study import Spectrum
 
 
+NAMED = 3  # blocks of the largest norms
+
+
+def of_blocks(result: Spectrum) -> str:
+    """Which diagonal blocks of the Hessian are the largest."""
+    found = result.parts["hessian"].map
+    norms = np.diag(found.frobenius)
+    order = np.argsort(-norms)
+    each = [f"{found.names[i]} {rounded(float(norms[i]), 2)}" for i in order[:NAMED]]
+    median = rounded(float(np.median(norms)), 2)
+    return (
+        f"The diagonal blocks of the Hessian with the largest Frobenius norms are {', '.join(each)}; the "
+        f"median of {len(norms)} is {median}."
+    )
+
+
 def opening(result: Spectrum) -> str:
     """How far the ends reach, and which part of the Hessian they come from."""
     H, G, F = (result.parts[name] for name in ("hessian", "ggn", "functional"))
