@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from curvescope.core.numbers import to_error, with_error
+from curvescope.core.numbers import between, to_error, with_error
 
 
 @pytest.mark.parametrize(
@@ -57,3 +57,17 @@ def test_a_value_has_six_digits_at_most(value, stderr, text):
 )
 def test_a_value_ends_where_its_error_does(value, error, text):
     assert to_error(value, error) == text
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "text"),
+    [
+        (5430.2, 6753.1, "5,430 to 6,753"),
+        (-48.8, -11.0, "-48.80 to -11.00"),
+        (59.517, 59.5171, "59.52"),
+        (3.0, math.nan, "3.000"),
+        (math.nan, math.nan, "–"),
+    ],
+)
+def test_where_a_number_lies_is_told_by_two_or_by_one(low: float, high: float, text: str):
+    assert between(low, high) == text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import torch
 
 import curvescope as cs
 import oracles
+from curvescope.algorithms.blocks.ends import extreme_ends
 from curvescope.report.glossary import used_in
 from curvescope.studies import find, propagation
 from curvescope.studies.propagation.study import layer_slices
@@ -160,3 +162,27 @@ def test_the_rest_says_what_it_is(case: cs.Problem):
     assert table.loc["rest", "what"].endswith("blocks outside of them: E, P, U")
     assert "(E, P, U)" in result.captions()["sources"]
     assert "rest" in [term.name for term in used_in(result.captions().values())]
+
+
+def test_an_end_that_did_not_converge_is_told_by_its_bounds(case: cs.Problem, dense: dict[str, np.ndarray]):
+    cfg = propagation.Config(max_exact=0, num_probes=2, num_steps=1, num_map_probes=0)
+    result = propagation.measure(case, cfg, [])
+    label, value, words = result.summary()[1]
+    found = [float(x.replace(",", "")) for x in re.findall(r"-?[\d,]*\.?\d+", f"{value} {words}")[:4]]
+    values = np.linalg.eigvalsh(dense["H"])
+    assert label == "λ_max, H"
+    assert "±" not in value + words
+    assert found[0] <= values[-1] <= found[1]
+    assert found[2] <= values[0] <= found[3]
+    table = result.tables()["sources"].set_index("source")
+    for name in ("H", "GGN"):
+        ends, row = np.linalg.eigvalsh(dense[name])[[0, -1]], table.loc[name]
+        assert row["lambda_min_low"] - 1e-12 <= ends[0] <= row["lambda_min_high"] + 1e-12
+        assert row["lambda_max_low"] <= ends[1] <= row["lambda_max_high"]
+
+
+def test_the_ends_of_the_hessian_take_more_steps_than_those_of_sources(case: cs.Problem):
+    cfg = propagation.Config(max_exact=0, num_probes=2, num_steps=6, num_map_probes=0)
+    few = extreme_ends(cs.Hessian(case), num_steps=6)
+    found = propagation.measure(case, cfg, []).ends
+    assert found["H"].residuals.max() < few.residuals.max()

@@ -54,6 +54,12 @@ def to_error(value: float, error: float) -> str:
     return rounded(value, min(max(digits, 1), 4))
 
 
+def between(low: float, high: float) -> str:
+    """`5,430 to 6,753`: where a number lies; one of the two where both read alike, or one is not known."""
+    ends = [rounded(end) for end in (low, high) if not math.isnan(end)]
+    return " to ".join(dict.fromkeys(ends)) if ends else "–"
+
+
 def below_noise(value: float, high: float) -> float | str:
     """What cannot be negative and was found to be zero: `< 3.2` with the upper end of its interval."""
     return f"< {high:.2g}" if value == 0 and high > 0 else value

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from curvescope.core.numbers import plural, rounded, with_error
+from curvescope.core.numbers import between, plural, rounded, with_error
 from curvescope.core.parts import TITLES
 from curvescope.runs.shown import Line
 from curvescope.studies.blocks.part import Part
@@ -48,7 +48,7 @@ def opening(result: Blocks) -> str:
         said += f", {rounded(values[0] / median, 2)} times that of the median of {len(order)} blocks"
     if part.whole is not None and part.whole.values[1] > 0:
         said += (
-            f". Together they reach {_between(float(part.whole.values[1]), part.whole.high)}: plain gradient "
+            f". Together they reach {between(float(part.whole.values[1]), part.whole.high)}: plain gradient "
             f"descent needs a learning rate below {2 / part.whole.high:.3g}"
         )
     return f"{said}."
@@ -81,7 +81,7 @@ def _sharpest(part: Part, title: str) -> list[Line]:
     if not order:
         return []
     told = {name: part.sharpness(name) for name in order}
-    each = [_between(told[name].largest, told[name].high) for name in order]
+    each = [between(told[name].largest, told[name].high) for name in order]
     then = ", ".join(f"{name} {value}" for name, value in zip(order[1:NAMED], each[1:], strict=False))
     words = f"λ_max {each[0]}" + (f", then {then}" if then else "")
     words += "; it lies between 95 times in 100" if " to " in words else ""
@@ -90,7 +90,7 @@ def _sharpest(part: Part, title: str) -> list[Line]:
         top, high = float(part.whole.values[1]), part.whole.high
         words = (
             "2/λ_max, 95 times in 100: beyond 2/λ_max gradient descent moves away from a minimum, and λ_max "
-            f"of all blocks together is {_between(top, high)}; "
+            f"of all blocks together is {between(top, high)}; "
         )
         alone = f"{order[0]} alone allows {told[order[0]].ceiling:.3g}"
         found.append((f"learning rate below, {title}", f"{2 / high:.3g}", words + alone))
@@ -101,12 +101,6 @@ def _sharpest(part: Part, title: str) -> list[Line]:
         ratio = values.max() / median
         found.append((f"heterogeneity, {title}", f"{ratio:,.0f}" if ratio >= 100 else f"{ratio:.3g}", words))
     return found
-
-
-def _between(low: float, high: float) -> str:
-    """`5,430 to 6,753`; one number where both read alike, or the upper end is not known."""
-    ends = rounded(low), rounded(high)
-    return ends[0] if ends[0] == ends[1] or np.isnan(high) else f"{ends[0]} to {ends[1]}"
 
 
 def _traces(part: Part, title: str, size: dict[str, int]) -> list[Line]:

@@ -104,13 +104,16 @@ def _shares(ax: Axes, result: Propagation) -> None:
 def _eigenvalues(ax: Axes, result: Propagation) -> None:
     names = [name for name in result.shares.names if not math.isnan(result.ends_of(name)[0])]
     ends = np.array([result.ends_of(name) for name in names])
+    bounds = np.array([result.bounds_of(name) for name in names])
     x = np.arange(len(names))
     if not names:
         ax.text(0.5, 0.5, "no Lanczos steps were asked for", ha="center", transform=ax.transAxes)
         ax.set_axis_off()
         return
-    ax.errorbar(x, ends[:, 0], yerr=ends[:, 1], fmt="o", ms=3.5, lw=1, color=PALETTE[1], label="λ max")
-    ax.errorbar(x, ends[:, 2], yerr=ends[:, 3], fmt="o", ms=3.5, lw=1, color=PALETTE[0], label="λ min")
+    nothing, look = np.zeros(len(names)), {"fmt": "o", "ms": 3.5, "lw": 1}
+    up, down = np.maximum(bounds[:, 1] - ends[:, 0], 0), np.maximum(ends[:, 2] - bounds[:, 0], 0)
+    ax.errorbar(x, ends[:, 0], yerr=[nothing, up], color=PALETTE[1], label="λ max", **look)
+    ax.errorbar(x, ends[:, 2], yerr=[down, nothing], color=PALETTE[0], label="λ min", **look)
     ax.axhline(0, color="0.4", lw=0.6)
     top = float(np.nanmax(np.abs(ends[:, [0, 2]]))) or 1.0
     ax.set_yscale("symlog", linthresh=10.0 ** np.floor(np.log10(top * 1e-3)))

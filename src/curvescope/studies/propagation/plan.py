@@ -5,7 +5,8 @@ from __future__ import annotations
 from curvescope.models.sources import find_sources
 from curvescope.problem import Problem
 from curvescope.runs.plan import Cost, Plan
-from curvescope.studies.propagation.study import Config, asked_ends, layer_slices
+from curvescope.studies.propagation.shares import HESSIAN
+from curvescope.studies.propagation.study import TWICE, Config, asked_ends, layer_slices
 
 SOURCE = 1.0  # products of the Hessian that one of a single source takes
 EACH = 0.1  # and what each adds when all of them are asked for at once
@@ -18,7 +19,8 @@ def cost(cfg: Config, problem: Problem) -> Cost:
     vectors = size if exact else cfg.num_probes
     layers, asked = len(layer_slices(problem)), asked_ends(cfg, problem)
     coupling = cfg.num_map_probes * layers
-    products = vectors * (2 + SOURCE + EACH * count) + SOURCE * cfg.num_steps * len(asked) + coupling
+    steps = cfg.num_steps * (len(asked) + (TWICE - 1) * (HESSIAN in asked))
+    products = vectors * (2 + SOURCE + EACH * count) + SOURCE * steps + coupling
     return Cost(1 + len(asked) + (coupling > 0 and layers > 1), products)
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from curvescope.core.numbers import between
 from curvescope.studies.propagation.shares import HESSIAN, OUTER
 from curvescope.viz.interactive import Scene
 from curvescope.viz.scenes import Curve, curves, said, switched
@@ -39,9 +40,9 @@ def _number(result: Propagation, name: str, quantity: str) -> tuple[float, float
     if quantity in ("norm", "share"):
         found = getattr(result.shares, quantity)(name)
         return found.value, found.stderr, found.low, found.high
-    top, top_error, low, low_error = result.ends_of(name)
-    value, error = (top, top_error) if quantity == "λ_max" else (low, low_error)
-    return value, error, value - error, value + error
+    top, _, low, _ = result.ends_of(name)
+    least, most = result.bounds_of(name)
+    return (top, math.nan, top, most) if quantity == "λ_max" else (low, math.nan, least, low)
 
 
 def _by_layer(result: Propagation, quantity: str) -> Scene:
@@ -76,8 +77,8 @@ def _curve(
 ) -> Curve:
     numbers = np.array([_number(result, source, quantity) for source in places]).reshape(-1, 4)
     words = [
-        f"<b>{source}</b><br>{quantity}: {said(value, error)}"
-        for source, (value, error, *_) in zip(places, numbers.tolist(), strict=True)
+        f"<b>{source}</b><br>{quantity}: {between(*ends) if math.isnan(error) else said(value, error)}"
+        for source, (value, error, *ends) in zip(places, numbers.tolist(), strict=True)
     ]
     x = np.array(list(places.values()), dtype=float)
     look = Look(GREY, "-", "D") if apart else None

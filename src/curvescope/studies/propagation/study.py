@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 NAMED = 3  # blocks outside of layers whose names are written out
 LAYER = re.compile(r"L(\d+)\.(.+)")
+TWICE = 2  # Lanczos steps on H for one on each source: its ends are the first numbers to look at
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,9 @@ class Config(ModelOnData):
 
     tokens: int = setting(256, "of a text; labelled texts and images: ⌈tokens / seq_len⌉ of them")
     num_probes: int = setting(8, "random vectors of traces, norms and shares, which all sources see")
-    num_steps: int = setting(8, "Lanczos steps for λ_max and λ_min of H, the GGN and each source; 0: none")
+    num_steps: int = setting(
+        8, "Lanczos steps for both ends of the GGN and each source, twice for H; 0: none"
+    )
     eigenvalues: tuple[str, ...] = setting(("*",), "globs: whose λ_max and λ_min, of H, GGN and the sources")
     num_map_probes: int = setting(2, "random vectors on each layer for the map of couplings; 0: no map")
     max_exact: int = setting(256, "a model with at most so many parameters is written out, not estimated")
@@ -91,6 +94,16 @@ class Propagation(Shown):
             return math.nan, math.nan, math.nan, math.nan
         (low, high), (low_error, high_error) = self.ends[name].values, self.ends[name].residuals
         return float(high), float(high_error), float(low), float(low_error)
+
+    def bounds_of(self, name: str) -> tuple[float, float]:
+        """λ_min is at least the first, λ_max at most the second, each 95 times in 100; nan if not asked for.
+
+        From the other side `ends_of` bounds them: Lanczos steps never go beyond the spectrum.
+        """
+        top, error, low, low_error = self.ends_of(name)
+        if name in self.ends and not self.shares.is_zero(name):
+            return self.ends[name].low, self.ends[name].high
+        return low - low_error, top + error
 
     def summary(self) -> list[Line]:
         """The numbers to look at first: label, value, words."""
@@ -144,13 +157,10 @@ def measure(
     """The study on a problem of one's own; of the settings, those of the probes count."""
     operators = operators_of(problem)
     layers = layer_slices(problem)
-    steps = {"num_steps": cfg.num_steps, "seed": cfg.seed}
+    ends = partial(_ends, operators, num_steps=cfg.num_steps, seed=cfg.seed)
     pieces = [Piece("shares", partial(_shares, problem, cfg), "traces, norms and shares of all sources")]
     asked = asked_ends(cfg, problem)
-    pieces += [
-        Piece(f"ends.{name}", partial(extreme_ends, operators[name], **steps), f"eigenvalues of {name}")
-        for name in asked
-    ]
+    pieces += [Piece(f"ends.{name}", partial(ends, name), f"eigenvalues of {name}") for name in asked]
     coupled = cfg.num_map_probes > 0 and len(layers) > 1
     if coupled:
         probes = {"num_probes": cfg.num_map_probes, "seed": cfg.seed}
@@ -163,6 +173,11 @@ def measure(
 
 def _shares(problem: Problem, cfg: Config) -> Shares:
     return measure_shares(problem, num_probes=cfg.num_probes, max_exact=cfg.max_exact, seed=cfg.seed)
+
+
+def _ends(operators: dict[str, LinearOperator], name: str, *, num_steps: int, seed: int) -> Ends:
+    steps = TWICE * num_steps if name == HESSIAN else num_steps
+    return extreme_ends(operators[name], num_steps=steps, seed=seed)
 
 
 def operators_of(problem: Problem) -> dict[str, LinearOperator]:

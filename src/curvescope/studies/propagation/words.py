@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from curvescope.core.numbers import plural, rounded, with_error
+from curvescope.core.numbers import between, plural, rounded, with_error
 from curvescope.models.sources import REST
 from curvescope.runs.shown import Line
 from curvescope.studies.propagation.shares import HESSIAN, OUTER
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from curvescope.studies.propagation.study import Propagation
 
 NAMED = 3  # sources that a line names
+LIES = "what the steps found, and a bound beyond it that holds with 95 % certainty"
 REST_WORDS = (
     "Rest: what is left of the Hessian, the second derivatives of all that is called outside of these parts"
     "{}, such as the head, whose logits are bilinear in the last state and U."
@@ -26,9 +27,7 @@ def summary(result: Propagation) -> list[Line]:
     found = [
         ("loss", f"{result.loss:.4f}", f"{result.loss_name} over {result.num_terms:g} terms of {result.data}")
     ]
-    top, error, low, low_error = result.ends_of(HESSIAN)
-    if not math.isnan(top):
-        found.append(("λ_max, H", with_error(top, error), f"λ_min {with_error(low, low_error)}"))
+    found += _ends(result)
     norm = shares.norm(HESSIAN)
     outer = shares.share(OUTER)
     found += [
@@ -46,6 +45,17 @@ def summary(result: Propagation) -> list[Line]:
         ),
     ]
     return [*found, *(("note", "", note) for note in result.notes)]
+
+
+def _ends(result: Propagation) -> list[Line]:
+    """Where both ends of the spectrum of H lie."""
+    top, _, low, _ = result.ends_of(HESSIAN)
+    if math.isnan(top):
+        return []
+    least, most = result.bounds_of(HESSIAN)
+    value, words = between(top, most), f"λ_min {between(least, low)}"
+    words += "; x to y: it lies between them, with 95 % certainty" if " to " in value + words else ""
+    return [("λ_max, H", value, words)]
 
 
 def opening(result: Propagation) -> str:
@@ -78,7 +88,8 @@ def _strongest(result: Propagation) -> Line:
 def row(result: Propagation, name: str) -> dict[str, Any]:
     """Everything that is known about H, the GGN or one source."""
     trace, norm, share = (f(name) for f in (result.shares.trace, result.shares.norm, result.shares.share))
-    top, error, low, low_error = result.ends_of(name)
+    top, _, low, _ = result.ends_of(name)
+    least, most = result.bounds_of(name)
     layer, dot, kind = name.partition(".")
     return {
         "layer": layer if dot else "–",
@@ -92,9 +103,11 @@ def row(result: Propagation, name: str) -> dict[str, Any]:
         "frobenius_low": norm.low,
         "frobenius_high": norm.high,
         "lambda_max": top,
-        "lambda_max_error": error,
+        "lambda_max_low": top,
+        "lambda_max_high": most,
         "lambda_min": low,
-        "lambda_min_error": low_error,
+        "lambda_min_low": least,
+        "lambda_min_high": low,
         "share": share.value,
         "share_stderr": share.stderr,
         "share_low": share.low,
@@ -130,12 +143,12 @@ def captions(result: Propagation) -> dict[str, str]:
     )
     return {
         "sources": f"{what} Trace, Frobenius norm and share of ‖H‖² (⟨A, H⟩/‖H‖²; they add up to one) {how}. "
-        "λ_max and λ_min from Lanczos steps: an eigenvalue lies within the error. Zero: a matrix that is "
+        f"λ_max and λ_min from Lanczos steps: {LIES}. Zero: a matrix that is "
         "nothing but rounding (it is not symmetric); its errors are its size.",
-        "by_layer": "Every source at its layer with the 95 % interval of its norm or share, or the error of "
-        "its eigenvalue; behind the layers H, the GGN and sources of no layer.",
+        "by_layer": "Every source at its layer with the 95 % interval of its norm or share, or where its "
+        "eigenvalue lies, with 95 % certainty; behind the layers H, the GGN and sources of no layer.",
         "flow": f"{what} Top: Frobenius norm of each source, layer by layer, and its share of ‖H‖². Bottom: "
-        "largest and least eigenvalue of each source (bars: an eigenvalue lies within), and how strongly "
+        f"largest and least eigenvalue of each source ({LIES}), and how strongly "
         f"layers are coupled, ‖H_lm‖ / √(‖H_ll‖ ‖H_mm‖). Norms and shares {how}.",
         "norms": f"Frobenius norm of each source, {how}.",
         "coupling": "Frobenius norm of every block of the Hessian between two layers, from probes on one "
