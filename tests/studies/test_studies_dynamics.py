@@ -261,6 +261,10 @@ def test_a_folder_of_checkpoints_is_a_sequence(folder: Path):
     blocks, values = sequence.block_map()
     assert blocks == ["L0.W_V"]
     assert values.shape == (1, 2)
+    words = next(words for label, _, words in result.summary() if label == "sharpest block")
+    followed = f"the 1 block that was followed (of {len(model.parameters)})"
+    assert words.endswith(f", the largest of {followed}")
+    assert all(followed in result.captions()[name] for name in ("blocks", "block_map"))
     assert {*result.tables(), *result.figures()} <= set(result.captions())
     (line,) = checked(result)["over_checkpoints"]["variants"]["λ_min"]["data"]
     np.testing.assert_allclose(line["y"], sequence.column("lambda_min"), rtol=1e-5)

@@ -46,7 +46,7 @@ def plain(ax: Axes, title: str = "") -> None:
 
 
 def draw(sequence: Sequence) -> dict[str, Figure]:
-    """Numbers over checkpoints, and λ_max of every block."""
+    """Numbers over checkpoints, and λ_max of single blocks."""
     found = {"over_checkpoints": _course(sequence)}
     blocks, values = sequence.block_map()
     if blocks and np.isfinite(values).any():
@@ -68,15 +68,18 @@ def _course(sequence: Sequence) -> Figure:
 
 
 def _map(sequence: Sequence, blocks: list[str], values: np.ndarray) -> Figure:
+    from matplotlib.colors import LogNorm
+
     figure, axes = panels(1, 1, figsize=(3 + 0.8 * len(sequence.names), 1.5 + 0.17 * min(len(blocks), 120)))
     ax = axes[0][0]
-    logs = np.ma.masked_invalid(np.log10(np.where(values > 0, values, np.nan)))
-    image = ax.imshow(logs, aspect="auto", cmap=style.MAP, interpolation="nearest")
+    known = np.ma.masked_less_equal(np.ma.masked_invalid(values), 0)
+    look = {"norm": LogNorm()} if known.count() else {}
+    image = ax.imshow(known, aspect="auto", cmap=style.MAP, interpolation="nearest", **look)
     ax.set_xticks(range(len(sequence.names)), sequence.names, fontsize=8, rotation=30)
     stride = max(1, -(-len(blocks) // TALL))
     ax.set_yticks(range(0, len(blocks), stride), blocks[::stride], fontsize=7)
     ax.tick_params(length=0)
-    ax.set_title("log₁₀ λ_max of every block", fontsize=10, loc="left")
+    ax.set_title("λ_max of single blocks", fontsize=10, loc="left")
     figure.colorbar(image, ax=ax, shrink=0.6)
     return figure
 

@@ -17,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from curvescope.core.errors import UsageError
+from curvescope.core.numbers import plural
 from curvescope.core.result import Result
 from curvescope.data.batches import Batches
 from curvescope.models.model import Model
@@ -64,6 +65,13 @@ class Sequence(Result):
                 found[blocks.index(str(block)), j] = value
         known = [i for i, row in enumerate(found) if np.isfinite(row).any()]
         return [blocks[i] for i in known], found[known]
+
+    def followed(self) -> str:
+        """`the 12 blocks that were followed (of 69)`: those with a λ_max of their own."""
+        known = {str(b) for one in self.seen for b in one.blocks["block"]}
+        count = len(self.block_map()[0])
+        told = f"the {plural(count, 'block')} that {'was' if count == 1 else 'were'} followed"
+        return "every block" if count == len(known) > 1 else f"{told} (of {len(known)})"
 
 
 def find_points(cfg: Config) -> list[Point]:

@@ -55,7 +55,8 @@ def _sequence(result: Dynamics) -> list[Line]:
     blocks, values = one.block_map()
     if blocks and np.isfinite(values[:, -1]).any():
         top = int(np.nanargmax(values[:, -1]))
-        found.append(("sharpest block", blocks[top], f"λ_max {values[top, -1]:.4g} at {one.names[-1]}"))
+        words = f"λ_max {rounded(values[top, -1])} at {one.names[-1]}, the largest of {one.followed()}"
+        found.append(("sharpest block", blocks[top], words))
     return [("loss", f"{one.column('loss')[-1]:.4g}", f"{result.data}: {losses}"), *found]
 
 
@@ -86,9 +87,10 @@ def captions(result: Dynamics) -> dict[str, str]:
             "checkpoints": "Every checkpoint, measured as the monitor measures: both ends of the spectrum "
             "with their errors, trace ± standard error over probes, λ_max of the GGN, ‖H − G‖/‖H‖, the "
             "share of the gradient in the top eigenspace.",
-            "blocks": "λ_max and trace of every block at every checkpoint.",
+            "blocks": f"λ_max of {result.sequence.followed()} and trace of every block, at every checkpoint.",
             "over_checkpoints": "λ_max, λ_min and trace with their errors, and the loss, over checkpoints.",
-            "block_map": "log₁₀ of λ_max of every block at every checkpoint; empty where it is not positive.",
+            "block_map": f"λ_max of {result.sequence.followed()} at every checkpoint; colours are "
+            "logarithmic, on both sides of zero where there are both signs.",
         }
     band = f"{100 * NEAR:.0f} %"
     return {
