@@ -26,6 +26,7 @@ from curvescope.studies import diagnose, find
 from curvescope.studies.diagnose.checks.all import CHECKS
 from curvescope.studies.diagnose.checks.attention import dead_heads
 from curvescope.studies.diagnose.checks.seen import Seen
+from curvescope.studies.diagnose.checks.steps import below
 from curvescope.studies.diagnose.finding import Finding, judged
 from curvescope.studies.diagnose.measured.curvature import by_layer, measure_rows
 from curvescope.studies.diagnose.measured.depth import measure_depth
@@ -122,6 +123,28 @@ def test_a_learning_rate_is_told_from_the_ceiling(
     assert check.value == pytest.approx(share, rel=0.05)
     assert check.error > 0
     assert CHECKS["block_learning_rate"](seen._replace(learning_rate=1e6)).severity == "fault"
+
+
+@pytest.mark.parametrize("share", [0.7, 0.99, 1.2])
+def test_a_rate_within_the_error_of_the_ceiling_is_a_note_with_a_lower_rate(
+    found: diagnose.Diagnosis, share: float
+):
+    ceiling = found.sharpness.max_learning_rate
+    wide = replace(found.sharpness, residual=0.5 * found.sharpness.value)
+    check = CHECKS["learning_rate"](seen_of(found)._replace(sharpness=wide, learning_rate=share * ceiling))
+    assert abs(check.value - check.limit) < check.error
+    assert check.severity == "note"
+    least = float(check.advice.partition(" ")[0])
+    assert least < share * ceiling
+    again = CHECKS["learning_rate"](seen_of(found)._replace(sharpness=wide, learning_rate=least))
+    assert again.severity == "fine"
+
+
+@pytest.mark.parametrize(
+    ("rate", "said"), [(0.001999, "0.0019"), (0.0020, "0.0020"), (12.99, "12"), (1.0, "1.0")]
+)
+def test_an_advised_rate_is_not_above_the_one_that_is_safe(rate: float, said: str):
+    assert below(rate) == said
 
 
 def test_momentum_moves_the_ceiling(found: diagnose.Diagnosis):

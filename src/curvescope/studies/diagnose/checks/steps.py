@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from curvescope.algorithms import Sharpness
 from curvescope.core.numbers import plural, rounded
@@ -25,47 +26,44 @@ def learning_rate(seen: Seen) -> Finding:
     if not math.isfinite(ceiling):
         return unseen(name, f"λ_max is {s.value:.3g}: no curvature above zero limits a step")
     relative = math.hypot(s.residual / s.value, 0.0 if math.isnan(seen.spread) else seen.spread)
-    told = f"{s.optimizer} is stable up to {s.formula} = {rounded(ceiling, 3)}"
-    evidence = f"{ADAM if 'Adam' in s.optimizer else EDGE}; {OURS}"
-    if rate is None:
-        meaning = f"{told}; no learning rate was given to compare"
-        return Finding(
-            name=name,
-            severity="note",
-            value=ceiling,
-            error=ceiling * relative,
-            limit=math.nan,
-            unit="ceiling",
-            where="",
-            meaning=meaning,
-            advice="",
-            evidence=evidence,
-        )
-    ratio = rate / ceiling
-    error = ratio * relative
-    beyond = ratio - error > limits.RATE
-    near = ratio + error > limits.RATE
-    severity = "fault" if beyond else "warning" if near else "fine"
-    meaning = f"{told}; {rate:g} is {rounded(ratio, 3)} of it" + (
-        ": steps along the sharpest direction grow" if beyond else ""
-    )
-    advice = (
-        f"take at most {rounded(ceiling / (1 + relative), 2)}, or warm up to it while λ_max falls"
-        if near
-        else ""
-    )
-    return Finding(
+    told = f"{s.optimizer} is stable up to {s.formula} = {rounded(ceiling, 3)} on these data"
+    found = Finding(
         name=name,
-        severity=severity,
-        value=ratio,
-        error=error,
-        limit=limits.RATE,
-        unit="given over ceiling",
+        severity="note",
+        value=ceiling,
+        error=ceiling * relative,
+        limit=math.nan,
+        unit="ceiling",
         where="",
-        meaning=meaning,
-        advice=advice,
-        evidence=evidence,
+        meaning=f"{told}; other or fewer data have another ceiling",
+        advice="",
+        evidence=f"{ADAM if 'Adam' in s.optimizer else EDGE}; {OURS}",
     )
+    return found if rate is None else _against(found, rate, told)
+
+
+def _against(ceiling: Finding, rate: float, told: str) -> Finding:
+    """A given rate over the ceiling: a fault beyond 1 by more than the error, a note within it, else fine."""
+    ratio = rate / ceiling.value
+    error = ratio * ceiling.error / ceiling.value
+    told = f"{told}; {rate:g} is {rounded(ratio, 3)} of it"
+    safe = below(ceiling.value**2 / (ceiling.value + ceiling.error))
+    if ratio - error > limits.RATE:
+        severity, meaning = "fault", f"{told}: steps along the sharpest direction grow"
+        advice = f"take at most {safe}, or warm up to it while λ_max falls"
+    elif ratio + error > limits.RATE:
+        severity, meaning = "note", f"{told}, and the error leaves open whether that is too much"
+        advice = f"{safe} is below the ceiling by more than its error; more data would make the error smaller"
+    else:
+        severity, meaning, advice = "fine", told, ""
+    found = replace(ceiling, value=ratio, error=error, limit=limits.RATE, unit="given over ceiling")
+    return replace(found, severity=severity, meaning=meaning, advice=advice)
+
+
+def below(rate: float) -> str:
+    """Two digits of a rate, rounded down, so that what is said is not above it."""
+    place = 10.0 ** (math.floor(math.log10(rate)) - 1)
+    return rounded(math.floor(rate / place) * place, 2)
 
 
 def block_learning_rate(seen: Seen) -> Finding:
@@ -75,7 +73,9 @@ def block_learning_rate(seen: Seen) -> Finding:
     """
     name, blocks, s = "block_learning_rate", seen.blocks, seen.sharpness
     if blocks is None or not len(blocks.names):
-        return unseen(name, "no block was asked for (block_steps = 0)")
+        return unseen(
+            name, "λ_max of single matrices is left out of this run; --set block_steps=8 takes it in"
+        )
     i = int(blocks.top.argmax())
     top, error = float(blocks.top[i]), float(blocks.error[i])
     if top <= 0:
