@@ -123,7 +123,7 @@ BAD = {
     "model with an unknown key": (["info", "ODD"], 2, "unknown setting 'n_layer'"),
     "empty folder as a model": (["info", "FOLDER"], 2, "expected config.toml and model.safetensors"),
     "weights cut short": (["info", "CUT"], 1, "expected weights in safetensors"),
-    "report of nothing": (["report", "FOLDER"], 1, "expected a run folder"),
+    "report of nothing": (["report", "FOLDER"], 2, "expected a run folder or a model"),
     "page in no folder": (["report", "FOLDER", "--page", "no/such/page.html"], 2, "existing folder"),
 }
 
