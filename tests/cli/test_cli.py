@@ -93,7 +93,23 @@ def test_run_then_report(small, tmp_path, capsys):
 
 BAD = {
     "unknown command": (["spectre"], 2, "No such command"),
-    "unknown option": (["list", "--colour"], 2, "No such option"),
+    "unknown option": (["list", "--colour"], 2, "no such option --colour\nhint: known: --json, --help; "),
+    "option with a slip": (["report", "--frobnicate"], 2, "--frobnicate\nhint: did you mean '--force'?; "),
+    "no integer": (
+        ["run", "spectrum", "--tokens", "many"],
+        2,
+        "expected an integer for --tokens, got 'many'",
+    ),
+    "no integer behind =": (["run", "spectrum", "--seed=x"], 2, "expected an integer for --seed, got 'x'"),
+    "no number": (["diagnose", "--lr", "x"], 2, "expected a number for --lr, got 'x'"),
+    "option without a value": (
+        ["run", "spectrum", "--tokens"],
+        2,
+        "expected a value after --tokens, got none",
+    ),
+    "no study": (["run"], 2, "expected STUDY, got nothing\nhint: curvescope run --help"),
+    "too many words": (["list", "foo", "bar"], 2, "expected no more words, got foo bar"),
+    "value for a switch": (["list", "--json=x"], 2, "error: "),
     "unknown study": (["run", "spectral"], 2, "expected a study, got 'spectral'"),
     "unknown model": (["info", "tiny-gtp"], 2, "did you mean 'tiny-gpt'"),
     "unknown model in a run": (["run", "spectrum", "gpt-9"], 2, "expected a bundled model"),
@@ -155,8 +171,16 @@ def test_bad_input_is_one_sentence(case, small, tmp_path, capsys, monkeypatch):
     assert "Traceback" not in err
     assert out == ""
     errors = [line for line in err.splitlines() if line.startswith("error: ")]
-    assert len(errors) == 1 or "Usage:" in err
+    assert len(errors) == 1
+    assert "Usage:" not in err
     assert not list(here.iterdir()), "something was left behind"
+
+
+def test_no_words_at_all_are_answered_with_the_help(capsys):
+    code, out, err = call(capsys=capsys)
+    assert code == 2
+    assert "Usage: curvescope" in out + err
+    assert "error: " not in err
 
 
 def test_debug_shows_the_traceback(capsys):

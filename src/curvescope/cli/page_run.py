@@ -154,8 +154,9 @@ def _finished(paths: list[Path]) -> list[Path]:
     """The runs among these that are finished; says which are not."""
     folders, unfinished = choose_runs(paths)
     if nothing := next((path for path in folders if not _is_run(path)), None):
+        why = "neither" if nothing.exists() else "not there"
         raise UsageError(
-            f"expected a run folder or a model, got {nothing}, which is {'neither' if nothing.exists() else 'not there'}",
+            f"expected a run folder or a model, got {nothing}, which is {why}",
             hint=f"a run folder has {CONFIG} and {RESULT} (curvescope runs lists them), "
             f"the folder of a model one of {', '.join(MODELS)}",
         )

@@ -19,6 +19,14 @@ def wants_traceback() -> bool:
     return "--debug" in _words.get()
 
 
+def value_behind(option: str) -> str | None:
+    """What was typed behind an option the last time, `--tokens 5` or `--tokens=5`; None where it was not."""
+    words = _words.get()
+    pairs = [(word, after) for word, after in zip(words, words[1:], strict=False) if word == option]
+    pairs += [(option, word.partition("=")[2]) for word in words if word.startswith(f"{option}=")]
+    return pairs[-1][1] if pairs else None
+
+
 def go_on() -> str:
     """What goes on with a run that was stopped: the same command."""
     return f"to go on: {shlex.join(['curvescope', *_words.get()])}"
