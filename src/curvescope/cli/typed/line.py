@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from contextvars import ContextVar
+from itertools import pairwise
 
 _words: ContextVar[tuple[str, ...]] = ContextVar("curvescope_words", default=())
 
@@ -20,11 +21,11 @@ def wants_traceback() -> bool:
 
 
 def value_behind(option: str) -> str | None:
-    """What was typed behind an option the last time, `--tokens 5` or `--tokens=5`; None where it was not."""
+    """What was typed behind an option, `--tokens 5` or `--tokens=5`; None where it was not."""
     words = _words.get()
-    pairs = [(word, after) for word, after in zip(words, words[1:], strict=False) if word == option]
-    pairs += [(option, word.partition("=")[2]) for word in words if word.startswith(f"{option}=")]
-    return pairs[-1][1] if pairs else None
+    found = [after for word, after in pairwise(words) if word == option]
+    found += [word.partition("=")[2] for word in words if word.startswith(f"{option}=")]
+    return found[-1] if found else None
 
 
 def go_on() -> str:
