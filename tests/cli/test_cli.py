@@ -83,7 +83,7 @@ def test_doctor_lists_what_the_package_itself_asks_for(monkeypatch):
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"]
     asked = [*project["dependencies"], *(f'{one}; extra == "{e}"' for e in extras for one in extras[e])]
-    monkeypatch.setattr(checkup, "requires", lambda package: asked)
+    monkeypatch.setattr("curvescope.core.requirements.requires", lambda package: asked)
     monkeypatch.setattr(checkup, "_version", lambda package: None)
     rows = {what: (state, words) for what, state, words in checkup._packages()}
     for one in project["dependencies"]:
@@ -100,7 +100,7 @@ def test_doctor_of_a_package_that_is_not_installed(monkeypatch):
     def nothing(package):
         raise PackageNotFoundError(package)
 
-    monkeypatch.setattr(checkup, "requires", nothing)
+    monkeypatch.setattr("curvescope.core.requirements.requires", nothing)
     rows = {what: state for what, state, _ in checkup._packages()}
     assert rows["dependencies"] == "absent"
 

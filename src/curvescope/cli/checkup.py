@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 import platform
-import re
 import shutil
-from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
 
 from curvescope import __version__
 from curvescope.cli import printing
+from curvescope.core.requirements import requirements
 from curvescope.data.batches import Batches
 from curvescope.engines import EngineName
 from curvescope.models.load import load
@@ -49,7 +49,7 @@ def show(*, as_json: bool) -> bool:
 def _packages() -> list[tuple[str, str, str]]:
     rows = [("curvescope", "ok", __version__), ("python", "ok", platform.python_version())]
     try:
-        rows += [_package(*asked) for asked in _asked() if asked[1] not in INTERNAL]
+        rows += [_package(one.name, one.extra) for one in requirements() if one.extra not in INTERNAL]
     except PackageNotFoundError:
         rows.append(("dependencies", "absent", "unknown: the package is imported, but not installed"))
     for name in PEERS:
@@ -60,16 +60,6 @@ def _packages() -> list[tuple[str, str, str]]:
     compiler = shutil.which(os.environ.get("CC", "cc")) or shutil.which("gcc")
     rows.append(("C compiler", "ok" if compiler else "absent", "for torch.compile"))
     return rows
-
-
-def _asked() -> list[tuple[str, str]]:
-    """What the package asks for: names, and the extra that each is of; "" where it is needed."""
-    found = []
-    for line in requires("curvescope") or []:
-        name, extra = re.match(r"[\w.-]+", line), re.search(r"extra\s*==\s*['\"]([\w-]+)['\"]", line)
-        assert name is not None
-        found.append((name[0], "" if extra is None else extra[1]))
-    return found
 
 
 def _package(name: str, extra: str) -> tuple[str, str, str]:
