@@ -43,7 +43,13 @@ def test_products_on_a_gpu_are_those_of_the_stored_run():
         assert found.pop(shown) == cells(name) + cells(f"{name} ggn")
     assert not found
     one = costs["gradient"]
-    assert f"takes {1000 * float(one['seconds']):.0f} ms and {float(one['peak_GiB']):.1f} GiB" in PAGE
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    for page in (PAGE, readme):
+        said = " ".join(page.split())
+        assert f"takes {1000 * float(one['seconds']):.0f} ms and {float(one['peak_GiB']):.1f} GiB" in said
+        assert "made when curvescope was at 0.1.0" in said
+    for line in re.findall(r"^\| .* \|$", PAGE.partition("\n## ")[2].partition("\n## ")[0], flags=re.M):
+        assert line in readme
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,21 @@
 """The command line as a person uses it: what it prints, where, and with which exit code."""
 
 import json
+import re
 import subprocess
 import sys
 import time
+import tomllib
+from importlib.metadata import PackageNotFoundError
+from pathlib import Path
 
 import pytest
 
 from commands import call
+from curvescope.cli import checkup
 from curvescope.studies.hvp.models import SHAPES
 
+ROOT = Path(__file__).parents[2]
 SMALL = "n_layers = 1\nd_model = 4\nn_heads = 1\nd_ff = 0\nvocab_size = 12\nn_ctx = 18\n"
 QUICK = [
     *("--set", "num_steps=8", "--set", "num_probes=2", "--set", "num_eigenvalues=1"),
@@ -73,6 +79,32 @@ def test_doctor_checks_a_product(capsys):
     assert rows["engine autograd on cpu"]["state"] == "ok"
 
 
+def test_doctor_lists_what_the_package_itself_asks_for(monkeypatch):
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    asked = [*project["dependencies"], *(f'{one}; extra == "{e}"' for e in extras for one in extras[e])]
+    monkeypatch.setattr("curvescope.core.requirements.requires", lambda package: asked)
+    monkeypatch.setattr(checkup, "_version", lambda package: None)
+    rows = {what: (state, words) for what, state, words in checkup._packages()}
+    for one in project["dependencies"]:
+        assert rows[re.split("[<>=]", one)[0]] == ("broken", "not installed, and needed")
+    for extra in set(extras) - {"dev", "docs"}:
+        for one in extras[extra]:
+            state, words = rows[re.split("[<>=]", one)[0]]
+            assert (state, words.endswith(f"extra '{extra}')")) == ("absent", True)
+    assert rows["peft"][1] == "(LoRA and other adapters, extra 'peft')"
+    assert "pytest" not in rows
+
+
+def test_doctor_of_a_package_that_is_not_installed(monkeypatch):
+    def nothing(package):
+        raise PackageNotFoundError(package)
+
+    monkeypatch.setattr("curvescope.core.requirements.requires", nothing)
+    rows = {what: state for what, state, _ in checkup._packages()}
+    assert rows["dependencies"] == "absent"
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("undrawn", "few_sequences")
 def test_run_then_report(small, tmp_path, capsys):
@@ -93,7 +125,23 @@ def test_run_then_report(small, tmp_path, capsys):
 
 BAD = {
     "unknown command": (["spectre"], 2, "No such command"),
-    "unknown option": (["list", "--colour"], 2, "No such option"),
+    "unknown option": (["list", "--colour"], 2, "no such option --colour\nhint: known: --json, --help; "),
+    "option with a slip": (["report", "--frobnicate"], 2, "--frobnicate\nhint: did you mean '--force'?; "),
+    "no integer": (
+        ["run", "spectrum", "--tokens", "many"],
+        2,
+        "expected an integer for --tokens, got 'many'",
+    ),
+    "no integer behind =": (["run", "spectrum", "--seed=x"], 2, "expected an integer for --seed, got 'x'"),
+    "no number": (["diagnose", "--lr", "x"], 2, "expected a number for --lr, got 'x'"),
+    "option without a value": (
+        ["run", "spectrum", "--tokens"],
+        2,
+        "expected a value after --tokens, got none",
+    ),
+    "no study": (["run"], 2, "expected STUDY, got nothing\nhint: curvescope run --help"),
+    "too many words": (["list", "foo", "bar"], 2, "expected no more words, got foo bar"),
+    "value for a switch": (["list", "--json=x"], 2, "error: "),
     "unknown study": (["run", "spectral"], 2, "expected a study, got 'spectral'"),
     "unknown model": (["info", "tiny-gtp"], 2, "did you mean 'tiny-gpt'"),
     "unknown model in a run": (["run", "spectrum", "gpt-9"], 2, "expected a bundled model"),
@@ -123,7 +171,7 @@ BAD = {
     "model with an unknown key": (["info", "ODD"], 2, "unknown setting 'n_layer'"),
     "empty folder as a model": (["info", "FOLDER"], 2, "expected config.toml and model.safetensors"),
     "weights cut short": (["info", "CUT"], 1, "expected weights in safetensors"),
-    "report of nothing": (["report", "FOLDER"], 1, "expected a run folder"),
+    "report of nothing": (["report", "FOLDER"], 2, "expected a run folder or a model"),
     "page in no folder": (["report", "FOLDER", "--page", "no/such/page.html"], 2, "existing folder"),
 }
 
@@ -155,8 +203,16 @@ def test_bad_input_is_one_sentence(case, small, tmp_path, capsys, monkeypatch):
     assert "Traceback" not in err
     assert out == ""
     errors = [line for line in err.splitlines() if line.startswith("error: ")]
-    assert len(errors) == 1 or "Usage:" in err
+    assert len(errors) == 1
+    assert "Usage:" not in err
     assert not list(here.iterdir()), "something was left behind"
+
+
+def test_no_words_at_all_are_answered_with_the_help(capsys):
+    code, out, err = call(capsys=capsys)
+    assert code in (0, 2)  # 0 in older versions of typer
+    assert "Usage: curvescope" in out + err
+    assert "error: " not in err
 
 
 def test_debug_shows_the_traceback(capsys):

@@ -175,8 +175,9 @@ def test_a_run_folder_that_is_not_there_is_taken_for_no_model(tmp_path, monkeypa
     monkeypatch.chdir(tmp_path)
     Path("runs", "spectrum").mkdir(parents=True)
     code, _, err = call("report", "runs/spectrum/2026", capsys=capsys)
-    assert code == 1
-    assert "expected a run folder" in err
+    assert code == 2
+    assert "expected a run folder or a model, got runs/spectrum/2026, which is not there" in err
+    assert "hint: a run folder has config.toml and result.json" in err
 
 
 @pytest.mark.usefixtures("undrawn", "few_sequences")

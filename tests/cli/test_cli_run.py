@@ -151,7 +151,7 @@ HINTS = {
     "a sign": (["run", "trajectory", "--legacy", "-q"], "is a setting", "--set legacy=true"),
     "of a paper": (["reproduce", "molina2023", "--token", "-2"], "is a setting", "--set token=-2"),
     "of a benchmark": (["bench", "hvp", "--rounds", "3"], "is a setting", "--set rounds=3"),
-    "of no study": (["run", "spectrum", "--num-heads", "3"], "No such option: --num-heads", ""),
+    "of no study": (["run", "spectrum", "--num-heads", "3"], "no such option --num-heads", ""),
     "no such place": (["run", "spectrum", "--out", "/proc/x"], "can be written to", "choose another"),
 }
 

@@ -71,7 +71,9 @@ def test_text_shorter_than_a_sequence_is_padded(file):
 
 def test_too_short_a_text_says_how_many_tokens_it_has(file):
     file.write_text("abcd")
-    with pytest.raises(UsageError, match=r"at least 5 tokens, got 4 \(tokens=3 takes all of it\)"):
+    with pytest.raises(
+        UsageError, match=r"at least 5 tokens, got 4 \(give a longer text, or tokens=3 for all of it\)"
+    ):
         text(file, TOKENIZER, tokens=4)
     file.write_text("")
     with pytest.raises(UsageError, match=r"got 0 \(give a longer text\)"):

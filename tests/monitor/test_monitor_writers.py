@@ -190,5 +190,5 @@ def test_bad_choices_are_one_sentence(chosen, sentence):
 )
 def test_a_missing_package_is_one_sentence(name, package, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(MissingExtra, match=rf"'{name}' needs the package {name}.*curvescope\[monitor\]"):
+    with pytest.raises(MissingExtra, match=rf"'{name}' needs the package {name}.*pip install '?{name}"):
         open_writers(name, tmp_path)

@@ -5,11 +5,21 @@ import pytest
 import curvescope as cs
 from curvescope.core.errors import UsageError
 from curvescope.studies import blocks, heads, trajectory
-from curvescope.studies.setting import ModelOnData, choose_layers, make_problem, notes_of
+from curvescope.studies.setting import (
+    ModelOnData,
+    TokenModelOnData,
+    choose_layers,
+    make_problem,
+    notes_of,
+    read_data,
+)
 from curvescope.studies.trajectory.study import PROMPT, beginning
 from curvescope.tokenizers import ByteTokenizer
 
-TEXT = "\n\nOnce upon a time there was a short text, and that was all of it.\n"
+TEXT = (
+    "\n\nOnce upon a time there was a short text, and that was all of it.\n"
+    + 3 * "And then it was told again.\n"
+)
 
 
 @pytest.fixture
@@ -28,6 +38,21 @@ def test_a_short_text_is_taken_whole_and_that_is_said(notes):
         f"the text {notes!r} has {len(ids) - 1} tokens to predict; all of them are taken, not 512"
     ]
     assert notes_of(ModelOnData(), make_problem(ModelOnData())) == []
+
+
+@pytest.mark.parametrize("read", [make_problem, lambda cfg: read_data(cfg, cs.load("tiny-gpt"))])
+def test_less_than_a_sequence_is_refused_as_in_python(tmp_path, read):
+    path = tmp_path / "hi.txt"
+    path.write_text("hi", encoding="utf-8")
+    kind = ModelOnData if read is make_problem else TokenModelOnData
+    found = cs.load("tiny-gpt").tokenizer.encode("hi")
+    said = f"expected a text of at least 65 tokens, got {len(found)}"
+    with pytest.raises(UsageError, match=said):
+        read(kind(data=str(path), tokens=64))
+    with pytest.raises(UsageError, match=said):
+        cs.text(path, cs.load("tiny-gpt"), tokens=64, seq_len=64)
+    asked = read(kind(data=str(path), tokens=len(found) - 1))
+    assert asked.num_terms == len(found) - 1  # what a person asks for
 
 
 def test_more_than_the_default_is_what_a_person_wants(notes):

@@ -9,6 +9,7 @@ import typer
 
 from curvescope.cli.app import app
 from curvescope.cli.typed.line import go_on, remember
+from curvescope.cli.typed.refused import REFUSED, in_our_words
 from curvescope.core.errors import CurvescopeError
 
 __all__ = ["main"]
@@ -22,13 +23,13 @@ def main(arguments: list[str] | None = None) -> None:
     remember(words)
     words = ["--debug", *(word for word in words if word != "--debug")] if debug else words
     try:
-        app(words, prog_name="curvescope")
+        sys.exit(_called(words))
     except CurvescopeError as error:
         if debug:
             raise
         _complain(error.message, error.hint)
         sys.exit(error.exit_code)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, typer.Abort):
         _complain("stopped", go_on())
         sys.exit(130)
     except BrokenPipeError:
@@ -38,6 +39,17 @@ def main(arguments: list[str] | None = None) -> None:
             raise
         _complain(f"{type(error).__name__}: {error}".splitlines()[0], "add --debug for the traceback")
         sys.exit(1)
+
+
+def _called(words: list[str]) -> int:
+    """The exit code of the command; what typer refuses is raised in our words."""
+    try:
+        return app(words, prog_name="curvescope", standalone_mode=False) or 0
+    except REFUSED as error:
+        if not words:  # its words are the help
+            typer.echo(str(error), err=True)
+            return 2
+        raise in_our_words(error) from error
 
 
 def _share_processor() -> None:

@@ -12,6 +12,7 @@ import torch
 
 from curvescope import __version__
 from curvescope.cli import printing
+from curvescope.core.requirements import requirements
 from curvescope.data.batches import Batches
 from curvescope.engines import EngineName
 from curvescope.models.load import load
@@ -19,23 +20,19 @@ from curvescope.models.zoo.transformer import Transformer, TransformerConfig
 from curvescope.operators import Hessian
 from curvescope.problem import Problem
 
-NEEDED = (
-    "torch", "numpy", "scipy", "pandas", "scikit-learn", "matplotlib", "rich", "typer", "tomli-w", "jinja2",
-    "safetensors", "tokenizers",
-)  # fmt: skip
-OPTIONAL = {
-    "plotly": "interactive figures",
-    "transformers": "Hugging Face models, extra 'hf'",
-    "datasets": "Hugging Face datasets, extra 'hf'",
-    "peft": "LoRA and other adapters, extra 'hf'",
-    "transformer-lens": "TransformerLens models, extra 'lens'",
-    "umap-learn": "UMAP pictures, extra 'umap'",
-    "tensorboard": "writer of the monitor, extra 'monitor'",
-    "wandb": "writer of the monitor, extra 'monitor'",
-    "lightning": "callback of the monitor, extra 'monitor'",
-    "hessian-eigenthings": "comparison, make peers",
-    "curvlinops-for-pytorch": "comparison, make peers",
+USES = {
+    "transformers": "Hugging Face models",
+    "datasets": "Hugging Face datasets",
+    "peft": "LoRA and other adapters",
+    "transformer-lens": "TransformerLens models",
+    "umap-learn": "UMAP pictures",
+    "tensorboard": "writer of the monitor",
+    "wandb": "writer of the monitor",
+    "lightning": "callback of the monitor",
 }
+"""What optional packages are for."""
+INTERNAL = ("dev", "docs")  # extras that no command needs
+PEERS = ("hessian-eigenthings", "curvlinops-for-pytorch")
 ASSETS = ("stories260K", "stories15M", "gpt-nano-sort", "gpt2-attention", "gpt2-tokenizer")
 
 
@@ -51,15 +48,26 @@ def show(*, as_json: bool) -> bool:
 
 def _packages() -> list[tuple[str, str, str]]:
     rows = [("curvescope", "ok", __version__), ("python", "ok", platform.python_version())]
-    for name in NEEDED:
+    try:
+        rows += [_package(one.name, one.extra) for one in requirements() if one.extra not in INTERNAL]
+    except PackageNotFoundError:
+        rows.append(("dependencies", "absent", "unknown: the package is imported, but not installed"))
+    for name in PEERS:
         found = _version(name)
-        rows.append((name, "broken" if found is None else "ok", found or "not installed, and needed"))
-    for name, words in OPTIONAL.items():
-        found = _version(name)
-        rows.append((name, "absent" if found is None else "ok", f"{found or ''} ({words})".strip()))
+        rows.append(
+            (name, "absent" if found is None else "ok", f"{found or ''} (comparison, make peers)".strip())
+        )
     compiler = shutil.which(os.environ.get("CC", "cc")) or shutil.which("gcc")
     rows.append(("C compiler", "ok" if compiler else "absent", "for torch.compile"))
     return rows
+
+
+def _package(name: str, extra: str) -> tuple[str, str, str]:
+    found = _version(name)
+    if not extra:
+        return name, "broken" if found is None else "ok", found or "not installed, and needed"
+    words = f"({USES[name]}, extra '{extra}')" if name in USES else f"(extra '{extra}')"
+    return name, "absent" if found is None else "ok", f"{found or ''} {words}".strip()
 
 
 def _devices() -> list[tuple[str, str, str]]:

@@ -20,8 +20,10 @@ from curvescope.core.numbers import duration
 from curvescope.models.zoo.names import BUNDLED
 from curvescope.report import write_page
 from curvescope.report.choice import choose as choose_runs
+from curvescope.report.papers import is_reproduction
 from curvescope.report.wanted import AROUND, FULL, choose
 from curvescope.runs.folder import CONFIG
+from curvescope.runs.pieces import RESULT
 from curvescope.studies.several import Made, Wanted, run_all
 
 if TYPE_CHECKING:
@@ -80,6 +82,11 @@ def _names_model(name: str) -> bool:
     if path.is_dir():
         return any((path / file).exists() for file in MODELS)
     return len(path.parts) == 1 or not path.parent.exists()
+
+
+def _is_run(path: Path) -> bool:
+    """Whether a folder holds a run, or the reproduction of a paper."""
+    return (path / CONFIG).exists() or is_reproduction(path)
 
 
 def _check_unused(given: Settings, wish: Wish) -> None:
@@ -148,6 +155,13 @@ def _plan(model: str, wanted: Sequence[Wanted], profile: str) -> list[str]:
 def _finished(paths: list[Path]) -> list[Path]:
     """The runs among these that are finished; says which are not."""
     folders, unfinished = choose_runs(paths)
+    if nothing := next((path for path in folders if not _is_run(path)), None):
+        why = "neither" if nothing.exists() else "not there"
+        raise UsageError(
+            f"expected a run folder or a model, got {nothing}, which is {why}",
+            hint=f"a run folder has {CONFIG} and {RESULT} (curvescope runs lists them), "
+            f"the folder of a model one of {', '.join(MODELS)}",
+        )
     if not folders:
         raise CurvescopeError(
             f"expected a finished run for the page, got {unfinished[0].path}, which is not finished",

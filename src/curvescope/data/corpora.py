@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from curvescope.core.errors import CurvescopeError, MissingExtra, UsageError, near_misses
+from curvescope.core.requirements import how_to_install
 
 CORPORA: dict[str, str] = {
     "sample": "a short fixed text that comes with curvescope",
@@ -148,7 +149,7 @@ def _dataset_texts(name: str) -> Iterator[str]:
         import datasets
     except ImportError:
         raise MissingExtra(
-            f"reading the dataset {name!r} needs the package datasets", hint="pip install 'curvescope[hf]'"
+            f"reading the dataset {name!r} needs the package datasets", hint=how_to_install("datasets")
         ) from None
     path, config, split, *rest = [*name.split(":"), "", ""]
     if not path or any(rest):

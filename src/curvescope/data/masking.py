@@ -81,7 +81,7 @@ def masked_lm(
     if len(ids) < tokens:
         raise UsageError(
             f"expected a text of at least {tokens} tokens, got {len(ids)}",
-            hint=f"tokens={len(ids)} takes all of it" if len(ids) else "give a longer text",
+            hint=f"give a longer text{f', or tokens={len(ids)} for all of it' if len(ids) else ''}",
         )
     bodies, hidden = [], []
     for number, body in _windows(ids, length, tokens, seed):

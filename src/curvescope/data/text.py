@@ -64,7 +64,7 @@ def windows(ids: Tensor, *, tokens: int, seq_len: int, seed: int = 0) -> tuple[T
     if tokens > num_pairs:
         raise UsageError(
             f"expected a text of at least {tokens + 1} tokens, got {len(ids)}",
-            hint=f"tokens={num_pairs} takes all of it" if num_pairs else "give a longer text",
+            hint=f"give a longer text{f', or tokens={num_pairs} for all of it' if num_pairs else ''}",
         )
     num_whole, rest = divmod(num_pairs, seq_len)
     size = (num_whole + (rest > 0)) * seq_len

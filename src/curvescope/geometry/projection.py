@@ -14,6 +14,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from curvescope.core.errors import MissingExtra, ShapeError, UsageError
+from curvescope.core.requirements import how_to_install
 from curvescope.core.result import Result
 
 Method = Literal["pca", "sphere", "umap"]
@@ -164,6 +165,6 @@ def need_umap() -> Any:
     except ImportError:
         raise MissingExtra(
             "UMAP needs the package umap-learn, which is not installed",
-            hint="pip install 'curvescope[umap]', or projection='pca'",
+            hint=how_to_install("umap-learn") + ", or projection='pca'",
         ) from None
     return umap

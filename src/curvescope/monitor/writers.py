@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, final, runtime_checkable
 
 from curvescope.core.errors import MissingExtra, UsageError, near_misses, warn
+from curvescope.core.requirements import how_to_install
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard.writer import SummaryWriter
     from wandb.sdk.wandb_run import Run
 
 PREFIX = "curvature"
-EXTRA = "pip install 'curvescope[monitor]'"
 
 
 @runtime_checkable
@@ -47,7 +47,9 @@ class TensorBoard:
         try:
             from torch.utils.tensorboard.writer import SummaryWriter
         except ImportError:
-            raise MissingExtra("the writer 'tensorboard' needs the package tensorboard", hint=EXTRA) from None
+            raise MissingExtra(
+                "the writer 'tensorboard' needs the package tensorboard", hint=how_to_install("tensorboard")
+            ) from None
         self._given = isinstance(place, SummaryWriter)
         self._writer = place if isinstance(place, SummaryWriter) else None
         self._open: Callable[[int], SummaryWriter] = lambda step: SummaryWriter(str(place), purge_step=step)
@@ -80,7 +82,9 @@ class WandB:
         try:
             import wandb
         except ImportError:
-            raise MissingExtra("the writer 'wandb' needs the package wandb", hint=EXTRA) from None
+            raise MissingExtra(
+                "the writer 'wandb' needs the package wandb", hint=how_to_install("wandb")
+            ) from None
         self._wandb, self._folder, self._run = wandb, folder, run
         self._own = self._begun = False
         self._row: int | None = None  # the row of another's run that holds numbers of ours

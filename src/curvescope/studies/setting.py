@@ -101,7 +101,8 @@ def short_notes(cfg: ModelOnData | TokenModelOnData, model: Model) -> list[str]:
 def taken_tokens(cfg: ModelOnData | TokenModelOnData, model: Model) -> int:
     """The tokens asked for, or all of a short text where they are not more than the study's own number.
 
-    More than that was asked for by a person, and a text that has fewer is an error.
+    More than that was asked for by a person, and a text that has fewer is an error; so is one that does not
+    fill a single sequence, unless a person asks for what little there is.
     """
     asked, own = cfg.tokens, type(cfg).tokens
     texts = kind_of(model) in ("causal-lm", "masked-lm") and model.tokenizer is not None
@@ -111,7 +112,7 @@ def taken_tokens(cfg: ModelOnData | TokenModelOnData, model: Model) -> int:
     if len(content) > SHORT_TEXT:
         return asked
     there = len(as_tokenizer(model.tokenizer).encode(content)) - 1
-    return min(asked, there) if there > 0 else asked
+    return min(asked, there) if there >= min(cfg.seq_len, model.n_ctx or cfg.seq_len) else asked
 
 
 def sequences_there(cfg: ModelOnData, model: Model) -> int | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from contextvars import ContextVar
+from itertools import pairwise
 
 _words: ContextVar[tuple[str, ...]] = ContextVar("curvescope_words", default=())
 
@@ -17,6 +18,14 @@ def remember(words: Sequence[str]) -> None:
 def wants_traceback() -> bool:
     """Whether --debug was typed."""
     return "--debug" in _words.get()
+
+
+def value_behind(option: str) -> str | None:
+    """What was typed behind an option, `--tokens 5` or `--tokens=5`; None where it was not."""
+    words = _words.get()
+    found = [after for word, after in pairwise(words) if word == option]
+    found += [word.partition("=")[2] for word in words if word.startswith(f"{option}=")]
+    return found[-1] if found else None
 
 
 def go_on() -> str:

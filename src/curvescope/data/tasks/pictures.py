@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from curvescope.core.errors import CurvescopeError, MissingExtra, UsageError, near_misses
+from curvescope.core.requirements import how_to_install
 from curvescope.core.seeds import generator
 from curvescope.data.tasks.digits import digits
 
@@ -92,7 +93,7 @@ def _read(name: str, num: int | None) -> tuple[Tensor, Tensor, int]:
         import datasets
     except ImportError:
         raise MissingExtra(
-            f"the pictures {name!r} need the package datasets", hint="pip install 'curvescope[hf]'"
+            f"the pictures {name!r} need the package datasets", hint=how_to_install("datasets")
         ) from None
     read: Callable[[Any, str, int | None], _Rows] = _from_hub if name in HUB else _from_folder
     try:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from curvescope.core.errors import CurvescopeError, MissingExtra, ShapeError
+from curvescope.core.requirements import how_to_install
 from curvescope.kernels.attention import attention
 
 NAME = "curvescope"
@@ -38,7 +39,7 @@ def register_hf() -> str:
     try:
         from transformers import AttentionInterface, AttentionMaskInterface
     except ImportError as error:
-        raise MissingExtra("transformers is not installed", hint="pip install 'curvescope[hf]'") from error
+        raise MissingExtra("transformers is not installed", hint=how_to_install("transformers")) from error
     AttentionInterface.register(NAME, hf_attention)
     AttentionMaskInterface.register(NAME, hf_mask)
     return NAME

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from curvescope.core.errors import CurvescopeError, MissingExtra, UsageError
+from curvescope.core.requirements import how_to_install
 from curvescope.models.hf import source as hf
 from curvescope.models.hf.errors import one_sentence
 from curvescope.models.hf.module import adapt
@@ -64,6 +65,6 @@ def _peft() -> Any:
         import peft
     except ImportError as error:
         raise MissingExtra(
-            "a folder of LoRA matrices needs the package peft", hint="pip install 'curvescope[peft]'"
+            "a folder of LoRA matrices needs the package peft", hint=how_to_install("peft")
         ) from error
     return peft

@@ -18,6 +18,7 @@ from urllib.request import getproxies
 import torch
 
 from curvescope.core.errors import CurvescopeError, MissingExtra, UsageError
+from curvescope.core.requirements import how_to_install
 from curvescope.models.adapters import family_of
 from curvescope.models.hf.errors import one_sentence
 from curvescope.models.hf.module import adapt
@@ -110,7 +111,7 @@ def transformers() -> Any:
     except ImportError as error:
         raise MissingExtra(
             "models of the hub and their folders need the package transformers",
-            hint="pip install 'curvescope[hf]'",
+            hint=how_to_install("transformers"),
         ) from error
     return package
 

@@ -6,6 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from curvescope.core.errors import MissingExtra
+from curvescope.core.requirements import how_to_install
 from curvescope.monitor.callbacks.following import Following
 from curvescope.monitor.monitor import CurvatureMonitor
 
@@ -36,7 +37,7 @@ def trainer_callback(batches: Any, **settings: Any) -> TrainerCallback:
         from transformers import TrainerCallback
     except ImportError:
         raise MissingExtra(
-            "a callback of the Trainer needs the package transformers", hint="pip install 'curvescope[hf]'"
+            "a callback of the Trainer needs the package transformers", hint=how_to_install("transformers")
         ) from None
 
     class CurvatureCallback(TrainerCallback):

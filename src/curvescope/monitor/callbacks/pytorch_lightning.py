@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from curvescope.core.errors import MissingExtra, UsageError
+from curvescope.core.requirements import how_to_install
 from curvescope.monitor.callbacks.following import Following
 from curvescope.monitor.monitor import CurvatureMonitor
 
@@ -76,7 +77,7 @@ def _callback_class() -> type[Callback]:
         with suppress(ImportError):
             return import_module(name).Callback
     raise MissingExtra(
-        "a callback of Lightning needs the package lightning", hint="pip install 'curvescope[monitor]'"
+        "a callback of Lightning needs the package lightning", hint=how_to_install("lightning")
     )
 
 

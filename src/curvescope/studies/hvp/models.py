@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from curvescope.core.errors import MissingExtra
+from curvescope.core.requirements import how_to_install
 
 SHAPES = {  # layers, width, heads, vocabulary
     "small": (4, 128, 4, 1024),
@@ -63,7 +64,7 @@ def build(kind: str, size: str, positions: int) -> nn.Module:
         import transformers
     except ImportError as error:
         raise MissingExtra(
-            f"the model {kind!r} needs the package transformers", hint="pip install 'curvescope[hf]'"
+            f"the model {kind!r} needs the package transformers", hint=how_to_install("transformers")
         ) from error
     shape: dict[str, Any] = {
         "vocab_size": vocabulary,

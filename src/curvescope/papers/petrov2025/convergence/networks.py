@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from curvescope.core.errors import CurvescopeError, MissingExtra
+from curvescope.core.requirements import how_to_install
 from curvescope.core.seeds import generator
 from curvescope.models.zoo.mlp import MLP, MLPConfig
 from curvescope.models.zoo.transformer import Transformer, TransformerConfig
@@ -89,7 +90,7 @@ def vit_base(num_classes: int) -> nn.Module:
     try:
         from transformers import ViTForImageClassification
     except ImportError:
-        raise MissingExtra(f"{VIT_BASE} needs transformers", hint="pip install 'curvescope[hf]'") from None
+        raise MissingExtra(f"{VIT_BASE} needs transformers", hint=how_to_install("transformers")) from None
     try:
         body = ViTForImageClassification.from_pretrained(
             VIT_BASE, num_labels=num_classes, ignore_mismatched_sizes=True
