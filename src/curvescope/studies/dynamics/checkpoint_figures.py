@@ -28,6 +28,10 @@ QUANTITIES = {
 }
 SWITCH = {title: (name, error) for name, (title, error) in QUANTITIES.items()}
 OF_BLOCKS = {"λ_max": ("lambda_max", "lambda_max_error"), "trace": ("trace", "trace_stderr")}
+BLOCK_MAP = (
+    "of every block that was measured, at every checkpoint. Colours are logarithmic, on both sides of zero "
+    "where there are both signs."
+)
 
 
 def panels(rows: int, columns: int, **options: Any) -> Any:
@@ -68,15 +72,17 @@ def _course(sequence: Sequence) -> Figure:
 
 
 def _map(sequence: Sequence, blocks: list[str], values: np.ndarray) -> Figure:
+    from matplotlib.colors import LogNorm
+
     figure, axes = panels(1, 1, figsize=(3 + 0.8 * len(sequence.names), 1.5 + 0.17 * min(len(blocks), 120)))
     ax = axes[0][0]
-    logs = np.ma.masked_invalid(np.log10(np.where(values > 0, values, np.nan)))
-    image = ax.imshow(logs, aspect="auto", cmap=style.MAP, interpolation="nearest")
+    shown = np.ma.masked_invalid(np.where(values > 0, values, np.nan))
+    image = ax.imshow(shown, aspect="auto", cmap=style.MAP, norm=LogNorm(), interpolation="nearest")
     ax.set_xticks(range(len(sequence.names)), sequence.names, fontsize=8, rotation=30)
     stride = max(1, -(-len(blocks) // TALL))
     ax.set_yticks(range(0, len(blocks), stride), blocks[::stride], fontsize=7)
     ax.tick_params(length=0)
-    ax.set_title("log₁₀ λ_max of every block", fontsize=10, loc="left")
+    ax.set_title("λ_max of blocks", fontsize=10, loc="left")
     figure.colorbar(image, ax=ax, shrink=0.6)
     return figure
 
@@ -86,7 +92,8 @@ def scenes(sequence: Sequence) -> dict[str, Scene]:
     found = {"over_checkpoints": switched({"quantity": list(SWITCH)}, lambda q: _course_scene(sequence, q))}
     known = [q for q, (name, _) in OF_BLOCKS.items() if np.isfinite(sequence.block_map(name)[1]).any()]
     if known:
-        found["block_map"] = switched({"quantity": known}, lambda q: _map_scene(sequence, q))
+        made = switched({"quantity": known}, lambda q: _map_scene(sequence, q))
+        found["block_map"] = made | {"caption": f"{' or '.join(known)} {BLOCK_MAP}"}
     return found
 
 

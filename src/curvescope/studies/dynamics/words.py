@@ -88,7 +88,8 @@ def captions(result: Dynamics) -> dict[str, str]:
             "share of the gradient in the top eigenspace.",
             "blocks": "λ_max and trace of every block at every checkpoint.",
             "over_checkpoints": "λ_max, λ_min and trace with their errors, and the loss, over checkpoints.",
-            "block_map": "log₁₀ of λ_max of every block at every checkpoint; empty where it is not positive.",
+            "block_map": "λ_max of every block that was measured, at every checkpoint, in logarithmic "
+            "colours; empty where it is not positive.",
         }
     band = f"{100 * NEAR:.0f} %"
     return {
