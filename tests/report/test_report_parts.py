@@ -102,6 +102,17 @@ def test_a_scene_has_real_switches_and_a_still_to_print(tmp_path):
     assert [(has["width"], has["alt"]) for has, _ in page.all("img")] == [("480", "Map: Map words.")]
 
 
+def test_a_scene_that_looks_other_than_its_still_has_words_of_its_own(tmp_path):
+    pytest.importorskip("plotly")
+    drawn = {"map": {**SCENE, "caption": "Turn it."}, "alone": {**SCENE, "caption": "Alone."}}
+    page = Page(made(tmp_path, make_run(tmp_path, result=Synthetic(drawn=drawn))))
+    assert [text for _, text in page.all("span", class_="of-scene")] == ["Turn it."]
+    assert [text for _, text in page.all("span", class_="of-still")] == [
+        "Map words. Bars are 95 % intervals."
+    ]
+    assert "caption" not in json.loads(as_json(drawn["map"]))
+
+
 def test_lists_that_a_scene_repeats_are_told_once():
     x, y = list(range(40)), [0.5] * 40
     data = [{"x": np.array(x), "y": y}]

@@ -297,6 +297,10 @@ def test_a_stopped_run_goes_on_and_ends_with_the_same_numbers(settings, tmp_path
     for name, z in cells(scenes["block_map"], "functional|norm"):
         if name in part.norms and z is not None:
             assert z == pytest.approx(math.log10(part.norms[name].norm), rel=1e-5, abs=1e-6)
+    normed = {name for name, _ in cells(scenes["block_map"], "functional|norm") if name}
+    assert normed == set(part.norms)
+    for row in scenes["block_map"]["variants"]["functional|norm"]["data"][0]["text"]:
+        assert any(row)  # roles that have no norm have no row
     page = write_page([path], tmp_path / "page.html").read_text(encoding="utf-8")
     assert "every layer × role block" in page
     assert page.count("<img ") == 5

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -186,3 +187,11 @@ def test_checkpoints_of_another_model_are_refused_before_the_work(study: str, tm
     with pytest.raises(cs.UsageError, match=r"expected checkpoints of 'tiny-gpt', got .* E is"):
         find(study).run(cfg, progress=lambda what, *_: begun.append(what))
     assert not begun
+
+
+@pytest.mark.usefixtures("unrendered")
+def test_targets_of_any_number_are_told_apart(written: gap.Gap):
+    own = written.pair("one")
+    figure = replace(written, targets={f"target {i}": own for i in range(7)}).figures()["other_targets"]
+    looks = {(str(c[0].get_color()), c[0].get_marker()) for c in figure.axes[0].containers}
+    assert len(looks) == 8

@@ -279,3 +279,11 @@ def test_settings_are_checked_before_the_work():
 def test_a_dotted_line_is_in_the_legend():
     (legend,) = planted(1.0).figures()["sets"].legends
     assert [text.get_text() for text in legend.get_texts()][-2:] == ["magnitude + obs", "predicted"]
+
+
+@pytest.mark.usefixtures("unrendered")
+def test_lines_of_methods_differ_without_colours():
+    upper = planted(1.0).figures()["sets"].axes[0]
+    looks = [(one[0].get_linestyle(), one[0].get_marker()) for one in upper.containers]
+    assert len(set(looks)) == len(looks) > 1
+    assert ":" not in {dash for dash, _ in looks}  # what was predicted

@@ -57,6 +57,21 @@ def test_ticks_that_are_made_when_it_is_saved_have_it_too(figure):
     assert sizes == {8.0}
 
 
+def test_symbols_of_a_figure_are_set():
+    @style.styled
+    def draw():
+        figure, ax = plt.subplots()
+        ax.plot([1, 2], label="λ_max, H")
+        ax.legend()
+        ax.set_title("λ_min", loc="left")
+        return {"one": figure}
+
+    (ax,) = draw()["one"].axes
+    assert ax.get_title("left") == r"$\lambda_{\mathrm{min}}$"
+    assert ax.get_legend().get_texts()[0].get_text() == r"$\lambda_{\mathrm{max}}$, H"
+    plt.close(ax.figure)
+
+
 def test_sizes_that_a_figure_sets_stay():
     @style.styled
     def draw():

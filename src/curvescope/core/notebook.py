@@ -27,7 +27,7 @@ LIMIT = 100_000  # characters of a box
 PICTURE, DPI = 70_000, 100  # and of a picture in it, and its dots of an inch
 ROWS, COLUMNS, TEXT = 20, 8, 160  # of a table, and characters of a cell
 LONG = 200  # rows of a table whose beginning says nothing
-COLOURS = ("#1565a8", "#d1591b", "#41b09a", "#6b2c5f", "#e3b505", "#808080", "#8cc4e8", "#d1608f")
+COLOURS = ("#1565a8", "#d1591b", "#37a791", "#6b2c5f", "#d8a900", "#808080", "#8cc4e8", "#d1608f")
 CELL = "padding:1px 8px;border-bottom:1px solid rgba(128,128,128,.25)"
 Part = Callable[[], str]
 

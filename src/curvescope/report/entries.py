@@ -54,14 +54,15 @@ def _notes(summary: list[Line]) -> list[str]:
 
 
 def _pictures(run: Read, most: int) -> dict[str, Picture]:
-    captions = run.result.captions()
+    captions, scenes = run.result.captions(), run.result.scenes()
     stills = {path.stem: path for path in (run.path / "figures").glob("*.svg")}
     time, command = time_of(run.path, run.begun), command_of(run)
 
     def how(name: str) -> Methods:
-        return methods(name, RUNS[run.study], captions.get(name, ""), run.settings, run.env, time, command)
+        caption = scenes.get(name, {}).get("caption") or captions.get(name, "")
+        return methods(name, RUNS[run.study], caption, run.settings, run.env, time, command)
 
-    found = pictures(stills, run.result.scenes(), captions, anchor=f"run{run.number}", methods=how, most=most)
+    found = pictures(stills, scenes, captions, anchor=f"run{run.number}", methods=how, most=most)
     return {one.anchor.removeprefix(f"run{run.number}-"): one for one in found}
 
 
@@ -99,6 +100,8 @@ def texts(entry: Entry) -> Iterator[str]:
     tables = [*entry.tables, *([entry.claims] if entry.claims else [])]
     for one in (*entry.pictures, *tables):
         yield from (one.heading, one.caption)
+    for one in entry.pictures:
+        yield one.scene_caption
     for one in tables:
         yield from one.header
         yield from (cell.text for row in one.rows for cell in row if not cell.number)

@@ -68,6 +68,7 @@ class Picture:
     methods: Methods
     still: Still | None = None
     scene: str = ""
+    scene_caption: str = ""  # where the scene looks other than the still
     controls: Sequence[Control] = ()
 
     @property

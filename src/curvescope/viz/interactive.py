@@ -33,7 +33,8 @@ Scene = dict[str, Any]
 
 A scene with switches has two entries more: `controls`, a list of {"name": "matrix", "choices": ["H", "GGN"]},
 and `variants`, from the choices joined by "|" in the order of the controls ("GGN|trace") to the data and
-layout that take the scene's place. The scene itself is the variant of the first choices.
+layout that take the scene's place. The scene itself is the variant of the first choices. A scene that looks
+other than the figure of its name has a `caption` of its own.
 """
 DASHES = {"-": "solid", "--": "dash", ":": "dot", "-.": "dashdot"}
 PIXELS = 88  # per inch
@@ -317,8 +318,10 @@ def page(title: str, scenes: Mapping[str, Scene], captions: Mapping[str, str]) -
     body = []
     for number, (name, found) in enumerate(scenes.items()):
         body.append(f"<h2>{html.escape(name.replace('_', ' '))}</h2>")
-        body.append(f"<p>{html.escape(captions.get(name, ''))}</p><div id='f{number}'></div>")
-        text = json.dumps(found, ensure_ascii=False).replace("</", "<\\/")
+        words = found.get("caption") or captions.get(name, "")
+        body.append(f"<p>{html.escape(words)}</p><div id='f{number}'></div>")
+        shown = {key: found[key] for key in ("data", "layout")}
+        text = json.dumps(shown, ensure_ascii=False).replace("</", "<\\/")
         call = f"Plotly.newPlot('f{number}', f.data, f.layout, {{displaylogo: false, responsive: false}})"
         body.append(f"<script>{{ const f = {text}; {call}; }}</script>")
     style = "body{font:16px/1.5 system-ui,sans-serif;max-width:1500px;margin:24px auto;padding:0 16px}"

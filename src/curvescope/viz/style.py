@@ -11,6 +11,7 @@ see red, green or blue as others do. What has a name keeps its colour, dash and 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import wraps
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-BLUE, ORANGE, TEAL, PLUM, GOLD = PALETTE = ("#1565a8", "#d1591b", "#41b09a", "#6b2c5f", "#e3b505")
+BLUE, ORANGE, TEAL, PLUM, GOLD = PALETTE = ("#1565a8", "#d1591b", "#37a791", "#6b2c5f", "#d8a900")
 GREY = "#808080"  # of what is compared with; it is seen on light and on dark ground
 SKY, PINK = "#8cc4e8", "#d1608f"
 MANY = (*PALETTE, GREY, SKY, PINK)
@@ -50,6 +51,10 @@ DIVERGING = (
     "#b2182b", "#67001f",
 )  # fmt: skip
 """Blue below zero, red above, `SIGNED`: quantities with a sign."""
+
+
+SUBSCRIPT = re.compile(r"(λ|‖)_(max|min|F)\b")
+TEX = {"λ": r"\lambda", "‖": r"\|"}
 
 
 class Look(NamedTuple):
@@ -149,9 +154,28 @@ def styled(draw: Callable[P, Mapping[str, Figure]]) -> Callable[P, dict[str, Fig
             for figure in figures.values():
                 for ax in figure.axes:
                     _pin(ax)
+                _set_symbols(figure)
         return figures
 
     return drawn
+
+
+def symbols(text: str) -> str:
+    """Subscripts of words as matplotlib sets them: λ_max to $\\lambda_{\\mathrm{max}}$."""
+    if "$" in text:  # set already, or a token
+        return text
+    return SUBSCRIPT.sub(lambda found: f"${TEX[found[1]]}_{{\\mathrm{{{found[2]}}}}}$", text)
+
+
+def _set_symbols(figure: Figure) -> None:
+    """In titles, labels, legends and notes; ticks are written when a figure is drawn."""
+    legends = [one for one in (*figure.legends, *(ax.get_legend() for ax in figure.axes)) if one]
+    texts = [*figure.texts, *(text for legend in legends for text in legend.get_texts())]
+    for ax in figure.axes:
+        texts += [ax.title, ax._left_title, ax.xaxis.label, ax.yaxis.label, *ax.texts]  # pyright: ignore[reportAttributeAccessIssue]
+    for one in texts:
+        if SUBSCRIPT.search(one.get_text()):
+            one.set_text(symbols(one.get_text()))
 
 
 def axes(size: tuple[float, float]) -> Axes:

@@ -42,6 +42,7 @@ def pictures(
             methods=methods(name),
             still=still(stills[name], most) if name in stills else None,
             scene=as_json(scenes[name]) if name in scenes else "",
+            scene_caption=str(scenes.get(name, {}).get("caption", "")),
             controls=_controls(scenes.get(name, {})),
         )
         for name in names
@@ -56,11 +57,11 @@ def _controls(scene: Scene) -> list[Control]:
 
 
 def as_json(scene: Scene) -> str:
-    """JSON that may stand inside a script element; what is no finite number is null.
+    """JSON of all but the caption, for a script element; what is no finite number is null.
 
     Variants repeat long lists of numbers: those stand once, in `lists`, and `{"list": i}` is in their places.
     """
-    plain = _plain(scene)
+    plain = _plain({key: part for key, part in scene.items() if key != "caption"})
     counts = Counter(_long_lists(plain))
     places = {text: i for i, text in enumerate(text for text, count in counts.items() if count > 1)}
     if places:

@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from curvescope.core.parts import MATRIX_SYMBOLS, TITLES
+from curvescope.studies.blocks import words
 from curvescope.studies.spectrum.scenes import CHOICES, shape
 from curvescope.viz.interactive import Scene
 from curvescope.viz.scenes import Cell, grid_map, layer_map, said, switched
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from curvescope.studies.blocks.part import Part
     from curvescope.studies.blocks.study import Blocks
 
-QUANTITIES = {"norm": "‖·‖ F", "trace": "trace", "λ_max": "λ_max", "rms": "root mean square entry"}
+QUANTITIES = {"norm": "‖·‖_F", "trace": "trace", "λ_max": "λ_max", "rms": "root mean square entry"}
 
 
 def scenes(result: Blocks) -> dict[str, Scene]:
@@ -33,16 +34,22 @@ def _map(result: Blocks) -> Scene:
     """Layers × roles; of the quantities, those that some matrix has."""
     matrices = {CHOICES[name]: name for name in result.parts}
     size = dict(zip(result.names, result.sizes.tolist(), strict=True))
-    known = [q for q in QUANTITIES if any(_cells(part, q, size) for part in result.parts.values())]
+    rows = {q: [name for name in size if _is_known(result, q, name)] for q in QUANTITIES}
+    known = [q for q in QUANTITIES if rows[q]]
 
     def draw(matrix: str, quantity: str) -> Scene:
         name = matrices[matrix]
         cells = _cells(result.parts[name], quantity, size)
         colours = "signed" if quantity in ("trace", "λ_max") else "log"
         label = f"{QUANTITIES[quantity]}, {TITLES[name]}"
-        return layer_map(cells, label=label, colours=colours, names=result.names)
+        return layer_map(cells, label=label, colours=colours, names=rows[quantity])
 
     return switched({"matrix": list(matrices), "quantity": known}, draw)
+
+
+def _is_known(result: Blocks, quantity: str, name: str) -> bool:
+    """Whether some matrix has the quantity of a block."""
+    return any(math.isfinite(_number(part, quantity, name, 1).value) for part in result.parts.values())
 
 
 def _cells(part: Part, quantity: str, size: dict[str, int]) -> dict[str, Cell]:
@@ -82,7 +89,8 @@ def _densities(result: Blocks) -> Scene:
     inner = made[names[0]]["controls"]
     variants = {f"{name}|{key}": v for name, one in made.items() for key, v in one["variants"].items()}
     first = next(iter(variants.values()))
-    return {**first, "controls": [{"name": "block", "choices": names}, *inner], "variants": variants}
+    controls = [{"name": "block", "choices": names}, *inner]
+    return {**first, "controls": controls, "variants": variants, "caption": words.density_scene(result)}
 
 
 def _heterogeneity(result: Blocks) -> Scene:

@@ -10,6 +10,8 @@ from curvescope.core.numbers import between, plural, rounded, with_error
 from curvescope.core.parts import TITLES
 from curvescope.runs.shown import Line
 from curvescope.studies.blocks.part import Part
+from curvescope.studies.spectrum.words import errors, quadrature
+from curvescope.viz.scenes import density
 
 if TYPE_CHECKING:
     from curvescope.studies.blocks.study import Blocks
@@ -151,8 +153,8 @@ def captions(result: Blocks) -> dict[str, str]:
         "sharpness": f"Largest eigenvalue λ_max of {_how_many(first)}, the sharpest first; bars reach up to "
         "the bound that holds 95 times in 100.",
         "block_map": "Every diagonal block, layers to the right and roles downwards, those of no layer "
-        "beside them. Colours are logarithmic, on both sides of zero where there are both signs. Empty: not "
-        "measured, or not positive.",
+        "beside them; rows without a number of the chosen quantity are left out. Colours are logarithmic, on "
+        "both sides of zero where there are both signs. Empty: not measured, or not positive.",
         "traces": "Trace of every diagonal block: exact where it was written out, else from own probes or "
         f"from {plural(len(first.traces.samples), 'probe')} that all blocks share (the table tells). "
         "Hatched: the 95 % interval includes zero.",
@@ -165,3 +167,12 @@ def captions(result: Blocks) -> dict[str, str]:
         "square eigenvalue of the larger one. In the table: standard error and bias over probes.",
     }
     return found | {operator: f"{TITLES[operator]}: {COLUMNS}{PROBES}" for operator in result.parts}
+
+
+def density_scene(result: Blocks) -> str:
+    """What the scene of densities of blocks shows."""
+    found = next(iter(result.parts.values())).densities
+    first = next((d for d in found.values() if not d.exact), next(iter(found.values())))
+    exact = "; of blocks that were written out all eigenvalues are known" if not first.exact else ""
+    what = quadrature(first, "its range over the number of steps")
+    return density.caption(f"One diagonal block at a time: {what}", errors(first) + exact)

@@ -28,6 +28,10 @@ QUANTITIES = {
 }
 SWITCH = {title: (name, error) for name, (title, error) in QUANTITIES.items()}
 OF_BLOCKS = {"λ_max": ("lambda_max", "lambda_max_error"), "trace": ("trace", "trace_stderr")}
+BLOCK_MAP = (
+    "of every block that was measured, at every checkpoint. Colours are logarithmic, on both sides of zero "
+    "where there are both signs."
+)
 
 
 def panels(rows: int, columns: int, **options: Any) -> Any:
@@ -89,7 +93,8 @@ def scenes(sequence: Sequence) -> dict[str, Scene]:
     found = {"over_checkpoints": switched({"quantity": list(SWITCH)}, lambda q: _course_scene(sequence, q))}
     known = [q for q, (name, _) in OF_BLOCKS.items() if np.isfinite(sequence.block_map(name)[1]).any()]
     if known:
-        found["block_map"] = switched({"quantity": known}, lambda q: _map_scene(sequence, q))
+        made = switched({"quantity": known}, lambda q: _map_scene(sequence, q))
+        found["block_map"] = made | {"caption": f"{' or '.join(known)} {BLOCK_MAP}"}
     return found
 
 

@@ -133,7 +133,10 @@ def _targets(result: Gap) -> Figure:
     left, right = axes[0]
     for i, (name, pair) in enumerate(pairs.items()):
         value, error = pair.share()
-        left.errorbar(pair.loss, value, yerr=np.nan_to_num(error), fmt="o", color=PALETTE[i], label=name)
+        look = style.look(i)
+        left.errorbar(
+            pair.loss, value, yerr=np.nan_to_num(error), fmt=look.mark, color=look.colour, label=name
+        )
     left.set(xlabel="loss", ylabel="‖H_f‖/‖H‖")
     left.set_ylim(bottom=0)
     left.set_title("targets exchanged, parameters fixed", fontsize=10, loc="left")

@@ -132,11 +132,10 @@ def _outside(result: Propagation) -> str:
 
 def captions(result: Propagation) -> dict[str, str]:
     """What each figure and table shows."""
-    how = (
-        "from all unit vectors, exactly"
-        if result.shares.exact
-        else f"from {plural(len(result.shares.forms), 'probe')} that all of them see; bars are 95 % intervals"
-    )
+    probes = plural(len(result.shares.forms), "probe")
+    exact = result.shares.exact
+    how = "from all unit vectors, exactly" if exact else f"from {probes} that all of them see"
+    bars = "" if exact else "; bars are 95 % intervals"
     what = (
         "H = GGN + Σ over sources: the second derivative of each norm, attention and feed-forward network "
         "alone, seen through the first derivatives of all others. " + REST_WORDS.format(_outside(result))
@@ -149,7 +148,7 @@ def captions(result: Propagation) -> dict[str, str]:
         "eigenvalue lies, with 95 % certainty; behind the layers H, the GGN and sources of no layer.",
         "flow": f"{what} Top: Frobenius norm of each source, layer by layer, and its share of ‖H‖². Bottom: "
         f"largest and least eigenvalue of each source ({LIES}), and how strongly "
-        f"layers are coupled, ‖H_lm‖ / √(‖H_ll‖ ‖H_mm‖). Norms and shares {how}.",
+        f"layers are coupled, ‖H_lm‖ / √(‖H_ll‖ ‖H_mm‖). Norms and shares {how}{bars}.",
         "norms": f"Frobenius norm of each source, {how}.",
         "coupling": "Frobenius norm of every block of the Hessian between two layers, from probes on one "
         "layer each, with standard error and 95 % interval.",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -28,6 +28,8 @@ PANELS = (
 )
 PARTS: tuple[Part, Part] = ("measured", "held_out")
 MARKS = "osD^vP*X"
+TAKEN: tuple[Any, ...] = ("-", "--", "-.", (0, (6, 1, 1, 1, 1, 1)))
+"""Dashes of what was measured; dots are of what was predicted."""
 REACH = (4.5, 13.0, 24.0, 36.0, 50.0, 66.0)  # points from a head to its name
 
 
@@ -87,15 +89,15 @@ def _sets(result: Pruned) -> Figure:
     for column, name in zip(axes.T, result.sets, strict=True):
         lines = [(sets, method) for sets in every_set(result, name) for method in sets.methods]
         for i, (sets, method) in enumerate(lines):
-            look = {"color": style.MANY[i % len(style.MANY)], "lw": 1.1}
+            look = {"color": style.MANY[i % len(style.MANY)], "lw": 1.3}
             x = 100 * sets.sparsities + 0.6 * (i - (len(lines) - 1) / 2)
             effects = sets.at(method)
             for ax, part in zip(column, PARTS, strict=True):
                 found = [effects.interval(part, j) for j in range(len(x))]
                 mean = np.array([one.value for one in found])
                 ends = np.abs(np.array([[one.low, one.high] for one in found]).T - mean)
-                mark = "-" + MARKS[i % len(MARKS)]
-                ax.errorbar(x, mean, yerr=np.nan_to_num(ends), fmt=mark, ms=4, label=method, **look)
+                taken = {"marker": MARKS[i % len(MARKS)], "ls": TAKEN[i % len(TAKEN)], "ms": 5}
+                ax.errorbar(x, mean, yerr=np.nan_to_num(ends), label=method, **taken, **look)
             column[0].plot(x, effects.predicted.mean(1), ":", **look)
         for ax in column:
             ax.axhline(0, color="0.5", lw=0.6)

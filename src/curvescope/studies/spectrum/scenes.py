@@ -10,6 +10,7 @@ import numpy as np
 
 from curvescope.algorithms import SpectralDensity
 from curvescope.core.parts import MATRIX_SYMBOLS, TITLES
+from curvescope.studies.spectrum.words import density_scene
 from curvescope.viz.interactive import Scene
 from curvescope.viz.scenes import Cell, grid_map, layer_map, said, switched
 from curvescope.viz.scenes.density import Spectrum as Shape
@@ -25,7 +26,7 @@ POINTS = 160  # of a density: six for every width of the kernel, or nearly
 CHOICES = {"hessian": "H", "ggn": "GGN", "functional": "functional"}
 """Of the switch between matrices."""
 TOP = "λ_max"
-QUANTITIES = {"norm": "‖·‖ F", "trace": "trace", TOP: TOP, "rms": "root mean square entry"}
+QUANTITIES = {"norm": "‖·‖_F", "trace": "trace", TOP: TOP, "rms": "root mean square entry"}
 UNMEASURED = "λ_max of single blocks is not measured here:<br>curvescope run blocks measures it"
 
 
@@ -35,7 +36,7 @@ def scenes(result: Spectrum) -> dict[str, Scene]:
         "density": spectra([
             shape(name, replace(part.density, psd=name == "ggn"), part.extremes)
             for name, part in result.parts.items()
-        ]),
+        ]) | {"caption": density_scene(result)},
         "block_map": _block_map(result),
         "block_maps": _pairs(result),
     }  # fmt: skip
@@ -69,7 +70,7 @@ def shape(name: str, density: SpectralDensity, extremes: Eigenpairs | None) -> S
 def _block_map(result: Spectrum) -> Scene:
     """Diagonal blocks, layers × roles: all blocks have a trace, those of the map a norm."""
     matrices = {CHOICES[name]: name for name in result.parts}
-    names = result.parts["hessian"].traces.names
+    rows = {q: _cells(result.parts["hessian"], "", q) for q in QUANTITIES if q != TOP}
 
     def draw(matrix: str, quantity: str) -> Scene:
         if quantity == TOP:
@@ -78,7 +79,7 @@ def _block_map(result: Spectrum) -> Scene:
         cells = _cells(part, MATRIX_SYMBOLS[matrices[matrix]], quantity)
         colours = "signed" if quantity == "trace" else "log"
         label = f"{QUANTITIES[quantity]}, {TITLES[matrices[matrix]]}"
-        return layer_map(cells, label=label, colours=colours, names=names)
+        return layer_map(cells, label=label, colours=colours, names=list(rows[quantity]))
 
     return switched({"matrix": list(matrices), "quantity": list(QUANTITIES)}, draw)
 

@@ -25,7 +25,7 @@ from curvescope.algorithms import (
     spectral_density,
 )
 from curvescope.core.config import at_least, setting
-from curvescope.core.numbers import below_noise, plural, rounded, with_error
+from curvescope.core.numbers import below_noise, rounded, with_error
 from curvescope.core.operator import LinearOperator
 from curvescope.core.parts import MATRIX_SYMBOLS, TITLES
 from curvescope.core.progress import Progress
@@ -120,32 +120,7 @@ class Spectrum(Shown):
 
     def captions(self) -> dict[str, str]:
         """What each figure and table shows."""
-        H = self.parts["hessian"]
-        probes, steps = H.density.nodes.shape
-        band = "The band is a 95 % interval over probes" if probes > 1 else "One probe: the error is unknown"
-        how = f"{plural(probes, 'probe')}, {plural(steps, 'step')}"
-        shared = plural(len(H.traces.samples), "probe")
-        return {
-            "density": f"Above: density by stochastic Lanczos quadrature ({how}) "
-            f"under a kernel of width {rounded(H.density.width, 2)} (Hessian; each panel says its own): "
-            f"what is narrower is not seen. {band}; ticks mark the extreme eigenvalues, found by Lanczos. "
-            "Below: the share of eigenvalues up to λ, without a kernel. For these probes it is certain to "
-            "lie in the dark band; that of all eigenvalues lies in the light one 95 times in 100. Where "
-            "there are switches, strokes are extreme eigenvalues, diamonds outliers that stand apart from "
-            "the bulk.",
-            "block_map": "Every diagonal block, layers to the right and roles downwards, blocks of no layer "
-            "beside them. Colours are logarithmic, on both sides of zero where there are both signs. Empty: "
-            "not on the map.",
-            "block_maps": "Root mean square entry of every block, diagonal and not, all on one scale. "
-            "Where a name is that of a layer, its blocks follow in the order of the table of norms.",
-            "traces": f"Trace of every diagonal block, from {shared} that all blocks "
-            "share; bars are 95 % intervals. The table has the small blocks too, with standard errors (±); "
-            "< x: below noise, the trace of a positive semi-definite block came out below zero.",
-            "norms": f"Frobenius norm of every diagonal block; {_bars(H.map)}.",
-            "extremes": "Extreme eigenvalues with the residual ‖A v − λ v‖ of a unit vector v: there is an "
-            "eigenvalue within that distance. Converged: the residual is within the tolerance; verified: a "
-            "search outside these vectors found none beyond them.",
-        }
+        return words.captions(self)
 
     def tables(self) -> dict[str, pd.DataFrame]:
         """Tables by name, for CSV files and the report."""
@@ -198,13 +173,6 @@ class Spectrum(Shown):
             table[f"‖{MATRIX_SYMBOLS[name]}‖"] = np.diag(part.map.frobenius)
             table[f"± {MATRIX_SYMBOLS[name]}"] = np.diag(part.map.stderr)
         return table
-
-
-def _bars(found: BlockMap) -> str:
-    """What bars of norms are."""
-    if found.num_products == len(found.names):
-        return "from one probe for each block, so that their errors are not known"
-    return "bars are 95 % intervals, ± in the table is a standard error"
 
 
 def _unsure(found: Eigenpairs) -> str:

@@ -6,9 +6,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from curvescope.core.numbers import rounded, with_error
+from curvescope.core.numbers import plural, rounded, with_error
+from curvescope.core.parts import TITLES
+from curvescope.viz.scenes import density
 
 if TYPE_CHECKING:
+    from curvescope.algorithms import BlockMap, SpectralDensity
     from curvescope.studies.spectrum.study import Spectrum
 
 
@@ -46,3 +49,59 @@ def opening(result: Spectrum) -> str:
         f"{said} The GGN alone reaches {rounded(top)}, the functional part {rounded(functional)} in size"
         f"{negative}."
     )
+
+
+def captions(result: Spectrum) -> dict[str, str]:
+    """What each figure and table shows."""
+    H = result.parts["hessian"]
+    shared = plural(len(H.traces.samples), "probe")
+    return {
+        "density": f"Above: {quadrature(H.density)} (Hessian; each panel says its own): what is narrower is "
+        f"not seen. {errors(H.density)}; ticks mark the extreme eigenvalues, found by Lanczos. "
+        "Below: the share of eigenvalues up to λ, without a kernel. For these probes it is certain to "
+        "lie in the dark band; that of all eigenvalues lies in the light one 95 times in 100.",
+        "block_map": "Diagonal blocks, layers to the right and roles downwards, those of no layer "
+        "beside them; all have a trace, those of the map of pairs a norm. Colours are logarithmic, on both "
+        "sides of zero where there are both signs.",
+        "block_maps": "Root mean square entry of every block, diagonal and not, all on one scale. "
+        "Where a name is that of a layer, its blocks follow in the order of the table of norms.",
+        "traces": f"Trace of every diagonal block, from {shared} that all blocks "
+        "share. In the figure bars are 95 % intervals; the table has the small blocks too, ± are standard "
+        "errors, < x: below noise, the trace of a positive semi-definite block came out below zero.",
+        "norms": f"Frobenius norm of every diagonal block; {_bars(H.map)}.",
+        "extremes": "Extreme eigenvalues with the residual ‖A v − λ v‖ of a unit vector v: there is an "
+        "eigenvalue within that distance. Converged: the residual is within the tolerance; verified: a "
+        "search outside these vectors found none beyond them.",
+    }
+
+
+def density_scene(result: Spectrum) -> str:
+    """What the scene of densities shows."""
+    widths = [f"{rounded(part.density.width, 2)} ({TITLES[name]})" for name, part in result.parts.items()]
+    d = result.parts["hessian"].density
+    said = quadrature(d, ", ".join(widths))
+    return density.caption(f"D{said[1:]}", errors(d))
+
+
+def quadrature(d: SpectralDensity, width: str = "") -> str:
+    """How a density was found, and the width of its kernel."""
+    probes, steps = d.nodes.shape
+    lanczos = f"stochastic Lanczos quadrature ({plural(probes, 'probe')}, {plural(steps, 'step')})"
+    how = "all eigenvalues" if d.exact else lanczos
+    return f"density by {how} under a kernel of width {width or rounded(d.width, 2)}"
+
+
+def errors(d: SpectralDensity) -> str:
+    """What is known about the error of a density."""
+    if d.exact:
+        return "It has no error"
+    return (
+        "The band is a 95 % interval over probes" if len(d.nodes) > 1 else "One probe: its error is unknown"
+    )
+
+
+def _bars(found: BlockMap) -> str:
+    """What bars of norms are."""
+    if found.num_products == len(found.names):
+        return "from one probe for each block, so that their errors are not known"
+    return "bars are 95 % intervals, ± in the table is a standard error"

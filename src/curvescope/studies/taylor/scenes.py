@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 
 POINTS = 101  # of a prediction
 ROOM = 0.12  # of the range of losses, left above and below
+PLANE = (
+    "The plane of the top eigenvector and the gradient, both of length one and at right angles: the loss, "
+    "the quadratic in the same colours, or their difference. Lines are of equal height; the cross is θ."
+)
 LOSS, QUADRATIC, DIFFERENCE = "loss", "quadratic", "difference"
 
 
@@ -31,7 +35,7 @@ def scenes(result: Taylor) -> dict[str, Scene]:
     p = result.plane
     if p is not None:
         shown = [LOSS, QUADRATIC, DIFFERENCE]
-        found["plane"] = switched({"shown": shown}, lambda chosen: _plane(p, chosen))
+        found["plane"] = switched({"shown": shown}, lambda chosen: _plane(p, chosen)) | {"caption": PLANE}
     return found
 
 

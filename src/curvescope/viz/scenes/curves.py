@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from curvescope.viz.interactive import Scene
-from curvescope.viz.scenes.parts import DASHES, SYMBOLS, axis, numbers
+from curvescope.viz.scenes.parts import DASHES, SYMBOLS, axis, numbers, symbols
 from curvescope.viz.style import MARKS, ON_SCREEN, Look, on_screen
 
 DASH = ("-", "--", ":", "-.")
@@ -65,7 +65,7 @@ def over(names: Sequence[str], title: str, most: int = 24) -> dict[str, Any]:
 def _trace(curve: Curve, look: Look) -> Scene:
     mode = "+".join([*(["lines"] if curve.line else []), *(["markers"] if curve.marks else [])])
     trace: Scene = {
-        "type": "scatter", "mode": mode, "name": curve.name, "legendgroup": curve.of or curve.name,
+        "type": "scatter", "mode": mode, "name": symbols(curve.name), "legendgroup": curve.of or curve.name,
         "showlegend": not curve.of,
         "x": numbers(curve.x), "y": numbers(curve.y), **_hover(curve),
         "line": {"color": look.colour, "width": 2, "dash": DASHES.get(look.dash, "solid")},
@@ -80,9 +80,9 @@ def _trace(curve: Curve, look: Look) -> Scene:
 
 def _hover(curve: Curve) -> Scene:
     if not isinstance(curve.words, str):
-        return {"text": list(curve.words), "hovertemplate": "%{text}<extra></extra>"}
+        return {"text": [symbols(words) for words in curve.words], "hovertemplate": "%{text}<extra></extra>"}
     known = {} if curve.true is None else {"customdata": numbers(curve.true, 4)}
-    return {"hovertemplate": f"{curve.words}<extra></extra>", **known}
+    return {"hovertemplate": f"{symbols(curve.words)}<extra></extra>", **known}
 
 
 def _bands(curve: Curve, low: np.ndarray, high: np.ndarray, look: Look, *, positive: bool) -> list[Scene]:

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from curvescope.viz.interactive import Scene
-from curvescope.viz.scenes.parts import SignedLog, axis, named, nothing, numbers, power
+from curvescope.viz.scenes.parts import SignedLog, axis, named, nothing, numbers, power, symbols
 from curvescope.viz.style import DIVERGING, SEQUENTIAL
 
 Colours = Literal["linear", "log", "signed", "signed linear"]
@@ -154,7 +154,8 @@ def scale_of(values: Sequence[float], kind: Colours, limits: tuple[float, float]
 def colour_bar(scale: Scale, label: str) -> dict[str, Any]:
     """The colours and their bar, which lies above the map."""
     stops = DIVERGING if scale.kind.startswith("signed") else SEQUENTIAL
-    bar: dict[str, Any] = {"title": {"text": label, "side": "top"}, "orientation": "h", "thickness": 10}
+    title = {"text": symbols(label), "side": "top"}
+    bar: dict[str, Any] = {"title": title, "orientation": "h", "thickness": 10}
     bar |= {"x": 0, "xanchor": "left", "y": 1.02, "yanchor": "bottom", "len": 0.7, "exponentformat": "power"}
     if scale.kind == "signed":
         top = scale.linear * 10.0**DECADES
@@ -176,7 +177,7 @@ def _heat(cells: Sequence[Sequence[Cell | None]], scale: Scale) -> dict[str, Any
     return {
         "type": "heatmap",
         "z": [numbers([scale.of(c.value) if c else math.nan for c in row]) for row in cells],
-        "text": [[c.words if c else "" for c in row] for row in cells],
+        "text": [[symbols(c.words) if c else "" for c in row] for row in cells],
         "hovertemplate": "%{text}<extra></extra>",
         "hoverongaps": False,
         "coloraxis": "coloraxis",

@@ -11,12 +11,18 @@ import numpy as np
 
 from curvescope.core.numbers import rounded, with_error
 from curvescope.viz.interactive import Scene
+from curvescope.viz.style import SUBSCRIPT
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
 DASHES = {"-": "solid", "--": "dash", ":": "dot", "-.": "dashdot"}
 SYMBOLS = {"o": "circle", "s": "square", "^": "triangle-up", "D": "diamond", "v": "triangle-down"}
+
+
+def symbols(text: str) -> str:
+    """Subscripts of words as HTML: λ_max to λ<sub>max</sub>."""
+    return SUBSCRIPT.sub(r"\1<sub>\2</sub>", text)
 
 
 def switched(controls: Mapping[str, Sequence[str]], draw: Callable[..., Scene]) -> Scene:
@@ -75,7 +81,7 @@ class SignedLog(NamedTuple):
 
 def axis(title: str, **more: Any) -> dict[str, Any]:
     """An axis with a title, a line and ticks; its margin grows with its labels."""
-    found = {"title": {"text": title}, "automargin": True, "zeroline": False, "ticks": "outside"}
+    found = {"title": {"text": symbols(title)}, "automargin": True, "zeroline": False, "ticks": "outside"}
     return {**found, "showline": True, "exponentformat": "power", **more}
 
 
@@ -99,6 +105,6 @@ def named(names: Sequence[str], *, most: int, title: str = "", **more: Any) -> d
 
 def nothing(words: str, height: int) -> Scene:
     """A scene that says why there is nothing in it."""
-    note = {"text": words, "xref": "paper", "yref": "paper", "x": 0.5, "y": 0.5, "showarrow": False}
+    note = {"text": symbols(words), "xref": "paper", "yref": "paper", "x": 0.5, "y": 0.5, "showarrow": False}
     hidden = {"visible": False}
     return {"data": [], "layout": {"height": height, "annotations": [note], "xaxis": hidden, "yaxis": hidden}}
