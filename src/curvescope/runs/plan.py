@@ -37,6 +37,7 @@ class Step(NamedTuple):
     columns: int = 1  # vectors that one product takes at once
     basis: int = 0
     spaces: tuple[tuple[str, ...], ...] = ((),)  # globs of each operator's parameters; none: all that varies
+    made: int = 0  # how often these operators are made anew; 0: they are those of earlier steps
 
 
 @final

@@ -71,33 +71,30 @@ def lanczos(what: str, part: Part, num_steps: int) -> Step:
     return _step(what, part, num_steps, basis=num_steps + 1)
 
 
-def of_blocks(
-    what: str, parts: Sequence[Part], num_probes: int, num_steps: int, max_exact: int
-) -> list[Step]:
-    """`own_probes` of every operator: small ones are written out, others have Lanczos steps and probes."""
-    least = max(max_exact, num_probes + num_steps if num_steps else 0)
+def own_probes(what: str, parts: Sequence[Part], num_probes: int, num_steps: int, exact: int) -> list[Step]:
+    """`own_probes` of every operator: those with at most `exact` rows are written out, others estimated."""
+    least = max(exact, num_probes + num_steps if num_steps else 0)
     sizes = {part: part.problem.space(*part.space).size for part in parts}
     written = [part for part in parts if sizes[part] <= least]
     others = [part for part in parts if sizes[part] > least]
     found = []
     if written:
         total = sum(sizes[part] for part in written)
-        columns = max(1, total // len(written))
-        found.append(_together(f"{what}, written out,", written, total, columns=columns))
+        found.append(together(f"{what}, written out,", written, total, columns=max(1, total // len(written))))
+    if others and num_steps:
+        found.append(together(f"{what}, Lanczos,", others, num_steps * len(others), basis=num_steps + 1))
     if others:
         columns = min(num_probes, *(columns_at_once(part.operator) for part in others))
-        if num_steps:
-            count = num_steps * len(others)
-            found.append(_together(f"{what}, Lanczos,", others, count, basis=num_steps + 1))
-        found.append(_together(f"{what}, probes,", others, num_probes * len(others), columns=columns))
+        found.append(together(f"{what}, probes,", others, num_probes * len(others), columns=columns))
     return found
 
 
-def _step(what: str, part: Part, products: float, *, columns: int = 1, basis: int = 0) -> Step:
-    return Step(part.named(what), part.kind, products, columns=columns, basis=basis, spaces=(part.space,))
-
-
-def _together(what: str, parts: Sequence[Part], products: float, *, columns: int = 1, basis: int = 0) -> Step:
+def together(what: str, parts: Sequence[Part], products: float, *, columns: int = 1, basis: int = 0) -> Step:
+    """Operators of one kind, one after the other."""
     spaces = tuple(part.space for part in parts)
     name = parts[0].named(what)
     return Step(name, parts[0].kind, products, columns=columns, basis=basis, spaces=spaces)
+
+
+def _step(what: str, part: Part, products: float, *, columns: int = 1, basis: int = 0) -> Step:
+    return together(what, [part], products, columns=columns, basis=basis)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import statistics
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, final
@@ -33,6 +33,7 @@ from curvescope.studies.preflight.meter import Meter
 from curvescope.studies.setting import ModelOnData
 
 PATIENCE = 4.0  # seconds for all kinds together, about, and as much again where they are quick
+MOST = 2  # times that: then kinds that are like others are not measured
 CALLS = 4  # of a kind at least: the first builds, and later ones are as in an algorithm
 ENOUGH = 20  # calls at most; a product that was asked for a dozen times is recorded and replayed
 ENTRIES = 2**21  # of a vector that the work of algorithms is measured on, or all
@@ -87,13 +88,18 @@ class Measured:
     why: str
 
 
-def measure(problem: Problem, cfg: ModelOnData, kinds: Sequence[Kind], clock: Clock) -> Measured:
-    """Seconds and bytes of every kind, on as many sequences as there are time and memory for."""
+def measure(problem: Problem, cfg: ModelOnData, asked: Mapping[Kind, int], clock: Clock) -> Measured:
+    """Seconds and bytes of every kind, on as many sequences as there are time and memory for.
+
+    Args:
+        asked: how often a study asks for products of every kind, the most telling kind first.
+    """
+    kinds = list(asked)
     meter, whole = Meter(problem.device), problem.batches[0].num_sequences
     one = _Bench(problem, cfg, 1, meter, clock)
     small = one.take(kinds[0])
     base, free = meter.begin(), meter.free()  # libraries that a first product loads are there
-    count, taken = _all_taken(problem, cfg, kinds, meter, clock, _affordable(problem, small, kinds, free))
+    count, taken = _all_taken(problem, cfg, asked, meter, clock, _affordable(problem, small, kinds, free))
     if count == 1 < whole:
         other, at = _Bench(problem, cfg, 2, meter, clock).take(kinds[0]), 2
     else:
@@ -125,19 +131,31 @@ def _affordable(problem: Problem, small: Taken, kinds: Sequence[Kind], free: int
 
 
 def _all_taken(
-    problem: Problem, cfg: ModelOnData, kinds: Sequence[Kind], meter: Meter, clock: Clock, count: int
+    problem: Problem, cfg: ModelOnData, asked: Mapping[Kind, int], meter: Meter, clock: Clock, count: int
 ) -> tuple[int, dict[Kind, Taken]]:
     """What every kind takes on so many sequences, or on half as many where these do not fit."""
-    bench, patience = _Bench(problem, cfg, count, meter, clock), PATIENCE / len(kinds)
+    bench, patience = _Bench(problem, cfg, count, meter, clock), PATIENCE / len(asked)
+    taken: dict[Kind, Taken] = {}
+    start = clock()
     try:
-        return count, {kind: bench.take(kind, patience=patience) for kind in kinds}
+        for kind, often in asked.items():
+            if clock() - start < MOST * PATIENCE or kind.name not in {known.name for known in taken}:
+                taken[kind] = bench.take(kind, min(often, ENOUGH), patience=patience)
+        return count, {kind: _once_for_all(kind, taken) for kind in taken}
     except torch.OutOfMemoryError as error:
         if count == 1:
             raise CurvescopeError(
                 f"a product of {problem.model.name} on one sequence takes more memory than there is",
                 hint="checkpoint=True, a smaller seq_len, or more ranks",
             ) from error
-    return _all_taken(problem, cfg, kinds, meter, clock, count // 2)
+    return _all_taken(problem, cfg, asked, meter, clock, count // 2)
+
+
+def _once_for_all(kind: Kind, taken: dict[Kind, Taken]) -> Taken:
+    """What a kind takes, its graph being that which was built for any number of columns of its operator."""
+    same = [some for other, some in taken.items() if other._replace(columns=kind.columns) == kind]
+    building, graph = max(some.building for some in same), max(some.graph for some in same)
+    return taken[kind]._replace(building=building, graph=graph)
 
 
 def _grown(taken: Taken, time: float, data: float, columns: int) -> Taken:
@@ -154,15 +172,16 @@ class _Bench:
         batch = problem.batches[0][:sequences]
         self._problem = Problem(problem.model, [batch], loss=problem.loss)
         self._cfg, self._meter, self._clock = cfg, meter, clock
+        self._operators: dict[str, CurvatureOperator] = {}  # their blocks share what they keep, as in studies
         self.fast, self.attends, self.why = False, False, ""
 
-    def take(self, kind: Kind, *, patience: float = 0.0) -> Taken:
-        """At least CALLS products, up to ENOUGH while there is patience."""
+    def take(self, kind: Kind, calls: int = CALLS, *, patience: float = 0.0) -> Taken:
+        """At least CALLS products, up to `calls` while there is patience."""
         before = self._meter.begin()
         op, product = self._product(kind)
         seconds: list[float] = []
         with op.steady():
-            while len(seconds) < CALLS or (len(seconds) < ENOUGH and sum(seconds) < patience):
+            while len(seconds) < CALLS or (len(seconds) < calls and sum(seconds) < patience):
                 start = self._clock()
                 product()
                 seconds.append(self._clock() - start)
@@ -174,19 +193,25 @@ class _Bench:
 
     def _product(self, kind: Kind) -> tuple[CurvatureOperator, Callable[[], Any]]:
         """The operator, and a call that is done when a card has done it."""
-        problem, how = self._problem, {"engine": self._cfg.engine, "checkpoint": self._cfg.checkpoint}
+        problem = self._problem
         if kind.name in ("gradient", "loss"):
             call = problem.gradient if kind.name == "gradient" else problem.value
-            return OPERATORS["hessian"](problem), lambda: torch.as_tensor(call()).sum().item()
+            return self._operator("hessian"), lambda: torch.as_tensor(call()).sum().item()
         if kind.name in ("sources", "source"):
             sources = Sources(problem)
-            op: CurvatureOperator = sources[next(iter(sources))]
+            op = sources[next(iter(sources))]
         else:
-            sources, op = None, OPERATORS[kind.name](problem, *kind.space, **how)
+            sources, op = None, self._operator(kind.name).block(list(kind.space) or "*")
         V = probes(op.shape[1], kind.columns, seed=0, dtype=op.dtype, device=op.device)
         if kind.name == "sources" and sources is not None:
             return op, lambda: sum(float(found.sum()) for found in sources.products(V).values())
         return op, lambda: float((op @ V).sum())
+
+    def _operator(self, name: str) -> CurvatureOperator:
+        if name not in self._operators:
+            how: Any = {"engine": self._cfg.engine, "checkpoint": self._cfg.checkpoint}
+            self._operators[name] = OPERATORS[name](self._problem, **how)
+        return self._operators[name]
 
 
 def _around(problem: Problem, clock: Clock) -> Around:

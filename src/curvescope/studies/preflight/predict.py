@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, final
+from typing import Any, NamedTuple, final
 
 import torch
 
@@ -25,6 +25,7 @@ from curvescope.runs.plan import Step
 from curvescope.studies.preflight.measure import Kind, Measured, Taken
 
 SAMPLED = 3  # of many operators of one kind, so many are measured
+KNOWN = ("hessian", "ggn", "functional", "sources", "source", "gradient", "loss")
 Globs = tuple[str, ...]
 BUFFERS = 3  # vectors that an algorithm has besides its basis: probes, products, what it adds up
 
@@ -85,11 +86,25 @@ class Prediction:
         return self.memory <= self.base + self.free
 
 
-def kinds_of(steps: Sequence[Step]) -> list[Kind]:
-    """What has to be measured, single columns first; of many operators a few from the first to the last."""
-    found = {Kind(step.kind, space, step.columns) for step in steps for space in _sampled(step)}
-    order = ["hessian", "ggn", "functional"]
-    return sorted(found, key=lambda k: (k.columns, order.index(k.name) if k.name in order else 3, k))
+def kinds_of(steps: Sequence[Step]) -> dict[Kind, int]:
+    """What has to be measured and how often a study asks for it, what stands for most first.
+
+    Of many operators a few are, from the first to the last. One of every name comes before one of every
+    operator, and that before other numbers of columns, which are measured of single operators alone.
+    """
+    asked: dict[Kind, int] = {}
+    several: set[Kind] = set()
+    for step in steps:
+        for space in sampled(step):
+            kind, count = Kind(step.kind, space, step.columns), len(step.spaces)
+            asked[kind] = max(asked.get(kind, 0), int(step.products / (count * step.columns)))
+            several |= {kind} if count > 1 else set()
+    wanted = [k for k in asked if k not in several or k.columns == 1 or k._replace(columns=1) not in asked]
+    order = sorted(wanted, key=lambda kind: (kind.columns, KNOWN.index(kind.name)))
+    names = {kind.name: kind for kind in reversed(order)}
+    operators = {(kind.name, kind.space): kind for kind in reversed(order)}
+    first = sorted(names.values(), key=order.index)
+    return {kind: asked[kind] for kind in [*first, *sorted(operators.values(), key=order.index), *order]}
 
 
 def predict(problem: Problem, steps: Sequence[Step], measured: Measured, other: float) -> Prediction:
@@ -107,16 +122,16 @@ class _Standing:
         self._problem, self._measured = problem, measured
         self._batches = problem.batches.num_sequences / problem.batches[0].num_sequences
         self._budget = int(SHARE * measured.free)
-        self._graphs: dict[tuple[str, Globs], float] = {}  # bytes, by operator
+        self._graphs: dict[Any, float] = {}  # bytes, by operator
+        self._known: set[tuple[str, Globs]] = set()  # operators that are there
 
     def stage(self, step: Step) -> Stage:
         """What a step takes."""
-        taken = _mean([self._measured.taken[Kind(step.kind, s, step.columns)] for s in _sampled(step)])
-        new = [(step.kind, space) for space in step.spaces if (step.kind, space) not in self._graphs]
-        self._graphs |= {key: self._batches * taken.graph for key in new}
+        taken = _mean([self._of(Kind(step.kind, space, step.columns)) for space in sampled(step)])
+        new = self._keep(step, self._batches * taken.graph)
         sizes = [self._problem.space(*space).size for space in step.spaces]
         expected, most = (
-            self._seconds(step, taken, products, sizes, len(new))
+            self._seconds(step, taken, products, sizes, new)
             for products in (step.products, max(step.most, step.products))
         )
         entry = torch.finfo(self._problem.dtype).bits // 8
@@ -124,6 +139,33 @@ class _Standing:
         graphs = int(min(sum(self._graphs.values()), max(self._budget, taken.graph)))
         memory = self._measured.base + graphs + vectors + taken.passing
         return Stage(step.what, step.products, expected, most, vectors, graphs, memory)
+
+    def _keep(self, step: Step, size: float) -> int:
+        """Note the graphs of a step, of so many bytes each; how many of its operators are new.
+
+        Of operators that are made anew one is there at a time, in the place of those before.
+        """
+        keys = {(step.kind, space) for space in step.spaces}
+        if step.made:
+            self._graphs = {key: held for key, held in self._graphs.items() if key[0] != step.kind}
+            self._graphs[step.kind, step.spaces[0]] = size
+            self._known |= keys
+            return step.made * len(keys)
+        new = keys - self._known
+        self._graphs |= dict.fromkeys(new, size)
+        self._known |= keys
+        return len(new)
+
+    def _of(self, kind: Kind) -> Taken:
+        """What a kind takes; what was not measured takes as much as what is most like it."""
+        measured, n = self._measured.taken, self._problem.space(*kind.space).size
+
+        def distance(other: Kind) -> tuple[bool, bool, float, int]:
+            m = self._problem.space(*other.space).size
+            differs = other.name != kind.name, other.space != kind.space
+            return *differs, max(n, m) / min(n, m), abs(other.columns - kind.columns)
+
+        return measured[min(measured, key=distance)]
 
     def _seconds(self, step: Step, taken: Taken, products: float, sizes: list[int], new: int) -> float:
         n, row, kept = sum(sizes) / len(sizes), self._measured.around.row, self._measured.around.kept
@@ -135,7 +177,7 @@ class _Standing:
         return products * each + journal + built * self._batches * taken.building
 
 
-def _sampled(step: Step) -> list[Globs]:
+def sampled(step: Step) -> list[Globs]:
     """All spaces of a step, or of many a few that lie evenly."""
     count = len(step.spaces)
     if count <= SAMPLED:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from curvescope.models.sources import find_sources
 from curvescope.problem import Problem
-from curvescope.runs.plan import Cost, Plan
+from curvescope.runs.plan import Cost, Plan, Step
+from curvescope.studies.propagation.shares import HESSIAN, OUTER, TOGETHER
 from curvescope.studies.propagation.study import Config, asked_ends, layer_slices
+from curvescope.studies.steps import Part, probed
 
 SOURCE = 1.0  # products of the Hessian that one of a single source takes
 EACH = 0.1  # and what each adds when all of them are asked for at once
@@ -20,6 +22,24 @@ def cost(cfg: Config, problem: Problem) -> Cost:
     coupling = cfg.num_map_probes * layers
     products = vectors * (2 + SOURCE + EACH * count) + SOURCE * cfg.num_steps * len(asked) + coupling
     return Cost(1 + len(asked) + (coupling > 0 and layers > 1), products)
+
+
+def steps(cfg: Config, problem: Problem) -> list[Step]:
+    """The same step by step."""
+    size, layers = problem.space().size, layer_slices(problem)
+    exact = size <= cfg.max_exact
+    vectors, columns = (size, size) if exact else (cfg.num_probes, max(1, TOGETHER // size))
+    found = [
+        Step(f"shares, {name}", kind, vectors, columns=min(columns, vectors), made=1)
+        for name, kind in (("H", "hessian"), ("GGN", "ggn"), ("sources", "sources"))
+    ]
+    kinds = {HESSIAN: "hessian", OUTER: "ggn"}
+    for name in asked_ends(cfg, problem):
+        kind = kinds.get(name, "source")
+        found.append(Step(f"eigenvalues of {name}", kind, cfg.num_steps, basis=cfg.num_steps + 1))
+    if cfg.num_map_probes and len(layers) > 1:
+        found.append(probed("couplings", Part(problem, "hessian"), cfg.num_map_probes, times=len(layers)))
+    return found
 
 
 def blocks(cfg: Config) -> tuple[str, ...]:
@@ -37,4 +57,5 @@ PLAN = Plan(
         {"tokens": 32, "num_probes": 4, "num_steps": 4, "num_map_probes": 1},
         {"tokens": 32, "num_probes": 2, "num_steps": 0, "num_map_probes": 0},
     ),
+    steps,
 )
