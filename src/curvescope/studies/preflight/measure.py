@@ -59,10 +59,11 @@ class Taken(NamedTuple):
 
 
 class Around(NamedTuple):
-    """Seconds of an algorithm for each entry of a vector, besides products."""
+    """Seconds of an algorithm besides products, for each entry of a vector; and for each file."""
 
     row: float  # to make it orthogonal to one vector of a basis
     kept: float  # to keep it for a run that is stopped
+    file: float
 
 
 @final
@@ -180,15 +181,17 @@ class _Bench:
         before = self._meter.begin()
         op, product = self._product(kind)
         seconds: list[float] = []
+        opened = self._clock()
         with op.steady():
             while len(seconds) < CALLS or (len(seconds) < calls and sum(seconds) < patience):
                 start = self._clock()
                 product()
                 seconds.append(self._clock() - start)
-        peak, after = self._meter.peak(), self._meter.now()
+        opened = self._clock() - opened
+        peak, after = self._meter.peak(), self._meter.begin()
         self.fast, self.attends, self.why = op.engine.name == "fast", op.engine.attends, op.engine.why
         steady = statistics.median(seconds[len(seconds) // 2 :])
-        building = sum(seconds) - steady * len(seconds)
+        building = opened - steady * len(seconds)
         return Taken(steady / kind.columns, max(building, 0.0), max(after - before, 0), max(peak - after, 0))
 
     def _product(self, kind: Kind) -> tuple[CurvatureOperator, Callable[[], Any]]:
@@ -228,12 +231,14 @@ def _around(problem: Problem, clock: Clock) -> Around:
 
     with tempfile.TemporaryDirectory() as folder:
         journal = Journal(Path(folder), lambda: Path(folder))
-        identity = Identity(n, **like)
 
-        def kept() -> None:
-            journal.product(identity, w[:, None])
+        def kept(entries: int) -> None:
+            journal.product(Identity(entries, **like), w[:entries, None])
 
-        return Around(_timed(row, clock) / (n * ROWS), _timed(kept, clock) / n)
+        file = _timed(lambda: kept(ROWS), clock)
+        return Around(
+            _timed(row, clock) / (n * ROWS), max(_timed(lambda: kept(n), clock) - file, 0.0) / n, file
+        )
 
 
 def _timed(call: Callable[[], None], clock: Clock) -> float:

@@ -3,7 +3,7 @@
 A step of p products with c columns each, over n parameters, whose algorithm keeps a basis of m vectors for
 each column, on D batches of which the first has t seconds for a vector:
 
-    time    p (D t + n (m' / 2) row) + min(p n kept, max(1 s, a quarter of the products)) + D building
+    time    p (D t + n (m' / 2) row) + min(p n kept + files, max(1 s, a quarter of that)) + D building
     memory  base + D graph, of all operators so far + c (m + 3) n entries + passing
 
 m' = min(m, p / c) is how far the basis grows. Graphs take at most half of what is free; where those of one
@@ -27,6 +27,7 @@ from curvescope.studies.preflight.measure import Kind, Measured, Taken
 SAMPLED = 3  # of many operators of one kind, so many are measured
 KNOWN = ("hessian", "ggn", "functional", "sources", "source", "gradient", "loss")
 Globs = tuple[str, ...]
+AROUND = 6.0  # seconds until figures are drawn and all is written
 BUFFERS = 3  # vectors that an algorithm has besides its basis: probes, products, what it adds up
 
 
@@ -48,7 +49,7 @@ class Prediction:
     """What a study takes.
 
     Attributes:
-        other: seconds of work that no model changes.
+        other: seconds of work that no model changes: figures and tables are drawn and written.
         base: bytes before any product, weights among them.
         free: bytes that could be taken then.
         passing: bytes that pass while a product is taken, at most.
@@ -112,7 +113,7 @@ def predict(problem: Problem, steps: Sequence[Step], measured: Measured, other: 
     state = _Standing(problem, measured)
     stages = tuple(map(state.stage, steps))
     passing = max(taken.passing for taken in measured.taken.values())
-    return Prediction(stages, other, measured.base, measured.free, passing)
+    return Prediction(stages, other + AROUND, measured.base, measured.free, passing)
 
 
 class _Standing:
@@ -168,10 +169,11 @@ class _Standing:
         return measured[min(measured, key=distance)]
 
     def _seconds(self, step: Step, taken: Taken, products: float, sizes: list[int], new: int) -> float:
-        n, row, kept = sum(sizes) / len(sizes), self._measured.around.row, self._measured.around.kept
+        n, (row, kept, file) = sum(sizes) / len(sizes), self._measured.around
         length = min(step.basis, products / (step.columns * len(sizes)))
         each = self._batches * taken.seconds + n * length / 2 * row
-        journal = min(products * n * kept, max(PATIENCE * len(sizes), MOST_OF_TIME * products * each))
+        writing = products * n * kept + products / step.columns * file
+        journal = min(writing, max(PATIENCE * len(sizes), MOST_OF_TIME * products * each))
         anew = self._batches * taken.graph > self._budget
         built = products / step.columns if anew else new
         return products * each + journal + built * self._batches * taken.building
