@@ -63,7 +63,7 @@ def _dropout(model: Model) -> str:
 
 
 def _tied(model: Model) -> str:
-    said = [note for note in notes(model) if "tied" in note.lower()]
+    said = [note for note in notes(model) if "tied" in note.lower() or "the unembedding is" in note]
     return said[0].removeprefix("tied weights: ").removeprefix("tied: ") if said else "none"
 
 
