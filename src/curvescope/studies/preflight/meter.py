@@ -13,6 +13,9 @@ import torch
 
 from curvescope.engines.memory import free_bytes
 
+if sys.platform != "win32":
+    import resource
+
 STATUS, FORGET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
@@ -62,9 +65,7 @@ def _status(field: str) -> int:
 
 
 def _peak_elsewhere() -> int:
-    try:
-        import resource
-    except ImportError:  # Windows
+    if sys.platform == "win32":
         return 0
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return most if sys.platform == "darwin" else 1024 * most
