@@ -30,7 +30,7 @@ GPT2 = {"n_layers": 12, "d_model": 768, "n_heads": 12, "d_ff": 3072, "vocab_size
 CPU: dict[str, tuple[str, Any, dict[str, Any]]] = {
     "spectrum, tiny-gpt": ("spectrum", "tiny-gpt", {"tokens": 128}),
     "blocks, tiny-gpt": ("blocks", "tiny-gpt", {"tokens": 128}),
-    "gap, tiny-gpt": ("gap", "tiny-gpt", {"tokens": 128, "num_draws": 4}),
+    "gap, tiny-gpt": ("gap", "tiny-gpt", {"tokens": 128, "checkpoints": ["final"]}),
     "propagation, tiny-gpt": ("propagation", "tiny-gpt", {"tokens": 128}),
     "diagnose, tiny-gpt": ("diagnose", "tiny-gpt", {"tokens": 128}),
     "taylor, tiny-gpt": ("taylor", "tiny-gpt", {"tokens": 64, "num_steps": 20}),

@@ -73,7 +73,8 @@ def info(
     Examples: curvescope info tiny-gpt --revision early; curvescope info tiny-gpt --blocks 'L0.h*.W_Q';
     curvescope info tiny-gpt --plan spectrum --tokens 128
     """
-    from curvescope.cli import model_info, plan_info
+    from curvescope.cli.info import model as model_info
+    from curvescope.cli.info import plan as plan_info
     from curvescope.cli.typed.asking import split
     from curvescope.studies.folder import Limit
 

@@ -99,6 +99,7 @@ def measure(problem: Problem, cfg: ModelOnData, asked: Mapping[Kind, int], clock
     meter, whole = Meter(problem.device), problem.batches[0].num_sequences
     one = _Bench(problem, cfg, 1, meter, clock)
     small = one.take(kinds[0])
+    one.let_go()
     base, free = meter.begin(), meter.free()  # libraries that a first product loads are there
     count, taken = _all_taken(problem, cfg, asked, meter, clock, _affordable(problem, small, kinds, free))
     if count == 1 < whole:
@@ -193,6 +194,10 @@ class _Bench:
         steady = statistics.median(seconds[len(seconds) // 2 :])
         building = opened - steady * len(seconds)
         return Taken(steady / kind.columns, max(building, 0.0), max(after - before, 0), max(peak - after, 0))
+
+    def let_go(self) -> None:
+        """Free what operators keep."""
+        self._operators.clear()
 
     def _product(self, kind: Kind) -> tuple[CurvatureOperator, Callable[[], Any]]:
         """The operator, and a call that is done when a card has done it."""

@@ -82,8 +82,7 @@ def taking(found: Forecast) -> list[str]:
         f"memory: about {data_size(p.memory)} {where} at its peak, in {top.what}: {parts}; "
         f"free now {data_size(p.free)}",
         f"time: about {duration(p.seconds)}{_most(p)}: {_made(p)}{steps}",
-        f"measured on {share}; {plural(len(found.problem.batches), 'batch').replace('batchs', 'batches')}, "
-        f"{found.problem.batches.num_sequences} sequences in all",
+        f"measured on {share}, of {plural(found.problem.batches.num_sequences, 'sequence')} in all",
     ]
 
 
