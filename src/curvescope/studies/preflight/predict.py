@@ -136,7 +136,10 @@ class _Standing:
             for products in (step.products, max(step.most, step.products))
         )
         entry = torch.finfo(self._problem.dtype).bits // 8
-        vectors = step.columns * (step.basis + BUFFERS) * max(sizes) * entry
+        length = step.basis
+        if self._problem.device.type == "cpu":  # memory that was never written to is not there
+            length = min(length, int(step.products / (step.columns * len(sizes))) + 1)
+        vectors = step.columns * (length + BUFFERS) * max(sizes) * entry
         graphs = int(min(sum(self._graphs.values()), max(self._budget, taken.graph)))
         memory = self._measured.base + graphs + vectors + taken.passing
         return Stage(step.what, step.products, expected, most, vectors, graphs, memory)
