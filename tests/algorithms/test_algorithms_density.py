@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from contextlib import contextmanager
 from functools import cache
 from types import SimpleNamespace
@@ -13,6 +14,7 @@ from algorithms_known import SPECTRA, Counting, diagonal_operator, uniform, with
 
 from curvescope.algorithms import SpectralDensity, block_density, spectral_density
 from curvescope.algorithms import columns as columns_module
+from curvescope.algorithms.spectra import quadrature
 from curvescope.core.errors import ShapeError, UsageError
 from curvescope.core.operator import FunctionOperator, Matrix
 from selection import some
@@ -172,6 +174,25 @@ def test_memory_bounds_the_probes_run_together():
     ):
         spectral_density(op, num_probes=4, num_steps=10, max_gib=0.5 * one_basis)
     spectral_density(op, num_probes=4, num_steps=10, max_gib=0.5 * one_basis, reorthogonalize=False)
+
+
+def test_bases_of_probes_that_are_done_are_let_go(monkeypatch):
+    begun, alive, start = [], [], quadrature._started
+
+    def started(*args):
+        found = start(*args)
+        begun.append(weakref.ref(found))
+        return found
+
+    def product(V):
+        alive.append(sum(ref() is not None for ref in begun))
+        return 2 * V
+
+    monkeypatch.setattr(quadrature, "_started", started)
+    op = FunctionOperator(product, (100, 100), symmetric=True)
+    spectral_density(op, num_probes=3, num_steps=5, max_gib=1.5 * 100 * 6 * 8 / 2**30)
+    assert len(begun) == 3
+    assert set(alive) == {1}
 
 
 def test_more_probes_extend_a_run():

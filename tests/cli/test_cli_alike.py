@@ -17,18 +17,18 @@ from curvescope.studies.setting import ModelOnData
 COMMANDS = typer.main.get_command(app).commands  # pyright: ignore[reportAttributeAccessIssue]
 ALIKE = {  # in which commands an option makes sense
     "--json": set(COMMANDS),
-    "--quiet": {"run", "diagnose", "compare", "report", "reproduce", "bench"},
-    "--seed": {"run", "diagnose", "compare", "report", "bench"},
-    "--device": {"run", "diagnose", "compare", "report", "reproduce", "bench"},
-    "--dtype": {"run", "diagnose", "compare", "report"},
+    "--quiet": {"run", "diagnose", "compare", "report", "reproduce", "bench", "info"},
+    "--seed": {"run", "diagnose", "compare", "report", "bench", "info"},
+    "--device": {"run", "diagnose", "compare", "report", "reproduce", "bench", "info"},
+    "--dtype": {"run", "diagnose", "compare", "report", "info"},
     "--out": {"run", "diagnose", "compare", "report", "reproduce", "bench", "runs"},
-    "--data": {"run", "diagnose", "compare", "report"},
-    "--tokens": {"run", "diagnose", "compare", "report"},
-    "--tokenizer": {"run", "diagnose", "compare", "report"},
+    "--data": {"run", "diagnose", "compare", "report", "info"},
+    "--tokens": {"run", "diagnose", "compare", "report", "info"},
+    "--tokenizer": {"run", "diagnose", "compare", "report", "info"},
     "--revision": {"run", "diagnose", "report", "info"},
-    "--profile": {"run", "compare", "report", "reproduce"},
+    "--profile": {"run", "compare", "report", "reproduce", "info"},
     "--force": {"run", "diagnose", "compare", "report", "bench"},
-    "--set": {"run", "diagnose", "compare", "reproduce", "bench"},
+    "--set": {"run", "diagnose", "compare", "reproduce", "bench", "info"},
     "--settings": {"run", "compare", "reproduce"},
 }
 OWN_WORDS = {("--out", "reproduce"), ("--data", "compare")}  # another default; may be repeated

@@ -53,3 +53,34 @@ def test_facts_become_notes_unless_they_are_said_already():
     assert [word in " ".join(silent) for word in ("dropout (0.1)", "tied weights", "8 experts")] == [True] * 3
     own = ("dropout is off", "tied: a is b", "a mixture of 8 experts")
     assert notes(types.SimpleNamespace(notes=own, facts=facts)) == list(own)
+
+
+SOME = ("--data", "task:addition", "--set", "num_steps=4", "--set", "num_probes=1")
+
+
+@pytest.mark.usefixtures("few_sequences")
+def test_a_plan_says_what_a_run_takes(tied, capsys, monkeypatch):
+    monkeypatch.setattr("curvescope.studies.preflight.measure.PATIENCE", 0.1)
+    code, out, err = call("info", tied, "--plan", "spectrum", *SOME, capsys=capsys)
+    assert code == 0
+    said = [line.split(":")[0] for line in out.splitlines()]
+    assert said[1:7] == ["attention", "float32", "dropout", "tied weights", "memory", "time"]
+    assert err.startswith("up to about ")
+    code, out, err = call("info", tied, "--plan", "spectrum", *SOME, "--json", "--quiet", capsys=capsys)
+    assert (code, err) == (0, "")
+    found = json.loads(out)
+    assert found["plan"]["settings"]["num_steps"] == 4
+    assert found["plan"]["fits"] is True
+    assert sum(row["parameters"] for row in found["roles"]) == found["parameters"]
+
+
+def test_a_plan_of_a_study_that_has_none(tied, capsys):
+    code, out, _ = call("info", tied, "--plan", "heads", capsys=capsys)
+    assert code == 0
+    assert out.splitlines()[-1].startswith("heads does not say how many products it takes")
+    code, _, err = call("info", tied, "--tokens", "64", capsys=capsys)
+    assert code == 2
+    assert "add --plan STUDY" in err
+    code, _, err = call("info", tied, "--plan", "spectral", capsys=capsys)
+    assert code == 2
+    assert "spectrum" in err

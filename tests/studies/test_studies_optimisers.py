@@ -13,7 +13,7 @@ from curvescope.core.errors import UsageError
 from curvescope.core.result import Result
 from curvescope.runs.shown import FAILS, HOLDS, OPEN
 from curvescope.studies import find, optimisers
-from curvescope.studies.folder import Limit, _fitted
+from curvescope.studies.folder import Limit, fitted
 from curvescope.studies.optimisers.arenas import ARENAS
 from curvescope.studies.optimisers.comparison import band, gap
 from curvescope.studies.optimisers.contenders import CONTENDERS
@@ -254,11 +254,11 @@ def test_settings_that_make_no_sense_are_refused():
 
 def test_the_full_profile_is_more_and_what_is_given_is_kept():
     study = find("optimisers")
-    cfg, _ = _fitted(study, {"seeds": 3, "arenas": None}, Limit(profile="full"))
+    cfg = fitted(study, {"seeds": 3, "arenas": None}, Limit(profile="full")).cfg
     assert cfg == optimisers.Config(**{**FULL, "seeds": 3})
     assert all(value > getattr(optimisers.Config(), name) for name, value in FULL.items())
     with pytest.raises(UsageError, match="no --budget"):
-        _fitted(study, {}, Limit(budget="1min"))
+        fitted(study, {}, Limit(budget="1min"))
 
 
 def test_bands_are_of_positive_losses_and_few_seeds_are_single_runs(done):

@@ -74,7 +74,7 @@ def laid_out(words: str) -> str:
 
 
 _add(names.list_names, "list")
-_add(names.info)
+_add(names.info, cls=Settable)
 _add(pages.report)
 _add(studies.diagnose, cls=Settable)
 _add(studies.run, cls=Settable)

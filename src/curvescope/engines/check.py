@@ -49,6 +49,7 @@ class Known:
     numbers: tuple[Tensor, ...]  # in tensors that are no parameters, summed up
     entry_bytes: float  # of all results of a pass, for each entry of the data
     sizes: dict[Any, int] = field(default_factory=dict)  # of passes, by runner and shapes
+    why: str = ""  # it is run as it is
 
     def holds(self) -> bool:
         """Whether the module does what it did, with the same numbers apart from its parameters."""
@@ -87,7 +88,9 @@ def known(problem: Problem, few: ask.Few, *, engine: str, checkpoint: bool) -> t
     found = _find_out(problem, few.batch, engine, checkpoint)
     snapshot.settle()
     entry_bytes = found.size / num_entries(few.batch)
-    entries[kind] = Known(snapshot, found.fused, found.head, digest(snapshot.tensors), entry_bytes)
+    entries[kind] = Known(
+        snapshot, found.fused, found.head, digest(snapshot.tensors), entry_bytes, why=found.why
+    )
     ours, theirs = found.outputs, few.answer
     return entries[kind], ours is not None and theirs is not None and _near(ours, theirs.outputs)
 
@@ -99,13 +102,14 @@ class _Found(NamedTuple):
     head: int | None
     size: int
     outputs: Tensor | None = None
+    why: str = ""
 
 
 def _find_out(problem: Problem, few: Batch, engine: str, checkpoint: bool) -> _Found:
     """Kernels for the problem's model, and its head."""
     model = problem.model
     if engine == "autograd":
-        return _Found(None, None, _size(problem, few))
+        return _Found(None, None, _size(problem, few), why="engine=autograd was asked for")
     fused = fuse(model)
     try:
         v = _direction(problem)
@@ -119,7 +123,8 @@ def _find_out(problem: Problem, few: Batch, engine: str, checkpoint: bool) -> _F
         if engine == "fast":
             raise
         LOG.info("%s is differentiated as it is, without our kernels: %s", model.name, error)
-        return _Found(None, None, _size(problem, few))
+        why = f"our kernels do not fit this module: {str(error).partition(chr(10))[0]}"
+        return _Found(None, None, _size(problem, few), why=why)
     if all(bool(torch.isfinite(t).all()) for t in theirs.values()):  # if not, the product will say so
         _compare(problem, few, v, ours, theirs)
     return _Found(fused, head, size, None if checkpoint else outputs)

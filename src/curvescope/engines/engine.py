@@ -50,6 +50,7 @@ Middle = Callable[[Tensor, Tensor], Tensor]
 EngineName = Literal["auto", "autograd", "fast"]
 GRAPH_SIZE = 4  # of the gradient's graph, in units of the forward pass's results
 T = TypeVar("T")
+ATTEND = "attend"  # the method of the zoo's layers that attends
 WRITTEN = "modified by an inplace operation"  # in the words of autograd
 
 
@@ -84,6 +85,17 @@ class Engine:
     def name(self) -> str:
         """How the module was run last."""
         return self._runner.name
+
+    @property
+    def why(self) -> str:
+        """Why our kernels were not taken at the last product; empty where they were."""
+        return "" if self._watch.known is None else self._watch.known.why
+
+    @property
+    def attends(self) -> bool:
+        """Whether our attention stands in the place of the module's own."""
+        fused = None if self._watch.known is None else self._watch.known.fused
+        return fused is not None and (fused.attention or any(r.method == ATTEND for r in fused.replacements))
 
     # ------------------------------------------------------------------------------- bind and check
 

@@ -35,6 +35,7 @@ class Fitted(NamedTuple):
 
     cfg: Config
     words: str
+    seconds: float = 0.0  # that it takes at most
 
 
 def seconds_of(budget: str) -> float:
@@ -79,7 +80,7 @@ def fit(
     candidates = dict.fromkeys([cfg, *rungs])
     estimates = [Estimate(one, timer.cost(one), timer.seconds(one), timer.own) for one in candidates]
     chosen = next((e for e in estimates if seconds is None or e.total <= seconds), estimates[-1])
-    return Fitted(chosen.cfg, _words(cfg, chosen, seconds))
+    return Fitted(chosen.cfg, _words(cfg, chosen, seconds), chosen.total)
 
 
 class Estimate(NamedTuple):

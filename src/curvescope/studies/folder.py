@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import tomli_w
 
@@ -27,6 +27,11 @@ from curvescope.runs.place import FULL, check_writable
 from curvescope.runs.shown import Shown
 from curvescope.runs.study import Study
 from curvescope.studies import RUNS, find
+
+if TYPE_CHECKING:
+    from curvescope.studies.fitting import Fitted
+
+LONG = 120.0  # seconds of a run whose forecast is told before it begins
 
 
 class Limit(NamedTuple):
@@ -70,9 +75,13 @@ def run(
     if limit is not None:
         asked = _asked(settings, limit)
         before = None if force else chosen_before(Path(out), study, asked)
-        cfg, words = (found.Config.from_dict(before), "") if before else _fitted(found, settings, limit)
-        if words:
-            say(words)
+        if before:
+            cfg = found.Config.from_dict(before)
+        else:
+            chosen = fitted(found, settings, limit)
+            cfg, words = chosen.cfg, _foretold(study, found, chosen)
+            if words:
+                say(words)
     folder = RunFolder(Path(out), study, cfg, say=say, force=force, asked=asked, chosen=words, tell=tell)
     try:
         result = found.run(cfg, progress=progress, state=folder)
@@ -104,17 +113,32 @@ def _plain(settings: Settings) -> dict[str, object]:
     return {name: list(v) if isinstance(v, tuple) else v for name, v in settings.items() if v is not None}
 
 
-def _fitted(study: Study[Config], settings: Settings, limit: Limit) -> tuple[Config, str]:
+def fitted(study: Study[Config], settings: Settings, limit: Limit) -> Fitted:
     """The configuration that is in time, and words on it."""
-    from curvescope.studies.fitting import fit, limit_of
+    from curvescope.studies.fitting import Fitted, fit, limit_of
 
     if limit.profile == "full" and limit.budget is None and study.full is not None:
         given = {name: value for name, value in settings.items() if value is not None}
-        return study.Config.from_dict({**study.full, **given}), ""
+        return Fitted(study.Config.from_dict({**study.full, **given}), "")
     if study.plan is None and limit != Limit():
         raise UsageError("this study takes no --profile and no --budget: it has nothing to choose")
     cfg = study.Config.from_dict({**(limit.start or {}), **settings})
     return fit(study, settings, limit_of(cfg, limit.profile, limit.budget), start=limit.start)
+
+
+def _foretold(name: str, study: Study[Config], fitted: Fitted) -> str:
+    """Words on a configuration; of one that may take more than LONG also what it is expected to take."""
+    if fitted.seconds <= LONG:
+        return fitted.words
+    from curvescope.studies.preflight import forecast, words
+
+    try:
+        found = forecast(name, study, fitted.cfg)
+    except CurvescopeError as error:  # the run will say more, or find a way
+        return f"{fitted.words}\nno forecast: {error.message}"
+    if found is None or found.prediction.seconds <= LONG:
+        return fitted.words
+    return "\n".join([fitted.words, *words.lines(found)])
 
 
 def load(path: str | Path) -> tuple[dict[str, Plain | list[Plain]], Shown]:

@@ -102,17 +102,26 @@ def lanczos_measures(
             columns = _buffer(op, group)
         _advance(op, group, recurrences, columns)
         if step == num_steps - 1:
-            for job, recurrence in zip(group, recurrences, strict=True):
-                steps_taken = recurrence.finish()
-                found[job.name].append(steps_taken.quadrature())
-                if not _all_rounding(steps_taken, recurrence.asymmetry):
-                    real.add(job.name)
+            real |= _finish(group, recurrences, found)
     measures = {}
     for name, pieces in found.items():
         nodes, weights = (np.concatenate(parts) for parts in zip(*pieces, strict=True))
         nodes = nodes if name in real else np.zeros_like(nodes)
         measures[name] = Measure(nodes, weights, num_probes * num_steps, False)
     return measures
+
+
+def _finish(
+    group: list[Job], recurrences: list[Recurrence], found: dict[str, list[tuple[np.ndarray, np.ndarray]]]
+) -> set[str]:
+    """Add nodes and weights of every job to those of its block; the blocks that are more than rounding."""
+    real = set()
+    for job, recurrence in zip(group, recurrences, strict=True):
+        steps_taken = recurrence.finish()
+        found[job.name].append(steps_taken.quadrature())
+        if not _all_rounding(steps_taken, recurrence.asymmetry):
+            real.add(job.name)
+    return real
 
 
 def _all_rounding(found: Tridiagonals, asymmetry: np.ndarray) -> bool:

@@ -7,7 +7,24 @@ from typing import Annotated
 import typer
 
 from curvescope.cli.typed import completion
-from curvescope.cli.typed.options import MODEL, AsJson, Blocks, Revision
+from curvescope.cli.typed.options import (
+    MODEL,
+    AsJson,
+    Blocks,
+    Budget,
+    Checkpoints,
+    Data,
+    Device,
+    Dtype,
+    Profile,
+    Quiet,
+    Revision,
+    Seed,
+    Set,
+    Tokenizer,
+    Tokens,
+)
+from curvescope.core.config import Value
 
 
 def list_names(json: AsJson = False) -> None:
@@ -27,15 +44,55 @@ def info(
         bool, typer.Option("--heads/--no-heads", help="List the blocks of single heads too.")
     ] = False,
     blocks: Blocks = None,
+    plan: Annotated[
+        str | None,
+        typer.Option(
+            "--plan",
+            help="A study: how long it would take here, with its options as in `run`, and how much memory.",
+            autocompletion=completion.studies,
+        ),
+    ] = None,
+    data: Data = None,
+    tokens: Tokens = None,
+    tokenizer: Tokenizer = None,
+    dtype: Dtype = None,
+    device: Device = None,
+    checkpoints: Checkpoints = None,
+    seed: Seed = None,
+    set: Set = None,
+    profile: Profile = None,
+    budget: Budget = None,
     json: AsJson = False,
+    quiet: Quiet = False,
 ) -> None:
     """What a model is made of: roles, blocks, parameters, what was switched, what to know about it.
 
-    Examples: curvescope info tiny-gpt --revision early; curvescope info tiny-gpt --blocks 'L0.h*.W_Q'
-    """
-    from curvescope.cli import model_info
+    With --plan STUDY what `curvescope run STUDY MODEL` would take with the same options: a few products are
+    measured, nothing is written.
 
-    model_info.show(model, revision=revision, heads=heads, blocks=blocks or (), as_json=json)
+    Examples: curvescope info tiny-gpt --revision early; curvescope info tiny-gpt --blocks 'L0.h*.W_Q';
+    curvescope info tiny-gpt --plan spectrum --tokens 128
+    """
+    from curvescope.cli.info import model as model_info
+    from curvescope.cli.info import plan as plan_info
+    from curvescope.cli.typed.asking import split
+    from curvescope.studies.folder import Limit
+
+    of_study: dict[str, Value] = {
+        "data": data,
+        "tokens": tokens,
+        "tokenizer": tokenizer,
+        "dtype": dtype,
+        "device": device,
+        "checkpoints": split(checkpoints),
+        "seed": seed,
+    }
+    if plan is None:
+        plan_info.refuse_options({**of_study, "set": set, "profile": profile, "budget": budget})
+        model_info.show(model, revision=revision, heads=heads, blocks=blocks or (), as_json=json)
+        return
+    given = {"model": model, "revision": revision, "blocks": blocks, **of_study}
+    plan_info.show(plan, set or [], given, limit=Limit(profile, budget), quiet=quiet, as_json=json)
 
 
 def doctor(json: AsJson = False) -> None:

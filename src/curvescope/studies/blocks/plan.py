@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from curvescope.problem import Problem
-from curvescope.runs.plan import Cost, Plan
+from curvescope.runs.plan import Cost, Plan, Step
 from curvescope.studies.blocks.study import SMALL, Config, chosen_blocks
+from curvescope.studies.steps import Part, eigenvalues, lanczos, own_probes, probed, together
 
 OF_BLOCK = 1 / 3  # of a product of the whole operator: nothing outside the block is differentiated
 
@@ -26,6 +27,29 @@ def _own(cfg: Config, size: int) -> int:
     if size <= cfg.max_exact:
         return size
     return cfg.num_sharp_steps + (cfg.num_small_probes if size < SMALL else cfg.num_norm_probes)
+
+
+def steps(cfg: Config, problem: Problem) -> list[Step]:
+    """The same step by step."""
+    chosen, found = chosen_blocks(cfg, problem), []
+    for name in cfg.operators:
+        whole = Part(problem, name, cfg.blocks)
+        parts = {kind: [whole._replace(space=(b.name,)) for b in some] for kind, some in chosen.items()}
+        found.append(probed("traces", whole, cfg.num_trace_probes))
+        if cfg.num_sharp_steps:
+            found.append(lanczos("ends", whole, cfg.num_sharp_steps))
+        few = [part for part, b in zip(parts["norm"], chosen["norm"], strict=True) if b.size < SMALL]
+        many = [part for part in parts["norm"] if part not in few]
+        how = cfg.num_sharp_steps, cfg.max_exact
+        found += own_probes("small blocks", few, cfg.num_small_probes, *how)
+        found += own_probes("blocks", many, cfg.num_norm_probes, *how)
+        found += [
+            eigenvalues("eigenvalues", p, 1 if p.psd else 2, cfg.max_products) for p in parts["extremes"]
+        ]
+        if parts["density"]:
+            products = cfg.num_density_probes * cfg.num_steps * len(parts["density"])
+            found.append(together("densities", parts["density"], products, basis=cfg.num_steps + 1))
+    return found
 
 
 def blocks(cfg: Config) -> tuple[str, ...]:
@@ -51,4 +75,5 @@ PLAN = Plan(
             "num_sharp_steps": 6,
         },
     ),
+    steps,
 )  # fmt: skip

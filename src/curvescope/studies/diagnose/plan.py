@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from curvescope.problem import Problem
-from curvescope.runs.plan import Cost, Plan
+from curvescope.runs.plan import Cost, Plan, Step
 from curvescope.studies.diagnose.measured.curvature import matrices
 from curvescope.studies.diagnose.optimizer import MOST
 from curvescope.studies.diagnose.study import Config
+from curvescope.studies.steps import Part, lanczos, together
 
 OF_BLOCK = 1 / 3  # of a product of the whole operator: nothing outside the block is differentiated
 PIECES = 7  # without that of the blocks
@@ -23,6 +24,26 @@ def cost(cfg: Config, problem: Problem) -> Cost:
     return Cost(
         PIECES + (cfg.block_steps > 0), whole + samples + OF_BLOCK * cfg.block_steps * count, graphs=graphs
     )
+
+
+def steps(cfg: Config, problem: Problem) -> list[Step]:
+    """The same step by step; every piece has an operator of its own."""
+    whole, probes, length = Part(problem, "hessian"), cfg.num_probes, cfg.num_steps
+    ends = together("both ends", [whole], probes * length, columns=probes, basis=length + 1)
+    found = [
+        ends._replace(made=1),
+        Step("rows of blocks", "hessian", cfg.num_shared, made=1),
+        lanczos("parts of the data", whole, cfg.part_steps)._replace(made=1),
+        Step("single sequences", "ggn", SAMPLE * cfg.num_sample_probes, made=1),
+        Step("gradients", "gradient", 3),
+    ]
+    if cfg.optimizer != "sgd":
+        found.append(Step("the sharpness that Adam sees", "hessian", MOST, made=1))
+    if cfg.block_steps:
+        parts = [whole._replace(space=(name,)) for name in matrices(problem)]
+        count = cfg.block_steps * len(parts)
+        found.append(together("ceilings of blocks", parts, count, basis=cfg.block_steps + 1))
+    return found
 
 
 def blocks(cfg: Config) -> tuple[str, ...]:
@@ -46,4 +67,5 @@ PLAN = Plan(
             "part_steps": 6, "tokens": 128, "seq_len": 32,
         },
     ),
+    steps,
 )  # fmt: skip

@@ -89,8 +89,8 @@ def captions(result: Dynamics) -> dict[str, str]:
             "share of the gradient in the top eigenspace.",
             "blocks": f"λ_max of {result.sequence.followed()} and trace of every block, at every checkpoint.",
             "over_checkpoints": "λ_max, λ_min and trace with their errors, and the loss, over checkpoints.",
-            "block_map": f"λ_max of {result.sequence.followed()} at every checkpoint, in logarithmic colours; "
-            "empty where it is not positive.",
+            "block_map": f"λ_max of {result.sequence.followed()} at every checkpoint, in logarithmic "
+            "colours; empty where it is not positive.",
         }
     band = f"{100 * NEAR:.0f} %"
     return {

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from curvescope.problem import Problem
-from curvescope.runs.plan import Cost, Plan
+from curvescope.runs.plan import Cost, Plan, Step
 from curvescope.studies.spectrum.study import OPERATORS, Config, mapped
+from curvescope.studies.steps import Part, density, eigenvalues, probed
 
 PIECES = 4  # of each operator
 
@@ -15,6 +16,22 @@ def cost(cfg: Config, problem: Problem) -> Cost:
     density = cfg.num_probes * cfg.num_steps
     each = density + cfg.max_products + cfg.num_trace_probes + cfg.num_map_probes * columns
     return Cost(len(OPERATORS) * PIECES, len(OPERATORS) * each)
+
+
+def steps(cfg: Config, problem: Problem) -> list[Step]:
+    """The same in the order in which it is done, of eigenvalues as many products as they usually take."""
+    columns = len(mapped(problem.space(*cfg.blocks).slices, cfg))
+    found = []
+    for name in OPERATORS:
+        part = Part(problem, name, cfg.blocks)
+        k = cfg.num_eigenvalues if part.psd else 2 * cfg.num_eigenvalues
+        found += [
+            density("density", part, cfg.num_probes, cfg.num_steps),
+            eigenvalues("eigenvalues", part, k, cfg.max_products),
+            probed("traces", part, cfg.num_trace_probes),
+            probed("block map", part, cfg.num_map_probes, times=columns),
+        ]
+    return found
 
 
 def blocks(cfg: Config) -> tuple[str, ...]:
@@ -44,4 +61,5 @@ PLAN = Plan(
             "num_map_probes": 1, "max_products": 30,
         },
     ),
+    steps,
 )  # fmt: skip

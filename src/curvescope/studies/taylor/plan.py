@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from curvescope.problem import Problem
-from curvescope.runs.plan import Cost, Plan
+from curvescope.runs.plan import Cost, Plan, Step
 from curvescope.studies.taylor.study import Config
 
 LOSS, GRADIENT, THIRD = 0.3, 0.7, 5.0  # in products
@@ -24,6 +24,22 @@ def cost(cfg: Config, problem: Problem) -> Cost:
     return Cost(pieces, SHARPEST + lines * each + plane + taken + after + settled)
 
 
+def steps(cfg: Config, problem: Problem) -> list[Step]:
+    """The same by what is taken: products, gradients, losses."""
+    lines = 2 + cfg.update + cfg.num_top + cfg.num_random
+    places = 2 if cfg.settle and cfg.shares else 1
+    taken = places * cfg.num_steps * len(cfg.shares)
+    fitted = cfg.fit_steps if places == 2 else 0
+    products = places * (SHARPEST + cfg.num_steps * bool(cfg.shares)) + SHARPEST / 2 * len(cfg.shares)
+    losses = (lines + places - 1) * (cfg.num_points + RADII) + cfg.plane_points**2 + taken
+    return [
+        Step("eigenvectors and predictions", "hessian", products, basis=SHARPEST),
+        Step("along lines", "hessian", (lines + places - 1) * (1 + THIRD * cfg.cubic)),
+        Step("losses", "loss", losses),
+        Step("gradients", "gradient", lines + taken + fitted),
+    ]
+
+
 def blocks(cfg: Config) -> tuple[str, ...]:
     """The parameters of a product: all."""
     return ("*",)
@@ -41,4 +57,5 @@ PLAN = Plan(
             "cubic": False, "update": False,
         },
     ),
+    steps,
 )  # fmt: skip

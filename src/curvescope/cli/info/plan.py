@@ -1,0 +1,63 @@
+"""`curvescope info MODEL --plan STUDY`: what a run would take here, before it is begun."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import typer
+
+from curvescope.cli import printing
+from curvescope.cli.typed.asking import check_options, merge, spoken
+from curvescope.core.config import Settings
+from curvescope.core.errors import UsageError
+from curvescope.models.description import describe
+from curvescope.models.load import load
+from curvescope.studies import find, folder
+from curvescope.studies.preflight import forecast, words
+
+
+def show(
+    study: str, pairs: Sequence[str], given: Settings, *, limit: folder.Limit, quiet: bool, as_json: bool
+) -> None:
+    """Print the forecast of `curvescope run STUDY MODEL` with the same options.
+
+    Args:
+        pairs: NAME=VALUE of --set.
+        given: options by name, the model among them.
+        limit: what the run would be given; settings are chosen as it would choose them.
+    """
+    found = find(study)
+    with spoken(study, found.Config):
+        check_options(study, found.Config, given)
+        settings = merge([found.Config], None, pairs, given)
+        chosen = folder.fitted(found, settings, limit)
+        if chosen.words and not quiet:
+            typer.echo(chosen.words, err=True)
+        predicted = forecast(study, found, chosen.cfg)
+    if predicted is None:
+        _show_model(study, given, as_json=as_json)
+    elif as_json:
+        printing.as_json({**describe(predicted.problem.model, ()), "plan": words.as_dict(predicted)})
+    else:
+        for line in words.lines(predicted):
+            typer.echo(line)
+
+
+def refuse_options(given: Settings) -> None:
+    """Raise where an option of a study is given without one."""
+    for option, value in given.items():
+        if value not in (None, []):
+            raise UsageError(
+                f"--{option} is an option of a study, and none was named", hint="add --plan STUDY"
+            )
+
+
+def _show_model(study: str, given: Settings, *, as_json: bool) -> None:
+    """Of a study without a plan what is known of the model, and that there is none."""
+    model = load(str(given["model"]), revision=str(given["revision"]) if given.get("revision") else None)
+    said = words.NO_PLAN.format(study=study)
+    if as_json:
+        printing.as_json({**describe(model, ()), "plan": None, "note": said})
+        return
+    for line in [*words.about(model), said]:
+        typer.echo(line)

@@ -1,0 +1,92 @@
+"""What to change where a study does not fit: batch, checkpoint, vectors, blocks, ranks."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from curvescope.core.numbers import data_size
+from curvescope.studies.preflight.forecast import Forecast
+from curvescope.studies.preflight.predict import BUFFERS
+
+AGAIN = 2  # layers whose results are there at once where they are computed again
+LENGTHS = ("num_density_steps", "num_steps", "num_sharp_steps", "max_products")
+"""Settings that say how many vectors an algorithm keeps, as studies call them."""
+
+
+def advice(found: Forecast) -> list[str]:
+    """Lines on what would fit; one where all does."""
+    p = found.prediction
+    if p.fits:
+        return [f"it fits: {data_size(p.base + p.free - p.memory)} are left"]
+    top = p.largest
+    passing = top.memory - p.base - top.graphs - top.vectors
+    lines = [f"it does not fit: {data_size(p.memory - p.base - p.free)} are missing. What would help:"]
+    lines += _smaller_batch(found, passing, p.free - top.vectors)
+    lines += _computed_again(found, passing)
+    lines += _fewer_vectors(found, p.free - passing)
+    lines += _fewer_blocks(found, p.free - passing)
+    return lines + _ranks(found, passing)
+
+
+def _smaller_batch(found: Forecast, passing: int, room: int) -> list[str]:
+    """Results of layers grow as a batch does."""
+    now = found.problem.batches[0].num_sequences
+    fitting = int(now * room / max(passing, 1))
+    if not 1 <= fitting < now:
+        return []
+    return [
+        f"  batch: --set batch_size={fitting}, not {now}: a product passes {data_size(passing)} through "
+        "memory, and that falls as the batch does; no number changes beyond rounding"
+    ]
+
+
+def _computed_again(found: Forecast, passing: int) -> list[str]:
+    depth = found.problem.model.facts.get("n_layers")
+    if found.cfg.checkpoint or not isinstance(depth, int) or depth <= AGAIN:
+        return []
+    less = data_size(AGAIN * passing // depth)
+    return [
+        f"  checkpoint: --set checkpoint=true: layers are computed again, about {less} in the place of "
+        f"{data_size(passing)}, twice the time"
+    ]
+
+
+def _fewer_vectors(found: Forecast, room: int) -> list[str]:
+    """Where an algorithm's basis is the larger part."""
+    top, names = found.prediction.largest, found.cfg.to_dict()
+    column = _column(found)
+    fitting, now = room // column - BUFFERS, top.vectors // column - BUFFERS
+    setting = next((name for name in LENGTHS if name in names), None)
+    if setting is None or not 2 <= fitting < now:
+        return []
+    return [
+        f"  vectors: {top.what} keeps {now} of {data_size(column)} each, {fitting} would fit: a smaller "
+        f"{setting}, or fewer probes"
+    ]
+
+
+def _fewer_blocks(found: Forecast, room: int) -> list[str]:
+    top, size = found.prediction.largest, found.problem.space().size
+    if "blocks" not in found.cfg.to_dict() or top.vectors <= room or room <= 0:
+        return []
+    most = int(size * room / top.vectors)
+    return [f"  blocks: --blocks 'L0.*', say: vectors over at most {most:,} of {size:,} parameters fit"]
+
+
+def _ranks(found: Forecast, passing: int) -> list[str]:
+    """Parameters and vectors are cut over ranks; what passes through a layer is not."""
+    p = found.prediction
+    room = p.base + p.free - passing
+    if room <= 0:
+        return ["  ranks: none are enough while one product does not fit: the batch first"]
+    count = math.ceil((p.base + p.largest.vectors) / room)
+    if count < 2:
+        return []
+    return [f"  ranks: torchrun --nproc-per-node {count}: parameters and vectors in {count} parts"]
+
+
+def _column(found: Forecast) -> int:
+    """Bytes of a vector over all that varies."""
+    return found.problem.space().size * torch.finfo(found.problem.dtype).bits // 8

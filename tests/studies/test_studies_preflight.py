@@ -1,0 +1,236 @@
+"""What a run will take: steps that are the study's own, a formula that adds up, words on what to change."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from curvescope.core.errors import CurvescopeError
+from curvescope.operators.base import CurvatureOperator
+from curvescope.runs.plan import Step
+from curvescope.studies import STUDIES, find, folder
+from curvescope.studies.fitting import Timer
+from curvescope.studies.preflight import forecast, words
+from curvescope.studies.preflight.advice import advice
+from curvescope.studies.preflight.forecast import Forecast, steps_of
+from curvescope.studies.preflight.measure import Around, Kind, Measured, Taken, _Bench
+from curvescope.studies.preflight.meter import Meter
+from curvescope.studies.preflight.predict import AROUND, BUFFERS, kinds_of, predict, sampled
+from curvescope.studies.setting import make_problem
+
+SMALL = "n_layers = 2\nd_model = 8\nn_heads = 2\nd_ff = 16\nvocab_size = 12\nn_ctx = 18\ntied = true\n"
+FEW = {"num_steps": 4, "num_probes": 2, "num_eigenvalues": 1, "num_trace_probes": 3, "num_map_probes": 1}
+STEPWISE = ["spectrum", "blocks", "gap", "propagation", "diagnose", "taylor"]
+pytestmark = pytest.mark.usefixtures("few_sequences")
+
+
+@pytest.fixture
+def small(tmp_path):
+    path = tmp_path / "small.toml"
+    path.write_text(SMALL, encoding="utf-8")
+    return {"model": str(path), "data": "task:addition", "dtype": "float64"}
+
+
+def flat(problem, taken, free=10**9):
+    """As if every kind had taken the same."""
+
+    def measured(steps):
+        around = Around(row=0.0, kept=0.0, file=0.0)
+        return Measured(dict.fromkeys(kinds_of(steps), taken), around, 1, 1000, free, True, True, "")
+
+    return measured
+
+
+def test_time_and_memory_are_added_up(small):
+    problem = make_problem(find("spectrum").Config.from_dict({**small, "batch_size": 4}))  # two batches
+    n = problem.space().size
+    steps = [
+        Step("a", "hessian", 10, columns=2, basis=3),
+        Step("b", "hessian", 4, most=40),
+        Step("c", "ggn", 5),
+    ]
+    taken = Taken(seconds=1.0, building=7.0, graph=100, passing=50)
+    found = predict(problem, steps, flat(problem, taken)(steps), 3.0)
+    assert [stage.seconds for stage in found.stages] == [10 * 2 + 2 * 7, 4 * 2, 5 * 2 + 2 * 7]
+    assert found.stages[1].most == 40 * 2
+    assert found.seconds == 34 + 8 + 24 + 3 + AROUND
+    assert found.most == found.seconds + 72
+    vectors = 2 * (3 + BUFFERS) * n * 8
+    assert found.stages[0].memory == 1000 + 2 * 100 + vectors + 50
+    assert found.stages[2].memory == 1000 + 4 * 100 + BUFFERS * n * 8 + 50  # both graphs are kept
+    assert found.memory == max(stage.memory for stage in found.stages)
+    assert found.fits
+
+
+def test_graphs_that_do_not_fit_are_built_for_every_product(small):
+    problem = make_problem(find("spectrum").Config.from_dict(small))
+    steps, taken = [Step("a", "hessian", 10)], Taken(seconds=1.0, building=7.0, graph=100, passing=0)
+    assert predict(problem, steps, flat(problem, taken, free=150)(steps), 0.0).stages[0].seconds == 80.0
+    assert predict(problem, steps, flat(problem, taken, free=201)(steps), 0.0).stages[0].seconds == 17.0
+
+
+def test_operators_that_are_made_anew_are_there_one_at_a_time(small):
+    problem = make_problem(find("spectrum").Config.from_dict(small))
+    blocks = (("L0.W_Q",), ("L0.W_K",), ("L1.W_Q",))
+    steps = [Step("a", "hessian", 6, spaces=blocks, made=2), Step("b", "hessian", 6, spaces=blocks)]
+    taken = Taken(seconds=1.0, building=7.0, graph=100, passing=0)
+    found = predict(problem, steps, flat(problem, taken)(steps), 0.0)
+    assert [stage.graphs for stage in found.stages] == [100, 100]
+    assert [stage.seconds for stage in found.stages] == [6 + 6 * 7, 6]
+    shared = [step._replace(made=0) for step in steps]
+    assert predict(problem, shared, flat(problem, taken)(shared), 0.0).stages[0].graphs == 300
+
+
+def test_of_many_operators_a_few_are_measured():
+    blocks = tuple((f"L{i}.W_Q",) for i in range(9))
+    steps = [Step("a", "ggn", 9, spaces=blocks, columns=4), Step("b", "ggn", 9, spaces=blocks)]
+    assert sampled(steps[0]) == [("L1.W_Q",), ("L4.W_Q",), ("L7.W_Q",)]
+    assert list(kinds_of(steps)) == [Kind("ggn", (f"L{i}.W_Q",), 1) for i in (1, 4, 7)]
+
+
+@pytest.mark.parametrize("name", ["spectrum", "blocks", "gap"])
+def test_steps_are_the_products_that_a_study_takes(name, small, monkeypatch, undrawn):
+    """Column by column, but for Lanczos where a space is exhausted, and eigenvalues until they are sure."""
+    few = {"num_probes": 2, "num_steps": 2, "num_density_probes": 1, "num_density_steps": 3}
+    settings = {
+        "spectrum": {**FEW, "max_products": 20},
+        "blocks": {"blocks": ["L0.*"], "operators": ["ggn"]},
+        "gap": {**few, "num_draws": 2, "blocks": ["L0.W_Q"]},
+    }[name]
+    study = find(name)
+    cfg = study.Config.from_dict({**small, **settings})
+    counted, multiply = [], CurvatureOperator._matmat
+
+    def counting(self, V):
+        counted.append(V.shape[1])
+        return multiply(self, V)
+
+    monkeypatch.setattr(CurvatureOperator, "_matmat", counting)
+    study.run(cfg)
+    steps = study.plan.steps(cfg, make_problem(cfg))
+    exactly = sum(step.products for step in steps if not step.most)
+    most = sum(max(step.products, step.most) for step in steps)
+    assert 0.9 * exactly <= sum(counted) <= most
+
+
+@pytest.mark.parametrize("name", STEPWISE)
+def test_every_kind_that_a_study_names_can_be_measured(name, small):
+    study = find(name)
+    cfg = study.Config.from_dict(small)
+    problem = make_problem(cfg)
+    steps = study.plan.steps(cfg, problem)
+    assert all(step.products > 0 for step in steps)
+    bench, kinds = _Bench(problem, cfg, 1, Meter(problem.device), iter(range(10**6)).__next__), {}
+    for kind in kinds_of(steps):
+        kinds.setdefault(kind.name, kind)
+    for kind in kinds.values():
+        assert bench.take(kind).seconds > 0
+
+
+def test_a_study_without_steps_is_told_by_its_cost(small):
+    study = find("compare")
+    cfg = study.Config()
+    problem = make_problem(find("spectrum").Config.from_dict(small))
+    (step,) = steps_of(study.plan, cfg, problem)
+    assert step.products == study.plan.cost(cfg, problem).products
+
+
+def test_a_study_without_a_plan_has_no_forecast():
+    assert find("heads").plan is None
+    assert forecast("heads", find("heads"), find("heads").Config()) is None
+    assert "heads" in STUDIES
+
+
+@pytest.fixture(scope="module")
+def foretold(tmp_path_factory):
+    path = tmp_path_factory.mktemp("foretold") / "small.toml"
+    path.write_text(SMALL, encoding="utf-8")
+    settings = {"model": str(path), "data": "task:addition", "dtype": "float64", **FEW}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("curvescope.studies.preflight.measure.PATIENCE", 0.1)
+        return forecast("spectrum", find("spectrum"), find("spectrum").Config.from_dict(settings))
+
+
+def test_a_forecast_in_words(foretold):
+    said = "\n".join(words.lines(foretold))
+    for word in ("parameters: ", "attention: our fused kernel", "float64: ", "dropout: none", "it fits: "):
+        assert word in said
+    assert "tied weights: the unembedding is the embedding" in said
+    assert "12 of" not in said
+    data = words.as_dict(foretold)
+    assert data["fits"] is True
+    assert data["seconds"] == pytest.approx(sum(s["seconds"] for s in data["stages"]) + AROUND)
+    assert 0 < data["memory_bytes"] < data["base_bytes"] + data["free_bytes"]
+
+
+def test_why_attention_is_plain(small):
+    cfg = find("spectrum").Config.from_dict({**small, **FEW, "engine": "autograd"})
+    found = forecast("spectrum", find("spectrum"), cfg)
+    assert words.attention(found).endswith("engine=autograd was asked for")
+
+
+def scarce(found: Forecast, *, vectors: int, passing: int, free: int) -> Forecast:
+    """The forecast as if there were less memory, or more were needed."""
+    p = found.prediction
+    stage = p.stages[0]._replace(vectors=vectors, graphs=0, memory=p.base + vectors + passing)
+    return replace(found, prediction=replace(p, stages=(stage,), free=free, passing=passing))
+
+
+def test_what_to_change_where_it_does_not_fit(foretold):
+    column = foretold.problem.space().size * 8
+    of_vectors = "\n".join(advice(scarce(foretold, vectors=40 * column, passing=0, free=20 * column)))
+    assert "it does not fit: " in of_vectors
+    assert f"{40 - BUFFERS} of" in of_vectors
+    assert f"{20 - BUFFERS} would fit: a smaller num_steps" in of_vectors
+    assert "--blocks 'L0.*'" in of_vectors
+    assert "batch:" not in of_vectors
+    of_batch = "\n".join(advice(scarce(foretold, vectors=0, passing=8000, free=4000)))
+    assert "--set batch_size=4, not 8" in of_batch
+    assert "vectors:" not in of_batch
+
+
+def test_ranks_are_as_many_as_are_needed(foretold):
+    p = foretold.prediction
+    found = scarce(foretold, vectors=3 * p.base, passing=0, free=p.base)
+    assert "torchrun --nproc-per-node 2" in "\n".join(advice(found))
+
+
+def test_a_product_that_does_not_fit_is_tried_on_fewer_sequences(small, monkeypatch):
+    cfg = find("spectrum").Config.from_dict({**small, **FEW})
+    take, tried = _Bench.take, []
+
+    def scarce_memory(self, kind, *args, **kwargs):
+        count = self._problem.batches.num_sequences
+        tried.append(count)
+        if count > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return take(self, kind, *args, **kwargs)
+
+    monkeypatch.setattr(_Bench, "take", scarce_memory)
+    monkeypatch.setattr("curvescope.studies.preflight.measure.PATIENCE", 1e3)
+    monkeypatch.setattr("curvescope.studies.preflight.measure.ENOUGH", 0)
+    assert forecast("spectrum", find("spectrum"), cfg).measured.sequences == 2
+    assert max(tried) == 8
+    monkeypatch.setattr(_Bench, "take", lambda *args, **kwargs: (_ for _ in ()).throw(torch.OutOfMemoryError))
+    with pytest.raises((CurvescopeError, torch.OutOfMemoryError)):
+        forecast("spectrum", find("spectrum"), cfg)
+
+
+def test_a_long_run_begins_with_its_forecast(small, foretold, tmp_path, monkeypatch, undrawn):
+    p = foretold.prediction
+    slow = replace(p, other=300.0 + p.other - p.seconds)
+    monkeypatch.setattr(Timer, "_timed", lambda self: 10.0)
+    monkeypatch.setattr(
+        "curvescope.studies.preflight.forecast", lambda *_: replace(foretold, prediction=slow)
+    )
+    said = []
+    limit = folder.Limit(profile="full")
+    path, _ = folder.run("spectrum", {**small, **FEW}, out=tmp_path, limit=limit, say=said.append)
+    assert said[0].startswith("up to about ")
+    assert "\nattention: our fused kernel" in said[0]
+    assert "time: about 5 min" in said[0]
+    assert "attention: " in (path / "log.txt").read_text(encoding="utf-8")
+    monkeypatch.setattr(Timer, "_timed", lambda self: 1e-4)
+    other = {**small, **FEW, "seed": 1}
+    folder.run("spectrum", other, out=tmp_path, limit=limit, say=said.append)
+    assert "attention" not in said[-1]
