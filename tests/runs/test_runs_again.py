@@ -79,7 +79,7 @@ def test_a_run_that_is_stopped_in_its_first_piece_goes_on_there(settings, tmp_pa
     assert said[0] == f"resuming {path}: 0 of 12 pieces were there"
     assert said[1].startswith("H: eigenvalues from ")
     assert told == list(range(1, 13))
-    assert not list(path.rglob("*.npy"))
+    assert not list(path.rglob("*.products"))
 
 
 def test_a_resumed_run_does_not_tell_of_pieces_that_are_there(settings, tmp_path, monkeypatch):

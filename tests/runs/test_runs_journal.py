@@ -1,5 +1,7 @@
 """An algorithm that was stopped in the middle goes on with the products that are there, to the same bits."""
 
+import os
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +9,7 @@ import torch
 from curvescope.algorithms import block_map, eigsh, spectral_density, trace
 from curvescope.algorithms.recording import recording
 from curvescope.core.operator import Matrix
-from curvescope.runs.journal import Journal
+from curvescope.runs.journal import Journal, _put
 
 N = 120
 BLOCKS = {"a": slice(0, 50), "b": slice(50, N)}
@@ -34,9 +36,17 @@ class Counted(Matrix):
         return super()._matmat(V)
 
 
+def journal(path, *tell):
+    return Journal(path / "products", lambda: path / "products", *tell)
+
+
 def run(name, path, op):
-    with recording(Journal(path, lambda: path)):
+    with recording(journal(path)):
         return ALGORITHMS[name](op)
+
+
+def records(path):
+    return list(journal(path)._known.values())
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -46,7 +56,7 @@ def test_a_stopped_algorithm_goes_on_to_the_same_bits(name, tmp_path):
     stop = whole.count // 2
     with pytest.raises(KeyboardInterrupt):
         run(name, tmp_path, Counted(stop_at=stop))
-    assert Journal(tmp_path, lambda: tmp_path).kept == stop
+    assert journal(tmp_path).kept == stop
     rest = Counted()
     np.testing.assert_array_equal(run(name, tmp_path, rest), want)
     assert rest.count == whole.count - stop
@@ -55,45 +65,90 @@ def test_a_stopped_algorithm_goes_on_to_the_same_bits(name, tmp_path):
 def test_products_of_other_columns_are_not_believed(tmp_path):
     run("density", tmp_path, Counted())
     op = Counted()
-    with recording(Journal(tmp_path, lambda: tmp_path)):
+    with recording(journal(tmp_path)):
         found = spectral_density(op, num_probes=2, num_steps=12, seed=1).nodes
     assert op.count == 12
     np.testing.assert_array_equal(found, spectral_density(op, num_probes=2, num_steps=12, seed=1).nodes)
-    assert Journal(tmp_path, lambda: tmp_path).kept == 12  # those of this seed
+    assert journal(tmp_path).kept == 12  # those of this seed
 
 
-def test_a_damaged_file_is_computed_again(tmp_path):
+@pytest.mark.parametrize(
+    ("where", "again"),
+    [("body", 1), ("start", 9)],  # of its numbers: that product; of its header: what comes behind is lost
+)
+def test_a_byte_that_is_flipped_is_noticed(where, again, tmp_path):
     want = run("density", tmp_path, Counted())
-    sorted(tmp_path.glob("*.npy"))[3].write_bytes(b"half")
+    content = bytearray((tmp_path / "products").read_bytes())
+    content[getattr(records(tmp_path)[3], where) + 5] ^= 1
+    (tmp_path / "products").write_bytes(content)
+    op = Counted()
+    np.testing.assert_array_equal(run("density", tmp_path, op), want)
+    assert op.count == again
+    op = Counted()
+    np.testing.assert_array_equal(run("density", tmp_path, op), want)
+    assert op.count == 0
+
+
+@pytest.mark.parametrize("beyond", [1, 60, 200])  # bytes of the fourth record that came to the disk
+def test_a_file_that_is_torn_counts_up_to_its_last_whole_record(beyond, tmp_path):
+    want = run("density", tmp_path, Counted())
+    os.truncate(tmp_path / "products", records(tmp_path)[3].start + beyond)
+    assert journal(tmp_path).kept == 3
     op = Counted()
     np.testing.assert_array_equal(run("density", tmp_path, op), want)
     assert op.count == 9
+    assert journal(tmp_path).kept == 12
 
 
-def test_a_gap_ends_what_is_known(tmp_path):
+def test_products_that_would_take_long_to_write_are_left_out_and_computed_again(tmp_path, monkeypatch):
+    want = ALGORITHMS["density"](Counted())
+    own = Journal._write
+    monkeypatch.setattr("curvescope.runs.journal.PATIENCE", 0.0)
+    monkeypatch.setattr("curvescope.runs.journal.MOST_OF_TIME", 1e9)
+    slow = iter(range(12))
+
+    def every_third(self, number, *rest):
+        if next(slow) % 3 == 0:
+            own(self, number, *rest)
+
+    monkeypatch.setattr(Journal, "_write", every_third)
     run("density", tmp_path, Counted())
-    sorted(tmp_path.glob("*.npy"))[3].unlink()
-    assert Journal(tmp_path, lambda: tmp_path).kept == 3
+    assert journal(tmp_path).kept == 4
+    op = Counted()
+    monkeypatch.setattr(Journal, "_write", own)
+    np.testing.assert_array_equal(run("density", tmp_path, op), want)
+    assert op.count == 8
+    monkeypatch.setattr("curvescope.runs.journal.MOST_OF_TIME", 0.0)
+    (tmp_path / "products").unlink()
+    run("density", tmp_path, Counted())
+    assert journal(tmp_path).kept == 1  # the first, whose time was not known
 
 
 def test_a_disk_that_is_full_stops_the_writing_and_nothing_else(tmp_path, monkeypatch):
     want = ALGORITHMS["density"](Counted())
-    calls = []
+    calls, said, own = [], [], _put
 
-    def full(file, array, **rest):
+    def full(file, data):
         calls.append(1)
-        raise OSError(28, "No space left on device")
+        own(file, data[:20])
+        if len(calls) == 8:  # the numbers of the fourth
+            raise OSError(28, "No space left on device")
+        own(file, data[20:])
 
-    monkeypatch.setattr(np, "save", full)
-    np.testing.assert_array_equal(run("density", tmp_path, Counted()), want)
-    assert len(calls) == 1
+    monkeypatch.setattr("curvescope.runs.journal._put", full)
+    with recording(journal(tmp_path, said.append)):
+        np.testing.assert_array_equal(ALGORITHMS["density"](Counted()), want)
+    assert len(calls) == 8
+    assert said == ["products are not kept any longer, No space left on device; those before are"]
+    assert journal(tmp_path).kept == 3
+    assert (tmp_path / "products").stat().st_size == records(tmp_path)[2].body + records(tmp_path)[2].size
 
 
 def test_a_recorded_operator_is_the_operator_otherwise(tmp_path):
     op = Counted()
     op.space = "its own"
     seen = []
-    with recording(Journal(tmp_path, lambda: tmp_path)):
+    with recording(journal(tmp_path)):
         from curvescope.algorithms.checks import of_one_matrix
 
         of_one_matrix(lambda a: seen.append((a.space, a.shape, a.psd, repr(a))))(op)
@@ -102,13 +157,13 @@ def test_a_recorded_operator_is_the_operator_otherwise(tmp_path):
 
 def test_much_on_the_disk_is_said_once(tmp_path, monkeypatch):
     said = []
-    with recording(Journal(tmp_path, lambda: tmp_path, said.append)):
+    with recording(journal(tmp_path, said.append)):
         ALGORITHMS["density"](Counted())
     assert said == []
-    size = sum(path.stat().st_size for path in tmp_path.glob("*.npy"))
+    size = (tmp_path / "products").stat().st_size
     monkeypatch.setattr("curvescope.runs.journal.MUCH", size // 2)
-    (tmp_path / "other").mkdir()
-    with recording(Journal(tmp_path / "other", lambda: tmp_path / "other", said.append)):
+    (tmp_path / "products").unlink()
+    with recording(journal(tmp_path, said.append)):
         ALGORITHMS["density"](Counted())
     assert len(said) == 1
     assert f"kept in {tmp_path} so" in said[0]

@@ -19,6 +19,7 @@ from typing import Any
 
 from curvescope import __version__
 from curvescope.core.config import Config
+from curvescope.core.durable import sync, sync_tree, write_whole
 from curvescope.core.errors import CurvescopeError, MissingExtra
 from curvescope.papers import PAPERS
 from curvescope.runs.folder import STATE, Say, digest_of, environment
@@ -48,7 +49,7 @@ class FigureFolder(Place):
         """The pieces of this figure with these settings and contents."""
         self._contents = contents
         place = self.out / STATE / f"{self.figure}-{digest_of(self._settings, contents)}"
-        pieces = self._pieces = Pieces(place)
+        pieces = self._pieces = Pieces(place, tell=self.tell)
         if pieces.owned:
             raise CurvescopeError(
                 f"another process works on {self.figure} in {self.out}",
@@ -92,6 +93,7 @@ def publish(
     meta = read_settings(out) if (out / SETTINGS).exists() else _new_settings(paper)
     if meta["paper"] != paper:
         raise CurvescopeError(f"{out} has the figures of {meta['paper']}", hint="choose another --out")
+    sync_tree(staging)
     files = sorted(path.name for path in staging.iterdir())
     others = [name for other, found in meta["figures"].items() if other != figure for name in found["files"]]
     check_distinct([*files, *others, f"{ALL_CLAIMS}.csv", f"{ALL_CLAIMS}.md"])
@@ -101,6 +103,7 @@ def publish(
         (out / name).unlink(missing_ok=True)
     for name in files:
         (staging / name).replace(out / name)
+    sync(out)
     meta["figures"][figure] = {**entry, "files": files}
     _write_settings(out, meta)
     shutil.rmtree(staging, ignore_errors=True)
@@ -178,9 +181,7 @@ def _new_settings(paper: str) -> dict[str, Any]:
 
 def _write_settings(out: Path, meta: dict[str, Any]) -> None:
     out.mkdir(parents=True, exist_ok=True)
-    partial = out / f"{SETTINGS}.partial"
-    partial.write_text(json.dumps(meta, indent=1, ensure_ascii=False), encoding="utf-8")
-    partial.replace(out / SETTINGS)
+    write_whole(out / SETTINGS, json.dumps(meta, indent=1, ensure_ascii=False))
 
 
 def _remove_if_empty(folder: Path) -> None:

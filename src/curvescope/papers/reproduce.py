@@ -13,6 +13,7 @@ from curvescope.core.progress import Progress
 from curvescope.papers import all_claims, check_settings, figures_of, find_figure
 from curvescope.papers.folder import FigureFolder, load_result, publish, read_settings
 from curvescope.runs.folder import STATE, Say
+from curvescope.runs.place import full_disk_said
 from curvescope.runs.shown import Shown
 
 EVERYWHERE = ("profile", "replay", "device")  # what a figure that has no use for it is not told
@@ -48,8 +49,9 @@ def reproduce(
     for name, cfg in configs.items():
         place = FigureFolder(folder, paper, name, cfg, say=say)
         start = time.monotonic()
-        result = find_figure(paper, name).run(cfg, progress=_prefixed(progress, name), state=place)
-        place.finish(result, seconds=time.monotonic() - start, say=say)
+        with full_disk_said(lambda name=name: f"what is done of {name} is kept under {folder / STATE}"):
+            result = find_figure(paper, name).run(cfg, progress=_prefixed(progress, name), state=place)
+            place.finish(result, seconds=time.monotonic() - start, say=say)
         found[name] = result
     all_claims.write(folder, found, say=say)
     return found

@@ -19,6 +19,7 @@ import shutil
 import time
 import tomllib
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,6 +27,7 @@ import tomli_w
 
 from curvescope import __version__
 from curvescope.core.config import Config, Plain
+from curvescope.core.durable import sync, sync_tree
 from curvescope.models.description import Description
 from curvescope.runs.contents import Fingerprint
 from curvescope.runs.pieces import RESULT, Pieces
@@ -34,6 +36,7 @@ from curvescope.runs.work import Place
 from curvescope.runs.writing import write_figures, write_tables
 
 STATE, CONFIG, ASKED = "state", "config.toml", "asked.toml"
+SAVED = "result.partial"  # where a result is written before it counts
 ENVIRONMENT, MODELS, LOG = "env.json", "model.json", "log.txt"
 STAMP = "%Y%m%d-%H%M%S"  # in the name of a folder: when it was begun, by the clock on the wall
 Say = Callable[[str], None]
@@ -114,7 +117,7 @@ class RunFolder(Place):
         begun = self._unfinished(digest)
         self._pieces = self._new(digest) if begun is None else begun
         self._pieces.done = lambda name: self.log(f"done: {name}")
-        self._pieces.tell = self._say
+        self._pieces.tell = self._both
         if begun is not None:
             there = f"{len(begun)} of {len(names)} pieces were there"
             self._say(f"resuming {self.path}: {there}")
@@ -140,6 +143,12 @@ class RunFolder(Place):
         """Add a line with the time to log.txt."""
         _log(self.path, line)
 
+    def _both(self, line: str) -> None:
+        """Say a line, and keep it where a full disk lets us."""
+        self._say(line)
+        with suppress(OSError):
+            self.log(line)
+
     def finish(self, result: Shown) -> None:
         """Write figures and tables, then the result, then forget the state."""
         if self._pieces is None:
@@ -148,7 +157,13 @@ class RunFolder(Place):
         pieces.begin()
         write_figures(result, self.path / "figures")
         write_tables(result, self.path / "tables")
-        result.save(self.path)
+        saved = result.save(self.path / SAVED)
+        for part in (saved, self.path / "figures", self.path / "tables"):
+            sync_tree(part)
+        for name in ("arrays.npz", RESULT):  # a folder with a result is finished: that comes last
+            (saved / name).replace(self.path / name)
+            sync(self.path)
+        saved.rmdir()
         shutil.rmtree(pieces.folder, ignore_errors=True)
         self.log("finished")
 
@@ -167,6 +182,8 @@ class RunFolder(Place):
         (place / ENVIRONMENT).write_text(json.dumps(words, indent=1), encoding="utf-8")
         if isinstance(self._contents, Fingerprint):
             write_models(place, self._contents.models)
+        sync_tree(place)
+        sync(self._root.parent)
         return place / STATE
 
     def _finished(self, digest: str) -> Path | None:

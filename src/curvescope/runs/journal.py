@@ -1,50 +1,87 @@
-"""The products of an unfinished piece of work on disk: it goes on in its middle, with the same bits."""
+"""The products of an unfinished piece of work on disk: it goes on in its middle, with the same bits.
+
+One file to which every product is added as it is taken, as a record: a header (number, digest of the columns,
+shape, checksum of what follows), its own checksum, and the numbers. A record that is torn, because the
+process or the machine stopped while it was written, ends what is known; one whose checksum is wrong is
+computed again.
+
+A process that is killed loses the product in hand. The file is brought to the disk at the pace of
+`core.durable`: a loss of power costs at most ten times as much work as that takes.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
+import struct
 import time
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import final
+from typing import IO, NamedTuple, final
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from curvescope.algorithms.recording import Recorder
+from curvescope.core.durable import Pace, sync
 from curvescope.core.numbers import data_size
 from curvescope.core.operator import LinearOperator
 from curvescope.engines.digest import digest
 
 MOST_OF_DISK = 0.25  # of what is free when it begins
-MOST_OF_TIME = 0.25  # of that of the products, once writing has taken PATIENCE
+MOST_OF_TIME = 0.1  # of that of the products, once writing has taken PATIENCE
 PATIENCE = 1.0  # seconds
 MUCH = 100 * 2**20  # bytes of which a person is told
+MAGIC, HEADER = b"CSP1", struct.Struct("<4sI8s8sQQI")
+CHECK = struct.Struct("<I")
+
+
+class Record(NamedTuple):
+    """Where a product is in the file, and what it is of."""
+
+    start: int  # of its header
+    key: bytes  # digest of the columns
+    dtype: str
+    shape: tuple[int, int]
+    checksum: int
+
+    @property
+    def body(self) -> int:
+        """Where its numbers begin."""
+        return self.start + HEADER.size + CHECK.size
+
+    @property
+    def size(self) -> int:
+        """Bytes of its numbers."""
+        return self.shape[0] * self.shape[1] * np.dtype(self.dtype).itemsize
 
 
 @final
 class Journal(Recorder):
-    """One file for every product: its number, the digest of its columns, and the product itself.
+    """The products of one piece, by their number, in the file `path`.
 
-    A product is answered from its file only if the columns are the same, bit for bit; at the first that are
-    not, what was written from there on is thrown away. Nothing more is written where it would take too much
-    time or too much of the disk: what is there stays good as a beginning.
+    A product is answered from the file only if the columns are the same, bit for bit, and the numbers have
+    their checksum; at the first whose columns are others, what was written from there on is thrown away.
+    Products are left out where writing would take more than a tenth of the time, or too much of the disk:
+    they are computed again.
 
     Args:
-        begin: makes the folder; called before the first file is written.
-        tell: called with a line for a person where the files take much of the disk.
+        begin: makes the folder, and returns the file; called before the first product is written.
+        tell: called with a line for a person where the file takes much of the disk, or the disk is full.
     """
 
     def __init__(
-        self, folder: Path, begin: Callable[[], Path], tell: Callable[[str], None] = lambda line: None
+        self, path: Path, begin: Callable[[], Path], tell: Callable[[str], None] = lambda line: None
     ):
-        self.folder, self._begin, self._tell = folder, begin, tell
-        self.asked, self._known, self._told = 0, _numbered(folder), False
-        self._bytes = sum(path.stat().st_size for path in self._known)
-        self._writing, self._spent, self._computed, self._room = True, 0.0, 0.0, -1.0
+        self.path, self._begin, self._tell = path, begin, tell
+        self._known, self._end = _read(path)
+        self._file: IO[bytes] | None = None
+        self.asked, self._told, self._pace = 0, False, Pace()
+        self._writing, self._spent, self._last, self._computed, self._room = True, 0.0, 0.0, 0.0, -1.0
 
     @property
     def kept(self) -> int:
@@ -55,81 +92,135 @@ class Journal(Recorder):
         """A V, read where it was written down, else computed and written."""
         key, number = _key(V), self.asked
         self.asked += 1
-        if number < self.kept:
-            found = self._recalled(number, key)
-            if found is not None:
+        if number in self._known:
+            if self._known[number].key != key:
+                self._forget(number)
+            elif (found := self._recalled(number)) is not None:
                 return found.to(device=op.device, dtype=op.dtype)
-            self._forget(number)
         start = time.monotonic()
         found = op @ V
         self._computed += time.monotonic() - start
-        if self._writing and number == self.kept:
+        if self._writing and self._spent + self._last <= max(PATIENCE, MOST_OF_TIME * self._computed):
+            start = time.monotonic()
             self._write(number, key, found)
+            self._last = time.monotonic() - start
+            self._spent += self._last
         return found
 
-    def _recalled(self, number: int, key: str) -> Tensor | None:
-        path = self._known[number]
-        if path.stem.partition("-")[2] != key:
-            return None
-        try:
-            return torch.from_numpy(np.load(path, allow_pickle=False))
-        except (OSError, ValueError, EOFError):  # damaged
-            return None
+    def close(self) -> None:
+        """Bring the file to the disk, and leave it."""
+        if self._file is not None:
+            with suppress(OSError):
+                os.fsync(self._file.fileno())
+            self._file.close()
+            self._file = None
+
+    def remove(self) -> None:
+        """Forget everything: the piece is done."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+        self.path.unlink(missing_ok=True)
+
+    def _recalled(self, number: int) -> Tensor | None:
+        """A product from the file; None, and forgotten, where its numbers are damaged."""
+        record = self._known[number]
+        with suppress(OSError), self.path.open("rb") as file:
+            file.seek(record.body)
+            data = bytearray(file.read(record.size))
+            if len(data) == record.size and zlib.crc32(data) == record.checksum:
+                return torch.from_numpy(np.frombuffer(data, dtype=record.dtype).reshape(record.shape))
+        del self._known[number]
+        return None
 
     def _forget(self, first: int) -> None:
-        for path in self._known[first:]:
-            path.unlink(missing_ok=True)
-        del self._known[first:]
+        """Throw away what was written from this product on."""
+        self._end = min(record.start for number, record in self._known.items() if number >= first)
+        self._known = {n: record for n, record in self._known.items() if record.start < self._end}
+        os.truncate(self.path, self._end)
 
-    def _write(self, number: int, key: str, product: Tensor) -> None:
-        start, array = time.monotonic(), product.detach().cpu().numpy()
+    def _write(self, number: int, key: bytes, product: Tensor) -> None:
+        array = np.ascontiguousarray(product.detach().cpu().numpy())
         try:
-            if not self._known:
-                self.folder = self._begin()
-                self.folder.mkdir(parents=True, exist_ok=True)
-            if self._room < 0:
-                self._room = MOST_OF_DISK * shutil.disk_usage(self.folder).free
+            file = self._opened()
             self._room -= array.nbytes
             if self._room < 0:
                 self._writing = False
                 return
-            path = self.folder / f"{number:06d}-{key}.npy"
-            partial = path.with_suffix(".partial")
-            with partial.open("wb") as file:
-                np.save(file, array, allow_pickle=False)
-            partial.replace(path)
-            self._known.append(path)
-            self._weigh(array.nbytes)
-        except OSError:  # a full disk: what is there stays
+            checksum = zlib.crc32(array.data)
+            header = HEADER.pack(MAGIC, number, key, array.dtype.name.encode(), *array.shape, checksum)
+            _put(file, header + CHECK.pack(zlib.crc32(header)))
+            _put(file, array.data)
+            record = Record(self._end, key, array.dtype.name, array.shape, checksum)
+            self._known[number], self._end = record, record.body + record.size
+            if self._pace.due():
+                with self._pace.visit():
+                    os.fsync(file.fileno())
+            self._weigh()
+        except OSError as error:  # a full disk: what is there stays
             self._writing = False
-        self._spent += time.monotonic() - start
-        self._writing &= self._spent < max(PATIENCE, MOST_OF_TIME * self._computed)
+            self._tell(f"products are not kept any longer, {error.strerror or error}; those before are")
+            with suppress(OSError):
+                os.truncate(self.path, self._end)
 
-    def _weigh(self, more: int) -> None:
+    def _opened(self) -> IO[bytes]:
+        """The file, open behind its last whole record, without a memory of its own."""
+        if self._file is None:
+            self.path = self._begin()
+            self._room = MOST_OF_DISK * shutil.disk_usage(self.path.parent).free
+            self._file = self.path.open("ab", buffering=0)
+            self._file.truncate(self._end)
+            sync(self.path.parent)
+        return self._file
+
+    def _weigh(self) -> None:
         """Say once that there is much on the disk."""
-        self._bytes += more
-        if self._bytes > MUCH and not self._told:
+        if self._end > MUCH and not self._told:
             self._told = True
             self._tell(
-                f"products are kept in {self.folder.parent} so that a stopped run can go on: more than "
+                f"products are kept in {self.path.parent} so that a stopped run can go on: more than "
                 f"{data_size(MUCH)}, until each piece is done"
             )
 
-    def remove(self) -> None:
-        """Forget everything: the piece is done."""
-        with suppress(OSError):
-            shutil.rmtree(self.folder)
+
+def _put(file: IO[bytes], data: bytes | memoryview) -> None:
+    """Write all of it: one call takes at most two gigabytes."""
+    rest = memoryview(data).cast("B")
+    while rest:
+        rest = rest[file.write(rest) :]
 
 
-def _numbered(folder: Path) -> list[Path]:
-    """The files 0, 1, 2, … without a gap."""
-    found = {int(path.stem.partition("-")[0]): path for path in folder.glob("[0-9]*-*.npy")}
-    return [found[i] for i in range(len(found)) if set(range(i + 1)) <= found.keys()]
+def _read(path: Path) -> tuple[dict[int, Record], int]:
+    """The whole records of a file by number, the last of each, and where they end."""
+    found, end = {}, 0
+    with suppress(OSError), path.open("rb") as file:
+        length = os.fstat(file.fileno()).st_size
+        for number, record in _records(file):
+            if record.body + record.size > length:
+                break
+            found[number], end = record, record.body + record.size
+    return found, end
 
 
-def _key(V: Tensor) -> str:
-    """Sixteen hexadecimal digits of the columns."""
+def _records(file: IO[bytes]) -> Iterator[tuple[int, Record]]:
+    """Headers one after the other, up to the first that is none."""
+    start = 0
+    while True:
+        file.seek(start)
+        header, check = file.read(HEADER.size), file.read(CHECK.size)
+        if len(check) < CHECK.size or CHECK.unpack(check)[0] != zlib.crc32(header):
+            return
+        magic, number, key, dtype, rows, columns, checksum = HEADER.unpack(header)
+        if magic != MAGIC:
+            return
+        record = Record(start, key, dtype.rstrip(b"\0").decode(), (rows, columns), checksum)
+        yield number, record
+        start = record.body + record.size
+
+
+def _key(V: Tensor) -> bytes:
+    """Eight bytes of the columns."""
     words = hashlib.blake2b(repr((tuple(V.shape), V.dtype)).encode(), digest_size=8)
     for part in digest([V]):
         words.update(part.cpu().numpy().tobytes())
-    return words.hexdigest()
+    return words.digest()

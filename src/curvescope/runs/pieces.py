@@ -1,7 +1,13 @@
-"""Finished pieces of a computation on disk, by name: what lets a run that was killed go on."""
+"""Finished pieces of a computation on disk, by name: what lets a run that was killed go on.
+
+A piece is a folder with a result and the digests of its files (`sums.json`). It is written beside its place
+and moved there when it is whole; one whose files are not those of the digests is done again.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import shutil
 import sys
@@ -10,13 +16,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, final
 
+from curvescope.core.durable import Pace, sync_tree
 from curvescope.core.errors import CurvescopeError
 from curvescope.core.result import Result
 
 if TYPE_CHECKING:
     from curvescope.runs.journal import Journal
 
-RESULT, OWNER, PRODUCTS = "result.json", "pid", ".products"
+RESULT, OWNER, PRODUCTS, SUMS, PARTIAL = "result.json", "pid", ".products", "sums.json", ".partial"
 
 
 @final
@@ -39,7 +46,8 @@ class Pieces(MutableMapping[str, Result]):
         tell: Callable[[str], None] = lambda line: None,
     ):
         self.folder, self.done, self.tell, self._begin, self._begun = folder, done, tell, begin, False
-        self._told = False
+        self._told, self._pace, self._waiting = False, Pace(), list[Path]()
+        self._whole: dict[str, bool] = {}  # of pieces that were there: whether their files are as written
         self.journal: Journal | None = None  # of the piece that is worked on
 
     def begin(self) -> None:
@@ -54,8 +62,27 @@ class Pieces(MutableMapping[str, Result]):
 
     def __setitem__(self, name: str, piece: Result) -> None:
         self.begin()
-        piece.save(self.folder / name)
+        place, partial = self.folder / name, self.folder / f"{name}{PARTIAL}"
+        try:
+            piece.save(partial)
+            (partial / SUMS).write_text(json.dumps(_sums(partial)), encoding="utf-8")
+            shutil.rmtree(place, ignore_errors=True)
+            partial.replace(place)
+        except OSError:  # a full disk
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
+        self._whole[name] = True
+        self._waiting.append(place)
+        self._sync()
         self.done(name)
+
+    def _sync(self) -> None:
+        """Bring what waits to the disk, where it is time."""
+        if self._pace.due():
+            with self._pace.visit():
+                for place in self._waiting:
+                    sync_tree(place)
+            self._waiting.clear()
 
     def __getitem__(self, name: str) -> Result:
         if name not in self:
@@ -77,8 +104,11 @@ class Pieces(MutableMapping[str, Result]):
         self.journal = Journal(
             self.folder / f"{name}{PRODUCTS}", lambda: self._products(name), self._tell_once
         )
-        with recording(self.journal):
-            yield
+        try:
+            with recording(self.journal):
+                yield
+        finally:
+            self.journal.close()
         self.journal.remove()
         self.journal = None
 
@@ -87,14 +117,23 @@ class Pieces(MutableMapping[str, Result]):
         return self.folder / f"{name}{PRODUCTS}"
 
     def __delitem__(self, name: str) -> None:
+        self._whole.pop(name, None)
         shutil.rmtree(self.folder / name)
 
     def __contains__(self, name: object) -> bool:
-        return (self.folder / str(name) / RESULT).exists()
+        name = str(name)
+        if not (self.folder / name / RESULT).exists():
+            return False
+        if name not in self._whole:
+            self._whole[name] = _is_whole(self.folder / name)
+            if not self._whole[name]:
+                self.tell(f"the piece {name} is damaged on the disk: it is done again")
+        return self._whole[name]
 
     def __iter__(self) -> Iterator[str]:
         found = self.folder.iterdir() if self.folder.exists() else ()
-        return iter(sorted(path.name for path in found if path.name in self))
+        names = (path.name for path in found if path.suffix not in (PARTIAL, PRODUCTS))
+        return iter(sorted(name for name in names if name in self))
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
@@ -117,6 +156,23 @@ class Pieces(MutableMapping[str, Result]):
         except (OSError, ValueError):
             return False
         return owner != os.getpid()
+
+
+def _sums(folder: Path) -> dict[str, str]:
+    """The digest of every file of a piece."""
+    files = sorted(path for path in folder.iterdir() if path.name != SUMS)
+    return {path.name: hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest() for path in files}
+
+
+def _is_whole(folder: Path) -> bool:
+    """Whether the files of a piece are those that were written; one without digests is taken at its word."""
+    try:
+        known = json.loads((folder / SUMS).read_text(encoding="utf-8"))
+        return known == _sums(folder)
+    except FileNotFoundError:
+        return True
+    except (OSError, ValueError):
+        return False
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Whether a folder takes what will be written there: found out before the work, not behind it."""
+"""Whether a folder takes what will be written there: found out before the work, and said where it ends."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import errno
 import os
 import shutil
 import tempfile
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from curvescope.core.errors import UsageError
+from curvescope.core.errors import CurvescopeError, UsageError
 
 NEEDED = 2**24  # bytes that a run of a small model takes
-FULL = (errno.ENOSPC, errno.EDQUOT)
-"""What the system says of a disk, or a share of one, that is full."""
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""What the system says of a disk, or a share of one, that is full, and of a file that may not grow."""
 
 
 def check_writable(folder: Path) -> None:
@@ -38,3 +39,16 @@ def check_writable(folder: Path) -> None:
             f"expected a folder that can be written to, got {folder}: {reason}",
             hint="choose another with --out",
         )
+
+
+@contextmanager
+def full_disk_said(kept: Callable[[], str]) -> Iterator[None]:
+    """A disk that fills up is one sentence, with words on what is kept."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        raise CurvescopeError(
+            f"the disk is full: {kept()}", hint="make room, and the same command goes on from there"
+        ) from error

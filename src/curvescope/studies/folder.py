@@ -23,7 +23,7 @@ from curvescope.runs.folder import (
     chosen_before,
 )
 from curvescope.runs.pieces import RESULT
-from curvescope.runs.place import FULL, check_writable
+from curvescope.runs.place import check_writable, full_disk_said
 from curvescope.runs.shown import Shown
 from curvescope.runs.study import Study
 from curvescope.studies import RUNS, find
@@ -84,22 +84,20 @@ def run(
                 say(words)
     folder = RunFolder(Path(out), study, cfg, say=say, force=force, asked=asked, chosen=words, tell=tell)
     try:
-        result = found.run(cfg, progress=progress, state=folder)
-        folder.finish(result)
+        with full_disk_said(lambda: _kept(folder, out)):
+            result = found.run(cfg, progress=progress, state=folder)
+            folder.finish(result)
     except AlreadyFinished as there:
         say(str(there))
         return there.path, load(there.path)[1]
     except KeyboardInterrupt:
         raise Stopped(folder.standing()) from None
-    except OSError as error:
-        if error.errno not in FULL:
-            raise
-        kept = folder.standing()
-        raise CurvescopeError(
-            f"the disk is full: {kept.pieces} of {kept.total} pieces are kept under {out}",
-            hint="make room, and the same command goes on from there",
-        ) from error
     return folder.path, result
+
+
+def _kept(folder: RunFolder, out: str | Path) -> str:
+    kept = folder.standing()
+    return f"{kept.pieces} of {kept.total} pieces are kept under {out}"
 
 
 def _asked(settings: Settings, limit: Limit) -> str:
