@@ -15,6 +15,7 @@ from curvescope.runs.place import check_writable
 from curvescope.studies import folder
 
 pytestmark = pytest.mark.usefixtures("undrawn", "few_sequences")
+CHECK = 2  # products of the check of the Hessian, inside its first one
 SMALL = "n_layers = 1\nd_model = 4\nn_heads = 1\nd_ff = 0\nvocab_size = 12\nn_ctx = 18\n"
 
 
@@ -52,7 +53,7 @@ def test_what_is_finished_is_read_unless_forced(settings, tmp_path, monkeypatch)
     assert read.summary() == result.summary()
     for own, force in ((settings, True), ({**settings, "seed": 1}, False)):  # stopped as soon as it is begun
         with monkeypatch.context() as patch:
-            count_products(patch, stop_at=1)
+            count_products(patch, stop_at=1 + CHECK)
             with pytest.raises(Stopped):
                 folder.run("spectrum", own, out=tmp_path / "runs", force=force)
     assert len(list(first.parent.iterdir())) == 3
@@ -63,7 +64,7 @@ def test_a_run_that_is_stopped_in_its_first_piece_goes_on_there(settings, tmp_pa
         whole = count_products(patch)
         _, want = folder.run("spectrum", settings, out=tmp_path / "right")
     with monkeypatch.context() as patch:
-        count_products(patch, stop_at=4)
+        count_products(patch, stop_at=4 + CHECK)
         with pytest.raises(Stopped) as stop:
             folder.run("spectrum", settings, out=tmp_path / "runs")
     assert stop.value.standing == (0, 12, 4)

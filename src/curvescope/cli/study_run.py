@@ -12,6 +12,7 @@ from curvescope.cli.typed.asking import check_options, merge, spoken
 from curvescope.cli.typed.line import go_on
 from curvescope.cli.watching import Watch, watched
 from curvescope.core.config import Settings
+from curvescope.runs import checks
 from curvescope.runs.folder import Standing, Stopped
 
 if TYPE_CHECKING:
@@ -105,6 +106,8 @@ def _print(path: Path, result: Shown, *, tables: bool) -> None:
         typer.echo(
             f"note: chosen to be in time: {words}; --profile full for the study's own, --budget for more"
         )
+    if checked := checks.words(checks.read(path)):
+        typer.echo(f"checked: {checked}")
     typer.echo(f"\n{path}")
 
 
@@ -119,6 +122,7 @@ def _as_dict(path: Path, result: Shown) -> dict[str, object]:
         "chosen": chosen,
         "summary": [{"label": label, "value": value, "words": words} for label, value, words in summary],
         "notes": result.notes,
+        "verification": checks.read(path),
         "tables": {
             name: [dict(zip(map(str, frame.columns), row, strict=True)) for row in _rows(frame)]
             for name, frame in result.tables().items()

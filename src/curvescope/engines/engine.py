@@ -69,7 +69,7 @@ class Engine:
         if name not in get_args(EngineName):
             hint = near_misses(name, list(get_args(EngineName)))
             raise UsageError(f"expected an engine, got {name!r}", hint=hint)
-        self.problem, self._wanted, self._checkpoint = problem, name, checkpoint
+        self.problem, self.wanted, self.checkpoint = problem, name, checkpoint
         self._watch = Watch(problem, engine=name, checkpoint=checkpoint)
         self._runner: Runner = PlainRunner(problem, checkpoint=checkpoint)
         self._kept = Kept()
@@ -79,7 +79,7 @@ class Engine:
         self._adds_up = False  # whether the sources were seen to
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return partial(Engine, checkpoint=self._checkpoint), (self.problem, self._wanted)  # begins empty
+        return partial(Engine, checkpoint=self.checkpoint), (self.problem, self.wanted)  # begins empty
 
     @property
     def name(self) -> str:
@@ -162,7 +162,7 @@ class Engine:
         self._kept.forget()
         self._recorder, self._adds_up = None, False
         self._groups.clear()
-        self._runner = known.runner(self.problem, checkpoint=self._checkpoint)
+        self._runner = known.runner(self.problem, checkpoint=self.checkpoint)
         self._verify()
 
     def _verify(self) -> None:
@@ -281,7 +281,7 @@ class Engine:
 
     def _replayed(self, build: Callable[[], Work], rows: Names, columns: Names) -> Work:
         device = self.problem.device
-        if device.type not in ("cpu", "cuda") or self._runner.name != "fast" or self._checkpoint:
+        if device.type not in ("cpu", "cuda") or self._runner.name != "fast" or self.checkpoint:
             return build()
         if self._recorder is None:
             self._recorder = cuda.Recorder(device) if device.type == "cuda" else cpu.Recorder()
@@ -306,7 +306,7 @@ class Engine:
 
     def _directions(self, batch: Batch, tangents: Mapping[str, Tensor], *, plain: bool = False) -> int:
         """Directions at once; found with the first batch that is given several, then kept."""
-        if next(iter(tangents.values())).shape[0] == 1 or self._checkpoint:
+        if next(iter(tangents.values())).shape[0] == 1 or self.checkpoint:
             return 1
         runner = PlainRunner(self.problem) if plain else self._runner
         if runner.name not in self._groups:

@@ -20,6 +20,7 @@ from curvescope.engines import Engine, EngineName, Receive, Tree
 from curvescope.engines.memory import columns_at_once
 from curvescope.losses.of_model import unsplit
 from curvescope.models.choice.params import Params
+from curvescope.operators.meeting import met
 from curvescope.operators.shift import WeightDecay, shift
 from curvescope.problem import Problem, check_finite
 
@@ -107,6 +108,7 @@ class CurvatureOperator(LinearOperator):
 
     def _stream(self, V: Tensor, rows: ParamSpace, columns: ParamSpace) -> Tensor:
         """(1/N) Σ_batches."""
+        met(self)
         total = self.engine.product(lambda: self._sum(V, rows, columns).div_(self.problem.num_terms))
         check_finite(total, self.problem, V)
         return total if self.shift is None else self.shift.added(total, V, rows, columns)

@@ -22,6 +22,7 @@ from curvescope.core.config import Config
 from curvescope.core.durable import sync, sync_tree, write_whole
 from curvescope.core.errors import CurvescopeError, MissingExtra
 from curvescope.papers import PAPERS
+from curvescope.runs.checks import Verification
 from curvescope.runs.folder import STATE, Say, digest_of, environment
 from curvescope.runs.pieces import RESULT, Pieces
 from curvescope.runs.shown import Shown
@@ -44,6 +45,7 @@ class FigureFolder(Place):
         self._settings = json.dumps({"version": __version__, **cfg.to_dict()}, sort_keys=True)
         self._contents = ""
         self._pieces: Pieces | None = None
+        self._verified: dict[str, Any] = {}
 
     def at(self, contents: str, names: Sequence[str] = ()) -> Pieces:
         """The pieces of this figure with these settings and contents."""
@@ -65,6 +67,10 @@ class FigureFolder(Place):
         """Say the line, and of which figure it is."""
         self._say(f"{self.figure}: {line}")
 
+    def verified(self, found: Verification) -> None:
+        """Note it for `settings.json`."""
+        self._verified[found.operator] = found.plain()
+
     def finish(self, result: Shown, *, seconds: float, say: Say) -> list[str]:
         """Write everything, note it in the settings, forget the state; the names of the files."""
         entry = {
@@ -73,6 +79,7 @@ class FigureFolder(Place):
             "contents": self._contents,
             "environment": environment(),
             "seconds": round(seconds, 1),
+            "verification": list(self._verified.values()),
         }
         pieces = self.at("") if self._pieces is None else self._pieces
         pieces.begin()

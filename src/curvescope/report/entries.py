@@ -12,6 +12,7 @@ from curvescope.report.pieces.pictures import pictures
 from curvescope.report.pieces.tables import table
 from curvescope.report.reading import Read, Sheet, link
 from curvescope.report.sections import SECTIONS, home_of, place_of
+from curvescope.runs import checks
 from curvescope.runs.shown import Line
 from curvescope.studies import RUNS, STUDIES, find
 
@@ -57,10 +58,12 @@ def _pictures(run: Read, most: int) -> dict[str, Picture]:
     captions, scenes = run.result.captions(), run.result.scenes()
     stills = {path.stem: path for path in (run.path / "figures").glob("*.svg")}
     time, command = time_of(run.path, run.begun), command_of(run)
+    checked = checks.words(checks.read(run.path))
 
     def how(name: str) -> Methods:
         caption = scenes.get(name, {}).get("caption") or captions.get(name, "")
-        return methods(name, RUNS[run.study], caption, run.settings, run.env, time, command)
+        what = RUNS[run.study]
+        return methods(name, what, caption, run.settings, run.env, time, command, checked=checked)
 
     found = pictures(stills, scenes, captions, anchor=f"run{run.number}", methods=how, most=most)
     return {one.anchor.removeprefix(f"run{run.number}-"): one for one in found}

@@ -17,6 +17,7 @@ from curvescope.report.pieces.methods import methods, reproduce_command
 from curvescope.report.pieces.pictures import pictures
 from curvescope.report.pieces.tables import table
 from curvescope.report.reading import Sheet, link
+from curvescope.runs import checks
 from curvescope.runs.folder import CONFIG
 from curvescope.runs.shown import Shown
 
@@ -76,7 +77,8 @@ def _figure(run: Path, number: int, sheet: Sheet, meta: dict[str, Any], figure: 
 
     def how(name: str) -> Methods:
         command = _command(paper, figure, settings)
-        return methods(name, words, captions.get(name, ""), settings, env, time, command)
+        checked = checks.words(entry.get("verification", []))
+        return methods(name, words, captions.get(name, ""), settings, env, time, command, checked=checked)
 
     claims = all_claims.table({figure: result}).drop(columns="figure")
     title = "published and measured"

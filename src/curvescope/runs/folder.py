@@ -7,7 +7,7 @@ run goes on only with what it was begun with, and the same command behind a fini
 is made when the first product or piece is written, so a call with a mistake in it leaves nothing behind.
 `asked.toml` is there where settings were chosen to fit the machine: what was asked for, so that the same
 call goes on with them. `model.json` says what the models are made of (`models/description.py`), of a run
-that has any.
+that has any, and `verification.json` how far off its operators were when they were checked.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from curvescope import __version__
 from curvescope.core.config import Config, Plain
 from curvescope.core.durable import sync, sync_tree
 from curvescope.models.description import Description
+from curvescope.runs import checks
 from curvescope.runs.contents import Fingerprint
 from curvescope.runs.pieces import RESULT, Pieces
 from curvescope.runs.shown import Shown
@@ -138,6 +139,13 @@ class RunFolder(Place):
     def tell(self, line: str) -> None:
         """Say what came out of a piece."""
         self._tell(line)
+
+    def verified(self, found: checks.Verification) -> None:
+        """Write it to `verification.json`."""
+        assert self._pieces is not None
+        self._pieces.begin()
+        checks.keep(self.path, found)
+        self.log(("checked: " if found.passed else "failed its check: ") + checks.words([found.plain()]))
 
     def log(self, line: str) -> None:
         """Add a line with the time to log.txt."""

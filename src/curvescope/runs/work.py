@@ -11,14 +11,20 @@ from collections import Counter
 from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import TypeVar, final
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar, final
 
 from curvescope.core.errors import CurvescopeError
 from curvescope.core.numbers import duration
 from curvescope.core.progress import Progress
 from curvescope.core.ranks import alone, together
 from curvescope.core.result import Result
+from curvescope.operators.meeting import looking
+from curvescope.runs.checks import Verification
 from curvescope.runs.pieces import Pieces
+
+if TYPE_CHECKING:
+    from curvescope.operators.base import CurvatureOperator
 
 R = TypeVar("R", bound=Result)
 LONG = 20.0  # seconds that are announced
@@ -36,6 +42,10 @@ class Place(ABC):
     @abstractmethod
     def tell(self, line: str) -> None:
         """Pass a first answer on to a person."""
+
+    @abstractmethod
+    def verified(self, found: Verification) -> None:
+        """Keep what a run found when it checked an operator, passed or not."""
 
 
 State = Place | MutableMapping[str, Result]
@@ -90,6 +100,8 @@ def work_through(
 ) -> Finished:
     """Do the pieces that `state` does not have yet, in order, and store each as it is done.
 
+    In a place, every kind of operator is checked before its first product (`verification`).
+
     Args:
         contents: fingerprint of the model and data; "" where all comes from the settings. A mapping that was
             begun with other contents is emptied and begun anew; a place has pieces of these alone.
@@ -100,6 +112,30 @@ def work_through(
     assert len({*names, CONTENTS}) == len(names) + 1, f"two pieces have one name: {sorted(names)}"
     with together():
         kept = _kept(state, contents, names)
+    look = partial(_verified, state) if isinstance(state, Place) and alone() else None
+    with looking(look):
+        _work_off(todo, kept, progress, state)
+    return Finished(kept)
+
+
+def _verified(place: Place, op: CurvatureOperator) -> None:
+    """Check an operator before its first product; raise where it fails."""
+    from curvescope.runs.verification import verify
+
+    found = verify(op)
+    if found is not None:
+        place.verified(found)
+        if not found.passed:
+            raise found.refusal()
+
+
+def _work_off(
+    todo: Sequence[Piece],
+    kept: MutableMapping[str, Result],
+    progress: Progress | None,
+    state: State | None,
+) -> None:
+    """Do what is not there yet."""
     awaited = Counter(piece.kind for piece in todo if piece.kind and piece.name not in kept)
     for number, piece in enumerate(todo, start=1):
         if piece.name in kept:
@@ -116,7 +152,6 @@ def work_through(
         rest = (awaited.pop(piece.kind, 1) - 1) * (time.monotonic() - start)
         if isinstance(state, Place) and rest > LONG:
             state.tell(f"about {duration(rest)} for the rest of the {piece.kind}")
-    return Finished(kept)
 
 
 def _kept(state: State | None, contents: str, names: Sequence[str]) -> MutableMapping[str, Result]:

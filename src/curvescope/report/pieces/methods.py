@@ -25,13 +25,22 @@ UNSAID = "± is one standard error over probes, unless a table or caption says o
 
 
 def methods(
-    name: str, what: str, caption: str, settings: Settings, env: Settings, time: str, command: str
+    name: str,
+    what: str,
+    caption: str,
+    settings: Settings,
+    env: Settings,
+    time: str,
+    command: str,
+    *,
+    checked: str = "",
 ) -> Methods:
     """The box under a figure.
 
     Args:
         what: the question of the study.
         time: how long the run took, in words; "" where that is not known.
+        checked: errors of the run's own checks, in words; "" where it made none.
     """
     effort = {key: value for key, value in settings.items() if EFFORT.search(key)}
     seeds = {key: value for key, value in settings.items() if SEED.search(key)}
@@ -41,6 +50,7 @@ def methods(
         ("model and data", ", ".join(filter(None, [_model(settings), _listed(on)]))),
         ("probes and effort", _listed(effort)),
         ("errors", errors_in(caption) or UNSAID),
+        ("checked", checked),
         ("seeds", _listed(seeds)),
         ("time", ", ".join(filter(None, [time, _machine(env)]))),
         ("versions", _versions(env)),

@@ -1,0 +1,38 @@
+"""The first product of each kind of operator, told to whoever wants to look at the operator before it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, NamedTuple
+
+
+class _Looking(NamedTuple):
+    """Who looks, and the kinds of operators that it has seen."""
+
+    look: Callable[[Any], None]
+    seen: set[type]
+
+
+_looking: ContextVar[_Looking | None] = ContextVar("curvescope_looking", default=None)
+
+
+@contextmanager
+def looking(look: Callable[[Any], None] | None) -> Iterator[None]:
+    """Inside, `look` is called with an operator when the first product of its kind is asked for."""
+    token = _looking.set(None if look is None else _Looking(look, set()))
+    try:
+        yield
+    finally:
+        _looking.reset(token)
+
+
+def met(op: Any) -> None:
+    """Show an operator of which a product is asked for; products that are taken to look at it are not."""
+    watch = _looking.get()
+    if watch is None or type(op) in watch.seen:
+        return
+    with looking(None):
+        watch.look(op)
+    watch.seen.add(type(op))

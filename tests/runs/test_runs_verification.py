@@ -1,0 +1,175 @@
+"""A run checks its operators: what is right passes with room to spare, what is planted wrong is caught."""
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+import curvescope as cs
+from commands import call
+from curvescope.core.errors import CurvescopeError
+from curvescope.operators import GGN, Hessian
+from curvescope.operators.meeting import looking
+from curvescope.runs import checks, verification
+from curvescope.runs.verification import verify
+from curvescope.studies import folder
+
+pytestmark = pytest.mark.usefixtures("undrawn", "few_sequences")
+SMALL = "n_layers = 1\nd_model = 4\nn_heads = 1\nd_ff = 0\nvocab_size = 12\nn_ctx = 18\n"
+
+
+def zoo(dtype="float64", **options):
+    shape = {"n_layers": 1, "d_model": 8, "n_heads": 2, "d_ff": 16, "vocab_size": 12, "n_ctx": 18} | options
+    return cs.Problem(
+        cs.load(cs.TransformerConfig(**shape), dtype=dtype), cs.task("addition", num_sequences=8)
+    )
+
+
+def perceptron(dtype):
+    """Piecewise linear, with dropout, in train mode."""
+    torch.manual_seed(0)
+    layers = nn.Linear(5, 16), nn.ReLU(), nn.Dropout(0.5), nn.Linear(16, 3)
+    x = torch.randn(40, 5, generator=torch.Generator().manual_seed(1), dtype=dtype)
+    with pytest.warns(UserWarning, match="dropout is switched off"):
+        return cs.Problem(nn.Sequential(*layers).to(dtype), (x, torch.arange(40) % 3))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize(
+    "make",
+    [lambda dtype: zoo(str(dtype).removeprefix("torch.")), perceptron],
+    ids=["zoo", "relu and dropout"],
+)
+def test_right_products_pass_with_room_to_spare(make, dtype):
+    found = verify(Hessian(make(dtype)))
+    assert [check.name for check in found.checks] == ["symmetry", "finite difference", "columns"]
+    for check in found.checks:
+        assert check.error < check.tolerance / 20
+
+
+def test_a_block_a_shift_and_other_parameters_pass():
+    problem = zoo()
+    moved = problem.at({name: 1.1 * p.detach() for name, p in problem.model.parameters.items()})
+    for op in (
+        Hessian(problem, "L0.W_Q", damping=0.3, weight_decay={"matrices": 0.1}),
+        Hessian(moved),
+        Hessian(problem, engine="autograd"),
+        Hessian(problem, checkpoint=True),
+    ):
+        assert verify(op).passed
+    assert verify(Hessian(problem).block("L0.W_Q", "L0.W_K")) is None
+    assert verify(GGN(problem)).passed
+
+
+def test_a_model_too_large_for_a_copy_is_differentiated_as_it_is(monkeypatch):
+    monkeypatch.setattr(verification, "COPIED", 10)
+    found = verify(Hessian(zoo("float32")))
+    assert [check.name for check in found.checks] == ["symmetry", "finite difference"]
+    assert found.passed
+    assert "torch.float32" in found.checks[1].words
+    assert found.checks[1].tolerance <= 0.05
+
+
+def test_nothing_is_moved_and_nothing_drawn():
+    problem = perceptron(torch.float32)
+    module = problem.model.module
+    H, before = Hessian(problem), {name: p.detach().clone() for name, p in module.named_parameters()}
+    v = torch.ones(H.shape[0])
+    product, state = H @ v, torch.get_rng_state()
+    with H.steady():
+        verify(H)
+        torch.testing.assert_close(H @ v, product, rtol=0, atol=0)
+    assert module.training
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(p, before[name]) and p.grad is None for name, p in module.named_parameters())
+
+
+def wrong(kind):
+    """The product of a batch with a mistake in it."""
+    own = Hessian._batch_product
+
+    def product(self, index, batch, rows, tangents):
+        tree = dict(own(self, index, batch, rows, tangents))
+        last = list(tree)[-1]
+        if kind == "one in a hundred":
+            return {name: 1.01 * t for name, t in tree.items()}
+        if kind == "a block without its last entry":
+            changed = tree[last].clone()
+            changed.view(len(changed), -1)[:, -1] = 0
+            return {**tree, last: changed}
+        return {**tree, last: tree[last] + 0.1 * tree[last].flip(-1)}  # not symmetric
+
+    return product
+
+
+@pytest.mark.parametrize("kind", ["one in a hundred", "a block without its last entry", "not symmetric"])
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_a_planted_mistake_is_caught(kind, dtype, monkeypatch):
+    monkeypatch.setattr(Hessian, "_batch_product", wrong(kind))
+    found = verify(Hessian(zoo(dtype)))
+    assert not found.passed
+    assert not found.checks[1].passed
+    if kind == "not symmetric":
+        assert not found.checks[0].passed
+    assert "failed its check" in str(found.refusal())
+
+
+def test_undefined_numbers_do_not_pass():
+    assert not checks.Check("symmetry", float("nan"), 1.0, "").passed
+
+
+def test_every_kind_is_looked_at_once_before_its_first_product():
+    problem, seen = zoo(), []
+    H, G = Hessian(problem), GGN(problem)
+    v = torch.ones(H.shape[0], dtype=torch.float64)
+    with looking(lambda op: seen.append((type(op).__name__, op @ v))):
+        for op in (H, H.block("L0.W_Q"), G, H):
+            op @ torch.ones(op.shape[0], dtype=torch.float64)
+    assert [name for name, _ in seen] == ["Hessian", "GGN"]
+
+
+@pytest.fixture
+def asked(tmp_path):
+    path = tmp_path / "small.toml"
+    path.write_text(SMALL, encoding="utf-8")
+    few = {"num_probes": 1, "num_steps": 4, "num_eigenvalues": 1, "num_trace_probes": 2, "num_map_probes": 1}
+    few |= {"max_products": 6, "map_blocks": ["L0.W_[QV]"]}
+    return {"model": str(path), "data": "task:addition", "dtype": "float64", **few}
+
+
+def test_a_run_records_its_errors(asked, tmp_path):
+    path, _ = folder.run("spectrum", asked, out=tmp_path / "runs")
+    found = json.loads((path / "verification.json").read_text(encoding="utf-8"))
+    assert [one["operator"] for one in found] == ["Hessian", "GGN", "Functional"]
+    assert all(one["passed"] for one in found)
+    assert "checked: Hessian symmetry " in (path / "log.txt").read_text(encoding="utf-8")
+    assert checks.words(checks.read(path)).startswith("Hessian symmetry ")
+
+
+def test_a_failed_check_is_exit_code_one_with_the_numbers(asked, tmp_path, monkeypatch, capsys):
+    settings = [f"--set={name}={value}" for name, value in asked.items() if isinstance(value, int)]
+    words = ["run", "spectrum", asked["model"], "--data", "task:addition", "--out", tmp_path, *settings]
+    with monkeypatch.context() as patch:
+        patch.setattr(Hessian, "_batch_product", wrong("one in a hundred"))
+        code, out, err = call(*words, capsys=capsys)
+    assert (code, out) == (1, "")
+    assert "the Hessian of small failed its check" in err
+    assert "finite difference is off by 1.00e-02" in err
+    code, out, _ = call(*words, capsys=capsys)
+    assert code == 0
+    assert "checked: Hessian symmetry" in out
+
+
+def test_a_failed_check_is_a_failed_run(asked, tmp_path, monkeypatch):
+    out = tmp_path / "runs"
+    with monkeypatch.context() as patch:
+        patch.setattr(Hessian, "_batch_product", wrong("one in a hundred"))
+        with pytest.raises(CurvescopeError, match=r"finite difference is off by 1\.00e-02, at most 1e-05"):
+            folder.run("spectrum", asked, out=out)
+    (path,) = (out / "spectrum").iterdir()
+    assert not (path / "result.json").exists()
+    assert not checks.read(path)[0]["passed"]
+    again, _ = folder.run("spectrum", asked, out=out)  # once it is mended
+    assert again == path
+    assert all(one["passed"] for one in checks.read(path))
