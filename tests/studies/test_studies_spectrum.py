@@ -76,6 +76,7 @@ def test_a_run_folder_is_complete_and_reads_back(settings, tmp_path):
         "model.json",
         "result.json",
         "arrays.npz",
+        "verification.json",
         "figures",
         "tables",
     } == names

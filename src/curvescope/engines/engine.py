@@ -15,6 +15,7 @@ normalisation.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -24,12 +25,13 @@ import torch
 from torch import Tensor
 
 from curvescope.core.errors import CurvescopeError, UsageError, near_misses
+from curvescope.core.numbers import data_size, plural
 from curvescope.core.parts import MatrixName
 from curvescope.data.batches import Batch
 from curvescope.engines import ask, works
 from curvescope.engines.check import near, num_entries, refuse_other
-from curvescope.engines.keep import Kept
-from curvescope.engines.memory import directions_per_pass
+from curvescope.engines.keep import Kept, forget_everything
+from curvescope.engines.memory import directions_per_pass, free_bytes
 from curvescope.engines.passes import Linearised, pull, pull_each
 from curvescope.engines.replay import cpu, cuda
 from curvescope.engines.run import PlainRunner, Runner
@@ -48,6 +50,8 @@ Receive = Callable[[str, Tensor], object]
 Middle = Callable[[Tensor, Tensor], Tensor]
 """M u for the outputs z and u of shape (k, *z.shape)."""
 EngineName = Literal["auto", "autograd", "fast"]
+LOG = logging.getLogger("curvescope")
+ROOM = 0.8  # of the free memory that a batch should take at most
 GRAPH_SIZE = 4  # of the gradient's graph, in units of the forward pass's results
 T = TypeVar("T")
 ATTEND = "attend"  # the method of the zoo's layers that attends
@@ -75,6 +79,7 @@ class Engine:
         self._kept = Kept()
         self._recorder: cpu.Recorder | cuda.Recorder | None = None
         self._groups: dict[str, int] = {}  # directions at once, by how the module is run
+        self.most: int | None = None  # columns at once, where memory ran out with more
         self._steady = 0
         self._adds_up = False  # whether the sources were seen to
 
@@ -313,7 +318,38 @@ class Engine:
             assert self._watch.known is not None, "found out before any product"
             size = self._watch.known.pass_bytes(runner, batch)
             self._groups[runner.name] = directions_per_pass(self.problem, size)
-        return self._groups[runner.name]
+        found = self._groups[runner.name]
+        return found if self.most is None else min(found, self.most)
+
+    def fewer(self, columns: int) -> bool:
+        """Halve the directions that go at once, because memory ran out with so many columns.
+
+        False where it is one already, and nothing was kept that could be forgotten.
+        """
+        now = min(columns, *self._groups.values(), columns if self.most is None else self.most)
+        held = forget_everything()
+        if self.problem.device.type == "cuda":
+            torch.cuda.empty_cache()
+        if now > 1:
+            self.most = now // 2
+            LOG.warning("memory ran out: from here on %s at a time", plural(self.most, "column"))
+        return now > 1 or held
+
+    def too_large(self) -> CurvescopeError:
+        """What to do where one direction through one batch takes more memory than there is."""
+        batch = max(self.problem.batches, key=num_entries)
+        known = self._watch.known
+        size = 0 if known is None else int(GRAPH_SIZE * known.entry_bytes * num_entries(batch))
+        free, count = free_bytes(self.problem.device), batch.num_sequences
+        fits = min(int(ROOM * free / size * count) if size else count, count // 2)
+        hint = "checkpoint=True computes layers again instead of keeping them"
+        if fits:
+            hint = f"batches of {fits} should fit (batch_size={fits}); {hint}"
+        return CurvescopeError(
+            f"memory ran out in a product of {self.problem.model.name} with one direction through a batch of "
+            f"{plural(count, 'sequence')}: about {data_size(size)} are needed, {data_size(free)} are free",
+            hint=hint,
+        )
 
 
 def _moved(problem: Problem) -> CurvescopeError:

@@ -60,10 +60,12 @@ class Kept:
         return found
 
 
-def forget_everything() -> None:
-    """Free what all engines keep."""
+def forget_everything() -> bool:
+    """Free what all engines keep; whether there was anything."""
     with _alone:
+        held = bool(_store)
         _store.clear()
+    return held
 
 
 def _insert(at: tuple[int, Hashable], found: Any, size: int, device: torch.device) -> None:

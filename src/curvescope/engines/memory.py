@@ -55,6 +55,11 @@ def free_bytes(device: torch.device) -> int:
         return 2 * 2**30  # no way to ask: assume a small machine
 
 
+def ran_out(error: BaseException) -> bool:
+    """Whether an error says that memory ran out, of a GPU or of the machine."""
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)
+
+
 def directions_per_pass(problem: Problem, results: int) -> int:
     """Directions to send through one backward pass together; at least one.
 

@@ -17,7 +17,7 @@ from curvescope.core.errors import UsageError
 from curvescope.core.operator import LinearOperator
 from curvescope.data.batches import Batch
 from curvescope.engines import Engine, EngineName, Receive, Tree
-from curvescope.engines.memory import columns_at_once
+from curvescope.engines.memory import columns_at_once, ran_out
 from curvescope.losses.of_model import unsplit
 from curvescope.models.choice.params import Params
 from curvescope.operators.meeting import met
@@ -109,9 +109,25 @@ class CurvatureOperator(LinearOperator):
     def _stream(self, V: Tensor, rows: ParamSpace, columns: ParamSpace) -> Tensor:
         """(1/N) Σ_batches."""
         met(self)
-        total = self.engine.product(lambda: self._sum(V, rows, columns).div_(self.problem.num_terms))
+        total = self._within_memory(V, rows, columns)
+        while total is None:
+            total = self._within_memory(V, rows, columns)
         check_finite(total, self.problem, V)
         return total if self.shift is None else self.shift.added(total, V, rows, columns)
+
+    def _within_memory(self, V: Tensor, rows: ParamSpace, columns: ParamSpace) -> Tensor | None:
+        """The mean over terms; None where memory ran out and fewer columns at a time are worth a try.
+
+        The error is left before the next try: it holds on to what the product had made.
+        """
+        try:
+            return self.engine.product(lambda: self._sum(V, rows, columns).div_(self.problem.num_terms))
+        except (RuntimeError, MemoryError) as error:
+            if not ran_out(error):
+                raise
+            if not self.engine.fewer(V.shape[1]):
+                raise self.engine.too_large() from error
+        return None
 
     @contextmanager
     def steady(self) -> Iterator[None]:
@@ -122,6 +138,7 @@ class CurvatureOperator(LinearOperator):
     def _sum(self, V: Tensor, rows: ParamSpace, columns: ParamSpace) -> Tensor:
         """Σ_batches, for at most `chunk` columns at a time."""
         step = 1 if V.shape[1] == 1 else self.chunk or columns_at_once(self.problem)
+        step = step if self.engine.most is None else min(step, self.engine.most)
         found = [torch.zeros(rows.size, 0, dtype=self.dtype, device=self.device)]
         for start in range(0, V.shape[1], step):
             part = V[:, start : start + step]

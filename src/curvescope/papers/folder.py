@@ -67,6 +67,10 @@ class FigureFolder(Place):
         """Say the line, and of which figure it is."""
         self._say(f"{self.figure}: {line}")
 
+    def warn(self, line: str) -> None:
+        """The same: a reproduction has no log."""
+        self.tell(line)
+
     def verified(self, found: Verification) -> None:
         """Note it for `settings.json`."""
         self._verified[found.operator] = found.plain()

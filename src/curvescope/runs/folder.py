@@ -118,7 +118,7 @@ class RunFolder(Place):
         begun = self._unfinished(digest)
         self._pieces = self._new(digest) if begun is None else begun
         self._pieces.done = lambda name: self.log(f"done: {name}")
-        self._pieces.tell = self._both
+        self._pieces.tell = self.warn
         if begun is not None:
             there = f"{len(begun)} of {len(names)} pieces were there"
             self._say(f"resuming {self.path}: {there}")
@@ -151,8 +151,8 @@ class RunFolder(Place):
         """Add a line with the time to log.txt."""
         _log(self.path, line)
 
-    def _both(self, line: str) -> None:
-        """Say a line, and keep it where a full disk lets us."""
+    def warn(self, line: str) -> None:
+        """Say a line, and keep it where there is a log and a full disk lets us."""
         self._say(line)
         with suppress(OSError):
             self.log(line)

@@ -5,11 +5,12 @@ On disk the products of the piece in hand are kept too, so that it goes on in it
 
 from __future__ import annotations
 
+import logging
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, MutableMapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar, final
@@ -42,6 +43,10 @@ class Place(ABC):
     @abstractmethod
     def tell(self, line: str) -> None:
         """Pass a first answer on to a person."""
+
+    @abstractmethod
+    def warn(self, line: str) -> None:
+        """Pass something unexpected on to a person, and keep it where there is a log."""
 
     @abstractmethod
     def verified(self, found: Verification) -> None:
@@ -113,7 +118,7 @@ def work_through(
     with together():
         kept = _kept(state, contents, names)
     look = partial(_verified, state) if isinstance(state, Place) and alone() else None
-    with looking(look):
+    with looking(look), _heard(state):
         _work_off(todo, kept, progress, state)
     return Finished(kept)
 
@@ -127,6 +132,21 @@ def _verified(place: Place, op: CurvatureOperator) -> None:
         place.verified(found)
         if not found.passed:
             raise found.refusal()
+
+
+@contextmanager
+def _heard(state: State | None) -> Iterator[None]:
+    """Warnings of this package reach the place, such as that memory ran out."""
+    if not isinstance(state, Place):
+        yield
+        return
+    logger, ear = logging.getLogger("curvescope"), logging.Handler(logging.WARNING)
+    ear.emit = lambda record: state.warn(record.getMessage())
+    logger.addHandler(ear)
+    try:
+        yield
+    finally:
+        logger.removeHandler(ear)
 
 
 def _work_off(
