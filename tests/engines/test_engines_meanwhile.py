@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import signal
 import threading
@@ -247,3 +248,23 @@ def test_a_layer_of_a_loss_fn_that_was_written_to_is_followed():
     after = H @ v
     assert float((after - before).norm()) > 1e-3 * float(before.norm())
     torch.testing.assert_close(after, cs.Hessian(problem, engine="autograd") @ v, rtol=1e-10, atol=1e-13)
+
+
+def test_a_copy_that_is_made_meanwhile_is_no_change():
+    class Net(nn.Module):
+        """A class of which no object was ever copied."""
+
+        def __init__(self):
+            super().__init__()
+            self.inner = net()
+
+        def forward(self, x):
+            return self.inner(x)
+
+    module = Net()
+    H = cs.Hessian(cs.Problem(module, (X, Y)))
+    v = normal(H.shape[0])
+    with H.steady():
+        before = H @ v
+        copy.deepcopy(module)
+        torch.testing.assert_close(H @ v, before, rtol=0, atol=0)

@@ -9,6 +9,7 @@ called (a counter, a cache) is left out by `settle`.
 
 from __future__ import annotations
 
+import copyreg
 import dis
 import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -34,6 +35,7 @@ OWN = {"training", "_flat_weights", "_flat_weight_refs"}
 """Attributes that do not count: eval mode is used, and torch's recurrent layers list their parameters anew at
 every call."""
 HOOKS = (torch_module._global_forward_hooks, torch_module._global_forward_pre_hooks)
+_slotnames: Callable[[type], Any] = copyreg._slotnames  # pyright: ignore[reportAttributeAccessIssue]
 ANYTHING = object()  # in the place of an entry that does not count
 Read = Callable[[Sequence[Any]], Iterable[Any]]
 """What some holders hold, entry after entry."""
@@ -151,8 +153,11 @@ def _containers(x: Any) -> list[tuple[str, Any]]:
     if isinstance(x, types.FunctionType):
         return _in_function(x)
     if isinstance(x, type):
+        if _within(x, FOREIGN):
+            return []
+        _slotnames(x)  # which Python writes into a class when one of its objects is first copied
         own = vars(x)
-        return [] if _within(x, FOREIGN) else [("keys", own), ("values", own), ("bases", x)]
+        return [("keys", own), ("values", own), ("bases", x)]
     if isinstance(x, tuple | frozenset | types.MethodType | partial | types.ModuleType):
         return []
     if _within(type(x), FOREIGN) and not isinstance(x, nn.Module):

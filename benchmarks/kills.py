@@ -1,0 +1,210 @@
+"""Runs that are killed (SIGKILL) at random moments and begun again: are the numbers the same, bit for bit?
+
+Three commands, each killed at twenty moments that a seed has drawn, uniform over the time that it takes
+undisturbed, and begun again in the same folder: to its end in three of four cases, in the others killed a
+second time on the way. The result is compared with that of an undisturbed run, every array byte by byte and
+every other number as it is written. How much was done twice is counted in products with the operators.
+
+    spectrum   stochastic Lanczos quadrature, eigenvalues, traces and norms of three operators
+    blocks     norms, extreme eigenvalues and densities block by block
+    beyond     a figure of a paper (ormaniec2025), piece by piece
+
+It takes about ten minutes of one core, and ends with an error where one number differs.
+
+    python benchmarks/kills.py [--kills 20] [--only spectrum]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+RESULTS = Path(__file__).parent / "results" / "kills" / "default.json"
+PRELOADED = ["curvescope.studies.folder", "curvescope.studies.spectrum", "curvescope.studies.blocks"]
+SMALL = "n_layers = 2\nd_model = 16\nn_heads = 2\nd_ff = 32\nvocab_size = 12\nn_ctx = 18\n"
+SPECTRUM = {
+    "num_probes": 2,
+    "num_steps": 30,
+    "num_trace_probes": 16,
+    "num_map_probes": 1,
+    "max_products": 120,
+}
+BLOCKS = {"density": ["L*.W_[QV]"], "extremes": ["L*.W_[QK]"], "num_trace_probes": 8}
+TWICE = 4  # every fourth is killed a second time
+
+
+class Command(NamedTuple):
+    """What is run, into which folder, and where its files are."""
+
+    words: str
+    run: Callable[[Path, Path], None]
+    found: Callable[[Path], tuple[Path, Path]]  # the text and the arrays of the result
+
+
+def _study(name: str, settings: dict[str, Any]) -> Command:
+    def run(model: Path, out: Path) -> None:
+        from curvescope.studies import folder
+
+        folder.run(name, {"model": str(model), "data": "task:addition", **settings}, out=out)
+
+    def found(out: Path) -> tuple[Path, Path]:
+        (path,) = (out / name).glob("*/result.json")
+        return path, path.with_name("arrays.npz")
+
+    chosen = " ".join(f"--set {key}={value}" for key, value in settings.items())
+    return Command(f"curvescope run {name} small.toml --data task:addition {chosen}", run, found)
+
+
+def _figure(paper: str, name: str) -> Command:
+    def run(model: Path, out: Path) -> None:
+        from curvescope.papers.reproduce import reproduce
+
+        reproduce(paper, [name], out=out)
+
+    def found(out: Path) -> tuple[Path, Path]:
+        return out / f"{name}.json", out / f"{name}.npz"
+
+    return Command(f"curvescope reproduce {paper} --figure {name}", run, found)
+
+
+COMMANDS = {
+    "spectrum": _study("spectrum", SPECTRUM),
+    "blocks": _study("blocks", BLOCKS),
+    "beyond": _figure("ormaniec2025", "beyond"),
+}
+
+
+def work(name: str, model: Path, out: Path, counter: Path) -> None:
+    """Run a command in this process; every product adds a byte to a file."""
+    import torch
+
+    from curvescope.operators.base import CurvatureOperator
+
+    torch.set_num_threads(1)
+    own, file = CurvatureOperator._stream, counter.open("ab", buffering=0)
+
+    def counted(self: Any, V: Any, rows: Any, columns: Any) -> Any:
+        found = own(self, V, rows, columns)
+        file.write(b".")
+        return found
+
+    CurvatureOperator._stream = counted
+    COMMANDS[name].run(model, out)
+
+
+class Runs:
+    """Processes of one command that begin with everything imported."""
+
+    def __init__(self, name: str, place: Path):
+        self.name, self.place = name, place
+        self.processes = get_context("forkserver")
+        self.processes.set_forkserver_preload(PRELOADED)
+        self.model = place / "small.toml"
+        self.model.write_text(SMALL, encoding="utf-8")
+
+    def run(self, out: Path, *, kill_after: float | None = None) -> bool:
+        """Run it; whether it was killed, and had not ended by itself before."""
+        counter = out.with_suffix(".count")
+        process = self.processes.Process(target=work, args=(self.name, self.model, out, counter))
+        process.start()
+        process.join(kill_after)
+        if process.is_alive():
+            process.kill()
+            process.join()
+            return True
+        if process.exitcode:
+            raise SystemExit(f"{self.name} ended with exit code {process.exitcode}")
+        return False
+
+    def products(self, out: Path) -> int:
+        """How many were taken in a folder so far."""
+        counter = out.with_suffix(".count")
+        return counter.stat().st_size if counter.exists() else 0
+
+
+def contents(command: Command, out: Path) -> dict[str, bytes]:
+    """The result's text, and the bytes of each of its arrays."""
+    text, arrays = command.found(out)
+    with np.load(arrays, allow_pickle=False) as archive:
+        found = {key: archive[key].tobytes() + str(archive[key].dtype).encode() for key in archive.files}
+    return {"": text.read_bytes(), **found}
+
+
+def kill(name: str, place: Path, *, kills: int, seed: int) -> dict[str, Any]:
+    """Kill a command at so many moments; what came out."""
+    command, runs, chance = COMMANDS[name], Runs(name, place), random.Random(seed)
+    start = time.monotonic()
+    runs.run(place / "warm")  # files are read, the processes begin
+    warm = time.monotonic() - start
+    start = time.monotonic()
+    runs.run(place / "right")
+    whole = time.monotonic() - start
+    right, usual = contents(command, place / "right"), runs.products(place / "right")
+    print(f"{name}: {whole:.1f} s undisturbed ({warm:.1f} s at first), {usual} products", flush=True)
+    cases: list[dict[str, Any]] = []
+    while len(cases) < kills:
+        out = place / f"out{len(cases)}-{chance.random():.6f}"
+        moments = [chance.random() for _ in range(2 if len(cases) % TWICE == TWICE - 1 else 1)]
+        at = []
+        for moment in moments:
+            if runs.run(out, kill_after=moment * whole):
+                at.append(runs.products(out))
+        if not at:
+            continue  # it was faster than the undisturbed one
+        runs.run(out)
+        same = contents(command, out) == right
+        again = runs.products(out) - usual
+        cases.append({"moments": moments, "killed_after_products": at, "same": same, "taken_again": again})
+        print(f"  killed at {at} of {usual} products: same {same}, {again} taken again", flush=True)
+    return {"command": command.words, "products": usual, "seconds": round(whole, 1), "kills": cases}
+
+
+@contextmanager
+def _place(kept: Path | None) -> Iterator[Path]:
+    if kept is not None:
+        kept.mkdir(parents=True, exist_ok=True)
+        yield kept
+        return
+    with tempfile.TemporaryDirectory() as place:
+        yield Path(place)
+
+
+def main() -> None:
+    """Kill everything, store what came out, and end with an error where a number differs."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--only", choices=[*COMMANDS], action="append")
+    parser.add_argument("--keep", type=Path, help="a folder for everything that is written")
+    asked = parser.parse_args()
+    os.environ["OMP_NUM_THREADS"] = "1"
+    found = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() and asked.only else {}
+    for seed, name in enumerate(COMMANDS):
+        if asked.only and name not in asked.only:
+            continue
+        with _place(None if asked.keep is None else asked.keep / name) as place:
+            found[name] = kill(name, place, kills=asked.kills, seed=seed)
+    found["machine"] = f"{platform.machine()}, {os.cpu_count()} cores, one thread"
+    RESULTS.parent.mkdir(parents=True, exist_ok=True)
+    RESULTS.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    cases = [case for name in COMMANDS if name in found for case in found[name]["kills"]]
+    print(f"{sum(case['same'] for case in cases)} of {len(cases)} ended with the same bits")
+    sys.exit(not all(case["same"] for case in cases))
+
+
+if __name__ == "__main__":
+    main()
