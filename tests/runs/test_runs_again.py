@@ -5,6 +5,7 @@ import os
 
 import numpy as np
 import pytest
+import torch
 
 from curvescope.algorithms.spectra.density import SpectralDensity
 from curvescope.core.errors import CurvescopeError, UsageError
@@ -142,3 +143,21 @@ def test_a_full_disk_is_refused_and_nothing_is_left_behind(tmp_path, monkeypatch
     with pytest.raises(UsageError, match="only 1 MiB are left there"):
         check_writable(tmp_path / "a" / "b")
     assert not list(tmp_path.iterdir())
+
+
+def test_memory_that_runs_out_is_a_line_in_the_log_and_no_end(settings, tmp_path, monkeypatch):
+    _, want = folder.run("spectrum", settings, out=tmp_path / "right")
+    own, said = Hessian._batch_product, []
+
+    def product(self, index, batch, rows, tangents):
+        if len(next(iter(tangents.values()))) > 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return own(self, index, batch, rows, tangents)
+
+    monkeypatch.setattr(Hessian, "_batch_product", product)
+    path, found = folder.run("spectrum", settings, out=tmp_path / "runs", say=said.append)
+    assert "memory ran out: from here on 1 column at a time" in said
+    assert "memory ran out: from here on 1 column at a time" in (path / "log.txt").read_text(encoding="utf-8")
+    np.testing.assert_allclose(
+        found.parts["hessian"].extremes.values, want.parts["hessian"].extremes.values, rtol=1e-9
+    )

@@ -11,6 +11,7 @@ from commands import call
 from curvescope.core.errors import CurvescopeError
 from curvescope.operators import GGN, Hessian
 from curvescope.operators.meeting import looking
+from curvescope.report.pieces.methods import methods
 from curvescope.runs import checks, verification
 from curvescope.runs.verification import verify
 from curvescope.studies import folder
@@ -69,6 +70,26 @@ def test_a_model_too_large_for_a_copy_is_differentiated_as_it_is(monkeypatch):
     assert found.passed
     assert "torch.float32" in found.checks[1].words
     assert found.checks[1].tolerance <= 0.05
+
+
+def test_a_copy_that_does_not_fit_is_done_without(monkeypatch):
+    own = cs.Problem.gradient
+
+    def gradient(self, *patterns):
+        if self.dtype == torch.float64:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return own(self, *patterns)
+
+    monkeypatch.setattr(cs.Problem, "gradient", gradient)
+    found = verify(Hessian(zoo("float32")))
+    assert found.passed
+    assert "torch.float32" in found.checks[1].words
+
+
+def test_a_figure_says_what_was_checked():
+    box = methods("density", "what", "", {}, {}, "1 s", "curvescope run", checked="Hessian symmetry 1e-07")
+    assert ("checked", "Hessian symmetry 1e-07") in box.rows
+    assert "checked" not in dict(methods("density", "what", "", {}, {}, "1 s", "curvescope run").rows)
 
 
 def test_nothing_is_moved_and_nothing_drawn():

@@ -152,9 +152,11 @@ class RunFolder(Place):
         _log(self.path, line)
 
     def warn(self, line: str) -> None:
-        """Say a line, and keep it where there is a log and a full disk lets us."""
+        """Say a line, and keep it where a full disk lets us."""
+        assert self._pieces is not None
         self._say(line)
         with suppress(OSError):
+            self._pieces.begin()
             self.log(line)
 
     def finish(self, result: Shown) -> None:
