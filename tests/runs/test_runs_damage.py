@@ -9,10 +9,10 @@ from functools import partial
 import numpy as np
 import pytest
 
-from curvescope.core import durable
-from curvescope.core.durable import Pace, sync_tree, write_whole
 from curvescope.core.errors import CurvescopeError
 from curvescope.core.result import Result
+from curvescope.runs import durable
+from curvescope.runs.durable import Pace, sync_tree, write_whole
 from curvescope.runs.pieces import SUMS, Pieces
 from curvescope.runs.place import full_disk_said
 from curvescope.runs.work import Piece, work_through

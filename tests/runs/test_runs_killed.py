@@ -1,9 +1,11 @@
 """Runs that are killed at any moment, model or data changed in between: resumed, or begun anew; right."""
 
+import json
 import multiprocessing
 import random
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from curvescope.studies import folder
 from curvescope.tokenizers import BPETokenizer
 from selection import some
 
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 pytestmark = pytest.mark.usefixtures("undrawn")
 CONFIG = cs.TransformerConfig(
     n_layers=1, d_model=8, n_heads=2, d_ff=8, vocab_size=260, n_ctx=16, init="scaled"
@@ -105,6 +108,20 @@ def kill_and_change(processes, path, moments, *, seed, once_there="state/*/resul
 @pytest.mark.parametrize("moments", some([[0.0], [0.0, 0.0]], 1))
 def test_a_few_kills(processes, moments, tmp_path):
     assert kill_and_change(processes, tmp_path, moments, seed=0) >= 1
+
+
+def test_a_kill_in_the_middle_of_a_piece(processes, tmp_path):
+    assert kill_and_change(processes, tmp_path, [0.0], seed=0, once_there="state/*.products") == 1
+
+
+def test_the_stored_kills_ended_with_the_same_bits():
+    stored = json.loads((BENCHMARKS / "results/kills/default.json").read_text(encoding="utf-8"))
+    for name in ("spectrum", "blocks", "beyond"):
+        cases = stored[name]["kills"]
+        assert len(cases) >= 20
+        assert all(case["same"] for case in cases)
+        within = [case for case in cases if 0 < case["killed_after_products"][-1] < stored[name]["products"]]
+        assert name == "beyond" or len(within) >= 5  # in the middle of the products
 
 
 @pytest.mark.slow

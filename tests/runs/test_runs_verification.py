@@ -9,11 +9,11 @@ from torch import nn
 import curvescope as cs
 from commands import call
 from curvescope.core.errors import CurvescopeError
+from curvescope.core.operator.meeting import looking
 from curvescope.operators import GGN, Hessian
-from curvescope.operators.meeting import looking
 from curvescope.report.pieces.methods import methods
-from curvescope.runs import checks, verification
-from curvescope.runs.verification import verify
+from curvescope.runs.verified import checks, verification
+from curvescope.runs.verified.verification import verify
 from curvescope.studies import folder
 
 pytestmark = pytest.mark.usefixtures("undrawn", "few_sequences")

@@ -12,8 +12,8 @@ from curvescope.cli.typed.asking import check_options, merge, spoken
 from curvescope.cli.typed.line import go_on
 from curvescope.cli.watching import Watch, watched
 from curvescope.core.config import Settings
-from curvescope.runs import checks
 from curvescope.runs.folder import Standing, Stopped
+from curvescope.runs.verified import checks
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -15,12 +15,12 @@ from torch import Tensor
 from curvescope.core.blocks import ParamSpace
 from curvescope.core.errors import UsageError
 from curvescope.core.operator import LinearOperator
+from curvescope.core.operator.meeting import met
 from curvescope.data.batches import Batch
 from curvescope.engines import Engine, EngineName, Receive, Tree
 from curvescope.engines.memory import columns_at_once, ran_out
 from curvescope.losses.of_model import unsplit
 from curvescope.models.choice.params import Params
-from curvescope.operators.meeting import met
 from curvescope.operators.shift import WeightDecay, shift
 from curvescope.problem import Problem, check_finite
 

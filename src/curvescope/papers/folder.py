@@ -19,13 +19,13 @@ from typing import Any
 
 from curvescope import __version__
 from curvescope.core.config import Config
-from curvescope.core.durable import sync, sync_tree, write_whole
 from curvescope.core.errors import CurvescopeError, MissingExtra
 from curvescope.papers import PAPERS
-from curvescope.runs.checks import Verification
+from curvescope.runs.durable import sync, sync_tree, write_whole
 from curvescope.runs.folder import STATE, Say, digest_of, environment
 from curvescope.runs.pieces import RESULT, Pieces
 from curvescope.runs.shown import Shown
+from curvescope.runs.verified.checks import Verification
 from curvescope.runs.work import Place
 from curvescope.runs.writing import check_distinct
 

@@ -12,8 +12,8 @@ from curvescope.report.pieces.pictures import pictures
 from curvescope.report.pieces.tables import table
 from curvescope.report.reading import Read, Sheet, link
 from curvescope.report.sections import SECTIONS, home_of, place_of
-from curvescope.runs import checks
 from curvescope.runs.shown import Line
+from curvescope.runs.verified import checks
 from curvescope.studies import RUNS, STUDIES, find
 
 Placed = Mapping[str, Entry]

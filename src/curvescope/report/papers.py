@@ -17,9 +17,9 @@ from curvescope.report.pieces.methods import methods, reproduce_command
 from curvescope.report.pieces.pictures import pictures
 from curvescope.report.pieces.tables import table
 from curvescope.report.reading import Sheet, link
-from curvescope.runs import checks
 from curvescope.runs.folder import CONFIG
 from curvescope.runs.shown import Shown
+from curvescope.runs.verified import checks
 
 
 def is_reproduction(run: Path) -> bool:

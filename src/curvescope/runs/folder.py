@@ -27,12 +27,12 @@ import tomli_w
 
 from curvescope import __version__
 from curvescope.core.config import Config, Plain
-from curvescope.core.durable import sync, sync_tree
 from curvescope.models.description import Description
-from curvescope.runs import checks
 from curvescope.runs.contents import Fingerprint
+from curvescope.runs.durable import sync, sync_tree
 from curvescope.runs.pieces import RESULT, Pieces
 from curvescope.runs.shown import Shown
+from curvescope.runs.verified import checks
 from curvescope.runs.work import Place
 from curvescope.runs.writing import write_figures, write_tables
 

@@ -6,7 +6,7 @@ process or the machine stopped while it was written, ends what is known; one who
 computed again.
 
 A process that is killed loses the product in hand. The file is brought to the disk at the pace of
-`core.durable`: a loss of power costs at most ten times as much work as that takes.
+`runs.durable`: a loss of power costs at most ten times as much work as that takes.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ import torch
 from torch import Tensor
 
 from curvescope.algorithms.recording import Recorder
-from curvescope.core.durable import Pace, sync
 from curvescope.core.numbers import data_size
 from curvescope.core.operator import LinearOperator
 from curvescope.engines.digest import digest
+from curvescope.runs.durable import Pace, sync
 
 MOST_OF_DISK = 0.25  # of what is free when it begins
 MOST_OF_TIME = 0.1  # of that of the products, once writing has taken PATIENCE

@@ -16,9 +16,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, final
 
-from curvescope.core.durable import Pace, sync_tree
 from curvescope.core.errors import CurvescopeError
 from curvescope.core.result import Result
+from curvescope.runs.durable import Pace, sync_tree
 
 if TYPE_CHECKING:
     from curvescope.runs.journal import Journal

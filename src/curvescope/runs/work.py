@@ -13,19 +13,18 @@ from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequen
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar, final
+from typing import TypeVar, final
 
 from curvescope.core.errors import CurvescopeError
 from curvescope.core.numbers import duration
+from curvescope.core.operator.meeting import looking
 from curvescope.core.progress import Progress
 from curvescope.core.ranks import alone, together
 from curvescope.core.result import Result
-from curvescope.operators.meeting import looking
-from curvescope.runs.checks import Verification
+from curvescope.operators.base import CurvatureOperator
 from curvescope.runs.pieces import Pieces
-
-if TYPE_CHECKING:
-    from curvescope.operators.base import CurvatureOperator
+from curvescope.runs.verified.checks import Verification
+from curvescope.runs.verified.verification import verify
 
 R = TypeVar("R", bound=Result)
 LONG = 20.0  # seconds that are announced
@@ -125,8 +124,6 @@ def work_through(
 
 def _verified(place: Place, op: CurvatureOperator) -> None:
     """Check an operator before its first product; raise where it fails."""
-    from curvescope.runs.verification import verify
-
     found = verify(op)
     if found is not None:
         place.verified(found)

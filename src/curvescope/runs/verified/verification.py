@@ -36,7 +36,7 @@ from curvescope.kernels.substitute import PlainAttention
 from curvescope.operators.base import CurvatureOperator
 from curvescope.operators.curvature import Hessian
 from curvescope.problem import Problem, differentiating
-from curvescope.runs.checks import Check, Verification
+from curvescope.runs.verified.checks import Check, Verification
 
 STEP = 1e-6  # in float64, in units of the root mean square of the parameters
 NOISE, ROUNDINGS = (

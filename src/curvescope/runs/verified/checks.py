@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from curvescope.core.durable import write_whole
 from curvescope.core.errors import CurvescopeError
+from curvescope.runs.durable import write_whole
 
 VERIFICATION = "verification.json"
 
