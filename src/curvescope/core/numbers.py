@@ -54,9 +54,9 @@ def to_error(value: float, error: float) -> str:
     return rounded(value, min(max(digits, 1), 4))
 
 
-def between(low: float, high: float) -> str:
+def between(low: float, high: float, digits: int = 4) -> str:
     """`5,430 to 6,753`: where a number lies; one of the two where both read alike, or one is not known."""
-    ends = [rounded(end) for end in (low, high) if not math.isnan(end)]
+    ends = [rounded(end, digits) for end in (low, high) if not math.isnan(end)]
     return " to ".join(dict.fromkeys(ends)) if ends else "–"
 
 
