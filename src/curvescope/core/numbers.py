@@ -8,6 +8,10 @@ MOST_DIGITS = 6  # that a value with an error is shown with
 LEAST, MOST = 1e-4, 1e7  # sizes that are written without an exponent
 
 
+LIES_BETWEEN = "x to y: it lies between them, with 95 % certainty"
+"""What `between` means, where its two numbers are a bound from each side."""
+
+
 def with_error(value: float, stderr: float) -> str:
     """`21,800 ± 1,000`: the error with two digits, the value to the same place; alone if it has no error.
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from curvescope.core.numbers import between, plural, rounded, with_error
+from curvescope.core.numbers import LIES_BETWEEN, between, plural, rounded, with_error
 from curvescope.runs.shown import Line
 from curvescope.studies.gap.pair import Pair
 
@@ -72,7 +72,7 @@ def whole(pair: Pair) -> list[Line]:
             "λ_max, H against G",
             _percent(pair),
             f"1 − λ_max(G)/λ_max(H); λ_max {between(float(h.values[1]), h.high)} and "
-            f"{between(float(g.values[1]), g.high)}; x to y: it lies between them, with 95 % certainty",
+            f"{between(float(g.values[1]), g.high)}; {LIES_BETWEEN}",
         ),
         (
             "functional share",
