@@ -14,7 +14,7 @@ from curvescope.models.zoo.names import REVISIONS
 from curvescope.studies.several import Wanted
 
 SAMPLE = {"tokens": 128}
-"""Of all sections with curvature, so that a page has one λ_max of a model: other samples have others."""
+"""Of all quick sections with curvature, so that a page has one λ_max of a model: other samples have others."""
 SECTIONS: dict[str, tuple[Wanted, ...]] = {
     "findings": (Wanted("diagnose", "what is wrong with it, if anything", 20, SAMPLE),),
     "spectra": (
@@ -26,31 +26,31 @@ SECTIONS: dict[str, tuple[Wanted, ...]] = {
     ),
     "block-map": (
         Wanted(
-            "blocks", "which block is sharpest", 18,
+            "blocks", "which block is sharpest", 24,
             {**SAMPLE, "norms": ("E", "P", "L*.W_*", "U"), "num_trace_probes": 8, "num_norm_probes": 4,
-             "num_sharp_steps": 8},
+             "num_sharp_steps": 12},
         ),
     ),
     "blocks": (
         Wanted(
-            "blocks", "how different blocks are", 44,
+            "blocks", "how different blocks are", 50,
             {**SAMPLE, "num_density_probes": 2, "num_steps": 20},
             {"density": ("L0.W_[QV1]", "L3.W_[QV1]")},
         ),
     ),
     "propagation": (
         Wanted(
-            "propagation", "where curvature comes from", 16,
+            "propagation", "where curvature comes from", 19,
             {**SAMPLE, "num_probes": 4, "num_map_probes": 1, "num_steps": 6},
         ),
     ),
     "dynamics": (
         Wanted(
-            "dynamics", "how curvature changed in training", 25,
+            "dynamics", "how curvature changed in training", 28,
             {**SAMPLE, "blocks": ("L*.W_[QO2]",)}, {"checkpoints": REVISIONS},
         ),
     ),
-    "landscape": (Wanted("taylor", "how far a quadratic predicts the loss", 39, SAMPLE),),
+    "landscape": (Wanted("taylor", "how far a quadratic predicts the loss", 39, {"tokens": 64}),),
     "geometry": (
         Wanted("heads", "what heads look for and write", 8),
         Wanted("trajectory", "the paths of tokens through the layers", 6, {"tokens": 256}),
