@@ -14,7 +14,7 @@ from curvescope.models.zoo.names import REVISIONS
 from curvescope.studies.several import Wanted
 
 SAMPLE = {"tokens": 128}
-"""Of all quick sections with curvature, so that a page has one λ_max of a model: other samples have others."""
+"""Of all quick sections with curvature, so that a page has one λ_max of a model: each sample has its own."""
 SECTIONS: dict[str, tuple[Wanted, ...]] = {
     "findings": (Wanted("diagnose", "what is wrong with it, if anything", 20, SAMPLE),),
     "spectra": (
