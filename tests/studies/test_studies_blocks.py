@@ -187,6 +187,10 @@ def test_the_sharpest_block_is_named_first(ranked, measured):
             found = part.sharpness(name)
             assert found.largest <= top + 1e-9
             assert abs(found.largest - top) <= found.error + 1e-9
+            least = np.linalg.eigvalsh(_symmetric(dense[operator][slices[name], slices[name]]))[0]
+            assert np.isnan(found.low) == np.isnan(found.smallest)
+            assert not found.low > least + 1e-9
+            assert not found.smallest < least - 1e-9
         frame = ranked.tables()[operator]
         assert list(frame["block"]) == order
         sharp = frame[frame["λ max"] > 0]

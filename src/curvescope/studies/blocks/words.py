@@ -153,8 +153,8 @@ def _how_many(part: Part) -> str:
 COLUMNS = (
     "λ_max with its residual ‖A v − λ v‖ (±: there is an eigenvalue within that distance), the bound that it "
     "is below 95 times in 100 (high), and 2/λ_max with that bound, the learning rate that the block alone "
-    "allows; trace and "
-    "Frobenius norm ‖·‖_F with standard errors (±) and 95 % intervals (low, high). "
+    "allows; λ_min likewise, which is above its low 95 times in 100; trace and Frobenius "
+    "norm ‖·‖_F with standard errors (±) and 95 % intervals (low, high). "
 )
 PROBES = (
     "Probes: exact, the block was written out with one product per entry; own, from Lanczos steps and probes "
