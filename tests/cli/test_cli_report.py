@@ -53,6 +53,10 @@ def test_every_section_has_studies_whose_quick_settings_are_settings():
         assert one.why
         assert one.seconds > 0
     assert set(QUICK) <= set(SECTIONS)
+    curved = [one for name in QUICK if name != "geometry" for one in SECTIONS[name]]
+    assert (
+        len({one.settings["tokens"] for one in curved}) == 1
+    )  # else one page has several λ_max of one model
 
 
 def test_sections_are_chosen_by_their_names_and_by_those_of_studies():

@@ -27,6 +27,11 @@ def test_the_page_on_words_has_every_term():
         ("L0.mid", ["L3.mid, L3.out"]),
         ("turn (°)", ["step, turn"]),
         ("in return", []),
+        ("times the width of the bulk", ["bulk, outliers"]),
+        ("bulk |b| and the three outliers", ["bulk, outliers, of scalar attention"]),
+        ("sharpest over median, Hessian", ["H", "sharpest over median"]),
+        ("effective rank QK", ["QK, VO", "effective rank, of a head"]),
+        ("effective_rank", ["effective rank, of the GGN"]),
         ("Something SHOVED along", []),
     ],
 )

@@ -8,8 +8,9 @@ import torch
 from matplotlib import pyplot as plt
 
 import curvescope as cs
+from curvescope.algorithms.blocks.ends import Ends
 from curvescope.algorithms.blocks.heterogeneity import heterogeneity
-from curvescope.algorithms.blocks.probes import own_probes
+from curvescope.algorithms.blocks.probes import OwnProbes, own_probes
 from curvescope.core.errors import UsageError
 from curvescope.core.operator import Matrix
 from curvescope.operators import GGN, Functional, Hessian
@@ -186,6 +187,10 @@ def test_the_sharpest_block_is_named_first(ranked, measured):
             found = part.sharpness(name)
             assert found.largest <= top + 1e-9
             assert abs(found.largest - top) <= found.error + 1e-9
+            least = np.linalg.eigvalsh(_symmetric(dense[operator][slices[name], slices[name]]))[0]
+            assert np.isnan(found.low) == np.isnan(found.smallest)
+            assert not found.low > least + 1e-9
+            assert not found.smallest < least - 1e-9
         frame = ranked.tables()[operator]
         assert list(frame["block"]) == order
         sharp = frame[frame["λ max"] > 0]
@@ -198,11 +203,30 @@ def test_the_sharpest_block_is_named_first(ranked, measured):
     whole = np.linalg.eigvalsh(_symmetric(dense["hessian"]))[-1]
     ends = ranked.parts["hessian"].whole
     assert ends.values[1] <= whole + 1e-9 <= ends.high + 1e-6
-    rate = float(lines["learning rate below, Hessian"][0])
-    assert rate == float(f"{2 / ends.high:.3g}")
-    assert rate <= 2 / whole * 1.001
-    assert float(lines["heterogeneity, Hessian"][0].replace(",", "")) > 1
+    rates = [float(rate) for rate in lines["learning rate below, Hessian"][0].split(" to ")]
+    assert rates[0] == float(f"{2 / ends.high:.3g}")
+    assert rates[0] <= 2 / whole * 1.001
+    assert rates[-1] >= 2 / whole * 0.999
+    assert "on these terms" in ranked.opening()
+    assert float(lines["sharpest over median, Hessian"][0].replace(",", "")) > 1
     assert "sharpness" in ranked.figures()
+
+
+def ended(top: float, high: float) -> OwnProbes:
+    """A block of which only both ends count."""
+    ends, one = Ends(np.array([-1.0, top]), np.zeros(2), -1.0, high), np.ones(1)
+    return OwnProbes(1.0, 0.0, 1.0, 0.0, one, one, 1, 0, 1.0, 1.0, 1.0, 1.0, ends)
+
+
+def test_a_block_that_may_be_sharper_is_named_with_the_sharpest():
+    low = np.ones(3)
+    traces = cs.algorithms.BlockTraces(["a", "b", "c"], low, low, np.ones((2, 3)), 2, 0, low, low)
+    tops = {"a": (880.0, 880.5), "b": (860.0, 895.0), "c": (9.0, 11.0)}
+    part = blocks.Part(traces, {n: ended(*ends) for n, ends in tops.items()}, {}, {}, None)
+    result = blocks.Blocks("m", "d", "mse", 1.0, 1.0, [*tops, "d"], np.array([2, 2, 2, 2]), {"hessian": part})
+    said = result.opening()
+    assert "a is the sharpest block of the Hessian, with λ_max 880.0, 1.0 times" in said
+    assert "of the median of 3 of 4 blocks; b (860.0 to 895.0) may be sharper." in said
 
 
 def test_a_trace_that_is_noise_is_marked_in_tables():

@@ -17,6 +17,7 @@ from curvescope.studies import find
 from curvescope.studies.compare import Comparison, Config, run
 from curvescope.studies.compare.quantities import EQUAL, LARGER, OPEN, QUANTITIES, SMALLER, Estimate
 from curvescope.studies.compare.settings import split
+from curvescope.studies.compare.words import changed
 from curvescope.studies.setting import make_problem
 
 SMALL = "n_layers = {}\nd_model = 4\nn_heads = 1\nd_ff = 0\nvocab_size = 12\nn_ctx = 18\nnorm = {!r}\n"
@@ -149,6 +150,18 @@ def test_a_ratio_has_the_interval_of_both():
     assert Estimate(6, 4, 8).over(Estimate(2, 1, 4)) == pytest.approx((3, 1, 8))
     assert Estimate(6, 4, 8).over(Estimate(2, -1, 4)) == (3, 1, math.inf)
     assert math.isnan(Estimate(6, 4, 8).over(Estimate(-2, -3, -1)).value)
+
+
+@pytest.mark.parametrize(
+    ("after", "said"),
+    [
+        (Estimate(0.0027, -0.1, 0.13), "smaller: the difference is within -0.650 to -0.420"),
+        (Estimate(0.11, 0.10, 0.12), "smaller: the difference is within -0.450 to -0.430, 0.200-fold"),
+    ],
+)
+def test_a_ratio_is_told_where_its_interval_leaves_it_to(after: Estimate, said: str):
+    before = Estimate(0.55, 0.55, 0.55)
+    assert changed(after.minus(before), after.over(before)) == said
 
 
 def test_a_revision_stands_behind_the_model(tmp_path, monkeypatch):

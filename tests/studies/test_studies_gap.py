@@ -14,9 +14,10 @@ import curvescope as cs
 import oracles
 from curvescope.studies import find, gap
 from curvescope.studies.checkpoints import checkpoint_names, load_checkpoints
-from curvescope.studies.gap.pair import ALL
+from curvescope.studies.gap.pair import ALL, Effort, measure_pair
 from curvescope.studies.gap.study import chosen_blocks
 from curvescope.studies.gap.targets import measure_draws, with_targets
+from curvescope.studies.gap.words import off, whole
 from scenes import checked
 
 WRITTEN = gap.Config(max_exact=500, num_draws=4, num_density_probes=2, blocks=("L*.W_V",))
@@ -124,6 +125,28 @@ def test_the_functional_part_of_drawn_targets_averages_out(case: cs.Problem):
     same = gap.Draws(np.ones((1, 4, 4)))  # draws that do not differ have an expectation
     assert same.expectation()[0] == 1
     np.testing.assert_allclose(same.shrinking()[1], 1)
+
+
+def test_a_gap_is_told_by_the_interval_that_holds_it(case: cs.Problem):
+    effort = Effort(num_probes=2, num_steps=3, num_density_probes=0, num_density_steps=0, max_exact=0, seed=0)
+    pair = measure_pair(case, ALL, effort)
+    tops = [float(torch.linalg.eigvalsh(kind(case).dense())[-1]) for kind in (cs.Hessian, cs.GGN)]
+    ((_, told, words), *_) = whole(pair)
+    low, high = (float(end) for end in told.removesuffix(" %").split(" to "))
+    assert "±" not in told + words
+    assert low <= 100 * (1 - tops[1] / tops[0]) <= high
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "said"),
+    [
+        (0.251, 0.276, "25.1 to 27.6 % below"),
+        (-0.276, -0.251, "25.1 to 27.6 % above"),
+        (-0.01, 0.02, "between 1.00 % above and 2.00 % below"),
+    ],
+)
+def test_which_way_the_ggn_is_off_is_told_only_where_it_is_known(low: float, high: float, said: str):
+    assert off(low, high) == said
 
 
 @pytest.mark.usefixtures("unrendered")

@@ -8,6 +8,10 @@ MOST_DIGITS = 6  # that a value with an error is shown with
 LEAST, MOST = 1e-4, 1e7  # sizes that are written without an exponent
 
 
+LIES_BETWEEN = "x to y: it lies between them, with 95 % certainty"
+"""What `between` means, where its two numbers are a bound from each side."""
+
+
 def with_error(value: float, stderr: float) -> str:
     """`21,800 ± 1,000`: the error with two digits, the value to the same place; alone if it has no error.
 
@@ -54,9 +58,9 @@ def to_error(value: float, error: float) -> str:
     return rounded(value, min(max(digits, 1), 4))
 
 
-def between(low: float, high: float) -> str:
+def between(low: float, high: float, digits: int = 4) -> str:
     """`5,430 to 6,753`: where a number lies; one of the two where both read alike, or one is not known."""
-    ends = [rounded(end) for end in (low, high) if not math.isnan(end)]
+    ends = [rounded(end, digits) for end in (low, high) if not math.isnan(end)]
     return " to ".join(dict.fromkeys(ends)) if ends else "–"
 
 

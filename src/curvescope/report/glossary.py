@@ -98,6 +98,10 @@ TERMS = (
         ("heterogeneity", "Jensen"),
     ),
     Term(
+        "sharpest over median",
+        "the largest λ_max of a block over that of the median block: so many times flatter is the latter.",
+    ),
+    Term(
         "source",
         "a norm, attention or feed-forward network whose own second derivative, seen through the first "
         "derivatives of all others, adds a part to the Hessian: H = GGN + Σ over sources.",
@@ -130,8 +134,8 @@ TERMS = (
         ("power law", "power laws"),
     ),
     Term(
-        "effective_rank",
-        "(tr)²/‖·‖_F² of the GGN: so many equal eigenvalues would have its trace and norm.",
+        "effective rank, of the GGN",
+        "(tr)²/‖·‖_F²: so many equal eigenvalues would have its trace and norm. That of a head is another.",
         ("effective_rank", "tr²/‖GGN‖_F²"),
     ),
     Term(
@@ -199,10 +203,10 @@ TERMS = (
         ("ξ_21", "Φ_VQ"),
     ),
     Term(
-        "bulk, outliers",
-        "eigenvalues that are repeated, ±b of attention on scalars; outliers are the rest, or the three "
-        "largest of each sign.",
-        ("bulk", "outliers"),
+        "bulk, outliers, of scalar attention",
+        "the bulk are the eigenvalues ±b, which are repeated; outliers are the rest, or the three largest of "
+        "each sign.",
+        ("±b", "bulk |b|"),
     ),
     Term(
         "pairing, P",
@@ -223,7 +227,11 @@ TERMS = (
     ),
     Term("s₁", "the largest singular value."),
     Term("99 % QK, 99 % VO", "how many singular values hold 99 % of Σ s².", ("99 %",)),
-    Term("effective rank", "exp of the entropy of s²/Σ s²: how many singular directions count."),
+    Term(
+        "effective rank, of a head",
+        "exp of the entropy of s²/Σ s² over the singular values s: how many singular directions count.",
+        ("effective rank", "effective ranks"),
+    ),
     Term(
         "copying",
         "Re Σλ / Σ|λ| over the eigenvalues of W_VO in token space: 1 copies what it reads, −1 negates it.",
@@ -287,10 +295,11 @@ TERMS = (
         ("massive", "Massive"),
     ),
     Term(
-        "bulk width, outliers",
-        "eigenvalues beyond a threshold τ are outliers, counted softly by x⁴/(1 + x⁴) of x = λ/τ; the width "
-        "is the root mean square of the rest. Stretch is λ_max over it.",
-        ("bulk width",),
+        "bulk, outliers",
+        "the bulk are the many eigenvalues near zero, outliers the few far from it. Where they are counted, "
+        "outliers are those beyond a threshold τ, softly, by x⁴/(1 + x⁴) of x = λ/τ; the width of the bulk "
+        "is the root mean square of the rest, stretch is λ_max over it.",
+        ("bulk width", "bulk_width", "width of the bulk"),
     ),
     Term(
         "softmax one",

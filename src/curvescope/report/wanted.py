@@ -13,39 +13,41 @@ from curvescope.core.errors import UsageError, near_misses
 from curvescope.models.zoo.names import REVISIONS
 from curvescope.studies.several import Wanted
 
+SAMPLE = {"tokens": 128}
+"""Of all quick sections with curvature, so that a page has one λ_max of a model: each sample has its own."""
 SECTIONS: dict[str, tuple[Wanted, ...]] = {
-    "findings": (Wanted("diagnose", "what is wrong with it, if anything", 20, {"tokens": 128}),),
+    "findings": (Wanted("diagnose", "what is wrong with it, if anything", 20, SAMPLE),),
     "spectra": (
         Wanted(
             "spectrum", "how its eigenvalues lie", 29,
-            {"tokens": 128, "num_probes": 2, "num_steps": 30, "num_eigenvalues": 2, "num_trace_probes": 16,
+            {**SAMPLE, "num_probes": 2, "num_steps": 30, "num_eigenvalues": 2, "num_trace_probes": 16,
              "num_map_probes": 1, "max_products": 100},
         ),
     ),
     "block-map": (
         Wanted(
-            "blocks", "which block is sharpest", 18,
-            {"tokens": 64, "norms": ("E", "P", "L*.W_*", "U"), "num_trace_probes": 8, "num_norm_probes": 4,
-             "num_sharp_steps": 8},
+            "blocks", "which block is sharpest", 24,
+            {**SAMPLE, "norms": ("E", "P", "L*.W_*", "U"), "num_trace_probes": 8, "num_norm_probes": 4,
+             "num_sharp_steps": 12},
         ),
     ),
     "blocks": (
         Wanted(
-            "blocks", "how different blocks are", 44,
-            {"tokens": 64, "num_density_probes": 2, "num_steps": 20},
+            "blocks", "how different blocks are", 50,
+            {**SAMPLE, "num_density_probes": 2, "num_steps": 20},
             {"density": ("L0.W_[QV1]", "L3.W_[QV1]")},
         ),
     ),
     "propagation": (
         Wanted(
-            "propagation", "where curvature comes from", 16,
-            {"tokens": 64, "num_probes": 4, "num_map_probes": 1, "num_steps": 6},
+            "propagation", "where curvature comes from", 19,
+            {**SAMPLE, "num_probes": 4, "num_map_probes": 1, "num_steps": 6},
         ),
     ),
     "dynamics": (
         Wanted(
-            "dynamics", "how curvature changed in training", 25,
-            {"tokens": 64, "blocks": ("L*.W_[QO2]",)}, {"checkpoints": REVISIONS},
+            "dynamics", "how curvature changed in training", 28,
+            {**SAMPLE, "blocks": ("L*.W_[QO2]",)}, {"checkpoints": REVISIONS},
         ),
     ),
     "landscape": (Wanted("taylor", "how far a quadratic predicts the loss", 39, {"tokens": 64}),),

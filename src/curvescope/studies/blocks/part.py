@@ -24,6 +24,7 @@ class Sharpness(NamedTuple):
     high: float  # λ_max is at most this, 95 times in 100
     smallest: float
     smallest_error: float
+    low: float = math.nan  # λ_min is at least this, 95 times in 100
 
     @property
     def ceiling(self) -> float:
@@ -92,14 +93,16 @@ class Part(Result):
             both = len(pair.values) > 1
             top, error = float(pair.values[-1]), float(pair.residuals[-1])
             low = (float(pair.values[0]), float(pair.residuals[0])) if both else (math.nan, math.nan)
-            return Sharpness(top, error, top + error if pair.converged else math.nan, *low)
+            high, least = (top + error, low[0] - low[1]) if pair.converged else (math.nan, math.nan)
+            return Sharpness(top, error, high, *low, least)
         own = self.norms.get(name)
         if own is None or own.ends is None:
             return Sharpness(*[math.nan] * 5)
         (smallest, top), (low_error, error) = own.ends.values.tolist(), own.ends.residuals.tolist()
+        low = own.ends.low
         if self.traces.psd and not own.exact:  # a crowd at zero, which few steps do not tell apart
-            smallest = low_error = math.nan
-        return Sharpness(top, error, own.ends.high, smallest, low_error)
+            smallest = low_error = low = math.nan
+        return Sharpness(top, error, own.ends.high, smallest, low_error, low)
 
     def _is_zero(self, name: str) -> bool:
         """Whether a block has no curvature, or none that rounding does not hide."""
@@ -134,6 +137,7 @@ class Part(Result):
             return {}
         found: dict[str, Any] = {"λ max": s.largest, "± λ max": s.error, "λ max high": s.high}
         found |= {"2/λ max": s.ceiling, "λ min": s.smallest, "± λ min": s.smallest_error}
+        found |= {"λ min low": s.low}
         if name in self.extremes:
             pair = self.extremes[name]
             found |= {

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from curvescope.core.numbers import between, plural, rounded, with_error
+from curvescope.core.numbers import LIES_BETWEEN, between, plural, rounded, with_error
 from curvescope.core.parts import TITLES
 from curvescope.runs.shown import Line
 from curvescope.studies.blocks.part import Part
@@ -47,13 +47,29 @@ def opening(result: Blocks) -> str:
         f"{where} {order[0]} is the sharpest block of the {TITLES[operator]}, with λ_max {rounded(values[0])}"
     )
     if median > 0 and len(order) > 2:
-        said += f", {rounded(values[0] / median, 2)} times that of the median of {len(order)} blocks"
+        said += f", {rounded(values[0] / median, 2)} times that of the median of {_of_all(result, order)}"
+    said += _rivals(part, order)
     if part.whole is not None and part.whole.values[1] > 0:
+        top, high = float(part.whole.values[1]), part.whole.high
         said += (
-            f". Together they reach {between(float(part.whole.values[1]), part.whole.high)}: plain gradient "
-            f"descent needs a learning rate below {2 / part.whole.high:.3g}"
+            f". Together they reach {between(top, high)}: on these terms plain gradient descent is stable up "
+            f"to a learning rate of 2/λ_max, {between(2 / high, 2 / top, 3)}"
         )
     return f"{said}."
+
+
+def _of_all(result: Blocks, order: list[str]) -> str:
+    """`27 of 69 blocks`, or `69 blocks` where λ_max of all is known."""
+    count, known = len(order), len(result.names)
+    return f"{count} of {known} blocks" if count < known else plural(count, "block")
+
+
+def _rivals(part: Part, order: list[str]) -> str:
+    """`; P may be sharper (858 to 921)`: blocks whose bound is above what was found of the sharpest."""
+    told = {name: part.sharpness(name) for name in order}
+    found = [name for name in order[1:] if told[name].high > told[order[0]].largest][:NAMED]
+    each = ", ".join(f"{name} ({between(told[name].largest, told[name].high)})" for name in found)
+    return f"; {each} may be sharper" if found else ""
 
 
 def spread(result: Blocks) -> str:
@@ -86,22 +102,24 @@ def _sharpest(part: Part, title: str) -> list[Line]:
     each = [between(told[name].largest, told[name].high) for name in order]
     then = ", ".join(f"{name} {value}" for name, value in zip(order[1:NAMED], each[1:], strict=False))
     words = f"λ_max {each[0]}" + (f", then {then}" if then else "")
-    words += "; it lies between 95 times in 100" if " to " in words else ""
+    words += f"; {LIES_BETWEEN}" if " to " in words else ""
     found = [(f"sharpest, {title}", order[0], words)]
     if part.whole is not None and part.whole.values[1] > 0:
         top, high = float(part.whole.values[1]), part.whole.high
         words = (
-            "2/λ_max, 95 times in 100: beyond 2/λ_max gradient descent moves away from a minimum, and λ_max "
-            f"of all blocks together is {between(top, high)}; "
+            "2/λ_max: beyond it gradient descent moves away from a minimum; λ_max of all blocks together is "
+            f"{between(top, high)} on these terms, and other or fewer have another ceiling; {order[0]} alone "
+            f"allows {told[order[0]].ceiling:.3g}"
         )
-        alone = f"{order[0]} alone allows {told[order[0]].ceiling:.3g}"
-        found.append((f"learning rate below, {title}", f"{2 / high:.3g}", words + alone))
+        found.append((f"learning rate below, {title}", between(2 / high, 2 / top, 3), words))
     values = np.array([s.largest for s in told.values()])
     median = float(np.median(values))
     if median > 0 and len(values) > 1:
         words = f"times: λ_max of the sharpest of {plural(len(values), 'block')} over that of the median one"
         ratio = values.max() / median
-        found.append((f"heterogeneity, {title}", f"{ratio:,.0f}" if ratio >= 100 else f"{ratio:.3g}", words))
+        found.append(
+            (f"sharpest over median, {title}", f"{ratio:,.0f}" if ratio >= 100 else f"{ratio:.3g}", words)
+        )
     return found
 
 
@@ -115,10 +133,11 @@ def _traces(part: Part, title: str, size: dict[str, int]) -> list[Line]:
     if noise:
         named = ", ".join(noise[:NAMED]) + (", …" if len(noise) > NAMED else "")
         words = (
-            f"of {plural(len(names), 'block')}: the 95 % interval of the trace includes zero ({named}); "
-            "λ_max is another matter; "
+            f"of {plural(len(names), 'block')} have a trace that cannot be told from zero, which its 95 % "
+            f"interval includes ({named}); λ_max is measured by itself and has no part in this"
         )
-        words += f"of the median block {100 * share:.0f} % may be noise"
+        if share < 1:
+            words += f"; the trace of the median block is known to within {100 * share:.0f} %"
         found.append((f"traces within noise, {title}", str(len(noise)), words))
     return found
 
@@ -134,8 +153,8 @@ def _how_many(part: Part) -> str:
 COLUMNS = (
     "λ_max with its residual ‖A v − λ v‖ (±: there is an eigenvalue within that distance), the bound that it "
     "is below 95 times in 100 (high), and 2/λ_max with that bound, the learning rate that the block alone "
-    "allows; trace and "
-    "Frobenius norm ‖·‖_F with standard errors (±) and 95 % intervals (low, high). "
+    "allows; λ_min likewise, which is above its low 95 times in 100; trace and Frobenius "
+    "norm ‖·‖_F with standard errors (±) and 95 % intervals (low, high). "
 )
 PROBES = (
     "Probes: exact, the block was written out with one product per entry; own, from Lanczos steps and probes "

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from curvescope.studies.compare.study import Comparison
 
 MOST = 8  # blocks that are named in a note
+WIDEST = 2.0  # a ratio is told where the ends of its interval are less than so many times apart
 
 
 def summary(found: Comparison) -> list[Line]:
@@ -38,10 +39,15 @@ def changed(difference: Estimate, ratio: Estimate) -> str:
     interval = f"{rounded(difference.low, 3)} to {rounded(difference.high, 3)}"
     if difference.verdict == OPEN:
         return f"not decided: the difference is within {interval}"
-    fold = f", {rounded(ratio.value, 3)}-fold" if ratio.value > 0 else ""
+    fold = f", {rounded(ratio.value, 3)}-fold" if _is_known(ratio) else ""
     if rounded(difference.low, 3) == rounded(difference.high, 3):
         return f"{difference.verdict} by {rounded(abs(difference.value), 3)}{fold}"
     return f"{difference.verdict}: the difference is within {interval}{fold}"
+
+
+def _is_known(ratio: Estimate) -> bool:
+    """Whether a ratio is known well enough to be a number in a sentence."""
+    return ratio.value > 0 and ratio.low > 0 and ratio.high <= WIDEST * ratio.low
 
 
 def opening(found: Comparison) -> str:
@@ -60,9 +66,9 @@ def _sentence(found: Comparison, number: int) -> str:
 
 
 def _folded(found: Comparison, number: int, name: str) -> str:
-    difference, ratio = found.difference(number, name), found.ratio(number, name).value
+    difference, ratio = found.difference(number, name), found.ratio(number, name)
     decided = difference.verdict in (LARGER, SMALLER)
-    return f"{name} ({rounded(ratio, 2)}-fold)" if decided and ratio > 0 else name
+    return f"{name} ({rounded(ratio.value, 2)}-fold)" if decided and _is_known(ratio) else name
 
 
 def notes(cfg: Config, found: Comparison, own: list[str]) -> list[str]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from curvescope.core.numbers import plural, with_error
+from curvescope.core.numbers import LIES_BETWEEN, between, plural, rounded, with_error
 from curvescope.runs.shown import Line
 from curvescope.studies.gap.pair import Pair
 
@@ -19,7 +19,7 @@ def summary(result: Gap) -> list[Line]:
     last = result.checkpoints[-1]
     pair = result.pair(last)
     words = f"{result.loss_name} over {result.num_terms:g} terms of {result.data}, at {last}"
-    found: list[Line] = [("loss", f"{pair.loss:.4f}", words), *_whole(pair)]
+    found: list[Line] = [("loss", f"{pair.loss:.4f}", words), *whole(pair)]
     if len(result.checkpoints) > 1:
         found.append(_over_training(result))
     found += _blocks(result, last)
@@ -39,26 +39,40 @@ def opening(result: Gap) -> str:
     """How much of the Hessian the GGN leaves out, at the last checkpoint and since the first."""
     last = result.checkpoints[-1]
     pair = result.pair(last)
-    gap = pair.gap()
     said = f"The functional part, which the GGN leaves out, is {with_error(*pair.share())} of ‖H‖ at {last}"
-    if np.isfinite(gap.value):
-        off = with_error(100 * abs(gap.value), 100 * gap.error)
-        said += f"; the GGN's λ_max is {off} % {'below' if gap.value >= 0 else 'above'} the Hessian's"
+    if np.isfinite(pair.gap().value):
+        said += f"; the GGN's λ_max is {off(*pair.gap_interval())} the Hessian's"
     if len(result.checkpoints) == 1:
         return f"{said}."
     first = result.checkpoints[0]
     return f"{said}. At {first} the share was {with_error(*result.pair(first).share())}."
 
 
-def _whole(pair: Pair) -> list[Line]:
-    h, g, gap = pair.top("hessian"), pair.top("ggn"), pair.gap()
+def off(low: float, high: float) -> str:
+    """`25.1 to 27.6 % below`, from both ends of 1 − λ_max(G)/λ_max(H)."""
+    if low < 0 < high:
+        return f"between {rounded(-100 * low, 3)} % above and {rounded(100 * high, 3)} % below"
+    near, far = sorted((abs(100 * low), abs(100 * high)))
+    return f"{between(near, far, 3)} % {'below' if high > 0 else 'above'}"
+
+
+def _percent(pair: Pair) -> str:
+    """`25.1 to 27.6 %`, where 1 − λ_max(G)/λ_max(H) lies."""
     low, high = pair.gap_interval()
+    return f"{between(100 * low, 100 * high, 3)} %"
+
+
+def whole(pair: Pair) -> list[Line]:
+    """The whole model: both λ_max, norms, traces, spectra."""
+    h, g = pair.hessian.ends, pair.ggn.ends
+    assert h is not None
+    assert g is not None
     found = [
         (
             "λ_max, H against G",
-            with_error(100 * gap.value, 100 * gap.error) + " %",
-            f"1 − λ_max(G)/λ_max(H), between {100 * low:.3g} and {100 * high:.3g} %: "
-            f"{with_error(*h)} and {with_error(*g)}; ± holds an eigenvalue",
+            _percent(pair),
+            f"1 − λ_max(G)/λ_max(H); λ_max {between(float(h.values[1]), h.high)} and "
+            f"{between(float(g.values[1]), g.high)}; {LIES_BETWEEN}",
         ),
         (
             "functional share",
@@ -98,7 +112,7 @@ def _blocks(result: Gap, checkpoint: str) -> list[Line]:
     if not known:
         return []
     order = sorted(known, key=lambda b: -abs(known[b].value))
-    each = [f"{b} {with_error(100 * known[b].value, 100 * known[b].error)} %" for b in order]
+    each = [f"{b} {_percent(result.pair(checkpoint, b))}" for b in order]
     words = f"λ_max that the GGN misses at {checkpoint}: {', '.join(each[:6])}"
     return [("worst block", order[0], words)]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from curvescope.core.numbers import between, plural, rounded, with_error
+from curvescope.core.numbers import LIES_BETWEEN, between, plural, rounded, with_error
 from curvescope.models.sources import REST
 from curvescope.runs.shown import Line
 from curvescope.studies.propagation.shares import HESSIAN, OUTER
@@ -54,7 +54,7 @@ def _ends(result: Propagation) -> list[Line]:
         return []
     least, most = result.bounds_of(HESSIAN)
     value, words = between(top, most), f"λ_min {between(least, low)}"
-    words += "; x to y: it lies between them, with 95 % certainty" if " to " in value + words else ""
+    words += f"; {LIES_BETWEEN}" if " to " in value + words else ""
     return [("λ_max, H", value, words)]
 
 
