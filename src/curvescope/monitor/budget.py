@@ -57,6 +57,10 @@ class Budget:
         known = self.costs.get(part) or [cost for costs in self.costs.values() for cost in costs]
         return MARGIN * max(known, default=0.0)
 
+    def ready_at(self, part: str) -> float:
+        """Seconds of `elapsed` from which a part may begin: where `allowance` is what it may cost."""
+        return ((1 - self.limit) * self.upper(part) + self.spent) / self.limit
+
     def affordable(self, due: Sequence[str]) -> tuple[str, ...] | None:
         """Which of the parts that are due to measure now; None where the measurement has to wait.
 

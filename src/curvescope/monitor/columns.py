@@ -33,6 +33,7 @@ COLUMNS = {
     "eigenspace_error": "sine to the true span: ‖R‖_F / gap, if none near was missed; 1: unknown",
     "curvature_along_gradient": "gᵀ H g / ‖g‖²",
     "overlap": "‖V Wᵀ‖_F² / k of the top eigenvectors with those of the last measurement, 0 to 1",
+    "skipped": "measurements that were due since the last one and not made, to keep the budget",
 }
 """Of the history, a row for each measurement; what was not measured is nan."""
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from curvescope.monitor.words import ceiling, is_near
 from curvescope.viz.history import line, panels, positive, step_map
 from curvescope.viz.interactive import Scene
 from curvescope.viz.scenes import Cell, Curve, curves, grid_map, said, switched
@@ -52,15 +53,12 @@ def _stability(result: Monitored) -> Figure:
     seen = np.isfinite(h["sharpness"]).any()
     figure, axes = panels(2 if seen else 1)
     line(axes[0], h["step"], h["lambda_max"], h["lambda_max_error"], label="λ_max", colour=BLUE)
-    ceiling = h["threshold"] / np.where(h["lr"] > 0, h["lr"], np.nan)
-    known = np.isfinite(ceiling) & np.isfinite(h["lambda_max"])
-    if known.any():
-        near = bool((ceiling[known] < 30 * np.nanmax(h["lambda_max"])).any())
-        if near:
-            words = _ceiling(h["threshold"][known][-1])
-            line(axes[0], h["step"], ceiling, label=words, colour=RED, style="--")
-        positive(axes[0], h["lambda_max"], ceiling if near else h["lambda_max"])
-    axes[0].set_title("λ_max and its ceiling", fontsize=10, loc="left")
+    limit, near = ceiling(h), is_near(h)
+    if near:
+        words = _ceiling(h["threshold"][np.isfinite(limit)][-1])
+        line(axes[0], h["step"], limit, label=words, colour=RED, style="--")
+    positive(axes[0], h["lambda_max"], limit if near else h["lambda_max"])
+    axes[0].set_title("λ_max and its ceiling" if near else "λ_max", fontsize=10, loc="left")
     axes[0].legend(fontsize=8, frameon=False)
     if seen:
         ratio, error = (
@@ -136,11 +134,9 @@ def _course(result: Monitored, quantity: str) -> Scene:
     look = LOOKS["loss" if quantity == "loss" else "hessian"]
     found = [_curve(quantity, h["step"], h[name], errors, look)]
     if quantity == "λ_max":
-        ceiling = h["threshold"] / np.where(h["lr"] > 0, h["lr"], np.nan)
-        if np.isfinite(ceiling).any():
-            found.append(
-                _curve("ceiling of the learning rate", h["step"], ceiling, np.nan * ceiling, CEILING)
-            )
+        limit = ceiling(h)
+        if np.isfinite(limit).any():
+            found.append(_curve("ceiling of the learning rate", h["step"], limit, np.nan * limit, CEILING))
     values = np.concatenate([curve.y for curve in found])
     far = values.max() > 10 * values.min() > 0
     return curves(found, x=axis("step"), y=log_axis(quantity, values) if far else axis(quantity))

@@ -23,7 +23,8 @@ class History:
 
     def __init__(self, files: Files | None = None):
         self.files = files
-        self.rows: list[Row] = [] if files is None else files.read(HISTORY)
+        empty = dict.fromkeys(COLUMNS, math.nan)  # a row of another version may lack a column
+        self.rows: list[Row] = [] if files is None else [{**empty, **row} for row in files.read(HISTORY)]
         blocks = [] if files is None else files.read(BLOCKS)
         self.block_rows: list[Row] = [row for row in blocks if row["step"] <= self.last_step]
         self._rewrite()  # without the piece of a row that a killed process may have left

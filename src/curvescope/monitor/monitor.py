@@ -18,12 +18,15 @@ from curvescope.models.description import describe
 from curvescope.models.running.calling import Output
 from curvescope.monitor.budget import MARGIN, Budget, Clock
 from curvescope.monitor.columns import COLUMNS, TEXT
+from curvescope.monitor.ending import end_of
 from curvescope.monitor.files import Files
 from curvescope.monitor.history import History
 from curvescope.monitor.look import PARTS, Effort, Look
 from curvescope.monitor.memory import Memory
+from curvescope.monitor.notes import Notes
 from curvescope.monitor.quiet import settled, unseen
 from curvescope.monitor.result import Monitored
+from curvescope.monitor.words import skipping
 from curvescope.monitor.wrapped import load_inner
 from curvescope.monitor.writers import Writer, open_writers
 from curvescope.problem import Problem
@@ -102,7 +105,8 @@ class CurvatureMonitor:
             seed=check_count("seed", seed, at_least=0),
         )
         function = params if isinstance(params, Mapping) else None
-        self._model, self.notes = load_inner(model, output, function)
+        self._model, texts = load_inner(model, output, function)
+        self._notes = Notes(texts)
         options = {"loss_fn": loss_fn, "terms": terms, "params": None if function else params}
         self._make = lambda: Problem(self._model, batches, loss, **options)
         with unseen(self._model.module):  # a DataLoader draws a number when it is read
@@ -115,6 +119,8 @@ class CurvatureMonitor:
         self._history = History(None if out is None else self._open(Path(out)))
         self._vectors_at = -math.inf
         self._told: int | None = None  # the last step of this process
+        self._skipped = 0  # due and not made since the last measurement
+        self._end: dict[str, float] = {}  # of a run that is closed
 
     # ------------------------------------------------------------------------------- the loop
 
@@ -124,7 +130,9 @@ class CurvatureMonitor:
         A measurement that has to wait is made at the first later step at which it is affordable.
         """
         self._arrive(step)
-        self._due = self._due or step % self.every == 0
+        if step % self.every == 0:
+            self._skipped += self._due
+            self._due = True
         parts = self._budget.affordable(self._parts()) if self._due else None
         return None if parts is None else self._measure(step, optimizer, parts)
 
@@ -134,13 +142,18 @@ class CurvatureMonitor:
         return self._measure(step, optimizer, self._parts(everything=True), until=math.inf)
 
     def close(self) -> None:
-        """Finish the run folder, and close the writers; the history stays."""
+        """Finish the run folder, and close the writers; the history stays.
+
+        Warns where more measurements were skipped, to keep the budget, than made.
+        """
         if self._closed:
             return
-        self._closed = True
+        self._end, self._closed = self._ending(), True
         if self._history.files is not None:
             self._history.files.finish(self.result())
         self._writers.close()
+        if self._end.get("skipped", 0) > len(self._history.rows):
+            warn(skipping(self._end, len(self._history.rows), self._budget.limit))
 
     def __enter__(self) -> CurvatureMonitor:
         return self
@@ -174,8 +187,22 @@ class CurvatureMonitor:
         """One row a block and measurement."""
         return self._history.block_frame()
 
+    @property
+    def notes(self) -> list[str]:
+        """What a reader of the numbers should know."""
+        return self._notes.all()
+
+    def _ending(self) -> dict[str, float]:
+        """Where the loop stands, see `monitor.ending`; empty before its first step."""
+        if self._closed or self._told is None:
+            return self._end
+        waiting = self._skipped + self._due
+        return end_of(self._told, self._history.rows, self._budget, waiting)
+
     def result(self) -> Monitored:
         """What was seen so far, as a result that can be saved and shown."""
+        end, made = self._ending(), len(self._history.rows)
+        skipped = [skipping(end, made, self._budget.limit)] if end.get("skipped") else []
         return Monitored(
             model=self._model.name,
             data=self._problem.batches.name,
@@ -187,7 +214,8 @@ class CurvatureMonitor:
             history=self._history.arrays(),
             blocks=self._history.block_arrays(),
             left_out=[str(row[TEXT]) for row in self._history.rows],
-            notes=[*self._problem.notes, *self.notes],
+            end=end,
+            notes=[*self._problem.notes, *self.notes, *skipped],
         )
 
     # ------------------------------------------------------------------------------- measuring
@@ -224,18 +252,26 @@ class CurvatureMonitor:
             except (CurvescopeError, torch.OutOfMemoryError) as error:
                 if isinstance(error, UsageError) or not self._calls:
                     raise
-                self._note(f"step {step}: {error}")
+                self._notes.add(f"step {step}: {error}", step)
                 warn(f"step {step} was not measured in full: {error}")
                 costs.setdefault(parts[0], clock() - begun)
         look.rates()
         for note in look.notes:
-            self._note(note)
+            self._notes.add(note, step)
         self._budget.note(due, costs, clock() - begun)
         self._calls, self._due = self._calls + 1, False
         measured = clock()
-        row = self._keep(step, look, [part for part in due if part not in costs], measured - begun)
+        row = self._keep(step, look, self._left_out(look, due, costs), measured - begun)
         self._budget.spent += clock() - measured
         return row
+
+    def _left_out(self, look: Look, due: Sequence[str], measured: Iterable[str]) -> list[str]:
+        """The parts that have no number for want of time; single blocks, where not one of them has."""
+        wanted = {*due, *(["blocks"] if self._globs else [])}
+        there = {*measured} - {"blocks"}
+        if any("lambda_max" in found for found in look.blocks.values()):
+            there.add("blocks")
+        return [part for part in PARTS if part in wanted - there]
 
     def _part(self, look: Look, part: str, optimizer: Optimizer | None, until: float) -> float | None:
         """Measure a part; seconds of its dearest piece, where it is made of several."""
@@ -274,7 +310,9 @@ class CurvatureMonitor:
             "cost_seconds": cost,
             "share": self._budget.share,
             "products": look.products,
+            "skipped": self._skipped,
         }
+        self._skipped = 0
         row = self._history.add(
             {"converged": 0.0, **look.numbers, **own, TEXT: " ".join(left_out)}, look.blocks
         )
@@ -284,10 +322,6 @@ class CurvatureMonitor:
         numbers = {name: value for name, value in measured.items() if name != "step"}
         self._writers.write(step, numbers)
         return measured
-
-    def _note(self, text: str) -> None:
-        if text not in self.notes:
-            self.notes.append(text)
 
     # ------------------------------------------------------------------------------- going on
 

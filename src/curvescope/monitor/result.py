@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -30,6 +30,7 @@ class Monitored(Shown):
     history: dict[str, np.ndarray]  # (S,) each, see `columns.COLUMNS`
     blocks: dict[str, np.ndarray]  # (R,) each, see `columns.BLOCK_COLUMNS`
     left_out: list[str]  # of each measurement: parts that the budget did not allow
+    end: dict[str, float] = field(default_factory=dict)  # see `monitor.ending`; empty where nobody wrote it
 
     def summary(self) -> list[Line]:
         """The numbers to look at first."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,6 +13,8 @@ from curvescope.runs.shown import Line
 if TYPE_CHECKING:
     from curvescope.monitor.result import Monitored
 
+FAR = 30  # times λ_max: a ceiling that is further is not drawn
+
 
 def summary(result: Monitored) -> list[Line]:
     """The numbers to look at first."""
@@ -20,13 +23,25 @@ def summary(result: Monitored) -> list[Line]:
         return [("measurements", "0", "nothing was measured")]
     count, sure = len(h["step"]), int((h["converged"] == 1).sum())
     span = f"steps {h['step'][0]:.0f} to {h['step'][-1]:.0f}, {sure} of them converged"
+    if skipped := result.end.get("skipped"):
+        span += f"; {skipped:.0f} more that were due were skipped, to keep the budget"
     found = [("measurements", f"{count}", span)]
     found += [line for line in (_largest(h), _ceiling(h), _lowest(h), _trace(h), _gap(h)) if line]
     share = f"{h['products'].sum():,.0f} products, {h['cost_seconds'].sum():.3g} s"
-    found.append(
-        ("share of the time", f"{100 * h['share'][-1]:.1f} %", f"of {100 * result.budget:g} %: {share}")
-    )
+    part = result.end.get("share", h["share"][-1])
+    found.append(("share of the time", f"{100 * part:.1f} %", f"of {100 * result.budget:g} %: {share}"))
     return found
+
+
+def skipping(end: Mapping[str, float], made: int, budget: float) -> str:
+    """How many measurements were skipped, why, when the next would have come, and what to do."""
+    said = (
+        f"of the measurements that came due {end['skipped']:.0f} were skipped, {made} made: measuring may "
+        f"take {100 * budget:g} % of the time and took {100 * end['share']:.1f} %"
+    )
+    if "next_step" in end:
+        said += f"; the next would have come at about step {end['next_step']:,.0f}"
+    return f"{said}. A larger budget measures more often, budget=1.0 every time"
 
 
 def opening(result: Monitored) -> str:
@@ -107,16 +122,52 @@ def _gap(h: dict[str, np.ndarray]) -> Line | None:
     return "‖H − GGN‖ / ‖H‖", with_error(h["ggn_gap"][i], h["ggn_gap_stderr"][i]), words
 
 
+def ceiling(h: Mapping[str, np.ndarray]) -> np.ndarray:
+    """The λ_max (S,) above which steps on the quadratic diverge: threshold / η; nan where it has none."""
+    return h["threshold"] / np.where(h["lr"] > 0, h["lr"], np.nan)
+
+
+def is_near(h: Mapping[str, np.ndarray]) -> bool:
+    """Whether a ceiling comes near enough to be drawn with λ_max."""
+    known = np.isfinite(ceiling(h)) & np.isfinite(h["lambda_max"])
+    return bool(known.any() and (ceiling(h)[known] < FAR * np.nanmax(h["lambda_max"])).any())
+
+
+def _stability(result: Monitored, where: str) -> str:
+    """What is drawn, and why no ceiling is where there is none."""
+    h = result.history
+    said = (
+        f"λ_max of the Hessian {where}, with a band of its error, min(r, r²/gap) of the Lanczos residual r; "
+    )
+    if not len(h["step"]) or is_near(h):
+        said += "dashed: the ceiling, the threshold of the optimizer's momentum over its learning rate η."
+    elif np.isfinite(ceiling(h)).any():
+        said += (
+            f"its ceiling, the threshold over the learning rate, is more than {FAR} times it, and not drawn."
+        )
+    elif np.isfinite(h["lr"]).any():
+        said += (
+            "without a ceiling: the optimizer scales every parameter by itself, and λ_max of H has none then."
+        )
+    else:
+        said += "without a ceiling: the learning rate is not known."
+    if len(h["step"]) and not np.isfinite(h["sharpness"]).any():
+        return said
+    return (
+        f"Left: {said} Right: η times λ_max over the threshold, for the Hessian if it has one and for what the "
+        "optimizer sees, P^(−½) (H + weight decay) P^(−½) with its own diagonal P as it was then; steps "
+        "on the quadratic diverge above 1."
+    )
+
+
 def captions(result: Monitored) -> dict[str, str]:
     """What each figure and table shows."""
     where = f"of {result.model} on {result.num_terms:,.0f} terms of {result.data}, which stay the same"
+    known = len(result.history["step"]) and np.isfinite(ceiling(result.history)).any()
     return {
-        "course": f"Numbers {where}, over the steps; bands are errors; of λ_max with its ceiling.",
-        "stability": f"Left: λ_max of the Hessian {where}, with a band of its error, min(r, r²/gap) of the "
-        "Lanczos residual r; dashed: the ceiling, the threshold of the optimizer's momentum over its "
-        "learning rate η. Right: η times λ_max over the threshold, for the Hessian and for what the "
-        "optimizer sees, P^(−½) (H + weight decay) P^(−½) with its own diagonal P as it was then; steps "
-        "on the quadratic diverge above 1.",
+        "course": f"Numbers {where}, over the steps; bands are errors"
+        f"{'; of λ_max with its ceiling' if known else ''}.",
+        "stability": _stability(result, where),
         "training": "Loss and norm of its gradient on the probe batches, in eval mode.",
         "curvature": "Trace with its standard error over probes, exact inside the subspace of the "
         "eigenvectors; the smallest eigenvalue; and shares: overlap of the top eigenvectors with those of "

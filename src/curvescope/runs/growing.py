@@ -7,6 +7,7 @@ A monitor adds a line to `history.csv` for every measurement and lines to `block
 from __future__ import annotations
 
 import csv
+import json
 import math
 import os
 import time
@@ -64,6 +65,14 @@ class Growing:
     def last(self) -> Row:
         """The last measurement; empty before the first."""
         return self.rows[-1] if self.rows else {}
+
+    def end(self) -> Row:
+        """Where the loop of a finished run stood: step, seconds, share, skipped; empty where it is not said."""
+        try:
+            found = json.loads((self.folder / RESULT).read_text(encoding="utf-8"))["fields"]["end"]
+            return {str(name): float(value) for name, value in found.items()}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return {}
 
     def column(self, name: str) -> list[float]:
         """One number of all measurements."""

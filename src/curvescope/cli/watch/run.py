@@ -67,4 +67,4 @@ def _as_dict(run: Growing) -> dict[str, object]:
     last: dict[str, object] = dict(run.last())
     if run.rows:
         last["step"] = int(run.last()["step"])
-    return {**last, "status": run.status()}
+    return {**last, "status": run.status(), **({"end": end} if (end := run.end()) else {})}

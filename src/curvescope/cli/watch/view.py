@@ -68,10 +68,18 @@ def line(row: Row) -> str:
 def since(run: Growing, status: Status) -> str:
     """How long a run is silent, or how much there is of it."""
     if status == "finished":
-        return plural(len(run.rows), "measurement")
+        return _made(run)
     if status == "stopped":
         return f"or paused: nothing for {duration(run.age())}"
     return f"the last row {duration(run.age())} ago" if run.rows else "no row yet"
+
+
+def _made(run: Growing) -> str:
+    """How many measurements there are, where the last is, and how many the budget did not allow."""
+    words, end = plural(len(run.rows), "measurement"), run.end()
+    if end and run.rows and end["step"] > run.last()["step"]:
+        words += f", the last at step {run.last()['step']:.0f}"
+    return f"{words}, {end['skipped']:.0f} skipped for the budget" if end.get("skipped") else words
 
 
 def verdict(value: float, threshold: float) -> Literal["below", "near", "above"]:
@@ -96,7 +104,8 @@ def sparkline(values: Sequence[float], width: int = WIDTH) -> str:
 
 def _head(run: Growing) -> Text:
     status = run.status()
-    step = f" · step {run.last()['step']:.0f}" if run.rows else ""
+    last = run.end().get("step", run.last().get("step"))
+    step = "" if last is None else f" · step {last:.0f}"
     return Text.assemble(f"{run.folder}{step} · ", (status, STATES[status]), f" ({since(run, status)})")
 
 
@@ -147,7 +156,9 @@ def _known(row: Row, *names: str) -> bool:
 def _cost(run: Growing) -> str:
     last = run.last()
     parts = [plural(len(run.rows), "measurement")]
-    if _known(last, "share"):
+    if "share" in run.end():
+        parts.append(f"{run.end()['share']:.1%} of the time")
+    elif _known(last, "share"):
         parts.append(f"{last['share']:.1%} of the time so far")
     if _known(last, "cost_seconds"):
         parts.append(f"the last took {last['cost_seconds']:.2g} s")
