@@ -1,4 +1,4 @@
-"""What a run says at its end: how far it came, what it skipped, what was left out, and which ceiling it has."""
+"""What a run says at its end: how far it came, what it skipped and left out, which ceiling it has."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from curvescope.studies import folder
 
 @pytest.fixture(scope="module")
 def short(tmp_path_factory):
-    """Steps of one second, 2.25 for each part of a measurement: of those due at 0, 2, 4, 6, 8 only the first is made."""
+    """Steps of one second, 2.25 for each part of a measurement: of five that are due the first is made."""
     now, out = [0.0], tmp_path_factory.mktemp("short") / "run"
     module = tiny()
     optimizer = torch.optim.Adam(module.parameters(), lr=0.01)

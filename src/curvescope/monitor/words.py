@@ -154,8 +154,8 @@ def _stability(result: Monitored, where: str) -> str:
     if len(h["step"]) and not np.isfinite(h["sharpness"]).any():
         return said
     return (
-        f"Left: {said} Right: η times λ_max over the threshold, for the Hessian if it has one and for what the "
-        "optimizer sees, P^(−½) (H + weight decay) P^(−½) with its own diagonal P as it was then; steps "
+        f"Left: {said} Right: η times λ_max over the threshold, for the Hessian if it has one and for what "
+        "the optimizer sees, P^(−½) (H + weight decay) P^(−½) with its own diagonal P as it was then; steps "
         "on the quadratic diverge above 1."
     )
 

@@ -67,7 +67,7 @@ class Growing:
         return self.rows[-1] if self.rows else {}
 
     def end(self) -> Row:
-        """Where the loop of a finished run stood: step, seconds, share, skipped; empty where it is not said."""
+        """Where the loop of a finished run stood: step, seconds, share, skipped; empty if it is not said."""
         try:
             found = json.loads((self.folder / RESULT).read_text(encoding="utf-8"))["fields"]["end"]
             return {str(name): float(value) for name, value in found.items()}
