@@ -6,20 +6,25 @@ writing a file, its own share of a product) stands in a `together` block: at its
 what went wrong, and all of them raise the same sentence. No collective operation may stand inside a block.
 
 Only what is declared with `in_step` is agreed on: one rank of a training job may look at a model on its own.
+How ranks in step divide products among them is a `Division`, which operators ask for (`dividing`).
 """
 
 from __future__ import annotations
 
 import traceback
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from curvescope.core.errors import CurvescopeError
 
 if TYPE_CHECKING:
+    from torch import Tensor
     from torch.distributed import ProcessGroup
+
+T = TypeVar("T")
 
 
 class _Ranks(NamedTuple):
@@ -28,7 +33,20 @@ class _Ranks(NamedTuple):
     group: ProcessGroup | None
 
 
+class Division(ABC):
+    """How ranks in step share the work of a product; the operator is one of `operators`."""
+
+    @abstractmethod
+    def undivided(self, op: Any, V: Tensor, rows: Any, columns: Any) -> tuple[Tensor, float]:
+        """The sum over all batches applied to V (n, k), and N: the same on every rank."""
+
+    @abstractmethod
+    def steady(self, op: Any) -> AbstractContextManager[None]:
+        """What `op.steady()` is on ranks: an error on all of them if one finds a change."""
+
+
 _in_step: ContextVar[_Ranks | None] = ContextVar("in_step", default=None)
+_division: ContextVar[Division | None] = ContextVar("division", default=None)
 _ALONE = nullcontext()
 
 
@@ -42,9 +60,57 @@ def in_step(group: ProcessGroup | None = None) -> Iterator[None]:
         _in_step.reset(token)
 
 
+@contextmanager
+def dividing_by(division: Division | None) -> Iterator[None]:
+    """Inside, operators divide their products so; None: each rank computes all of them."""
+    token = _division.set(division)
+    try:
+        yield
+    finally:
+        _division.reset(token)
+
+
+@contextmanager
+def by_itself() -> Iterator[None]:
+    """Inside, this rank works alone, whatever the others do."""
+    token = _in_step.set(None)
+    try:
+        with dividing_by(None):
+            yield
+    finally:
+        _in_step.reset(token)
+
+
 def alone() -> bool:
     """Whether this process computes by itself."""
     return _in_step.get() is None
+
+
+def dividing() -> Division | None:
+    """How products are divided here; None in a single process."""
+    return _division.get()
+
+
+def place() -> tuple[int, int]:
+    """This rank among those in step, and their number; (0, 1) for a process by itself."""
+    ranks = _in_step.get()
+    if ranks is None:
+        return 0, 1
+    import torch.distributed as dist
+
+    return dist.get_rank(ranks.group), dist.get_world_size(ranks.group)
+
+
+def everyone(value: T) -> list[T]:
+    """The values that the ranks in step give here, in their order."""
+    ranks = _in_step.get()
+    if ranks is None:
+        return [value]
+    import torch.distributed as dist
+
+    found: list[Any] = [None] * dist.get_world_size(ranks.group)
+    dist.all_gather_object(found, value, group=ranks.group)
+    return found
 
 
 def together() -> AbstractContextManager[None]:

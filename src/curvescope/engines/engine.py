@@ -80,6 +80,10 @@ class Engine:
     def __reduce__(self) -> tuple[Any, ...]:
         return partial(Engine, checkpoint=self._checkpoint), (self.problem, self._wanted)  # begins empty
 
+    def of(self, problem: Problem) -> Engine:
+        """An engine of the same kind for another problem; it begins empty."""
+        return Engine(problem, self._wanted, checkpoint=self._checkpoint)
+
     @property
     def name(self) -> str:
         """How the module was run last."""

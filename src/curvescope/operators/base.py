@@ -15,6 +15,7 @@ from torch import Tensor
 from curvescope.core.blocks import ParamSpace
 from curvescope.core.errors import UsageError
 from curvescope.core.operator import LinearOperator
+from curvescope.core.ranks import dividing
 from curvescope.data.batches import Batch
 from curvescope.engines import Engine, EngineName, Receive, Tree
 from curvescope.engines.memory import columns_at_once
@@ -106,15 +107,30 @@ class CurvatureOperator(LinearOperator):
         return self._stream(U, self.columns, self.space)
 
     def _stream(self, V: Tensor, rows: ParamSpace, columns: ParamSpace) -> Tensor:
-        """(1/N) Σ_batches."""
-        total = self.engine.product(lambda: self._sum(V, rows, columns).div_(self.problem.num_terms))
+        """(1/N) Σ_batches, of which ranks that divide their products compute a part each."""
+        division = dividing()
+        total, N = (
+            self.undivided(V, rows, columns)
+            if division is None
+            else division.undivided(self, V, rows, columns)
+        )
+        return self.completed(total, N, V, rows, columns)
+
+    def undivided(self, V: Tensor, rows: ParamSpace, columns: ParamSpace) -> tuple[Tensor, float]:
+        """Σ_batches at the problem as it is, applied to V, and N."""
+        return self.engine.product(lambda: (self._sum(V, rows, columns), self.problem.num_terms))
+
+    def completed(self, total: Tensor, N: float, V: Tensor, rows: ParamSpace, columns: ParamSpace) -> Tensor:
+        """The product with V, from its sum over the batches, which is overwritten: divided, shifted."""
+        total.div_(N)
         check_finite(total, self.problem, V)
         return total if self.shift is None else self.shift.added(total, V, rows, columns)
 
     @contextmanager
     def steady(self) -> Iterator[None]:
         """Products inside belong together: an error at the end if the model or the data have changed."""
-        with self.engine.steady():
+        division = dividing()
+        with self.engine.steady() if division is None else division.steady(self):
             yield
 
     def _sum(self, V: Tensor, rows: ParamSpace, columns: ParamSpace) -> Tensor:
