@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 from curvescope.core.errors import CurvescopeError
 
@@ -46,6 +46,8 @@ class Division(ABC):
 
 
 _in_step: ContextVar[_Ranks | None] = ContextVar("in_step", default=None)
+Apart = Literal["never", "auto", "always"]
+_pieces_apart: ContextVar[Apart] = ContextVar("pieces_apart", default="never")
 _division: ContextVar[Division | None] = ContextVar("division", default=None)
 _ALONE = nullcontext()
 
@@ -61,13 +63,19 @@ def in_step(group: ProcessGroup | None = None) -> Iterator[None]:
 
 
 @contextmanager
-def dividing_by(division: Division | None) -> Iterator[None]:
-    """Inside, operators divide their products so; None: each rank computes all of them."""
-    token = _division.set(division)
+def dividing_by(division: Division | None, *, pieces: Apart = "never") -> Iterator[None]:
+    """Inside, operators divide their products so; None: each rank computes all of them.
+
+    Args:
+        division: Of products.
+        pieces: Whether ranks take pieces of a study apart from each other instead.
+    """
+    tokens = _division.set(division), _pieces_apart.set(pieces)
     try:
         yield
     finally:
-        _division.reset(token)
+        _division.reset(tokens[0])
+        _pieces_apart.reset(tokens[1])
 
 
 @contextmanager
@@ -91,6 +99,11 @@ def dividing() -> Division | None:
     return _division.get()
 
 
+def pieces_apart() -> Apart:
+    """Whether ranks take pieces of a study apart from each other."""
+    return _pieces_apart.get()
+
+
 def place() -> tuple[int, int]:
     """This rank among those in step, and their number; (0, 1) for a process by itself."""
     ranks = _in_step.get()
@@ -99,6 +112,17 @@ def place() -> tuple[int, int]:
     import torch.distributed as dist
 
     return dist.get_rank(ranks.group), dist.get_world_size(ranks.group)
+
+
+def from_first(work: Callable[[], T]) -> T:
+    """What `work` gives on rank 0, which does it by itself while the others wait: on every rank in step."""
+    rank, _ = place()
+    found: Any = None
+    with together():
+        if rank == 0:
+            with by_itself():
+                found = work()
+    return everyone(found)[0]
 
 
 def everyone(value: T) -> list[T]:

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from curvescope.core.blocks import ParamSpace
 from curvescope.core.errors import UsageError, near_misses
-from curvescope.core.ranks import Division, dividing_by, in_step, place
+from curvescope.core.ranks import Apart, Division, dividing_by, in_step, place
 from curvescope.data.batches import Batches
 from curvescope.distributed.shares import Cut, cuts, taken
 from curvescope.distributed.sums import add_over_ranks, done_by_all, state_words, steady_on_all
@@ -37,7 +37,9 @@ from curvescope.problem import Problem
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-Parallel = Literal["auto", "data", "probes"]
+Parallel = Literal["auto", "data", "probes", "pieces"]
+
+_APART: dict[str, Apart] = {"pieces": "always", "auto": "auto"}
 
 
 @contextmanager
@@ -47,15 +49,19 @@ def divided(parallel: Parallel = "auto", *, group: ProcessGroup | None = None) -
     Every rank takes the same steps. Numbers are those of a single process up to rounding.
 
     Args:
-        parallel: `data` or `probes`, or `auto`, which decides from sizes at every product.
+        parallel: `data` or `probes`, or `auto`, which decides from sizes at every product; `pieces` divides
+            the pieces of a study and no product, as `auto` does where a rank gets four of them or more.
         group: The ranks, by default all there are.
     """
     if parallel not in get_args(Parallel):
         hint = near_misses(str(parallel), list(get_args(Parallel)))
-        raise UsageError(f"expected parallel to be auto, data or probes, got {parallel!r}", hint=hint)
+        raise UsageError(
+            f"expected parallel to be one of {', '.join(get_args(Parallel))}, got {parallel!r}", hint=hint
+        )
     with in_step(group):
         rank, ranks = place()
-        with dividing_by(_Divided(parallel, rank, ranks, group)):
+        division = None if parallel == "pieces" else _Divided(parallel, rank, ranks, group)
+        with dividing_by(division, pieces=_APART.get(parallel, "never")):
             yield
 
 

@@ -53,7 +53,7 @@ def cuts(batches: Batches, ranks: int, *, within: bool = True) -> list[list[Cut]
 
 
 def taken(batches: Batches, own: list[Cut]) -> Batches:
-    """The batches of these cuts, as a share; with none of them a sequence stands there that does not count."""
+    """The batches of these cuts, as a share; without one a sequence stands there that does not count."""
     firsts = [0, *torch.tensor([b.num_sequences for b in batches]).cumsum(0).tolist()]
     place = firsts[own[0].batch] + own[0].rows.start if own else 0
     share = Share(batches.first_sequence + place, batches.num_sequences, empty=not own)

@@ -109,3 +109,10 @@ def add_over_ranks(part: Tensor, group: ProcessGroup | None) -> Tensor:
     part = part.contiguous()
     dist.all_reduce(part, group=group)
     return part
+
+
+def first_of_ranks(tensor: Tensor) -> Tensor:
+    """Rank 0's tensor on all ranks, in the place of theirs."""
+    tensor = tensor.contiguous()
+    dist.broadcast(tensor, src=0)
+    return tensor

@@ -9,7 +9,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, MutableMapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TypeVar, final
 
@@ -19,6 +19,7 @@ from curvescope.core.progress import Progress
 from curvescope.core.ranks import alone, together
 from curvescope.core.result import Result
 from curvescope.runs.pieces import Pieces
+from curvescope.runs.rounds import do_round, rounds
 
 R = TypeVar("R", bound=Result)
 LONG = 20.0  # seconds that are announced
@@ -100,6 +101,7 @@ def work_through(
     assert len({*names, CONTENTS}) == len(names) + 1, f"two pieces have one name: {sorted(names)}"
     with together():
         kept = _kept(state, contents, names)
+    _do_apart(todo, kept, progress, state)
     awaited = Counter(piece.kind for piece in todo if piece.kind and piece.name not in kept)
     for number, piece in enumerate(todo, start=1):
         if piece.name in kept:
@@ -107,7 +109,7 @@ def work_through(
         start = time.monotonic()
         if progress is not None:
             progress(piece.words or piece.name, number, len(todo))
-        with kept.inside(piece.name) if isinstance(kept, Pieces) and alone() else nullcontext():
+        with _inside(kept, piece.name):
             done = piece.work(*(kept[name] for name in piece.needs))
             with together():
                 kept[piece.name] = done
@@ -117,6 +119,28 @@ def work_through(
         if isinstance(state, Place) and rest > LONG:
             state.tell(f"about {duration(rest)} for the rest of the {piece.kind}")
     return Finished(kept)
+
+
+def _do_apart(
+    todo: Sequence[Piece],
+    kept: MutableMapping[str, Result],
+    progress: Progress | None,
+    state: State | None,
+) -> None:
+    """Do what ranks take apart from each other, if they do."""
+    number = sum(piece.name in kept for piece in todo) + 1
+    for some in rounds(todo, kept):
+        done = do_round(some, kept, progress, number, len(todo))
+        number += len(some)
+        for piece in some:
+            if isinstance(state, Place) and piece.answer is not None:
+                state.tell(piece.answer(done[piece.name]))
+
+
+def _inside(kept: MutableMapping[str, Result], name: str) -> AbstractContextManager[None]:
+    """Where products of the piece in hand are kept: by a process alone, or one for all ranks."""
+    keep = getattr(kept, "inside", None)
+    return nullcontext() if keep is None or (isinstance(kept, Pieces) and not alone()) else keep(name)
 
 
 def _kept(state: State | None, contents: str, names: Sequence[str]) -> MutableMapping[str, Result]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ from curvescope import __version__
 from curvescope.core.config import Config, Plain, Settings
 from curvescope.core.errors import CurvescopeError, UsageError
 from curvescope.core.progress import Progress
+from curvescope.core.ranks import alone, from_first
 from curvescope.runs.folder import (
     ASKED,
     CONFIG,
@@ -24,6 +26,7 @@ from curvescope.runs.folder import (
 )
 from curvescope.runs.pieces import RESULT
 from curvescope.runs.place import FULL, check_writable
+from curvescope.runs.ranks import OnRanks
 from curvescope.runs.shown import Shown
 from curvescope.runs.study import Study
 from curvescope.studies import RUNS, find
@@ -60,26 +63,30 @@ def run(
         limit: choose settings that nobody gave to be in time; by default they are the study's own. What was
             chosen when the same was asked for before is taken again.
 
+    On several ranks in step rank 0 alone reads, writes and chooses.
+
     Returns:
         The folder and the result.
     """
     found = find(study)
     cfg = found.Config.from_dict(settings)
-    check_writable(Path(out))
+    from_first(lambda: check_writable(Path(out)))
     asked, words = "", ""
     if limit is not None:
         asked = _asked(settings, limit)
-        before = None if force else chosen_before(Path(out), study, asked)
-        cfg, words = (found.Config.from_dict(before), "") if before else _fitted(found, settings, limit)
+        before = from_first(lambda: None if force else chosen_before(Path(out), study, asked))
+        fitting = partial(_fitted, found, settings, limit)
+        cfg, words = (found.Config.from_dict(before), "") if before else from_first(fitting)
         if words:
             say(words)
     folder = RunFolder(Path(out), study, cfg, say=say, force=force, asked=asked, chosen=words, tell=tell)
     try:
-        result = found.run(cfg, progress=progress, state=folder)
-        folder.finish(result)
+        result = found.run(cfg, progress=progress, state=folder if alone() else OnRanks(folder))
+        from_first(lambda: folder.finish(result))
     except AlreadyFinished as there:
+        finished = there.path
         say(str(there))
-        return there.path, load(there.path)[1]
+        return finished, from_first(lambda: load(finished)[1])
     except KeyboardInterrupt:
         raise Stopped(folder.standing()) from None
     except OSError as error:
@@ -90,7 +97,7 @@ def run(
             f"the disk is full: {kept.pieces} of {kept.total} pieces are kept under {out}",
             hint="make room, and the same command goes on from there",
         ) from error
-    return folder.path, result
+    return from_first(lambda: folder.path), result
 
 
 def _asked(settings: Settings, limit: Limit) -> str:
