@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from forked import run_ranks
 from torch import Tensor
 
 import curvescope as cs
@@ -74,7 +72,7 @@ def whole(name: str) -> tuple[LinearOperator, Tensor, Tensor]:
     return op, V, op @ V
 
 
-def products_of_shares(folder: Path, *, group: dist.ProcessGroup | None = None) -> str:
+def products_of_shares(*, group: dist.ProcessGroup | None = None) -> str:
     """Every operator, both products."""
     errors = []
     for name, make in OPERATORS.items():
@@ -86,13 +84,13 @@ def products_of_shares(folder: Path, *, group: dist.ProcessGroup | None = None) 
     return worst(errors)
 
 
-def one_rank(folder: Path) -> str:
+def one_rank() -> str:
     """A group of one."""
     groups = [dist.new_group([rank]) for rank in range(dist.get_world_size())]
-    return products_of_shares(folder, group=groups[dist.get_rank()])
+    return products_of_shares(group=groups[dist.get_rank()])
 
 
-def a_rank_without_data(folder: Path) -> str:
+def a_rank_without_data() -> str:
     """One sequence for all ranks."""
     one = data()[0][1:2]
     op = cs.Hessian(problem(cs.Batches([one])))
@@ -102,7 +100,7 @@ def a_rank_without_data(folder: Path) -> str:
         return worst([apart(parts @ v, op @ v)])
 
 
-def shares_of_ones_own(folder: Path) -> str:
+def shares_of_ones_own() -> str:
     """Ranks that have read their batches themselves: unequal, and drawn for by number."""
     own = cs.Batches([data()[dist.get_rank()]])
     op = cs.MonteCarloFisher(problem(data()[: dist.get_world_size()]), seed=5)
@@ -126,7 +124,7 @@ def numbers(H: LinearOperator, G: LinearOperator) -> list[np.ndarray]:
     b = torch.ones(H.shape[0], dtype=torch.float64)
     density = cs.spectral_density(H, num_probes=3, num_steps=6, seed=1)
     return [
-        cs.eigsh(H, k=3, which="LA", seed=0).values,
+        cs.eigsh(H, k=2, which="LA", seed=0).values,
         density.density,
         np.array([cs.trace(H, num_probes=4, seed=2).value, cs.spectral_norm(G, seed=0).value]),
         np.array([frobenius_norm(H, num_probes=3, seed=1).value]),
@@ -137,18 +135,18 @@ def numbers(H: LinearOperator, G: LinearOperator) -> list[np.ndarray]:
     ]
 
 
-def algorithms(folder: Path) -> str:
-    """On shares, and on all data divided by data, by probes and as sizes say."""
+def algorithms() -> str:
+    """On shares, and on all data, divided by data and by probes."""
     wanted = numbers(OPERATORS["hessian"](data()), OPERATORS["ggn"](data()))
     errors = []
-    for kind in ("shares", "data", "probes", "auto"):
+    for kind in ("shares", "data", "probes"):
         with by(kind) as make:
             found = numbers(make("hessian"), make("ggn"))
         errors += [float(np.abs(a - b).max() / np.abs(b).max()) for a, b in zip(found, wanted, strict=True)]
     return worst(errors)
 
 
-def products_of_all_data(folder: Path) -> str:
+def products_of_all_data() -> str:
     """Every operator inside `divided`, one column and five."""
     errors = []
     for kind in ("data", "probes", "auto"):
@@ -160,7 +158,7 @@ def products_of_all_data(folder: Path) -> str:
     return worst(errors)
 
 
-def an_error_on_one_rank(folder: Path) -> None:
+def an_error_on_one_rank() -> None:
     """A product that cannot be taken on the last rank."""
     H = DataParallel(cs.Hessian(problem(share(data()))))
     if dist.get_rank() == dist.get_world_size() - 1:
@@ -193,20 +191,20 @@ def _moved_on_one_rank(make: Callable[[cs.Problem], LinearOperator], *, steady: 
         move()
 
 
-def a_model_that_one_rank_changes(folder: Path) -> None:
+def a_model_that_one_rank_changes() -> None:
     _moved_on_one_rank(lambda p: DataParallel(cs.Hessian(p)), steady=False)
 
 
-def a_change_inside_steady(folder: Path) -> None:
+def a_change_inside_steady() -> None:
     _moved_on_one_rank(lambda p: DataParallel(cs.GGN(p)), steady=True)
 
 
-def models_that_differ(folder: Path) -> None:
+def models_that_differ() -> None:
     own = cs.load(transformer(init_std=0.3 + 0.1 * dist.get_rank()))
     DataParallel(cs.Hessian(cs.Problem(own, share(data()))))
 
 
-def draws_without_numbers(folder: Path) -> None:
+def draws_without_numbers() -> None:
     DataParallel(cs.MonteCarloFisher(problem(data())))
 
 
@@ -225,6 +223,3 @@ TASKS = {
     ],
     4: [products_of_shares, a_rank_without_data],
 }
-
-if __name__ == "__main__":
-    run_ranks(TASKS)

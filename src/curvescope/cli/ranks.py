@@ -16,6 +16,8 @@ from curvescope.core.launch import launch_of
 SHARED = ("run", "diagnose", "compare")
 """Commands of which all ranks do a part."""
 
+WAYS = ("auto", "data", "probes", "pieces")
+
 
 @contextmanager
 def over_ranks(words: Sequence[str]) -> Iterator[None]:
@@ -24,6 +26,10 @@ def over_ranks(words: Sequence[str]) -> Iterator[None]:
     if launch is None:
         yield
         return
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # of connections that close
+    voice = sys.stderr
+    if launch.rank:
+        _silence()
     if not any(word in SHARED for word in words[:2]):
         raise UsageError(
             f"this command is for one process, and {launch.by} started {launch.ranks}",
@@ -31,9 +37,6 @@ def over_ranks(words: Sequence[str]) -> Iterator[None]:
         )
     from curvescope.distributed.launch import started
 
-    voice = sys.stderr
-    if launch.rank:
-        _silence()
     with started(launch, lambda message, hint: complain(message, hint, voice), debug=wants_traceback()):
         yield
 
@@ -47,13 +50,9 @@ def speaks() -> bool:
 @contextmanager
 def shared_out(parallel: str) -> Iterator[None]:
     """Inside, the ranks there are divide what a study does."""
-    launch = launch_of(os.environ)
-    if launch is None:
-        if parallel != "auto":
-            raise UsageError(
-                f"--parallel {parallel} is for several ranks, and this is one process",
-                hint="torchrun --nproc-per-node 2 -m curvescope run STUDY",
-            )
+    if parallel not in WAYS:
+        raise UsageError(f"expected --parallel {', '.join(WAYS)}, got {parallel!r}")
+    if launch_of(os.environ) is None:
         yield
         return
     from curvescope.distributed.division import divided

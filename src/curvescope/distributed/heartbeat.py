@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NoReturn, final
@@ -74,6 +75,16 @@ class Heartbeat:
             self._store.set(ENDED, str(self._rank))
         if first and message:
             self._complain(message, hint)
+        if self._rank == 0:  # which may have the store: the others should find it
+            self._let_others_end()
+
+    def _let_others_end(self) -> None:
+        """Wait until all have looked, for a few looks at most."""
+        with suppress(Exception):
+            for _ in range(10):
+                if self._store.add(COMPLAINTS, 0) >= self._ranks:
+                    return
+                time.sleep(self._seconds / 4)
 
     def _beat(self) -> None:
         self._count += 1

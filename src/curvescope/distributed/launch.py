@@ -55,21 +55,18 @@ def started(launch: Launch, complain: Complain, *, debug: bool = False) -> Itera
     with _terminated(heart):
         try:
             yield
-            dist.barrier()  # rank 0 has the store
         except SystemExit as leaving:
             if leaving.code:
                 heart.ends()
                 leave(leaving.code if isinstance(leaving.code, int) else 1)
-            dist.barrier()
+            _part(heart)
             raise
         except (Exception, KeyboardInterrupt) as error:
             if debug:
                 traceback.print_exc()
             heart.ends(*_words(error))
             leave(error.exit_code if isinstance(error, CurvescopeError) else 1)
-        finally:
-            heart.stop()
-    dist.destroy_process_group()
+        _part(heart)
 
 
 def _begin(launch: Launch) -> None:
@@ -88,6 +85,14 @@ def _begin(launch: Launch) -> None:
     torch.manual_seed(int(seed))
     np.random.seed(int(seed))
     random.seed(int(seed))
+
+
+def _part(heart: Heartbeat) -> None:
+    """All have done their work: nobody is looked at any more, then the store may go with rank 0."""
+    dist.barrier()
+    heart.stop()
+    dist.barrier()
+    dist.destroy_process_group()
 
 
 def _own_store() -> Any:
@@ -115,8 +120,10 @@ def _words(error: BaseException) -> tuple[str, str | None]:
     if isinstance(error, KeyboardInterrupt):
         return "stopped", GO_ON
     first = str(error).partition("\n")[0]
+    if isinstance(error, RuntimeError) and "imed out" in first:
+        return f"another rank has not answered for {_seconds(TIMEOUT):.0f} seconds ({TIMEOUT})", GO_ON
     if isinstance(error, RuntimeError) and any(word in first for word in ("gloo", "NCCL", "onnection")):
-        return f"another rank has ended, or has not answered for {_seconds(TIMEOUT):.0f} seconds", GO_ON
+        return "another rank has ended", GO_ON
     return f"{type(error).__name__}: {first}", GO_ON
 
 
