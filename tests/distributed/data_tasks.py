@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -18,6 +20,7 @@ from curvescope.core.operator import LinearOperator
 from curvescope.distributed import DataParallel, divided, numbered, share
 
 IGNORED = -100
+PAGE = Path(__file__).parents[2] / "docs" / "tutorials" / "cluster.md"
 
 
 @cache
@@ -158,6 +161,17 @@ def products_of_all_data() -> str:
     return worst(errors)
 
 
+def script_of_the_page() -> str:
+    """docs/tutorials/cluster.md: both ways are what one process has."""
+    page = PAGE.read_text(encoding="utf-8")
+    (script,) = re.findall(r"```\n(import torch\.distributed.*?)```", page, flags=re.S)
+    seen: dict = {}
+    exec(script.replace("dist.init_process_group()\n", ""), seen)
+    op = cs.Hessian(cs.Problem(seen["model"], seen["batches"]), "L0.W_Q")
+    wanted = cs.eigsh(op, k=1, which="LA", tol=1e-6).values[0]
+    return worst([abs(seen[name] / wanted - 1) for name in ("top", "same")])
+
+
 def an_error_on_one_rank() -> None:
     """A product that cannot be taken on the last rank."""
     H = DataParallel(cs.Hessian(problem(share(data()))))
@@ -215,6 +229,7 @@ TASKS = {
         shares_of_ones_own,
         products_of_all_data,
         algorithms,
+        script_of_the_page,
         an_error_on_one_rank,
         a_model_that_one_rank_changes,
         a_change_inside_steady,

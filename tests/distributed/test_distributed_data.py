@@ -19,6 +19,7 @@ products_of_shares same
 shares_of_ones_own same
 products_of_all_data same
 algorithms same
+script_of_the_page same
 an_error_on_one_rank CurvescopeError rank 1: MemoryError: no room for a batch
 a_model_that_one_rank_changes {DIFFERENT}
 a_change_inside_steady {DIFFERENT}

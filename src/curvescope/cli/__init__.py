@@ -8,7 +8,7 @@ import sys
 import typer
 
 from curvescope.cli.app import app
-from curvescope.cli.ranks import complain, over_ranks
+from curvescope.cli.commands.ranks import complain, over_ranks
 from curvescope.cli.typed.line import go_on, remember
 from curvescope.cli.typed.refused import REFUSED, in_our_words
 from curvescope.core.errors import CurvescopeError

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import typer
 
 from curvescope.cli import printing
-from curvescope.cli.ranks import shared_out, speaks
+from curvescope.cli.commands.ranks import shared_out, speaks
 from curvescope.cli.typed.asking import check_options, merge, spoken
 from curvescope.cli.typed.line import go_on
 from curvescope.cli.watching import Watch, watched

@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 
 from curvescope.core.errors import CurvescopeError, UsageError
-from curvescope.core.launch import Launch
+from curvescope.core.ranks.launch import Launch
 from curvescope.distributed.heartbeat import GO_ON, PATIENCE, SECONDS, Heartbeat, leave
 
 TIMEOUT = "CURVESCOPE_TIMEOUT"

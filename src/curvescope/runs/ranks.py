@@ -19,6 +19,7 @@ from curvescope.core.errors import CurvescopeError
 from curvescope.core.operator import LinearOperator
 from curvescope.core.ranks import everyone, place, together
 from curvescope.core.result import Result
+from curvescope.distributed.sums import first_of_ranks
 from curvescope.runs.folder import AlreadyFinished
 from curvescope.runs.pieces import Pieces
 from curvescope.runs.work import Place
@@ -132,8 +133,6 @@ COMPUTE, KNOWN = "compute", "known"
 
 def _from_first(product: Tensor) -> Tensor:
     """Rank 0's, on all ranks."""
-    from curvescope.distributed.sums import first_of_ranks
-
     if place()[0] == 0:
         everyone(KNOWN)
     return first_of_ranks(product)

@@ -26,9 +26,9 @@ from curvescope.runs.folder import (
 )
 from curvescope.runs.pieces import RESULT
 from curvescope.runs.place import FULL, check_writable
-from curvescope.runs.ranks import OnRanks
 from curvescope.runs.shown import Shown
 from curvescope.runs.study import Study
+from curvescope.runs.work import Place
 from curvescope.studies import RUNS, find
 
 
@@ -81,7 +81,7 @@ def run(
             say(words)
     folder = RunFolder(Path(out), study, cfg, say=say, force=force, asked=asked, chosen=words, tell=tell)
     try:
-        result = found.run(cfg, progress=progress, state=folder if alone() else OnRanks(folder))
+        result = found.run(cfg, progress=progress, state=folder if alone() else _on_ranks(folder))
         from_first(lambda: folder.finish(result))
     except AlreadyFinished as there:
         finished = there.path
@@ -98,6 +98,13 @@ def run(
             hint="make room, and the same command goes on from there",
         ) from error
     return from_first(lambda: folder.path), result
+
+
+def _on_ranks(folder: RunFolder) -> Place:
+    """The folder of rank 0, for all of them."""
+    from curvescope.runs.ranks import OnRanks
+
+    return OnRanks(folder)
 
 
 def _asked(settings: Settings, limit: Limit) -> str:

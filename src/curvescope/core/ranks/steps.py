@@ -109,8 +109,7 @@ def place() -> tuple[int, int]:
     ranks = _in_step.get()
     if ranks is None:
         return 0, 1
-    import torch.distributed as dist
-
+    dist = _dist()
     return dist.get_rank(ranks.group), dist.get_world_size(ranks.group)
 
 
@@ -130,8 +129,7 @@ def everyone(value: T) -> list[T]:
     ranks = _in_step.get()
     if ranks is None:
         return [value]
-    import torch.distributed as dist
-
+    dist = _dist()
     found: list[Any] = [None] * dist.get_world_size(ranks.group)
     dist.all_gather_object(found, value, group=ranks.group)
     return found
@@ -149,13 +147,12 @@ def together() -> AbstractContextManager[None]:
 
 @contextmanager
 def _agreed(ranks: _Ranks) -> Iterator[None]:
-    import torch.distributed as dist
-
     error = None
     try:
         yield
     except (Exception, KeyboardInterrupt) as raised:
         error = raised
+    dist = _dist()
     said: list[tuple[str, str | None] | None] = [None] * dist.get_world_size(ranks.group)
     dist.all_gather_object(said, None if error is None else _sentence(error), group=ranks.group)
     if error is not None and len(set(said)) == 1:
@@ -163,6 +160,13 @@ def _agreed(ranks: _Ranks) -> Iterator[None]:
     for rank, sentence in enumerate(said):
         if sentence is not None:
             raise CurvescopeError(f"rank {rank}: {sentence[0]}", hint=sentence[1]) from error
+
+
+def _dist() -> Any:
+    """torch.distributed, which a process by itself does not load."""
+    import torch.distributed
+
+    return torch.distributed
 
 
 def _sentence(error: BaseException) -> tuple[str, str | None]:

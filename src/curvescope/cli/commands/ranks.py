@@ -11,7 +11,7 @@ import typer
 
 from curvescope.cli.typed.line import wants_traceback
 from curvescope.core.errors import UsageError
-from curvescope.core.launch import launch_of
+from curvescope.core.ranks.launch import launch_of
 
 SHARED = ("run", "diagnose", "compare")
 """Commands of which all ranks do a part."""
