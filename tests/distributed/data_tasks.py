@@ -103,6 +103,17 @@ def a_rank_without_data() -> str:
         return worst([apart(parts @ v, op @ v)])
 
 
+def exact_diagonals() -> str:
+    """Of a GGN by its outputs and of a damped Hessian by its entries."""
+    errors = []
+    for name, block, way in (("ggn", "L0.W_Q", "outputs"), ("hessian", "L0.W_V", "entries")):
+        op, options = OPERATORS[name](data()).block(block), {"way": way}  # pyright: ignore[reportAttributeAccessIssue]
+        parts = DataParallel(OPERATORS[name](share(data()))).block(block)  # pyright: ignore[reportArgumentType]
+        found, wanted = parts.exact_diagonal(**options).values, cs.exact_diagonal(op, **options).values
+        errors.append(float(np.abs(found - wanted).max() / np.abs(wanted).max()))
+    return worst(errors)
+
+
 def shares_of_ones_own() -> str:
     """Ranks that have read their batches themselves: unequal, and drawn for by number."""
     own = cs.Batches([data()[dist.get_rank()]])
@@ -226,6 +237,7 @@ TASKS = {
     2: [
         one_rank,
         products_of_shares,
+        exact_diagonals,
         shares_of_ones_own,
         products_of_all_data,
         algorithms,

@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 from collections.abc import Callable
+from contextlib import redirect_stdout, suppress
 from functools import partial
 from pathlib import Path
 
@@ -130,6 +131,13 @@ def launch(
     return {"codes": codes, "said": said}
 
 
+def here(folder: Path, name: str, words: list[str]) -> dict[str, object]:
+    """A command in this process: what it loads, its children have."""
+    with (folder / f"{name}.out").open("w") as out, redirect_stdout(out), suppress(SystemExit):
+        main(words)
+    return {}
+
+
 def launch_all(folder: Path) -> None:
     """Every launch, into `launches.json`: its exit codes, and what ranks printed on stdout and stderr."""
     run_folder.write_figures = lambda *given: None  # pyright: ignore[reportAttributeAccessIssue]
@@ -143,7 +151,7 @@ def launch_all(folder: Path) -> None:
         return [*command, "--out", str(folder / out), "--parallel", parallel]
 
     found = {
-        "one": launch(folder, "one", 1, words("one"), alone),
+        "one": here(folder, "one", words("one")),
         "killed": launch(folder, "killed", 2, words("killed"), trouble=at_sum(30, killed)),
         "fewer": launch(folder, "fewer", 1, words("killed"), alone),
         "failed": launch(folder, "failed", 2, words("more"), trouble=no_memory),

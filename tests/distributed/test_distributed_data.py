@@ -10,12 +10,13 @@ import curvescope as cs
 from curvescope.distributed.shares import cuts, share, taken
 
 DIFFERENT = (
-    "CurvescopeError the ranks do not have the same model: their parameters, or buffers, differ "
-    "(load the same weights on every rank, and let every rank change them alike)"
+    "CurvescopeError the ranks do not have the same model: parameters, buffers, or other numbers differ "
+    "(load the same on every rank, and let every rank change it alike)"
 )
 TWO = f"""\
 one_rank same
 products_of_shares same
+exact_diagonals same
 shares_of_ones_own same
 products_of_all_data same
 algorithms same

@@ -69,11 +69,15 @@ def test_rank_0_alone_speaks(name, launches, ranks_done):
 
 
 def test_a_run_goes_on_with_another_number_of_ranks(launches):
-    first = {name: launches[name]["said"][0][1].splitlines()[0] for name in ("fewer", "more", "again")}
-    assert first["fewer"].startswith("resuming")
-    assert first["fewer"].endswith("5 of 12 pieces were there")
-    assert first["more"].startswith("resuming")
-    assert first["again"].startswith("already finished")
+    lines = {name: launches[name]["said"][0][1].splitlines() for name in ("fewer", "more", "again")}
+    assert lines["fewer"][0].startswith("resuming")
+    assert lines["fewer"][0].endswith("5 of 12 pieces were there")
+    told = (
+        "3 ranks, started by torchrun: one that is silent for 3 s is lost, and one that works is waited for"
+    )
+    assert lines["more"][0].startswith(told)
+    assert lines["more"][1].startswith("resuming")
+    assert lines["again"][1].startswith("already finished")
 
 
 def test_torchrun_and_srun_say_which_rank_this_is():

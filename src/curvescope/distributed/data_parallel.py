@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Self, final
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,6 +20,7 @@ from curvescope.distributed.sums import add_over_ranks, done_by_all, state_words
 from curvescope.models.choice.params import Params
 from curvescope.operators import Jacobian, MonteCarloFisher
 from curvescope.operators.base import CurvatureOperator
+from curvescope.operators.diagonals import PASSES, DiagonalCost, ExactDiagonal, Way, exact_diagonal
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -106,6 +109,29 @@ class DataParallel(LinearOperator):
 
             part, N = done_by_all(drawn, device=self.device, group=self.group)
             yield add_over_ranks(part, self.group) / self._terms(N) + added
+
+    def exact_diagonal(self, *, way: Way | None = None, max_passes: int = PASSES) -> ExactDiagonal:
+        """The diagonal, as `cs.exact_diagonal` finds it; each rank's passes are those of its own data."""
+        op, cost = self.op, DiagonalCost(0, way or "outputs")
+        if not isinstance(op, CurvatureOperator):
+            raise UsageError("expected a curvature operator with a diagonal, got a Jacobian")
+        sizes, names = np.array([block.size for block in op.space]), [block.name for block in op.space]
+        plain = copy.copy(op)
+        plain.shift = None
+
+        def own() -> tuple[Tensor, float, list[int]]:
+            nonlocal cost
+            if self._empty:
+                return self._zeros(op.shape[0]).double(), 0.0, self._state()
+            found, N = exact_diagonal(plain, way=way, max_passes=max_passes), self.problem.num_terms
+            cost = found.cost
+            return torch.as_tensor(found.values, device=self.device) * N, N, self._state()
+
+        part, N = done_by_all(own, device=self.device, group=self.group)
+        values = add_over_ranks(part, self.group) / self._terms(N)
+        if op.shift is not None:
+            values += op.shift.diagonal(op.space).double()
+        return ExactDiagonal(values.cpu().numpy(), names, sizes, type(op).__name__, cost)
 
     @contextmanager
     def steady(self) -> Iterator[None]:

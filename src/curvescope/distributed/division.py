@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 Parallel = Literal["auto", "data", "probes", "pieces"]
 
+ALL = "model and data"  # that every rank has
 _APART: dict[str, Apart] = {"pieces": "always", "auto": "auto"}
 
 
@@ -50,7 +51,7 @@ def divided(parallel: Parallel = "auto", *, group: ProcessGroup | None = None) -
 
     Args:
         parallel: `data` or `probes`, or `auto`, which decides from sizes at every product; `pieces` divides
-            the pieces of a study and no product, as `auto` does where a rank gets four of them or more.
+            the pieces of a study and no product, as `auto` does where a rank gets eight of them or more.
         group: The ranks, by default all there are.
     """
     if parallel not in get_args(Parallel):
@@ -98,14 +99,14 @@ class _Divided(Division):
             cut = self._own_columns if self._by_columns(part, V.shape[1]) else self._own_sequences
             return cut(op, V, rows, columns), 0.0, self._state(op)
 
-        found, _ = done_by_all(own, device=op.device, group=self.group)
+        found, _ = done_by_all(own, device=op.device, group=self.group, same=ALL)
         return add_over_ranks(found, self.group), N
 
     @contextmanager
     def steady(self, op: CurvatureOperator) -> Iterator[None]:
         """Products inside belong together: an error on all ranks if one of them finds a change."""
         part, _ = done_by_all(
-            lambda: (self._part(op), 0.0, self._state(op)), device=op.device, group=self.group
+            lambda: (self._part(op), 0.0, self._state(op)), device=op.device, group=self.group, same=ALL
         )
         engines = [part.engine] if part.own else []
         if self.parallel == "probes" or (self.parallel == "auto" and part.speed < self.ranks):
@@ -119,7 +120,7 @@ class _Divided(Division):
                 if before is None:
                     del self._agreed[op.engine]
         agreed = lambda: (True, 0.0, self._state(op))  # noqa: E731
-        done_by_all(agreed, device=op.device, group=self.group)
+        done_by_all(agreed, device=op.device, group=self.group, same=ALL)
 
     def _by_columns(self, part: _Part, k: int) -> bool:
         if self.parallel != "auto":

@@ -69,8 +69,8 @@ class Heartbeat:
 
         Without a message it has been said.
         """
-        first = True
-        with suppress(Exception):  # the store may be gone with the rank that had it
+        first = self._rank <= 1
+        with suppress(Exception):  # the store may be gone with rank 0
             first = self._store.add(COMPLAINTS, 1) == 1
             self._store.set(ENDED, str(self._rank))
         if first and message:

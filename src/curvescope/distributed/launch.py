@@ -33,6 +33,15 @@ Complain = Callable[[str, str | None], None]
 """Called with a message and a hint for a person."""
 
 
+def describe(launch: Launch) -> str:
+    """How many ranks there are, and how long they wait."""
+    silent, busy = _seconds(LOOKS), _seconds(TIMEOUT)
+    return (
+        f"{launch.ranks} ranks, started by {launch.by}: one that is silent for {silent:.0f} s is lost, and "
+        f"one that works is waited for up to {busy:.0f} s"
+    )
+
+
 @contextmanager
 def started(launch: Launch, complain: Complain, *, debug: bool = False) -> Iterator[None]:
     """Inside, the ranks of a launch can meet; an error that one of them leaves with ends all processes.

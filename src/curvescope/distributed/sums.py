@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from curvescope.core.errors import CurvescopeError
-from curvescope.core.ranks import in_step, together
+from curvescope.core.ranks import group_in_step, in_step, together
 from curvescope.engines import Engine
 from curvescope.engines.digest import digest
 from curvescope.problem import Problem
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 WORDS, BITS = 4, 20
-DIFFERENT = "the ranks do not have the same model: their parameters, or buffers, differ"
-LOAD = "load the same weights on every rank, and let every rank change them alike"
+DIFFERENT = "the ranks do not have the same {}: parameters, buffers, or other numbers differ"
+LOAD = "load the same on every rank, and let every rank change it alike"
 
 
 def state_words(problem: Problem, *, data: bool) -> list[int]:
@@ -56,7 +56,11 @@ def _hashed(parts: Iterable[Tensor]) -> list[int]:
 
 
 def done_by_all(
-    work: Callable[[], tuple[T, float, list[int]]], *, device: torch.device, group: ProcessGroup | None
+    work: Callable[[], tuple[T, float, list[int]]],
+    *,
+    device: torch.device,
+    group: ProcessGroup | None,
+    same: str = "model",
 ) -> tuple[T, float]:
     """What `work` gave here, and the sum of its numbers N over ranks; an error on one rank is one on all.
 
@@ -65,6 +69,7 @@ def done_by_all(
             that must be those of the others.
         device: Where collective operations take place.
         group: The ranks.
+        same: What the words are of.
     """
     error, found, N, words = None, None, 0.0, [0] * WORDS
     try:
@@ -80,7 +85,7 @@ def done_by_all(
         _raise(error, group)
     ranks = dist.get_world_size(group)
     if any(ranks * squares != h * h for h, squares in zip(rest[:WORDS], rest[WORDS:], strict=True)):
-        raise CurvescopeError(DIFFERENT, hint=LOAD)
+        raise CurvescopeError(DIFFERENT.format(same), hint=LOAD)
     assert found is not None, "no rank failed"
     return found, total
 
@@ -112,7 +117,7 @@ def add_over_ranks(part: Tensor, group: ProcessGroup | None) -> Tensor:
 
 
 def first_of_ranks(tensor: Tensor) -> Tensor:
-    """Rank 0's tensor on all ranks, in the place of theirs."""
-    tensor = tensor.contiguous()
-    dist.broadcast(tensor, src=0)
+    """Rank 0's tensor on all ranks in step, in the place of theirs."""
+    group, tensor = group_in_step(), tensor.contiguous()
+    dist.broadcast(tensor, src=0 if group is None else dist.get_global_rank(group, 0), group=group)
     return tensor

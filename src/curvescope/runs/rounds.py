@@ -16,7 +16,7 @@ from curvescope.core.result import Result
 if TYPE_CHECKING:
     from curvescope.runs.work import Piece
 
-ENOUGH = 4  # pieces for each rank, from which on `auto` takes rounds
+ENOUGH = 8  # pieces for each rank, from which on `auto` takes rounds
 
 
 def rounds(todo: Sequence[Piece], kept: MutableMapping[str, Result]) -> list[list[Piece]]:

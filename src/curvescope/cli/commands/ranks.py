@@ -35,8 +35,10 @@ def over_ranks(words: Sequence[str]) -> Iterator[None]:
             f"this command is for one process, and {launch.by} started {launch.ranks}",
             hint=f"on several ranks: curvescope {', '.join(SHARED)}",
         )
-    from curvescope.distributed.launch import started
+    from curvescope.distributed.launch import describe, started
 
+    if not {"-q", "--quiet"} & set(words):
+        typer.echo(describe(launch), err=True)
     with started(launch, lambda message, hint: complain(message, hint, voice), debug=wants_traceback()):
         yield
 

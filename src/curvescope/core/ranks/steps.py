@@ -124,6 +124,12 @@ def from_first(work: Callable[[], T]) -> T:
     return everyone(found)[0]
 
 
+def group_in_step() -> ProcessGroup | None:
+    """The group that is in step; None is every rank there is."""
+    ranks = _in_step.get()
+    return None if ranks is None else ranks.group
+
+
 def everyone(value: T) -> list[T]:
     """The values that the ranks in step give here, in their order."""
     ranks = _in_step.get()
