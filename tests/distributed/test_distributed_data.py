@@ -16,6 +16,7 @@ DIFFERENT = (
 TWO = f"""\
 one_rank same
 products_of_shares same
+the_loss same
 exact_diagonals same
 shares_of_ones_own same
 products_of_all_data same
@@ -30,6 +31,7 @@ and these batches do not know theirs (distributed.numbered(batches), or distribu
 """
 FOUR = """\
 products_of_shares same
+the_loss same
 a_rank_without_data same
 """
 

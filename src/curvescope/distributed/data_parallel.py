@@ -95,14 +95,14 @@ class DataParallel(LinearOperator):
             raise UsageError(
                 f"expected a GGN on numbered shares of the data to draw squares of, got {self.op!r}"
             )
-        own = iter(()) if self._empty else squares(count, probe=probe, seed=seed, at_once=at_once)
+        own = iter(()) if not self._counts else squares(count, probe=probe, seed=seed, at_once=at_once)
         shift = getattr(self.op, "shift", None)
         added = 0 if shift is None else shift.diagonal(self.space)[:, None]
         for start in range(0, count, at_once):
             width = min(at_once, count - start)
 
             def drawn(width: int = width) -> tuple[Tensor, float, list[int]]:
-                if self._empty:
+                if not self._counts:
                     return self._zeros(self.space.size, width), 0.0, self._state()
                 N = self.problem.num_terms
                 return (next(own) - added) * N, N, self._state()
@@ -121,7 +121,7 @@ class DataParallel(LinearOperator):
 
         def own() -> tuple[Tensor, float, list[int]]:
             nonlocal cost
-            if self._empty:
+            if not self._counts:
                 return self._zeros(op.shape[0]).double(), 0.0, self._state()
             found, N = exact_diagonal(plain, way=way, max_passes=max_passes), self.problem.num_terms
             cost = found.cost
@@ -161,7 +161,7 @@ class DataParallel(LinearOperator):
         assert isinstance(op, CurvatureOperator)
 
         def own() -> tuple[Tensor, float, list[int]]:
-            if self._empty:
+            if not self._counts:
                 return self._zeros(rows.size, V.shape[1]), 0.0, self._state()
             return *op.undivided(V, rows, columns), self._state()
 
@@ -190,6 +190,11 @@ class DataParallel(LinearOperator):
 
         part, _ = done_by_all(own, device=self.device, group=self.group)
         return add_over_ranks(part, self.group)
+
+    @property
+    def _counts(self) -> bool:
+        """Whether this rank has a term that counts, as targets and weights are now."""
+        return not self._empty and self.problem.num_terms > 0
 
     def _terms(self, N: float) -> float:
         """What a sum over ranks is divided by: 1 for a loss that is a plain sum."""
