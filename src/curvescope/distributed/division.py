@@ -119,11 +119,10 @@ class _Divided(Division):
             finally:
                 if before is None:
                     del self._agreed[op.engine]
-        agreed = lambda: (True, 0.0, self._state(op))  # noqa: E731
-        done_by_all(agreed, device=op.device, group=self.group, same=ALL)
+        done_by_all(lambda: (True, 0.0, self._state(op)), device=op.device, group=self.group, same=ALL)
 
     def _by_columns(self, part: _Part, k: int) -> bool:
-        if self.parallel != "auto":
+        if self.parallel != "auto" or k == 0:
             return self.parallel == "probes"
         return k / -(-k // self.ranks) > part.speed
 

@@ -50,10 +50,10 @@ class OnRanks(Place):
                     there = {name: kept[name] for name in kept}
                 except AlreadyFinished as found:
                     finished = found.path
-        there, finished = everyone((there, finished))[0]
+        there, finished, on_disk = everyone((there, finished, isinstance(kept, Pieces)))[0]
         if finished is not None:
             raise AlreadyFinished(finished)
-        return SharedPieces(kept, there)
+        return SharedPieces(kept, there, on_disk=on_disk)
 
     def tell(self, line: str) -> None:
         """Rank 0 passes it on."""
@@ -68,10 +68,16 @@ class OnRanks(Place):
 
 @final
 class SharedPieces(MutableMapping[str, Result]):
-    """Finished pieces, on every rank; on disk where rank 0 has its own."""
+    """Finished pieces, on every rank.
 
-    def __init__(self, own: MutableMapping[str, Result] | None, there: dict[str, Result]):
-        self._own, self._there = own, there
+    Args:
+        own: Of rank 0, None on the others.
+        there: What it has.
+        on_disk: Whether rank 0 keeps products of the piece in hand.
+    """
+
+    def __init__(self, own: MutableMapping[str, Result] | None, there: dict[str, Result], *, on_disk: bool):
+        self._own, self._there, self._on_disk = own, there, on_disk
 
     def __setitem__(self, name: str, piece: Result) -> None:
         """Rank 0's, on all of them; its file is written first."""
@@ -98,12 +104,14 @@ class SharedPieces(MutableMapping[str, Result]):
     @contextmanager
     def inside(self, name: str) -> Iterator[None]:
         """Keep the products of the piece that is worked on inside, until it is there itself."""
-        if not isinstance(self._own, Pieces):
+        if not self._on_disk:
+            yield
+        elif isinstance(self._own, Pieces):
+            with self._own.inside(name), recording(Shared(self._own.journal)):
+                yield
+        else:
             with recording(Shared(None)):
                 yield
-            return
-        with self._own.inside(name), recording(Shared(self._own.journal)):
-            yield
 
 
 @final
