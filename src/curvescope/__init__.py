@@ -82,6 +82,7 @@ _ROOMS = (
     "closed_form",
     "core",
     "data",
+    "distributed",
     "geometry",
     "kernels",
     "losses",

@@ -93,7 +93,7 @@ class Problem:
             warn_unshifted(self.batches, self.model)
         self.point: Mapping[str, Tensor] = {}
         self._shapes = {name: p.shape for name, p in self.model.parameters.items()}
-        if not self._total_weight() > 0:
+        if self.batches.share is None and not self._total_weight() > 0:  # another rank's may count
             raise UsageError(
                 "expected at least one term that counts, but every target is ignored or weighs nothing"
             )

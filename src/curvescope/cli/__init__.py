@@ -8,6 +8,7 @@ import sys
 import typer
 
 from curvescope.cli.app import app
+from curvescope.cli.commands.ranks import complain, over_ranks
 from curvescope.cli.typed.line import go_on, remember
 from curvescope.cli.typed.refused import REFUSED, in_our_words
 from curvescope.core.errors import CurvescopeError
@@ -23,21 +24,22 @@ def main(arguments: list[str] | None = None) -> None:
     remember(words)
     words = ["--debug", *(word for word in words if word != "--debug")] if debug else words
     try:
-        sys.exit(_called(words))
+        with over_ranks(words):
+            sys.exit(_called(words))
     except CurvescopeError as error:
         if debug:
             raise
-        _complain(error.message, error.hint)
+        complain(error.message, error.hint)
         sys.exit(error.exit_code)
     except (KeyboardInterrupt, typer.Abort):
-        _complain("stopped", go_on())
+        complain("stopped", go_on())
         sys.exit(130)
     except BrokenPipeError:
         sys.exit(0)
     except Exception as error:
         if debug:
             raise
-        _complain(f"{type(error).__name__}: {error}".splitlines()[0], "add --debug for the traceback")
+        complain(f"{type(error).__name__}: {error}".splitlines()[0], "add --debug for the traceback")
         sys.exit(1)
 
 
@@ -59,9 +61,3 @@ def _share_processor() -> None:
     """
     if "torch" not in sys.modules:
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-
-
-def _complain(message: str, hint: str | None) -> None:
-    typer.echo(f"error: {message}", err=True)
-    if hint:
-        typer.echo(f"hint: {hint}", err=True)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import typer
 
 from curvescope.cli import printing
+from curvescope.cli.commands.ranks import shared_out, speaks
 from curvescope.cli.typed.asking import check_options, merge, spoken
 from curvescope.cli.typed.line import go_on
 from curvescope.cli.watching import Watch, watched
@@ -32,6 +33,7 @@ class Wish(NamedTuple):
     as_json: bool = False
     profile: str | None = None
     budget: str | None = None
+    parallel: str = "auto"  # what several ranks divide
 
 
 def show(study: str, config: Path | None, pairs: list[str], given: Settings, wish: Wish) -> None:
@@ -62,7 +64,7 @@ def carry_out(
     from curvescope.studies import find, folder
 
     kind = find(study).Config
-    with spoken(study, kind), watched(wish.quiet) as watch:
+    with spoken(study, kind), shared_out(wish.parallel), watched(wish.quiet or not speaks()) as watch:
         check_options(study, kind, given)
         settings = merge([kind], config, pairs, given)
         limit = folder.Limit(wish.profile, wish.budget)

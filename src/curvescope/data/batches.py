@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -62,14 +62,32 @@ class Batch:
         return self.map(lambda tensor: tensor[index])
 
 
+class Share(NamedTuple):
+    """Which part of some data batches are: consecutive sequences, of which others have the rest."""
+
+    first: int  # the number of the first sequence among all
+    total: int  # sequences of all
+    empty: bool = False  # whether it has none: the batches hold a sequence of others, which does not count
+
+
 class Batches(Sequence[Batch]):
     """A re-readable sequence of batches.
 
     Curvature is a sum over terms, read once per product: data that could be read only once would give
     the zero operator the second time, so generators are refused.
+
+    Args:
+        share: Where these are a part of the data of several processes (`distributed.share`).
     """
 
-    def __init__(self, batches: Sequence[Batch], *, name: str = "data", notes: Sequence[str] = ()):
+    def __init__(
+        self,
+        batches: Sequence[Batch],
+        *,
+        name: str = "data",
+        notes: Sequence[str] = (),
+        share: Share | None = None,
+    ):
         if not isinstance(batches, Sequence):
             raise UsageError(
                 f"expected a list of Batch, got {type(batches).__name__}, which can be read only once",
@@ -79,7 +97,7 @@ class Batches(Sequence[Batch]):
         if not isinstance(batches, list | tuple | Batches):
             checked = map(_copied, checked)  # one buffer may be behind all of them
         self._batches = tuple(batch for batch in checked if batch.num_sequences)
-        self.name, self.notes = name, tuple(notes)
+        self.name, self.notes, self.share = name, tuple(notes), share
         if not self._batches:
             raise UsageError("expected at least one sequence, got none")
 
@@ -137,6 +155,11 @@ class Batches(Sequence[Batch]):
 
     def __iter__(self) -> Iterator[Batch]:
         return iter(self._batches)
+
+    @property
+    def first_sequence(self) -> int:
+        """The number of the first sequence among the data of all processes: 0 unless this is a share."""
+        return 0 if self.share is None else self.share.first
 
     @property
     def num_sequences(self) -> int:

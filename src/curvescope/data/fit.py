@@ -43,7 +43,7 @@ def fitted(batches: Batches, model: Any) -> Batches:
     if not any(isinstance(b.inputs, Mapping) and IDS in b.inputs for b in batches) or _takes_names(model):
         return batches
     found = [Batch(_alone(b.inputs, model), b.targets, b.weights) for b in batches]
-    return Batches(found, name=batches.name, notes=batches.notes)
+    return Batches(found, name=batches.name, notes=batches.notes, share=batches.share)
 
 
 def with_decoder_inputs(batches: Batches, module: Any) -> Batches:
@@ -51,7 +51,7 @@ def with_decoder_inputs(batches: Batches, module: Any) -> Batches:
     found = [_with_decoder_inputs(batch, module) for batch in batches]
     if all(a is b for a, b in zip(found, batches, strict=True)):
         return batches
-    return Batches(found, name=batches.name, notes=[*batches.notes, SHIFTED_RIGHT])
+    return Batches(found, name=batches.name, notes=[*batches.notes, SHIFTED_RIGHT], share=batches.share)
 
 
 def _with_decoder_inputs(batch: Batch, module: Any) -> Batch:

@@ -86,6 +86,10 @@ class Engine:
     def __reduce__(self) -> tuple[Any, ...]:
         return partial(Engine, checkpoint=self.checkpoint), (self.problem, self.wanted)  # begins empty
 
+    def of(self, problem: Problem) -> Engine:
+        """An engine of the same kind for another problem; it begins empty."""
+        return Engine(problem, self._wanted, checkpoint=self._checkpoint)
+
     @property
     def name(self) -> str:
         """How the module was run last."""

@@ -16,6 +16,7 @@ from curvescope.core.blocks import ParamSpace
 from curvescope.core.errors import UsageError
 from curvescope.core.operator import LinearOperator
 from curvescope.core.operator.meeting import met
+from curvescope.core.ranks import dividing
 from curvescope.data.batches import Batch
 from curvescope.engines import Engine, EngineName, Receive, Tree
 from curvescope.engines.memory import columns_at_once, ran_out
@@ -107,21 +108,36 @@ class CurvatureOperator(LinearOperator):
         return self._stream(U, self.columns, self.space)
 
     def _stream(self, V: Tensor, rows: ParamSpace, columns: ParamSpace) -> Tensor:
-        """(1/N) Σ_batches."""
+        """(1/N) Σ_batches, of which ranks that divide their products compute a part each."""
         met(self)
-        total = self._within_memory(V, rows, columns)
-        while total is None:
-            total = self._within_memory(V, rows, columns)
+        division = dividing()
+        total, N = (
+            self.undivided(V, rows, columns)
+            if division is None
+            else division.undivided(self, V, rows, columns)
+        )
+        return self.completed(total, N, V, rows, columns)
+
+    def undivided(self, V: Tensor, rows: ParamSpace, columns: ParamSpace) -> tuple[Tensor, float]:
+        """Σ_batches at the problem as it is, applied to V, and N; fewer columns at a time if memory asks."""
+        found = self._within_memory(V, rows, columns)
+        while found is None:
+            found = self._within_memory(V, rows, columns)
+        return found
+
+    def completed(self, total: Tensor, N: float, V: Tensor, rows: ParamSpace, columns: ParamSpace) -> Tensor:
+        """The product with V, from its sum over the batches, which is overwritten: divided, shifted."""
+        total.div_(N)
         check_finite(total, self.problem, V)
         return total if self.shift is None else self.shift.added(total, V, rows, columns)
 
-    def _within_memory(self, V: Tensor, rows: ParamSpace, columns: ParamSpace) -> Tensor | None:
-        """The mean over terms; None where memory ran out and fewer columns at a time are worth a try.
+    def _within_memory(self, V: Tensor, rows: ParamSpace, columns: ParamSpace) -> tuple[Tensor, float] | None:
+        """The sum over terms and N; None where memory ran out and fewer columns at a time are worth a try.
 
         The error is left before the next try: it holds on to what the product had made.
         """
         try:
-            return self.engine.product(lambda: self._sum(V, rows, columns).div_(self.problem.num_terms))
+            return self.engine.product(lambda: (self._sum(V, rows, columns), self.problem.num_terms))
         except (RuntimeError, MemoryError) as error:
             if not ran_out(error):
                 raise
@@ -132,7 +148,8 @@ class CurvatureOperator(LinearOperator):
     @contextmanager
     def steady(self) -> Iterator[None]:
         """Products inside belong together: an error at the end if the model or the data have changed."""
-        with self.engine.steady():
+        division = dividing()
+        with self.engine.steady() if division is None else division.steady(self):
             yield
 
     def _sum(self, V: Tensor, rows: ParamSpace, columns: ParamSpace) -> Tensor:

@@ -138,7 +138,7 @@ class MonteCarloFisher(CurvatureOperator):
 
 def _draw_targets(problem: Problem, num_samples: int, seed: int) -> list[Tensor]:
     """Targets of every batch, (num_samples, *targets.shape)."""
-    found, first = [], 0
+    found, first = [], problem.batches.first_sequence
     with torch.no_grad():
         for batch in problem.placed_batches("draw targets"):
             z = problem.outputs(batch)

@@ -36,13 +36,16 @@ def random_squares(
     """
     samples = PerSample(problem, space, "sequence", _chunk(space, at_once))
     shares, sequences = torch.as_tensor(samples.shares), samples.sequences
-    total = sum(batch.num_sequences for batch in problem.batches)
+    batches = problem.batches
+    first = batches.first_sequence
+    total = batches.num_sequences if batches.share is None else batches.share.total
 
     def squares(graph: Graph, rows: slice, draws: range, group: int) -> Tensor:
         z = graph.outputs.detach()
+        numbers = [first + int(x) for x in sequences[rows]]
         where = {"kind": probe, "seed": seed, "dtype": z.dtype, "device": z.device}
         own = [
-            torch.cat([probes(z[0].numel(), 1, first=s * total + int(x), **where).T for x in sequences[rows]])
+            torch.cat([probes(z[0].numel(), 1, first=s * total + x, **where).T for x in numbers])
             for s in draws
         ]
         noise, batch = torch.stack(own).reshape(-1, *z.shape), graph.batch

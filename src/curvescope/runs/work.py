@@ -10,7 +10,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar, final
@@ -19,10 +19,11 @@ from curvescope.core.errors import CurvescopeError
 from curvescope.core.numbers import duration
 from curvescope.core.operator.meeting import looking
 from curvescope.core.progress import Progress
-from curvescope.core.ranks import alone, together
+from curvescope.core.ranks import alone, from_first, together
 from curvescope.core.result import Result
 from curvescope.operators.base import CurvatureOperator
 from curvescope.runs.pieces import Pieces
+from curvescope.runs.rounds import do_round, rounds
 from curvescope.runs.verified.checks import Verification
 from curvescope.runs.verified.verification import verify
 
@@ -116,15 +117,15 @@ def work_through(
     assert len({*names, CONTENTS}) == len(names) + 1, f"two pieces have one name: {sorted(names)}"
     with together():
         kept = _kept(state, contents, names)
-    look = partial(_verified, state) if isinstance(state, Place) and alone() else None
+    look = partial(_verified, state) if isinstance(state, Place) else None
     with looking(look), _heard(state):
         _work_off(todo, kept, progress, state)
     return Finished(kept)
 
 
 def _verified(place: Place, op: CurvatureOperator) -> None:
-    """Check an operator before its first product; raise where it fails."""
-    found = verify(op)
+    """Check an operator before its first product, on rank 0 where there are several; raise where it fails."""
+    found = from_first(lambda: verify(op))
     if found is not None:
         place.verified(found)
         if not found.passed:
@@ -153,6 +154,7 @@ def _work_off(
     state: State | None,
 ) -> None:
     """Do what is not there yet."""
+    _do_apart(todo, kept, progress, state)
     awaited = Counter(piece.kind for piece in todo if piece.kind and piece.name not in kept)
     for number, piece in enumerate(todo, start=1):
         if piece.name in kept:
@@ -160,7 +162,7 @@ def _work_off(
         start = time.monotonic()
         if progress is not None:
             progress(piece.words or piece.name, number, len(todo))
-        with kept.inside(piece.name) if isinstance(kept, Pieces) and alone() else nullcontext():
+        with _inside(kept, piece.name):
             done = piece.work(*(kept[name] for name in piece.needs))
             with together():
                 kept[piece.name] = done
@@ -169,6 +171,28 @@ def _work_off(
         rest = (awaited.pop(piece.kind, 1) - 1) * (time.monotonic() - start)
         if isinstance(state, Place) and rest > LONG:
             state.tell(f"about {duration(rest)} for the rest of the {piece.kind}")
+
+
+def _do_apart(
+    todo: Sequence[Piece],
+    kept: MutableMapping[str, Result],
+    progress: Progress | None,
+    state: State | None,
+) -> None:
+    """Do what ranks take apart from each other, if they do."""
+    number = sum(piece.name in kept for piece in todo) + 1
+    for some in rounds(todo, kept):
+        done = do_round(some, kept, progress, number, len(todo))
+        number += len(some)
+        for piece in some:
+            if isinstance(state, Place) and piece.answer is not None:
+                state.tell(piece.answer(done[piece.name]))
+
+
+def _inside(kept: MutableMapping[str, Result], name: str) -> AbstractContextManager[None]:
+    """Where products of the piece in hand are kept: by a process alone, or one for all ranks."""
+    keep = getattr(kept, "inside", None)
+    return nullcontext() if keep is None or (isinstance(kept, Pieces) and not alone()) else keep(name)
 
 
 def _kept(state: State | None, contents: str, names: Sequence[str]) -> MutableMapping[str, Result]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -12,6 +13,7 @@ from curvescope import __version__
 from curvescope.core.config import Config, Plain, Settings
 from curvescope.core.errors import CurvescopeError, UsageError
 from curvescope.core.progress import Progress
+from curvescope.core.ranks import alone, from_first
 from curvescope.runs.folder import (
     ASKED,
     CONFIG,
@@ -26,6 +28,7 @@ from curvescope.runs.pieces import RESULT
 from curvescope.runs.place import check_writable, full_disk_said
 from curvescope.runs.shown import Shown
 from curvescope.runs.study import Study
+from curvescope.runs.work import Place
 from curvescope.studies import RUNS, find
 
 if TYPE_CHECKING:
@@ -65,34 +68,50 @@ def run(
         limit: choose settings that nobody gave to be in time; by default they are the study's own. What was
             chosen when the same was asked for before is taken again.
 
+    On several ranks in step rank 0 alone reads, writes and chooses.
+
     Returns:
         The folder and the result.
     """
     found = find(study)
     cfg = found.Config.from_dict(settings)
-    check_writable(Path(out))
+    from_first(lambda: check_writable(Path(out)))
     asked, words = "", ""
     if limit is not None:
         asked = _asked(settings, limit)
-        before = None if force else chosen_before(Path(out), study, asked)
+        before = from_first(lambda: None if force else chosen_before(Path(out), study, asked))
         if before:
             cfg = found.Config.from_dict(before)
         else:
-            chosen = fitted(found, settings, limit)
-            cfg, words = chosen.cfg, _foretold(study, found, chosen)
+            cfg, words = from_first(partial(_chosen, study, settings, limit))
             if words:
                 say(words)
     folder = RunFolder(Path(out), study, cfg, say=say, force=force, asked=asked, chosen=words, tell=tell)
     try:
         with full_disk_said(lambda: _kept(folder, out)):
-            result = found.run(cfg, progress=progress, state=folder)
-            folder.finish(result)
+            result = found.run(cfg, progress=progress, state=folder if alone() else _on_ranks(folder))
+            from_first(lambda: folder.finish(result))
     except AlreadyFinished as there:
+        finished = there.path
         say(str(there))
-        return there.path, load(there.path)[1]
+        return finished, from_first(lambda: load(finished)[1])
     except KeyboardInterrupt:
         raise Stopped(folder.standing()) from None
-    return folder.path, result
+    return from_first(lambda: folder.path), result
+
+
+def _chosen(name: str, settings: Settings, limit: Limit) -> tuple[Config, str]:
+    """The configuration that is in time, and words on it, with the forecast of a long run."""
+    study = find(name)
+    chosen = fitted(study, settings, limit)
+    return chosen.cfg, _foretold(name, study, chosen)
+
+
+def _on_ranks(folder: RunFolder) -> Place:
+    """The folder of rank 0, for all of them."""
+    from curvescope.runs.ranks import OnRanks
+
+    return OnRanks(folder)
 
 
 def _kept(folder: RunFolder, out: str | Path) -> str:

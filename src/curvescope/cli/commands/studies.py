@@ -19,6 +19,7 @@ from curvescope.cli.typed.options import (
     Dtype,
     Force,
     Out,
+    Parallel,
     Profile,
     Quiet,
     Revision,
@@ -62,6 +63,7 @@ def run(
     settings: Settings = False,
     profile: Profile = None,
     budget: Budget = None,
+    parallel: Parallel = "auto",
     force: Force = False,
     tables: Tables = False,
     json: AsJson = False,
@@ -96,7 +98,15 @@ def run(
         "seed": seed,
     }
     wish = study_run.Wish(
-        out, quiet, alone=quiet, force=force, tables=tables, as_json=json, profile=profile, budget=budget
+        out,
+        quiet,
+        alone=quiet,
+        force=force,
+        tables=tables,
+        as_json=json,
+        profile=profile,
+        budget=budget,
+        parallel=parallel,
     )
     study_run.show(study, config, set or [], given, wish)
 
@@ -118,6 +128,7 @@ def diagnose(
     seed: Seed = None,
     set: Set = None,
     budget: Budget = None,
+    parallel: Parallel = "auto",
     force: Force = False,
     json: AsJson = False,
     out: Out = Path("runs"),
@@ -145,7 +156,7 @@ def diagnose(
         "device": device,
         "seed": seed,
     }
-    wish = study_run.Wish(out, quiet, force=force, as_json=json, budget=budget)
+    wish = study_run.Wish(out, quiet, force=force, as_json=json, budget=budget, parallel=parallel)
     diagnosis.show(set or [], given, wish)
 
 
@@ -177,6 +188,7 @@ def compare(
     settings: Settings = False,
     profile: Profile = None,
     budget: Budget = None,
+    parallel: Parallel = "auto",
     force: Force = False,
     tables: Tables = False,
     json: AsJson = False,
@@ -209,7 +221,15 @@ def compare(
         "seed": seed,
     }
     wish = study_run.Wish(
-        out, quiet, alone=quiet, force=force, tables=tables, as_json=json, profile=profile, budget=budget
+        out,
+        quiet,
+        alone=quiet,
+        force=force,
+        tables=tables,
+        as_json=json,
+        profile=profile,
+        budget=budget,
+        parallel=parallel,
     )
     study_run.show("compare", None, set or [], given, wish)
 

@@ -66,3 +66,9 @@ Budget = Annotated[
     str | None,
     typer.Option("--budget", help="How long it may take: 90s, 3min, 1h; what is not set is chosen."),
 ]
+Parallel = Annotated[
+    str,
+    typer.Option(
+        "--parallel", help="On several ranks (torchrun) divide data, probes or pieces; auto by size.",
+    ),
+]  # fmt: skip

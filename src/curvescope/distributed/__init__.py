@@ -1,0 +1,8 @@
+"""Operators over several processes, the ranks of `torch.distributed`, as `torchrun` starts them."""
+
+from curvescope.distributed.data_parallel import DataParallel
+from curvescope.distributed.division import divided
+from curvescope.distributed.gradient import value_and_gradient
+from curvescope.distributed.shares import numbered, share
+
+__all__ = ["DataParallel", "divided", "numbered", "share", "value_and_gradient"]

@@ -1,0 +1,214 @@
+"""An operator over ranks that have a share of the data each; vectors are whole on every rank."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Self, final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from curvescope.core.blocks import ParamSpace
+from curvescope.core.errors import UsageError
+from curvescope.core.operator import LinearOperator
+from curvescope.core.ranks import everyone, in_step, place, together
+from curvescope.core.seeds import Probe
+from curvescope.distributed.sums import add_over_ranks, done_by_all, state_words, steady_on_all
+from curvescope.models.choice.params import Params
+from curvescope.operators import Jacobian, MonteCarloFisher
+from curvescope.operators.base import CurvatureOperator
+from curvescope.operators.diagonals import PASSES, DiagonalCost, ExactDiagonal, Way, exact_diagonal
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+Local = CurvatureOperator | Jacobian
+
+
+@final
+class DataParallel(LinearOperator):
+    """The operator of all data, from one on every rank that has a share of them.
+
+    C = (1/N) Σ_ranks Σ_batches C_batch + diag(w) + λ I with the N of all ranks: what a single process has of
+    all data, whatever the shares are, and where a rank has none. A product is one sum over ranks, of all its
+    columns together, behind a small one in which they agree. A Jacobian has the rows of rank 0, then those of
+    rank 1, and so on.
+
+    An error on one rank is raised on all; so is a model that is not the same everywhere, at every product, or
+    at both ends of `steady()`. Every rank takes the same products in the same order.
+
+    Args:
+        op: A curvature operator or a Jacobian, on a problem whose batches are this rank's: those of
+            `distributed.share`, or what it has read itself (`distributed.numbered`).
+        group: The ranks, by default all there are.
+    """
+
+    def __init__(self, op: Local, *, group: ProcessGroup | None = None):
+        if not isinstance(op, CurvatureOperator | Jacobian):
+            raise UsageError(
+                f"expected a curvature operator or a Jacobian, got a {type(op).__name__}",
+                hint="wrap the parts of a sum or a product, each by itself",
+            )
+        self.op, self.group = op, group
+        self.space, self.columns, self.problem = op.space, op.columns, op.problem
+        self.dtype, self.device = op.dtype, op.device
+        self.symmetric, self.psd = op.symmetric, op.psd
+        share = op.problem.batches.share
+        self._empty = share is not None and share.empty
+        self._words: list[int] | None = None  # what all agreed on, inside `steady`
+        with in_step(group):
+            rank, self._ranks = place()
+            with together():
+                if isinstance(op, MonteCarloFisher) and share is None and self._ranks > 1:
+                    raise UsageError(
+                        "a Monte-Carlo Fisher draws for every sequence by its number among all data, and "
+                        "these batches do not know theirs",
+                        hint="distributed.numbered(batches), or distributed.share(batches)",
+                    )
+            heights = everyone(0 if self._empty else op.shape[0])
+        self._agree()
+        self._first = sum(heights[:rank])
+        by_rows = isinstance(op, Jacobian)
+        self.shape = (sum(heights) if by_rows else op.shape[0], op.shape[1])
+
+    @property
+    def parameters(self) -> Any:
+        """The model's own parameters by name."""
+        return self.problem.model.parameters
+
+    def block(self, rows: Params, columns: Params | None = None) -> Self:
+        """The operator between blocks, as that of a single process has it; a Jacobian's columns."""
+        op = self.op
+        if isinstance(op, CurvatureOperator):
+            return type(self)(op.block(rows, columns), group=self.group)
+        if columns is not None:
+            raise UsageError("a Jacobian has blocks of columns alone, got rows too")
+        return type(self)(op.block(rows), group=self.group)
+
+    def random_squares(self, count: int, *, probe: Probe, seed: int, at_once: int) -> Iterator[Tensor]:
+        """Columns (n, k) whose mean is the diagonal of a GGN, without products; see `operators.draws`."""
+        squares = getattr(self.op, "random_squares", None)
+        if squares is None or (self.problem.batches.share is None and self._ranks > 1):
+            raise UsageError(
+                f"expected a GGN on numbered shares of the data to draw squares of, got {self.op!r}"
+            )
+        own = iter(()) if not self._counts else squares(count, probe=probe, seed=seed, at_once=at_once)
+        shift = getattr(self.op, "shift", None)
+        added = 0 if shift is None else shift.diagonal(self.space)[:, None]
+        for start in range(0, count, at_once):
+            width = min(at_once, count - start)
+
+            def drawn(width: int = width) -> tuple[Tensor, float, list[int]]:
+                if not self._counts:
+                    return self._zeros(self.space.size, width), 0.0, self._state()
+                N = self.problem.num_terms
+                return (next(own) - added) * N, N, self._state()
+
+            part, N = done_by_all(drawn, device=self.device, group=self.group)
+            yield add_over_ranks(part, self.group) / self._terms(N) + added
+
+    def exact_diagonal(self, *, way: Way | None = None, max_passes: int = PASSES) -> ExactDiagonal:
+        """The diagonal, as `cs.exact_diagonal` finds it; each rank's passes are those of its own data."""
+        op, cost = self.op, DiagonalCost(0, way or "outputs")
+        if not isinstance(op, CurvatureOperator):
+            raise UsageError("expected a curvature operator with a diagonal, got a Jacobian")
+        sizes, names = np.array([block.size for block in op.space]), [block.name for block in op.space]
+        plain = copy.copy(op)
+        plain.shift = None
+
+        def own() -> tuple[Tensor, float, list[int]]:
+            nonlocal cost
+            if not self._counts:
+                return self._zeros(op.shape[0]).double(), 0.0, self._state()
+            found, N = exact_diagonal(plain, way=way, max_passes=max_passes), self.problem.num_terms
+            cost = found.cost
+            return torch.as_tensor(found.values, device=self.device) * N, N, self._state()
+
+        part, N = done_by_all(own, device=self.device, group=self.group)
+        values = add_over_ranks(part, self.group) / self._terms(N)
+        if op.shift is not None:
+            values += op.shift.diagonal(op.space).double()
+        return ExactDiagonal(values.cpu().numpy(), names, sizes, type(op).__name__, cost)
+
+    @contextmanager
+    def steady(self) -> Iterator[None]:
+        """Products inside belong together: an error on all ranks if one finds a change."""
+        engines = [] if self._empty else [self.op.engine]
+        with steady_on_all(engines, self.group):
+            self._agree()
+            before, self._words = self._words, self._state()
+            try:
+                yield
+            finally:
+                self._words = before
+            self._agree()
+
+    def _matmat(self, V: Tensor) -> Tensor:
+        if isinstance(self.op, Jacobian):
+            return self._pushed(V)
+        return self._summed(V, self.op.space, self.op.columns)
+
+    def _rmatmat(self, U: Tensor) -> Tensor:
+        if isinstance(self.op, Jacobian):
+            return self._pulled(U)
+        return self._summed(U, self.op.columns, self.op.space)
+
+    def _summed(self, V: Tensor, rows: ParamSpace, columns: ParamSpace) -> Tensor:
+        op = self.op
+        assert isinstance(op, CurvatureOperator)
+
+        def own() -> tuple[Tensor, float, list[int]]:
+            if not self._counts:
+                return self._zeros(rows.size, V.shape[1]), 0.0, self._state()
+            return *op.undivided(V, rows, columns), self._state()
+
+        part, N = done_by_all(own, device=self.device, group=self.group)
+        return op.completed(add_over_ranks(part, self.group), self._terms(N), V, rows, columns)
+
+    def _pushed(self, V: Tensor) -> Tensor:
+        """J V: this rank's rows in their place."""
+
+        def own() -> tuple[Tensor, float, list[int]]:
+            total = self._zeros(self.shape[0], V.shape[1])
+            if not self._empty:
+                total[self._own_rows()] = self.op._matmat(V)
+            return total, 0.0, self._state()
+
+        part, _ = done_by_all(own, device=self.device, group=self.group)
+        return add_over_ranks(part, self.group)
+
+    def _pulled(self, U: Tensor) -> Tensor:
+        """Jᵀ U: the sum of what every rank's rows give."""
+
+        def own() -> tuple[Tensor, float, list[int]]:
+            if self._empty:
+                return self._zeros(self.shape[1], U.shape[1]), 0.0, self._state()
+            return self.op._rmatmat(U[self._own_rows()]), 0.0, self._state()
+
+        part, _ = done_by_all(own, device=self.device, group=self.group)
+        return add_over_ranks(part, self.group)
+
+    @property
+    def _counts(self) -> bool:
+        """Whether this rank has a term that counts, as targets and weights are now."""
+        return not self._empty and self.problem.num_terms > 0
+
+    def _terms(self, N: float) -> float:
+        """What a sum over ranks is divided by: 1 for a loss that is a plain sum."""
+        return N if self.problem.loss.divided else 1.0
+
+    def _own_rows(self) -> slice:
+        return slice(self._first, self._first + self.op.shape[0])
+
+    def _zeros(self, *shape: int) -> Tensor:
+        return torch.zeros(shape, dtype=self.dtype, device=self.device)
+
+    def _state(self) -> list[int]:
+        return state_words(self.problem, data=False) if self._words is None else self._words
+
+    def _agree(self) -> None:
+        """Raise unless all ranks have the same model."""
+        done_by_all(lambda: (True, 0.0, self._state()), device=self.device, group=self.group)
