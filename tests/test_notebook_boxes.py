@@ -65,7 +65,16 @@ def test_the_result_of_a_study_shows_its_opening_headlines_and_first_figure():
     assert "Opening words." in shown
     assert "21,800 ± 1,000" in shown
     assert shown.count("<img") == 1
+    assert shown.count("<table") == 1
     assert len(shown) < LIMIT
+
+
+def test_a_long_table_of_a_result_is_begun():
+    shown = Synthetic(columns={"block": [f"block {i}" for i in range(30)]})._repr_html_()
+    assert ".tables()[" in shown
+    assert "block 5<" in shown
+    assert "block 6<" not in shown
+    assert "24 more rows" in shown
 
 
 def test_a_result_without_figures_still_shows_its_words_escaped():

@@ -295,3 +295,16 @@ def test_a_large_drawing_is_shown_in_pixels(tmp_path):
 def test_a_page_of_many_runs_stays_small(tmp_path):
     runs = [make_run(tmp_path, "heads", model="tiny-gpt") for _ in range(3)]
     assert write_page(runs, tmp_path / "p.html").stat().st_size < 200_000
+
+
+def test_the_top_of_a_page_tells_what_has_no_error_and_what_was_lowered(tmp_path):
+    run = make_run(tmp_path, model="m", tokens=32, num_probes=1, num_steps=8)
+    html = made(tmp_path, run)
+    assert (
+        "Every estimate has its error, but for those of one probe: spectrum (<code>num_probes</code>)" in html
+    )
+    assert "to be done in time" not in html
+    (run / "asked.toml").write_text('[settings]\nmodel = "m"\nnum_steps = 8\n', encoding="utf-8")
+    html = made(tmp_path, run, make_run(tmp_path, "blocks", model="m", num_trace_probes=4))
+    assert "to be done in time: spectrum 32 tokens, 1 probe. <code>--profile full</code>" in html
+    assert "Every estimate has its error." in made(tmp_path, make_run(tmp_path, "blocks", model="m"))

@@ -147,3 +147,21 @@ def test_the_same_command_goes_on_with_what_was_chosen(product, tmp_path):
 def test_a_study_with_nothing_to_choose_takes_no_budget(tmp_path):
     with pytest.raises(UsageError, match="takes no --profile and no --budget"):
         folder.run("heads", {}, out=tmp_path, limit=folder.Limit(profile="quick"))
+
+
+def test_what_is_chosen_does_not_depend_on_the_load_of_the_machine(monkeypatch, undrawn):
+    """Time passes ten times as fast as the thread computes: others have the machine."""
+    clock = {"thread": 0.0}
+
+    def product(self, v):
+        clock["thread"] += 0.2
+        return v
+
+    monkeypatch.setattr(fitting.time, "thread_time", lambda: clock["thread"])
+    monkeypatch.setattr(fitting.time, "monotonic", lambda: 10 * clock["thread"])
+    monkeypatch.setattr(fitting.Hessian, "__matmul__", product)
+    cfg = Config(model="tiny-gpt", tokens=32, seq_len=32)
+    timer = Timer(cfg, find("spectrum").plan)
+    assert timer.seconds(cfg) == pytest.approx(0.2)
+    assert timer.slowed == pytest.approx(10)
+    assert "the machine is busy, which makes it about" in fit(find("spectrum"), {"tokens": 32}, 60.0).words

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 LIMIT = 100_000  # characters of a box
 PICTURE, DPI = 70_000, 100  # and of a picture in it, and its dots of an inch
-ROWS, COLUMNS, TEXT = 20, 8, 160  # of a table, and characters of a cell
+ROWS, FEW, COLUMNS, TEXT = 20, 6, 8, 160  # of a table, of one below a figure, and characters of a cell
 LONG = 200  # rows of a table whose beginning says nothing
 COLOURS = ("#1565a8", "#d1591b", "#37a791", "#6b2c5f", "#d8a900", "#808080", "#8cc4e8", "#d1608f")
 CELL = "padding:1px 8px;border-bottom:1px solid rgba(128,128,128,.25)"
@@ -66,13 +66,15 @@ def cards(lines: Iterable[Sequence[str]]) -> str:
     )
 
 
-def table(header: Sequence[str], rows: Iterable[Sequence[Any]], *, count: int | None = None) -> str:
+def table(
+    header: Sequence[str], rows: Iterable[Sequence[Any]], *, count: int | None = None, most: int = ROWS
+) -> str:
     """The first rows and columns of a table; `count` is how many rows there are, where not all are given."""
     rows = [list(row) for row in rows]
     count = len(rows) if count is None else count
     head = "".join(f"<th style='{CELL};text-align:left'>{_text(name)}</th>" for name in header[:COLUMNS])
-    body = "".join(f"<tr>{''.join(map(_td, row[:COLUMNS]))}</tr>" for row in rows[:ROWS])
-    left = [f"{count - ROWS:,} more rows"] if count > ROWS else []
+    body = "".join(f"<tr>{''.join(map(_td, row[:COLUMNS]))}</tr>" for row in rows[:most])
+    left = [f"{count - most:,} more rows"] if count > most else []
     left += [f"{len(header) - COLUMNS:,} more columns"] if len(header) > COLUMNS else []
     more = f"<div style='opacity:.7'>… {_text(' and '.join(left))}</div>" if left else ""
     return f"<table style='border-collapse:collapse;margin:.4em 0'><tr>{head}</tr>{body}</table>{more}"
@@ -96,6 +98,14 @@ def frame(data: pd.DataFrame) -> str:
         return f"<div style='opacity:.7'>{len(data):,} rows in .to_frame()</div>"
     rows = data.head(ROWS).itertuples(index=False, name=None)
     return table([str(name) for name in data.columns], rows, count=len(data))
+
+
+def begun(name: str, data: pd.DataFrame) -> str:
+    """A name and the first few rows of a table of a result; the rest is in `tables()`."""
+    rows = data.head(FEW).itertuples(index=False, name=None)
+    told = table([str(column) for column in data.columns], rows, count=len(data), most=FEW)
+    where = f"<div style='opacity:.7'>.tables()[{_text(repr(name))}]</div>"
+    return f"<div style='margin:.4em 0;overflow-x:auto'>{where}{told}</div>"
 
 
 def bar(shares: Mapping[str, float]) -> str:

@@ -20,6 +20,7 @@ from curvescope.report.pieces.cards import cards
 from curvescope.report.pieces.findings import findings
 from curvescope.report.pieces.pictures import library
 from curvescope.report.pieces.stills import largest
+from curvescope.report.pieces.told import chosen_small, errors_told
 from curvescope.report.reading import Read, Sheet, read
 from curvescope.report.sections import SECTIONS, rank
 from curvescope.studies.diagnose.study import Diagnosis
@@ -74,6 +75,8 @@ def render(paths: Sequence[Path], page: Path) -> str:
         .render(
             title=_title(runs, [entry.title for entry in shown.get("papers", [])]),
             date=_spoken(max(dates)),
+            errors=errors_told(runs),
+            small=chosen_small(runs),
             samples=_samples(runs),
             sections=sections,
             about=_about(runs, papers, every),

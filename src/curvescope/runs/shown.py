@@ -60,13 +60,14 @@ class Shown(Result, ABC):
         """The numbers to look at first."""
 
     def _repr_html_(self) -> str:
-        """For a notebook: what the numbers say, those to look at first, and the first figure."""
+        """For a notebook: what the numbers say, those to look at first, the first figure and table."""
         return notebook.box(
             self,
             type(self).__name__,
             lambda: notebook.paragraph(self.opening()),
             lambda: notebook.cards(self.summary()),
             lambda: notebook.picture(lambda: next(iter(self.figures().values()))),
+            lambda: notebook.begun(*next(iter(self.tables().items()))),
         )
 
     def opening(self) -> str:

@@ -2,7 +2,8 @@
 
 Only settings that nobody gave are chosen, and never above the study's own: the first rung of its ladder whose
 estimate is in time, or the last one. An estimate is the most products that can be needed times the seconds
-of one, which grow as the tokens do.
+of one, which grow as the tokens do. On a CPU these are seconds of the thread that computes, so that what is
+chosen does not depend on what else the machine does; a machine that is busy takes longer, and that is said.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ OWN = 14e-9  # seconds that an algorithm takes for each entry of a product, and 
 FIRST = 2  # products that building a graph for another operator takes
 TIMED = 4  # products, the first of which checks and builds
 LITTLE = 0.1  # seconds of a product that is timed again, on all tokens
+BUSY = 1.5  # times that a product takes as long as its thread computes
 UNITS = {"s": 1.0, "sec": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0}
 
 
@@ -80,7 +82,7 @@ def fit(
     candidates = dict.fromkeys([cfg, *rungs])
     estimates = [Estimate(one, timer.cost(one), timer.seconds(one), timer.own) for one in candidates]
     chosen = next((e for e in estimates if seconds is None or e.total <= seconds), estimates[-1])
-    return Fitted(chosen.cfg, _words(cfg, chosen, seconds), chosen.total)
+    return Fitted(chosen.cfg, _words(cfg, chosen, seconds, timer.slowed), chosen.total)
 
 
 class Estimate(NamedTuple):
@@ -108,23 +110,29 @@ class Timer:
         self._problem = make_problem(replace(cfg, tokens=self._tokens))
         size = self._problem.space(*plan.blocks(cfg)).size
         self.own = OWN * size if self._problem.device.type == "cpu" else 0.0
+        self.slowed = 1.0  # how many times longer a product takes than its thread computes
         self._seconds = self._timed()
         if self._seconds < LITTLE and cfg.tokens > self._tokens:
             self._tokens, self._problem = cfg.tokens, make_problem(cfg)
             self._seconds = self._timed()
 
     def _timed(self) -> float:
-        """The mean over products after the first, as they are in an algorithm."""
+        """The mean over products after the first, as they are in an algorithm.
+
+        On a GPU the time that passes, on a CPU that of the calling thread, which takes part in all work.
+        """
         blocks = self._plan.blocks(self._cfg)
         H = Hessian(self._problem, *blocks, engine=self._cfg.engine, checkpoint=self._cfg.checkpoint)  # pyright: ignore[reportArgumentType]
         v = probes(H.shape[1], 1, seed=0, dtype=H.dtype, device=H.device)[:, 0]
-        found = []
+        clock = time.thread_time if self._problem.device.type == "cpu" else time.monotonic
         with H.steady():  # as in an algorithm
-            for _ in range(TIMED):
-                start = time.monotonic()
-                (H @ v).sum().item()  # so that a GPU has done it
-                found.append(time.monotonic() - start)
-        return sum(found[1:]) / (TIMED - 1)
+            (H @ v).sum().item()  # so that a GPU has done it
+            start, begun = clock(), time.monotonic()
+            for _ in range(TIMED - 1):
+                (H @ v).sum().item()
+            taken, passed = clock() - start, time.monotonic() - begun
+        self.slowed = passed / max(taken, 1e-9)
+        return taken / (TIMED - 1)
 
     def seconds(self, cfg: ModelOnData) -> float:
         """Of one product; a task has all its data whatever the tokens are."""
@@ -145,13 +153,15 @@ def _less(new: Value, own: Value) -> bool:
     return isinstance(new, int) and isinstance(own, int) and new < own
 
 
-def _words(cfg: Config, chosen: Estimate, seconds: float | None) -> str:
+def _words(cfg: Config, chosen: Estimate, seconds: float | None, slowed: float) -> str:
     """One line: how long, what it is made of, and what was chosen."""
     cost, before = chosen.cost, cfg.to_dict()
     around = f" and {chosen.own:.2g} s around each" if chosen.own > 0.1 * chosen.seconds else ""
     made = f"{cost.pieces} pieces, {cost.products:.0f} products of {chosen.seconds:.2g} s{around}"
     made += f", and {duration(cost.seconds)} that no model changes" if cost.seconds else ""
     line = f"up to about {duration(chosen.total)}: {made}"
+    if slowed > BUSY:
+        line += f"; the machine is busy, which makes it about {duration(slowed * chosen.total)}"
     other = [f"{name}={value}" for name, value in chosen.cfg.to_dict().items() if value != before[name]]
     if other and seconds is not None:
         line += f"; chosen for {duration(seconds)}: {', '.join(other)} (--profile full for the study's own)"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from curvescope.core.numbers import plural, rounded, with_error
-from curvescope.core.parts import TITLES
+from curvescope.core.parts import MATRIX_SYMBOLS
 from curvescope.viz.scenes import density
 
 if TYPE_CHECKING:
@@ -77,7 +77,9 @@ def captions(result: Spectrum) -> dict[str, str]:
 
 def density_scene(result: Spectrum) -> str:
     """What the scene of densities shows."""
-    widths = [f"{rounded(part.density.width, 2)} ({TITLES[name]})" for name, part in result.parts.items()]
+    widths = [
+        f"{rounded(part.density.width, 2)} ({MATRIX_SYMBOLS[name]})" for name, part in result.parts.items()
+    ]
     d = result.parts["hessian"].density
     said = quadrature(d, ", ".join(widths))
     return density.caption(f"D{said[1:]}", errors(d))

@@ -43,16 +43,17 @@ def curves(
     found: Sequence[Curve], *, x: dict[str, Any], y: dict[str, Any], height: int = 400, **layout: Any
 ) -> Scene:
     """Curves on two axes (see `parts.axis`), with a legend above them."""
-    data: list[Scene] = []
+    bands: list[Scene] = []  # behind all curves
+    traces: list[Scene] = []
     for number, curve in enumerate(found):
         look = curve.look or look_of(number)
         look = look._replace(colour=on_screen(look.colour))
         if curve.band and curve.low is not None and curve.high is not None:
-            data += _bands(curve, curve.low, curve.high, look, positive=y.get("type") == "log")
-        data.append(_trace(curve, look))
+            bands += _bands(curve, curve.low, curve.high, look, positive=y.get("type") == "log")
+        traces.append(_trace(curve, look))
     legend = {"orientation": "h", "x": 0, "xanchor": "left", "y": 1.02, "yanchor": "bottom"}
     base = {"height": height, "margin": {"l": 20, "r": 20, "t": 40, "b": 20}, "hovermode": "closest"}
-    return {"data": data, "layout": {**base, "legend": legend, "xaxis": x, "yaxis": y, **layout}}
+    return {"data": [*bands, *traces], "layout": {**base, "legend": legend, "xaxis": x, "yaxis": y, **layout}}
 
 
 def over(names: Sequence[str], title: str, most: int = 24) -> dict[str, Any]:
@@ -106,7 +107,7 @@ def _bands(curve: Curve, low: np.ndarray, high: np.ndarray, look: Look, *, posit
     return found
 
 
-def see_through(colour: str, share: float = 0.25) -> str:
+def see_through(colour: str, share: float = 0.2) -> str:
     """`#1565a8` as an rgba colour through which others are seen."""
     r, g, b = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
     return f"rgba({r},{g},{b},{share:g})"
