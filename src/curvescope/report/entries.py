@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 from curvescope.core.errors import UsageError
 from curvescope.report.parts import Entry, Methods, Picture, Table
@@ -18,6 +20,7 @@ from curvescope.studies import RUNS, STUDIES, find
 
 Placed = Mapping[str, Entry]
 """Entries of one run by the anchor of their section."""
+Shape = TypeVar("Shape", Picture, Table)
 NOTE = "note"  # the label of a line of a summary that is none of the numbers
 
 
@@ -42,12 +45,20 @@ def _entry(
         sample=run.sample,
         cards=[line for line in summary if line[0] != NOTE],
         notes=list(dict.fromkeys([*_notes(summary), *result.notes])) if here else [],
-        pictures=[one for name, one in drawn.items() if place_of(run.study, name) == anchor],
-        tables=[one for name, one in tables.items() if place_of(run.study, name) == anchor],
+        pictures=_placed(run, anchor, drawn),
+        tables=_placed(run, anchor, tables),
         settings=run.settings if here else {},
         source=run.source,
         home=None if here else (f"run{run.number}", SECTIONS[home].title),
     )
+
+
+def _placed(run: Read, anchor: str, found: Mapping[str, Shape]) -> list[Shape]:
+    """What of a run belongs to a section; away from home it is named after its study."""
+    here = [one for name, one in found.items() if place_of(run.study, name) == anchor]
+    if anchor == home_of(run.study):
+        return here
+    return [replace(one, heading=f"{one.heading} ({run.study})") for one in here]
 
 
 def _notes(summary: list[Line]) -> list[str]:

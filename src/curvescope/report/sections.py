@@ -21,7 +21,7 @@ SECTIONS = {
         "Spectra of H, GGN and functional part", "Spectra", ("spectrum", "gap", "exact_spectra")
     ),
     "block-map": Place("The block map", "Block map", ("blocks",)),
-    "blocks": Place("Spectra of blocks, and how they differ", "Blocks"),
+    "blocks": Place("Blocks, and how they differ", "Blocks"),
     "propagation": Place("Where curvature comes from", "Propagation", ("propagation",)),
     "dynamics": Place("Over training", "Dynamics", ("dynamics", "monitor")),
     "landscape": Place("The landscape around the weights", "Landscape", ("taylor", "landscape")),

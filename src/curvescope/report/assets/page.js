@@ -1,5 +1,5 @@
 "use strict";
-// Theme, navigation, tables, filters and printing. The page reads without any of it.
+// Theme, navigation, tables, filters, edges and printing. The page reads without any of it.
 
 // ---------------------------------------------------------------- theme
 const root = document.documentElement;
@@ -117,6 +117,19 @@ function startTables() {
   }
 }
 
+// What is wider than its box fades at the right, until it is scrolled to its end.
+function startEdges() {
+  const mark = (box) => box.classList.toggle("cut", box.scrollLeft + box.clientWidth < box.scrollWidth - 4);
+  const resized = new ResizeObserver((entries) => {
+    for (const { target } of entries) mark(target.matches(".scroll, .still, .frame") ? target : target.parentElement);
+  });
+  for (const box of document.querySelectorAll(".scroll, .still, .frame")) {
+    box.addEventListener("scroll", () => mark(box), { passive: true });
+    resized.observe(box);
+    if (box.firstElementChild) resized.observe(box.firstElementChild);
+  }
+}
+
 // ---------------------------------------------------------------- printing
 // Everything is unfolded.
 function startPrinting() {
@@ -132,4 +145,5 @@ startTheme();
 startNavigation();
 startFolds();
 startTables();
+startEdges();
 startPrinting();

@@ -44,9 +44,9 @@ def _small(run: Read) -> str:
         lowered = chosen(run.path)
     except (CurvescopeError, OSError, ValueError, KeyError):  # of another version
         return ""
-    words = [plural(lowered["tokens"], "token")] if isinstance(lowered.get("tokens"), int) else []
-    probes = [v for name, v in lowered.items() if PROBES.fullmatch(name) and isinstance(v, int)]
+    counts = {name: value for name, value in lowered.items() if isinstance(value, int) and value > 0}
+    words = [plural(counts["tokens"], "token")] if "tokens" in counts else []
+    probes = [value for name, value in counts.items() if PROBES.fullmatch(name)]
     words += [plural(min(probes), "probe")] if probes else []
-    steps = lowered.get("num_steps")
-    words += [plural(steps, "step")] if isinstance(steps, int) else []
+    words += [plural(counts["num_steps"], "step")] if "num_steps" in counts else []
     return ", ".join(words) or ("in part" if lowered else "")
