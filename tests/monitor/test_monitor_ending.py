@@ -65,7 +65,7 @@ def test_adam_has_no_ceiling_and_the_page_says_so(short):
         "without a ceiling: the optimizer scales every parameter by itself" in result.captions()["stability"]
     )
     assert "ceiling" not in result.captions()["course"]
-    assert result.figures()["stability"].axes[0].get_title(loc="left") == "λ_max"
+    assert result.figures()["stability"].axes[0].get_title(loc="left") == r"$\lambda_{\mathrm{max}}$"
 
 
 def test_the_budget_is_what_the_next_measurement_waits_for(short):

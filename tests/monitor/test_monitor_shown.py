@@ -44,7 +44,7 @@ def test_everything_that_is_shown_has_words(finished):
     named = {*result.figures(), *result.tables()}
     assert named <= set(result.captions())
     course = checked(result)["course"]["variants"]["λ_max"]["data"]
-    line = next(one for one in course if one["name"] == "λ_max")
+    line = next(one for one in course if one["name"] == "λ<sub>max</sub>")
     known = result.history["lambda_max"]
     np.testing.assert_allclose(line["y"], known[np.isfinite(known)], rtol=1e-5)
     labels = [label for label, _, _ in result.summary()]

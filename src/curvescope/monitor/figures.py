@@ -105,7 +105,7 @@ def _curvature(result: Monitored) -> Figure:
     axes[2].set_ylim(bottom=0)
     axes[2].set_title("shares", fontsize=10, loc="left")
     if axes[2].has_data():
-        axes[2].legend(fontsize=7, frameon=False)
+        axes[2].legend(fontsize=7, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.3))
     return figure
 
 
