@@ -72,7 +72,8 @@ clean-all: clean ## remove .venv too
 	@rm -rf .venv
 
 $(READY): requirements.lock pyproject.toml
-	@echo "setting up .venv (once)"
+	@echo "setting up .venv (once): $$(grep -c '^[^#].*==' requirements.lock) packages, 2 to 3 GB on disk" \
+	  "(more where torch brings CUDA along), some minutes"
 	@$(BIN)/python -c '$(FITS)' 2>/dev/null || { \
 	  for python in $(or $(PYTHON),python3.11 python3.12 python3.13 python3 python); do \
 	    if $$python -c '$(FITS)' 2>/dev/null; then exec $$python -m venv --clear .venv; fi; \
@@ -81,7 +82,11 @@ $(READY): requirements.lock pyproject.toml
 	    "install one, or name it with PYTHON=..." >&2; \
 	  exit 1; \
 	}
+	@echo "1 of 3: $$(grep ^torch== requirements.lock), the largest"
+	@$(PIP) install -c requirements.lock "$$(grep ^torch== requirements.lock)"
+	@echo "2 of 3: everything else that requirements.lock names, the tools of development among it"
 	@$(PIP) install -r requirements.lock
+	@echo "3 of 3: curvescope itself"
 	@$(PIP) install --no-deps --no-build-isolation -e .
 	@touch $@
 

@@ -28,7 +28,7 @@ def summary(result: Monitored) -> list[Line]:
     found = [("measurements", f"{count}", span)]
     found += [line for line in (_largest(h), _ceiling(h), _lowest(h), _trace(h), _gap(h)) if line]
     share = f"{h['products'].sum():,.0f} products, {h['cost_seconds'].sum():.3g} s"
-    part = result.end.get("share") or h["share"][-1]
+    part = result.end["share"] if result.end else float(h["share"][-1])
     found.append(("share of the time", f"{100 * part:.1f} %", f"of {100 * result.budget:g} %: {share}"))
     return found
 
