@@ -14,6 +14,7 @@ import torch
 from curvescope.algorithms.recording import recorded
 from curvescope.core.errors import ShapeError, UsageError
 from curvescope.core.operator import LinearOperator, check_square_symmetric
+from curvescope.core.spread import over
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -32,7 +33,8 @@ def of_one_matrix(algorithm: Callable[Concatenate[LinearOperator, P], T]) -> Cal
     def run(op: Any, *args: P.args, **kwargs: P.kwargs) -> T:
         if not isinstance(op, LinearOperator) or op is _steady.get():
             return algorithm(op, *args, **kwargs)  # which says what it needs
-        with op.steady(), recorded(op) as own:
+        spread = None if op.pieces is None else op.pieces[0].spread
+        with op.steady(), over(spread), recorded(op) as own:
             token = _steady.set(own)
             try:
                 return algorithm(own, *args, **kwargs)
@@ -106,7 +108,16 @@ def relative_tolerance(tol: float | None, dtype: torch.dtype) -> float:
 
 
 def check_slices(op: LinearOperator, slices: Mapping[str, slice] | None) -> dict[str, slice]:
-    """Blocks of the vector by name, in order, with plain bounds; by default those of `op.space`."""
+    """Blocks of the vector by name, in order, with plain bounds; by default those of `op.space`.
+
+    Of a vector that is spread over ranks a rank may have nothing of a block, and only blocks can be asked for.
+    """
+    if op.pieces is not None:
+        if slices is not None:
+            raise UsageError(
+                "expected the operator's own blocks where vectors are spread over ranks, got slices"
+            )
+        return dict(op.space.slices)  # pyright: ignore[reportAttributeAccessIssue]
     if slices is None:
         space = getattr(op, "space", None)
         if space is None:
