@@ -74,7 +74,7 @@ def test_what_is_kept_does_not_depend_on_how_the_stream_comes(ranks, cut):
 def test_rows_that_a_rank_does_not_hold_in_one_box_are_refused():
     neox = next(b for b in BLOCKS if b.name == "neox.q")
     with pytest.raises(UsageError, match="cut inside a group of 12"):
-        local_block(neox, SHAPES["neox"], range(0, 8))
+        local_block(neox, SHAPES["neox"], range(8))
 
 
 def test_shapes_of_local_blocks_stay_matrices():

@@ -71,9 +71,26 @@ def columns_of(op: LinearOperator) -> Pieces | None:
     return None if op.pieces is None else op.pieces[1]
 
 
-def rows_of(op: LinearOperator) -> Pieces | None:
-    """Which entries of its products are here; None where all are."""
-    return None if op.pieces is None else op.pieces[0]
+def own_entries(op: LinearOperator, X: np.ndarray) -> np.ndarray:
+    """Those of the rows (n, …) of an operator that are here."""
+    return X if op.pieces is None else X[op.pieces[0].positions().numpy()]
+
+
+def vector_bytes(op: LinearOperator) -> int:
+    """Memory of a vector of an operator, on one rank where it is spread over several."""
+    ranks = 1 if op.pieces is None else op.pieces[0].spread.ranks
+    return max(1, -(-max(op.shape) // ranks) * torch.finfo(op.dtype).bits // 8)
+
+
+def on_all(holds: bool, device: torch.device) -> bool:
+    """Whether something that was seen in vectors holds on every rank that they are spread over."""
+    spread = current()
+    return holds if spread is None else spread.all(holds, device)
+
+
+def none_is_zero(columns: Tensor) -> bool:
+    """Whether every column (n, k) has an entry that is not zero."""
+    return bool((add_up((columns != 0).sum(dim=0, dtype=torch.float32)) > 0).all())
 
 
 def factors(values: Tensor, like: Tensor) -> Tensor | float:

@@ -57,7 +57,7 @@ class Spread:
 
     def all(self, holds: bool, device: torch.device) -> bool:
         """Whether something holds on every rank."""
-        return self.ranks == 1 and holds or (self.ranks > 1 and self.least(float(holds), device) == 1.0)
+        return (self.ranks == 1 and holds) or (self.ranks > 1 and self.least(float(holds), device) == 1.0)
 
     def _reduced(self, partial: Tensor, how: str) -> Tensor:
         if self.ranks == 1:

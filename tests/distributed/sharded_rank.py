@@ -1,0 +1,237 @@
+"""One of R processes that meet through a file: models spread over them against the whole ones.
+
+RANK RANKS FILE CASES…; rank 0 writes {case: relative error} of all ranks to standard output.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+import curvescope as cs
+from curvescope.algorithms.blocks.ends import extreme_ends
+from curvescope.algorithms.blocks.probes import own_probes
+from curvescope.core.errors import CurvescopeError
+from curvescope.core.operator import LinearOperator
+from curvescope.core.operator.matrices import LowRank
+from curvescope.core.spread import Pieces
+from curvescope.data.batches import Batch, Batches
+from curvescope.distributed import shard
+from curvescope.models.model import Model
+from curvescope.models.zoo import TransformerConfig
+
+Case = Iterator[tuple[str, Any, Any]]
+"""Names, and what the whole model and the spread one gave."""
+V, T = 11, 5
+
+
+def data(num: int = 5, size: int = 3) -> Batches:
+    """Batches of 3 and 2 sequences, of which one target does not count: shares are not equal."""
+    source = torch.Generator().manual_seed(0)
+    x, y = (torch.randint(0, V, (num, T), generator=source) for _ in range(2))
+    y[0, 2] = -100
+    return Batches([Batch(x[i : i + size], y[i : i + size]) for i in range(0, num, size)])
+
+
+def zoo(**options: Any) -> Model:
+    """7 and 11 rows, and biases of 1 to 14, over 2 and 4 ranks."""
+    settings = {"n_layers": 2, "d_model": 7, "n_heads": 1, "d_ff": 9, "n_ctx": T, "vocab_size": V} | options
+    return cs.load(TransformerConfig(**settings, init_std=0.5), dtype="float64")
+
+
+def transformers_model(kind: str) -> Any:
+    import transformers
+
+    torch.manual_seed(0)
+    common = {"vocab_size": V, "initializer_range": 0.3}
+    if kind == "gpt2":
+        sizes = {"n_layer": 2, "n_embd": 6, "n_head": 2, "n_positions": 8}
+        module = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, **common))
+    else:
+        sizes = {"num_hidden_layers": 2, "hidden_size": 8, "intermediate_size": 10, "num_attention_heads": 2}
+        more = {"num_key_value_heads": 1, "max_position_embeddings": 8, "tie_word_embeddings": False}
+        module = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, **more, **common))
+    return module.double().eval()
+
+
+def fsdp(kind: str) -> Any:
+    """A module that PyTorch spread."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    module = zoo().module if kind == "zoo" else transformers_model(kind)
+    layers = [module.L0, module.L1] if kind == "zoo" else list(module.transformer.h)
+    for layer in layers:
+        fully_shard(layer, mesh=mesh)
+    return fully_shard(module, mesh=mesh)
+
+
+def whole_and_spread(kind: str) -> tuple[Any, Any]:
+    if kind.startswith("fsdp-"):
+        own = kind.removeprefix("fsdp-")
+        return (zoo() if own == "zoo" else cs.load(transformers_model(own))), shard(fsdp(own))
+    if kind == "zoo":
+        return zoo(tied=True), shard(zoo(tied=True))
+    return cs.load(transformers_model(kind)), shard(transformers_model(kind))
+
+
+def products(kind: str) -> Case:
+    """Operators, blocks, gradient and value."""
+    whole, spread = whole_and_spread(kind)
+    P, S = cs.Problem(whole, data()), cs.Problem(spread, data())
+    yield f"{kind} value", P.value(), S.value()
+    options = {"damping": 0.1, "weight_decay": {"matrices": 0.2}}
+    kinds: list[tuple[str, Callable[[cs.Problem], Any]]] = [
+        ("hessian", cs.Hessian),
+        ("ggn", lambda p: cs.GGN(p, **options)),
+    ]
+    if kind == "zoo":
+        kinds += [
+            ("functional", cs.Functional),
+            ("fisher", cs.EmpiricalFisher),
+            ("autograd", lambda p: cs.Hessian(p, engine="autograd")),
+            ("block", lambda p: cs.Hessian(p).block("L0.W_Q", "L1.*")),
+        ]
+    for name, make in kinds:
+        A, B = make(P), make(S)
+        assert A.shape == B.shape
+        left, right = (pieces.positions() for pieces in B.pieces)
+        X = torch.randn(A.shape[1], 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+        yield f"{kind} {name}", (A @ X)[left], B @ X[right]
+        yield f"{kind} {name} vector", (A @ X[:, 0])[left], B @ X[right, 0]
+        U = torch.randn(A.shape[0], generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+        yield f"{kind} {name} transposed", (A.T @ U)[right], B.T @ U[left]
+        assert B.engine.name == ("autograd" if name == "autograd" else "fast"), B.engine.name
+    yield f"{kind} gradient", P.gradient()[S.model.pieces(S.space()).positions()], S.gradient()
+
+
+def algorithms(_: str) -> Case:
+    """Every algorithm on both, with the same seeds."""
+    few = data(3, 1)  # fewer sequences than ranks: some have none
+    whole, spread = (cs.Problem(model, few) for model in (zoo(), shard(zoo())))
+    for name, make in (("hessian", cs.Hessian), ("ggn", lambda p: cs.GGN(p, damping=0.05))):
+        A, B = make(whole), make(spread)
+        for what, run in RUNS.items():
+            yield f"{name} {what}", _numbers(run(A), B.pieces[0], A.shape[0]), _numbers(run(B), None, 0)
+    b = torch.randn(A.shape[0], generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    here = B.pieces[0].positions()
+    for method in ("cg", "minres", "lsmr", "neumann"):
+        options = {"method": method, "tol": 1e-12, "max_products": 2000}
+        ours, theirs = cs.solve(B, b[here], **options), cs.solve(A, b, **options)
+        assert ours.converged or method == "neumann"
+        yield f"solve {method}", theirs.x[here.numpy()], ours.x
+    small_whole, small = A.block("L0.ln1.*"), B.block("L0.ln1.*")  # fewer rows than products: written out
+    for what in ("eigsh", "density", "trace hutch++", "trace function", "own probes"):
+        theirs = _numbers(RUNS[what](small_whole), small.pieces[0], small.shape[0])
+        yield f"small {what}", theirs, _numbers(RUNS[what](small), None, 0)
+    yield "dense", small_whole.dense(), small.dense()
+
+
+RUNS: dict[str, Callable[[LinearOperator], Any]] = {
+    "eigsh": lambda op: cs.eigsh(op, 3, which="BE", tol=1e-10),
+    "eigsh SM": lambda op: cs.eigsh(op, 1, which="SM", max_products=200).values if op.psd else None,
+    "density": lambda op: cs.spectral_density(op, num_probes=2, num_steps=12),
+    "density three terms": lambda op: cs.spectral_density(op, num_probes=1, num_steps=5, reorthogonalize=False),
+    "block density": lambda op: list(cs.block_density(op, num_probes=1, num_steps=4).values()),
+    "trace": lambda op: cs.trace(op, num_probes=4),
+    "trace gaussian": lambda op: cs.trace(op, num_probes=4, probe="gaussian"),
+    "trace hutch++": lambda op: cs.trace(op, num_probes=12, method="hutch++"),
+    "trace xtrace": lambda op: cs.trace(op, num_probes=8, method="xtrace"),
+    "block traces": lambda op: cs.block_traces(op, num_probes=3),
+    "trace function": lambda op: cs.trace_function(op, "exp", num_probes=2, num_steps=8),
+    "diagonal": lambda op: cs.diagonal(op, num_probes=3),
+    "diagonal gaussian": lambda op: cs.diagonal(op, num_probes=3, probe="gaussian"),
+    "diagonal xdiag": lambda op: cs.diagonal(op, num_probes=8, method="xdiag"),
+    "frobenius": lambda op: cs.frobenius_norm(op, num_probes=3),
+    "spectral norm": lambda op: cs.spectral_norm(op, tol=1e-10),
+    "block map": lambda op: cs.block_map(op, num_probes=1),
+    "own probes": lambda op: own_probes(op, num_probes=3, num_steps=4),
+    "ends": lambda op: extreme_ends(op, num_steps=6),
+    "sum": lambda op: cs.trace(op * 2.0 + op @ op, num_probes=2),
+}
+SIGNS = {"vectors"}  # determined up to their signs
+
+
+def _numbers(result: Any, pieces: Pieces | None, n: int) -> list[np.ndarray]:
+    """The numbers in a result; of arrays over a whole vector those that a rank with these pieces has."""
+    if isinstance(result, list):
+        return [x for one in result for x in _numbers(one, pieces, n)]
+    held = {"": result} if isinstance(result, np.ndarray) or result is None else vars(result)
+    found = []
+    for name, value in held.items():
+        if isinstance(value, float | int | np.ndarray | tuple) and not isinstance(value, bool):
+            x = np.asarray(value, dtype=float)
+            x = x[pieces.positions().numpy()] if pieces is not None and x.ndim and len(x) == n else x
+            found.append(np.abs(x) if name in SIGNS else x)
+    return found
+
+
+def refused(_: str) -> Case:
+    """What cannot be done on pieces says so, on every rank, in place of giving a number."""
+    model = shard(zoo())
+    problem = cs.Problem(model, data())
+    H = cs.Hessian(problem)
+    n = H.shape[0]
+    calls: list[Callable[[], Any]] = [
+        lambda: H @ torch.ones(n, dtype=torch.float64),
+        lambda: H.submatrix([0, 1]),
+        lambda: H + LowRank(torch.ones(n, 1, dtype=torch.float64)),
+        lambda: cs.block_traces(H, {"some": slice(0, 3)}),
+        lambda: cs.Jacobian(problem),
+        lambda: cs.MonteCarloFisher(problem),
+        lambda: cs.eigsh(H, 2, v0=torch.zeros(H.here[0], dtype=torch.float64)),
+        lambda: shard(torch.nn.Linear(2, 2).register_parameter("c", torch.nn.Parameter(torch.ones(())))),
+    ]
+    for i, call in enumerate(calls):
+        try:
+            call()
+        except CurvescopeError:
+            yield f"refused {i}", 0.0, 0.0
+        else:
+            yield f"refused {i}", 0.0, 1.0
+    before = {name: p.to_local().clone() for name, p in model.module.named_parameters()}
+    assert all(torch.equal(before[name], p.to_local()) for name, p in model.module.named_parameters())
+
+
+CASES: dict[str, Callable[[str], Case]] = {"algorithms": algorithms, "refused": refused}
+
+
+def _error(theirs: Any, ours: Any) -> float:
+    """max |a − b| / max |a|, also over lists."""
+    if isinstance(theirs, list):
+        assert len(theirs) == len(ours)
+        return max(map(_error, theirs, ours), default=0.0)
+    a, b = (np.asarray(x, dtype=float) for x in (theirs, ours))
+    assert a.shape == b.shape, (a.shape, b.shape)
+    if not a.size:
+        return 0.0
+    return float(np.nanmax(np.abs(a - b), initial=0.0) / max(np.nanmax(np.abs(a), initial=0.0), 1e-300))
+
+
+def main(rank: int, ranks: int, file: str, cases: list[str]) -> None:
+    warnings.simplefilter("error", UserWarning)
+    wait = timedelta(seconds=100)
+    dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=ranks, timeout=wait)
+    found: dict[str, float] = {}
+    for case in cases:
+        for name, theirs, ours in CASES.get(case, products)(case):
+            found[name] = _error(theirs, ours)
+    everyone: list[Any] = [None] * ranks
+    dist.all_gather_object(everyone, found)
+    if rank == 0:
+        assert all(each.keys() == found.keys() for each in everyone)
+        print(json.dumps({name: max(each[name] for each in everyone) for name in found}))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4:])
