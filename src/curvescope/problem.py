@@ -166,7 +166,7 @@ class Problem:
             yield batch.map(self.placed)
 
     def own_batches(self, what: str) -> Iterator[Batch]:
-        """As `placed_batches`; of a model that is spread over ranks each of them has its sequences of a batch.
+        """As `placed_batches`; where the model is spread over ranks, this rank's sequences of each.
 
         Derivatives in its pieces are summed over the ranks. A rank for which there is no sequence left takes
         one that counts for nothing, since all of them gather parameters together.
@@ -181,9 +181,8 @@ class Problem:
     def _share(self, batch: Batch, spread: Spread) -> Batch:
         if not self.loss.splits:
             raise UsageError(
-                "a function of model and batch is not for a model that is spread over ranks: its terms cannot "
-                "be told apart",
-                hint="give targets, and a loss of outputs and targets",
+                "a function of model and batch is not for a model that is spread over ranks",
+                hint="give targets, and a loss of outputs and targets: its terms can be told apart",
             )
         rows = spread.rows(batch.num_sequences)
         if rows:
@@ -260,7 +259,7 @@ class Problem:
             for batch in self.own_batches("loss"):
                 total += self._loss(batch)
         if self.model.spread is not None:
-            total = float(self.model.spread.added(torch.tensor(total, dtype=torch.float64)))
+            total = float(self.model.spread.added(torch.tensor(total, dtype=self.dtype, device=self.device)))
         return total / self.num_terms
 
     def _loss(self, batch: Batch) -> float:

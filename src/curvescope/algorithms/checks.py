@@ -135,7 +135,8 @@ def block_sizes(op: LinearOperator, slices: Mapping[str, slice]) -> dict[str, in
 def check_slices(op: LinearOperator, slices: Mapping[str, slice] | None) -> dict[str, slice]:
     """Blocks of the vector by name, in order, with plain bounds; by default those of `op.space`.
 
-    Of a vector that is spread over ranks a rank may have nothing of a block, and only blocks can be asked for.
+    Of a vector that is spread over ranks a rank may have nothing of a block, and only blocks can be asked
+    for.
     """
     if op.pieces is not None:
         if slices is not None and list(slices) != [WHOLE]:

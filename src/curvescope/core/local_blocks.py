@@ -39,11 +39,11 @@ def local_block(block: Block, shape: Sequence[int], rows: range) -> Block:
     low, high = max(first, rows.start), max(min(last, rows.stop), max(first, rows.start))
     if any(edge % unit for edge in (rows.start, rows.stop, low - rows.start, high - rows.start)):
         raise UsageError(
-            f"the rows of {block.name} are not in one piece on a rank: {block.parameter} of {shape[0]} rows is "
-            f"cut inside a group of {unit}",
+            f"the rows of {block.name} are not in one piece on a rank: {block.parameter} of {shape[0]} rows "
+            f"is cut inside a group of {unit}",
             hint="take a number of ranks that divides the number of heads",
         )
-    rest = [a for a in range(joined.stop, len(block.split))]
+    rest = list(range(joined.stop, len(block.split)))
     axes = [joined.start, *rest]
     split = (len(rows) // unit, *(block.split[a] for a in rest))
     cut = {0: (min(low - rows.start, len(rows)) // unit, (high - low) // unit)}

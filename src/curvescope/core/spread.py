@@ -1,9 +1,9 @@
 """Vectors that are spread over ranks: each holds a piece, and nobody all of it.
 
-A parameter is cut along its first axis, as DTensor's `Shard(0)` does: ⌈d/R⌉ rows for every rank, fewer or none
-for the last ones. Of a vector over blocks a rank holds the entries that lie in its rows, in the order of the
-whole vector. Numbers that are sums over entries are added up over the ranks (`Spread.added`), so every rank
-has the same ones and takes the same branches.
+A parameter is cut along its first axis, as DTensor's `Shard(0)` does: ⌈d/R⌉ rows for every rank, fewer or
+none for the last ones. Of a vector over blocks a rank holds the entries that lie in its rows, in the order of
+the whole vector. Numbers that are sums over entries are added up over the ranks (`Spread.added`), so every
+rank has the same ones and takes the same branches.
 """
 
 from __future__ import annotations

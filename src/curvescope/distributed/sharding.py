@@ -5,10 +5,10 @@
     cs.eigsh(H, k=5)
 
 Every parameter is a DTensor, cut along its first axis. While a product runs, a layer gathers its parameters,
-lets go of them when it is done, and gathers them again when it is computed again: at its peak a rank holds its
-pieces, one whole layer, and what lies outside of the layers (embedding, head). Of every batch a rank computes
-some sequences; products are summed over ranks and come out in pieces, as the vectors go in. Algorithms run on
-these pieces, with the numbers of a single process up to rounding.
+lets go of them when it is done, and gathers them again when it is computed again: at its peak a rank holds
+its pieces, one whole layer, and what lies outside of the layers (embedding, head). Of every batch a rank
+computes some sequences; products are summed over ranks and come out in pieces, as the vectors go in.
+Algorithms run on these pieces, with the numbers of a single process up to rounding.
 """
 
 from __future__ import annotations
@@ -37,7 +37,11 @@ if TYPE_CHECKING:
 
 
 def shard(
-    model: Any, group: ProcessGroup | None = None, *, device: torch.device | str | None = None
+    model: Any,
+    group: ProcessGroup | None = None,
+    *,
+    device: torch.device | str | None = None,
+    always: bool = False,
 ) -> Model:
     """The model with its parameters spread over the ranks of a group, on every one of which this is called.
 
@@ -50,6 +54,8 @@ def shard(
         group: By default all ranks, or those that the parameters are spread over already.
         device: Where pieces are kept; by default where the parameters are. One layer after the other moves,
             so that a model on the CPU need not fit a card.
+        always: A single rank has everything, and computes as if nothing were spread; with this it gathers and
+            releases as several do, which shows what that costs.
     """
     if not dist.is_initialized():
         raise UsageError(
@@ -78,7 +84,7 @@ def shard(
         found,
         blocks={name: local[name] for name in found.blocks},
         heads={name: local[name] for name in found.heads},
-        sharding=Sharding(spread, shapes, whole, _layers(found.module)),
+        sharding=Sharding(spread, shapes, whole, _layers(found.module), always),
         notes=(*found.notes, f"spread over {spread.ranks} ranks: each holds some rows of every parameter"),
     )
 

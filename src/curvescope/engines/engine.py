@@ -76,7 +76,7 @@ class Engine:
             raise UsageError(f"expected an engine, got {name!r}", hint=hint)
         sharding = problem.model.sharding
         checkpoint = checkpoint or (sharding is not None and sharding.releases)
-        self._alone = sharding is None or sharding.spread.ranks == 1
+        self._alone = sharding is None or not sharding.gathers
         self.problem, self.wanted, self.checkpoint = problem, name, checkpoint
         self._watch = Watch(problem, engine=name, checkpoint=checkpoint)
         self._runner: Runner = PlainRunner(problem, checkpoint=checkpoint)

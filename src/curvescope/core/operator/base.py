@@ -409,7 +409,7 @@ def _positions(pieces: tuple[Pieces, Pieces]) -> tuple[Any, Any]:
 
 
 def _both(A: LinearOperator, B: LinearOperator) -> tuple[Pieces, Pieces] | None:
-    """The pieces of a sum or product of operators; both are over vectors that are spread alike, or neither."""
+    """The pieces of a sum or product; both operators are over vectors that are spread alike, or neither."""
     if (A.pieces is None) != (B.pieces is None):
         raise ShapeError(
             f"cannot put {A!r} and {B!r} together: the vectors of one are spread over ranks",

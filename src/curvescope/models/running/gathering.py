@@ -1,9 +1,9 @@
 """Parameters that are spread over ranks, made whole for as long as a layer needs them.
 
 Each rank holds some rows of every parameter. `_Gather` makes whole parameters of the pieces of all ranks, and
-its derivative sums over ranks and keeps a piece, `_Sum`: these two are each other's transposes, so derivatives
-of any order are exact, and come out in pieces, summed over ranks that hold different data. The parameters of a
-layer travel together, padded to equal lengths, in one message.
+its derivative sums over ranks and keeps a piece, `_Sum`: these two are each other's transposes, so
+derivatives of any order are exact, and come out in pieces, summed over ranks that hold different data. The
+parameters of a layer travel together, padded to equal lengths, in one message.
 """
 
 from __future__ import annotations
@@ -31,20 +31,26 @@ Shape = tuple[int, ...]
 class Sharding:
     """How the parameters of a module are spread: over which ranks, and in which units they are gathered.
 
-    `shapes` and `blocks` are those of whole parameters, by name, and `layers` the modules that gather their own
-    by themselves, with their names; all other parameters are gathered for a whole pass.
+    `shapes` and `blocks` are those of whole parameters, by name, and `layers` the modules that gather their
+    own by themselves, with their names; all other parameters are gathered for a whole pass.
     """
 
     spread: Spread
     shapes: Mapping[str, Shape]
     blocks: Mapping[str, Block]
     layers: Mapping[str, nn.Module]
+    always: bool = False  # whether a single rank, which has everything, gathers too
     _own: dict[int, tuple[Tensor, nn.Parameter]] = field(default_factory=dict)
+
+    @property
+    def gathers(self) -> bool:
+        """Whether parameters are gathered at all."""
+        return self.spread.ranks > 1 or self.always
 
     @property
     def releases(self) -> bool:
         """Whether layers let go of whole parameters behind every pass, and gather them again."""
-        return self.spread.ranks > 1 and bool(self.layers)
+        return self.gathers and bool(self.layers)
 
     def pieces(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """What this rank holds of each parameter, sharing its memory."""
@@ -67,11 +73,11 @@ class Sharding:
         """Layers that gather their parameters when they are called; no hook that would do it another way."""
         parts = [*self.layers.values(), module]
         gathering = [Change(vars(part), "forward", self.gathered_forward(part)) for part in parts]
-        return [*without_hooks(module), *(gathering if self.spread.ranks > 1 else [])]
+        return [*without_hooks(module), *(gathering if self.gathers else [])]
 
     def gathered_forward(self, part: nn.Module) -> Callable[..., Any]:
         """The forward of a layer, or of the module itself, with its parameters whole inside."""
-        return part.forward if self.spread.ranks == 1 else partial(self._gathered, part, part.forward)
+        return partial(self._gathered, part, part.forward) if self.gathers else part.forward
 
     def _gathered(self, part: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         with exchanged(parameters_at(part, self._whole(part))):
@@ -126,8 +132,8 @@ def _of_fsdp(hook: Any) -> bool:
 
 def gather(spread: Spread, pieces: Sequence[Tensor], shapes: Sequence[Shape]) -> Sequence[Tensor]:
     """Whole parameters from the pieces of all ranks, in one message; differentiable any number of times."""
-    if spread.ranks == 1 or not pieces:
-        return pieces
+    if not pieces:
+        return ()
     return _Gather.apply(spread, tuple(shapes), *pieces)
 
 
