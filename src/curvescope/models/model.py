@@ -65,7 +65,7 @@ class Model:
     @property
     def parameters(self) -> dict[str, Tensor]:
         """Parameters by name, each once; of those that are spread over ranks, this rank's pieces."""
-        named = dict(self.module.named_parameters())
+        named: dict[str, Tensor] = dict(self.module.named_parameters())
         return named if self.sharding is None else self.sharding.pieces(named)
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 import torch
@@ -104,10 +104,10 @@ def block_map(
     lengths = np.empty((num_probes, len(found), len(found)))
     sizes = block_sizes(op, found)
     for c, (name, columns) in enumerate(track(list(found.items()), "block map")):
-        where = {"pieces": block_pieces(op, name)}
+        where: dict[str, Any] = {"seed": seed, "kind": probe, "pieces": block_pieces(op, name)}
         for some in column_blocks(op, num_probes):
             V = torch.zeros(op.here[1], some.stop - some.start, dtype=op.dtype, device=op.device)
-            probes(sizes[name], V.shape[1], seed=seed, first=some.start, kind=probe, out=V[columns], **where)
+            probes(sizes[name], V.shape[1], first=some.start, out=V[columns], **where)
             AV = op @ V
             lengths[some, :, c] = to_numpy(torch.stack([column_norms(AV[b]) for b in found.values()], dim=1))
     norms = mean_square(lengths)
