@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any
+from typing import Any, final
 
 import numpy as np
 import torch
@@ -21,10 +21,12 @@ from torch.distributed.tensor import DTensor
 import curvescope as cs
 from curvescope.algorithms.blocks.ends import extreme_ends
 from curvescope.algorithms.blocks.probes import own_probes
+from curvescope.core.blocks import Block, ParamSpace, whole
 from curvescope.core.errors import CurvescopeError
+from curvescope.core.local_blocks import local_block
 from curvescope.core.operator import LinearOperator
 from curvescope.core.operator.matrices import LowRank
-from curvescope.core.spread import Pieces
+from curvescope.core.spread import Pieces, Spread
 from curvescope.data.batches import Batch, Batches
 from curvescope.distributed import cost, shard
 from curvescope.models.model import Model
@@ -89,7 +91,8 @@ def whole_and_spread(kind: str) -> tuple[Any, Any]:
 
 
 def products(kind: str) -> Case:
-    """Operators, blocks, gradient and value."""
+    """Operators, blocks, gradient and value; after "brief" the Hessian alone."""
+    brief, kind = kind.startswith("brief "), kind.removeprefix("brief ")
     whole, spread = whole_and_spread(kind)
     P, S = cs.Problem(whole, data()), cs.Problem(spread, data())
     yield f"{kind} value", P.value(), S.value()
@@ -98,7 +101,9 @@ def products(kind: str) -> Case:
         ("hessian", cs.Hessian),
         ("ggn", lambda p: cs.GGN(p, **options)),
     ]
-    if kind == "zoo" and dist.get_world_size() == 2:
+    if brief:
+        kinds = kinds[:1]
+    elif kind == "zoo":
         kinds += [
             ("functional", cs.Functional),
             ("fisher", cs.EmpiricalFisher),
@@ -111,6 +116,8 @@ def products(kind: str) -> Case:
         left, right = (pieces.positions() for pieces in B.pieces)
         X = torch.randn(A.shape[1], 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
         yield f"{kind} {name}", (A @ X)[left], B @ X[right]
+        if brief:
+            continue
         yield f"{kind} {name} vector", (A @ X[:, 0])[left], B @ X[right, 0]
         U = torch.randn(A.shape[0], generator=torch.Generator().manual_seed(2), dtype=torch.float64)
         yield f"{kind} {name} transposed", (A.T @ U)[right], B.T @ U[left]
@@ -118,8 +125,57 @@ def products(kind: str) -> Case:
     yield f"{kind} gradient", P.gradient()[S.model.pieces(S.space()).positions()], S.gradient()
 
 
+@final
+class SpreadMatrix(LinearOperator):
+    """A matrix on every rank, which takes vectors in pieces."""
+
+    def __init__(self, A: torch.Tensor, blocks: tuple[Block, ...], shapes: dict[str, tuple[int, ...]]):
+        spread = Spread(None, dist.get_rank(), dist.get_world_size())
+        here = Pieces(spread, blocks, shapes)
+        rows = {name: spread.rows(shape[0]) for name, shape in shapes.items()}
+        local = tuple(local_block(b, shapes[b.parameter], rows[b.parameter]) for b in blocks)
+        own = {name: (len(rows[name]), *shape[1:]) for name, shape in shapes.items()}
+        self.A, self.pieces, self.shape = A, (here, here), (len(A), len(A))
+        self.space = ParamSpace(local, own, A.dtype, A.device)
+        self.dtype, self.device, self.symmetric, self.psd = A.dtype, A.device, True, True
+
+    def _matmat(self, V: torch.Tensor) -> torch.Tensor:
+        here = self.pieces[0]
+        whole = V.new_zeros(self.shape[1], V.shape[1])
+        whole[here.positions()] = V
+        return (self.A @ here.spread.added(whole))[here.positions()]
+
+
+def matrix(_: str) -> Case:
+    """Every algorithm on a matrix, with the same seeds."""
+    shapes = {"a": (9, 8), "b": (5, 12), "c": (3,), "d": (10, 6)}
+    blocks = tuple(whole(name, name, shape, transposed=name == "b") for name, shape in shapes.items())
+    n = sum(block.size for block in blocks)
+    Q, _ = torch.linalg.qr(torch.randn(n, n, generator=torch.Generator().manual_seed(0), dtype=torch.float64))
+    values = 10.0 * 0.9 ** torch.arange(n, dtype=torch.float64) + 0.5
+    values[-2:] = torch.tensor([0.2, 0.1])  # both ends stand apart
+    A = Q @ torch.diag(values) @ Q.T
+    theirs: Any = cs.Matrix((A + A.T) / 2, symmetric=True, psd=True)
+    theirs.space = ParamSpace(blocks, shapes, A.dtype, A.device)
+    ours = SpreadMatrix(theirs.A, blocks, shapes)
+    here = ours.pieces[0].positions().numpy()
+    for what, run in RUNS.items():
+        if what != "spectral norm of a block":
+            yield f"matrix {what}", _numbers(run(theirs), ours.pieces[0], n), _numbers(run(ours), None, 0)
+    yield "matrix smallest", *(cs.eigsh(op, 2, which="SM").values for op in (theirs, ours))
+    yield "matrix dense", theirs.A, ours.dense()
+    v = torch.randn(n, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    found = cs.eigsh(ours, 2, v0=v[here])
+    yield "matrix eigenvectors", abs(cs.eigsh(theirs, 2, v0=v).vectors[here]), abs(found.vectors)
+    for method in ("cg", "minres", "lsmr", "neumann"):
+        options = {"method": method, "tol": 1e-13, "max_products": 400, "damping": 1.0}
+        x = cs.solve(ours, v[here], **options).x
+        assert x.any()
+        yield f"matrix solve {method}", cs.solve(theirs, v, **options).x[here], x
+
+
 def algorithms(_: str) -> Case:
-    """Every algorithm on both, with the same seeds."""
+    """Every algorithm on the Hessian of a network."""
     one = data(1, 1)  # fewer sequences than ranks: some have none
     whole, spread = (cs.Problem(model, one) for model in (zoo(), shard(zoo())))
     A, B = cs.Hessian(whole), cs.Hessian(spread)
@@ -161,7 +217,7 @@ RUNS: dict[str, Callable[[LinearOperator], Any]] = {
     "trace hutch++": lambda op: cs.trace(op, num_probes=12, method="hutch++"),
     "trace xtrace": lambda op: cs.trace(op, num_probes=8, method="xtrace"),
     "block traces": lambda op: cs.block_traces(op, num_probes=3),
-    "trace function": lambda op: cs.trace_function(op, _bounded, num_probes=2, num_steps=8),
+    "trace function": lambda op: np.array(cs.trace_function(op, _bounded, num_probes=2, num_steps=8).value),
     "diagonal": lambda op: cs.diagonal(op, num_probes=3),
     "diagonal gaussian": lambda op: cs.diagonal(op, num_probes=3, probe="gaussian"),
     "diagonal xdiag": lambda op: cs.diagonal(op, num_probes=8, method="xdiag"),
@@ -247,7 +303,12 @@ def counted(_: str) -> Case:
             yield f"bytes of {op!r} {columns}", cost.sharded(decoder, **options).moved, float(sent)
 
 
-CASES: dict[str, Callable[[str], Case]] = {"algorithms": algorithms, "counted": counted, "refused": refused}
+CASES: dict[str, Callable[[str], Case]] = {
+    "algorithms": algorithms,
+    "counted": counted,
+    "matrix": matrix,
+    "refused": refused,
+}
 
 
 def _error(theirs: Any, ours: Any) -> float:

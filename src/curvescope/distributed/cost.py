@@ -31,9 +31,9 @@ GATHERS, SUMS = (5, 2), (4, 2)  # messages of a layer, and of what is outside, f
 MORE_GATHERS, MORE_SUMS = (3, 1), (3, 1)  # for each further vector
 KEPT = 54  # numbers that the kept graph holds for each token, layer and unit of width
 BOUNDARY = 2  # and where layers are computed again: inputs and cotangents
-LAYER_COPIES = 6  # of a whole layer at the peak: parameters, direction, two gradients, and messages
+LAYER_COPIES = 4  # of a whole layer at the peak: parameters, direction, gradient, and a message
 OUTSIDE_COPIES = 4  # of what is outside of the layers
-VECTORS = 4  # beside the parameters: a vector, its product, the sum over batches, and one on its way
+VECTORS = 3  # beside the parameters: a vector, the gradient and the product
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ def sharded(
         tokens: D, on all ranks together.
         ranks: R.
         batches: That the tokens come in: one is in memory at a time, and gathers the layers anew.
-        vectors: That are held beside the parameters, in pieces: 4 for a product, more for an algorithm.
+        vectors: That are held beside the parameters, in pieces: 3 for a product, more for an algorithm.
         columns: Vectors in one product.
         element: Bytes of a number.
     """
