@@ -1,15 +1,19 @@
-"""One of R processes that meet through a file: models spread over them against the whole ones.
+"""R processes that meet through a file: models spread over them against the whole ones.
 
-RANK RANKS FILE CASES…
+RANKS FOLDER CASES…; each rank writes {what was compared: relative error} to FOLDER/errors-RANK.json.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import sys
+import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, final
 
 import numpy as np
@@ -323,10 +327,12 @@ def _error(theirs: Any, ours: Any) -> float:
     return float(np.nanmax(np.abs(a - b), initial=0.0) / max(np.nanmax(np.abs(a), initial=0.0), 1e-300))
 
 
-def main(rank: int, ranks: int, file: str, cases: list[str]) -> dict[str, float]:
-    """The largest error of every comparison, over all ranks."""
+def one_rank(rank: int, ranks: int, folder: Path, cases: list[str]) -> None:
+    """Write the largest error of every comparison, over all ranks, to a file of this rank."""
+    torch.set_num_threads(1)
     wait = timedelta(seconds=100)
-    dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=ranks, timeout=wait)
+    meet = f"file://{folder / 'meet'}"
+    dist.init_process_group("gloo", init_method=meet, rank=rank, world_size=ranks, timeout=wait)
     found: dict[str, float] = {}
     for case in cases:
         for name, theirs, ours in CASES.get(case, products)(case):
@@ -335,9 +341,27 @@ def main(rank: int, ranks: int, file: str, cases: list[str]) -> dict[str, float]
     dist.all_gather_object(everyone, found)
     dist.destroy_process_group()
     assert all(each.keys() == found.keys() for each in everyone)
-    return {name: max(each[name] for each in everyone) for name in found}
+    most = {name: max(each[name] for each in everyone) for name in found}
+    (folder / f"errors-{rank}.json").write_text(json.dumps(most))
+
+
+def main(ranks: int, folder: Path, cases: list[str]) -> int:
+    """Fork the ranks, which have everything imported, and wait for them."""
+    warnings.simplefilter("error", UserWarning)
+    children = []
+    for rank in range(ranks):
+        if (child := os.fork()) == 0:
+            code = 1
+            try:
+                one_rank(rank, ranks, folder, cases)
+                code = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(code)
+        children.append(child)
+    return max(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children)
 
 
 if __name__ == "__main__":
-    warnings.simplefilter("error", UserWarning)
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4:])
+    sys.exit(main(int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:]))
