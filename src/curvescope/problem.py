@@ -16,6 +16,7 @@ from curvescope.core import notebook
 from curvescope.core.blocks import ParamSpace, by_role
 from curvescope.core.errors import CurvescopeError, ModuleError, ShapeError, UsageError
 from curvescope.core.progress import track
+from curvescope.core.spread import Spread
 from curvescope.core.tensors.graph import leaves_of
 from curvescope.core.tensors.trees import leaves as tree_leaves
 from curvescope.data.batches import Batch, Batches, as_batches
@@ -156,8 +157,37 @@ class Problem:
 
     def placed_batches(self, what: str) -> Iterator[Batch]:
         """The batches on the model's device, real numbers in its type; shows progress when slow."""
+        if self.model.spread is not None:
+            raise UsageError(
+                f"{what}: not for a model that is spread over ranks",
+                hint="curvature operators and gradients are; or load the whole model",
+            )
         for batch in track(self.batches, what):
             yield batch.map(self.placed)
+
+    def own_batches(self, what: str) -> Iterator[Batch]:
+        """As `placed_batches`; where the model is spread over ranks, this rank's sequences of each.
+
+        Derivatives in its pieces are summed over the ranks. A rank for which there is no sequence left takes
+        one that counts for nothing, since all of them gather parameters together.
+        """
+        spread = self.model.spread
+        if spread is None:
+            yield from self.placed_batches(what)
+            return
+        for batch in track(self.batches, what):
+            yield self._share(batch, spread).map(self.placed)
+
+    def _share(self, batch: Batch, spread: Spread) -> Batch:
+        if not self.loss.splits:
+            raise UsageError(
+                "a function of model and batch is not for a model that is spread over ranks",
+                hint="give targets, and a loss of outputs and targets: its terms can be told apart",
+            )
+        rows = spread.rows(batch.num_sequences)
+        if rows:
+            return batch[rows.start : rows.stop]
+        return Batch(batch[:1].inputs, batch[:1].targets, torch.zeros(1))
 
     def placed(self, tensor: Tensor) -> Tensor:
         """A tensor on the model's device, in its type where it holds real numbers."""
@@ -226,8 +256,10 @@ class Problem:
         total = 0.0
         held = RefuseHeld(self.model.parameters, self.point) if self.point else nullcontext()
         with differentiating(), torch.no_grad(), held:
-            for batch in self.placed_batches("loss"):
+            for batch in self.own_batches("loss"):
                 total += self._loss(batch)
+        if self.model.spread is not None:
+            total = float(self.model.spread.added(torch.tensor(total, dtype=self.dtype, device=self.device)))
         return total / self.num_terms
 
     def _loss(self, batch: Batch) -> float:
@@ -237,7 +269,8 @@ class Problem:
         label behind such tokens.
         """
         ours = float(self.loss.sum(self.outputs(batch), batch.targets, batch.weights))
-        if hides_start(batch.inputs):
+        padded, spread = hides_start(batch.inputs), self.model.spread
+        if padded if spread is None else not spread.all(not padded, self.device):  # all ask, or none
             theirs = float(self.loss.sum(self.answer(batch), batch.targets, batch.weights))
             if not math.isclose(ours, theirs, rel_tol=SAME_LOSS):
                 raise CurvescopeError(
@@ -266,7 +299,7 @@ class Problem:
         sums: list[Tensor] = []
         summed = self.dtype if self.device.type == "mps" else torch.float64
         total = torch.zeros(space.size, dtype=self.dtype, device=self.device)
-        for batch in self.placed_batches("gradient"):
+        for batch in self.own_batches("gradient"):
             with differentiating():
 
                 def loss(leaves: Leaves, batch: Batch = batch) -> Tensor:
@@ -278,7 +311,9 @@ class Problem:
                     continue
                 found = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
             total += space.gather({k: g for k, g in zip(leaves, found, strict=True) if g is not None})
-        return torch.stack(sums).sum(dtype=summed) / self.num_terms, total / self.num_terms
+        value = torch.stack(sums).sum(dtype=summed)
+        value = value if self.model.spread is None else self.model.spread.added(value)
+        return value / self.num_terms, total / self.num_terms
 
     def differentiable(
         self, names: tuple[str, ...], run: Callable[[Leaves], T], ends: Callable[[T], Sequence[Tensor | None]]
@@ -387,7 +422,8 @@ def differentiating() -> Iterator[None]:
 
 def check_finite(total: Tensor, problem: Problem, *given: Tensor) -> None:
     """Raise when a product, with what was given, has infinite or undefined entries."""
-    if not bool(torch.isfinite(total.sum())) and not bool(torch.isfinite(total).all()):
+    finite = bool(torch.isfinite(total.sum())) or bool(torch.isfinite(total).all())
+    if not (finite if problem.model.spread is None else problem.model.spread.all(finite, total.device)):
         if not all(bool(torch.isfinite(v).all()) for v in given):
             raise UsageError(
                 "expected a vector of finite numbers, got one with infinite or undefined entries"

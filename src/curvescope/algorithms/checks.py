@@ -14,6 +14,7 @@ import torch
 from curvescope.algorithms.recording import recorded
 from curvescope.core.errors import ShapeError, UsageError
 from curvescope.core.operator import LinearOperator, check_square_symmetric
+from curvescope.core.spread import Pieces, over
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -32,7 +33,8 @@ def of_one_matrix(algorithm: Callable[Concatenate[LinearOperator, P], T]) -> Cal
     def run(op: Any, *args: P.args, **kwargs: P.kwargs) -> T:
         if not isinstance(op, LinearOperator) or op is _steady.get():
             return algorithm(op, *args, **kwargs)  # which says what it needs
-        with op.steady(), recorded(op) as own:
+        spread = None if op.pieces is None else op.pieces[0].spread
+        with op.steady(), over(spread), recorded(op) as own:
             token = _steady.set(own)
             try:
                 return algorithm(own, *args, **kwargs)
@@ -105,8 +107,43 @@ def relative_tolerance(tol: float | None, dtype: torch.dtype) -> float:
     return DEFAULT_TOL[dtype] if tol is None else check_number("tol", tol, above=0.0)
 
 
+WHOLE = ""
+"""The name of the block that is the whole vector."""
+
+
+def whole_slice(op: LinearOperator) -> dict[str, slice]:
+    """The whole vector as one block: what is here of it."""
+    return {WHOLE: slice(0, op.here[1])}
+
+
+def block_pieces(op: LinearOperator, name: str) -> Pieces | None:
+    """Which entries of a block are here; None where all are."""
+    if op.pieces is None:
+        return None
+    return op.pieces[1] if name == WHOLE else op.pieces[1].of(name)
+
+
+def block_sizes(op: LinearOperator, slices: Mapping[str, slice]) -> dict[str, int]:
+    """Entries of each block, on all ranks together."""
+    pieces = {name: block_pieces(op, name) for name in slices}
+    return {
+        name: rows.stop - rows.start if (here := pieces[name]) is None else here.length
+        for name, rows in slices.items()
+    }
+
+
 def check_slices(op: LinearOperator, slices: Mapping[str, slice] | None) -> dict[str, slice]:
-    """Blocks of the vector by name, in order, with plain bounds; by default those of `op.space`."""
+    """Blocks of the vector by name, in order, with plain bounds; by default those of `op.space`.
+
+    Of a vector that is spread over ranks a rank may have nothing of a block, and only blocks can be asked
+    for.
+    """
+    if op.pieces is not None:
+        if slices is not None and list(slices) != [WHOLE]:
+            raise UsageError(
+                "expected the operator's own blocks where vectors are spread over ranks, got slices"
+            )
+        return dict(op.space.slices if slices is None else slices)  # pyright: ignore[reportAttributeAccessIssue]
     if slices is None:
         space = getattr(op, "space", None)
         if space is None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from curvescope.algorithms.sums import column_dots, norms, summing_dtype, to_numpy
-from curvescope.algorithms.vectors import fresh
+from curvescope.algorithms.vectors import columns_of, fresh, vector_bytes
 from curvescope.core.operator import LinearOperator
 from curvescope.core.progress import track
 from curvescope.core.seeds import Probe, probes
@@ -40,7 +40,7 @@ def columns_at_once(op: LinearOperator) -> int:
 
     Two on a CPU where a column has at most 8 MiB; longer ones go alone.
     """
-    column = max(op.shape) * torch.finfo(op.dtype).bits // 8
+    column = vector_bytes(op)
     if op.device.type != "cpu":
         return max(1, min(MAX_COLUMNS, MAX_COLUMN_BYTES // column))
     return min(MAX_COLUMNS, max(2 if column <= CPU_PAIR_BYTES else 1, CPU_BLOCK_BYTES // column))
@@ -54,12 +54,13 @@ def probe_batches(
     Column j depends on (seed, j) alone, so the batches do not change a result. One memory serves all of
     them: a batch may be overwritten, and is gone when the next is asked for.
     """
-    width, n = min(columns_at_once(op), num_probes), op.shape[1]
+    width, n = min(columns_at_once(op), num_probes), op.here[1]
     memory = fresh(op, n * width)
     for block in track(list(column_blocks(op, num_probes)), what):
         count = block.stop - block.start
         columns = memory[: n * count].view(n, count)
-        yield probes(n, count, seed=seed, first=first + block.start, kind=kind, out=columns)
+        where = {"out": columns, "pieces": columns_of(op)}
+        yield probes(op.shape[1], count, seed=seed, first=first + block.start, kind=kind, **where)
 
 
 def column_blocks(op: LinearOperator, count: int) -> Iterator[slice]:

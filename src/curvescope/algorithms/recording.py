@@ -56,7 +56,7 @@ class Recorded(LinearOperator):
     def __init__(self, op: LinearOperator, recorder: Recorder):
         self.op, self.recorder = op, recorder
         self.shape, self.dtype, self.device = op.shape, op.dtype, op.device
-        self.symmetric, self.psd = op.symmetric, op.psd
+        self.symmetric, self.psd, self.pieces = op.symmetric, op.psd, op.pieces
 
     def __getattr__(self, name: str) -> Any:
         if name == "op":  # before it is set, as while unpickling

@@ -6,7 +6,7 @@ while a float32 dot product of a whole vector is wrong by hundreds of them. Part
 A float64 copy of a part would cost more than twice the time. Squares of float32 numbers leave their range
 beyond 1e±19: callers bring vectors near one (`vectors.comfortable`), `norms` takes any.
 
-Sums end in `add_up`: vectors that are spread over several machines would need that one told so.
+Sums end in `add_up`, which knows whether vectors are spread over ranks.
 """
 
 from __future__ import annotations
@@ -18,13 +18,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from curvescope.core.spread import current
+
 PART = 2**16  # entries at a time on a CPU: a dozen rows of them fit in its cache
 WIDE_PART = 2**22  # entries at a time on other devices
 
 
 def add_up(partial: Tensor) -> Tensor:
-    """Sums over all entries, from the sums over the entries that are here: all of them."""
-    return partial
+    """Sums over all entries, from the sums over the entries that are here: all of them, or a rank's."""
+    spread = current()
+    return partial if spread is None else spread.added(partial)
 
 
 def summing_dtype(device: torch.device) -> torch.dtype:

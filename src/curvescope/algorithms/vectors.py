@@ -2,8 +2,8 @@
 
 An algorithm keeps its vectors as rows (m, n), or columns (n, k) where a product takes them, and touches
 their entries through these functions, those of `sums`, and steps that are taken entry by entry (`chunks`)
-alone. Vectors that are spread over several machines would need `sums.add_up` and `random_vector` to be told
-so, and no algorithm.
+alone. Where vectors are spread over ranks (`core.spread`) a rank has its piece of each: these functions know
+it, and no algorithm does.
 
 Long vectors are worked through some entries at a time: a part that was read serves several steps while it
 is in the cache. Nothing here takes memory of the length of a vector: to touch fresh memory costs more than
@@ -33,7 +33,8 @@ from curvescope.algorithms.sums import (
 from curvescope.core.errors import CurvescopeError
 from curvescope.core.operator import LinearOperator
 from curvescope.core.ranks import together
-from curvescope.core.seeds import drawn_on, generator
+from curvescope.core.seeds import drawn_on, generator, write
+from curvescope.core.spread import Pieces, current
 
 DRAWN = 2**20  # random numbers at a time, a multiple of the sixteen that are drawn together
 PASSES = 5  # of Gram–Schmidt; what still shrinks after them lies in the span of the basis
@@ -58,10 +59,38 @@ def fresh(like: LinearOperator | Tensor, *shape: int) -> Tensor:
 
 def random_vector(op: LinearOperator, *, seed: int, index: int, out: Tensor) -> None:
     """Overwrite `out` (n,) by the Gaussian vector of (seed, index), drawn as `core.seeds.probes` are."""
-    source = generator(seed, index, device=drawn_on(len(out), out.device))
-    for start in range(0, op.shape[1], DRAWN):
-        piece = out[start : start + DRAWN]
-        piece.copy_(torch.randn(len(piece), generator=source, dtype=torch.float32, device=source.device))
+    n = op.shape[1]
+    source = generator(seed, index, device=drawn_on(n, out.device))
+    lengths = (min(DRAWN, n - start) for start in range(0, n, DRAWN))
+    options = {"generator": source, "dtype": torch.float32, "device": source.device}
+    write((torch.randn(length, **options) for length in lengths), out, columns_of(op))
+
+
+def columns_of(op: LinearOperator) -> Pieces | None:
+    """Which entries of the vectors that an operator takes are here; None where all are."""
+    return None if op.pieces is None else op.pieces[1]
+
+
+def own_entries(op: LinearOperator, X: np.ndarray) -> np.ndarray:
+    """Those of the rows (n, …) of an operator that are here."""
+    return X if op.pieces is None else X[op.pieces[0].positions().numpy()]
+
+
+def vector_bytes(op: LinearOperator) -> int:
+    """Memory of a vector of an operator, on one rank where it is spread over several."""
+    ranks = 1 if op.pieces is None else op.pieces[0].spread.ranks
+    return max(1, -(-max(op.shape) // ranks) * torch.finfo(op.dtype).bits // 8)
+
+
+def on_all(holds: bool, device: torch.device) -> bool:
+    """Whether something that was seen in vectors holds on every rank that they are spread over."""
+    spread = current()
+    return holds if spread is None else spread.all(holds, device)
+
+
+def none_is_zero(columns: Tensor) -> bool:
+    """Whether every column (n, k) has an entry that is not zero."""
+    return bool((add_up((columns != 0).sum(dim=0, dtype=torch.float32)) > 0).all())
 
 
 def factors(values: Tensor, like: Tensor) -> Tensor | float:
@@ -78,8 +107,24 @@ def orthonormalize(Y: Tensor) -> Tensor:
     """Y = Q R for columns (n, k), n ≥ k: R (k, k), with Q in the place of Y.
 
     By parts of rows: Yᵢ = Qᵢ Rᵢ, and the Rᵢ under each other are P R, so that Q has the parts Qᵢ Pᵢ. LAPACK
-    with several threads would take sixteen times the memory of a vector for the whole.
+    with several threads would take sixteen times the memory of a vector for the whole. Ranks that vectors are
+    spread over do the same with their parts.
     """
+    spread = current()
+    if spread is None or spread.ranks == 1:
+        return _orthonormalized(Y)
+    few, k = len(Y) < Y.shape[1], Y.shape[1]  # then they are their own Rᵢ
+    own = Y.clone() if few else _orthonormalized(Y)
+    triangles = own.new_zeros(spread.ranks, k, k)
+    triangles[spread.rank, : len(own)] = own
+    P, R = torch.linalg.qr(spread.added(triangles).view(-1, k))
+    turn = P.view(spread.ranks, k, k)[spread.rank, : len(own)]
+    Y.copy_(turn if few else Y @ turn)
+    return R
+
+
+def _orthonormalized(Y: Tensor) -> Tensor:
+    """The same for the rows that are here alone."""
     k = Y.shape[1]
     rows = Y.tensor_split(max(1, len(Y) // max(PART, k))) if Y.device.type == "cpu" else (Y,)
     triangles = []
@@ -119,9 +164,10 @@ def orthogonalize(
         overlap = torch.as_tensor(expected).to(dtype=summing_dtype(w.device), device=w.device)
     taken, before = torch.zeros_like(overlap), math.inf
     eps = torch.finfo(w.dtype).eps
-    allowed = max(OVERLAP * eps, min(tol, SEMI * eps**0.5)) if len(w) > PART else 0.0
+    long = _whole_length(w) > PART
+    allowed = max(OVERLAP * eps, min(tol, SEMI * eps**0.5)) if long else 0.0
     guessed = expected is not None
-    exact = w.dtype == torch.float32 and len(w) > PART and allowed < EXACT * eps
+    exact = w.dtype == torch.float32 and long and allowed < EXACT * eps
     for turn in range(PASSES + guessed):
         taken += overlap
         rest, overlap = _take_out(basis, overlap, w if turn == 0 else out, out, exact=exact)
@@ -130,6 +176,12 @@ def orthogonalize(
             return Remainder(to_numpy(taken), rest, to_numpy(overlap))
         before = rest
     return Remainder(to_numpy(taken), 0.0, to_numpy(overlap))
+
+
+def _whole_length(w: Tensor) -> int:
+    """Entries of a vector on all ranks together."""
+    spread = current()
+    return len(w) if spread is None else int(spread.added(torch.tensor(float(len(w)), device=w.device)))
 
 
 def _take_out(
@@ -172,7 +224,9 @@ def comfortable(product: Tensor) -> float:
     It is 1 unless the largest entry is many decades away from one, and 0 if all of them are zero. To multiply
     by it changes no digit.
     """
-    largest = max(float(abs(end)) for (part,) in chunks(product) for end in torch.aminmax(part))
+    ends = (float(abs(end)) for (part,) in chunks(product) if part.numel() for end in torch.aminmax(part))
+    largest, spread = max(ends, default=0.0), current()
+    largest = largest if spread is None else spread.largest(largest, product.device)
     if largest == 0:
         return 0.0
     if not math.isfinite(largest) or abs(math.log10(largest)) <= COMFORT[product.dtype]:

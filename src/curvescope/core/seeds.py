@@ -8,6 +8,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from curvescope.core.spread import Pieces
+
 Probe = Literal["rademacher", "gaussian"]
 PIECE = 2**20  # entries drawn at once
 LONG = 2**20  # entries of a vector from which a GPU draws its own: a CPU takes up to 50 times as long
@@ -43,24 +45,36 @@ def probes(
     dtype: torch.dtype = torch.float64,
     device: torch.device | str = "cpu",
     out: Tensor | None = None,
+    pieces: Pieces | None = None,
 ) -> Tensor:
     """Columns `first, …, first + k − 1` of an endless random matrix with n rows: (n, k).
 
     Column j depends on (seed, j) alone, and for n ≥ LONG on whether a GPU draws it: more probes extend a run
     and batching changes nothing. They are drawn into `out` if it is given, some entries at a time. For n ≥
-    LONG a CPU takes −1 and 1 from the bits of whole words.
+    LONG a CPU takes −1 and 1 from the bits of whole words. With `pieces` the rows are those that are here of
+    columns that are spread over ranks: each draws all entries and keeps its own.
     """
-    found = torch.empty(n, k, dtype=dtype, device=device) if out is None else out
+    size = n if pieces is None else pieces.size
+    found = torch.empty(size, k, dtype=dtype, device=device) if out is None else out
     place = drawn_on(n, found.device)
+    by_words = kind == "rademacher" and n >= LONG and place.type == "cpu"
     for j in range(k):
         source = generator(seed, first + j, device=place)
-        for start, stop in _pieces(n):
-            piece = found[start:stop, j]
-            if kind == "rademacher" and n >= LONG and place.type == "cpu":
-                piece.copy_(_signs(stop - start, source, found.dtype))
-            else:
-                piece.copy_(_probe(stop - start, source, kind))
+        lengths = (stop - start for start, stop in _pieces(n))
+        drawn = (_signs(m, source, found.dtype) if by_words else _probe(m, source, kind) for m in lengths)
+        write(drawn, found[:, j], pieces)
     return found
+
+
+def write(drawn: Iterator[Tensor], out: Tensor, pieces: Pieces | None) -> None:
+    """Entries that come piece by piece, written to `out`: all of them, or those that are here."""
+    if pieces is not None:
+        pieces.keep(drawn, out)
+        return
+    start = 0
+    for piece in drawn:
+        out[start : start + len(piece)].copy_(piece)
+        start += len(piece)
 
 
 def _pieces(n: int) -> Iterator[tuple[int, int]]:

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from curvescope.core.errors import CurvescopeError
 from curvescope.core.seeds import generator
+from curvescope.core.spread import Spread
 from curvescope.data.batches import Batch
 from curvescope.engines import ask, works
 from curvescope.engines.digest import digest, same
@@ -81,7 +82,8 @@ def known(problem: Problem, few: ask.Few, *, engine: str, checkpoint: bool) -> t
     kind = (engine, checkpoint, problem.dtype, problem.device, type(problem.loss), modes())
     model = problem.model
     entries = _known.setdefault(model, {})
-    if kind in entries and entries[kind].holds():
+    holds = kind in entries and entries[kind].holds()
+    if holds if model.spread is None else model.spread.all(holds, problem.device):
         return entries[kind], False
     problem.check_structure()
     snapshot = Snapshot(model.module, model.options, model.call, model.output, problem.loss)
@@ -113,7 +115,7 @@ def _find_out(problem: Problem, few: Batch, engine: str, checkpoint: bool) -> _F
     fused = fuse(model)
     try:
         v = _direction(problem)
-        theirs = _product(problem, few, PlainRunner(problem), v)
+        theirs = _product(problem, few, PlainRunner(problem, checkpoint=_releases(model)), v)
     except (CurvescopeError, RuntimeError):
         return _Found(fused, None, _size(problem, few))  # nothing to compare with; the product will say why
     try:
@@ -125,7 +127,8 @@ def _find_out(problem: Problem, few: Batch, engine: str, checkpoint: bool) -> _F
         LOG.info("%s is differentiated as it is, without our kernels: %s", model.name, error)
         why = f"our kernels do not fit this module: {str(error).partition(chr(10))[0]}"
         return _Found(None, None, _size(problem, few), why=why)
-    if all(bool(torch.isfinite(t).all()) for t in theirs.values()):  # if not, the product will say so
+    finite = all(bool(torch.isfinite(t).all()) for t in theirs.values())
+    if finite if model.spread is None else model.spread.all(finite, problem.device):  # else the product says
         _compare(problem, few, v, ours, theirs)
     return _Found(fused, head, size, None if checkpoint else outputs)
 
@@ -161,7 +164,7 @@ def _product(problem: Problem, few: Batch, runner: Runner, v: Tree) -> dict[str,
 
 def _compare(problem: Problem, few: Batch, v: Tree, ours: Tree, theirs: Tree) -> None:
     """Raise unless both products are the same up to rounding."""
-    error, tolerance = _distance(ours, theirs), TOLERANCE.get(problem.dtype, 0.1)
+    error, tolerance = _distance(ours, theirs, problem.model.spread), TOLERANCE.get(problem.dtype, 0.1)
     if problem.device.type == "cuda" and torch.get_float32_matmul_precision() != "highest":
         tolerance = max(tolerance, 0.05)
     if not error <= tolerance and not error <= 10 * _rounding(problem, few, v, theirs):
@@ -173,12 +176,20 @@ def _compare(problem: Problem, few: Batch, v: Tree, ours: Tree, theirs: Tree) ->
         )
 
 
-def _distance(a: Tree, b: Tree) -> float:
-    """‖a − b‖ / ‖b‖ over all parameters; a missing one is zero."""
+def _releases(model: Model) -> bool:
+    """Whether its layers gather their parameters and let go of them."""
+    return model.sharding is not None and model.sharding.releases
+
+
+def _distance(a: Tree, b: Tree, spread: Spread | None = None) -> float:
+    """‖a − b‖ / ‖b‖ over all parameters, on all ranks that have pieces; a missing one is zero."""
     both = a.keys() & b.keys()
     alone = [_norm(x) for tree in (a, b) for n, x in tree.items() if n not in both]
     gap = math.hypot(*alone, *(_norm(x.to(y) - y) for n in both for x, y in _pieces(a[n], b[n])))
     size = math.hypot(*map(_norm, b.values()))
+    if spread is not None:
+        squares = torch.tensor([gap, size], dtype=torch.float64).square_()
+        gap, size = spread.added(squares.to(next(iter(b.values())).device)).sqrt().tolist()
     return gap / size if size else gap
 
 
@@ -192,7 +203,9 @@ def _pieces(a: Tensor, b: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def _rounding(problem: Problem, few: Batch, v: Tree, theirs: Tree) -> float:
-    """How far autograd itself is from its product in float64."""
+    """How far autograd itself is from its product in float64; of a spread model, not at all."""
+    if problem.model.spread is not None:
+        return 0.0
     model = replace(problem.model, module=copy.deepcopy(problem.model.module).double())
     point = {name: p.double() for name, p in problem.point.items()}
     double = Problem(model, [few], problem.loss, params="*").at(point)

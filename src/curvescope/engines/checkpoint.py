@@ -45,9 +45,9 @@ def checkpointed(model: Model, inside: Context) -> list[Change]:
     layers = repeated_layers(model.module)
     if not layers:
         raise UsageError("expected a model with repeated layers to checkpoint, found none")
-    return [
-        Change(vars(layer), "forward", partial(_forward, layer, layer.forward, again)) for layer in layers
-    ]
+    sharding = model.sharding
+    whole = (lambda layer: layer.forward) if sharding is None else sharding.gathered_forward
+    return [Change(vars(layer), "forward", partial(_forward, layer, whole(layer), again)) for layer in layers]
 
 
 def _forward(layer: nn.Module, forward: Callable[..., Any], again: Context, *args: Any, **kwargs: Any) -> Any:
@@ -128,12 +128,12 @@ class _Gradient(torch.autograd.Function):
         ctx.call, ctx.needs = call, needs
         ctx.save_for_backward(*tensors)
         ctx.set_materialize_grads(False)
-        return tuple(_gradient(call, needs, _leaves(tensors), create_graph=False))
+        return tuple(_gradient(call, needs, _leaves(tensors, needs), create_graph=False))
 
     @staticmethod
     def backward(ctx: Any, *directions: Tensor | None) -> Any:
         refuse_third()
-        leaves = _leaves(ctx.saved_tensors)
+        leaves = _leaves(ctx.saved_tensors, ctx.needs)
         first = _gradient(ctx.call, ctx.needs, leaves, create_graph=True)
         pairs = [(f, u) for f, u in zip(first, directions, strict=True) if f is not None and u is not None]
         pairs = [(f, u) for f, u in pairs if f.requires_grad]
@@ -146,8 +146,10 @@ class _Gradient(torch.autograd.Function):
         return None, None, *(next(found) if need else None for need in ctx.needs_input_grad[2:])
 
 
-def _leaves(tensors: Sequence[Tensor]) -> list[Tensor]:
-    return [t.detach().requires_grad_() for t in tensors]
+def _leaves(tensors: Sequence[Tensor], needs: tuple[bool, ...]) -> list[Tensor]:
+    """Cotangents, and of x and θ those that move, to be differentiated in."""
+    front = len(tensors) - len(needs)
+    return [t.detach().requires_grad_(i < front or needs[i - front]) for i, t in enumerate(tensors)]
 
 
 def _gradient(call: _Call, needs: tuple[bool, ...], leaves: list[Tensor], *, create_graph: bool) -> Tensors:

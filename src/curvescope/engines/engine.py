@@ -66,13 +66,17 @@ class Engine:
         problem: What it is bound to.
         name: `fast` runs the module with our kernels, and it is an error if they cannot; `autograd` as it is;
             `auto` is `fast`, or `autograd` for modules that our kernels cannot run.
-        checkpoint: Whether layers are computed again instead of being kept.
+        checkpoint: Whether layers are computed again instead of being kept; always so where they gather their
+            parameters from several ranks.
     """
 
     def __init__(self, problem: Problem, name: EngineName = "auto", *, checkpoint: bool = False):
         if name not in get_args(EngineName):
             hint = near_misses(name, list(get_args(EngineName)))
             raise UsageError(f"expected an engine, got {name!r}", hint=hint)
+        sharding = problem.model.sharding
+        checkpoint = checkpoint or (sharding is not None and sharding.releases)
+        self._alone = sharding is None or not sharding.gathers
         self.problem, self.wanted, self.checkpoint = problem, name, checkpoint
         self._watch = Watch(problem, engine=name, checkpoint=checkpoint)
         self._runner: Runner = PlainRunner(problem, checkpoint=checkpoint)
@@ -290,7 +294,8 @@ class Engine:
 
     def _replayed(self, build: Callable[[], Work], rows: Names, columns: Names) -> Work:
         device = self.problem.device
-        if device.type not in ("cpu", "cuda") or self._runner.name != "fast" or self.checkpoint:
+        kept = self._runner.name == "fast" and not self.checkpoint and self._alone
+        if device.type not in ("cpu", "cuda") or not kept:
             return build()
         if self._recorder is None:
             self._recorder = cuda.Recorder(device) if device.type == "cuda" else cpu.Recorder()
@@ -306,16 +311,20 @@ class Engine:
             build: A function of the problem alone.
             size: Bytes that it takes.
         """
-        return self._kept.get(key, build, device=self.problem.device, size=size)
+        return self._stored(key, build, size)
 
     def _keep(self, key: Any, build: Callable[[], T], batch: Batch) -> T:
         assert self._watch.known is not None, "found out before any product"
         size = int(GRAPH_SIZE * self._watch.known.entry_bytes * num_entries(batch))
-        return self._kept.get(key, build, device=self.problem.device, size=size)
+        return self._stored(key, build, size)
+
+    def _stored(self, key: Any, build: Callable[[], T], size: int) -> T:
+        """Kept where there is room; over several ranks never, since each of them would decide for itself."""
+        return self._kept.get(key, build, device=self.problem.device, size=size) if self._alone else build()
 
     def _directions(self, batch: Batch, tangents: Mapping[str, Tensor], *, plain: bool = False) -> int:
         """Directions at once; found with the first batch that is given several, then kept."""
-        if next(iter(tangents.values())).shape[0] == 1 or self.checkpoint:
+        if next(iter(tangents.values())).shape[0] == 1 or self.checkpoint or not self._alone:
             return 1
         runner = PlainRunner(self.problem) if plain else self._runner
         if runner.name not in self._groups:

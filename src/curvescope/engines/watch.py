@@ -53,7 +53,7 @@ class Watch:
         """What is known of the model, or None where no number seems to have moved since the last look."""
         if self._problem.device.type == "cuda":
             self._looked = torch.cuda.current_stream(self._problem.device).record_event()
-        if self.known is not None and self._where() == self._places:
+        if self._agreed(self.known is not None and self._where() == self._places):
             return None
         self._problem.choice.check()
         self._few, self._fresh = None, True
@@ -79,14 +79,19 @@ class Watch:
             now, before = digest(self._tensors()), self.few.answer
             if self._fresh:
                 self._digest, self._fresh = now, False
-                return not self.written()
+                return self._agreed(not self.written())
             answer = None if before is None else ask.answer(self._problem, self.few.batch)
-            return (
+            return self._agreed(
                 self.known.snapshot.same()
                 and self._loss.same()
                 and same(now, self._digest)
                 and (answer is None or before is None or ask.alike(answer, before))
             )
+
+    def _agreed(self, holds: bool) -> bool:
+        """Whether something holds, on every rank that the model is spread over."""
+        spread = self._problem.model.spread
+        return holds if spread is None else spread.all(holds, self._problem.device)
 
     @contextmanager
     def _aside(self) -> Iterator[None]:
@@ -109,7 +114,7 @@ class Watch:
         held = self.known.snapshot.tensors if self.known is not None else []
         held = held + (self._loss.tensors if self._loss is not None else [])
         data = [t for batch in problem.batches for t in batch.tensors()]
-        return [*problem.model.module.parameters(), *problem.point.values(), *held, *data]
+        return [*problem.model.parameters.values(), *problem.point.values(), *held, *data]
 
     def _where(self) -> tuple[Any, ...]:
         """Where all numbers lie, how often autograd saw them written, which data; global settings."""

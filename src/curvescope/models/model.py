@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,12 +13,14 @@ from torch import Tensor, nn
 from curvescope.core import notebook
 from curvescope.core.blocks import Block, ParamSpace, by_role
 from curvescope.core.errors import UsageError
+from curvescope.core.spread import Pieces, Spread
 from curvescope.models.adapters.table import Place
 from curvescope.models.choice.params import Params, words_of
 from curvescope.models.choice.selecting import select
 from curvescope.models.running.calling import Call, Output, call_module, read_output
 from curvescope.models.running.double import exact
 from curvescope.models.running.exchange import Change, evaluating, exchanged, locked, parameters_at
+from curvescope.models.running.gathering import Sharding
 from curvescope.models.running.slow_path import slow_path
 from curvescope.models.running.standins import GENERIC, Standin
 
@@ -38,7 +41,8 @@ class Model:
     computes parts in float32 whatever its parameters are; in float64 those casts are left out. `settings` are
     changes of the module that hold whenever it is called here, `attention` those that give it attention with
     second derivatives, and `standins` what our kernels may stand in for. `call` is how the module is called,
-    and `output` which part of what it returns its outputs are, where it is not the usual one.
+    and `output` which part of what it returns its outputs are, where it is not the usual one. `sharding` says
+    how parameters are spread over ranks: then they, and the blocks, are the pieces that this rank holds.
     """
 
     module: nn.Module
@@ -56,16 +60,18 @@ class Model:
     standins: tuple[Standin, ...] = GENERIC
     call: Call = call_module
     output: Output | None = None
+    sharding: Sharding | None = None
 
     @property
     def parameters(self) -> dict[str, Tensor]:
-        """Parameters by name, each once."""
-        return dict(self.module.named_parameters())
+        """Parameters by name, each once; of those that are spread over ranks, this rank's pieces."""
+        named: dict[str, Tensor] = dict(self.module.named_parameters())
+        return named if self.sharding is None else self.sharding.pieces(named)
 
     @property
     def num_parameters(self) -> int:
-        """Entries of all parameters, each counted once."""
-        return sum(p.numel() for p in self.module.parameters())
+        """Entries of all parameters, each counted once; on all ranks together."""
+        return sum(p.numel() for p in self.module.parameters())  # a DTensor counts as a whole
 
     @property
     def dtype(self) -> torch.dtype:
@@ -110,7 +116,7 @@ class Model:
         `changes`. Called `as_it_is`, it keeps its own attention, options and casts.
         """
         attention = [] if as_it_is else self.attention(self.module)
-        all_changes = [*self.settings(self.module), *attention, *changes]
+        all_changes = [*self.settings(self.module), *attention, *self.gathered(), *changes]
         with (
             locked(self.module),
             slow_path(self.module),
@@ -122,6 +128,29 @@ class Model:
         if self.options and outputs.dtype != self.dtype:
             outputs = outputs.to(self.dtype)  # some families end in float32 whatever they began with
         return outputs
+
+    def gathered(self) -> list[Change]:
+        """Of a module that is spread over ranks: its pieces in place, and layers that gather them."""
+        if self.sharding is None:
+            return []
+        pieces = {name: piece.detach() for name, piece in self.parameters.items()}
+        return [*self.sharding.changes(self.module), *parameters_at(self.module, pieces)]
+
+    def whole(self, part: nn.Module) -> AbstractContextManager[None]:
+        """Inside, a part of the module has whole parameters, on every rank that they are spread over."""
+        return nullcontext() if self.sharding is None else self.sharding.whole(self.module, part)
+
+    def pieces(self, space: ParamSpace) -> Pieces | None:
+        """Which entries of vectors over whole blocks a space of this rank has; None where it has all."""
+        if self.sharding is None:
+            return None
+        whole = self.sharding.blocks
+        return Pieces(self.sharding.spread, tuple(whole[b.name] for b in space), self.sharding.shapes)
+
+    @property
+    def spread(self) -> Spread | None:
+        """The ranks that its parameters are spread over; None where they are whole."""
+        return None if self.sharding is None else self.sharding.spread
 
     def evaluate(self, inputs: Tensor | Mapping[str, Tensor]) -> Tensor:
         """Outputs at the module's own parameters, in eval mode and without derivatives.

@@ -70,6 +70,9 @@ class CurvatureOperator(LinearOperator):
     def _set_spaces(self, rows: ParamSpace, columns: ParamSpace | None) -> None:
         self.space, self.columns = rows, rows if columns is None else columns
         self.shape = (self.space.size, self.columns.size)
+        left, right = map(self.problem.model.pieces, (self.space, self.columns))
+        if left is not None and right is not None:
+            self.pieces, self.shape = (left, right), (left.length, right.length)
         self.symmetric = self.space.blocks == self.columns.blocks
         self.psd = self.symmetric and self.always_psd
 
@@ -156,12 +159,14 @@ class CurvatureOperator(LinearOperator):
         """Σ_batches, for at most `chunk` columns at a time."""
         step = 1 if V.shape[1] == 1 else self.chunk or columns_at_once(self.problem)
         step = step if self.engine.most is None else min(step, self.engine.most)
+        spread = self.problem.model.spread
+        step = step if spread is None or step == 1 else int(spread.least(step, self.device))
         found = [torch.zeros(rows.size, 0, dtype=self.dtype, device=self.device)]
         for start in range(0, V.shape[1], step):
             part = V[:, start : start + step]
             tangents = columns.scatter_columns(part)
             total = torch.zeros(rows.size, part.shape[1], dtype=self.dtype, device=self.device)
-            for index, batch in enumerate(self.problem.placed_batches(type(self).__name__)):
+            for index, batch in enumerate(self.problem.own_batches(type(self).__name__)):
                 add = partial(rows.add_columns, total)
                 self._batch_product(index, batch, rows.parameters, tangents, add)
             found.append(total)

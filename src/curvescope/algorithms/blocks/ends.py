@@ -26,7 +26,7 @@ from curvescope.algorithms.checks import GIB, check_symmetric, of_one_matrix
 from curvescope.algorithms.estimates.intervals import CONFIDENCE
 from curvescope.algorithms.rounding import is_rounding
 from curvescope.algorithms.spectra.krylov import Recurrence
-from curvescope.algorithms.vectors import random_vector
+from curvescope.algorithms.vectors import random_vector, vector_bytes
 from curvescope.core.operator import LinearOperator
 from curvescope.core.progress import track
 from curvescope.core.result import Result
@@ -72,9 +72,8 @@ def krylov_basis(op: LinearOperator, num_steps: int, *, seed: int) -> Krylov:
     There are fewer than `num_steps` where the space is exhausted or the basis would not fit.
     """
     check_symmetric(op, "krylov_basis")
-    vector = op.shape[0] * torch.finfo(op.dtype).bits // 8
-    steps = max(1, min(num_steps, op.shape[0], BASIS_GIB * GIB // vector - 1))
-    recurrence = Recurrence(op, op.shape[0], 1, steps)
+    steps = max(1, min(num_steps, op.shape[0], BASIS_GIB * GIB // vector_bytes(op) - 1))
+    recurrence = Recurrence(op, op.here[0], 1, steps)
     random_vector(op, seed=seed, index=0, out=recurrence.vectors[:, 0])
     recurrence.begin()
     for _ in track(range(steps), "Lanczos"):

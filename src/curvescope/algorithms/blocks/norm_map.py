@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 import torch
 
-from curvescope.algorithms.checks import check_choice, check_count, check_slices, check_square, of_one_matrix
+from curvescope.algorithms.checks import (
+    block_pieces,
+    block_sizes,
+    check_choice,
+    check_count,
+    check_slices,
+    check_square,
+    of_one_matrix,
+)
 from curvescope.algorithms.columns import column_blocks, to_numpy
 from curvescope.algorithms.estimates.intervals import student
 from curvescope.algorithms.estimates.mean_square import column_norms, mean_square
@@ -94,17 +102,18 @@ def block_map(
     check_choice("probe", probe, get_args(Probe))
     found = check_slices(op, slices)
     lengths = np.empty((num_probes, len(found), len(found)))
-    for c, columns in enumerate(track(list(found.values()), "block map")):
-        size = columns.stop - columns.start
+    sizes = block_sizes(op, found)
+    for c, (name, columns) in enumerate(track(list(found.items()), "block map")):
+        where: dict[str, Any] = {"seed": seed, "kind": probe, "pieces": block_pieces(op, name)}
         for some in column_blocks(op, num_probes):
-            V = torch.zeros(op.shape[1], some.stop - some.start, dtype=op.dtype, device=op.device)
-            probes(size, V.shape[1], seed=seed, first=some.start, kind=probe, out=V[columns])
+            V = torch.zeros(op.here[1], some.stop - some.start, dtype=op.dtype, device=op.device)
+            probes(sizes[name], V.shape[1], first=some.start, out=V[columns], **where)
             AV = op @ V
             lengths[some, :, c] = to_numpy(torch.stack([column_norms(AV[b]) for b in found.values()], dim=1))
     norms = mean_square(lengths)
     return BlockMap(
         names=list(found),
-        sizes=np.array([rows.stop - rows.start for rows in found.values()]),
+        sizes=np.array(list(sizes.values())),
         frobenius=norms.root,
         stderr=norms.root_stderr,
         squared=norms.squared,

@@ -32,6 +32,7 @@ from curvescope.algorithms.columns import (
 from curvescope.algorithms.estimates.intervals import mean_interval, positive_interval
 from curvescope.algorithms.estimates.mean_square import column_norms, mean_square
 from curvescope.algorithms.rounding import is_rounding, length
+from curvescope.algorithms.sums import add_up
 from curvescope.algorithms.vectors import check_finite
 from curvescope.core.operator import LinearOperator
 from curvescope.core.result import Result
@@ -113,7 +114,7 @@ def own_probes(
 
 def _outside(V: Tensor, Q: Tensor) -> Tensor:
     """The columns (n, k) without their part in the orthonormal rows of Q (m, n)."""
-    return V - Q.T @ (Q @ V)
+    return V - Q.T @ add_up(Q @ V)
 
 
 def _estimates(

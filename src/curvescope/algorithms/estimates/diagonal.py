@@ -16,6 +16,7 @@ from curvescope.algorithms.estimates.intervals import mean_interval, positive_in
 from curvescope.algorithms.estimates.mean_square import safe_scale
 from curvescope.algorithms.estimates.xdiag import leave_one_out
 from curvescope.algorithms.sums import parts
+from curvescope.algorithms.vectors import own_entries
 from curvescope.core.errors import UsageError
 from curvescope.core.operator import LinearOperator
 from curvescope.core.progress import track
@@ -118,7 +119,7 @@ def _of(op: LinearOperator, values: np.ndarray) -> np.ndarray:
 def _xdiag(op: LinearOperator, count: int, kind: Probe, seed: int) -> DiagonalEstimate:
     """As many products as rows write the operator out."""
     if count >= op.shape[0]:
-        values = np.diagonal(to_numpy(op.dense(chunk=columns_at_once(op)))).copy()
+        values = own_entries(op, np.diagonal(to_numpy(op.dense(chunk=columns_at_once(op))))).copy()
         products, stderr = op.shape[0], np.zeros_like(values)
     else:
         values, stderr = leave_one_out(op, count, kind=kind, seed=seed)
@@ -144,7 +145,7 @@ def _drawn(op: LinearOperator, count: int, kind: Probe, seed: int) -> Iterator[T
 def _mean(op: LinearOperator, samples: Iterator[Tensor]) -> tuple[np.ndarray, np.ndarray]:
     """The mean of columns of samples and its standard error, (n,) each; nan for a single one."""
     wide = summing_dtype(op.device)
-    mean = torch.zeros(op.shape[0], dtype=wide, device=op.device)
+    mean = torch.zeros(op.here[0], dtype=wide, device=op.device)
     squares = torch.zeros_like(mean)  # sum of squared deviations from the mean
     seen, scale = 0, 1.0
     for V in samples:
@@ -154,14 +155,14 @@ def _mean(op: LinearOperator, samples: Iterator[Tensor]) -> tuple[np.ndarray, np
         seen += V.shape[1]
     values = to_numpy(mean.div_(scale))
     if seen == 1:
-        return values, np.full(op.shape[0], np.nan)
+        return values, np.full(op.here[0], np.nan)
     return values, to_numpy(squares.div_(seen - 1).div_(seen).sqrt_().div_(scale))
 
 
 def _slopes(op: LinearOperator, num_probes: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Slope of (A v)ᵢ on vᵢ over Gaussian v and its standard error, (n,) each; nan for a single v."""
     wide = summing_dtype(op.device)
-    slope, rest, weight = (torch.zeros(op.shape[0], dtype=wide, device=op.device) for _ in range(3))
+    slope, rest, weight = (torch.zeros(op.here[0], dtype=wide, device=op.device) for _ in range(3))
     scale = 0.0
     for V in probe_batches(op, num_probes, seed=seed, kind="gaussian", what="diagonal"):
         product = op @ V
@@ -172,7 +173,7 @@ def _slopes(op: LinearOperator, num_probes: int, seed: int) -> tuple[np.ndarray,
                 _fit(slope[part], rest[part], weight[part], x, y[:, j])
     values = to_numpy(slope.div_(scale))
     if num_probes == 1:
-        return values, np.full(op.shape[0], np.nan)
+        return values, np.full(op.here[0], np.nan)
     return values, to_numpy(rest.div_(num_probes - 1).div_(weight).sqrt_().div_(scale))
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from curvescope.algorithms.columns import mean_and_stderr
 from curvescope.algorithms.estimates.intervals import positive_interval
 from curvescope.algorithms.sums import DotSum, chunks
+from curvescope.core.spread import current
 
 SAFE = {torch.float64: 120, torch.float32: 14}  # decades around one where squares are normal numbers
 
@@ -43,8 +44,9 @@ def column_norms(X: Tensor) -> Tensor:
 
 def safe_scale(X: Tensor) -> float:
     """A power of two that brings the largest entry near one; 1 if squares are safe as they are."""
-    low, high = X.aminmax()
-    largest, dtype = max(abs(float(low)), abs(float(high))), X.dtype
+    ends, dtype, spread = X.aminmax() if X.numel() else (), X.dtype, current()
+    largest = max((abs(float(end)) for end in ends), default=0.0)
+    largest = largest if spread is None else spread.largest(largest, X.device)
     if largest == 0 or not math.isfinite(largest) or abs(math.log10(largest)) <= SAFE[dtype]:
         return 1.0
     most = 1000 if dtype == torch.float64 else 120

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from curvescope.algorithms.columns import column_blocks, column_dots, gather_samples, probe_batches
 from curvescope.algorithms.sums import gram, to_numpy
-from curvescope.algorithms.vectors import comfortable, fresh, orthonormalize
+from curvescope.algorithms.vectors import columns_of, comfortable, fresh, orthonormalize
 from curvescope.core.operator import LinearOperator
 from curvescope.core.seeds import Probe, probes
 
@@ -29,7 +29,7 @@ class Sketch(NamedTuple):
 
 def range_sketch(op: LinearOperator, count: int, *, kind: Probe, seed: int) -> Sketch:
     """From the first `count` probes of a seed; `count` is at most the number of rows."""
-    Q, forms = fresh(op, op.shape[0], count), []
+    Q, forms = fresh(op, op.here[0], count), []
     blocks = column_blocks(op, count)
     for V in probe_batches(op, count, seed=seed, kind=kind, what="sketch"):
         place = Q[:, next(blocks)].copy_(op @ V)
@@ -49,7 +49,8 @@ def small_matrices(op: LinearOperator, sketch: Sketch, kind: Probe, seed: int) -
     Q, m = sketch.Q, sketch.Q.shape[1]
     H, W, ZOmega = np.empty((m, m)), np.empty((m, m)), sketch.R.T.copy()
     where = {"seed": seed, "kind": kind}
-    Omega = None if op.symmetric else probes(len(Q), m, **where, dtype=op.dtype, device=op.device)
+    kinds = {"dtype": op.dtype, "device": op.device, "pieces": columns_of(op)}
+    Omega = None if op.symmetric else probes(op.shape[1], m, **where, **kinds)
     for block in column_blocks(op, m):
         Z = op @ Q[:, block]
         H[:, block] = gram(Q.T, Z.T) * sketch.scale

@@ -23,6 +23,7 @@ from curvescope.algorithms.columns import (
 from curvescope.algorithms.estimates.intervals import mean_interval, positive_interval
 from curvescope.algorithms.estimates.sketch import range_sketch, small_matrices
 from curvescope.algorithms.estimates.xtrace import leave_one_out
+from curvescope.algorithms.sums import add_up
 from curvescope.core.operator import LinearOperator
 from curvescope.core.result import Result
 from curvescope.core.seeds import Probe
@@ -221,7 +222,7 @@ def _hutch_plus_plus(op: LinearOperator, num_probes: int, kind: Probe, seed: int
     inside = sum(float(column_dots(Q[:, b], op @ Q[:, b]).sum()) for b in column_blocks(op, count))
     pieces = []
     for G in probe_batches(op, outer, seed=seed, kind=kind, first=count, what="trace"):
-        G.addmm_(Q, Q.T @ G, alpha=-1)
+        G.addmm_(Q, add_up(Q.T @ G), alpha=-1)
         pieces.append(column_dots(G, op @ G))
     return inside, gather_samples(pieces), 2 * count + outer
 

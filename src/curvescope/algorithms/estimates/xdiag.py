@@ -28,7 +28,7 @@ from curvescope.algorithms.columns import column_blocks, summing_dtype, to_numpy
 from curvescope.algorithms.estimates.sketch import range_sketch
 from curvescope.algorithms.estimates.xtrace import left_out
 from curvescope.algorithms.sums import parts
-from curvescope.algorithms.vectors import fresh
+from curvescope.algorithms.vectors import columns_of, fresh
 from curvescope.core.operator import LinearOperator
 from curvescope.core.seeds import Probe, probes
 
@@ -37,13 +37,13 @@ APART = 1e3  # roundings of 1 − g² below which two probes have left the same 
 
 def leave_one_out(op: LinearOperator, count: int, *, kind: Probe, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """The mean of the dᵢ from `count` probes and its standard error, (n,) each."""
-    n, eps = op.shape[0], torch.finfo(op.dtype).eps
+    n, eps = op.here[0], torch.finfo(op.dtype).eps
     Q, R, _, scale = range_sketch(op, count, kind=kind, seed=seed)
     Z = fresh(op, n, count)
     for block in column_blocks(op, count):
         Z[:, block] = op.T @ Q[:, block]
     Omega = torch.empty(n, count, dtype=torch.int8 if kind == "rademacher" else op.dtype, device=op.device)
-    probes(n, count, seed=seed, kind=kind, out=Omega)
+    probes(op.shape[0], count, seed=seed, kind=kind, out=Omega, pieces=columns_of(op))
     S, wide = left_out(R, eps), summing_dtype(op.device)
     turn, gain, g, a = (
         torch.as_tensor(M).to(wide).to(op.device) for M in (S, (S * R).sum(axis=0), *_pairs(S, eps))

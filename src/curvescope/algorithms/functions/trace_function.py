@@ -11,10 +11,12 @@ import torch
 
 from curvescope.algorithms.checks import (
     GIB,
+    WHOLE,
     check_count,
     check_number,
     check_symmetric,
     of_one_matrix,
+    whole_slice,
 )
 from curvescope.algorithms.columns import columns_at_once, mean_and_stderr
 from curvescope.algorithms.estimates.intervals import mean_interval
@@ -31,6 +33,7 @@ from curvescope.algorithms.functions.rules import (
 )
 from curvescope.algorithms.spectra.krylov import lanczos
 from curvescope.algorithms.spectra.quadrature import exact_measures
+from curvescope.algorithms.vectors import columns_of, vector_bytes
 from curvescope.core.errors import CurvescopeError, UsageError
 from curvescope.core.operator import LinearOperator
 from curvescope.core.result import Result
@@ -147,7 +150,7 @@ def trace_function(
 def _exact(op: LinearOperator, f: Function, name: str, damping: float, seed: int) -> FunctionTrace:
     """From the eigenvalues of the operator, written out."""
     n = op.shape[0]
-    measure = exact_measures(op, {"": slice(0, n)})[""]
+    measure = exact_measures(op, whole_slice(op))[WHOLE]
     value = n * _finite(Rule(measure.nodes[0], measure.weights[0]), f, name)
     samples = np.array([value])
     return FunctionTrace(value, 0.0, value, value, samples, None, None, 0.0, True, n, name, damping, seed)
@@ -200,7 +203,7 @@ def _tridiagonals(
 ) -> list[Tridiagonal]:
     """One for each probe, as many of them at a time as memory allows."""
     n, found = op.shape[0], []
-    basis = n * (num_steps + 1) * torch.finfo(op.dtype).bits // 8
+    basis = (num_steps + 1) * vector_bytes(op)
     if basis > max_gib * GIB:
         raise UsageError(
             f"the Lanczos basis of one probe takes {basis / GIB:.1f} GiB, more than max_gib = {max_gib:g}",
@@ -209,7 +212,8 @@ def _tridiagonals(
     width = min(num_probes, columns_at_once(op), int(max_gib * GIB // basis))
     for first in range(0, num_probes, width):
         count = min(width, num_probes - first)
-        start = probes(n, count, seed=seed, first=first, dtype=op.dtype, device=op.device)
+        where = {"dtype": op.dtype, "device": op.device, "pieces": columns_of(op)}
+        start = probes(n, count, seed=seed, first=first, **where)
         T = lanczos(op, start, num_steps)
         found += [(a[:m], b[:m]) for a, b, m in zip(T.alpha, T.beta, T.lengths, strict=True)]
     return found

@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING, Self, get_args
 import numpy as np
 
 from curvescope.algorithms.checks import (
+    WHOLE,
+    block_sizes,
     check_choice,
     check_count,
     check_number,
     check_slices,
     check_symmetric,
     of_one_matrix,
+    whole_slice,
 )
 from curvescope.algorithms.columns import mean_and_stderr
 from curvescope.algorithms.estimates.intervals import positive_interval, student
@@ -245,7 +248,7 @@ def spectral_density(
     check_symmetric(op, "spectral_density")
     options = {"num_probes": num_probes, "num_steps": num_steps, "grid": grid, "width": width, "seed": seed}
     options |= {"probe": probe, "reorthogonalize": reorthogonalize, "max_gib": max_gib}
-    return block_density(op, {"": slice(0, op.shape[0])}, **options)[""]
+    return block_density(op, whole_slice(op), **options)[WHOLE]
 
 
 @of_one_matrix
@@ -277,7 +280,8 @@ def block_density(
     check_choice("probe", probe, get_args(Probe))
     check_grid(grid, width)
     blocks = check_slices(op, slices)
-    small = {name: rows for name, rows in blocks.items() if rows.stop - rows.start <= num_steps}
+    sizes = block_sizes(op, blocks)
+    small = {name: rows for name, rows in blocks.items() if sizes[name] <= num_steps}
     large = {name: rows for name, rows in blocks.items() if name not in small}
     options = {"num_probes": num_probes, "num_steps": num_steps, "probe": probe, "seed": seed}
     measures = exact_measures(op, small) if small else {}
@@ -285,8 +289,7 @@ def block_density(
         measures |= lanczos_measures(op, large, **options, reorthogonalize=reorthogonalize, max_gib=max_gib)
     how = {"seed": seed, "probe": probe, "psd": op.psd}
     return {
-        name: _density(measures[name], rows.stop - rows.start, num_steps, grid, width, **how)
-        for name, rows in blocks.items()
+        name: _density(measures[name], size, num_steps, grid, width, **how) for name, size in sizes.items()
     }
 
 

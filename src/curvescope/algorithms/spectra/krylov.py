@@ -16,7 +16,14 @@ from torch import Tensor
 
 from curvescope.algorithms.checks import check_count, check_symmetric, of_one_matrix
 from curvescope.algorithms.sums import inner, norms
-from curvescope.algorithms.vectors import check_finite, comfortable, fresh, orthogonalize, three_terms
+from curvescope.algorithms.vectors import (
+    check_finite,
+    comfortable,
+    fresh,
+    none_is_zero,
+    orthogonalize,
+    three_terms,
+)
 from curvescope.core.errors import ShapeError
 from curvescope.core.operator import LinearOperator, as_columns
 from curvescope.core.progress import track
@@ -149,7 +156,7 @@ def lanczos(
     start = as_columns(op, start_columns)
     if start_columns.ndim != 2 or start.shape[1] == 0:
         raise ShapeError(f"expected start columns ({op.shape[0]}, k), got {tuple(start_columns.shape)}")
-    if not bool((start != 0).any(dim=0).all()):
+    if not none_is_zero(start):
         raise ShapeError("expected start columns that are not zero, got a zero column")
     steps = min(check_count("num_steps", num_steps, at_least=1), op.shape[0])
     recurrence = Recurrence(op, len(start), start.shape[1], steps, reorthogonalize=reorthogonalize)

@@ -21,6 +21,7 @@ from curvescope.algorithms.spectra.krylov import Tridiagonals, lanczos
 from curvescope.algorithms.spectra.restart import Search, Which
 from curvescope.algorithms.spectra.ritz import Found, measured, solved_directly
 from curvescope.algorithms.spectra.smallest import smallest, unresolved
+from curvescope.algorithms.vectors import none_is_zero, on_all, vector_bytes
 from curvescope.core.errors import ShapeError, UsageError
 from curvescope.core.operator import LinearOperator, as_columns
 from curvescope.core.result import Result
@@ -166,7 +167,7 @@ def _eigenpairs(found: Found, tol: float, which: Which, seed: int, *, vectors: b
 
 def _basis_size(op: LinearOperator, k: int) -> int:
     """Default number of basis vectors, within the memory it may take."""
-    vector = op.shape[0] * torch.finfo(op.dtype).bits // 8
+    vector = vector_bytes(op)
     fitting = BASIS_GIB * GIB // vector - 1
     if fitting < min(k + SPARE, op.shape[0]):
         needed = (k + SPARE + 1) * vector / GIB
@@ -180,11 +181,11 @@ def _basis_size(op: LinearOperator, k: int) -> int:
 def _start_columns(op: LinearOperator, v0: Tensor | np.ndarray) -> Tensor:
     """The given start vectors as columns (n, m), none of them zero."""
     columns = as_columns(op, v0)
-    if columns.shape[1] == 0 or not bool((columns != 0).any(dim=0).all()):
+    if columns.shape[1] == 0 or not none_is_zero(columns):
         raise ShapeError(
             f"expected v0 as one vector ({op.shape[0]},) that is not zero, or columns of such, "
             f"got {tuple(v0.shape)}"
         )
-    if not bool(torch.isfinite(columns).all()):
+    if not on_all(bool(torch.isfinite(columns).all()), op.device):
         raise ShapeError("expected a finite v0, got nan or inf")
     return columns

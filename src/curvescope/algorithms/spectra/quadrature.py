@@ -14,11 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from curvescope.algorithms.checks import GIB
+from curvescope.algorithms.checks import GIB, block_pieces, block_sizes
 from curvescope.algorithms.columns import columns_at_once
 from curvescope.algorithms.rounding import is_rounding, length
 from curvescope.algorithms.spectra.krylov import Recurrence, Tridiagonals
-from curvescope.algorithms.sums import to_numpy
+from curvescope.algorithms.sums import add_up, to_numpy
 from curvescope.algorithms.vectors import check_finite
 from curvescope.core.errors import UsageError
 from curvescope.core.operator import LinearOperator
@@ -41,32 +41,40 @@ class Job:
     """Probes `first, …, first + count − 1` of one block, run together."""
 
     name: str
-    rows: slice
+    rows: slice  # where the block, or what is here of it, lies in a vector
     first: int
     count: int
 
     @property
     def size(self) -> int:
-        """Number of rows of the block."""
+        """Number of rows that are here of the block."""
         return self.rows.stop - self.rows.start
 
 
 def exact_measures(op: LinearOperator, blocks: Mapping[str, slice]) -> dict[str, Measure]:
     """Eigenvalues of each diagonal block with equal weights, from products with unit vectors."""
-    units = [(name, i) for name, rows in blocks.items() for i in range(rows.stop - rows.start)]
+    sizes = block_sizes(op, blocks)
+    units = [(name, i) for name, size in sizes.items() for i in range(size)]
     matrices = {
-        name: torch.empty(rows.stop - rows.start, rows.stop - rows.start, dtype=op.dtype, device=op.device)
-        for name, rows in blocks.items()
+        name: torch.zeros(size, size, dtype=op.dtype, device=op.device) for name, size in sizes.items()
     }
+    own = {name: _own_rows(op, name, size) for name, size in sizes.items()}
     width = columns_at_once(op)
     for start in track(range(0, len(units), width), "small blocks"):
         batch = units[start : start + width]
-        columns = torch.zeros(op.shape[1], len(batch), dtype=op.dtype, device=op.device)
-        columns[[blocks[name].start + i for name, i in batch], range(len(batch))] = 1
+        columns = torch.zeros(op.here[1], len(batch), dtype=op.dtype, device=op.device)
+        for column, (name, i) in enumerate(batch):
+            columns[blocks[name], column] = (own[name] == i).to(op.device, op.dtype)
         product = op @ columns
         for column, (name, i) in enumerate(batch):
-            matrices[name][:, i] = product[blocks[name], column]
-    return {name: _eigenvalue_measure(to_numpy(matrix)) for name, matrix in matrices.items()}
+            matrices[name][own[name], i] = product[blocks[name], column]
+    return {name: _eigenvalue_measure(to_numpy(add_up(matrix))) for name, matrix in matrices.items()}
+
+
+def _own_rows(op: LinearOperator, name: str, size: int) -> Tensor:
+    """Which rows of a block are here."""
+    here = block_pieces(op, name)
+    return torch.arange(size) if here is None else here.positions()
 
 
 def _eigenvalue_measure(A: np.ndarray) -> Measure:
@@ -136,7 +144,9 @@ def _started(
     op: LinearOperator, job: Job, num_steps: int, probe: Probe, seed: int, reorthogonalize: bool
 ) -> Recurrence:
     found = Recurrence(op, job.size, job.count, num_steps, reorthogonalize=reorthogonalize)
-    probes(job.size, job.count, seed=seed, first=job.first, kind=probe, out=found.vectors)
+    size = block_sizes(op, {job.name: job.rows})[job.name]
+    where = {"out": found.vectors, "pieces": block_pieces(op, job.name)}
+    probes(size, job.count, seed=seed, first=job.first, kind=probe, **where)
     found.begin()
     return found
 
@@ -144,9 +154,9 @@ def _started(
 def _buffer(op: LinearOperator, group: list[Job]) -> Tensor | None:
     """Columns (n, c) for the products of a group, zero outside the blocks; none for one whole vector."""
     total = sum(job.count for job in group)
-    if total == 1 and group[0].size == op.shape[1]:
+    if total == 1 and block_sizes(op, {group[0].name: group[0].rows})[group[0].name] == op.shape[1]:
         return None
-    return torch.zeros(op.shape[1], total, dtype=op.dtype, device=op.device)
+    return torch.zeros(op.here[1], total, dtype=op.dtype, device=op.device)
 
 
 def _advance(
@@ -174,8 +184,10 @@ def _grouped(
     width, entry = columns_at_once(op), torch.finfo(op.dtype).bits // 8
     group: list[Job] = []
     room, columns = max_gib * GIB, width
+    ranks = 1 if op.pieces is None else op.pieces[0].spread.ranks
+    sizes = block_sizes(op, blocks)
     for name, rows in blocks.items():
-        basis = (rows.stop - rows.start) * vectors * entry
+        basis = -(-sizes[name] // ranks) * vectors * entry
         if basis > max_gib * GIB:
             raise UsageError(
                 f"the Lanczos basis of one probe of {name or 'the operator'} takes {basis / GIB:.1f} GiB, "

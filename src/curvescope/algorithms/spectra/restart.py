@@ -91,7 +91,7 @@ class Search:
         self.which: Which = which
         self.tol, self.max_basis, self.max_products = tol, min(max_basis, self.n), max_products
         self.seed, self.starts = seed, [] if starts is None else list(starts.T)
-        self.rows = fresh(op, self.max_basis + 1, self.n)
+        self.rows = fresh(op, self.max_basis + 1, op.here[0])
         self.H = np.zeros((self.max_basis, self.max_basis))  # upper triangle of the projection
         self.beta = 0.0  # norm of what the last product left outside the basis
         self.locked = np.zeros(0)  # Ritz values of the locked vectors

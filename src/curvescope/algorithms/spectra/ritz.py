@@ -11,7 +11,7 @@ from torch import Tensor
 from curvescope.algorithms.columns import columns_at_once
 from curvescope.algorithms.spectra.restart import Search, Which, choose
 from curvescope.algorithms.sums import gram, norms, to_numpy
-from curvescope.algorithms.vectors import check_finite, orthogonalize, random_vector, rotate
+from curvescope.algorithms.vectors import check_finite, orthogonalize, own_entries, random_vector, rotate
 from curvescope.core.operator import LinearOperator
 
 
@@ -37,7 +37,7 @@ def solved_directly(op: LinearOperator, k: int, which: Which) -> Found:
     values, S = theta[best], S[:, best]
     scale = float(np.abs(theta).max())
     residuals = np.linalg.norm(A @ S - S * values, axis=0) + torch.finfo(op.dtype).eps * scale
-    Y = torch.as_tensor(S.T.copy()).to(op.dtype)
+    Y = torch.as_tensor(own_entries(op, S).T.copy()).to(op.dtype)
     return Found(values, Y, residuals, scale, True, op.shape[0])
 
 

@@ -37,7 +37,7 @@ class _Inverting(LinearOperator):
 
     def __init__(self, op: LinearOperator, tol: float, limit: int):
         self.op, self.tol, self.limit, self.products = op, tol, limit, 0
-        self.shape, self.dtype, self.device = op.shape, op.dtype, op.device
+        self.shape, self.dtype, self.device, self.pieces = op.shape, op.dtype, op.device, op.pieces
 
     def _matmat(self, V: Tensor) -> Tensor:
         left = (self.limit - self.products) // V.shape[1]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from curvescope.algorithms.sums import norms, to_numpy
 from curvescope.algorithms.systems.iterations import Multiply, Stop, distance
-from curvescope.algorithms.vectors import check_finite, comfortable
+from curvescope.algorithms.vectors import check_finite, comfortable, on_all
 from curvescope.core.operator import LinearOperator
 
 ROUNDS = 10  # solves, each for the residual that the last one left
@@ -26,7 +26,8 @@ def rescale(x: Tensor, factor: float, other: float, tol: float) -> bool:
     before = x.clone()
     x.mul_(first).mul_(second)
     back = x.div(second).div_(first)
-    return bool(torch.isfinite(x).all()) and bool(norms(back - before) <= tol * norms(before))
+    finite = on_all(bool(torch.isfinite(x).all()), x.device)
+    return finite and bool(norms(back - before) <= tol * norms(before))
 
 
 class System:
@@ -69,7 +70,7 @@ def refined(iterate: Iteration, system: System, B: Tensor, tol: float, limit: in
     """Solve, measure the residual, and solve again for it."""
     sizes = norms(B, dim=0)
     safe = torch.where(sizes > 0, sizes, 1)
-    X, R, used = B.new_zeros(system.op.shape[1], B.shape[1]), B, 0
+    X, R, used = B.new_zeros(system.op.here[1], B.shape[1]), B, 0
     residual, reason, size = to_numpy(sizes / safe), f"stopped at max_products = {limit}", 0.0
     for turn in range(ROUNDS):
         if (residual <= tol).all() or used + 2 > limit:

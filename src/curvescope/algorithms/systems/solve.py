@@ -28,7 +28,7 @@ from curvescope.algorithms.systems.lsmr import LEAST_SQUARES, least_squares
 from curvescope.algorithms.systems.minres import minimal_residuals
 from curvescope.algorithms.systems.neumann import neumann_series
 from curvescope.algorithms.systems.rounds import Iteration, Refined, System, refined, rescale
-from curvescope.algorithms.vectors import comfortable
+from curvescope.algorithms.vectors import columns_of, comfortable, on_all
 from curvescope.core.errors import ShapeError, UsageError
 from curvescope.core.operator import LinearOperator, Vector, as_columns
 from curvescope.core.operator.kinds import is_single
@@ -144,7 +144,7 @@ def _right_hand_sides(op: LinearOperator, b: Vector) -> Tensor:
     B = as_columns(op.T, b)
     if B.shape[1] == 0:
         raise UsageError("expected at least one right-hand side, got columns of shape (n, 0)")
-    if not bool(torch.isfinite(B).all()):
+    if not on_all(bool(torch.isfinite(B).all()), op.device):
         raise UsageError("expected a finite right-hand side, got nan or inf")
     return B
 
@@ -195,7 +195,12 @@ def _check_preconditioner(op: LinearOperator, M: LinearOperator | None, method: 
     if not isinstance(M, LinearOperator):
         raise UsageError(f"expected a LinearOperator as preconditioner, got {type(M).__name__}")
     n = op.shape[1]
-    if M.shape != (n, n) or M.dtype != op.dtype or M.device.type != op.device.type:
+    if (
+        M.shape != (n, n)
+        or M.here != (op.here[1], op.here[1])
+        or M.dtype != op.dtype
+        or M.device.type != op.device.type
+    ):
         raise ShapeError(f"expected a preconditioner of {n} × {n} in {op.dtype} on {op.device}, got {M!r}")
     if method in ("cg", "minres") and not M.symmetric:
         raise UsageError(f"method={method!r} needs a symmetric preconditioner, got {M!r}")
@@ -203,8 +208,10 @@ def _check_preconditioner(op: LinearOperator, M: LinearOperator | None, method: 
 
 def _longest_step(system: System) -> float:
     """1 / θ for the largest Ritz value θ of A + λ I after a few steps: surely less than 2 / λ_max."""
-    start = probes(system.op.shape[0], 1, seed=0, dtype=system.op.dtype, device=system.op.device)
-    largest = float(lanczos(system.op, start, STEPS).quadrature()[0].max()) + system.damping
+    op = system.op
+    where = {"dtype": op.dtype, "device": op.device, "pieces": columns_of(op)}
+    start = probes(op.shape[0], 1, seed=0, **where)
+    largest = float(lanczos(op, start, STEPS).quadrature()[0].max()) + system.damping
     return 1 / largest if largest > 0 else 1.0
 
 

@@ -23,6 +23,7 @@ from curvescope.core.errors import ShapeError, UsageError
 from curvescope.core.operator.checks import check_alike, number
 from curvescope.core.operator.index import Index, named_rows, positions
 from curvescope.core.operator.kinds import as_columns, in_kind, named
+from curvescope.core.spread import Pieces
 
 if TYPE_CHECKING:
     from scipy.sparse.linalg import LinearOperator as ScipyOperator
@@ -33,6 +34,9 @@ class LinearOperator(ABC):
 
     Subclasses set `shape, dtype, device, symmetric, psd` and implement `_matmat` and, unless they are
     symmetric, `_rmatmat`. One over named blocks sets `space`, those of its rows, and `columns`.
+
+    Where vectors are spread over ranks `shape` is that of the whole matrix, and a vector or a space is what
+    this rank holds, with `here` entries.
     """
 
     shape: tuple[int, int]
@@ -40,7 +44,13 @@ class LinearOperator(ABC):
     device: torch.device
     symmetric: bool = False
     psd: bool = False
+    pieces: tuple[Pieces, Pieces] | None = None  # of rows and columns, where vectors are spread over ranks
     keeps_names: bool = False  # entry i of a product is named as entry i of the vector, whatever the names
+
+    @property
+    def here(self) -> tuple[int, int]:
+        """Rows and columns that this process holds of vectors: `shape`, unless they are spread over ranks."""
+        return self.shape if self.pieces is None else (self.pieces[0].size, self.pieces[1].size)
 
     @abstractmethod
     def _matmat(self, V: Tensor) -> Tensor:
@@ -81,8 +91,8 @@ class LinearOperator(ABC):
     def __rmatmul__(self, other: Any) -> Any:
         """x A = (Aᵀ xᵀ)ᵀ for a vector (m,) or rows (k, m), in the kind of x."""
         rows = isinstance(other, Tensor | np.ndarray) and other.ndim == 2
-        if rows and other.shape[1] != self.shape[0]:
-            m = self.shape[0]
+        if rows and other.shape[1] != self.here[0]:
+            m = self.here[0]
             raise ShapeError(
                 f"expected a vector of {m} entries or rows (k, {m}) to the left, got {tuple(other.shape)}"
             )
@@ -134,6 +144,10 @@ class LinearOperator(ABC):
     __iter__ = None  # no sequence of rows, though it has an index
 
     def _selection(self, index: Index, side: str, axis: int) -> Selection:
+        if self.pieces is not None:
+            raise UsageError(
+                "a submatrix is not for vectors that are spread over ranks", hint="op.block(name)"
+            )
         names = [index] if isinstance(index, str) else index
         if isinstance(names, list | tuple) and names and all(isinstance(name, str) for name in names):
             index = named_rows(repr(self), named(self, side), [str(name) for name in names])
@@ -171,13 +185,14 @@ class LinearOperator(ABC):
         if chunk < 1:
             raise UsageError(f"expected a chunk of at least 1 column, got {chunk}")
         m, n = self.shape
-        out = torch.empty(m, n, dtype=self.dtype, device=self.device)
+        out = torch.zeros(m, n, dtype=self.dtype, device=self.device)
+        rows, columns = (slice(None), slice(None)) if self.pieces is None else _positions(self.pieces)
         for start in range(0, n, chunk):
             stop = min(start + chunk, n)
             basis = torch.zeros(n, stop - start, dtype=self.dtype, device=self.device)
             basis[torch.arange(start, stop), torch.arange(stop - start)] = 1
-            out[:, start:stop] = self._matmat(basis)
-        return out
+            out[rows, start:stop] = self._matmat(basis[columns])
+        return out if self.pieces is None else self.pieces[0].spread.added(out)
 
     def to_scipy(self) -> ScipyOperator:
         """The same operator for SciPy's solvers, on numpy vectors."""
@@ -230,6 +245,7 @@ class Sum(LinearOperator):
         check_alike(A, B, "add")
         self.A, self.B = A, B
         self.shape, self.dtype, self.device = A.shape, A.dtype, A.device
+        self.pieces = _both(A, B)
         self.symmetric = (A.symmetric and B.symmetric) or A.mirrors(B)
         self.psd, self.keeps_names = A.psd and B.psd, A.keeps_names and B.keeps_names
         for side in ("space", "columns"):
@@ -263,7 +279,7 @@ class Scaled(LinearOperator):
 
     def __init__(self, A: LinearOperator, factor: float):
         self.A, self.factor = A, number(factor)
-        self.shape, self.dtype, self.device = A.shape, A.dtype, A.device
+        self.shape, self.dtype, self.device, self.pieces = A.shape, A.dtype, A.device, A.pieces
         self.symmetric, self.psd, self.keeps_names = A.symmetric, A.psd and self.factor >= 0, A.keeps_names
         _name(self, rows=A, columns=A)
 
@@ -301,6 +317,7 @@ class Product(LinearOperator):
         check_alike(A, B, "multiply")
         self.A, self.B = A, B
         self.shape, self.dtype, self.device = (A.shape[0], B.shape[1]), A.dtype, A.device
+        self.pieces = _both(A, B)
         factor, chain = self._chain()
         half = len(chain) // 2
         mirrored = all(f.mirrors(g) for f, g in zip(chain[:half], reversed(chain), strict=False))
@@ -344,6 +361,7 @@ class Transpose(LinearOperator):
     def __init__(self, A: LinearOperator):
         self.A = A
         self.shape, self.dtype, self.device = (A.shape[1], A.shape[0]), A.dtype, A.device
+        self.pieces = None if A.pieces is None else (A.pieces[1], A.pieces[0])
         for side, other in (("space", "columns"), ("columns", "space")):
             if (space := named(A, other)) is not None:
                 setattr(self, side, space)
@@ -384,6 +402,20 @@ class Selection(LinearOperator):
 
     def _rmatmat(self, U: Tensor) -> Tensor:
         return U[self.index]
+
+
+def _positions(pieces: tuple[Pieces, Pieces]) -> tuple[Any, Any]:
+    return pieces[0].positions(), pieces[1].positions()
+
+
+def _both(A: LinearOperator, B: LinearOperator) -> tuple[Pieces, Pieces] | None:
+    """The pieces of a sum or product; both operators are over vectors that are spread alike, or neither."""
+    if (A.pieces is None) != (B.pieces is None):
+        raise ShapeError(
+            f"cannot put {A!r} and {B!r} together: the vectors of one are spread over ranks",
+            hint="damping=λ and weight_decay=w of an operator add a diagonal",
+        )
+    return None if A.pieces is None or B.pieces is None else (A.pieces[0], B.pieces[1])
 
 
 def _name(made: LinearOperator, *, rows: LinearOperator, columns: LinearOperator) -> None:

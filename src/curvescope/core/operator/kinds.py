@@ -36,9 +36,10 @@ def check_vector(A: LinearOperator, v: Any) -> None:
             "expected a plain vector, got one inside a transform of torch.func",
             hint="op @ V takes columns (n, k) at once; op is linear, so its derivative along u is op @ u",
         )
-    if v.dim() not in (1, 2) or v.shape[0] != A.shape[1]:
+    n, where = A.here[1], "" if A.pieces is None else " on this rank"
+    if v.dim() not in (1, 2) or v.shape[0] != n:
         raise ShapeError(
-            f"expected a vector of {A.shape[1]} entries or columns ({A.shape[1]}, k), got {tuple(v.shape)}",
+            f"expected a vector of {n} entries{where} or columns ({n}, k), got {tuple(v.shape)}",
             hint="op.space.gather(tree) makes a vector from parameters",
         )
     if v.dtype != A.dtype or v.device.type != A.device.type:
@@ -97,7 +98,7 @@ def in_kind(A: LinearOperator, product: Tensor, v: Vector) -> Any:
 def named(A: LinearOperator, side: str) -> ParamSpace | None:
     """The named blocks of the rows, "space", or of the columns, "columns", of an operator that has them."""
     space = getattr(A, side, None)
-    size = A.shape[0] if side == "space" else A.shape[1]
+    size = A.here[0] if side == "space" else A.here[1]
     return space if isinstance(space, ParamSpace) and space.size == size else None
 
 

@@ -7,6 +7,7 @@ the same result, so a class with a familiar name and another meaning stays as it
 from __future__ import annotations
 
 import logging
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -58,14 +59,18 @@ class Fused:
 def fuse(model: Model) -> Fused:
     """Our kernels for a model as it is now."""
     parts = model.module.modules()
-    found = [r for part in parts for r in (_replacement(part, s) for s in model.standins) if r is not None]
+    found = [
+        r for part in parts for r in (_replacement(model, part, s) for s in model.standins) if r is not None
+    ]
     return Fused(tuple(found), _takes_our_attention(model))
 
 
-def _replacement(part: nn.Module, standin: Standin) -> Replacement | None:
+def _replacement(model: Model, part: nn.Module, standin: Standin) -> Replacement | None:
     if not type(part).__name__.endswith(standin.ending) or standin.method in vars(part):
         return None
-    taken = next((ours for ours in standin.candidates(part) if _fits(part, standin, ours)), None)
+    candidates = standin.candidates(part)
+    with model.whole(part) if candidates and not standin.certain else nullcontext():
+        taken = next((ours for ours in candidates if _fits(part, standin, ours)), None)
     return None if taken is None else Replacement(part, standin.method, taken)
 
 
@@ -81,7 +86,7 @@ def _takes_our_attention(model: Model) -> bool:
     if is_paired(module):  # its attention to the encoder is between sequences of two lengths
         return False
     register_hf()
-    own = model.settings(module)
+    own = [*model.settings(module), *model.gathered()]
     before = small_outputs(module, [*own, *attention_is(module, "eager")])
     if before is None:
         return False

@@ -1,0 +1,124 @@
+"""A product with a model that is spread over ranks against one with the whole model, on one card with NCCL.
+
+    torchrun --nproc-per-node 1 benchmarks/sharded_cuda.py
+
+GPT-2 124M, 8 × 1024 tokens, TF32 unless --float32: Hessian and GGN products, milliseconds (median), how many
+times as long as the whole model's, peak memory, and the distance of the results. A single rank has everything
+and gathers nothing; in the lines "gathering" it does as several ranks do: layers send and receive, are
+released, and computed again. They are to be compared with the whole model's with checkpoint=True.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import curvescope as cs
+from curvescope.distributed import shard
+from curvescope.studies.hvp.models import SHAPES, build
+
+LINE = "{operator:8} {way:22} {ms:9.1f} ms {times:6.2f} × {GiB:7.1f} GiB {error:.1e}"
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--size", default="124M", choices=list(SHAPES))
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--tokens", type=int, default=1024)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--float32", action="store_true", help="without TF32")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--out", type=Path, help="a file for the numbers")
+    return parser.parse_args()
+
+
+def problems(given: argparse.Namespace) -> dict[str, tuple[cs.Problem, dict[str, Any]]]:
+    """The same model whole and spread, and options of the operator."""
+    torch.manual_seed(0)
+    module = build("gpt2", given.size, given.tokens).eval().to(given.device)
+    x, y = torch.randint(SHAPES[given.size][3], (2, given.batch, given.tokens), device=given.device)
+    data = cs.Batches([cs.Batch(x, y)])
+    spread = cs.Problem(shard(copy.deepcopy(module)), data)
+    gathering = cs.Problem(shard(copy.deepcopy(module), always=True), data)
+    whole = cs.Problem(module, data)
+    again = {"checkpoint": True}
+    return {
+        "whole": (whole, {}),
+        "sharded": (spread, {}),
+        "whole, checkpoint": (whole, again),
+        "sharded, checkpoint": (spread, again),
+        "sharded, gathering": (gathering, again),
+    }
+
+
+def milliseconds(call: Any, device: str, rounds: int) -> float:
+    """Median over rounds."""
+    if device == "cpu":
+        import time
+
+        found = []
+        for _ in range(rounds):
+            start = time.perf_counter()
+            call()
+            found.append(1e3 * (time.perf_counter() - start))
+        return median(found)
+    pairs = []
+    for _ in range(rounds):
+        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        call()
+        stop.record()
+        pairs.append((start, stop))
+    torch.cuda.synchronize()
+    return median(a.elapsed_time(b) for a, b in pairs)
+
+
+def measured(op: Any, v: torch.Tensor, given: argparse.Namespace) -> dict[str, Any]:
+    """One operator inside `steady`, as algorithms call it."""
+    cuda = given.device != "cpu"
+    with op.steady():
+        for _ in range(4):  # kept, recorded, replayed
+            product = op @ v
+        if cuda:
+            torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats()
+        found = milliseconds(lambda: op @ v, given.device, given.rounds)
+    peak = torch.cuda.max_memory_allocated() / 2**30 if cuda else 0.0
+    return {"ms": found, "GiB": peak, "product": product}
+
+
+def main() -> None:
+    given = arguments()
+    torch.set_float32_matmul_precision("highest" if given.float32 else "high")
+    if given.device == "cuda":
+        torch.cuda.set_device(0)
+    dist.init_process_group("nccl" if given.device == "cuda" else "gloo")
+    rows: list[dict[str, Any]] = []
+    for kind in (cs.Hessian, cs.GGN):
+        first: dict[str, dict[str, Any]] = {}
+        for name, (problem, options) in problems(given).items():
+            op = kind(problem, **options)
+            source = torch.Generator(given.device).manual_seed(1)
+            v = torch.randn(op.here[1], generator=source, device=given.device)
+            found = first[name] = measured(op, v, given)
+            base = first["whole, checkpoint" if options else "whole"]
+            gap = float((found["product"] - base["product"]).norm() / base["product"].norm())
+            row = {"operator": kind.__name__, "way": name, "ms": found["ms"], "GiB": found["GiB"]}
+            rows.append(row | {"times": found["ms"] / base["ms"], "error": gap})
+            print(LINE.format(**rows[-1]), flush=True)
+            del op
+    if given.out is not None:
+        given.out.parent.mkdir(parents=True, exist_ok=True)
+        given.out.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,95 @@
+"""Memory of a Hessian product with a model that is spread over 1, 2 and 4 ranks, against what is predicted.
+
+    python benchmarks/sharded_memory.py > benchmarks/results/sharded/memory.md
+
+A decoder of 16 layers and width 640 (79 million parameters, 315 MB in float32), four sequences of 8 tokens,
+gloo on a CPU, one product inside `steady`, layers computed again. Memory is by how much the process grew at
+its peak (VmHWM), and the parameters and the vector that were there before; that of the busiest rank. The
+prediction is `distributed.cost.sharded`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from _timing import peak_memory
+
+import curvescope as cs
+from curvescope.distributed import cost, shard
+from curvescope.models.zoo import TransformerConfig
+
+LAYERS, WIDTH, WORDS, SEQUENCES, TOKENS = 16, 640, 256, 4, 8
+RANKS = (1, 2, 4)
+
+
+def spread_model() -> tuple[Any, cost.Decoder]:
+    """The decoder in pieces, and its sizes."""
+    sizes = {"n_layers": LAYERS, "d_model": WIDTH, "n_heads": 10, "n_ctx": TOKENS, "vocab_size": WORDS}
+    model = cs.load(TransformerConfig(**sizes))
+    decoder = cost.decoder_of(model)
+    return shard(model), decoder
+
+
+def measure(rank: int, ranks: int, file: str) -> None:
+    """One rank: writes a line of numbers, the largest of all ranks."""
+    dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=ranks)
+    model, decoder = spread_model()
+    ids = torch.randint(0, WORDS, (SEQUENCES, TOKENS + 1), generator=torch.Generator().manual_seed(0))
+    problem = cs.Problem(model, cs.Batches([cs.Batch(ids[:, :-1], ids[:, 1:])]))
+    H = cs.Hessian(problem, checkpoint=True)
+    v = torch.ones(H.here[1])
+    with H.steady():
+        found = 1e6 * peak_memory(lambda: H @ v)[1]
+    held = sum(p.nbytes for p in model.parameters.values()) + v.nbytes
+    told = torch.tensor([found + held, float(held)], dtype=torch.float64)
+    dist.all_reduce(told, op=dist.ReduceOp.MAX)
+    predicted = cost.sharded(decoder, tokens=SEQUENCES * TOKENS, ranks=ranks).memory
+    if rank == 0:
+        numbers = {"ranks": ranks, "measured": told[0].item(), "held": told[1].item(), "predicted": predicted}
+        print(json.dumps(numbers | {"parameters": decoder.parameters, "layer": decoder.layer}))
+    dist.destroy_process_group()
+
+
+def start(ranks: int) -> dict[str, float]:
+    """Ranks of one thread each; what rank 0 says."""
+    with tempfile.TemporaryDirectory() as folder:
+        words = [sys.executable, __file__]
+        # large pieces of memory go back when they are freed, whichever thread of gloo does it
+        env = os.environ | {"OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": "65536"}
+        options = {"env": env, "stdout": subprocess.PIPE, "text": True}
+        running = [
+            subprocess.Popen([*words, str(rank), str(ranks), str(Path(folder) / "meet")], **options)
+            for rank in range(ranks)
+        ]
+        said = [process.communicate()[0] for process in running]
+    return json.loads(said[0])
+
+
+def main() -> None:
+    print("# Memory of a product with a model that is spread over ranks\n")
+    print(" ".join((__doc__ or "").split("\n\n")[2].split()) + "\n")
+    print(f"torch {torch.__version__}, Python {platform.python_version()}.\n")
+    print("| ranks | parameters here, MB | peak, MB | predicted, MB | measured / predicted |")
+    print("|---|---|---|---|---|", flush=True)
+    for ranks in RANKS:
+        found = start(ranks)
+        held = found["held"] / 2e6
+        measured, predicted = found["measured"] / 1e6, found["predicted"] / 1e6
+        numbers = f"{held:.0f} | {measured:.0f} | {predicted:.0f} | {measured / predicted:.2f}"
+        print(f"| {ranks} | {numbers} |", flush=True)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        measure(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
+    else:
+        main()
