@@ -16,7 +16,7 @@ from curvescope.core import notebook
 from curvescope.core.blocks import ParamSpace, by_role
 from curvescope.core.errors import CurvescopeError, ModuleError, ShapeError, UsageError
 from curvescope.core.progress import track
-from curvescope.core.spread import Spread
+from curvescope.core.ranks.spread import Spread
 from curvescope.core.tensors.graph import leaves_of
 from curvescope.core.tensors.trees import leaves as tree_leaves
 from curvescope.data.batches import Batch, Batches, as_batches

@@ -27,10 +27,10 @@ from curvescope.algorithms.blocks.ends import extreme_ends
 from curvescope.algorithms.blocks.probes import own_probes
 from curvescope.core.blocks import Block, ParamSpace, whole
 from curvescope.core.errors import CurvescopeError
-from curvescope.core.local_blocks import local_block
 from curvescope.core.operator import LinearOperator
 from curvescope.core.operator.matrices import LowRank
-from curvescope.core.spread import Pieces, Spread
+from curvescope.core.ranks.local_blocks import local_block
+from curvescope.core.ranks.spread import Pieces, Spread
 from curvescope.data.batches import Batch, Batches
 from curvescope.distributed import cost, shard
 from curvescope.models.model import Model

@@ -11,8 +11,8 @@ from curvescope.algorithms.spectra.density import SpectralDensity
 from curvescope.core.errors import CurvescopeError, UsageError
 from curvescope.core.result import Result
 from curvescope.operators import Hessian
+from curvescope.runs.disk.place import check_writable
 from curvescope.runs.folder import Stopped
-from curvescope.runs.place import check_writable
 from curvescope.studies import folder
 
 pytestmark = pytest.mark.usefixtures("undrawn", "few_sequences")

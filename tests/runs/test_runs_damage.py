@@ -11,10 +11,10 @@ import pytest
 
 from curvescope.core.errors import CurvescopeError
 from curvescope.core.result import Result
-from curvescope.runs import durable
-from curvescope.runs.durable import Pace, sync_tree, write_whole
+from curvescope.runs.disk import durable
+from curvescope.runs.disk.durable import Pace, sync_tree, write_whole
+from curvescope.runs.disk.place import full_disk_said
 from curvescope.runs.pieces import SUMS, Pieces
-from curvescope.runs.place import full_disk_said
 from curvescope.runs.work import Piece, work_through
 
 

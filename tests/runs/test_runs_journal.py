@@ -9,7 +9,7 @@ import torch
 from curvescope.algorithms import block_map, eigsh, spectral_density, trace
 from curvescope.algorithms.recording import recording
 from curvescope.core.operator import Matrix
-from curvescope.runs.journal import Journal, _put
+from curvescope.runs.disk.journal import Journal, _put
 
 N = 120
 BLOCKS = {"a": slice(0, 50), "b": slice(50, N)}
@@ -103,8 +103,8 @@ def test_a_file_that_is_torn_counts_up_to_its_last_whole_record(beyond, tmp_path
 def test_products_that_would_take_long_to_write_are_left_out_and_computed_again(tmp_path, monkeypatch):
     want = ALGORITHMS["density"](Counted())
     own = Journal._write
-    monkeypatch.setattr("curvescope.runs.journal.PATIENCE", 0.0)
-    monkeypatch.setattr("curvescope.runs.journal.MOST_OF_TIME", 1e9)
+    monkeypatch.setattr("curvescope.runs.disk.journal.PATIENCE", 0.0)
+    monkeypatch.setattr("curvescope.runs.disk.journal.MOST_OF_TIME", 1e9)
     slow = iter(range(12))
 
     def every_third(self, number, *rest):
@@ -118,7 +118,7 @@ def test_products_that_would_take_long_to_write_are_left_out_and_computed_again(
     monkeypatch.setattr(Journal, "_write", own)
     np.testing.assert_array_equal(run("density", tmp_path, op), want)
     assert op.count == 8
-    monkeypatch.setattr("curvescope.runs.journal.MOST_OF_TIME", 0.0)
+    monkeypatch.setattr("curvescope.runs.disk.journal.MOST_OF_TIME", 0.0)
     (tmp_path / "products").unlink()
     run("density", tmp_path, Counted())
     assert journal(tmp_path).kept == 1  # the first, whose time was not known
@@ -135,7 +135,7 @@ def test_a_disk_that_is_full_stops_the_writing_and_nothing_else(tmp_path, monkey
             raise OSError(28, "No space left on device")
         own(file, data[20:])
 
-    monkeypatch.setattr("curvescope.runs.journal._put", full)
+    monkeypatch.setattr("curvescope.runs.disk.journal._put", full)
     with recording(journal(tmp_path, said.append)):
         np.testing.assert_array_equal(ALGORITHMS["density"](Counted()), want)
     assert len(calls) == 8
@@ -161,7 +161,7 @@ def test_much_on_the_disk_is_said_once(tmp_path, monkeypatch):
         ALGORITHMS["density"](Counted())
     assert said == []
     size = (tmp_path / "products").stat().st_size
-    monkeypatch.setattr("curvescope.runs.journal.MUCH", size // 2)
+    monkeypatch.setattr("curvescope.runs.disk.journal.MUCH", size // 2)
     (tmp_path / "products").unlink()
     with recording(journal(tmp_path, said.append)):
         ALGORITHMS["density"](Counted())

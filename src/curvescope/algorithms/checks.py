@@ -14,7 +14,7 @@ import torch
 from curvescope.algorithms.recording import recorded
 from curvescope.core.errors import ShapeError, UsageError
 from curvescope.core.operator import LinearOperator, check_square_symmetric
-from curvescope.core.spread import Pieces, over
+from curvescope.core.ranks.spread import Pieces, over
 
 P = ParamSpec("P")
 T = TypeVar("T")

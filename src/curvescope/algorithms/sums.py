@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from curvescope.core.spread import current
+from curvescope.core.ranks.spread import current
 
 PART = 2**16  # entries at a time on a CPU: a dozen rows of them fit in its cache
 WIDE_PART = 2**22  # entries at a time on other devices

@@ -2,8 +2,8 @@
 
 An algorithm keeps its vectors as rows (m, n), or columns (n, k) where a product takes them, and touches
 their entries through these functions, those of `sums`, and steps that are taken entry by entry (`chunks`)
-alone. Where vectors are spread over ranks (`core.spread`) a rank has its piece of each: these functions know
-it, and no algorithm does.
+alone. Where vectors are spread over ranks (`core.ranks.spread`) a rank has its piece of each: these functions
+know it, and no algorithm does.
 
 Long vectors are worked through some entries at a time: a part that was read serves several steps while it
 is in the cache. Nothing here takes memory of the length of a vector: to touch fresh memory costs more than
@@ -33,8 +33,8 @@ from curvescope.algorithms.sums import (
 from curvescope.core.errors import CurvescopeError
 from curvescope.core.operator import LinearOperator
 from curvescope.core.ranks import together
+from curvescope.core.ranks.spread import Pieces, current
 from curvescope.core.seeds import drawn_on, generator, write
-from curvescope.core.spread import Pieces, current
 
 DRAWN = 2**20  # random numbers at a time, a multiple of the sixteen that are drawn together
 PASSES = 5  # of Gram–Schmidt; what still shrinks after them lies in the span of the basis

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from curvescope.closed_form.softmax.deviations import softmax_along
 from curvescope.core.errors import ShapeError
-from curvescope.core.targets import IGNORED
+from curvescope.core.tensors.targets import IGNORED
 
 
 @dataclass(frozen=True)

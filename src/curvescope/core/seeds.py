@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from curvescope.core.spread import Pieces
+from curvescope.core.ranks.spread import Pieces
 
 Probe = Literal["rademacher", "gaussian"]
 PIECE = 2**20  # entries drawn at once

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from curvescope.core.errors import UsageError
-from curvescope.core.targets import IGNORED
+from curvescope.core.tensors.targets import IGNORED
 from curvescope.core.tensors.trees import Tree, leaves, tree_map
 from curvescope.data import dicts
 from curvescope.data.checks import (

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from curvescope.core.errors import UsageError
-from curvescope.core.targets import IGNORED
+from curvescope.core.tensors.targets import IGNORED
 from curvescope.data.batches import Batches
 from curvescope.data.corpora import MAX_BYTES, read_source
 from curvescope.data.masking import tokenizer_of

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from curvescope.core.errors import UsageError, warn
-from curvescope.core.targets import IGNORED
+from curvescope.core.tensors.targets import IGNORED
 from curvescope.data.batches import Batch, Batches
 from curvescope.data.dicts import IDS, MASK
 from curvescope.data.task_names import TASKS

@@ -25,8 +25,8 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Shard
 
 from curvescope.core.errors import UsageError
-from curvescope.core.local_blocks import local_block
-from curvescope.core.spread import Spread
+from curvescope.core.ranks.local_blocks import local_block
+from curvescope.core.ranks.spread import Spread
 from curvescope.models.load import load
 from curvescope.models.model import Model
 from curvescope.models.running.gathering import Sharding

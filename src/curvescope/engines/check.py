@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from curvescope.core.errors import CurvescopeError
+from curvescope.core.ranks.spread import Spread
 from curvescope.core.seeds import generator
-from curvescope.core.spread import Spread
 from curvescope.data.batches import Batch
 from curvescope.engines import ask, works
 from curvescope.engines.digest import digest, same

@@ -77,7 +77,8 @@ class Engine:
         sharding = problem.model.sharding
         checkpoint = checkpoint or (sharding is not None and sharding.releases)
         self._alone = sharding is None or not sharding.gathers
-        self.problem, self.wanted, self.checkpoint = problem, name, checkpoint
+        self.problem, self.checkpoint = problem, checkpoint
+        self.wanted: EngineName = name
         self._watch = Watch(problem, engine=name, checkpoint=checkpoint)
         self._runner: Runner = PlainRunner(problem, checkpoint=checkpoint)
         self._kept = Kept()
@@ -92,7 +93,7 @@ class Engine:
 
     def of(self, problem: Problem) -> Engine:
         """An engine of the same kind for another problem; it begins empty."""
-        return Engine(problem, self._wanted, checkpoint=self._checkpoint)
+        return Engine(problem, self.wanted, checkpoint=self.checkpoint)
 
     @property
     def name(self) -> str:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from curvescope.core.errors import ShapeError, UsageError
-from curvescope.core.targets import IGNORED
+from curvescope.core.tensors.targets import IGNORED
 from curvescope.kernels.cross_entropy import HeadCurvature, cross_entropy_head
 from curvescope.kernels.head import LinearHead
 from curvescope.losses.base import Loss, Part, check_one_tensor, expand_weights, no_likelihood

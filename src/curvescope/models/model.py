@@ -13,15 +13,15 @@ from torch import Tensor, nn
 from curvescope.core import notebook
 from curvescope.core.blocks import Block, ParamSpace, by_role
 from curvescope.core.errors import UsageError
-from curvescope.core.spread import Pieces, Spread
+from curvescope.core.ranks.spread import Pieces, Spread
 from curvescope.models.adapters.table import Place
 from curvescope.models.choice.params import Params, words_of
 from curvescope.models.choice.selecting import select
+from curvescope.models.running.attention.slow_path import slow_path
 from curvescope.models.running.calling import Call, Output, call_module, read_output
 from curvescope.models.running.double import exact
 from curvescope.models.running.exchange import Change, evaluating, exchanged, locked, parameters_at
 from curvescope.models.running.gathering import Sharding
-from curvescope.models.running.slow_path import slow_path
 from curvescope.models.running.standins import GENERIC, Standin
 
 

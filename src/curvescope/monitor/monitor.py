@@ -18,15 +18,15 @@ from curvescope.models.description import describe
 from curvescope.models.running.calling import Output
 from curvescope.monitor.budget import MARGIN, Budget, Clock
 from curvescope.monitor.columns import COLUMNS, TEXT
-from curvescope.monitor.ending import end_of
 from curvescope.monitor.files import Files
 from curvescope.monitor.history import History
 from curvescope.monitor.look import PARTS, Effort, Look
 from curvescope.monitor.memory import Memory
-from curvescope.monitor.notes import Notes
 from curvescope.monitor.quiet import settled, unseen
 from curvescope.monitor.result import Monitored
-from curvescope.monitor.words import skipping
+from curvescope.monitor.telling.ending import end_of
+from curvescope.monitor.telling.notes import Notes
+from curvescope.monitor.telling.words import skipping
 from curvescope.monitor.wrapped import load_inner
 from curvescope.monitor.writers import Writer, open_writers
 from curvescope.problem import Problem

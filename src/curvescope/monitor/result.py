@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from curvescope.monitor import words
+from curvescope.monitor.telling import words
 from curvescope.runs.shown import Line, Shown
 from curvescope.viz.interactive import Scene
 

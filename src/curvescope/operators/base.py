@@ -16,7 +16,7 @@ from curvescope.core.blocks import ParamSpace
 from curvescope.core.errors import UsageError
 from curvescope.core.operator import LinearOperator
 from curvescope.core.operator.meeting import met
-from curvescope.core.ranks import dividing
+from curvescope.core.ranks import Division, dividing
 from curvescope.data.batches import Batch
 from curvescope.engines import Engine, EngineName, Receive, Tree
 from curvescope.engines.memory import columns_at_once, ran_out
@@ -113,13 +113,17 @@ class CurvatureOperator(LinearOperator):
     def _stream(self, V: Tensor, rows: ParamSpace, columns: ParamSpace) -> Tensor:
         """(1/N) Σ_batches, of which ranks that divide their products compute a part each."""
         met(self)
-        division = dividing()
+        division = self._division()
         total, N = (
             self.undivided(V, rows, columns)
             if division is None
             else division.undivided(self, V, rows, columns)
         )
         return self.completed(total, N, V, rows, columns)
+
+    def _division(self) -> Division | None:
+        """How ranks divide products; not where parameters are spread over them, which have their own way."""
+        return dividing() if self.problem.model.spread is None else None
 
     def undivided(self, V: Tensor, rows: ParamSpace, columns: ParamSpace) -> tuple[Tensor, float]:
         """Σ_batches at the problem as it is, applied to V, and N; fewer columns at a time if memory asks."""
@@ -151,7 +155,7 @@ class CurvatureOperator(LinearOperator):
     @contextmanager
     def steady(self) -> Iterator[None]:
         """Products inside belong together: an error at the end if the model or the data have changed."""
-        division = dividing()
+        division = self._division()
         with self.engine.steady() if division is None else division.steady(self):
             yield
 

@@ -21,7 +21,7 @@ from curvescope import __version__
 from curvescope.core.config import Config
 from curvescope.core.errors import CurvescopeError, MissingExtra
 from curvescope.papers import PAPERS
-from curvescope.runs.durable import sync, sync_tree, write_whole
+from curvescope.runs.disk.durable import sync, sync_tree, write_whole
 from curvescope.runs.folder import STATE, Say, digest_of, environment
 from curvescope.runs.pieces import RESULT, Pieces
 from curvescope.runs.shown import Shown

@@ -12,8 +12,8 @@ from curvescope.core.errors import CurvescopeError, UsageError, near_misses
 from curvescope.core.progress import Progress
 from curvescope.papers import all_claims, check_settings, figures_of, find_figure
 from curvescope.papers.folder import FigureFolder, load_result, publish, read_settings
+from curvescope.runs.disk.place import full_disk_said
 from curvescope.runs.folder import STATE, Say
-from curvescope.runs.place import full_disk_said
 from curvescope.runs.shown import Shown
 
 EVERYWHERE = ("profile", "replay", "device")  # what a figure that has no use for it is not told

@@ -29,7 +29,7 @@ from curvescope import __version__
 from curvescope.core.config import Config, Plain
 from curvescope.models.description import Description
 from curvescope.runs.contents import Fingerprint
-from curvescope.runs.durable import sync, sync_tree
+from curvescope.runs.disk.durable import sync, sync_tree
 from curvescope.runs.pieces import RESULT, Pieces
 from curvescope.runs.shown import Shown
 from curvescope.runs.verified import checks

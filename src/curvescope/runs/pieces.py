@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, final
 
 from curvescope.core.errors import CurvescopeError
 from curvescope.core.result import Result
-from curvescope.runs.durable import Pace, sync_tree
+from curvescope.runs.disk.durable import Pace, sync_tree
 
 if TYPE_CHECKING:
-    from curvescope.runs.journal import Journal
+    from curvescope.runs.disk.journal import Journal
 
 RESULT, OWNER, PRODUCTS, SUMS, PARTIAL = "result.json", "pid", ".products", "sums.json", ".partial"
 
@@ -99,7 +99,7 @@ class Pieces(MutableMapping[str, Result]):
     def inside(self, name: str) -> Iterator[None]:
         """Keep the products of the piece that is worked on inside, until it is there itself."""
         from curvescope.algorithms.recording import recording
-        from curvescope.runs.journal import Journal
+        from curvescope.runs.disk.journal import Journal
 
         self.journal = Journal(
             self.folder / f"{name}{PRODUCTS}", lambda: self._products(name), self._tell_once

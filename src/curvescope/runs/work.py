@@ -23,7 +23,7 @@ from curvescope.core.ranks import alone, from_first, together
 from curvescope.core.result import Result
 from curvescope.operators.base import CurvatureOperator
 from curvescope.runs.pieces import Pieces
-from curvescope.runs.rounds import do_round, rounds
+from curvescope.runs.ranks.rounds import do_round, rounds
 from curvescope.runs.verified.checks import Verification
 from curvescope.runs.verified.verification import verify
 

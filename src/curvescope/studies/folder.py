@@ -14,6 +14,7 @@ from curvescope.core.config import Config, Plain, Settings
 from curvescope.core.errors import CurvescopeError, UsageError
 from curvescope.core.progress import Progress
 from curvescope.core.ranks import alone, from_first
+from curvescope.runs.disk.place import check_writable, full_disk_said
 from curvescope.runs.folder import (
     ASKED,
     CONFIG,
@@ -25,7 +26,6 @@ from curvescope.runs.folder import (
     chosen_before,
 )
 from curvescope.runs.pieces import RESULT
-from curvescope.runs.place import check_writable, full_disk_said
 from curvescope.runs.shown import Shown
 from curvescope.runs.study import Study
 from curvescope.runs.work import Place
@@ -109,7 +109,7 @@ def _chosen(name: str, settings: Settings, limit: Limit) -> tuple[Config, str]:
 
 def _on_ranks(folder: RunFolder) -> Place:
     """The folder of rank 0, for all of them."""
-    from curvescope.runs.ranks import OnRanks
+    from curvescope.runs.ranks.shared import OnRanks
 
     return OnRanks(folder)
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from curvescope.algorithms.columns import mean_and_stderr
 from curvescope.algorithms.estimates.intervals import positive_interval
 from curvescope.algorithms.sums import DotSum, chunks
-from curvescope.core.spread import current
+from curvescope.core.ranks.spread import current
 
 SAFE = {torch.float64: 120, torch.float32: 14}  # decades around one where squares are normal numbers
 

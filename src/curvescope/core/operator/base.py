@@ -23,7 +23,7 @@ from curvescope.core.errors import ShapeError, UsageError
 from curvescope.core.operator.checks import check_alike, number
 from curvescope.core.operator.index import Index, named_rows, positions
 from curvescope.core.operator.kinds import as_columns, in_kind, named
-from curvescope.core.spread import Pieces
+from curvescope.core.ranks.spread import Pieces
 
 if TYPE_CHECKING:
     from scipy.sparse.linalg import LinearOperator as ScipyOperator

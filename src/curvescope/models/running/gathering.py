@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from curvescope.core.blocks import Block
-from curvescope.core.spread import Spread
+from curvescope.core.ranks.spread import Spread
 from curvescope.models.running.exchange import Change, exchanged, parameters_at
 
 Shape = tuple[int, ...]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from curvescope.core.errors import CurvescopeError
-from curvescope.runs.durable import write_whole
+from curvescope.runs.disk.durable import write_whole
 
 VERIFICATION = "verification.json"
 

@@ -28,7 +28,7 @@ from curvescope.operators.base import CurvatureOperator
 from curvescope.operators.curvature import OPERATORS
 from curvescope.operators.sources import Sources
 from curvescope.problem import Problem
-from curvescope.runs.journal import Journal
+from curvescope.runs.disk.journal import Journal
 from curvescope.studies.preflight.meter import Meter
 from curvescope.studies.setting import ModelOnData
 

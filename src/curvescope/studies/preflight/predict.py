@@ -20,7 +20,7 @@ import torch
 
 from curvescope.engines.keep import SHARE
 from curvescope.problem import Problem
-from curvescope.runs.journal import MOST_OF_TIME, PATIENCE
+from curvescope.runs.disk.journal import MOST_OF_TIME, PATIENCE
 from curvescope.runs.plan import Step
 from curvescope.studies.preflight.measure import Kind, Measured, Taken
 

@@ -11,7 +11,7 @@ from math import prod
 
 from curvescope.core.blocks import Block
 from curvescope.core.errors import UsageError
-from curvescope.core.spread import leading_axes, narrowed
+from curvescope.core.ranks.spread import leading_axes, narrowed
 
 
 def local_block(block: Block, shape: Sequence[int], rows: range) -> Block:

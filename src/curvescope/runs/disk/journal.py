@@ -30,7 +30,7 @@ from curvescope.algorithms.recording import Recorder
 from curvescope.core.numbers import data_size
 from curvescope.core.operator import LinearOperator
 from curvescope.engines.digest import digest
-from curvescope.runs.durable import Pace, sync
+from curvescope.runs.disk.durable import Pace, sync
 
 MOST_OF_DISK = 0.25  # of what is free when it begins
 MOST_OF_TIME = 0.1  # of that of the products, once writing has taken PATIENCE

@@ -1,0 +1,1 @@
+"""Attention of PyTorch and of modules: which way it is computed."""
