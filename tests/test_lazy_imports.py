@@ -24,7 +24,11 @@ LONG = {  # folders with more than MOST names
     "viz": "a file for every kind of picture",
 }
 MOST = 14
-READERS = {"curvescope.runs.pieces", "curvescope.studies.folder"}  # pages and lists of runs load these two
+READERS = {
+    "curvescope.runs.pieces",
+    "curvescope.runs.work",
+    "curvescope.studies.folder",
+}  # loaded for pages and lists
 
 
 def module(path: Path) -> str:

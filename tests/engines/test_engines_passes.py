@@ -103,6 +103,13 @@ def test_a_parameter_of_the_user_keeps_its_gradient_and_its_hooks():
     assert not seen
 
 
+def test_a_gradient_that_is_undefined_is_received_by_nobody():
+    W = draw(2, 3, 1).requires_grad_()
+    z = torch.nn.functional.conv1d(draw(4, 3, 5), W)
+    first = gradient((z * draw(4, 2, 5)).sum(), [W])  # linear in W: its derivative is undefined
+    assert handed(first, [draw(1, 2, 3, 1)], [W]) == [None]
+
+
 def test_a_leaf_that_nothing_depends_on_receives_nothing():
     s, leaves = quartic()
     idle = draw(2).requires_grad_()

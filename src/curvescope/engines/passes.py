@@ -133,9 +133,9 @@ def pull_each(
 
 
 def _hand_over(receive: Receive, number: int, leaf: Tensor) -> None:
-    assert leaf.grad is not None
-    receive(number, leaf.grad[None])
-    leaf.grad = None
+    if leaf.grad is not None:  # it may be undefined, which is zero
+        receive(number, leaf.grad[None])
+        leaf.grad = None
 
 
 def _paired(

@@ -13,19 +13,19 @@ from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequen
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar, final
+from typing import TYPE_CHECKING, TypeVar, final
 
 from curvescope.core.errors import CurvescopeError
 from curvescope.core.numbers import duration
-from curvescope.core.operator.meeting import looking
 from curvescope.core.progress import Progress
 from curvescope.core.ranks import alone, from_first, together
 from curvescope.core.result import Result
-from curvescope.operators.base import CurvatureOperator
 from curvescope.runs.pieces import Pieces
 from curvescope.runs.ranks.rounds import do_round, rounds
 from curvescope.runs.verified.checks import Verification
-from curvescope.runs.verified.verification import verify
+
+if TYPE_CHECKING:
+    from curvescope.operators.base import CurvatureOperator
 
 R = TypeVar("R", bound=Result)
 LONG = 20.0  # seconds that are announced
@@ -117,6 +117,8 @@ def work_through(
     assert len({*names, CONTENTS}) == len(names) + 1, f"two pieces have one name: {sorted(names)}"
     with together():
         kept = _kept(state, contents, names)
+    from curvescope.core.operator.meeting import looking
+
     look = partial(_verified, state) if isinstance(state, Place) else None
     with looking(look), _heard(state):
         _work_off(todo, kept, progress, state)
@@ -125,6 +127,8 @@ def work_through(
 
 def _verified(place: Place, op: CurvatureOperator) -> None:
     """Check an operator before its first product, on rank 0 where there are several; raise where it fails."""
+    from curvescope.runs.verified.verification import verify
+
     found = from_first(lambda: verify(op))
     if found is not None:
         place.verified(found)
