@@ -10,7 +10,7 @@ from rooms import ROOT, SOURCE, contract
 
 PAGE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 PATHS = sorted(set(re.findall(r"`([\w./-]+(?:\.(?:py|md|toml|yml|lock)|\w/))`", PAGE)))
-LATER = {"distributed/", "studies/NAME/", "site/"}  # opened or made by somebody
+LATER = {"studies/NAME/", "site/"}  # opened or made by somebody
 HOMES = [
     ".",
     "algorithms",

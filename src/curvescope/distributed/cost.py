@@ -186,6 +186,10 @@ def table(*, tokens: int = 2**20, card: Card | None = None) -> str:
     ]
     for p in predictions(tokens=tokens, card=card):
         fits = "yes" if p.fits else "no"
-        numbers = f"{p.memory / 1e9:,.0f} | {fits} | {p.seconds:.3g} | {p.sending:.2g}"
+        numbers = f"{p.memory / 1e9:,.0f} | {fits} | {_rounded(p.seconds)} | {_rounded(p.sending)}"
         lines.append(f"| {p.model} | {p.ranks} | {p.way} | {numbers} |")
     return "\n".join(lines)
+
+
+def _rounded(seconds: float) -> str:
+    return f"{seconds:,.0f}" if seconds >= 100 else f"{seconds:.2g}"

@@ -9,6 +9,7 @@ import torch
 
 from curvescope.algorithms.checks import GIB
 from curvescope.algorithms.columns import columns_at_once
+from curvescope.algorithms.spectra.lanczos import basis_size
 from curvescope.core.parts import MATRIX_SYMBOLS
 from curvescope.operators.base import CurvatureOperator
 from curvescope.operators.curvature import OPERATORS
@@ -19,7 +20,6 @@ Globs = tuple[str, ...]
 # Products of eigsh in float32 until it is sure, over trained and untrained models and their three operators:
 # 27 to 48 for one to three at the high end, 41 to 114 for two to six at both ends.
 ONE_END, BOTH_ENDS = (25, 5), (40, 8)  # and for each
-BASIS = 80  # vectors of eigsh, unless many eigenvalues are asked for
 MAX_GIB = 8  # of the bases of a density
 
 
@@ -56,8 +56,8 @@ def density(what: str, part: Part, num_probes: int, num_steps: int) -> Step:
 def eigenvalues(what: str, part: Part, k: int, most: int) -> Step:
     """`eigsh`: k at the high end of a positive semi-definite operator, else at both ends."""
     first, each = ONE_END if part.psd else BOTH_ENDS
-    products, basis = min(first + each * k, most), max(2 * k + 20, BASIS)
-    return _step(what, part, products, basis=basis)._replace(most=most)
+    basis = basis_size(part.operator, k)
+    return _step(what, part, min(first + each * k, most), basis=basis)._replace(most=most)
 
 
 def probed(what: str, part: Part, num_probes: int, *, times: int = 1) -> Step:

@@ -129,7 +129,7 @@ def eigsh(
     if max_products is not None:
         limit = check_count("max_products", max_products, at_least=2 * k)
     least = min(k + SPARE, n)
-    basis = _basis_size(op, k) if max_basis is None else check_count("max_basis", max_basis, at_least=least)
+    basis = basis_size(op, k) if max_basis is None else check_count("max_basis", max_basis, at_least=least)
     starts = None if v0 is None else _start_columns(op, v0)
     written = max(SMALLEST_ROWS if which == "SM" else DENSE_ROWS, basis)
     if n <= min(written, limit):
@@ -165,7 +165,7 @@ def _eigenpairs(found: Found, tol: float, which: Which, seed: int, *, vectors: b
     )
 
 
-def _basis_size(op: LinearOperator, k: int) -> int:
+def basis_size(op: LinearOperator, k: int) -> int:
     """Default number of basis vectors, within the memory it may take."""
     vector = vector_bytes(op)
     fitting = BASIS_GIB * GIB // vector - 1
