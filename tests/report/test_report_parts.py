@@ -157,6 +157,19 @@ def test_numbers_stand_with_their_errors():
     assert found.numbers == [False, True, True, True, True, True, True, False]
 
 
+def test_the_interval_of_a_number_is_not_that_of_its_error():
+    frame = pd.DataFrame({
+        "frobenius": [6.6721], "stderr": [1.4123], "low": [3.7812], "high": [18.812],
+        "trace": [3041.2], "trace_stderr": [818.1], "trace_low": [434.71], "trace_high": [5648.2],
+    })  # fmt: skip
+    found = table("t", frame, anchor="t")
+    texts = dict(zip(found.header, (cell.text for cell in found.rows[0]), strict=True))
+    assert texts == {
+        "frobenius": "6.7 ± 1.4", "low": "3.8", "high": "18.8",
+        "trace": "3,040 ± 820", "trace low": "430", "trace high": "5,650",
+    }  # fmt: skip
+
+
 def test_an_error_that_belongs_to_nothing_is_a_column_of_its_own():
     frame = pd.DataFrame({"case": ["a"], "error": [0.1], "change": [1.0], "share_error": [0.5]})
     assert table("t", frame, anchor="t").header == ["case", "error", "change", "share error"]

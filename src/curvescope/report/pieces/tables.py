@@ -1,9 +1,10 @@
 """Tables of results as cells: a number stands with its error, rounded to it.
 
 Columns are known by their names. The error of `x` is the column `x_stderr`, `x_error` or `± x`, or the next
-one where that is `±`, begins with it, or is called `error` behind a `value` or a `lambda_max`. An interval is
-`x_low` and `x_high`, `x low` and `x high`, or `low` and `high` right behind `x`; it goes into the cell of a
-number without an error of its own. CSV files keep every column and every digit.
+one where that is `±`, begins with it, is called `stderr`, or `error` behind a `value` or a `lambda_max`. An
+interval is `x_low` and `x_high`, `x low` and `x high`, or `low` and `high` right behind `x` or its error; it
+goes into the cell of a number without an error of its own, and is rounded to the error of one that has it.
+CSV files keep every column and every digit.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from curvescope.core.numbers import MOST_DIGITS, rounded, with_error
+from curvescope.core.numbers import MOST_DIGITS, rounded, to_error, with_error
 from curvescope.report.parts import Cell, Table
 from curvescope.report.pieces.headings import column, heading
 from curvescope.report.pieces.levels import verdict
@@ -40,10 +41,12 @@ def table(
     shown = _whole_numbers(shown)
     numeric = [_all_numbers([row[i] for row in shown]) for i in range(len(columns))]
     errors = _errors(columns, numeric)
-    intervals = _intervals(columns, numeric, errors)
+    every = _intervals(columns, numeric, errors)
+    intervals = {i: ends for i, ends in every.items() if i not in errors}
+    beside = {end: errors[i] for i, ends in every.items() if i in errors for end in ends}
     inside = {*errors.values(), *(end for both in intervals.values() for end in both)}
     kept = [i for i in range(len(columns)) if i not in inside]
-    rows = [[_whole_cell(row, i, columns[i], errors, intervals) for i in kept] for row in shown]
+    rows = [[_whole_cell(row, i, columns[i], errors, intervals, beside) for i in kept] for row in shown]
     rest = f" The first {most:,} of {len(frame):,} rows; the CSV file has all." if len(frame) > most else ""
     header = [column(columns[i]) + (" (low to high)" if i in intervals else "") for i in kept]
     return Table(anchor, title or heading(name), (caption + rest).strip(), header, rows, csv)
@@ -83,7 +86,7 @@ def _errors(columns: Sequence[str], numeric: Sequence[bool]) -> dict[int, int]:
             found[i] = named[0]
     for i, (name, after) in enumerate(pairwise(columns)):
         free = i not in found and i not in found.values() and i + 1 not in found.values()
-        behind = after.startswith("±") or (after == "error" and name in BEFORE_ERROR)
+        behind = after.startswith("±") or after == "stderr" or (after == "error" and name in BEFORE_ERROR)
         if free and behind and not name.startswith("±") and numeric[i] and numeric[i + 1]:
             found[i] = i + 1
     return found
@@ -92,17 +95,17 @@ def _errors(columns: Sequence[str], numeric: Sequence[bool]) -> dict[int, int]:
 def _intervals(
     columns: Sequence[str], numeric: Sequence[bool], errors: Mapping[int, int]
 ) -> dict[int, tuple[int, int]]:
-    """For columns without an error that have them, the columns of both ends of their interval."""
+    """For columns that have them, the columns of both ends of their interval; an error has none."""
     places = {name: i for i, name in enumerate(columns)}
     found: dict[int, tuple[int, int]] = {}
     for i, name in enumerate(columns):
         for low, high in ((f"{name}_low", f"{name}_high"), (f"{name} low", f"{name} high")):
             if low in places and high in places:
                 found[i] = places[low], places[high]
-        if tuple(columns[i + 1 : i + 3]) == ("low", "high"):
-            found[i] = i + 1, i + 2
-    both = {*errors, *errors.values()}
-    return {i: ends for i, ends in found.items() if i not in both and all(numeric[j] for j in (i, *ends))}
+        after = errors[i] + 1 if errors.get(i) == i + 1 else i + 1
+        if tuple(columns[after : after + 2]) == ("low", "high") and not ERROR.search(name):
+            found[i] = after, after + 1
+    return {i: ends for i, ends in found.items() if all(numeric[j] for j in (i, *ends))}
 
 
 def _whole_cell(
@@ -111,8 +114,9 @@ def _whole_cell(
     name: str,
     errors: Mapping[int, int],
     intervals: Mapping[int, tuple[int, int]],
+    beside: Mapping[int, int],
 ) -> Cell:
-    """A cell with its error or its interval."""
+    """A cell with its error or its interval; the end of an interval to the error `beside` says it has."""
     value = row[i]
     if name == VERDICT and isinstance(value, str):
         return Cell(value, value, level=None if value in SIZES else verdict(value))
@@ -120,6 +124,8 @@ def _whole_cell(
         return Cell(_signed(with_error(value, row[errors[i]]), value), repr(value), number=True)
     if i in intervals and _is_number(value):
         return Cell(_between(value, *(row[j] for j in intervals[i])), repr(value), number=True)
+    if i in beside and _is_number(value) and _is_number(row[beside[i]]):
+        return Cell(_signed(to_error(value, row[beside[i]]), value), repr(value), number=True)
     if ERROR.search(name) and isinstance(value, float) and math.isfinite(value):
         return Cell(rounded(value, 2), repr(value), number=True)
     return cell(value)
