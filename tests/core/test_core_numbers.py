@@ -24,6 +24,7 @@ from curvescope.core.numbers import between, to_error, with_error
         (0.0, 0.3, "0.00 ± 0.30"),
         (999_999.7, 20.0, "1,000,000 ± 20"),
         (math.inf, 1.0, "inf"),
+        (1.234, math.inf, "1.2 ± ∞"),
     ],
 )
 def test_the_error_has_two_digits_and_the_value_ends_there(value, stderr, text):

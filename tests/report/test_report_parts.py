@@ -1,6 +1,7 @@
 """What a section is put together from: openings, figures with switches, tables, methods, cards."""
 
 import json
+import math
 import shlex
 import sys
 
@@ -168,6 +169,17 @@ def test_the_interval_of_a_number_is_not_that_of_its_error():
         "frobenius": "6.7 ± 1.4", "low": "3.8", "high": "18.8",
         "trace": "3,040 ± 820", "trace low": "430", "trace high": "5,650",
     }  # fmt: skip
+
+
+def test_an_interval_without_an_end_says_so():
+    frame = pd.DataFrame({
+        "ratio": [0.93771, 0.5, 2.1, 0.4], "ratio low": [0.1052, -math.inf, -math.inf, 0.38],
+        "ratio high": [math.inf, 0.75, math.inf, 0.42],
+    })  # fmt: skip
+    found = table("t", frame, anchor="t")
+    assert [row[0].text for row in found.rows] == [
+        "0.94 (0.11 to ∞)", "0.50 (-∞ to 0.75)", "2.1 (-∞ to ∞)", "0.400 (0.380 to 0.420)",
+    ]  # fmt: skip
 
 
 def test_an_error_that_belongs_to_nothing_is_a_column_of_its_own():

@@ -85,6 +85,12 @@ def test_estimates_hold_the_exact_numbers(compared, models):
         assert difference.low - room <= truth <= difference.high + room, name
 
 
+def test_every_ratio_of_the_tables_has_its_interval(compared):
+    _, found, _ = compared
+    row = found.tables()["differences"].set_index("quantity").loc["‖H‖_F"]
+    assert tuple(row[["ratio", "ratio low", "ratio high"]]) == found.ratio(1, "‖H‖_F")
+
+
 def test_it_goes_on_with_the_same_numbers_and_can_be_saved(compared, tmp_path):
     cfg, found, state = compared
     kept = {name: piece for name, piece in state.items() if "block" not in name}

@@ -15,11 +15,15 @@ LIES_BETWEEN = "x to y: it lies between them, with 95 % certainty"
 def with_error(value: float, stderr: float) -> str:
     """`21,800 ± 1,000`: the error with two digits, the value to the same place; alone if it has no error.
 
+    Where nothing bounds the error the value has two digits: `1.2 ± ∞`.
+
     The value has six digits at most: then the error has one (`0.314860 ± 0.000005`), and a value whose error
     would only show behind its sixth digit stands alone.
     """
-    if not math.isfinite(stderr) or stderr <= 0 or not math.isfinite(value):
+    if math.isnan(stderr) or stderr <= 0 or not math.isfinite(value):
         return _alone(value, 4)
+    if stderr == math.inf:
+        return f"{rounded(value, 2)} ± ∞"
     size = max(abs(value), stderr)
     exponent = _exponent(size)
     last = exponent - MOST_DIGITS + 1

@@ -136,9 +136,11 @@ def _signed(text: str, value: float) -> str:
 
 
 def _between(value: float, low: float, high: float) -> str:
-    """`0.52 (0.48 to 0.57)`, all rounded to two digits of the wider side."""
-    if not all(_is_number(end) and math.isfinite(end) for end in (value, low, high)):
+    """`0.52 (0.48 to 0.57)`, all rounded to two digits of the wider side; `0.94 (0.11 to ∞)`."""
+    if not math.isfinite(value) or not all(_is_number(end) and not math.isnan(end) for end in (low, high)):
         return cell(value).text
+    if math.inf in (-low, high):
+        return f"{rounded(value, 2)} ({_end(low)} to {_end(high)})"
     wide = max(high - value, value - low)
     if wide <= 0:
         return rounded(value)
@@ -148,6 +150,10 @@ def _between(value: float, low: float, high: float) -> str:
     place = min(1 - math.floor(math.log10(wide)), last)
     text = [f"{round(x, place):,.{max(place, 0)}f}" for x in (value, low, high)]
     return text[0] if text[1] == text[2] else f"{text[0]} ({text[1]} to {text[2]})"
+
+
+def _end(value: float) -> str:
+    return rounded(value, 2).replace("inf", "∞")
 
 
 def cell(value: object) -> Cell:

@@ -42,7 +42,7 @@ def _differences(found: Comparison) -> list[Row]:
                     "low": difference.low,
                     "high": difference.high,
                     "verdict": difference.verdict,
-                    "ratio": ratio.value,
+                    **_with_ends("ratio", ratio),
                 }
             )
     return rows

@@ -108,7 +108,7 @@ def captions(found: Comparison) -> dict[str, str]:
         "by layer and role; in parentheses where it is not decided which is larger.",
         "block_sharpness": "λ_max of every block on every side; bars are intervals.",
         "differences": f"Every quantity less that of {first.name}, with the interval of the difference; it "
-        "is decided where that does not hold zero.",
+        "is decided where that does not hold zero. Ratios, of what is above zero, with their intervals.",
         "sides": "The quantities of every side, with their intervals.",
         "blocks": f"Diagonal blocks of the Hessian against those of {first.name}: values, ratios with their "
         "intervals, and whether it is decided which is larger.",

@@ -45,7 +45,7 @@ def said(value: float, stderr: float = math.nan) -> str:
     """A number rounded to its error, or four digits of it; a dash where there is none."""
     if not math.isfinite(value):
         return "–"
-    return with_error(value, stderr) if math.isfinite(stderr) and stderr > 0 else rounded(value)
+    return with_error(value, stderr) if stderr > 0 else rounded(value)
 
 
 def power(value: float) -> str:
