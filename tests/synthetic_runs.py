@@ -35,6 +35,7 @@ class Synthetic(Shown):
     drawn: dict[str, Any] = field(default_factory=dict)
     num_parameters: int = 7
     about: list[str] = field(default_factory=list)
+    num_terms: float | None = None
 
     def opening(self) -> str:
         return f"Opening {self.words}."

@@ -59,6 +59,25 @@ def test_what_runs_of_other_samples_say_is_told_apart(tmp_path):
     assert "different samples" not in made(tmp_path, runs[0])
 
 
+@pytest.mark.parametrize(
+    ("data", "terms", "words"),
+    [
+        ("digits", 2.0, "2 terms of digits"),
+        ("/x/a.txt", 49.0, "49 terms of a.txt"),
+        ("sample", 128.0, "128 tokens of sample"),
+        ("/x/a.txt", None, "a.txt"),
+    ],
+)
+def test_a_sample_is_as_large_as_what_was_measured(tmp_path, data, terms, words):
+    runs = [
+        make_run(tmp_path, study, model="m", data=data, tokens=128, result=Synthetic(num_terms=count))
+        for study, count in (("gap", terms), ("taylor", None))
+    ]
+    html = made(tmp_path, *runs)
+    assert f"; on {words}</p>" in html
+    assert "different samples" not in html  # the same settings: the same sample
+
+
 def test_a_comparison_has_a_section_names_its_sides_and_says_its_command(tmp_path):
     told = {"parameters": 1, "dtype": "float32", "facts": {}, "notes": [], "roles": [], "blocks": []}
     models = [{**told, "model": name, "parameters": size} for name, size in (("a", 1), ("b", 2))]

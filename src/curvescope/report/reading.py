@@ -10,10 +10,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
+from curvescope.data.corpora import CORPORA
 from curvescope.runs.folder import ENVIRONMENT
 from curvescope.runs.listing import begun
 from curvescope.runs.shown import Shown
 from curvescope.studies import folder
+
+IMAGES = "digits"  # what models that see are given, also in the place of a text
 
 
 class Sheet(NamedTuple):
@@ -48,14 +51,36 @@ class Read:
         return self.result.subjects() or [name for name in (self.model,) if name]
 
     @property
+    def asked(self) -> tuple[str, ...]:
+        """The settings that choose the sample: runs that agree in them saw the same one."""
+        return self._data, *(str(self.settings.get(name)) for name in ("tokens", "seq_len"))
+
+    @property
+    def terms(self) -> float | None:
+        """How many terms its loss has; None where the result does not tell."""
+        found = getattr(self.result, "num_terms", None)
+        return float(found) if isinstance(found, int | float) else None
+
+    @property
     def sample(self) -> str:
-        """`128 tokens of sample`: what it was measured on; "" where it has no data, or several."""
-        data, tokens = Path(str(self.settings.get("data") or "")).name, self.settings.get("tokens")
-        if data == "auto":
-            data = str(getattr(self.result, "data", "")).removeprefix("text:")
+        """What it was measured on: `128 tokens of sample`, `2 terms of digits`; "" for no data, or several.
+
+        Without a count in the result the setting stands for it where it is what was taken: for a corpus.
+        """
+        data, tokens, terms = self._data, self.settings.get("tokens"), self.terms
         if not data or self.settings.get("datasets"):
             return ""
-        return f"{tokens:,} tokens of {data}" if isinstance(tokens, int) and ":" not in data else data
+        if ":" in data or not isinstance(tokens, int):
+            return data
+        if terms is None:
+            return f"{tokens:,} tokens of {data}" if data in CORPORA else data
+        return f"{terms:,.0f} {'tokens' if terms == tokens else 'terms'} of {data}"
+
+    @property
+    def _data(self) -> str:
+        """The last part of the name that was asked for, or what a model was given in its place."""
+        data, told = Path(str(self.settings.get("data") or "")).name, str(getattr(self.result, "data", ""))
+        return told.removeprefix("text:") if data == "auto" or (data and told == IMAGES) else data
 
     @property
     def source(self) -> str:
