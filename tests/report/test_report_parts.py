@@ -59,6 +59,17 @@ def test_what_runs_of_other_samples_say_is_told_apart(tmp_path):
     assert "different samples" not in made(tmp_path, runs[0])
 
 
+def test_models_of_one_file_name_are_told_apart(tmp_path):
+    models = ("/x/p1/q.toml", "/x/p2/q.toml", "/x/p2/r.toml", "tiny-gpt")
+    runs = [make_run(tmp_path, "propagation", model=model) for model in models]
+    titles = ["p1/q.toml", "p2/q.toml", "r.toml", "tiny-gpt"]
+    html = made(tmp_path, *runs)
+    for title in titles:
+        assert f"propagation of {title}<" in html
+        assert html.count(f"<div><dt>source</dt><dd>{title}</dd></div>") == 1  # on a card of its own
+    assert "propagation of q.toml<" not in html
+
+
 @pytest.mark.parametrize(
     ("data", "terms", "words"),
     [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -85,6 +86,13 @@ def test_estimates_hold_the_exact_numbers(compared, models):
         assert difference.low - room <= truth <= difference.high + room, name
 
 
+def test_models_of_one_file_name_are_no_data_sets(compared):
+    _, found, _ = compared
+    sides = [replace(side, model="m", name=f"{i}/m.toml") for i, side in enumerate(found.sides)]
+    assert replace(found, sides=sides).subjects() == ["0/m.toml", "1/m.toml"]
+    assert replace(found, sides=sides, on_data=None).subjects() == ["0/m.toml", "1/m.toml"]
+
+
 def test_every_ratio_of_the_tables_has_its_interval(compared):
     _, found, _ = compared
     row = found.tables()["differences"].set_index("quantity").loc["‖H‖_F"]
@@ -132,6 +140,7 @@ def test_one_model_on_two_data_sets(tmp_path):
     losses = [make_problem(asked.cfg).value() for asked in cfg.asked()]
     assert found.difference(1, "loss").value == pytest.approx(losses[1] - losses[0])
     assert [side.name for side in found.sides] == ["a.txt", "b.txt"]
+    assert found.subjects() == ["tiny-gpt on a.txt", "tiny-gpt on b.txt"]
     assert not found.alike
     assert not any("different tokens" in note for note in found.notes)  # what is compared
 

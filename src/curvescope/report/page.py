@@ -21,7 +21,7 @@ from curvescope.report.pieces.findings import findings
 from curvescope.report.pieces.pictures import library
 from curvescope.report.pieces.stills import largest
 from curvescope.report.pieces.told import chosen_small, errors_told
-from curvescope.report.reading import Read, Sheet, read
+from curvescope.report.reading import Read, Sheet, read, told_apart
 from curvescope.report.sections import SECTIONS, rank
 from curvescope.studies.diagnose.study import Diagnosis
 from curvescope.studies.diagnose.words import verdict
@@ -58,7 +58,7 @@ def write_page(runs: Sequence[str | Path], page: str | Path) -> Path:
 def render(paths: Sequence[Path], page: Path) -> str:
     """The text of the page that shows these runs from the place `page`."""
     papers = {number: path for number, path in enumerate(paths, start=1) if is_reproduction(path)}
-    runs = [read(path, i) for i, path in enumerate(paths, start=1) if i not in papers]
+    runs = told_apart([read(path, i) for i, path in enumerate(paths, start=1) if i not in papers])
     sheet = Sheet(page, largest(sum(1 for path in paths for _ in path.rglob("*.png"))))
     shown = _by_section(runs, sheet)
     for number, path in papers.items():

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -38,11 +39,12 @@ class Read:
     result: Shown
     env: dict[str, str]
     begun: datetime
+    called: str = ""  # the name of its model where the last part of the path does not tell it from others
 
     @property
     def model(self) -> str:
         """`tiny-gpt@early`: its name and revision; "" where the run has no model of its own."""
-        name, revision = Path(str(self.settings.get("model", ""))).name, self.settings.get("revision")
+        name, revision = self.called or _path(self).name, self.settings.get("revision")
         return f"{name}@{revision}" if name and revision else name
 
     @property
@@ -101,6 +103,27 @@ def read(path: Path, number: int) -> Read:
         env=read_env(path / ENVIRONMENT),
         begun=begun(path),
     )
+
+
+def told_apart(runs: Sequence[Read]) -> list[Read]:
+    """The same runs, models of one name called by as many last parts of their paths as tell them apart."""
+    shared: dict[str, set[Path]] = {}
+    for run in runs:
+        shared.setdefault(_path(run).name, set()).add(_path(run))
+    names: dict[Path, str] = {}
+    for paths in shared.values():
+        longest = max(len(path.parts) for path in paths)
+        for parts in range(1, longest + 1):
+            tails = {path: str(Path(*path.parts[-parts:])) for path in paths}
+            names |= tails
+            if len(set(tails.values())) == len(paths):
+                break
+    return [replace(run, called=names[_path(run)]) if _path(run).name else run for run in runs]
+
+
+def _path(run: Read) -> Path:
+    """Where its model comes from, or the name that was given."""
+    return Path(str(run.settings.get("model", "")))
 
 
 def read_env(path: Path) -> dict[str, str]:

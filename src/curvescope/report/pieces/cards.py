@@ -91,7 +91,8 @@ def _bare_card(run: Read) -> Card:
 
 def _asked(run: Read) -> list[tuple[str, str]]:
     """What was asked for: source and revision."""
-    source, revision = Path(str(run.settings.get("model", ""))).name, run.settings.get("revision")
+    revision = run.settings.get("revision")
+    source = run.model.removesuffix(f"@{revision}")
     return [(label, str(value)) for label, value in (("source", source), ("revision", revision)) if value]
 
 

@@ -9,7 +9,7 @@ done.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, NamedTuple
@@ -62,6 +62,7 @@ class Comparison(Shown):
     loss_name: str
     sides: list[Side]
     alike: bool  # whether all saw the same tokens
+    on_data: bool | None = None  # whether sides are data sets; None: as the names of their data tell
 
     @property
     def blocks(self) -> list[str]:
@@ -89,10 +90,9 @@ class Comparison(Shown):
 
     def subjects(self) -> list[str]:
         """The models, or the model on each of the data sets."""
-        models = {side.model for side in self.sides}
-        if len(models) > 1:
-            return [side.name for side in self.sides]
-        return [f"{side.model} on {side.name}" for side in self.sides]
+        models, data = ({getattr(side, what) for side in self.sides} for what in ("model", "data"))
+        on_data = len(models) == 1 and len(data) > 1 if self.on_data is None else self.on_data
+        return [f"{side.model} on {side.name}" if on_data else side.name for side in self.sides]
 
     def opening(self) -> str:
         """What is larger, what is smaller, what is not decided."""
@@ -146,8 +146,8 @@ def run(cfg: Config, *, progress: Progress | None = None, state: State | None = 
     found = work_through(pieces, contents=contents, progress=progress, state=state)
     sides = [_side(one, i, found) for i, one in enumerate(seen)]
     alike = len({one.batches for one in seen}) == 1
-    result = Comparison(seen[0].loss_name, sides, alike)
-    return Comparison(seen[0].loss_name, sides, alike, notes=words.notes(cfg, result, _notes(seen)))
+    result = Comparison(seen[0].loss_name, sides, alike, on_data=len(cfg.datasets) > 1)
+    return replace(result, notes=words.notes(cfg, result, _notes(seen)))
 
 
 def look(cfg: Config, asked: Asked) -> Seen:
