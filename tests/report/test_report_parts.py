@@ -98,7 +98,7 @@ def test_a_comparison_has_a_section_names_its_sides_and_says_its_command(tmp_pat
     page = Page(made(tmp_path, run))
     (section,) = page.all("section", id="comparison")
     assert "compare of a@early and b" in section[1]
-    assert "curvescope compare a@early b --tokens 32" in section[1]
+    assert "curvescope compare a@early b --profile full --tokens 32" in section[1]
     assert [text for _, text in page.all("h3")][:2] == ["a@early", "b"]
     assert page.all("h1")[0][1] == "a@early, b"
     alike = [{**told, "model": name} for name in ("a", "b")]
@@ -109,13 +109,19 @@ def test_a_comparison_has_a_section_names_its_sides_and_says_its_command(tmp_pat
 @pytest.mark.parametrize(
     ("settings", "command"),
     [
-        ({"models": ["a", "b c"]}, "curvescope compare a 'b c'"),
-        ({"datasets": ["x", "y"], "data": "x", "revision": "z"}, "curvescope compare a@z --data x --data y"),
-        ({"revision": "initial", "tokens": 8}, "curvescope run compare a --tokens 8"),
+        ({"models": ["a", "b c"]}, "curvescope compare a 'b c' --profile full"),
+        (
+            {"datasets": ["x", "y"], "data": "x", "revision": "z"},
+            "curvescope compare a@z --data x --data y --profile full",
+        ),
+        (
+            {"model": "tiny-gpt", "revision": "initial", "tokens": 8},
+            "curvescope run compare tiny-gpt --tokens 8",
+        ),
     ],
 )
 def test_the_command_of_a_comparison_names_its_sides(settings, command):
-    assert run_command("compare", find("compare").Config, {"model": "a", **settings}) == command
+    assert run_command("compare", find("compare"), {"model": "a", **settings}) == command
 
 
 def test_a_scene_has_real_switches_and_a_still_to_print(tmp_path):
@@ -259,11 +265,11 @@ def test_the_command_gives_the_same_settings():
         "checkpoints": ["early", "x,y"],
     }
     cfg = kind.from_dict(asked)
-    words = shlex.split(run_command("gap", kind, cfg.to_dict()))
+    words = shlex.split(run_command("gap", find("gap"), cfg.to_dict()))
     assert words[:4] == ["curvescope", "run", "gap", "a folder/m"]
     pairs = [w.partition("=") for flag, w in zip(words[4::2], words[5::2], strict=True) if flag == "--set"]
     named = {f: w for f, w in zip(words[4::2], words[5::2], strict=True) if f != "--set"}
-    assert named == {"--tokens": "64", "--dtype": "float64", "--seed": "1"}
+    assert named == {"--profile": "full", "--tokens": "64", "--dtype": "float64", "--seed": "1"}
     found = {name: kind.read(name, text) for name, _, text in pairs}
     assert kind.from_dict(asked | found) == cfg
     assert found == {"checkpoints": ["early", "x,y"]}

@@ -99,7 +99,7 @@ def command_of(run: Read) -> str:
     if run.study not in STUDIES:
         return ""
     try:
-        return run_command(run.study, find(run.study).Config, run.settings)
+        return run_command(run.study, find(run.study), run.settings)
     except UsageError:  # a setting that this version does not know
         return ""
 

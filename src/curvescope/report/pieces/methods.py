@@ -11,9 +11,11 @@ from typing import Any
 
 from curvescope.core.config import Config
 from curvescope.core.numbers import duration
+from curvescope.models.zoo.names import BUNDLED
 from curvescope.report.parts import Methods
 from curvescope.report.pieces.headings import heading
 from curvescope.runs.folder import LOG
+from curvescope.runs.study import Study
 
 Settings = Mapping[str, Any]
 OPTIONS = ("data", "tokens", "tokenizer", "revision", "dtype", "device", "seed")  # of `curvescope run`
@@ -103,25 +105,30 @@ def time_of(run: Path, begun: datetime) -> str:
     return duration(seconds) if seconds >= 0 else ""
 
 
-def run_command(study: str, kind: type[Config], settings: Settings) -> str:
-    """The command that makes a run again: `curvescope run spectrum tiny-gpt --set num_probes=2`."""
-    if study == "compare":
-        return _compare_command(kind, settings)
-    return _command(["curvescope", "run", study], kind, settings)
+def run_command(name: str, study: Study[Any], settings: Settings) -> str:
+    """The command that makes a run again: `curvescope run spectrum tiny-gpt --set num_probes=2`.
+
+    Where settings that are not given would be made to fit the machine, the profile full keeps them.
+    """
+    fitted = study.plan is not None and settings.get("model") not in BUNDLED
+    behind = ("--profile", "full") if fitted else ()
+    if name == "compare":
+        return _compare_command(study.Config, settings, behind)
+    return _command(["curvescope", "run", name], study.Config, settings, behind)
 
 
-def _compare_command(kind: type[Config], settings: Settings) -> str:
+def _compare_command(kind: type[Config], settings: Settings, behind: Sequence[str]) -> str:
     """`curvescope compare tiny-gpt@initial tiny-gpt@final`: sides are arguments, data sets options."""
     models, data = settings.get("models"), settings.get("datasets")
     rest = {key: value for key, value in settings.items() if key != "revision"}
     if not models and not data:  # a bundled model by itself: before and after training
-        return _command(["curvescope", "run", "compare"], kind, rest)
+        return _command(["curvescope", "run", "compare"], kind, rest, behind)
     revision = f"@{settings['revision']}" if settings.get("revision") else ""
     sides = models or [f"{settings['model']}{revision}"]
     several = [word for one in data or () for word in ("--data", str(one))]
     inside = ("model", "models", "datasets", *(("data",) if several else ()))
     rest = {key: value for key, value in rest.items() if key not in inside}
-    return _command(["curvescope", "compare", *map(str, sides), *several], kind, rest)
+    return _command(["curvescope", "compare", *map(str, sides), *several], kind, rest, behind)
 
 
 def reproduce_command(paper: str, figure: str, kind: type[Config], settings: Settings) -> str:
