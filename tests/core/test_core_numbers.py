@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from curvescope.core.numbers import between, to_error, with_error
+from curvescope.core.numbers import below_noise, between, bound, to_error, with_error
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,8 @@ def test_a_value_ends_where_its_error_does(value, error, text):
 @pytest.mark.parametrize(
     ("low", "high", "text"),
     [
-        (5430.2, 6753.1, "5,430 to 6,753"),
+        (5430.7, 6753.1, "5,430 to 6,754"),
+        (6753.1, 5430.7, "6,754 to 5,430"),
         (-48.8, -11.0, "-48.80 to -11.00"),
         (59.517, 59.5171, "59.52"),
         (3.0, math.nan, "3.000"),
@@ -72,3 +73,24 @@ def test_a_value_ends_where_its_error_does(value, error, text):
 )
 def test_where_a_number_lies_is_told_by_two_or_by_one(low: float, high: float, text: str):
     assert between(low, high) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "up", "text"),
+    [
+        (2892.47, True, "2,893"),
+        (2892.47, False, "2,892"),
+        (0.5, True, "0.5000"),
+        (-2892.47, True, "-2,892"),
+        (99999.0, True, "100,000"),
+        (1.23456e9, True, "1.235e+09"),
+        (math.inf, True, "inf"),
+    ],
+)
+def test_a_bound_holds_as_it_is_written(value: float, up: bool, text: str):
+    assert bound(value, up=up) == text
+
+
+def test_what_is_below_noise_is_below_what_is_written():
+    assert below_noise(0.0, 3.24) == "< 3.3"
+    assert below_noise(0.0, 1234.0) == "< 1,300"

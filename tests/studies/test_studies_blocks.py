@@ -204,7 +204,7 @@ def test_the_sharpest_block_is_named_first(ranked, measured):
     ends = ranked.parts["hessian"].whole
     assert ends.values[1] <= whole + 1e-9 <= ends.high + 1e-6
     rates = [float(rate) for rate in lines["learning rate below, Hessian"][0].split(" to ")]
-    assert rates[0] == float(f"{2 / ends.high:.3g}")
+    assert 0.99 * 2 / ends.high < rates[0] <= 2 / ends.high
     assert rates[0] <= 2 / whole * 1.001
     assert rates[-1] >= 2 / whole * 0.999
     assert "on these terms" in ranked.opening()
@@ -236,7 +236,7 @@ def test_a_trace_that_is_noise_is_marked_in_tables():
     part = blocks.Part(traces, {}, {}, {}, None)
     result = blocks.Blocks("m", "d", "mse", 1.0, 1.0, ["a", "b"], np.array([2, 2]), {"ggn": part})
     frame = result.tables()["ggn"].set_index("block")
-    assert frame.loc["a", "trace"] == "< 5"
+    assert frame.loc["a", "trace"] == "< 5.0"
     assert frame.loc["b", "trace"] == 5.0
     assert list(frame["noise"]) == ["all of it", "20 %"]
     assert {label for label, *_ in result.summary()} >= {"traces within noise, GGN (outer-product part)"}

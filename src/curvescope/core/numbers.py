@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context
 
 MOST_DIGITS = 6  # that a value with an error is shown with
 LEAST, MOST = 1e-4, 1e7  # sizes that are written without an exponent
@@ -63,14 +64,27 @@ def to_error(value: float, error: float) -> str:
 
 
 def between(low: float, high: float, digits: int = 4) -> str:
-    """`5,430 to 6,753`: where a number lies; one of the two where both read alike, or one is not known."""
+    """`5,430 to 6,753`: where a number lies; one of the two where both read alike, or one is not known.
+
+    Two are rounded away from each other, so that what lies between them does so as they are written.
+    """
     ends = [rounded(end, digits) for end in (low, high) if not math.isnan(end)]
-    return " to ".join(dict.fromkeys(ends)) if ends else "–"
+    if len(set(ends)) < 2:
+        return ends[0] if ends else "–"
+    return f"{bound(low, digits, up=low > high)} to {bound(high, digits, up=high > low)}"
+
+
+def bound(value: float, digits: int = 4, *, up: bool) -> str:
+    """`2,893` for 2892.1: as `rounded`, but never below an upper bound (`up`) or above a lower one."""
+    if not math.isfinite(value):
+        return rounded(value, digits)
+    context = Context(prec=digits, rounding=ROUND_CEILING if up else ROUND_FLOOR)
+    return rounded(float(context.create_decimal(repr(float(value)))), digits)
 
 
 def below_noise(value: float, high: float) -> float | str:
     """What cannot be negative and was found to be zero: `< 3.2` with the upper end of its interval."""
-    return f"< {high:.2g}" if value == 0 and high > 0 else value
+    return f"< {bound(high, 2, up=True)}" if value == 0 and high > 0 else value
 
 
 def plural(count: int, noun: str) -> str:

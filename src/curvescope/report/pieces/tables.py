@@ -28,7 +28,7 @@ BEFORE_ERROR = ("value", "lambda_max")  # a column `error` behind one of these i
 VERDICT = "verdict"
 SIZES = ("larger", "smaller", "equal")  # verdicts of a comparison, which are not good or bad
 ERROR = re.compile(r"^(residual|error|stderr|noise)$|_(residual|error|stderr)$|^±")
-BELOW = re.compile(r"^< [\d.e+-]+$")  # below noise: found to be zero
+BELOW = re.compile(r"^< [\d.,e+-]+$")  # below noise: found to be zero
 
 
 def table(

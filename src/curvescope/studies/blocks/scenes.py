@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from curvescope.core.numbers import bound
 from curvescope.core.parts import MATRIX_SYMBOLS, TITLES
 from curvescope.studies.blocks import words
 from curvescope.studies.spectrum.scenes import CHOICES, shape
@@ -67,7 +68,9 @@ def _number(part: Part, quantity: str, name: str, size: int) -> Cell:
     elif quantity == "λ_max":
         found = part.sharpness(name)
         value, error = found.largest, found.error
-        more = f"<br>at most {found.high:.3g}, 95 times in 100" if math.isfinite(found.high) else ""
+        more = (
+            f"<br>at most {bound(found.high, up=True)}, 95 times in 100" if math.isfinite(found.high) else ""
+        )
     elif name in part.norms:
         scale = size if quantity == "rms" else 1
         value, error = part.norms[name].norm / scale, part.norms[name].norm_stderr / scale
