@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from curvescope.core.numbers import below_noise, between, bound, to_error, with_error
+from curvescope.core.numbers import below_noise, between, bound, one_of, to_error, with_error
 
 
 @pytest.mark.parametrize(
@@ -94,3 +94,12 @@ def test_a_bound_holds_as_it_is_written(value: float, up: bool, text: str):
 def test_what_is_below_noise_is_below_what_is_written():
     assert below_noise(0.0, 3.24) == "< 3.3"
     assert below_noise(0.0, 1234.0) == "< 1,300"
+
+
+@pytest.mark.parametrize(
+    ("names", "text"),
+    [("a", "a"), ("ab", "a or b"), ("abc", "a, b or c"), ("abcd", "a, b, c or another"),
+     ("abcde", "a, b, c or one of 2 more")],
+)  # fmt: skip
+def test_one_of_several(names: str, text: str):
+    assert one_of(names) == text

@@ -8,6 +8,8 @@ import pytest
 from curvescope.runs.shown import FAILS, HOLDS, Claim, Shown
 from curvescope.studies.blocks import words as blocks
 from curvescope.studies.dynamics import words as dynamics
+from curvescope.studies.propagation import words as propagation
+from curvescope.studies.propagation.shares import Number
 from curvescope.studies.spectrum import words as spectrum
 
 
@@ -42,13 +44,55 @@ def test_what_is_noise_unsure_or_not_semi_definite_is_not_told_as_known():
     assert "GGN" not in spectrum.opening(parts(ggn=part([1.0], (1.0, 1.0))))
 
 
-def test_the_map_of_a_spectrum_tells_the_largest_blocks():
-    found = SimpleNamespace(names=["E", "U", "P", "L0.W_Q"], frobenius=np.diag([3565.0, 38.7, 3292.0, 16.0]))
+@pytest.mark.parametrize(
+    ("errors", "words"),
+    [
+        (
+            [40.0, 2.0, 30.0, 1.0],
+            "The diagonal block of the Hessian with the largest Frobenius norm is E (3,565 ± 40); ",
+        ),
+        (
+            [140.0, 2.0, 130.0, 1.0],
+            "The diagonal block of the Hessian with the largest Frobenius norm is E (3,560 ± 140) or "
+            "P (3,290 ± 130), which are not told apart; ",
+        ),
+        (
+            [np.nan] * 4,
+            "Frobenius norms of the diagonal blocks of the Hessian are from one probe each and have no "
+            "error, so that their order is not known; the largest estimates are E 3,600, P 3,300, U 39, and ",
+        ),
+    ],
+)
+def test_the_map_of_a_spectrum_tells_the_largest_blocks_that_intervals_tell_apart(errors, words):
+    norms, stderr = np.diag([3565.0, 38.7, 3292.0, 16.0]), np.diag(errors)
+    ends = norms - 2 * stderr, norms + 2 * stderr
+    found = SimpleNamespace(names=["E", "U", "P", "L0.W_Q"], frobenius=norms, stderr=stderr, interval=ends)
     result = SimpleNamespace(parts={"hessian": SimpleNamespace(map=found)})
-    assert spectrum.of_blocks(result) == (
-        "The diagonal blocks of the Hessian with the largest Frobenius norms are E 3,600, P 3,300, U 39; the "
-        "median of 4 is 1,700."
+    assert spectrum.of_blocks(result) == f"{words}the median of 4 is 1,700."
+
+
+@pytest.mark.parametrize(
+    ("error", "words", "value"),
+    [
+        (20.0, "is L3.ffn, whose norm is 4,660 ± 20, 0.93 of ‖H‖.", "L3.ffn"),
+        (
+            400.0,
+            "is L3.ffn (4,660 ± 400) or L1.ffn (4,400 ± 400), which are not told apart.",
+            "L3.ffn or L1.ffn",
+        ),
+    ],
+)
+def test_the_strongest_source_is_named_where_intervals_tell(error, words, value):
+    values = {"L1.ffn": 4400.0, "L3.ffn": 4660.0, "L0.ffn": 90.0}
+    norms = {name: Number(v, error, v - 2 * error, v + 2 * error) for name, v in values.items()}
+    norms["H"] = Number(5000.0, 1.0, 4998.0, 5002.0)
+    shares = SimpleNamespace(
+        norm=norms.__getitem__, share=lambda name: Number(0.5, 0.1, 0.3, 0.7), is_zero=lambda name: False
     )
+    result = SimpleNamespace(shares=shares, sources=list(values))
+    assert propagation.opening(result).endswith(f"The strongest of 3 sources of the rest {words}")
+    label, shown, _ = propagation._strongest(result)
+    assert (label, shown) == ("strongest source", value)
 
 
 @pytest.mark.parametrize("apart", [None, SimpleNamespace(names=["E", "U"], mean=0.51234, mean_stderr=0.02)])

@@ -19,6 +19,7 @@ from curvescope.report.pieces.stills import still
 from curvescope.report.pieces.tables import table
 from curvescope.report.reading import begun, link
 from curvescope.studies import find
+from curvescope.viz.scenes import estimated
 from synthetic_runs import SCENE, SVG, Page, Synthetic, made, make_run
 
 
@@ -216,6 +217,15 @@ def test_an_interval_without_an_end_says_so():
     assert [row[0].text for row in found.rows] == [
         "0.94 (0.11 to ∞)", "0.50 (-∞ to 0.75)", "2.1 (-∞ to ∞)", "0.400 (0.380 to 0.420)",
     ]  # fmt: skip
+
+
+def test_an_estimate_from_one_probe_has_two_digits_and_no_error():
+    frame = pd.DataFrame({"block": ["a", "b"], "‖H‖": [11.01, 13.402], "± H": [math.nan, 0.32]})
+    found = table("t", frame, "Norms.", anchor="t")
+    assert [row[1].text for row in found.rows] == ["11 ± ?", "13.40 ± 0.32"]
+    assert found.caption == "Norms. ± ?: an estimate from one probe, without an error."
+    assert estimated(11.01, math.nan) == "11 (one probe, no error)"
+    assert estimated(13.402, 0.32) == "13.40 ± 0.32"
 
 
 def test_an_error_that_belongs_to_nothing_is_a_column_of_its_own():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context
 
 MOST_DIGITS = 6  # that a value with an error is shown with
@@ -90,6 +91,14 @@ def below_noise(value: float, high: float) -> float | str:
 def plural(count: int, noun: str) -> str:
     """`1 probe`, `16 probes`, `1,024 blocks`."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def one_of(names: Sequence[str], most: int = 3) -> str:
+    """`a`, `a or b`, `a, b, c or one of 5 more`: things of which one is meant, and it is not known which."""
+    shown, rest = list(names[:most]), len(names) - most
+    if rest > 0:
+        return f"{', '.join(shown)} or {'another' if rest == 1 else f'one of {rest:,} more'}"
+    return " or ".join(filter(None, [", ".join(shown[:-1]), shown[-1]]))
 
 
 def duration(seconds: float) -> str:

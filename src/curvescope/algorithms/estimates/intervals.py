@@ -74,6 +74,15 @@ def positive_interval(mean: np.ndarray, stderr: np.ndarray, degrees: int) -> tup
         return mean * (1 + h / 3) ** -3, mean * np.exp(h + h * np.minimum(h, 1.0) / 2)
 
 
+def may_be_largest(values: np.ndarray, low: np.ndarray, high: np.ndarray) -> list[int]:
+    """Places of the numbers that may be the largest, by size: their intervals reach that of the largest.
+
+    An interval that is not known reaches everything.
+    """
+    order = np.argsort(-values, kind="stable").tolist()
+    return [i for i in order if i == order[0] or not high[i] < low[order[0]]]
+
+
 def _half_width(stderr: np.ndarray, size: np.ndarray, degrees: int) -> np.ndarray:
     """t · stderr; nan where fewer than six probes agree to the last digits, which may well be chance.
 

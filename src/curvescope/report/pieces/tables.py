@@ -28,6 +28,8 @@ BEFORE_ERROR = ("value", "lambda_max")  # a column `error` behind one of these i
 VERDICT = "verdict"
 SIZES = ("larger", "smaller", "equal")  # verdicts of a comparison, which are not good or bad
 ERROR = re.compile(r"^(residual|error|stderr|noise)$|_(residual|error|stderr)$|^±")
+STANDARD = re.compile(r"stderr$|^±")  # errors that one probe does not have
+UNKNOWN = " ± ?"
 BELOW = re.compile(r"^< [\d.,e+-]+$")  # below noise: found to be zero
 
 
@@ -46,7 +48,9 @@ def table(
     beside = {end: errors[i] for i, ends in every.items() if i in errors for end in ends}
     inside = {*errors.values(), *(end for both in intervals.values() for end in both)}
     kept = [i for i in range(len(columns)) if i not in inside]
-    rows = [[_whole_cell(row, i, columns[i], errors, intervals, beside) for i in kept] for row in shown]
+    rows = [[_whole_cell(row, i, columns, errors, intervals, beside) for i in kept] for row in shown]
+    if any(cell.text.endswith(UNKNOWN) for row in rows for cell in row):
+        caption = f"{caption} ± ?: an estimate from one probe, without an error.".strip()
     rest = f" The first {most:,} of {len(frame):,} rows; the CSV file has all." if len(frame) > most else ""
     header = [column(columns[i]) + (" (low to high)" if i in intervals else "") for i in kept]
     return Table(anchor, title or heading(name), (caption + rest).strip(), header, rows, csv)
@@ -111,17 +115,17 @@ def _intervals(
 def _whole_cell(
     row: Sequence[Any],
     i: int,
-    name: str,
+    columns: Sequence[str],
     errors: Mapping[int, int],
     intervals: Mapping[int, tuple[int, int]],
     beside: Mapping[int, int],
 ) -> Cell:
     """A cell with its error or its interval; the end of an interval to the error `beside` says it has."""
-    value = row[i]
+    value, name = row[i], columns[i]
     if name == VERDICT and isinstance(value, str):
         return Cell(value, value, level=None if value in SIZES else verdict(value))
     if i in errors and _is_number(value) and _is_number(row[errors[i]]):
-        return Cell(_signed(with_error(value, row[errors[i]]), value), repr(value), number=True)
+        return Cell(_estimate(value, row[errors[i]], columns[errors[i]]), repr(value), number=True)
     if i in intervals and _is_number(value):
         return Cell(_between(value, *(row[j] for j in intervals[i])), repr(value), number=True)
     if i in beside and _is_number(value) and _is_number(row[beside[i]]):
@@ -129,6 +133,13 @@ def _whole_cell(
     if ERROR.search(name) and isinstance(value, float) and math.isfinite(value):
         return Cell(rounded(value, 2), repr(value), number=True)
     return cell(value)
+
+
+def _estimate(value: float, error: float, name: str) -> str:
+    """A number with its error; one whose standard error is not known has two digits: `11 ± ?`."""
+    if math.isfinite(value) and math.isnan(error) and STANDARD.search(name):
+        return f"{rounded(value, 2)}{UNKNOWN}"
+    return _signed(with_error(value, error), value)
 
 
 def _signed(text: str, value: float) -> str:

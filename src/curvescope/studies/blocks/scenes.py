@@ -10,7 +10,7 @@ from curvescope.core.parts import MATRIX_SYMBOLS, TITLES
 from curvescope.studies.blocks import words
 from curvescope.studies.spectrum.scenes import CHOICES, shape
 from curvescope.viz.interactive import Scene
-from curvescope.viz.scenes import Cell, grid_map, layer_map, said, switched
+from curvescope.viz.scenes import Cell, estimated, grid_map, layer_map, said, switched
 from curvescope.viz.scenes.density import spectra
 
 if TYPE_CHECKING:
@@ -74,7 +74,8 @@ def _number(part: Part, quantity: str, name: str, size: int) -> Cell:
     elif name in part.norms:
         scale = size if quantity == "rms" else 1
         value, error = part.norms[name].norm / scale, part.norms[name].norm_stderr / scale
-    text = f"<b>{name}</b><br>{QUANTITIES[quantity]}: {said(value, error)}{more}<br>{size:,} parameters"
+    number = said(value, error) if quantity == "λ_max" else estimated(value, error)
+    text = f"<b>{name}</b><br>{QUANTITIES[quantity]}: {number}{more}<br>{size:,} parameters"
     return Cell(value, text)
 
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from curvescope.core.numbers import LIES_BETWEEN, between, plural, rounded, with_error
+import numpy as np
+
+from curvescope.algorithms.estimates.intervals import may_be_largest
+from curvescope.core.numbers import LIES_BETWEEN, between, one_of, plural, rounded, with_error
 from curvescope.models.sources import REST
 from curvescope.runs.shown import Line
 from curvescope.studies.propagation.shares import HESSIAN, OUTER
@@ -63,26 +66,42 @@ def opening(result: Propagation) -> str:
     shares = result.shares
     outer = shares.share(OUTER)
     said = f"The GGN makes up {with_error(100 * outer.value, 100 * outer.stderr)} % of ‖H‖²"
-    present = [name for name in result.sources if not shares.is_zero(name)]
-    if not present:
+    if all(shares.is_zero(name) for name in result.sources):
         return f"{said}; no source brings anything."
-    strongest = max(present, key=lambda name: shares.norm(name).value)
-    norm, whole = shares.norm(strongest), shares.norm(HESSIAN)
-    of = f", {rounded(norm.value / whole.value, 2)} of ‖H‖" if whole.value else ""
+    first, whole = strongest(result), shares.norm(HESSIAN)
+    count = plural(len(result.sources), "source")
+    if len(first) > 1:
+        names = one_of([f"{name} ({_norm(result, name)})" for name in first], NAMED)
+        return f"{said}. The strongest of {count} of the rest is {names}, which are not told apart."
+    of = f", {rounded(shares.norm(first[0]).value / whole.value, 2)} of ‖H‖" if whole.value else ""
     return (
-        f"{said}. The strongest of {plural(len(result.sources), 'source')} of the rest is {strongest}, whose "
-        f"norm is {with_error(norm.value, norm.stderr)}{of}."
+        f"{said}. The strongest of {count} of the rest is {first[0]}, whose norm is "
+        f"{_norm(result, first[0])}{of}."
     )
+
+
+def strongest(result: Propagation) -> list[str]:
+    """The sources that may have the largest norm, by their estimates: one where intervals tell."""
+    norms = [result.shares.norm(name) for name in result.sources]
+    values, low, high = (np.array([getattr(n, what) for n in norms]) for what in ("value", "low", "high"))
+    return [result.sources[i] for i in may_be_largest(values, low, high)]
+
+
+def _norm(result: Propagation, name: str) -> str:
+    norm = result.shares.norm(name)
+    return with_error(norm.value, norm.stderr)
 
 
 def _strongest(result: Propagation) -> Line:
     """The sources with the largest norms."""
-    order = sorted(result.sources, key=lambda name: -result.shares.norm(name).value)
-    norms = {name: result.shares.norm(name) for name in order[: NAMED + 1]}
-    each = [f"{name} {with_error(n.value, n.stderr)}" for name, n in norms.items()]
-    words = f"‖{order[0]}‖ = {each[0].removeprefix(order[0]).strip()}"
-    words += f", then {', '.join(each[1:])}" if len(each) > 1 else ""
-    return ("strongest source", order[0], f"{words}; norms of sources that cancel do not add up")
+    order = sorted(result.sources, key=lambda name: -result.shares.norm(name).value)[: NAMED + 1]
+    words = f"‖{order[0]}‖ = {_norm(result, order[0])}"
+    then = ", ".join(f"{name} {_norm(result, name)}" for name in order[1:])
+    words += f", then {then}" if then else ""
+    first = strongest(result)
+    words += f"; {len(first)} are not told apart" if len(first) > 1 else ""
+    value = one_of(first) if len(first) <= NAMED else "not decided"
+    return ("strongest source", value, f"{words}; norms of sources that cancel do not add up")
 
 
 def row(result: Propagation, name: str) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from curvescope.algorithms import SpectralDensity
 from curvescope.core.parts import MATRIX_SYMBOLS, TITLES
 from curvescope.studies.spectrum.words import density_scene
 from curvescope.viz.interactive import Scene
-from curvescope.viz.scenes import Cell, grid_map, layer_map, said, switched
+from curvescope.viz.scenes import Cell, estimated, grid_map, layer_map, said, switched
 from curvescope.viz.scenes.density import Spectrum as Shape
 from curvescope.viz.scenes.density import eigenvalue_words, spectra
 from curvescope.viz.scenes.parts import nothing
@@ -100,7 +100,7 @@ def _cells(part: Part, symbol: str, quantity: str) -> Mapping[str, Cell]:
 
 def _words(name: str, what: str, value: float, error: float, size: int | None) -> str:
     count = f"<br>{size:,} parameters" if size else ""
-    return f"<b>{name}</b><br>{what}: {said(value, error)}{count}"
+    return f"<b>{name}</b><br>{what}: {estimated(value, error)}{count}"
 
 
 def _pairs(result: Spectrum) -> Scene:
@@ -117,7 +117,7 @@ def _pairs(result: Spectrum) -> Scene:
         cells = [
             [
                 Cell(float(m.frobenius[i, j] / scale[i, j]), f"<b>{a}, {b}</b><br>root mean square entry: "
-                     f"{said(float(m.frobenius[i, j] / scale[i, j]), float(m.stderr[i, j] / scale[i, j]))}")
+                     + estimated(float(m.frobenius[i, j] / scale[i, j]), float(m.stderr[i, j] / scale[i, j])))
                 for j, b in enumerate(m.names)
             ]
             for i, a in enumerate(m.names)

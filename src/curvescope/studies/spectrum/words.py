@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from curvescope.core.numbers import plural, rounded, with_error
+from curvescope.algorithms.estimates.intervals import may_be_largest
+from curvescope.core.numbers import one_of, plural, rounded, with_error
 from curvescope.core.parts import MATRIX_SYMBOLS
 from curvescope.viz.scenes import density
 
@@ -19,15 +20,22 @@ NAMED = 3  # blocks of the largest norms
 
 
 def of_blocks(result: Spectrum) -> str:
-    """Which diagonal blocks of the Hessian are the largest."""
+    """Which diagonal block of the Hessian is the largest, as far as intervals tell."""
     found = result.parts["hessian"].map
-    norms = np.diag(found.frobenius)
-    order = np.argsort(-norms)
-    each = [f"{found.names[i]} {rounded(float(norms[i]), 2)}" for i in order[:NAMED]]
-    median = rounded(float(np.median(norms)), 2)
+    norms, errors, low, high = (np.diag(x) for x in (found.frobenius, found.stderr, *found.interval))
+    median = f"the median of {len(norms)} is {rounded(float(np.median(norms)), 2)}"
+    first = may_be_largest(norms, low, high)
+    if np.isnan(low[first[0]]):
+        each = ", ".join(f"{found.names[i]} {rounded(float(norms[i]), 2)}" for i in first[:NAMED])
+        return (
+            "Frobenius norms of the diagonal blocks of the Hessian are from one probe each and have no "
+            f"error, so that their order is not known; the largest estimates are {each}, and {median}."
+        )
+    each = [f"{found.names[i]} ({with_error(float(norms[i]), float(errors[i]))})" for i in first]
+    untold = ", which are not told apart" if len(each) > 1 else ""
     return (
-        f"The diagonal blocks of the Hessian with the largest Frobenius norms are {', '.join(each)}; the "
-        f"median of {len(norms)} is {median}."
+        f"The diagonal block of the Hessian with the largest Frobenius norm is {one_of(each, NAMED)}{untold}"
+        f"; {median}."
     )
 
 

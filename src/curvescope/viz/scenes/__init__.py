@@ -5,6 +5,6 @@ No scene has a colour of its ground or of its letters: the page that shows it is
 
 from curvescope.viz.scenes.curves import Curve, curves
 from curvescope.viz.scenes.maps import Cell, grid_map, layer_map
-from curvescope.viz.scenes.parts import said, switched
+from curvescope.viz.scenes.parts import estimated, said, switched
 
-__all__ = ["Cell", "Curve", "curves", "grid_map", "layer_map", "said", "switched"]
+__all__ = ["Cell", "Curve", "curves", "estimated", "grid_map", "layer_map", "said", "switched"]

@@ -48,6 +48,13 @@ def said(value: float, stderr: float = math.nan) -> str:
     return with_error(value, stderr) if stderr > 0 else rounded(value)
 
 
+def estimated(value: float, stderr: float) -> str:
+    """An estimate with its standard error; one from a single probe has none, and two digits."""
+    if math.isnan(stderr) and math.isfinite(value):
+        return f"{rounded(value, 2)} (one probe, no error)"
+    return said(value, stderr)
+
+
 def power(value: float) -> str:
     """A tick: 0.01, 100, 10⁵, −10⁻⁴."""
     if value == 0:
