@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -91,6 +92,17 @@ def test_models_of_one_file_name_are_no_data_sets(compared):
     sides = [replace(side, model="m", name=f"{i}/m.toml") for i, side in enumerate(found.sides)]
     assert replace(found, sides=sides).subjects() == ["0/m.toml", "1/m.toml"]
     assert replace(found, sides=sides, on_data=None).subjects() == ["0/m.toml", "1/m.toml"]
+
+
+def test_equal_sides_are_told_to_be_equal(compared):
+    _, found, _ = compared
+    same = replace(found, sides=[found.sides[0], replace(found.sides[0], name="same.toml")])
+    assert same.opening() == "same.toml against pre.toml: equal in all 9 quantities."
+    two, more = Estimate(2.0, 2.0, 2.0), Estimate(2.044, 2.044, 2.044)
+    first = SimpleNamespace(name="a", quantity=lambda name, block: two)
+    second = SimpleNamespace(name="b", quantity=lambda name, block: more if name == "loss" else two)
+    said = replace(found, sides=[first, second]).opening()
+    assert said.startswith("b against a: larger: loss (1.02-fold); equal: λ_max, ")
 
 
 def test_every_ratio_of_the_tables_has_its_interval(compared):

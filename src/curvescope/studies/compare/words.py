@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from curvescope.core.numbers import plural, rounded, to_error
+from curvescope.core.numbers import MOST_DIGITS, plural, rounded, to_error
 from curvescope.runs.shown import Line
 from curvescope.studies.compare.quantities import EQUAL, LARGER, OPEN, QUANTITIES, SMALLER, Estimate
 
@@ -39,7 +39,7 @@ def changed(difference: Estimate, ratio: Estimate) -> str:
     interval = f"{rounded(difference.low, 3)} to {rounded(difference.high, 3)}"
     if difference.verdict == OPEN:
         return f"not decided: the difference is within {interval}"
-    fold = f", {rounded(ratio.value, 3)}-fold" if _is_known(ratio) else ""
+    fold = f", {_fold(ratio.value, 3)}" if _is_known(ratio) else ""
     if rounded(difference.low, 3) == rounded(difference.high, 3):
         return f"{difference.verdict} by {rounded(abs(difference.value), 3)}{fold}"
     return f"{difference.verdict}: the difference is within {interval}{fold}"
@@ -57,18 +57,27 @@ def opening(found: Comparison) -> str:
 
 def _sentence(found: Comparison, number: int) -> str:
     verdicts = {name: found.difference(number, name).verdict for name in QUANTITIES}
+    sides = f"{found.sides[number].name} against {found.sides[0].name}"
+    if set(verdicts.values()) == {EQUAL}:
+        return f"{sides}: equal in all {len(verdicts)} quantities."
     parts = []
-    for verdict in (LARGER, SMALLER, OPEN):
+    for verdict in (LARGER, SMALLER, EQUAL, OPEN):
         names = [_folded(found, number, name) for name, word in verdicts.items() if word == verdict]
         if names:
             parts.append(f"{verdict}: {', '.join(names)}")
-    return f"{found.sides[number].name} against {found.sides[0].name}: {'; '.join(parts)}."
+    return f"{sides}: {'; '.join(parts)}."
 
 
 def _folded(found: Comparison, number: int, name: str) -> str:
     difference, ratio = found.difference(number, name), found.ratio(number, name)
     decided = difference.verdict in (LARGER, SMALLER)
-    return f"{name} ({rounded(ratio.value, 2)}-fold)" if decided and _is_known(ratio) else name
+    return f"{name} ({_fold(ratio.value, 2)})" if decided and _is_known(ratio) else name
+
+
+def _fold(ratio: float, digits: int) -> str:
+    """`2.1-fold`, `1.02-fold`: so many digits, or as many as tell it from one."""
+    texts = [rounded(ratio, count) for count in range(digits, MOST_DIGITS + 1)]
+    return f"{next((text for text in texts if text.rstrip('0') != '1.'), texts[-1])}-fold"
 
 
 def notes(cfg: Config, found: Comparison, own: list[str]) -> list[str]:
