@@ -119,17 +119,17 @@ class Part(Result):
         found = self._eigenvalues(name)
         value, stderr, low, high, probes = self._chosen(name)
         found |= {"trace": below_noise(value, high) if self.traces.psd else value, "± trace": stderr}
-        found |= {"trace low": low, "trace high": high, "probes": probes, "noise": self._noise_words(name)}
+        found |= {"trace low": low, "trace high": high, "probes": probes, "noise": self._noise(name)}
         if name in self.norms:
             own = self.norms[name]
             found |= {"‖·‖ F": own.norm, "± ‖·‖ F": own.norm_stderr}
             found |= {"‖·‖ F low": own.norm_low, "‖·‖ F high": own.norm_high}
         return found
 
-    def _noise_words(self, name: str) -> str:
-        probes, share = self.trace_of(name)[2], self.noise(name)
-        unknown = not probes or math.isnan(self.trace_interval(name)[0])
-        return "–" if unknown else "all of it" if share == 1 else f"{100 * share:.2g} %"
+    def _noise(self, name: str) -> float:
+        """As `noise`; nan where the trace has no interval."""
+        probes, low = self.trace_of(name)[2], self.trace_interval(name)[0]
+        return math.nan if not probes or math.isnan(low) else self.noise(name)
 
     def _eigenvalues(self, name: str) -> dict[str, Any]:
         s = self.sharpness(name)

@@ -159,7 +159,7 @@ COLUMNS = (
 PROBES = (
     "Probes: exact, the block was written out with one product per entry; own, from Lanczos steps and probes "
     "of the block alone; shared, from probes of all blocks at once. Noise: half the interval of the trace "
-    "over its size."
+    "over its size; 1: all of it."
 )
 
 
