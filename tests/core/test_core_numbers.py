@@ -25,6 +25,11 @@ from curvescope.core.numbers import below_noise, between, bound, one_of, to_erro
         (999_999.7, 20.0, "1,000,000 ± 20"),
         (math.inf, 1.0, "inf"),
         (1.234, math.inf, "1.2 ± ∞"),
+        (-0.4, 120.0, "0 ± 120"),
+        (-0.001, 0.5, "0.00 ± 0.50"),
+        (-1e-12, 1.5e-9, "(0.0 ± 1.5)e-9"),
+        (5e-324, 5e-324, "(4.9 ± 4.9)e-324"),
+        (-0.0, 0.0, "0"),
     ],
 )
 def test_the_error_has_two_digits_and_the_value_ends_there(value, stderr, text):

@@ -228,6 +228,15 @@ def test_an_estimate_from_one_probe_has_two_digits_and_no_error():
     assert estimated(13.402, 0.32) == "13.40 ± 0.32"
 
 
+def test_a_large_number_is_no_count_for_being_whole():
+    frame = pd.DataFrame({"λ": [4.1234567890123e17, 2.0], "steps": [100.0, 2e6]})
+    found = table("t", frame, anchor="t")
+    assert [[cell.text for cell in row] for row in found.rows] == [
+        ["4.123e+17", "100"],
+        ["2.000", "2,000,000"],
+    ]
+
+
 def test_an_error_that_belongs_to_nothing_is_a_column_of_its_own():
     frame = pd.DataFrame({"case": ["a"], "error": [0.1], "change": [1.0], "share_error": [0.5]})
     assert table("t", frame, anchor="t").header == ["case", "error", "change", "share error"]

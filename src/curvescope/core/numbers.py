@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from decimal import ROUND_CEILING, ROUND_FLOOR, Context
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 
 MOST_DIGITS = 6  # that a value with an error is shown with
 LEAST, MOST = 1e-4, 1e7  # sizes that are written without an exponent
@@ -33,9 +33,12 @@ def with_error(value: float, stderr: float) -> str:
         return _alone(value, MOST_DIGITS)
     place = max(_exponent(float(f"{stderr:.1e}")) - 1, last)
     if LEAST <= size < MOST:
-        return f"{round(value, -place):,.{max(-place, 0)}f} ± {round(stderr, -place):,.{max(-place, 0)}f}"
-    digits, scale = max(exponent - place, 0), 10.0**exponent
-    return f"({value / scale:.{digits}f} ± {stderr / scale:.{digits}f})e{exponent:+d}"
+        shown = round(value, -place) + 0.0, round(stderr, -place)  # + 0.0: without the sign of zero
+        return " ± ".join(f"{x:,.{max(-place, 0)}f}" for x in shown)
+    digits = max(exponent - place, 0)
+    shown = (float(Decimal(x).scaleb(-exponent)) for x in (value, stderr))  # 10^exponent may be no float
+    value, stderr = (round(x, digits) + 0.0 for x in shown)
+    return f"({value:.{digits}f} ± {stderr:.{digits}f})e{exponent:+d}"
 
 
 def _exponent(size: float) -> int:
@@ -51,7 +54,7 @@ def _alone(value: float, digits: int) -> str:
 def rounded(value: float, digits: int = 4) -> str:
     """`6,753`, `0.01235`, `1.235e+08`: a number to so many digits, with commas."""
     if not math.isfinite(value) or value == 0 or not LEAST <= abs(value) < MOST:
-        return f"{value:.{digits}g}"
+        return f"{value + 0.0:.{digits}g}"
     place = digits - 1 - _exponent(abs(value))
     return f"{round(value, place):,.{max(place, 0)}f}"
 

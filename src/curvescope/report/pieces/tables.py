@@ -30,6 +30,7 @@ SIZES = ("larger", "smaller", "equal")  # verdicts of a comparison, which are no
 ERROR = re.compile(r"^(residual|error|stderr|noise)$|_(residual|error|stderr)$|^±")
 STANDARD = re.compile(r"stderr$|^±")  # errors that one probe does not have
 UNKNOWN = " ± ?"
+MOST_COUNTED = 2.0**24  # float32 has whole numbers alone beyond
 BELOW = re.compile(r"^< [\d.,e+-]+$")  # below noise: found to be zero
 
 
@@ -66,8 +67,10 @@ def _whole_numbers(rows: Sequence[Sequence[Any]]) -> list[list[Any]]:
 
 
 def _is_whole(value: object) -> bool:
-    """Whether a number stands for a count: whole, or nothing."""
-    return isinstance(value, float) and (value.is_integer() or math.isnan(value))
+    """Whether a number stands for a count: whole, though it has the digits not to be, or nothing."""
+    return isinstance(value, float) and (
+        math.isnan(value) or (value.is_integer() and abs(value) < MOST_COUNTED)
+    )
 
 
 def _all_numbers(values: Sequence[Any]) -> bool:
@@ -159,7 +162,7 @@ def _between(value: float, low: float, high: float) -> str:
         return f"{value:.3g} ({low:.3g} to {high:.3g})"
     last = MOST_DIGITS - 1 - math.floor(math.log10(max(abs(low), abs(high))))
     place = min(1 - math.floor(math.log10(wide)), last)
-    text = [f"{round(x, place):,.{max(place, 0)}f}" for x in (value, low, high)]
+    text = [f"{round(x, place) + 0.0:,.{max(place, 0)}f}" for x in (value, low, high)]
     return text[0] if text[1] == text[2] else f"{text[0]} ({text[1]} to {text[2]})"
 
 
