@@ -10,7 +10,8 @@ import pandas as pd
 import pytest
 
 import curvescope as cs
-from curvescope.models.description import describe
+from cases import transformer
+from curvescope.models.description import describe, telling_facts
 from curvescope.report import write_page
 from curvescope.report.pieces.levels import BAD, GOOD, OPEN, PART, verdict
 from curvescope.report.pieces.methods import errors_in, run_command, time_of
@@ -235,6 +236,18 @@ def test_a_large_number_is_no_count_for_being_whole():
         ["4.123e+17", "100"],
         ["2.000", "2,000,000"],
     ]
+
+
+@pytest.mark.parametrize(
+    ("settings", "shown"),
+    [
+        ({}, True),
+        ({"inputs": "patches", "outputs": "class", "n_out": 3, "image_size": 4, "causal": False}, False),
+    ],
+)
+def test_a_card_tells_a_vocabulary_that_is_used(settings, shown):
+    model = cs.load(transformer(**settings))
+    assert ("vocab_size" in telling_facts(dict(model.facts))) == shown
 
 
 def test_an_error_that_belongs_to_nothing_is_a_column_of_its_own():

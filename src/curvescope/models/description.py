@@ -78,10 +78,14 @@ def notes(model: Model) -> list[str]:
 
 
 def telling_facts(facts: dict[str, Any]) -> dict[str, Any]:
-    """The facts of a zoo model that describe it; of others, all that are numbers or words."""
+    """The facts of a zoo model that describe it; of others, all that are numbers or words.
+
+    A zoo model that neither reads nor writes tokens has no use for its vocabulary.
+    """
     known = {key: facts[key] for key in SHOWN if key in facts}
     if facts.get("kind") in ZOO:
-        return known
+        unused = "tokens" not in (facts.get("inputs", "tokens"), facts.get("outputs", "tokens"))
+        return {key: value for key, value in known.items() if not (unused and key == "vocab_size")}
     return known | {k: v for k, v in facts.items() if isinstance(v, bool | int | float | str)}
 
 
