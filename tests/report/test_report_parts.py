@@ -1,12 +1,10 @@
-"""What a section is put together from: openings, figures with switches, tables, methods, cards."""
+"""What a section is put together from: openings, figures with switches, methods, cards."""
 
 import json
-import math
 import shlex
 import sys
 
 import numpy as np
-import pandas as pd
 import pytest
 
 import curvescope as cs
@@ -17,10 +15,8 @@ from curvescope.report.pieces.levels import BAD, GOOD, OPEN, PART, verdict
 from curvescope.report.pieces.methods import errors_in, run_command, time_of
 from curvescope.report.pieces.pictures import as_json
 from curvescope.report.pieces.stills import still
-from curvescope.report.pieces.tables import table
-from curvescope.report.reading import begun, link
+from curvescope.report.reading import begun
 from curvescope.studies import find
-from curvescope.viz.scenes import estimated
 from synthetic_runs import SCENE, SVG, Page, Synthetic, made, make_run
 
 
@@ -36,19 +32,6 @@ def test_a_section_opens_with_the_sentence_and_has_cards_and_notes(tmp_path):
     ]
     places = [entry[1].replace("\xa0", " ").index(words) for words in said]
     assert places == sorted(places)
-
-
-def test_numbers_that_stand_alone_have_the_digits_that_mean_something():
-    frame = pd.DataFrame({
-        "step": [0.0, 200.0], "residual": [0.0044831, 3e-8], "gap": [2378.28937, 0.5],
-        "low": [2378.28937, 0.5], "high": [2378.294, 0.7], "verdict": ["larger", "holds"], "loss": [2.0, 2.5],
-    })  # fmt: skip
-    found = table("t", frame, anchor="t")
-    assert [[cell.text for cell in row] for row in found.rows] == [
-        ["0", "0.0045", "2,378.29", "larger", "2.000"],
-        ["200", "3e-08", "0.50 (0.50 to 0.70)", "holds", "2.500"],
-    ]
-    assert [row[3].level for row in found.rows] == [None, GOOD]
 
 
 def test_what_runs_of_other_samples_say_is_told_apart(tmp_path):
@@ -177,67 +160,6 @@ def test_without_plotly_stills_are_all_there_is(tmp_path, monkeypatch):
     assert not page.all("div", class_="scene")
 
 
-def test_numbers_stand_with_their_errors():
-    frame = pd.DataFrame({
-        "block": ["E"], "trace": [21812.3], "trace_stderr": [1034.5], "tr H": ["< 3.2"], "± H": [1.0],
-        "lambda_max": [2.5], "error": [float("nan")], "loss": [0.523456], "low": [0.48], "high": [0.57],
-        "steps": [12345], "ratio": [0.123456], "W_Q": [True],
-    })  # fmt: skip
-    found = table("t", frame, anchor="t")
-    shown = dict(zip(found.header, found.rows[0], strict=True))
-    texts = {name: cell.text for name, cell in shown.items()}
-    assert texts == {
-        "block": "E", "trace": "21,800 ± 1,000", "tr H": "< 3.2", "λ_max": "2.5",
-        "loss (low to high)": "0.523 (0.480 to 0.570)", "steps": "12,345", "ratio": "0.1235", "W_Q": "yes",
-    }  # fmt: skip
-    assert shown["trace"].sort == "21812.3"
-    assert shown["ratio"].sort == "0.123456"
-    assert shown["tr H"].sort == "0"
-    assert found.numbers == [False, True, True, True, True, True, True, False]
-
-
-def test_the_interval_of_a_number_is_not_that_of_its_error():
-    frame = pd.DataFrame({
-        "frobenius": [6.6721], "stderr": [1.4123], "low": [3.7812], "high": [18.812],
-        "trace": [3041.2], "trace_stderr": [818.1], "trace_low": [434.71], "trace_high": [5648.2],
-    })  # fmt: skip
-    found = table("t", frame, anchor="t")
-    texts = dict(zip(found.header, (cell.text for cell in found.rows[0]), strict=True))
-    assert texts == {
-        "frobenius": "6.7 ± 1.4", "low": "3.8", "high": "18.8",
-        "trace": "3,040 ± 820", "trace low": "430", "trace high": "5,650",
-    }  # fmt: skip
-
-
-def test_an_interval_without_an_end_says_so():
-    frame = pd.DataFrame({
-        "ratio": [0.93771, 0.5, 2.1, 0.4], "ratio low": [0.1052, -math.inf, -math.inf, 0.38],
-        "ratio high": [math.inf, 0.75, math.inf, 0.42],
-    })  # fmt: skip
-    found = table("t", frame, anchor="t")
-    assert [row[0].text for row in found.rows] == [
-        "0.94 (0.11 to ∞)", "0.50 (-∞ to 0.75)", "2.1 (-∞ to ∞)", "0.400 (0.380 to 0.420)",
-    ]  # fmt: skip
-
-
-def test_an_estimate_from_one_probe_has_two_digits_and_no_error():
-    frame = pd.DataFrame({"block": ["a", "b"], "‖H‖": [11.01, 13.402], "± H": [math.nan, 0.32]})
-    found = table("t", frame, "Norms.", anchor="t")
-    assert [row[1].text for row in found.rows] == ["11 ± ?", "13.40 ± 0.32"]
-    assert found.caption == "Norms. ± ?: an estimate from one probe, without an error."
-    assert estimated(11.01, math.nan) == "11 (one probe, no error)"
-    assert estimated(13.402, 0.32) == "13.40 ± 0.32"
-
-
-def test_a_large_number_is_no_count_for_being_whole():
-    frame = pd.DataFrame({"λ": [4.1234567890123e17, 2.0], "steps": [100.0, 2e6]})
-    found = table("t", frame, anchor="t")
-    assert [[cell.text for cell in row] for row in found.rows] == [
-        ["4.123e+17", "100"],
-        ["2.000", "2,000,000"],
-    ]
-
-
 @pytest.mark.parametrize(
     ("settings", "shown"),
     [
@@ -248,28 +170,6 @@ def test_a_large_number_is_no_count_for_being_whole():
 def test_a_card_tells_a_vocabulary_that_is_used(settings, shown):
     model = cs.load(transformer(**settings))
     assert ("vocab_size" in telling_facts(dict(model.facts))) == shown
-
-
-def test_an_error_that_belongs_to_nothing_is_a_column_of_its_own():
-    frame = pd.DataFrame({"case": ["a"], "error": [0.1], "change": [1.0], "share_error": [0.5]})
-    assert table("t", frame, anchor="t").header == ["case", "error", "change", "share error"]
-
-
-def test_a_long_table_is_cut_and_says_so():
-    found = table("t", pd.DataFrame({"x": range(9000)}), "Words.", anchor="t")
-    assert len(found.rows) == 8000
-    assert found.caption == "Words. The first 8,000 of 9,000 rows; the CSV file has all."
-
-
-def test_a_table_links_to_its_csv_where_that_is_there(tmp_path):
-    run = make_run(tmp_path)
-    links = [has["href"] for has, _ in Page(made(tmp_path, run)).all("a", class_="csv")]
-    assert links == ["runs/spectrum/20260102-030405-0123abcd/tables/values.csv"]
-    assert (tmp_path / links[0]).is_file()
-    (run / "tables" / "values.csv").unlink()
-    assert not Page(made(tmp_path, run)).all("a", class_="csv")
-    (tmp_path / "a b#.csv").write_text("x", encoding="utf-8")
-    assert link(tmp_path / "a b#.csv", tmp_path / "p.html") == "a%20b%23.csv"
 
 
 def test_a_figure_says_how_it_was_made(tmp_path):
