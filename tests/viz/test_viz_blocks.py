@@ -64,7 +64,7 @@ def test_words_of_numbers():
     assert [plural(1, "probe"), plural(16, "probe"), plural(1024, "block")] == [
         *("1 probe", "16 probes", "1,024 blocks")
     ]
-    assert below_noise(0.0, 3.21) == "< 3.2"
+    assert below_noise(0.0, 3.21) == "< 3.3"
     assert below_noise(2.5, 3.21) == 2.5
     assert below_noise(0.0, 0.0) == 0.0
 
