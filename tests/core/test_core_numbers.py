@@ -59,6 +59,7 @@ def test_a_value_has_six_digits_at_most(value, stderr, text):
         (2378.28937, 0.0023, "2,378"),
         (0.0, 2.0, "0"),
         (3.0, 1000.0, "3"),
+        (1996.78, math.inf, "2,000"),
     ],
 )
 def test_a_value_ends_where_its_error_does(value, error, text):

@@ -69,7 +69,8 @@ def test_a_sample_is_as_large_as_what_was_measured(tmp_path, data, terms, words)
         make_run(tmp_path, study, model="m", data=data, tokens=128, result=Synthetic(num_terms=count))
         for study, count in (("gap", terms), ("taylor", None))
     ]
-    html = made(tmp_path, *runs)
+    several = make_run(tmp_path, "compare", model="m", data=data, tokens=128, datasets=[data, "b"])
+    html = made(tmp_path, several, *runs)
     assert f"; on {words}</p>" in html
     assert "different samples" not in html  # the same settings: the same sample
 

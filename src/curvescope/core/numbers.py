@@ -60,7 +60,12 @@ def rounded(value: float, digits: int = 4) -> str:
 
 
 def to_error(value: float, error: float) -> str:
-    """`21,800`: a value to the second digit of its error, which stands elsewhere; four digits at most."""
+    """`21,800`: a value to the second digit of its error, which stands elsewhere; four digits at most.
+
+    Two where nothing bounds the error.
+    """
+    if error == math.inf:
+        return rounded(value, 2)
     if value == 0 or not (math.isfinite(value) and math.isfinite(error) and error > 0):
         return rounded(value)
     digits = _exponent(abs(value)) - _exponent(float(f"{error:.1e}")) + 2

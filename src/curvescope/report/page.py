@@ -143,12 +143,13 @@ def _samples(runs: Sequence[Read]) -> str:
     """Which studies saw which sample, where these differ, so that their numbers do."""
     told: dict[tuple[str, ...], str] = {}
     for run in sorted(runs, key=lambda run: run.terms is None):  # those that counted have the better words
-        told.setdefault(run.asked, run.sample)
+        if run.sample:
+            told.setdefault(run.asked, run.sample)
     found: dict[str, list[str]] = {}
-    for run in runs:
-        sample = told[run.asked]
-        if run.sample and run.study not in found.setdefault(sample, []):
-            found[sample].append(run.study)
+    for run in (run for run in runs if run.sample):
+        studies = found.setdefault(told[run.asked], [])
+        if run.study not in studies:
+            studies.append(run.study)
     if len(found) < 2:
         return ""
     each = "; ".join(f"{sample}: {', '.join(studies)}" for sample, studies in found.items())

@@ -39,7 +39,7 @@ class Read:
     result: Shown
     env: dict[str, str]
     begun: datetime
-    called: str = ""  # the name of its model where the last part of the path does not tell it from others
+    called: str = ""  # its model, by as much of the path as tells it from others; "": by the last part
 
     @property
     def model(self) -> str:

@@ -25,7 +25,7 @@ def of_blocks(result: Spectrum) -> str:
     norms, errors, low, high = (np.diag(x) for x in (found.frobenius, found.stderr, *found.interval))
     median = f"the median of {len(norms)} is {rounded(float(np.median(norms)), 2)}"
     first = may_be_largest(norms, low, high)
-    if np.isnan(low[first[0]]):
+    if np.isnan(errors[first[0]]):
         each = ", ".join(f"{found.names[i]} {rounded(float(norms[i]), 2)}" for i in first[:NAMED])
         return (
             "Frobenius norms of the diagonal blocks of the Hessian are from one probe each and have no "
