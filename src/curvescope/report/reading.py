@@ -55,7 +55,7 @@ class Read:
     @property
     def asked(self) -> tuple[str, ...]:
         """The settings that choose the sample: runs that agree in them saw the same one."""
-        return self._data, *(str(self.settings.get(name)) for name in ("tokens", "seq_len"))
+        return self._data, *(str(self.settings.get(name)) for name in ("model", "tokens", "seq_len", "seed"))
 
     @property
     def terms(self) -> float | None:
