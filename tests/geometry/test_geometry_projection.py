@@ -80,7 +80,7 @@ def test_a_saved_projection_comes_back(tmp_path):
 
 def test_umap_that_is_missing_is_said_in_a_sentence(monkeypatch):
     monkeypatch.setitem(sys.modules, "umap", None)
-    with pytest.raises(MissingExtra, match=r"umap-learn, which is not installed .*curvescope\[umap\]"):
+    with pytest.raises(MissingExtra, match=r"umap-learn, which is not installed .*pip install .umap-learn"):
         project(POINTS, method="umap")
 
 
