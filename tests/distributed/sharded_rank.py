@@ -300,17 +300,37 @@ def counted(_: str) -> Case:
         op = kind(problem)
         for columns in (1, 2):
             V = torch.ones(op.here[1], columns, dtype=torch.float64)
-            with op.steady(), Counting() as seen:
-                op @ V
             options = {"tokens": 4 * T, "ranks": R, "columns": columns, "element": 8}
-            sent = (R - 1) * (seen.bytes["c10d._allgather_base_"] + seen.bytes["c10d._reduce_scatter_base_"])
-            yield f"bytes of {op!r} {columns}", cost.sharded(decoder, **options).moved, float(sent)
+            op.engine._forget()
+            with op.steady():
+                for kept in (False, True):
+                    with Counting() as seen:
+                        op @ V
+                    sent = seen.bytes["c10d._allgather_base_"] + seen.bytes["c10d._reduce_scatter_base_"]
+                    predicted = cost.sharded(decoder, **options, kept=kept).moved
+                    yield f"bytes of {op!r} {columns} {kept}", predicted, float((R - 1) * sent)
+
+
+def moved(_: str) -> Case:
+    """What is kept is forgotten when one entry moves, of one rank's piece, between products."""
+    whole, spread = zoo(), shard(zoo())
+    A, B = (cs.Hessian(cs.Problem(model, data())) for model in (whole, spread))
+    left, right = (pieces.positions() for pieces in B.pieces)
+    v = torch.randn(A.shape[1], generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    for turn in range(3):
+        yield f"moved {turn}", (A @ v)[left], B @ v[right]
+        with torch.no_grad():
+            whole.module.L1.W_Q[0, turn] += 0.5
+            piece = spread.module.L1.W_Q.to_local()
+            if dist.get_rank() == 0:
+                piece[0, turn] += 0.5
 
 
 CASES: dict[str, Callable[[str], Case]] = {
     "algorithms": algorithms,
     "counted": counted,
     "matrix": matrix,
+    "moved": moved,
     "refused": refused,
 }
 

@@ -12,7 +12,8 @@ derivative of the gradient and two on the way back). A sharded one computes the 
 gradient 3, forward included; the derivative of the gradient 3 + 4; the way back 3. Every time a layer is
 computed it gathers its parameters, and every gradient is summed: 5 messages of n b bytes gather and 4 sum,
 with 2 and 2 for what is outside, for every batch. Attention's scores are left out, T / 6d of the operations.
-Further vectors in one product share the first forward and gradient: 20 n L, and 6 messages for layers.
+Further vectors in one product share the first forward and gradient: 20 n L, and 6 messages for layers. So do
+later products of an algorithm, where what the first one found (inputs and cotangents of layers) is kept.
 
 Constants of memory were measured: activations with the graph kept, and with layers computed again, on a card
 (GPT-2 124M); copies of a layer by `benchmarks/sharded_memory.py`.
@@ -91,6 +92,7 @@ def sharded(
     vectors: int = VECTORS,
     columns: int = 1,
     element: int = 4,
+    kept: bool = False,
 ) -> Cost:
     """Parameters and vectors in pieces, layers gathered where they are computed.
 
@@ -102,12 +104,14 @@ def sharded(
         vectors: That are held beside the parameters, in pieces: 3 for a product, more for an algorithm.
         columns: Vectors in one product.
         element: Bytes of a number.
+        kept: Whether it is not the first product inside `steady`, and the first one's graphs are kept.
     """
     inside, D = decoder.layers * decoder.layer, tokens / ranks
-    flops = ((8 + 20 * columns) * inside + (6 + 12 * columns) * decoder.head) * D
-    more = columns - 1
-    layer_messages = GATHERS[0] + SUMS[0] + more * (MORE_GATHERS[0] + MORE_SUMS[0])
-    outside_messages = GATHERS[1] + SUMS[1] + more * (MORE_GATHERS[1] + MORE_SUMS[1])
+    first, more = (0, columns) if kept else (1, columns - 1)
+    flops = ((8 * first + 20 * columns) * inside + (6 * first + 12 * columns) * decoder.head) * D
+    layer_messages, outside_messages = (
+        first * (GATHERS[i] + SUMS[i]) + more * (MORE_GATHERS[i] + MORE_SUMS[i]) for i in (0, 1)
+    )
     moved = batches * (ranks - 1) / ranks * (layer_messages * inside + outside_messages * decoder.outside)
     pieces = (1 + vectors) * decoder.parameters / ranks
     whole = LAYER_COPIES * decoder.layer + OUTSIDE_COPIES * decoder.outside

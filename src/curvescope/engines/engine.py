@@ -30,7 +30,7 @@ from curvescope.core.parts import MatrixName
 from curvescope.data.batches import Batch
 from curvescope.engines import ask, works
 from curvescope.engines.check import near, num_entries, refuse_other
-from curvescope.engines.keep import Kept, forget_everything
+from curvescope.engines.keep import Kept, KeptByAll, forget_everything
 from curvescope.engines.memory import directions_per_pass, free_bytes
 from curvescope.engines.passes import Linearised, pull, pull_each
 from curvescope.engines.replay import cpu, cuda
@@ -81,7 +81,7 @@ class Engine:
         self.wanted: EngineName = name
         self._watch = Watch(problem, engine=name, checkpoint=checkpoint)
         self._runner: Runner = PlainRunner(problem, checkpoint=checkpoint)
-        self._kept = Kept()
+        self._kept = Kept() if self._alone or sharding is None else KeptByAll(sharding.spread)
         self._recorder: cpu.Recorder | cuda.Recorder | None = None
         self._groups: dict[str, int] = {}  # directions at once, by how the module is run
         self.most: int | None = None  # columns at once, where memory ran out with more
@@ -312,16 +312,12 @@ class Engine:
             build: A function of the problem alone.
             size: Bytes that it takes.
         """
-        return self._stored(key, build, size)
+        return self._kept.get(key, build, device=self.problem.device, size=size)
 
     def _keep(self, key: Any, build: Callable[[], T], batch: Batch) -> T:
         assert self._watch.known is not None, "found out before any product"
         size = int(GRAPH_SIZE * self._watch.known.entry_bytes * num_entries(batch))
-        return self._stored(key, build, size)
-
-    def _stored(self, key: Any, build: Callable[[], T], size: int) -> T:
-        """Kept where there is room; over several ranks never, since each of them would decide for itself."""
-        return self._kept.get(key, build, device=self.problem.device, size=size) if self._alone else build()
+        return self.keep(key, build, size)
 
     def _directions(self, batch: Batch, tangents: Mapping[str, Tensor], *, plain: bool = False) -> int:
         """Directions at once; found with the first batch that is given several, then kept."""
@@ -338,8 +334,11 @@ class Engine:
     def fewer(self, columns: int) -> bool:
         """Halve the directions that go at once, because memory ran out with so many columns.
 
-        False where it is one already, and nothing was kept that could be forgotten.
+        False where it is one already, and nothing was kept that could be forgotten; and where parameters come
+        from several ranks, of which the others go on with this product.
         """
+        if not self._alone:
+            return False
         now = min(columns, *self._groups.values(), columns if self.most is None else self.most)
         held = forget_everything()
         if self.problem.device.type == "cuda":

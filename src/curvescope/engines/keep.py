@@ -1,7 +1,8 @@
 """What engines keep between products: graphs that do not depend on the directions, while memory allows.
 
 One store for all engines of a process, because they share one memory: the entry that was used longest ago
-goes first, and an engine's entries go with it.
+goes first, and an engine's entries go with it. Ranks that hold pieces of a model build together, so there each
+keeps what all of them keep.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ from typing import Any, TypeVar, final
 
 import torch
 
+from curvescope.core.ranks.spread import Spread
 from curvescope.engines.memory import free_bytes
 
 SHARE = 0.5  # of the memory that is free when nothing is kept
+SHARE_ON_RANKS = 0.25  # where nothing that is kept can make room again
 T = TypeVar("T")
 _alone = RLock()
 _store: OrderedDict[tuple[int, Hashable], tuple[Any, int]] = OrderedDict()
@@ -57,6 +60,38 @@ class Kept:
         size = max(_allocated(device) - before, 0) if device.type == "cuda" else size
         with _alone:
             _insert(at, found, size, device)
+        return found
+
+
+@final
+class KeptByAll:
+    """The entries of an engine whose model is spread over ranks: one of them is kept by all ranks, or by none.
+
+    Nothing goes to make room, since the other ranks would not know of it. What does not fit on one rank is
+    built anew by all of them whenever it is asked for.
+    """
+
+    def __init__(self, spread: Spread) -> None:
+        self._spread = spread
+        self._entries: dict[Hashable, Any] = {}
+        self._held = 0
+
+    def forget(self) -> None:
+        """Free all entries; every rank does."""
+        self._entries.clear()
+        self._held = 0
+
+    def get(self, key: Hashable, build: Callable[[], T], *, device: torch.device, size: int) -> T:
+        """As that of `Kept`, on all ranks together."""
+        if key in self._entries:
+            return self._entries[key]
+        before = _allocated(device)
+        found = build()
+        size = max(_allocated(device) - before, 0) if device.type == "cuda" else size
+        budget = SHARE_ON_RANKS * (free_bytes(device) + self._held + (size if device.type == "cuda" else 0))
+        if self._spread.all(self._held + size <= budget, device):
+            self._entries[key] = found
+            self._held += size
         return found
 
 
