@@ -1,8 +1,8 @@
 """What engines keep between products: graphs that do not depend on the directions, while memory allows.
 
 One store for all engines of a process, because they share one memory: the entry that was used longest ago
-goes first, and an engine's entries go with it. Ranks that hold pieces of a model build together, so there each
-keeps what all of them keep.
+goes first, and an engine's entries go with it. Ranks that hold pieces of a model build together, so each of
+them keeps what all of them keep.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Kept:
 
 @final
 class KeptByAll:
-    """The entries of an engine whose model is spread over ranks: one of them is kept by all ranks, or by none.
+    """The entries of an engine whose model is spread over ranks: each is kept by all ranks, or by none.
 
     Nothing goes to make room, since the other ranks would not know of it. What does not fit on one rank is
     built anew by all of them whenever it is asked for.

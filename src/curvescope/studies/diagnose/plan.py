@@ -7,6 +7,7 @@ from curvescope.runs.plan import Cost, Plan, Step
 from curvescope.studies.diagnose.measured.curvature import matrices
 from curvescope.studies.diagnose.optimizer import MOST
 from curvescope.studies.diagnose.study import Config
+from curvescope.studies.sinks.lines import basis_length
 from curvescope.studies.steps import Part, lanczos, together
 
 OF_BLOCK = 1 / 3  # of a product of the whole operator: nothing outside the block is differentiated
@@ -29,7 +30,8 @@ def cost(cfg: Config, problem: Problem) -> Cost:
 def steps(cfg: Config, problem: Problem) -> list[Step]:
     """The same step by step; every piece has an operator of its own."""
     whole, probes, length = Part(problem, "hessian"), cfg.num_probes, cfg.num_steps
-    ends = together("both ends", [whole], probes * length, columns=probes, basis=length + 1)
+    basis = basis_length(whole.operator, probes, length)
+    ends = together("both ends", [whole], probes * length, columns=probes, basis=basis)
     found = [
         ends._replace(made=1),
         Step("rows of blocks", "hessian", cfg.num_shared, made=1),

@@ -111,7 +111,7 @@ def measure(problem: Problem, cfg: ModelOnData, asked: Mapping[Kind, int], clock
     column = problem.model.num_parameters * torch.finfo(problem.dtype).bits // 8
     growth = 1 + slope * (whole - count) / first, whole / count
     return Measured(
-        {kind: _grown(some, *growth, kind.columns * column) for kind, some in taken.items()},
+        {kind: _grown(some, *growth, _vectors(problem, kind) * column) for kind, some in taken.items()},
         _around(problem, clock),
         count,
         base,
@@ -160,9 +160,15 @@ def _once_for_all(kind: Kind, taken: dict[Kind, Taken]) -> Taken:
     return taken[kind]._replace(building=building, graph=graph)
 
 
-def _grown(taken: Taken, time: float, data: float, columns: int) -> Taken:
-    """On a whole batch: what is kept grows as the data do, of what passes that beyond the columns."""
-    fixed = min(taken.passing, 4 * columns)
+def _vectors(problem: Problem, kind: Kind) -> int:
+    """Vectors that pass at most while a product is taken: of all sources together, two for each."""
+    each = 4 + (2 * len(Sources(problem)) if kind.name == "sources" else 0)
+    return each * kind.columns
+
+
+def _grown(taken: Taken, time: float, data: float, vectors: int) -> Taken:
+    """On a whole batch: what is kept grows as the data do, of what passes that beyond the vectors."""
+    fixed = min(taken.passing, vectors)
     passing = fixed + data * (taken.passing - fixed)
     return Taken(taken.seconds * time, taken.building * time, int(taken.graph * data), int(passing))
 
@@ -188,8 +194,9 @@ class _Bench:
                 start = self._clock()
                 product()
                 seconds.append(self._clock() - start)
-        opened = self._clock() - opened
-        peak, after = self._meter.peak(), self._meter.begin()
+        opened, peak = self._clock() - opened, self._meter.peak()
+        del product  # and the columns with it: they pass
+        after = self._meter.begin()
         self.fast, self.attends, self.why = op.engine.name == "fast", op.engine.attends, op.engine.why
         steady = statistics.median(seconds[len(seconds) // 2 :])
         building = opened - steady * len(seconds)

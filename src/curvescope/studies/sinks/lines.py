@@ -109,10 +109,16 @@ class Lines(Result):
 def measure_lines(op: LinearOperator, *, num_probes: int, num_steps: int, seed: int, first: int = 0) -> Lines:
     """Of one operator, X = 1; equal seeds are equal probes, from number `first` on, whatever it is."""
     start = probes(op.shape[0], num_probes, seed=seed, first=first, dtype=op.dtype, device=op.device)
-    kept = num_probes * (num_steps + 1) * op.shape[0] * op.dtype.itemsize <= BASIS_GIB * GIB
+    kept = basis_length(op, num_probes, num_steps) > num_steps
     found = lanczos(op, start, num_steps, reorthogonalize=kept)
     eps = torch.finfo(op.dtype).eps
     return Lines(found.alpha[None], found.beta[None], found.lengths[None], op.shape[0], eps)
+
+
+def basis_length(op: LinearOperator, num_probes: int, num_steps: int) -> int:
+    """Vectors that each run keeps: all, or the last two where all of them take too much memory."""
+    size = num_probes * (num_steps + 1) * op.shape[0] * op.dtype.itemsize
+    return num_steps + 1 if size <= BASIS_GIB * GIB else 2
 
 
 def stacked(lines: list[Lines]) -> Lines:
