@@ -191,6 +191,94 @@ def script_of_the_page() -> str:
     return worst([abs(seen[name] / wanted - 1) for name in ("top", "same")])
 
 
+def a_share_that_counts_nowhere() -> str:
+    """The sequences of rank 0 have no target that counts."""
+    whole = data()[0]
+    targets = whole.targets.clone()  # pyright: ignore[reportAttributeAccessIssue]
+    targets[:2] = IGNORED
+    some = cs.Batches([cs.Batch(whole.inputs, targets)])
+    op = cs.Hessian(problem(some))
+    v = torch.ones(op.shape[1], dtype=torch.float64)
+    wanted, errors = op @ v, []
+    with DataParallel(cs.Hessian(problem(share(some)))).steady():
+        errors.append(apart(DataParallel(cs.Hessian(problem(share(some)))) @ v, wanted))
+    for kind in ("data", "probes", "auto"):
+        with divided(kind):  # pyright: ignore[reportArgumentType]
+            H = cs.Hessian(problem(some))
+            with H.steady():
+                errors.append(apart(H @ v, wanted))
+            errors.append(apart(H @ v, wanted))
+    return worst(errors)
+
+
+class Capacity(torch.nn.Module):
+    """Two experts, each for the first six positions of a batch that choose it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.E, self.gate, self.U = torch.nn.Embedding(5, 4), torch.nn.Linear(4, 2), torch.nn.Linear(4, 5)
+        self.experts = torch.nn.ModuleList(torch.nn.Linear(4, 4) for _ in range(2))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.E(ids).reshape(-1, 4)
+        p = self.gate(x).softmax(-1)
+        out = x
+        for i, expert in enumerate(self.experts):
+            chosen = p.argmax(-1) == i
+            there = chosen & (chosen.long().cumsum(0) <= 6)
+            out = out + torch.where(there[:, None], p[:, i : i + 1] * expert(x).tanh(), torch.zeros_like(x))
+        return self.U(out).view(*ids.shape, 5)
+
+
+@cache
+def capacity() -> cs.Model:
+    return cs.load(Capacity().double())
+
+
+def sequences_that_know_of_each_other() -> str:
+    """Whole batches go to ranks."""
+    some = cs.Batches([data()[0], data()[0]])
+    op = cs.Hessian(cs.Problem(capacity(), some))
+    v = torch.ones(op.shape[1], dtype=torch.float64)
+    wanted = op @ v
+    with divided("data"):
+        return worst([apart(cs.Hessian(cs.Problem(capacity(), some)) @ v, wanted)])
+
+
+def shares_of_such_sequences() -> None:
+    op = DataParallel(cs.Hessian(cs.Problem(capacity(), share(cs.Batches([data()[0]])))))
+    op @ torch.ones(op.shape[1], dtype=torch.float64)
+
+
+def _asked_by_rank(what: str) -> None:
+    rank = dist.get_rank()
+    damping = float(rank) if what == "damping" else 0.0
+    block = ["L0.W_Q", "L0.W_K"][rank] if what == "blocks" else "L0.W_Q"
+    kind = cs.GGN if what == "kinds" and rank else cs.Hessian
+    op = DataParallel(kind(problem(share(data())), block, damping=damping))
+    seed = rank if what == "vectors" else 0
+    width = 1 + rank if what == "columns" else 1
+    op @ torch.randn(op.shape[1], width, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def other_vectors() -> None:
+    _asked_by_rank("vectors")
+
+
+def other_products() -> str:
+    """Each is refused on every rank."""
+    for what in ("damping", "blocks", "kinds", "columns"):
+        try:
+            _asked_by_rank(what)
+        except cs.CurvescopeError as error:
+            if "ask for the same product" not in str(error):
+                return f"{what}: {error}"
+        else:
+            return f"{what} were taken"
+    return "refused"
+
+
 def an_error_on_one_rank() -> None:
     """A product that cannot be taken on the last rank."""
     H = DataParallel(cs.Hessian(problem(share(data()))))
@@ -251,6 +339,11 @@ TASKS = {
         products_of_all_data,
         algorithms,
         script_of_the_page,
+        a_share_that_counts_nowhere,
+        sequences_that_know_of_each_other,
+        shares_of_such_sequences,
+        other_vectors,
+        other_products,
         an_error_on_one_rank,
         a_model_that_one_rank_changes,
         a_change_inside_steady,

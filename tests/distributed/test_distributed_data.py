@@ -13,6 +13,10 @@ DIFFERENT = (
     "CurvescopeError the ranks do not have the same model: parameters, buffers, or other numbers differ "
     "(load the same on every rank, and let every rank change it alike)"
 )
+COUPLED = (
+    "CurvescopeError rank 1: the outputs of a sequence of Capacity depend on the sequences beside it, and a "
+    "batch was cut over ranks (as many batches as ranks, or a multiple, so that none is cut)"
+)
 TWO = f"""\
 one_rank same
 products_of_shares same
@@ -22,6 +26,12 @@ shares_of_ones_own same
 products_of_all_data same
 algorithms same
 script_of_the_page same
+a_share_that_counts_nowhere same
+sequences_that_know_of_each_other same
+shares_of_such_sequences {COUPLED}
+other_vectors CurvescopeError the ranks do not ask for the same product: vectors differ (every rank takes \
+the same steps, with the same seeds)
+other_products refused
 an_error_on_one_rank CurvescopeError rank 1: MemoryError: no room for a batch
 a_model_that_one_rank_changes {DIFFERENT}
 a_change_inside_steady {DIFFERENT}

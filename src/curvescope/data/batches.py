@@ -68,6 +68,7 @@ class Share(NamedTuple):
     first: int  # the number of the first sequence among all
     total: int  # sequences of all
     empty: bool = False  # whether it has none: the batches hold a sequence of others, which does not count
+    cut: tuple[tuple[Batch, slice], ...] = ()  # batches of which others have a part, and the sequences here
 
 
 class Batches(Sequence[Batch]):

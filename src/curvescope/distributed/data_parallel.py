@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Self, final
 
@@ -16,6 +16,7 @@ from curvescope.core.errors import UsageError
 from curvescope.core.operator import LinearOperator
 from curvescope.core.ranks import everyone, in_step, place, together
 from curvescope.core.seeds import Probe
+from curvescope.distributed.asked import Asked, asked
 from curvescope.distributed.sums import add_over_ranks, done_by_all, state_words, steady_on_all
 from curvescope.models.choice.params import Params
 from curvescope.operators import Jacobian, MonteCarloFisher
@@ -136,7 +137,7 @@ class DataParallel(LinearOperator):
     @contextmanager
     def steady(self) -> Iterator[None]:
         """Products inside belong together: an error on all ranks if one finds a change."""
-        engines = [] if self._empty else [self.op.engine]
+        engines = [self.op.engine] if self._counts else []
         with steady_on_all(engines, self.group):
             self._agree()
             before, self._words = self._words, self._state()
@@ -165,7 +166,7 @@ class DataParallel(LinearOperator):
                 return self._zeros(rows.size, V.shape[1]), 0.0, self._state()
             return *op.undivided(V, rows, columns), self._state()
 
-        part, N = done_by_all(own, device=self.device, group=self.group)
+        part, N = self._done(own, lambda: asked(op, V, rows, columns))
         return op.completed(add_over_ranks(part, self.group), self._terms(N), V, rows, columns)
 
     def _pushed(self, V: Tensor) -> Tensor:
@@ -177,7 +178,7 @@ class DataParallel(LinearOperator):
                 total[self._own_rows()] = self.op._matmat(V)
             return total, 0.0, self._state()
 
-        part, _ = done_by_all(own, device=self.device, group=self.group)
+        part, _ = self._done(own, lambda: asked(self.op, V, self.op.columns))
         return add_over_ranks(part, self.group)
 
     def _pulled(self, U: Tensor) -> Tensor:
@@ -188,8 +189,14 @@ class DataParallel(LinearOperator):
                 return self._zeros(self.shape[1], U.shape[1]), 0.0, self._state()
             return self.op._rmatmat(U[self._own_rows()]), 0.0, self._state()
 
-        part, _ = done_by_all(own, device=self.device, group=self.group)
+        part, _ = self._done(own, lambda: asked(self.op, U, self.op.columns))
         return add_over_ranks(part, self.group)
+
+    def _done(
+        self, own: Callable[[], tuple[Tensor, float, list[int]]], ask: Callable[[], Asked]
+    ) -> tuple[Tensor, float]:
+        """This rank's part of a product that all of them ask for, and the N of all."""
+        return done_by_all(own, device=self.device, group=self.group, ask=ask)
 
     @property
     def _counts(self) -> bool:

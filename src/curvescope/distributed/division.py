@@ -16,6 +16,7 @@ import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Literal, final, get_args
 from weakref import WeakKeyDictionary
 
@@ -25,13 +26,14 @@ from torch import Tensor
 from curvescope.core.blocks import ParamSpace
 from curvescope.core.errors import UsageError, near_misses
 from curvescope.core.ranks import Apart, Division, dividing_by, in_step, place
-from curvescope.data.batches import Batches
+from curvescope.data.batches import Batch, Batches
+from curvescope.distributed.asked import asked
 from curvescope.distributed.shares import Cut, cuts, taken
 from curvescope.distributed.sums import add_over_ranks, done_by_all, state_words, steady_on_all
 from curvescope.engines import Engine
 from curvescope.operators import MonteCarloFisher
 from curvescope.operators.base import CurvatureOperator
-from curvescope.operators.per_sample import refuse_coupled
+from curvescope.operators.coupled import refuse_coupled
 from curvescope.problem import Problem
 
 if TYPE_CHECKING:
@@ -76,6 +78,11 @@ class _Part:
     engine: Engine
     speed: float  # how many times as fast as one rank: all numbers over those of the busiest
 
+    @property
+    def counts(self) -> bool:
+        """Whether this rank has a term that counts, as targets and weights are now."""
+        return bool(self.own) and self.problem.num_terms > 0
+
 
 @final
 class _Divided(Division):
@@ -99,7 +106,8 @@ class _Divided(Division):
             cut = self._own_columns if self._by_columns(part, V.shape[1]) else self._own_sequences
             return cut(op, V, rows, columns), 0.0, self._state(op)
 
-        found, _ = done_by_all(own, device=op.device, group=self.group, same=ALL)
+        ask = partial(asked, op, V, rows, columns)
+        found, _ = done_by_all(own, device=op.device, group=self.group, same=ALL, ask=ask)
         return add_over_ranks(found, self.group), N
 
     @contextmanager
@@ -108,7 +116,7 @@ class _Divided(Division):
         part, _ = done_by_all(
             lambda: (self._part(op), 0.0, self._state(op)), device=op.device, group=self.group, same=ALL
         )
-        engines = [part.engine] if part.own else []
+        engines = [part.engine] if part.counts else []
         if self.parallel == "probes" or (self.parallel == "auto" and part.speed < self.ranks):
             engines.append(op.engine)
         before = self._agreed.get(op.engine)
@@ -140,7 +148,7 @@ class _Divided(Division):
     ) -> Tensor:
         """The sum over this rank's sequences."""
         part = self._part(op)
-        if not part.own:
+        if not part.counts:
             return torch.zeros(rows.size, V.shape[1], dtype=op.dtype, device=op.device)
         local = copy.copy(op)
         local.problem, local.engine = part.problem, part.engine
@@ -159,7 +167,8 @@ class _Divided(Division):
         problem = op.problem
         batches = problem.batches
         shared = cuts(batches, self.ranks, within=problem.loss.splits)
-        if any(_is_cut(batches, cut) for own in shared for cut in own) and not _separable(problem):
+        several = {cut.batch for own in shared for cut in own if _is_cut(batches, cut)}
+        if several and not _separable(problem, [batches[index] for index in sorted(several)]):
             shared = cuts(batches, self.ranks, within=False)
         sizes = [sum(_entries(batches, cut) for cut in own) for own in shared]
         local = copy.copy(problem)
@@ -180,10 +189,10 @@ def _entries(batches: Batches, cut: Cut) -> int:
     return batches[cut.batch][cut.rows].tensors()[0].numel()
 
 
-def _separable(problem: Problem) -> bool:
-    """Whether sequences may be taken out of their batches."""
+def _separable(problem: Problem, batches: list[Batch]) -> bool:
+    """Whether sequences may be taken out of these batches."""
     try:
-        refuse_coupled(problem)
+        refuse_coupled(problem, batches)
     except UsageError:
         return False
     return True

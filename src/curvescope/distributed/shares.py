@@ -56,7 +56,8 @@ def taken(batches: Batches, own: list[Cut]) -> Batches:
     """The batches of these cuts, as a share; without one a sequence stands there that does not count."""
     firsts = [0, *torch.tensor([b.num_sequences for b in batches]).cumsum(0).tolist()]
     place = firsts[own[0].batch] + own[0].rows.start if own else 0
-    share = Share(batches.first_sequence + place, batches.num_sequences, empty=not own)
+    parts = tuple((batches[i], rows) for i, rows in own if rows.stop - rows.start < batches[i].num_sequences)
+    share = Share(batches.first_sequence + place, batches.num_sequences, empty=not own, cut=parts)
     found = [batches[index][rows] for index, rows in own] or [batches[0][:1]]
     return Batches(found, name=batches.name, notes=batches.notes, share=share)
 
@@ -64,14 +65,18 @@ def taken(batches: Batches, own: list[Cut]) -> Batches:
 def share(batches: Batches, *, group: ProcessGroup | None = None) -> Batches:
     """This rank's share of data that every rank has: consecutive sequences, about as many numbers for each.
 
-    All shares together are the data in their order; a batch is cut where that is needed.
+    All shares together are the data in their order. A batch is cut where that is needed; a model whose
+    sequences know of each other is refused then.
 
     Args:
         batches: The same on every rank.
         group: The ranks, by default all there are.
     """
     if not isinstance(batches, Batches):
-        raise UsageError(f"expected cs.Batches to share out, got a {type(batches).__name__}")
+        raise UsageError(
+            f"expected cs.Batches to share out, got a {type(batches).__name__}",
+            hint="cs.Problem(model, data).batches are those of what a problem takes",
+        )
     if batches.share is not None:
         raise UsageError("expected all data to share out, got a share", hint="share the data once")
     with in_step(group):

@@ -1,11 +1,13 @@
 """Sums over ranks: whether all of them came here with the same model, then the sum itself.
 
 Ranks agree first, by one small sum: how many could not do their part, the total weight N, and whether they
-are at the same parameters. Of the latter each sends W words h and their squares; all are equal if and only if
+are at the same parameters and ask for the same product. Of the latter each sends W words h and their squares;
+all are equal if and only if
 
     R Σ_r h_r² = (Σ_r h_r)²,
 
-by Cauchy and Schwarz. Whole numbers below 2²⁰ and their sums are exact in float64 for 8192 ranks.
+by Cauchy and Schwarz. Whole numbers below 2²⁰ and their sums are exact in float64 for 8192 ranks. Of vectors
+that each has computed for itself one number is compared up to rounding (`asked`).
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from torch import Tensor
 
 from curvescope.core.errors import CurvescopeError
 from curvescope.core.ranks import group_in_step, in_step, together
+from curvescope.distributed.asked import Asked
 from curvescope.engines import Engine
 from curvescope.engines.digest import digest
 from curvescope.problem import Problem
@@ -32,6 +35,10 @@ T = TypeVar("T")
 WORDS, BITS = 4, 20
 DIFFERENT = "the ranks do not have the same {}: parameters, buffers, or other numbers differ"
 LOAD = "load the same on every rank, and let every rank change it alike"
+OTHER = "the ranks do not ask for the same product: {} differ"
+ALIKE = "every rank takes the same steps, with the same seeds"
+ROUNDED = 1e-5  # that vectors may differ by, which every rank computes for itself
+NOTHING = Asked("", 0.0)
 
 
 def state_words(problem: Problem, *, data: bool) -> list[int]:
@@ -46,9 +53,12 @@ def state_words(problem: Problem, *, data: bool) -> list[int]:
     return _hashed(digest(held))
 
 
-def _hashed(parts: Iterable[Tensor]) -> list[int]:
+def _hashed(parts: Iterable[Tensor | str]) -> list[int]:
     words = hashlib.blake2b(digest_size=WORDS * 4)
     for part in parts:
+        if isinstance(part, str):
+            words.update(part.encode())
+            continue
         words.update(repr((part.dtype, tuple(part.shape))).encode())
         words.update(part.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
     found = words.digest()
@@ -61,6 +71,7 @@ def done_by_all(
     device: torch.device,
     group: ProcessGroup | None,
     same: str = "model",
+    ask: Callable[[], Asked] = lambda: NOTHING,
 ) -> tuple[T, float]:
     """What `work` gave here, and the sum of its numbers N over ranks; an error on one rank is one on all.
 
@@ -70,24 +81,46 @@ def done_by_all(
         device: Where collective operations take place.
         group: The ranks.
         same: What the words are of.
+        ask: What this rank asks for, which the others have to ask for too.
     """
-    error, found, N, words = None, None, 0.0, [0] * WORDS
+    error, found, N, words, own = None, None, 0.0, [0] * WORDS, NOTHING
     try:
+        own = ask()
         found, N, words = work()
     except (Exception, KeyboardInterrupt) as raised:
         error = raised
-    own = [float(error is not None), N, *words, *(h * h for h in words)]
-    wide = torch.float32 if device.type == "mps" else torch.float64
-    told = torch.tensor(own, dtype=wide, device=device)
-    dist.all_reduce(told, group=group)
-    failed, total, *rest = told.tolist()
+    failed, total, *rest = _told(
+        [float(error is not None), N], [*words, *_hashed([own.words])], own, device, group
+    )
     if failed:
         _raise(error, group)
-    ranks = dist.get_world_size(group)
-    if any(ranks * squares != h * h for h, squares in zip(rest[:WORDS], rest[WORDS:], strict=True)):
+    equal, near = rest[: 2 * WORDS], rest[-1]
+    if not all(equal[:WORDS]):
         raise CurvescopeError(DIFFERENT.format(same), hint=LOAD)
+    if not all(equal[WORDS:]):
+        raise CurvescopeError(
+            OTHER.format("operators, blocks, losses, shifts or numbers of columns"), hint=ALIKE
+        )
+    if not near:
+        raise CurvescopeError(OTHER.format("vectors"), hint=ALIKE)
     assert found is not None, "no rank failed"
     return found, total
+
+
+def _told(
+    summed: list[float], words: list[int], own: Asked, device: torch.device, group: ProcessGroup | None
+) -> list[float]:
+    """Σ_ranks of some numbers; of each word whether all ranks have it; whether vectors are about the same."""
+    count, ranks = len(summed), dist.get_world_size(group)
+    sent = [*summed, *words, *(h * h for h in words), own.vectors, own.vectors**2]
+    wide = torch.float32 if device.type == "mps" else torch.float64
+    told = torch.tensor(sent, dtype=wide, device=device)
+    dist.all_reduce(told, group=group)
+    *found, s, squares = told.tolist()
+    rest = found[count:]
+    equal = [ranks * hh == h * h for h, hh in zip(rest[: len(words)], rest[len(words) :], strict=True)]
+    variance = squares / ranks - (s / ranks) ** 2
+    return [*found[:count], *equal, variance <= ROUNDED**2 + 1e-14]
 
 
 def _raise(error: BaseException | None, group: ProcessGroup | None) -> None:

@@ -121,6 +121,7 @@ class MonteCarloFisher(CurvatureOperator):
             damping=damping,
             weight_decay=weight_decay,
         )
+        self.seed = seed
         self.drawn = _draw_targets(problem, num_samples, seed)  # kept by this operator's blocks too
 
     def _batch_product(

@@ -30,8 +30,9 @@ from curvescope.engines import Engine
 from curvescope.engines.memory import SHARE_OF_FREE_MEMORY, free_bytes, result_bytes
 from curvescope.models.choice.params import Params
 from curvescope.models.running.held import RefuseHeld
+from curvescope.operators.coupled import refuse_coupled
 from curvescope.operators.rows import Each, Rows, has_terms, rows_of
-from curvescope.operators.stacked import NEAR, Graph, Part, alone, fits_together, together
+from curvescope.operators.stacked import Graph, Part, alone, fits_together, together
 from curvescope.problem import Problem, check_finite, differentiating
 
 GRAPH = 4  # of a gradient's graph, in units of the forward pass's results
@@ -270,27 +271,6 @@ class PerSample:
             raise ShapeError(
                 f"expected columns {wanted} in {self.problem.dtype}, got {V.dtype} {tuple(V.shape)}"
             )
-
-
-def refuse_coupled(problem: Problem) -> None:
-    """Raise where the outputs or the loss of a sequence depend on those beside it in a batch."""
-    several = next((b for b in problem.batches if b.num_sequences > 1), None)
-    if several is None:
-        return
-    loss = problem.loss
-    batch = several.map(problem.placed)
-    with differentiating(), torch.no_grad():
-        z, first = problem.outputs(batch), problem.outputs(batch[:1])
-        whole = loss.sum(z, batch.targets, batch.weights)
-        singles = [batch[i : i + 1] for i in range(batch.num_sequences)]
-        each = [loss.sum(z[i : i + 1], b.targets, b.weights) for i, b in enumerate(singles)]
-    apart = float((z[:1] - first).abs().max()) > NEAR[problem.dtype] * float(z.abs().max())
-    if apart or not math.isclose(float(whole), float(sum(each)), rel_tol=NEAR[problem.dtype]):
-        raise UsageError(
-            f"the {'outputs' if apart else 'loss'} of a sequence of {problem.model.name} depend on the "
-            "sequences beside it, so that no loss and no curvature is that of one sequence",
-            hint="batches of one sequence each, if that is what is meant",
-        )
 
 
 def per_sample(

@@ -8,7 +8,7 @@ slope, L(θ) − ∇L(θ*)ᵀ(θ − θ*): its gradient is zero at θ*, and all 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -187,8 +187,13 @@ def near(problem: Problem, pairs: Eigenpairs, along: Line) -> tuple[Tensor, Tens
 
 
 def top_pairs(problem: Problem, k: int, seed: int) -> Eigenpairs:
-    """The largest eigenvalues of the Hessian with their vectors."""
-    return eigsh(Hessian(problem), min(k, problem.space().size), which="LA", seed=seed)
+    """The largest eigenvalues of the Hessian with their vectors v, gᵀv ≤ 0: ahead along v the loss falls.
+
+    Without that the sign of an eigenvector is one of rounding, and ahead and behind change places.
+    """
+    found = eigsh(Hessian(problem), min(k, problem.space().size), which="LA", seed=seed)
+    g = problem.gradient().cpu().numpy()
+    return replace(found, vectors=_vectors(found) * np.where(g @ _vectors(found) > 0, -1, 1))
 
 
 def settled_line(problem: Problem, pairs: Eigenpairs, tolerance: float) -> Line:
