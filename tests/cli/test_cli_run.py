@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import signal
 
 import pytest
 
@@ -67,12 +68,13 @@ def test_what_was_chosen_to_be_in_time_is_in_the_json(words, monkeypatch, capsys
     assert found["chosen"].items() <= found["settings"].items()
 
 
-def test_ctrl_c_says_where_the_same_command_goes_on(words, monkeypatch, capsys):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_and_a_time_limit_say_where_the_same_command_goes_on(words, number, monkeypatch, capsys):
     own, counted = Hessian._matmat, []
 
     def product(self, V):
         if len(counted) == 4 + 2:  # two inside the first: the check
-            raise KeyboardInterrupt
+            signal.raise_signal(number)
         counted.append(1)
         return own(self, V)
 

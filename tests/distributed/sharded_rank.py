@@ -20,6 +20,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from counting import Counting
+from data_tasks import Capacity
 from torch.distributed.tensor import DTensor
 
 import curvescope as cs
@@ -255,6 +256,13 @@ def _with_a_number() -> torch.nn.Module:
     return module
 
 
+def _product_of(model: Model) -> torch.Tensor:
+    source = torch.Generator().manual_seed(1)
+    x, y = (torch.randint(0, 5, (4, 5), generator=source) for _ in range(2))
+    H = cs.Hessian(cs.Problem(model, (x, y)))
+    return H @ torch.ones(H.here[1], dtype=torch.float64)
+
+
 def refused(_: str) -> Case:
     """What cannot be done on pieces says so, on every rank, in place of giving a number."""
     model = shard(zoo())
@@ -271,6 +279,9 @@ def refused(_: str) -> Case:
         lambda: cs.MonteCarloFisher(problem),
         lambda: cs.eigsh(H, 2, v0=torch.zeros(H.here[0], dtype=torch.float64)),
         lambda: shard(_with_a_number()),
+        lambda: cs.Problem(fsdp("zoo"), data()),
+        lambda: cs.KFAC(problem),
+        lambda: _product_of(shard(Capacity().double())),
     ]
     for i, call in enumerate(calls):
         try:

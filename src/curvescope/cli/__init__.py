@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
 
 import typer
 
@@ -24,7 +29,7 @@ def main(arguments: list[str] | None = None) -> None:
     remember(words)
     words = ["--debug", *(word for word in words if word != "--debug")] if debug else words
     try:
-        with over_ranks(words):
+        with _sigterm_stops(), over_ranks(words):
             sys.exit(_called(words))
     except CurvescopeError as error:
         if debug:
@@ -41,6 +46,23 @@ def main(arguments: list[str] | None = None) -> None:
             raise
         complain(f"{type(error).__name__}: {error}".splitlines()[0], "add --debug for the traceback")
         sys.exit(1)
+
+
+@contextmanager
+def _sigterm_stops() -> Iterator[None]:
+    """Inside, SIGTERM, which a time limit sends, does what Ctrl-C does."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _called(words: list[str]) -> int:

@@ -3,7 +3,8 @@
 For a decoder with n parameters in each of L layers and n₀ outside of them (embedding, head), D tokens in all,
 R ranks, B batches and b bytes a number, one product with a vector takes on each rank
 
-    data parallel   (12 n L + 12 n_U) D/R operations   2 (R−1)/R · (n L + n₀) b   sent
+    data parallel   (12 n L + 12 n_U) D/R operations   2 (R−1)/R · (n L + n₀) b   sent, graphs kept
+                    (18 n L + 18 n_U) D/R                the same                  graphs built anew
     sharded         (28 n L + 18 n_U) D/R operations     (R−1)/R · (9 n L + 4 n₀) b B sent
 
 with n_U those of the head, whose matrix is multiplied while an embedding is looked up. Of the operations for
@@ -74,13 +75,31 @@ def decoder_of(model: Model, *, head: str = "U") -> Decoder:
 
 
 def data_parallel(
-    decoder: Decoder, *, tokens: int, ranks: int, batches: int = 1, vectors: int = VECTORS, element: int = 4
+    decoder: Decoder,
+    *,
+    tokens: int,
+    ranks: int,
+    batches: int = 1,
+    vectors: int = VECTORS,
+    element: int = 4,
+    kept: bool = True,
 ) -> Cost:
-    """Parameters and vectors whole on every rank, each with its share of the tokens; graphs kept."""
+    """Parameters and vectors whole on every rank, each with its share of the tokens.
+
+    Args:
+        decoder: Its sizes.
+        tokens: D, on all ranks together.
+        ranks: R.
+        batches: That the tokens of a rank come in.
+        vectors: That are held beside the parameters: 3 for a product, more for an algorithm.
+        element: Bytes of a number.
+        kept: Whether the graphs of all batches are kept, as they are while memory allows; else one is there
+            at a time, and is built anew for every product.
+    """
     n, D = decoder.parameters, tokens / ranks
-    flops = 12 * (decoder.layers * decoder.layer + decoder.head) * D
-    held = (1 + vectors) * n + KEPT * decoder.layers * decoder.width * D / batches
-    return Cost(flops, 2 * (ranks - 1) / ranks * n * element, held * element)
+    flops = (12 if kept else 18) * (decoder.layers * decoder.layer + decoder.head) * D
+    graphs = KEPT * decoder.layers * decoder.width * D / (1 if kept else batches)
+    return Cost(flops, 2 * (ranks - 1) / ranks * n * element, ((1 + vectors) * n + graphs) * element)
 
 
 def sharded(
@@ -171,9 +190,12 @@ def predictions(
     card = card or Card()
     for name, decoder in MODELS.items():
         for count in ranks:
-            for way, cost in (("data parallel", data_parallel), ("sharded", sharded)):
-                batches = max(1, tokens // (count * at_once))
-                found = cost(decoder, tokens=tokens, ranks=count, batches=batches)
+            batches = max(1, tokens // (count * at_once))
+            sizes = {"tokens": tokens, "ranks": count, "batches": batches}
+            whole = data_parallel(decoder, **sizes, kept=True)
+            if whole.memory > card.memory:
+                whole = data_parallel(decoder, **sizes, kept=False)
+            for way, found in (("data parallel", whole), ("sharded", sharded(decoder, **sizes))):
                 link = card.near if count <= card.near_ranks else card.far
                 sending = found.moved / link
                 fits = found.memory <= card.memory

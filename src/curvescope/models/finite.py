@@ -39,7 +39,12 @@ def words(found: Mapping[str, int]) -> str:
 
 
 def check_weights(model: Model) -> None:
-    """Raise where a parameter is NaN or infinite; the sentence names its blocks."""
+    """Raise where a parameter is NaN or infinite, or in pieces; the sentence names its blocks."""
+    if model.sharding is None and any(hasattr(p, "placements") for p in model.module.parameters()):
+        raise UsageError(
+            f"expected whole parameters, {model.name!r} has DTensors, as fully_shard leaves them",
+            hint="model = cs.distributed.shard(module) takes them as they are",
+        )
     found = not_finite(model, model.parameters)
     if found:
         raise UsageError(

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from curvescope.core.errors import UsageError
 from curvescope.data.batches import Batch
+from curvescope.models.capture.points import is_zoo
 from curvescope.operators.stacked import NEAR
 from curvescope.problem import Problem, differentiating
 
@@ -68,7 +69,7 @@ def _cut(problem: Problem) -> Iterable[tuple[Batch, slice]]:
     share, spread = problem.batches.share, problem.model.spread
     if share is not None:
         return share.cut
-    if spread is None or spread.ranks == 1 or problem.model.places:
+    if spread is None or spread.ranks == 1 or problem.model.places or is_zoo(problem.model):
         return ()
     rows = [(batch, spread.rows(batch.num_sequences) or range(1)) for batch in problem.batches]
     return [(batch, slice(own.start, own.stop)) for batch, own in rows]

@@ -56,6 +56,8 @@ class KroneckerOperator(KroneckerMatrix):
             raise UsageError(f"expected bias='joint' or 'separate', got {bias!r}")
         if not problem.loss.splits:
             raise unsplit(type(self).__name__)
+        if problem.model.spread is not None:
+            raise UsageError("K-FAC's factors are not for a model that is spread over ranks")
         check_damping(damping, "exact")
         self.problem, self.curvature, self.bias, self.damping = problem, curvature, bias, float(damping)
         self.engine = Engine(problem, "autograd")
