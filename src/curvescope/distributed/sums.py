@@ -43,10 +43,11 @@ def state_words(problem: Problem, *, data: bool) -> list[int]:
     held: list[Tensor] = [*module.parameters(), *module.buffers(), *problem.point.values()]
     if data:
         held += [t for batch in problem.batches for t in batch.tensors()]
-    return _hashed(digest(held))
+    return hashed(digest(held))
 
 
-def _hashed(parts: Iterable[Tensor]) -> list[int]:
+def hashed(parts: Iterable[Tensor]) -> list[int]:
+    """W numbers of BITS bits that tell tensors apart."""
     words = hashlib.blake2b(digest_size=WORDS * 4)
     for part in parts:
         words.update(repr((part.dtype, tuple(part.shape))).encode())

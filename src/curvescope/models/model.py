@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -146,6 +146,15 @@ class Model:
             return None
         whole = self.sharding.blocks
         return Pieces(self.sharding.spread, tuple(whole[b.name] for b in space), self.sharding.shapes)
+
+    def size_of(self, block: Block) -> int:
+        """Entries of a block; of one that is spread over ranks, on all of them together."""
+        return block.size if self.sharding is None else self.sharding.blocks[block.name].size
+
+    def whole_parameters(self) -> Iterator[tuple[str, Tensor]]:
+        """Parameters by name, whole; where they are spread over ranks all of them take these together."""
+        named = self.module.named_parameters()
+        return named if self.sharding is None else self.sharding.wholes(self.module)
 
     @property
     def spread(self) -> Spread | None:

@@ -93,6 +93,12 @@ class Sharding:
         with exchanged([*without_hooks(part), *parameters_at(part, dict(zip(own, found, strict=True)))]):
             yield
 
+    def wholes(self, module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+        """The parameters by name, one after the other made whole; all ranks take them."""
+        for name, p in module.named_parameters():
+            (found,) = gather(self.spread, [self._piece(p).detach()], [self.shapes[name]])
+            yield name, found
+
     def _whole(self, part: nn.Module) -> dict[str, Tensor]:
         """The parameters that a layer, or the module outside of its layers, gathers by itself."""
         front = next((f"{name}." for name, layer in self.layers.items() if layer is part), "")

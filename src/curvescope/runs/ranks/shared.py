@@ -2,7 +2,8 @@
 
 All ranks have the same pieces: those that rank 0 found, and what rank 0 made of each of the others, so that a
 later piece begins with the same bits everywhere. Products of the piece in hand are kept by rank 0 too: it
-says whether it knows one, and then every rank takes it from there, or all of them compute it.
+says whether it knows one, and then every rank takes it from there, or all of them compute it. Products whose
+vectors are spread over the ranks nobody has, and they are not kept.
 """
 
 from __future__ import annotations
@@ -133,6 +134,8 @@ class Shared(Recorder):
 
     def product(self, op: LinearOperator, V: Tensor) -> Tensor:
         """A V: what rank 0 knows, or what all of them compute."""
+        if op.pieces is not None:
+            return op._matmat(V)
         if self._own is not None:
             asked = _Asked(op)
             found = self._own.product(asked, V)
