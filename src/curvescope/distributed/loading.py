@@ -28,4 +28,5 @@ def spread_out(model: Model, device: torch.device | str) -> Model:
         words = tuple(hashed(digest([*module.parameters(), *module.buffers()])))
     if len(set(everyone(words))) > 1:
         raise CurvescopeError(DIFFERENT.format("model"), hint=LOAD)
-    return shard(model, group_in_step(), device=device)
+    with together():  # blocks that one rank's rows cut through
+        return shard(model, group_in_step(), device=device)

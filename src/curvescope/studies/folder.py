@@ -13,7 +13,7 @@ from curvescope import __version__
 from curvescope.core.config import Config, Plain, Settings
 from curvescope.core.errors import CurvescopeError, UsageError
 from curvescope.core.progress import Progress
-from curvescope.core.ranks import alone, everyone, from_first, spreading
+from curvescope.core.ranks import alone, everyone, from_first, spreading, together
 from curvescope.runs.disk.place import check_writable, full_disk_said
 from curvescope.runs.folder import (
     ASKED,
@@ -75,8 +75,9 @@ def run(
         The folder and the result.
     """
     found = find(study)
-    if spreading() and not found.on_pieces:
-        raise _not_on_pieces(study)
+    with together():
+        if spreading() and not found.on_pieces:
+            raise _not_on_pieces(study)
     cfg = found.Config.from_dict(settings)
     from_first(lambda: check_writable(Path(out)))
     asked, words = "", ""
