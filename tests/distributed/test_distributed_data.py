@@ -13,6 +13,11 @@ DIFFERENT = (
     "CurvescopeError the ranks do not have the same model: parameters, buffers, or other numbers differ "
     "(load the same on every rank, and let every rank change it alike)"
 )
+PIECES = f"""\
+products_in_pieces_are_kept same
+contents_of_pieces same
+pieces_of_models_that_differ {DIFFERENT}
+"""
 TWO = f"""\
 one_rank same
 products_of_shares same
@@ -28,12 +33,12 @@ a_change_inside_steady {DIFFERENT}
 models_that_differ {DIFFERENT}
 draws_without_numbers UsageError a Monte-Carlo Fisher draws for every sequence by its number among all data, \
 and these batches do not know theirs (distributed.numbered(batches), or distributed.share(batches))
-"""
-FOUR = """\
+{PIECES}"""
+FOUR = f"""\
 products_of_shares same
 the_loss same
 a_rank_without_data same
-"""
+{PIECES}"""
 
 
 @pytest.mark.parametrize(("ranks", "expected"), [(2, TWO), (4, FOUR)])
