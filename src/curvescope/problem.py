@@ -132,17 +132,6 @@ class Problem:
         """Vectors over what varies, or over the blocks that are meant: among what varies, else among all."""
         return self.choice.space(*patterns)
 
-    def size(self, *patterns: Params) -> int:
-        """n, the entries of vectors over `space(*patterns)`; where it is spread, on all ranks together."""
-        return sum(map(self.model.size_of, self.space(*patterns)))
-
-    def norm(self, v: Tensor) -> float:
-        """‖v‖ of a vector over parameters, or of the pieces that ranks have of it."""
-        spread = self.model.spread
-        if spread is None:
-            return float(v.double().norm())
-        return float(spread.added(v.double().square().sum()).sqrt())
-
     def at(self, parameters: Mapping[str, Tensor] | Tensor) -> Problem:
         """The same problem at other parameters: a checkpoint, a training step, a point on a line.
 

@@ -147,9 +147,15 @@ class Model:
         whole = self.sharding.blocks
         return Pieces(self.sharding.spread, tuple(whole[b.name] for b in space), self.sharding.shapes)
 
-    def size_of(self, block: Block) -> int:
-        """Entries of a block; of one that is spread over ranks, on all of them together."""
-        return block.size if self.sharding is None else self.sharding.blocks[block.name].size
+    def size_of(self, *blocks: Block) -> int:
+        """Entries of blocks; where they are spread over ranks, on all of them together."""
+        whole = {} if self.sharding is None else self.sharding.blocks
+        return sum(whole.get(block.name, block).size for block in blocks)
+
+    def norm(self, v: Tensor) -> float:
+        """‖v‖ of a vector over parameters, or of the pieces that ranks have of it."""
+        spread, wide = self.spread, v.double()
+        return float(wide.norm() if spread is None else spread.added(wide.square().sum()).sqrt())
 
     def whole_parameters(self) -> Iterator[tuple[str, Tensor]]:
         """Parameters by name, whole; where they are spread over ranks all of them take these together."""

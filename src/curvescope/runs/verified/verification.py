@@ -174,8 +174,10 @@ def _rounding(op: CurvatureOperator, v: Tensor, right: Tensor) -> float:
 
 def _plain(problem: Problem, space: ParamSpace, V: Tensor) -> Tensor:
     """The Hessian applied to columns (n, k) by plain autograd, in float64."""
-    found = [double_backward(problem, b, space, V).double() for b in problem.own_batches("verification")]
-    return sum(found[1:], found[0]) / problem.num_terms
+    total = torch.zeros(V.shape, dtype=torch.float64, device=V.device)
+    for batch in problem.own_batches("verification"):
+        total += double_backward(problem, batch, space, V).double()
+    return total / problem.num_terms
 
 
 def _columns(op: CurvatureOperator, exact: Problem) -> list[Check]:

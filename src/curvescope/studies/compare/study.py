@@ -159,7 +159,7 @@ def look(cfg: Config, asked: Asked) -> Seen:
         data=problem.batches.name,
         loss_name=problem.loss.name,
         num_terms=problem.num_terms,
-        num_parameters=problem.size(),
+        num_parameters=problem.model.size_of(*problem.space()),
         blocks=chosen_blocks(cfg, problem),
         batches=fingerprint(problem.batches),
         contents=fingerprint(problem.model, problem.batches),

@@ -102,11 +102,12 @@ def _replaced(problem: Problem, batch: Batch, kind: Kind, source: torch.Generato
 def measure_draws(problem: Problem, *, num_draws: int, num_probes: int, seed: int) -> Draws:
     """Products of H_f with the same probes, for targets drawn from the model again and again."""
     kind = {"dtype": problem.dtype, "device": problem.device}
-    pieces = problem.model.pieces(problem.space())
-    V = probes(problem.size(), num_probes, seed=seed, pieces=pieces, **kind)
+    model, space = problem.model, problem.space()
+    pieces = model.pieces(space)
+    V = probes(model.size_of(*space), num_probes, seed=seed, pieces=pieces, **kind)
     products = [
         Functional(with_targets(problem, "drawn", seed=seed, draw=draw)) @ V for draw in range(num_draws)
     ]
-    with over(problem.model.spread):
+    with over(model.spread):
         gram = [[column_dots(A, B).double().cpu().numpy() for B in products] for A in products]  # (S, S, P)
     return Draws(np.moveaxis(np.array(gram), -1, 0))
