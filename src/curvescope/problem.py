@@ -37,6 +37,7 @@ from curvescope.models.running.exchange import Change, evaluating, locked
 from curvescope.models.running.held import RefuseHeld, moved
 from curvescope.models.running.interrupts import thawed
 from curvescope.models.running.reentrant import RefuseReentrant
+from curvescope.models.running.releasing import releasing
 
 T = TypeVar("T")
 SAME_LOSS = 1e-4  # relative: what another order of operations may change, in float32
@@ -300,7 +301,7 @@ class Problem:
         summed = self.dtype if self.device.type == "mps" else torch.float64
         total = torch.zeros(space.size, dtype=self.dtype, device=self.device)
         for batch in self.own_batches("gradient"):
-            with differentiating():
+            with differentiating(), releasing():
 
                 def loss(leaves: Leaves, batch: Batch = batch) -> Tensor:
                     return self.loss.sum(self.outputs(batch, leaves), batch.targets, batch.weights)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import tempfile
+import weakref
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
 import torch
 import torch.distributed as dist
@@ -17,6 +18,7 @@ from curvescope.core.ranks import everyone, in_step, place
 from curvescope.core.seeds import probes
 from curvescope.distributed import shard
 from curvescope.distributed.loading import spread_out
+from curvescope.models.running import gathering
 from curvescope.runs.contents import fingerprint
 from curvescope.runs.pieces import Pieces
 from curvescope.runs.ranks.in_pieces import InPieces
@@ -70,6 +72,31 @@ def products_in_pieces_are_kept() -> str:
     return "same"
 
 
+def a_gradient_holds_a_layer_at_a_time() -> str:
+    """And not the parameters of all of them until its backward pass."""
+    batches = cs.Batches.from_tensors(*torch.ones(2, 3, 4).long(), batch_size=3)
+    wanted = cs.Problem(cs.load(transformer(n_layers=6)), batches).gradient()
+    spread = cs.Problem(shard(cs.load(transformer(n_layers=6))), batches)
+    alive, most, own = [], 0, gathering._gathered
+
+    def watched(*given: Any) -> tuple[Tensor, ...]:
+        nonlocal most
+        found = own(*given)
+        alive.extend(map(weakref.ref, found))
+        most = max(most, sum(t().numel() for t in alive if t() is not None))
+        return found
+
+    gathering._gathered = watched
+    try:
+        found = spread.gradient()
+    finally:
+        gathering._gathered = own
+    here = spread.model.pieces(spread.space()).positions()
+    size = spread.model.num_parameters
+    assert most < 0.6 * size, (most, size)
+    return "same" if torch.allclose(found, wanted[here], rtol=1e-12, atol=1e-14) else "apart"
+
+
 def contents_of_pieces() -> str:
     """As the whole model has them."""
     with in_step():
@@ -83,4 +110,9 @@ def pieces_of_models_that_differ() -> None:
         spread_out(cs.load(transformer(init_std=0.3 + 0.1 * dist.get_rank())), "cpu")
 
 
-TASKS = [products_in_pieces_are_kept, contents_of_pieces, pieces_of_models_that_differ]
+TASKS = [
+    products_in_pieces_are_kept,
+    a_gradient_holds_a_layer_at_a_time,
+    contents_of_pieces,
+    pieces_of_models_that_differ,
+]

@@ -15,6 +15,7 @@ DIFFERENT = (
 )
 PIECES = f"""\
 products_in_pieces_are_kept same
+a_gradient_holds_a_layer_at_a_time same
 contents_of_pieces same
 pieces_of_models_that_differ {DIFFERENT}
 """
