@@ -24,11 +24,11 @@ from curvescope.studies import setting
 
 SMALL = "n_layers = 1\nd_model = 4\nn_heads = 1\nd_ff = 0\nvocab_size = 12\nn_ctx = 18\n"
 SETTINGS = {
-    "dtype": "float64", "tokens": 512, "seq_len": 16, "batch_size": 64, "num_steps": 4, "num_probes": 2,
+    "dtype": "float64", "tokens": 16, "seq_len": 16, "batch_size": 64, "num_steps": 4, "num_probes": 2,
     "num_eigenvalues": 1, "num_trace_probes": 2, "num_map_probes": 1, "max_products": 12,
 }  # fmt: skip
 BLOCKS = {
-    "dtype": "float64", "tokens": 512, "seq_len": 16, "batch_size": 64, "num_trace_probes": 2,
+    "dtype": "float64", "tokens": 16, "seq_len": 16, "batch_size": 64, "num_trace_probes": 2,
     "num_norm_probes": 2, "num_small_probes": 2, "num_sharp_steps": 3, "max_exact": 3, "num_steps": 3,
     "num_density_probes": 1, "max_products": 8, "extremes": "L0.W_Q", "density": "L0.W_K",
 }  # fmt: skip
@@ -157,12 +157,14 @@ def here(folder: Path, name: str, words: list[str]) -> dict[str, object]:
 
 def launch_shards(folder: Path, words: Callable[[str, str], list[str]], model: str) -> dict[str, object]:
     """Those that spread the model."""
-    lost = at_sum(150, killed, gathering, "_reduce_scatter")
+    lost = at_sum(100, killed, gathering, "_reduce_scatter")
     sets = [word for name, value in BLOCKS.items() for word in ("--set", f"{name}={value}")]
     data = [model, "--data", "task:addition", "--parallel", "shards", "--out"]
     blocks = ["run", "blocks", *sets, *data]
+    stopped_at = launch(folder, "shards_killed", 2, words("shards", "shards"), trouble=lost)
     return {
-        "shards_killed": launch(folder, "shards_killed", 2, words("shards", "shards"), trouble=lost),
+        "shards_killed": stopped_at,
+        "shards_kept": sorted(path.name for path in (folder / "shards").rglob("*.products")),
         "shards": launch(folder, "shards", 3, words("shards", "shards")),
         "shards_again": launch(folder, "shards_again", 1, words("shards", "shards"), alone),
         "shards_wrong": launch(folder, "shards_wrong", 2, words("wrong", "shards"), trouble=wrong),

@@ -74,6 +74,8 @@ def test_a_lost_rank_ends_all_and_the_run_goes_on_with_another_number(launches):
     lost = launches["shards_killed"]
     assert lost["codes"] == [1, -9]
     assert lost["said"][0][1].endswith(f"error: another rank has ended\n{KEPT}\n")
+    kept = {name.removesuffix(".products").rpartition(".")[2] for name in launches["shards_kept"]}
+    assert {"0-of-2", "1-of-2"} <= kept, "each rank its pieces of products"
     went_on = launches["shards"]["said"]
     line = went_on[0][1].splitlines()[1]
     assert line.startswith("resuming")
