@@ -16,6 +16,7 @@ from curvescope.core import notebook
 from curvescope.core.blocks import ParamSpace, by_role
 from curvescope.core.errors import CurvescopeError, ModuleError, ShapeError, UsageError
 from curvescope.core.progress import track
+from curvescope.core.ranks.releasing import releasing
 from curvescope.core.ranks.spread import Spread
 from curvescope.core.tensors.graph import leaves_of
 from curvescope.core.tensors.trees import leaves as tree_leaves
@@ -37,7 +38,6 @@ from curvescope.models.running.exchange import Change, evaluating, locked
 from curvescope.models.running.held import RefuseHeld, moved
 from curvescope.models.running.interrupts import thawed
 from curvescope.models.running.reentrant import RefuseReentrant
-from curvescope.models.running.releasing import releasing
 
 T = TypeVar("T")
 SAME_LOSS = 1e-4  # relative: what another order of operations may change, in float32

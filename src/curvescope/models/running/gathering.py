@@ -20,9 +20,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from curvescope.core.blocks import Block
+from curvescope.core.ranks.releasing import let_go
 from curvescope.core.ranks.spread import Spread
 from curvescope.models.running.exchange import Change, exchanged, parameters_at
-from curvescope.models.running.releasing import let_go
 
 Shape = tuple[int, ...]
 
