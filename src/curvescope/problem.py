@@ -16,6 +16,7 @@ from curvescope.core import notebook
 from curvescope.core.blocks import ParamSpace, by_role
 from curvescope.core.errors import CurvescopeError, ModuleError, ShapeError, UsageError
 from curvescope.core.progress import track
+from curvescope.core.ranks.releasing import releasing
 from curvescope.core.ranks.spread import Spread
 from curvescope.core.tensors.graph import leaves_of
 from curvescope.core.tensors.trees import leaves as tree_leaves
@@ -300,7 +301,7 @@ class Problem:
         summed = self.dtype if self.device.type == "mps" else torch.float64
         total = torch.zeros(space.size, dtype=self.dtype, device=self.device)
         for batch in self.own_batches("gradient"):
-            with differentiating():
+            with differentiating(), releasing():
 
                 def loss(leaves: Leaves, batch: Batch = batch) -> Tensor:
                     return self.loss.sum(self.outputs(batch, leaves), batch.targets, batch.weights)

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import data_tasks
+import piece_tasks
 import study_launches
 import torch
 from forked import run_ranks
@@ -16,5 +17,5 @@ if __name__ == "__main__":
     for name in data_tasks.OPERATORS:  # computed once, and known to every rank
         data_tasks.whole(name)
     for ranks, tasks in data_tasks.TASKS.items():
-        run_ranks(tasks, ranks, place)
+        run_ranks([*tasks, *piece_tasks.TASKS], ranks, place)
     study_launches.launch_all(place)

@@ -10,18 +10,26 @@ from collections.abc import Callable
 from contextlib import redirect_stdout, suppress
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 
+import curvescope.studies.blocks
 import curvescope.studies.spectrum  # noqa: F401
 from curvescope.cli import main
 from curvescope.distributed import division
+from curvescope.operators import Hessian
 from curvescope.runs import folder as run_folder
 from curvescope.runs import work
 from curvescope.studies import setting
 
 SMALL = "n_layers = 1\nd_model = 4\nn_heads = 1\nd_ff = 0\nvocab_size = 12\nn_ctx = 18\n"
 SETTINGS = {
-    "dtype": "float64", "seq_len": 16, "batch_size": 64, "num_steps": 4, "num_probes": 2,
+    "dtype": "float64", "tokens": 16, "seq_len": 16, "batch_size": 64, "num_steps": 4, "num_probes": 2,
     "num_eigenvalues": 1, "num_trace_probes": 2, "num_map_probes": 1, "max_products": 12,
+}  # fmt: skip
+BLOCKS = {
+    "dtype": "float64", "tokens": 16, "seq_len": 16, "batch_size": 64, "num_trace_probes": 2,
+    "num_norm_probes": 2, "num_small_probes": 2, "num_sharp_steps": 3, "max_exact": 3, "num_steps": 3,
+    "num_density_probes": 1, "max_products": 8, "extremes": "L0.W_Q", "density": "L0.W_K",
 }  # fmt: skip
 Trouble = Callable[[], None]
 
@@ -45,20 +53,25 @@ def alone(rank: int, ranks: int, port: int) -> dict[str, str]:
     return {}
 
 
-def at_sum(number: int, happens: Callable[[], object]) -> Trouble:
-    """Something that happens before the n-th sum over ranks."""
+def at_sum(
+    number: int,
+    happens: Callable[[], object],
+    room: ModuleType | type = division,
+    name: str = "add_over_ranks",
+) -> Trouble:
+    """Something that happens before the n-th sum, over ranks or of another function."""
 
     def prepare() -> None:
-        own, count = division.add_over_ranks, 0
+        own, count = getattr(room, name), 0
 
         def counted(*given: object) -> object:
             nonlocal count
             count += 1
             if count == number:
                 happens()
-            return own(*given)  # pyright: ignore[reportArgumentType]
+            return own(*given)
 
-        division.add_over_ranks = counted  # pyright: ignore[reportAttributeAccessIssue]
+        setattr(room, name, counted)
 
     return prepare
 
@@ -79,6 +92,12 @@ def fails_alone() -> None:
         raise ZeroDivisionError("by chance")
 
     work._inside = own  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def wrong() -> None:
+    """The rank's pieces of products are wrong."""
+    own = Hessian._sum
+    Hessian._sum = lambda *given: own(*given) * 1.01  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def killed() -> None:
@@ -138,6 +157,27 @@ def here(folder: Path, name: str, words: list[str]) -> dict[str, object]:
     return {}
 
 
+def launch_shards(folder: Path, words: Callable[[str, str], list[str]], model: str) -> dict[str, object]:
+    """Those that spread the model."""
+    lost = at_sum(12, killed, Hessian, "_sum")  # inside of a piece of several products
+    sets = [word for name, value in BLOCKS.items() for word in ("--set", f"{name}={value}")]
+    data = [model, "--data", "task:addition", "--parallel", "shards", "--out"]
+    blocks = ["run", "blocks", *sets, *data]
+    stopped_at = launch(folder, "shards_killed", 2, words("shards", "shards"), trouble=lost)
+    return {
+        "shards_killed": stopped_at,
+        "shards_kept": sorted(path.name for path in (folder / "shards").rglob("*.products")),
+        "shards": launch(folder, "shards", 3, words("shards", "shards")),
+        "shards_again": launch(folder, "shards_again", 1, words("shards", "shards"), alone),
+        "shards_wrong": launch(folder, "shards_wrong", 2, words("wrong", "shards"), trouble=wrong),
+        "shards_refused": launch(
+            folder, "shards_refused", 2, ["run", "propagation", *data, str(folder / "refused")]
+        ),
+        "blocks": launch(folder, "blocks", 2, [*blocks, str(folder / "blocks")]),
+        "blocks_one": here(folder, "blocks_one", [*blocks, str(folder / "blocks_one")]),
+    }
+
+
 def launch_all(folder: Path) -> None:
     """Every launch, into `launches.json`: its exit codes, and what ranks printed on stdout and stderr."""
     run_folder.write_figures = lambda *given: None  # pyright: ignore[reportAttributeAccessIssue]
@@ -160,5 +200,6 @@ def launch_all(folder: Path) -> None:
         "more": launch(folder, "more", 3, words("more", "probes")),
         "pieces": launch(folder, "pieces", 2, words("pieces", "pieces"), slurm),
         "again": launch(folder, "again", 2, words("pieces"), slurm),
+        **launch_shards(folder, words, str(model)),
     }
     (folder / "launches.json").write_text(json.dumps(found), encoding="utf-8")

@@ -17,6 +17,12 @@ COUPLED = (
     "CurvescopeError rank 1: the outputs of a sequence of Capacity depend on the sequences beside it, and a "
     "batch was cut over ranks (as many batches as ranks, or a multiple, so that none is cut)"
 )
+PIECES = f"""\
+products_in_pieces_are_kept same
+a_gradient_holds_a_layer_at_a_time same
+contents_of_pieces same
+pieces_of_models_that_differ {DIFFERENT}
+"""
 TWO = f"""\
 one_rank same
 products_of_shares same
@@ -38,12 +44,12 @@ a_change_inside_steady {DIFFERENT}
 models_that_differ {DIFFERENT}
 draws_without_numbers UsageError a Monte-Carlo Fisher draws for every sequence by its number among all data, \
 and these batches do not know theirs (distributed.numbered(batches), or distributed.share(batches))
-"""
-FOUR = """\
+{PIECES}"""
+FOUR = f"""\
 products_of_shares same
 the_loss same
 a_rank_without_data same
-"""
+{PIECES}"""
 
 
 @pytest.mark.parametrize(("ranks", "expected"), [(2, TWO), (4, FOUR)])

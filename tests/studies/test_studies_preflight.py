@@ -192,7 +192,9 @@ def test_what_to_change_where_it_does_not_fit(foretold):
 def test_ranks_are_as_many_as_are_needed(foretold):
     p = foretold.prediction
     found = scarce(foretold, vectors=3 * p.base, passing=0, free=p.base)
-    assert "torchrun --nproc-per-node 2" in "\n".join(advice(found))
+    told = "torchrun --nproc-per-node 2 -m curvescope … --parallel shards: parameters and vectors in 2 parts"
+    assert told in "\n".join(advice(found))
+    assert "ranks:" not in "\n".join(advice(replace(found, study="taylor")))
 
 
 def test_a_product_that_does_not_fit_is_tried_on_fewer_sequences(small, monkeypatch):

@@ -139,11 +139,13 @@ def check_slices(op: LinearOperator, slices: Mapping[str, slice] | None) -> dict
     for.
     """
     if op.pieces is not None:
-        if slices is not None and list(slices) != [WHOLE]:
+        own = op.space.slices  # pyright: ignore[reportAttributeAccessIssue]
+        found = dict(own if slices is None else slices)
+        if list(found) != [WHOLE] and any(own.get(name) != rows for name, rows in found.items()):
             raise UsageError(
                 "expected the operator's own blocks where vectors are spread over ranks, got slices"
             )
-        return dict(op.space.slices if slices is None else slices)  # pyright: ignore[reportAttributeAccessIssue]
+        return found
     if slices is None:
         space = getattr(op, "space", None)
         if space is None:

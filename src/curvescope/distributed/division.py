@@ -39,7 +39,7 @@ from curvescope.problem import Problem
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-Parallel = Literal["auto", "data", "probes", "pieces"]
+Parallel = Literal["auto", "data", "probes", "pieces", "shards"]
 
 ALL = "model and data"  # that every rank has
 _APART: dict[str, Apart] = {"pieces": "always", "auto": "auto"}
@@ -54,6 +54,8 @@ def divided(parallel: Parallel = "auto", *, group: ProcessGroup | None = None) -
     Args:
         parallel: `data` or `probes`, or `auto`, which decides from sizes at every product; `pieces` divides
             the pieces of a study and no product, as `auto` does where a rank gets eight of them or more.
+            `shards` divides models: those that studies load inside are spread over the ranks (`shard`), and
+            their products and vectors are in pieces.
         group: The ranks, by default all there are.
     """
     if parallel not in get_args(Parallel):
@@ -63,8 +65,9 @@ def divided(parallel: Parallel = "auto", *, group: ProcessGroup | None = None) -
         )
     with in_step(group):
         rank, ranks = place()
-        division = None if parallel == "pieces" else _Divided(parallel, rank, ranks, group)
-        with dividing_by(division, pieces=_APART.get(parallel, "never")):
+        whole = parallel in ("pieces", "shards")  # products are whose they are
+        division = None if whole else _Divided(parallel, rank, ranks, group)
+        with dividing_by(division, pieces=_APART.get(parallel, "never"), models=parallel == "shards"):
             yield
 
 

@@ -67,8 +67,9 @@ class Heartbeat:
     def ends(self, message: str = "", hint: str | None = None) -> None:
         """This rank cannot go on: it says so, unless another one was first, and the others will end.
 
-        Without a message it has been said.
+        Without a message it has been said. Whoever calls leaves, with an exit code of its own.
         """
+        self._over.set()
         first = self._rank <= 1
         with suppress(Exception):  # the store may be gone with rank 0
             first = self._store.add(COMPLAINTS, 1) == 1
@@ -104,7 +105,7 @@ class Heartbeat:
             if lost is not None:
                 waited = self._patience * self._seconds
                 self._leave(f"rank {lost} has not been heard of for {waited:.0f} seconds")
-            if self._store.check([ENDED]):
+            if self._store.check([ENDED]) and not self._over.is_set():
                 self._leave("another rank has ended")
 
     def _lost(self) -> int | None:

@@ -50,10 +50,11 @@ def state_words(problem: Problem, *, data: bool) -> list[int]:
     held: list[Tensor] = [*module.parameters(), *module.buffers(), *problem.point.values()]
     if data:
         held += [t for batch in problem.batches for t in batch.tensors()]
-    return _hashed(digest(held))
+    return hashed(digest(held))
 
 
-def _hashed(parts: Iterable[Tensor | str]) -> list[int]:
+def hashed(parts: Iterable[Tensor | str]) -> list[int]:
+    """W numbers of BITS bits that tell tensors and words apart."""
     words = hashlib.blake2b(digest_size=WORDS * 4)
     for part in parts:
         if isinstance(part, str):
@@ -90,7 +91,7 @@ def done_by_all(
     except (Exception, KeyboardInterrupt) as raised:
         error = raised
     failed, total, *rest = _told(
-        [float(error is not None), N], [*words, *_hashed([own.words])], own, device, group
+        [float(error is not None), N], [*words, *hashed([own.words])], own, device, group
     )
     if failed:
         _raise(error, group)

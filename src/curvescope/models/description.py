@@ -30,7 +30,7 @@ def describe(model: Model, blocks: Iterable[Block] | None = None) -> Description
         blocks: those to list; by default the model's own, which cover it once.
     """
     dtype, left = dtype_of(model), frozen(model)
-    listed = model.blocks.values() if blocks is None else blocks
+    listed = _blocks(model) if blocks is None else blocks
     return {
         "model": model.name,
         "parameters": model.num_parameters,
@@ -58,8 +58,14 @@ def roles(model: Model) -> list[Description]:
             "parameters": sum(block.size for block in blocks),
             "share": sum(block.size for block in blocks) / model.num_parameters,
         }
-        for role, blocks in by_role(model.blocks.values()).items()
+        for role, blocks in by_role(_blocks(model)).items()
     ]
+
+
+def _blocks(model: Model) -> list[Block]:
+    """Its own; of a model that is spread over ranks, as they are on all of them together."""
+    whole = model.blocks if model.sharding is None else model.sharding.blocks
+    return [whole[name] for name in model.blocks]
 
 
 def notes(model: Model) -> list[str]:

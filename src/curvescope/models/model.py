@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -146,6 +146,21 @@ class Model:
             return None
         whole = self.sharding.blocks
         return Pieces(self.sharding.spread, tuple(whole[b.name] for b in space), self.sharding.shapes)
+
+    def size_of(self, *blocks: Block) -> int:
+        """Entries of blocks; where they are spread over ranks, on all of them together."""
+        whole = {} if self.sharding is None else self.sharding.blocks
+        return sum(whole.get(block.name, block).size for block in blocks)
+
+    def norm(self, v: Tensor) -> float:
+        """‖v‖ of a vector over parameters, or of the pieces that ranks have of it."""
+        spread, wide = self.spread, v.double()
+        return float(wide.norm() if spread is None else spread.added(wide.square().sum()).sqrt())
+
+    def whole_parameters(self) -> Iterator[tuple[str, Tensor]]:
+        """Parameters by name, whole; where they are spread over ranks all of them take these together."""
+        named = self.module.named_parameters()
+        return named if self.sharding is None else self.sharding.wholes(self.module)
 
     @property
     def spread(self) -> Spread | None:

@@ -41,7 +41,8 @@ def fingerprint(*parts: Part) -> Fingerprint:
     """A digest of everything that numbers may depend on: 32 hexadecimal digits.
 
     Of a model its parameters and buffers, their names, types and shapes, the words of its module and of its
-    configuration, its facts and its tokenizer; of data every tensor of every batch; of a text the text.
+    configuration, its facts and its tokenizer; of data every tensor of every batch; of a text the text. A
+    model that is spread over ranks, all of which ask, has the digest of the whole one.
     """
     digest = hashlib.blake2b(digest_size=16)
     for part in parts:
@@ -86,7 +87,7 @@ def _of_model(model: Model) -> Iterator[tuple[str, memoryview | bytes]]:
     own = [getattr(module, name, None) for name in ("cfg", "config")]  # of the zoo, of Hugging Face
     words = repr((module, own, sorted(model.facts.items()), sorted(model.options.items())))
     yield "module", ADDRESS.sub("", words).encode()
-    for kind, tensors in (("parameter", module.named_parameters()), ("buffer", module.named_buffers())):
+    for kind, tensors in (("parameter", model.whole_parameters()), ("buffer", module.named_buffers())):
         for name, tensor in tensors:
             yield _labelled(f"{kind} {name}", tensor)
     if model.tokenizer is not None:

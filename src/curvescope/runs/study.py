@@ -33,6 +33,7 @@ class Study(Generic[C]):
     run: Run[C]
     plan: Plan[C] | None = None  # where it takes long enough to be made to fit
     full: Settings | None = None  # what the profile full takes in the place of the defaults, where it is more
+    on_pieces: bool = False  # whether a model that is spread over ranks has all that it asks of one
 
 
 def study_in(module: str) -> Study[Config]:

@@ -126,10 +126,13 @@ def work_through(
 
 
 def _verified(place: Place, op: CurvatureOperator) -> None:
-    """Check an operator before its first product, on rank 0 where there are several; raise where it fails."""
+    """Check an operator before its first product; raise where it fails.
+
+    Where there are several ranks rank 0 does it, or all together where the operator is in pieces.
+    """
     from curvescope.runs.verified.verification import verify
 
-    found = from_first(lambda: verify(op))
+    found = from_first(lambda: verify(op)) if op.pieces is None else verify(op)
     if found is not None:
         place.verified(found)
         if not found.passed:

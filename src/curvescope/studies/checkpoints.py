@@ -35,7 +35,9 @@ def load_checkpoints(cfg: ModelOnData, asked: tuple[str, ...], model: Model) -> 
 
 def check_alike(name: str, found: Model, model: Model) -> None:
     """Raise unless a checkpoint has the model's parameters, by name and shape."""
-    wanted, there = ({k: tuple(v.shape) for k, v in m.parameters.items()} for m in (model, found))
+    wanted, there = (
+        {name: tuple(p.shape) for name, p in m.module.named_parameters()} for m in (model, found)
+    )
     if there == wanted:
         return
     first = next(k for k in wanted | there if wanted.get(k) != there.get(k))

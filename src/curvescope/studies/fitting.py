@@ -4,6 +4,7 @@ Only settings that nobody gave are chosen, and never above the study's own: the 
 estimate is in time, or the last one. An estimate is the most products that can be needed times the seconds
 of one, which grow as the tokens do. On a CPU these are seconds of the thread that computes, so that what is
 chosen does not depend on what else the machine does; a machine that is busy takes longer, and that is said.
+Ranks that a model is spread over time products together, and all take what the slowest one found.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import time
 from dataclasses import replace
 from typing import NamedTuple
 
+from curvescope.algorithms.vectors import columns_of
 from curvescope.core.config import Config, Settings, Value
 from curvescope.core.errors import UsageError
 from curvescope.core.numbers import duration
@@ -119,12 +121,15 @@ class Timer:
     def _timed(self) -> float:
         """The mean over products after the first, as they are in an algorithm.
 
-        On a GPU the time that passes, on a CPU that of the calling thread, which takes part in all work.
+        On a GPU the time that passes, on a CPU that of the calling thread, which takes part in all work; and
+        again what passes where ranks wait for each other.
         """
         blocks = self._plan.blocks(self._cfg)
         H = Hessian(self._problem, *blocks, engine=self._cfg.engine, checkpoint=self._cfg.checkpoint)  # pyright: ignore[reportArgumentType]
-        v = probes(H.shape[1], 1, seed=0, dtype=H.dtype, device=H.device)[:, 0]
-        clock = time.thread_time if self._problem.device.type == "cpu" else time.monotonic
+        kind, spread = {"dtype": H.dtype, "device": H.device}, self._problem.model.spread
+        v = probes(H.shape[1], 1, seed=0, pieces=columns_of(H), **kind)[:, 0]
+        by_thread = H.device.type == "cpu" and spread is None
+        clock = time.thread_time if by_thread else time.monotonic
         with H.steady():  # as in an algorithm
             (H @ v).sum().item()  # so that a GPU has done it
             start, begun = clock(), time.monotonic()
@@ -132,7 +137,8 @@ class Timer:
                 (H @ v).sum().item()
             taken, passed = clock() - start, time.monotonic() - begun
         self.slowed = passed / max(taken, 1e-9)
-        return taken / (TIMED - 1)
+        each = taken / (TIMED - 1)
+        return each if spread is None else spread.largest(each, H.device)
 
     def seconds(self, cfg: ModelOnData) -> float:
         """Of one product; a task has all its data whatever the tokens are."""

@@ -13,7 +13,7 @@ from curvescope import __version__
 from curvescope.core.config import Config, Plain, Settings
 from curvescope.core.errors import CurvescopeError, UsageError
 from curvescope.core.progress import Progress
-from curvescope.core.ranks import alone, from_first
+from curvescope.core.ranks import alone, everyone, from_first, spreading, together
 from curvescope.runs.disk.place import check_writable, full_disk_said
 from curvescope.runs.folder import (
     ASKED,
@@ -29,7 +29,7 @@ from curvescope.runs.pieces import RESULT
 from curvescope.runs.shown import Shown
 from curvescope.runs.study import Study
 from curvescope.runs.work import Place
-from curvescope.studies import RUNS, find
+from curvescope.studies import RUNS, STUDIES, find
 
 if TYPE_CHECKING:
     from curvescope.studies.fitting import Fitted
@@ -68,12 +68,16 @@ def run(
         limit: choose settings that nobody gave to be in time; by default they are the study's own. What was
             chosen when the same was asked for before is taken again.
 
-    On several ranks in step rank 0 alone reads, writes and chooses.
+    On several ranks in step rank 0 alone reads, writes and chooses. Where these spread models over them, a
+    study that asks more of a model is refused, and products are timed by all ranks together.
 
     Returns:
         The folder and the result.
     """
     found = find(study)
+    with together():
+        if spreading() and not found.on_pieces:
+            raise _not_on_pieces(study)
     cfg = found.Config.from_dict(settings)
     from_first(lambda: check_writable(Path(out)))
     asked, words = "", ""
@@ -83,7 +87,8 @@ def run(
         if before:
             cfg = found.Config.from_dict(before)
         else:
-            cfg, words = from_first(partial(_chosen, study, settings, limit))
+            choose = partial(_chosen, study, settings, limit)
+            cfg, words = everyone(choose())[0] if spreading() else from_first(choose)
             if words:
                 say(words)
     folder = RunFolder(Path(out), study, cfg, say=say, force=force, asked=asked, chosen=words, tell=tell)
@@ -104,7 +109,17 @@ def _chosen(name: str, settings: Settings, limit: Limit) -> tuple[Config, str]:
     """The configuration that is in time, and words on it, with the forecast of a long run."""
     study = find(name)
     chosen = fitted(study, settings, limit)
-    return chosen.cfg, _foretold(name, study, chosen)
+    return chosen.cfg, chosen.words if spreading() else _foretold(name, study, chosen)
+
+
+def _not_on_pieces(study: str) -> UsageError:
+    """The sentence of a study that asks more of a model than its pieces have."""
+    known = [name for name in STUDIES if find(name).on_pieces]
+    return UsageError(
+        f"expected a study that takes a model in pieces ({', '.join(known)}) with --parallel shards, got "
+        f"{study}: it needs more of a model than products, losses and gradients",
+        hint="--parallel data, probes or pieces, where every rank holds the whole model",
+    )
 
 
 def _on_ranks(folder: RunFolder) -> Place:

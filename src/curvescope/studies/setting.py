@@ -13,6 +13,7 @@ import torch
 
 from curvescope.core.config import Config, setting
 from curvescope.core.errors import UsageError
+from curvescope.core.ranks import spreading
 from curvescope.data.batches import IGNORED, Batches
 from curvescope.data.continuation import continuation
 from curvescope.data.corpora import CORPORA, read_source
@@ -21,10 +22,11 @@ from curvescope.data.labels import classification, images, num_sequences, read_l
 from curvescope.data.masking import masked_lm
 from curvescope.data.tasks import task
 from curvescope.data.text import text
+from curvescope.distributed.loading import spread_out
 from curvescope.geometry.roles import check_vocabulary
 from curvescope.models.finite import check_weights
 from curvescope.models.hf.experts import MIXTURE
-from curvescope.models.load import load
+from curvescope.models.load import as_device, load
 from curvescope.models.model import Model
 from curvescope.problem import Problem
 from curvescope.tokenizers import as_tokenizer, load_tokenizer
@@ -70,8 +72,12 @@ def make_problem(cfg: ModelOnData) -> Problem:
 
 
 def load_model(cfg: ModelOnData | TokenModel) -> Model:
-    """The model, with another tokenizer where one is given."""
-    model = load(cfg.model, revision=cfg.revision, dtype=cfg.dtype, device=cfg.device)
+    """The model, with another tokenizer where one is given; spread over ranks where these cut models."""
+    if spreading():
+        device = as_device(cfg.device)
+        model = spread_out(load(cfg.model, revision=cfg.revision, dtype=cfg.dtype, device="cpu"), device)
+    else:
+        model = load(cfg.model, revision=cfg.revision, dtype=cfg.dtype, device=cfg.device)
     if cfg.tokenizer is None:
         return model
     tokenizer, most = load_tokenizer(cfg.tokenizer), model.facts.get("vocab_size")

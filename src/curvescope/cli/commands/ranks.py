@@ -16,7 +16,7 @@ from curvescope.core.ranks.launch import launch_of
 SHARED = ("run", "diagnose", "compare")
 """Commands of which all ranks do a part."""
 
-WAYS = ("auto", "data", "probes", "pieces")
+WAYS = ("auto", "data", "probes", "pieces", "shards")
 
 
 @contextmanager

@@ -69,6 +69,7 @@ Budget = Annotated[
 Parallel = Annotated[
     str,
     typer.Option(
-        "--parallel", help="On several ranks (torchrun) divide data, probes or pieces; auto by size.",
+        "--parallel", help="On several ranks (torchrun) divide data, probes or pieces, auto by size; or the "
+        "model, shards: torchrun --nproc-per-node 4 -m curvescope run spectrum MODEL --parallel shards.",
     ),
 ]  # fmt: skip

@@ -13,6 +13,7 @@ from curvescope.core.ranks.steps import (
     in_step,
     pieces_apart,
     place,
+    spreading,
     together,
 )
 
@@ -29,5 +30,6 @@ __all__ = [
     "in_step",
     "pieces_apart",
     "place",
+    "spreading",
     "together",
 ]

@@ -6,7 +6,8 @@ writing a file, its own share of a product) stands in a `together` block: at its
 what went wrong, and all of them raise the same sentence. No collective operation may stand inside a block.
 
 Only what is declared with `in_step` is agreed on: one rank of a training job may look at a model on its own.
-How ranks in step divide products among them is a `Division`, which operators ask for (`dividing`).
+How ranks in step divide products among them is a `Division`, which operators ask for (`dividing`). Where they
+cut models instead, whoever loads one asks (`spreading`).
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ _in_step: ContextVar[_Ranks | None] = ContextVar("in_step", default=None)
 Apart = Literal["never", "auto", "always"]
 _pieces_apart: ContextVar[Apart] = ContextVar("pieces_apart", default="never")
 _division: ContextVar[Division | None] = ContextVar("division", default=None)
+_spreading: ContextVar[bool] = ContextVar("spreading", default=False)
 _ALONE = nullcontext()
 
 
@@ -63,19 +65,23 @@ def in_step(group: ProcessGroup | None = None) -> Iterator[None]:
 
 
 @contextmanager
-def dividing_by(division: Division | None, *, pieces: Apart = "never") -> Iterator[None]:
+def dividing_by(
+    division: Division | None, *, pieces: Apart = "never", models: bool = False
+) -> Iterator[None]:
     """Inside, operators divide their products so; None: each rank computes all of them.
 
     Args:
         division: Of products.
         pieces: Whether ranks take pieces of a study apart from each other instead.
+        models: Whether a model that is loaded is spread over the ranks.
     """
-    tokens = _division.set(division), _pieces_apart.set(pieces)
+    tokens = _division.set(division), _pieces_apart.set(pieces), _spreading.set(models)
     try:
         yield
     finally:
         _division.reset(tokens[0])
         _pieces_apart.reset(tokens[1])
+        _spreading.reset(tokens[2])
 
 
 @contextmanager
@@ -102,6 +108,11 @@ def dividing() -> Division | None:
 def pieces_apart() -> Apart:
     """Whether ranks take pieces of a study apart from each other."""
     return _pieces_apart.get()
+
+
+def spreading() -> bool:
+    """Whether a model that is loaded here is to be spread over the ranks in step."""
+    return _spreading.get()
 
 
 def place() -> tuple[int, int]:

@@ -64,7 +64,7 @@ def notes_of(model: Model, frozen: frozenset[str]) -> list[str]:
     left = [block for block in model.blocks.values() if block.parameter in frozen]
     if not left:
         return []
-    count, total = sum(block.size for block in left), plural(model.num_parameters, "parameter")
+    count, total = model.size_of(*left), plural(model.num_parameters, "parameter")
     return [
         f"{count:,} of {total} are frozen (requires_grad=False) and left out: "
         f"{_list([block.name for block in left])}; params='*' takes them too, and so does naming them alone"

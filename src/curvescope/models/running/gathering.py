@@ -9,7 +9,7 @@ parameters of a layer travel together, padded to equal lengths, in one message.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from math import prod
@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from curvescope.core.blocks import Block
+from curvescope.core.ranks.releasing import let_go
 from curvescope.core.ranks.spread import Spread
 from curvescope.models.running.exchange import Change, exchanged, parameters_at
 
@@ -80,7 +81,12 @@ class Sharding:
         return partial(self._gathered, part, part.forward) if self.gathers else part.forward
 
     def _gathered(self, part: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        with exchanged(parameters_at(part, self._whole(part))):
+        own = self._own_of(part)
+        whole = self._whole(part, own)
+        held = {name: p.detach() for name, p in own.items()}
+        inside = any(part is layer for layer in self.layers.values())
+        gone = let_go(list(whole.values()), lambda: list(self._whole(part, held, like=own).values()))
+        with exchanged(parameters_at(part, whole)), gone if inside else nullcontext():
             return forward(*args, **kwargs)
 
     @contextmanager
@@ -93,12 +99,25 @@ class Sharding:
         with exchanged([*without_hooks(part), *parameters_at(part, dict(zip(own, found, strict=True)))]):
             yield
 
-    def _whole(self, part: nn.Module) -> dict[str, Tensor]:
-        """The parameters that a layer, or the module outside of its layers, gathers by itself."""
+    def wholes(self, module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+        """The parameters by name, one after the other made whole; all ranks take them."""
+        for name, p in module.named_parameters():
+            (found,) = gather(self.spread, [self._piece(p).detach()], [self.shapes[name]])
+            yield name, found
+
+    def _own_of(self, part: nn.Module) -> dict[str, Tensor]:
+        """The pieces of what a layer, or the module outside of its layers, gathers by itself."""
+        layers = self.layers.values()
+        layer = any(part is one for one in layers)
+        inside = set() if layer else {id(p) for one in layers for p in one.parameters()}
+        return {name: p for name, p in part.named_parameters() if id(p) not in inside}
+
+    def _whole(
+        self, part: nn.Module, own: Mapping[str, Tensor], *, like: Mapping[str, Tensor] | None = None
+    ) -> dict[str, Tensor]:
+        """These pieces made whole: first those that are differentiated, as `like` says, in one message."""
         front = next((f"{name}." for name, layer in self.layers.items() if layer is part), "")
-        inside = {id(p) for layer in self.layers.values() for p in layer.parameters()} if not front else set()
-        own = {name: p for name, p in part.named_parameters() if id(p) not in inside}
-        moving = [name for name, p in own.items() if p.requires_grad]
+        moving = [name for name, p in (like or own).items() if p.requires_grad]
         fixed = [name for name in own if name not in moving]
         found: dict[str, Tensor] = {}
         for names in (moving, fixed):

@@ -72,12 +72,20 @@ class Journal(Recorder):
     Args:
         begin: makes the folder, and returns the file; called before the first product is written.
         tell: called with a line for a person where the file takes much of the disk, or the disk is full.
+        agree: called with whether a product is known, at each; where it answers no, it is computed.
+        writers: journals that share the disk.
     """
 
     def __init__(
-        self, path: Path, begin: Callable[[], Path], tell: Callable[[str], None] = lambda line: None
+        self,
+        path: Path,
+        begin: Callable[[], Path],
+        tell: Callable[[str], None] = lambda line: None,
+        *,
+        agree: Callable[[bool], bool] = bool,
+        writers: int = 1,
     ):
-        self.path, self._begin, self._tell = path, begin, tell
+        self.path, self._begin, self._tell, self._agree, self._writers = path, begin, tell, agree, writers
         self._known, self._end = _read(path)
         self._file: IO[bytes] | None = None
         self.asked, self._told, self._pace = 0, False, Pace()
@@ -92,20 +100,29 @@ class Journal(Recorder):
         """A V, read where it was written down, else computed and written."""
         key, number = _key(V), self.asked
         self.asked += 1
-        if number in self._known:
-            if self._known[number].key != key:
-                self._forget(number)
-            elif (found := self._recalled(number)) is not None:
-                return found.to(device=op.device, dtype=op.dtype)
+        known = self._answer(number, key)
+        if self._agree(known is not None) and known is not None:
+            return known.to(device=op.device, dtype=op.dtype)
         start = time.monotonic()
         found = op @ V
         self._computed += time.monotonic() - start
+        if known is not None:  # written already, but not by all who have to
+            return found
         if self._writing and self._spent + self._last <= max(PATIENCE, MOST_OF_TIME * self._computed):
             start = time.monotonic()
             self._write(number, key, found)
             self._last = time.monotonic() - start
             self._spent += self._last
         return found
+
+    def _answer(self, number: int, key: bytes) -> Tensor | None:
+        """A product as it was written, if it is of these columns; else all from there on is forgotten."""
+        if number not in self._known:
+            return None
+        if self._known[number].key == key:
+            return self._recalled(number)
+        self._forget(number)
+        return None
 
     def close(self) -> None:
         """Bring the file to the disk, and leave it."""
@@ -129,7 +146,8 @@ class Journal(Recorder):
             file.seek(record.body)
             data = bytearray(file.read(record.size))
             if len(data) == record.size and zlib.crc32(data) == record.checksum:
-                return torch.from_numpy(np.frombuffer(data, dtype=record.dtype).reshape(record.shape))
+                found = np.frombuffer(data, dtype=record.dtype) if data else np.empty(0, record.dtype)
+                return torch.from_numpy(found.reshape(record.shape))
         del self._known[number]
         return None
 
@@ -150,7 +168,7 @@ class Journal(Recorder):
             checksum = zlib.crc32(array.data)
             header = HEADER.pack(MAGIC, number, key, array.dtype.name.encode(), *array.shape, checksum)
             _put(file, header + CHECK.pack(zlib.crc32(header)))
-            _put(file, array.data)
+            _put(file, array.tobytes() if not array.size else array.data)
             record = Record(self._end, key, array.dtype.name, array.shape, checksum)
             self._known[number], self._end = record, record.body + record.size
             if self._pace.due():
@@ -167,7 +185,7 @@ class Journal(Recorder):
         """The file, open behind its last whole record, without a memory of its own."""
         if self._file is None:
             self.path = self._begin()
-            self._room = MOST_OF_DISK * shutil.disk_usage(self.path.parent).free
+            self._room = MOST_OF_DISK / self._writers * shutil.disk_usage(self.path.parent).free
             self._file = self.path.open("ab", buffering=0)
             self._file.truncate(self._end)
             sync(self.path.parent)

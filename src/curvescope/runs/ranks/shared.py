@@ -2,13 +2,14 @@
 
 All ranks have the same pieces: those that rank 0 found, and what rank 0 made of each of the others, so that a
 later piece begins with the same bits everywhere. Products of the piece in hand are kept by rank 0 too: it
-says whether it knows one, and then every rank takes it from there, or all of them compute it.
+says whether it knows one, and then every rank takes it from there, or all of them compute it. Of products
+whose vectors are spread over the ranks each keeps its piece (`in_pieces`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, MutableMapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import final
 
 import torch
@@ -22,6 +23,7 @@ from curvescope.core.result import Result
 from curvescope.distributed.sums import first_of_ranks
 from curvescope.runs.folder import AlreadyFinished
 from curvescope.runs.pieces import Pieces
+from curvescope.runs.ranks.in_pieces import InPieces
 from curvescope.runs.verified.checks import Verification
 from curvescope.runs.work import Place
 
@@ -112,12 +114,16 @@ class SharedPieces(MutableMapping[str, Result]):
         """Keep the products of the piece that is worked on inside, until it is there itself."""
         if not self._on_disk:
             yield
-        elif isinstance(self._own, Pieces):
-            with self._own.inside(name), recording(Shared(self._own.journal)):
-                yield
-        else:
-            with recording(Shared(None)):
-                yield
+            return
+        own = self._own if isinstance(self._own, Pieces) else None
+        apart = InPieces(name, own)
+        with nullcontext() if own is None else own.inside(name):
+            try:
+                with recording(Shared(None if own is None else own.journal, apart)):
+                    yield
+            finally:
+                apart.close()
+        apart.remove()
 
 
 @final
@@ -126,13 +132,16 @@ class Shared(Recorder):
 
     Args:
         own: Of rank 0, None on the others.
+        apart: Of this rank, for products in pieces.
     """
 
-    def __init__(self, own: Recorder | None):
-        self._own = own
+    def __init__(self, own: Recorder | None, apart: Recorder):
+        self._own, self._apart = own, apart
 
     def product(self, op: LinearOperator, V: Tensor) -> Tensor:
         """A V: what rank 0 knows, or what all of them compute."""
+        if op.pieces is not None:
+            return self._apart.product(op, V)
         if self._own is not None:
             asked = _Asked(op)
             found = self._own.product(asked, V)

@@ -37,6 +37,7 @@ class Verification:
     model: str
     dtype: str
     checks: tuple[Check, ...]
+    left_out: tuple[str, ...] = ()  # checks that a whole model would have had
 
     @property
     def passed(self) -> bool:
@@ -78,6 +79,9 @@ def words(found: Sequence[Mapping[str, Any]]) -> str:
     """The errors of all checks in one line; "" where there are none."""
     return "; ".join(
         f"{one['operator']} "
-        + ", ".join(f"{c['name']} {c['error']:.0e} (≤ {c['tolerance']:.0e})" for c in one["checks"])
+        + ", ".join(
+            [f"{c['name']} {c['error']:.0e} (≤ {c['tolerance']:.0e})" for c in one["checks"]]
+            + [f"not {name}" for name in one.get("left_out", ())]
+        )
         for one in found
     )

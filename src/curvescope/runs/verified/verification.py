@@ -14,6 +14,9 @@ times what plain autograd is off by in the same precision is allowed. A model to
 differentiated in its own float32, with a step that keeps rounding to a thousandth, and a second, twice as
 long, says how far that goes. The finite difference counts block by block: a small block is not lost beside a
 large one.
+
+Of a model that is spread over ranks all of them check it together, each its pieces, and have the same errors:
+what is said above, with no copy, so that in float32 there are no columns.
 """
 
 from __future__ import annotations
@@ -26,8 +29,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from curvescope.algorithms.sums import add_up, norms
+from curvescope.algorithms.vectors import columns_of
 from curvescope.core.blocks import ParamSpace
 from curvescope.core.numbers import plural
+from curvescope.core.ranks.spread import over
 from curvescope.core.seeds import generator, probes
 from curvescope.data.batches import Batch
 from curvescope.engines.ask import few_positions
@@ -58,13 +64,22 @@ def verify(op: CurvatureOperator) -> Verification | None:
     """
     if not op.symmetric or op.dtype not in TOLERANCE or op.shape[0] == 0:
         return None
-    V = probes(op.shape[0], 2, seed=SEED, dtype=op.dtype, device=op.device)
-    CV = op @ V
-    checks = [_symmetry(op, V, CV)]
-    if type(op) is Hessian:
-        checks += _of_hessian(op, V[:, 0], CV[:, 0])
+    pieces = columns_of(op)
+    with over(op.problem.model.spread):
+        V = probes(op.shape[0], 2, seed=SEED, dtype=op.dtype, device=op.device, pieces=pieces)
+        CV = op @ V
+        checks = [_symmetry(op, V, CV)]
+        if type(op) is Hessian:
+            checks += _of_hessian(op, V[:, 0], CV[:, 0])
     names = type(op).__name__, op.problem.model.name, str(op.dtype).removeprefix("torch.")
-    return Verification(*names, tuple(checks))
+    return Verification(*names, tuple(checks), _left_out(op))
+
+
+def _left_out(op: CurvatureOperator) -> tuple[str, ...]:
+    """Columns, where there is no copy in float64 to compare them with: ranks would hold its pieces."""
+    small = op.problem.model.num_parameters <= SMALL and op.problem.loss.splits
+    apart = op.pieces is not None and op.dtype != torch.float64
+    return ("columns",) if type(op) is Hessian and small and apart else ()
 
 
 def _of_hessian(op: Hessian, v: Tensor, product: Tensor) -> list[Check]:
@@ -75,14 +90,14 @@ def _of_hessian(op: Hessian, v: Tensor, product: Tensor) -> list[Check]:
             small = op.problem.model.num_parameters <= SMALL
             return [_difference(op, exact, v, product), *(_columns(op, exact) if small else [])]
         except (RuntimeError, MemoryError) as error:
-            if not ran_out(error):
+            if op.pieces is not None or not ran_out(error):
                 raise
     return [_difference(op, None, v, product)]
 
 
 def _symmetry(op: CurvatureOperator, V: Tensor, CV: Tensor) -> Check:
-    (_, one), (other, _) = (V.double().T @ CV.double()).tolist()
-    size = float(CV.double().norm(dim=0).mean())
+    (_, one), (other, _) = add_up(V.double().T @ CV.double()).tolist()
+    size = float(norms(CV.double(), dim=0).mean())
     error = abs(one - other) / size if size else abs(one - other)
     return Check("symmetry", error, TOLERANCE[op.dtype], "|uᵀCv − vᵀCu| / ‖Cv‖ for random signs u, v")
 
@@ -91,7 +106,7 @@ def _exact(problem: Problem) -> Problem | None:
     """The problem in float64, all of whose parameters may vary; None where a copy is too large or refused."""
     model, point = problem.model, problem.point
     if problem.dtype != torch.float64:
-        if problem.device.type == "mps" or model.num_parameters > COPIED:
+        if problem.device.type == "mps" or model.num_parameters > COPIED or model.spread is not None:
             return None
         try:
             model = replace(model, module=copy.deepcopy(model.module).double())
@@ -116,14 +131,14 @@ def _difference(op: CurvatureOperator, exact: Problem | None, v: Tensor, product
         step = ROUNDINGS * torch.finfo(v.dtype).eps * _norm(problem.gradient(*_names(space))) / NOISE
         step /= _norm(product) or 1.0
         found, twice = (_slope(problem, space, v, h) for h in (step, 2 * step))
-        allowed = max(4 * _worst(twice, found, space), 4 * TOLERANCE[op.dtype])
+        allowed = max(4 * _worst(twice, found, op), 4 * TOLERANCE[op.dtype])
         words = f"gradients in {v.dtype} at ±{step:.1e} and twice that, along random signs"
-        return Check("finite difference", _worst(product, found, space), min(allowed, FAR), words)
-    step = STEP * (_size(problem, space) or 1.0)
+        return Check("finite difference", _worst(product, found, op), min(allowed, FAR), words)
+    step = STEP * (_size(problem, op) or 1.0)
     error, allowed = torch.inf, TOLERANCE[op.dtype]
     for h in (step, step / 10):
         found = _slope(problem, space, v, h)
-        error = min(error, _worst(product, found, space))
+        error = min(error, _worst(product, found, op))
         if error <= allowed:
             break
     else:
@@ -147,12 +162,13 @@ def _slope(problem: Problem, space: ParamSpace, v: Tensor, h: float) -> Tensor:
     return (up - down) / (2 * h)
 
 
-def _worst(found: Tensor, right: Tensor, space: ParamSpace) -> float:
+def _worst(found: Tensor, right: Tensor, op: CurvatureOperator) -> float:
     """The largest ‖found − right‖ / ‖right‖ of a block, a block counting at least as its share of all."""
-    even = SMALL_SHARE * _norm(right) / space.size**0.5
-    errors = []
-    for rows in space.slices.values():
-        size = max(_norm(right[rows]), even * (rows.stop - rows.start) ** 0.5)
+    even = SMALL_SHARE * _norm(right) / op.shape[0] ** 0.5
+    errors, slices = [], op.space.slices
+    for block in op.space:
+        rows = slices[block.name]
+        size = max(_norm(right[rows]), even * op.problem.model.size_of(block) ** 0.5)
         gap = _norm((found - right)[rows])
         errors.append(gap / size if size else gap)
     return max(errors)
@@ -160,10 +176,15 @@ def _worst(found: Tensor, right: Tensor, space: ParamSpace) -> float:
 
 def _rounding(op: CurvatureOperator, v: Tensor, right: Tensor) -> float:
     """How far plain autograd in the operator's own precision is from what is right."""
-    total = torch.zeros(op.shape[0], 1, dtype=torch.float64, device=op.device)
-    for batch in op.problem.placed_batches("verification"):
-        total += double_backward(op.problem, batch, op.space, v[:, None].to(op.dtype)).double()
-    return _worst(total[:, 0] / op.problem.num_terms, right, op.space)
+    return _worst(_plain(op.problem, op.space, v[:, None].to(op.dtype))[:, 0], right, op)
+
+
+def _plain(problem: Problem, space: ParamSpace, V: Tensor) -> Tensor:
+    """The Hessian applied to columns (n, k) by plain autograd, in float64."""
+    total = torch.zeros(V.shape, dtype=torch.float64, device=V.device)
+    for batch in problem.own_batches("verification"):
+        total += double_backward(problem, batch, space, V).double()
+    return total / problem.num_terms
 
 
 def _columns(op: CurvatureOperator, exact: Problem) -> list[Check]:
@@ -172,30 +193,32 @@ def _columns(op: CurvatureOperator, exact: Problem) -> list[Check]:
         return []
     few = few_positions(op.problem).batch
     part = Problem(op.problem.model, [few], op.problem.loss, params="*").at(op.problem.point)
-    E = _units(op.space).to(op.device)
+    E = _units(op).to(op.device)
     how: dict[str, Any] = {"engine": op.engine.wanted, "checkpoint": op.engine.checkpoint}
     ours = (Hessian(part, *_names(op.space), **how) @ E.to(op.dtype)).double()
-    batch = few.map(exact.placed)
-    right = double_backward(exact, batch, _space(exact, op.space), E.double()) / part.num_terms
+    same = Problem(exact.model, [few], op.problem.loss, params="*").at(exact.point)
+    right = _plain(same, _space(same, op.space), E.double())
     size = _norm(right)
     error = _norm(ours - right) / size if size else _norm(ours - right)
     allowed = 4 * TOLERANCE[op.dtype]
     if error > allowed and size:
-        plain = double_backward(part, few, op.space, E.to(op.dtype)).double() / part.num_terms
+        plain = _plain(part, op.space, E.to(op.dtype))
         allowed = min(max(allowed, 10 * _norm(plain - right) / size), FAR)
     words = f"{plural(E.shape[1], 'column')} on a few positions against a double backward pass in float64"
     return [Check("columns", error, allowed, words)]
 
 
-def _units(space: ParamSpace) -> Tensor:
+def _units(op: CurvatureOperator) -> Tensor:
     """Unit vectors (n, k) of one parameter in each of up to four blocks, spread over all blocks."""
-    slices = list(space.slices.values())
-    chosen = [slices[i * len(slices) // COLUMNS] for i in range(COLUMNS)] if len(slices) > COLUMNS else slices
+    sizes = [op.problem.model.size_of(block) for block in op.space]
+    starts = [sum(sizes[:i]) for i in range(len(sizes))]
+    some = range(COLUMNS) if len(sizes) > COLUMNS else range(len(sizes))
+    chosen = [i * len(sizes) // len(some) for i in some]
     source = generator(SEED)
-    rows = [s.start + int(torch.randint(s.stop - s.start, (1,), generator=source)) for s in chosen]
-    E = torch.zeros(space.size, len(rows), dtype=torch.float64)
+    rows = [starts[i] + int(torch.randint(sizes[i], (1,), generator=source)) for i in chosen]
+    E = torch.zeros(op.shape[0], len(rows), dtype=torch.float64)
     E[rows, range(len(rows))] = 1
-    return E
+    return E if op.pieces is None else E[op.pieces[0].positions()]
 
 
 def double_backward(problem: Problem, batch: Batch, space: ParamSpace, V: Tensor) -> Tensor:
@@ -230,10 +253,12 @@ def _second(
 
 
 def _norm(x: Tensor) -> float:
-    return float(torch.linalg.vector_norm(x, dtype=torch.float64))
+    """‖x‖, or that of the pieces that ranks have of it."""
+    return float(add_up(torch.linalg.vector_norm(x, dtype=torch.float64).square()).sqrt())
 
 
-def _size(problem: Problem, space: ParamSpace) -> float:
-    """The root mean square of the parameters of a space."""
+def _size(problem: Problem, op: CurvatureOperator) -> float:
+    """The root mean square of the parameters of an operator."""
+    space = _space(problem, op.space)
     theta = space.gather({name: problem.parameters[name].detach() for name in space.parameters})
-    return _norm(theta) / max(space.size, 1) ** 0.5
+    return _norm(theta) / max(op.shape[0], 1) ** 0.5

@@ -7,4 +7,4 @@ from curvescope.studies.blocks.study import Blocks, Config, run
 
 __all__ = ["STUDY", "Blocks", "Config", "Part", "run"]
 
-STUDY = Study(Config, run, PLAN)
+STUDY = Study(Config, run, PLAN, on_pieces=True)

@@ -13,7 +13,7 @@ OF_BLOCK = 1 / 3  # of a product of the whole operator: nothing outside the bloc
 def cost(cfg: Config, problem: Problem) -> Cost:
     """Traces and ends of all blocks together, and what each block has of its own."""
     chosen = chosen_blocks(cfg, problem)
-    own = sum(_own(cfg, block.size) for block in chosen["norm"])
+    own = sum(_own(cfg, problem.model.size_of(block)) for block in chosen["norm"])
     own += cfg.max_products * len(chosen["extremes"])
     own += cfg.num_density_probes * cfg.num_steps * len(chosen["density"])
     together = cfg.num_trace_probes + cfg.num_sharp_steps

@@ -268,7 +268,7 @@ def _result(
         loss=problem.value(),
         num_terms=problem.num_terms,
         names=list(asked),
-        sizes=np.array([block.size for block in asked.values()]),
+        sizes=np.array([problem.model.size_of(block) for block in asked.values()]),
         parts=parts,
         notes=notes,
     )

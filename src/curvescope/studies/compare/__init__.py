@@ -7,4 +7,4 @@ from curvescope.studies.compare.study import Comparison, run
 
 __all__ = ["STUDY", "Comparison", "Config", "run"]
 
-STUDY = Study(Config, run, PLAN)
+STUDY = Study(Config, run, PLAN, on_pieces=True)

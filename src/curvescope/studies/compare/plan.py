@@ -17,7 +17,7 @@ def cost(cfg: Config, problem: Problem) -> Cost:
     own = sum(size if size <= max(cfg.max_exact, each) else each for size in sizes)
     density = cfg.num_density_probes * cfg.num_density_steps
     whole = 3 * cfg.num_probes + 2 * (cfg.num_steps + density)
-    size = problem.space().size
+    size = problem.model.size_of(*problem.space())
     if size <= max(cfg.max_exact, cfg.num_probes + cfg.num_steps):
         whole = 5 * size
     sides = len(cfg.asked())

@@ -159,7 +159,7 @@ def look(cfg: Config, asked: Asked) -> Seen:
         data=problem.batches.name,
         loss_name=problem.loss.name,
         num_terms=problem.num_terms,
-        num_parameters=problem.space().size,
+        num_parameters=problem.model.size_of(*problem.space()),
         blocks=chosen_blocks(cfg, problem),
         batches=fingerprint(problem.batches),
         contents=fingerprint(problem.model, problem.batches),
@@ -169,7 +169,8 @@ def look(cfg: Config, asked: Asked) -> Seen:
 
 def chosen_blocks(cfg: Config, problem: Problem) -> dict[str, int]:
     """The blocks that are compared, with their entries; a glob that matches nothing is an error."""
-    blocks = {block.name: block.size for block in problem.space(*(cfg.blocks or ("*",)))}
+    chosen = problem.space(*(cfg.blocks or ("*",)))
+    blocks = {block.name: problem.model.size_of(block) for block in chosen}
     matrices = {n: size for n, size in blocks.items() if any(fnmatchcase(n, glob) for glob in MATRICES)}
     return blocks if cfg.blocks or not matrices else matrices
 

@@ -8,4 +8,4 @@ from curvescope.studies.gap.targets import Draws
 
 __all__ = ["STUDY", "Config", "Draws", "Gap", "Pair", "measure", "run"]
 
-STUDY = Study(Config, run, PLAN)
+STUDY = Study(Config, run, PLAN, on_pieces=True)

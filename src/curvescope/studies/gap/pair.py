@@ -118,7 +118,7 @@ class Pair(Result):
 def measure_pair(problem: Problem, block: str, effort: Effort, *, keep: bool = False) -> Pair:
     """Measure one block, or "all"; `keep` the densities too."""
     patterns = () if block == ALL else (block,)
-    size = problem.space(*patterns).size
+    size = problem.model.size_of(*problem.space(*patterns))
     exact = size <= max(effort.max_exact, effort.num_probes + effort.num_steps)
     H, G, F = (_operator(kind(problem, *patterns), written=exact) for kind in (Hessian, GGN, Functional))
     most = size if exact else 0

@@ -19,11 +19,12 @@ OF_BLOCK = 0.6  # of a product of the whole operator
 def cost(cfg: Config, problem: Problem) -> Cost:
     """Every block at every checkpoint, the whole model with other targets, and draws of targets."""
     points = len(checkpoint_names(cfg, cfg.checkpoints))
-    blocks = [problem.space(block).size for block in chosen_blocks(cfg, problem)]
+    blocks = [problem.model.size_of(*problem.space(block)) for block in chosen_blocks(cfg, problem)]
     of_blocks = sum(_products(cfg, "", size) for size in blocks)
-    whole = _products(cfg, ALL, problem.space().size)
+    size = problem.model.size_of(*problem.space())
+    whole = _products(cfg, ALL, size)
     other = len(KINDS) if replaces(cfg, problem) else 0
-    without = _products(replace(cfg, num_density_probes=0), ALL, problem.space().size)
+    without = _products(replace(cfg, num_density_probes=0), ALL, size)
     products = points * (OF_BLOCK * of_blocks + whole) + other * without + 2 * cfg.num_draws
     pairs = points * (1 + len(blocks)) + other
     return Cost(pairs + (other > 0), products, graphs=3 * pairs + cfg.num_draws)

@@ -21,6 +21,8 @@ from torch import Tensor
 
 from curvescope.algorithms.columns import column_dots
 from curvescope.algorithms.estimates.jackknife import jackknife
+from curvescope.core.progress import track
+from curvescope.core.ranks.spread import over
 from curvescope.core.result import Result
 from curvescope.core.seeds import generator, probes
 from curvescope.data.batches import IGNORED, Batch
@@ -73,12 +75,12 @@ def with_targets(problem: Problem, kind: Kind, *, seed: int, draw: int = 0) -> P
 
     predicted: the likeliest class, or the output itself: the least loss of these parameters; drawn: from the
     model's own distribution; random: classes with equal probabilities, or normal numbers of the targets' own
-    mean and deviation, whatever the input.
+    mean and deviation, whatever the input. Of a model that is spread over ranks each passes all sequences.
     """
     found, first = [], 0
     with torch.no_grad():
-        for own, batch in zip(problem.batches, problem.placed_batches("targets"), strict=True):
-            source = generator(seed, DRAW + draw, first)
+        for own in track(problem.batches, "targets"):
+            batch, source = own.map(problem.placed), generator(seed, DRAW + draw, first)
             targets = _replaced(problem, batch, kind, source).cpu()
             found.append(Batch(own.inputs, targets, own.weights))
             first += own.num_sequences
@@ -99,10 +101,13 @@ def _replaced(problem: Problem, batch: Batch, kind: Kind, source: torch.Generato
 
 def measure_draws(problem: Problem, *, num_draws: int, num_probes: int, seed: int) -> Draws:
     """Products of H_f with the same probes, for targets drawn from the model again and again."""
-    n = problem.space().size
-    V = probes(n, num_probes, seed=seed, dtype=problem.dtype, device=problem.device)
+    kind = {"dtype": problem.dtype, "device": problem.device}
+    model, space = problem.model, problem.space()
+    pieces = model.pieces(space)
+    V = probes(model.size_of(*space), num_probes, seed=seed, pieces=pieces, **kind)
     products = [
         Functional(with_targets(problem, "drawn", seed=seed, draw=draw)) @ V for draw in range(num_draws)
     ]
-    gram = [[column_dots(A, B).double().cpu().numpy() for B in products] for A in products]  # (S, S, P)
+    with over(model.spread):
+        gram = [[column_dots(A, B).double().cpu().numpy() for B in products] for A in products]  # (S, S, P)
     return Draws(np.moveaxis(np.array(gram), -1, 0))

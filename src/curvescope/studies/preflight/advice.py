@@ -7,6 +7,7 @@ import math
 import torch
 
 from curvescope.core.numbers import data_size
+from curvescope.studies import find
 from curvescope.studies.preflight.forecast import Forecast
 from curvescope.studies.preflight.predict import BUFFERS
 
@@ -84,7 +85,12 @@ def _ranks(found: Forecast, passing: int) -> list[str]:
     count = math.ceil((p.base + p.largest.vectors) / room)
     if count < 2:
         return []
-    return [f"  ranks: torchrun --nproc-per-node {count}: parameters and vectors in {count} parts"]
+    if not find(found.study).on_pieces:
+        return []
+    return [
+        f"  ranks: torchrun --nproc-per-node {count} -m curvescope … --parallel shards: parameters and "
+        f"vectors in {count} parts"
+    ]
 
 
 def _column(found: Forecast) -> int:

@@ -6,4 +6,4 @@ from curvescope.studies.spectrum.study import Config, Part, Spectrum, run
 
 __all__ = ["STUDY", "Config", "Part", "Spectrum", "run"]
 
-STUDY = Study(Config, run, PLAN)
+STUDY = Study(Config, run, PLAN, on_pieces=True)

@@ -235,7 +235,7 @@ def _result(problem: Problem, H: CurvatureOperator, parts: dict[str, Part], note
         data=problem.batches.name,
         loss_name=problem.loss.name,
         loss=problem.value(),
-        gradient_norm=float(problem.gradient(*(block.name for block in H.space)).double().norm()),
+        gradient_norm=problem.model.norm(problem.gradient(*(block.name for block in H.space))),
         num_terms=problem.num_terms,
         num_parameters=H.shape[0],
         num_blocks=len(H.space),
