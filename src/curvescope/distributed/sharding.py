@@ -29,7 +29,7 @@ from curvescope.core.ranks.local_blocks import local_block
 from curvescope.core.ranks.spread import Spread
 from curvescope.models.load import load
 from curvescope.models.model import Model
-from curvescope.models.running.gathering import Sharding
+from curvescope.models.running.gathering import Sharding, hooked
 from curvescope.models.sources import repeated_layers
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def shard(
         found,
         blocks={name: local[name] for name in found.blocks},
         heads={name: local[name] for name in found.heads},
-        sharding=Sharding(spread, shapes, whole, _layers(found.module), always),
+        sharding=Sharding(spread, shapes, whole, _layers(found.module), always, hooked(found.module)),
         notes=(*found.notes, f"spread over {spread.ranks} ranks: each holds some rows of every parameter"),
     )
 

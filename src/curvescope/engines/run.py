@@ -23,7 +23,6 @@ from curvescope.kernels.head import LinearHead
 from curvescope.kernels.substitute import FindHead, PlainAttention, Substitute
 from curvescope.models.running.exchange import Change, evaluation, exchanged
 from curvescope.models.running.fused import Fused
-from curvescope.models.running.gathering import without_hooks
 from curvescope.problem import Problem
 
 Changes = Callable[[], list[Change]]
@@ -154,7 +153,7 @@ def _layers(problem: Problem, changes: list[Change], inside: Any) -> list[Change
         # holds the lock waits for them.
         found: AbstractContextManager[Any] = inside()
         settings = [*model.settings(model.module), *model.attention(model.module)]
-        settings += [] if model.sharding is None else without_hooks(model.module)
+        settings += [] if model.sharding is None else model.sharding.without_hooks()
         with exchanged([*evaluation(model.module), *settings, *changes]), found:
             yield
 

@@ -25,6 +25,7 @@ from curvescope.core.ranks.spread import Spread
 from curvescope.models.running.exchange import Change, exchanged, parameters_at
 
 Shape = tuple[int, ...]
+HOOKS = ("_forward_pre_hooks", "_forward_hooks")
 
 
 @final
@@ -41,6 +42,7 @@ class Sharding:
     blocks: Mapping[str, Block]
     layers: Mapping[str, nn.Module]
     always: bool = False  # whether a single rank, which has everything, gathers too
+    hooked: tuple[nn.Module, ...] = ()  # parts with hooks of FSDP
     _own: dict[int, tuple[Tensor, nn.Parameter]] = field(default_factory=dict)
 
     @property
@@ -74,7 +76,17 @@ class Sharding:
         """Layers that gather their parameters when they are called; no hook that would do it another way."""
         parts = [*self.layers.values(), module]
         gathering = [Change(vars(part), "forward", self.gathered_forward(part)) for part in parts]
-        return [*without_hooks(module), *(gathering if self.gathers else [])]
+        return [*self.without_hooks(), *(gathering if self.gathers else [])]
+
+    def without_hooks(self) -> list[Change]:
+        """FSDP's hooks taken out: they gather parameters in a way that has no second derivative."""
+        found = []
+        for part in self.hooked:
+            for name in HOOKS:
+                hooks = vars(part)[name]
+                own = {key: hook for key, hook in hooks.items() if not _of_fsdp(hook)}
+                found.append(Change(vars(part), name, type(hooks)(own)))
+        return found
 
     def gathered_forward(self, part: nn.Module) -> Callable[..., Any]:
         """The forward of a layer, or of the module itself, with its parameters whole inside."""
@@ -96,7 +108,7 @@ class Sharding:
         own = {name: self._piece(p).detach() for name, p in part.named_parameters()}
         shapes = [self.shapes[names[id(p)]] for p in part.parameters()]
         found = gather(self.spread, list(own.values()), shapes)
-        with exchanged([*without_hooks(part), *parameters_at(part, dict(zip(own, found, strict=True)))]):
+        with exchanged([*self.without_hooks(), *parameters_at(part, dict(zip(own, found, strict=True)))]):
             yield
 
     def wholes(self, module: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -128,16 +140,11 @@ class Sharding:
         return found
 
 
-def without_hooks(module: nn.Module) -> list[Change]:
-    """FSDP's hooks taken out: they gather parameters in a way that has no second derivative."""
-    found = []
-    for part in module.modules():
-        for name in ("_forward_pre_hooks", "_forward_hooks"):
-            hooks = vars(part)[name]
-            own = {key: hook for key, hook in hooks.items() if not _of_fsdp(hook)}
-            if len(own) < len(hooks):
-                found.append(Change(vars(part), name, type(hooks)(own)))
-    return found
+def hooked(module: nn.Module) -> tuple[nn.Module, ...]:
+    """Its parts with hooks of FSDP."""
+    return tuple(
+        p for p in module.modules() if any(_of_fsdp(h) for name in HOOKS for h in vars(p)[name].values())
+    )
 
 
 def _of_fsdp(hook: Any) -> bool:
