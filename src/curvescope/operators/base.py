@@ -22,7 +22,7 @@ from curvescope.engines import Engine, EngineName, Receive, Tree
 from curvescope.engines.memory import columns_at_once, ran_out
 from curvescope.losses.of_model import unsplit
 from curvescope.models.choice.params import Params
-from curvescope.operators.coupled import refuse_cuts
+from curvescope.operators.coupled import cut_sequences, refuse_cuts
 from curvescope.operators.shift import WeightDecay, shift
 from curvescope.problem import Problem, check_finite
 
@@ -162,7 +162,8 @@ class CurvatureOperator(LinearOperator):
 
     def _sum(self, V: Tensor, rows: ParamSpace, columns: ParamSpace) -> Tensor:
         """Σ_batches, for at most `chunk` columns at a time."""
-        self.engine.keep("cuts", partial(refuse_cuts, self.problem), 0)
+        if cut_sequences(self.problem):
+            self.engine.keep("cuts", partial(refuse_cuts, self.problem), 0)
         step = 1 if V.shape[1] == 1 else self.chunk or columns_at_once(self.problem)
         step = step if self.engine.most is None else min(step, self.engine.most)
         spread = self.problem.model.spread

@@ -7,7 +7,7 @@ on those beside it. Everything that takes sequences out of their batches asks he
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -52,7 +52,9 @@ def refuse_cuts(problem: Problem) -> None:
     that is spread over ranks every batch is, unless its family is known to us: on all ranks together.
     """
     spread = problem.model.spread
-    found = [_differ(problem, *part) for part in _cut(problem)]  # all of them: ranks may compute together
+    found = [
+        _differ(problem, *part) for part in cut_sequences(problem)
+    ]  # all of them: ranks may compute together
     apart = any(found)
     if apart if spread is None else not spread.all(not apart, problem.device):
         raise UsageError(
@@ -64,7 +66,7 @@ def refuse_cuts(problem: Problem) -> None:
         )
 
 
-def _cut(problem: Problem) -> Iterable[tuple[Batch, slice]]:
+def cut_sequences(problem: Problem) -> Sequence[tuple[Batch, slice]]:
     """Batches that others have a part of, and the sequences that are here."""
     share, spread = problem.batches.share, problem.model.spread
     if share is not None:
