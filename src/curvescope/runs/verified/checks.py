@@ -63,7 +63,7 @@ class Verification:
 def keep(folder: Path, found: Verification) -> None:
     """Write it to `verification.json`, which has one entry for each operator."""
     others = [one for one in read(folder) if one["operator"] != found.operator]
-    write_whole(folder / VERIFICATION, json.dumps([*others, found.plain()], indent=1))
+    write_whole(folder / VERIFICATION, json.dumps([*others, found.plain()], indent=1, ensure_ascii=False))
 
 
 def read(folder: Path) -> list[dict[str, Any]]:
