@@ -51,7 +51,8 @@ class FigureFolder(Place):
         """The pieces of this figure with these settings and contents."""
         self._contents = contents
         place = self.out / STATE / f"{self.figure}-{digest_of(self._settings, contents)}"
-        pieces = self._pieces = Pieces(place, tell=self.tell)
+        run = digest_of(self._settings, contents, digits=32)
+        pieces = self._pieces = Pieces(place, tell=self.tell, run=run)
         if pieces.owned:
             raise CurvescopeError(
                 f"another process works on {self.figure} in {self.out}",

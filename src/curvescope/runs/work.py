@@ -211,4 +211,6 @@ def _kept(state: State | None, contents: str, names: Sequence[str]) -> MutableMa
         for name in list(state):
             del state[name]
         state[CONTENTS] = Contents(contents)
+    if isinstance(state, Pieces):
+        state.contents = contents
     return state
