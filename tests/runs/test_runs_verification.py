@@ -1,6 +1,7 @@
 """A run checks its operators: what is right passes with room to spare, what is planted wrong is caught."""
 
 import json
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ import curvescope as cs
 from commands import call
 from curvescope.core.errors import CurvescopeError
 from curvescope.core.operator.meeting import looking
+from curvescope.core.ranks import Division, dividing_by
 from curvescope.operators import GGN, Functional, Hessian
 from curvescope.report.pieces.methods import methods
 from curvescope.runs.verified import checks, verification
@@ -216,6 +218,59 @@ def test_every_kind_is_looked_at_once_before_its_first_product():
         for op in (H, H.block("L0.W_Q"), G, H):
             op @ torch.ones(op.shape[0], dtype=torch.float64)
     assert [name for name, _ in seen] == ["Hessian", "GGN"]
+
+
+def test_models_of_other_structure_are_looked_at_and_other_weights_are_not():
+    seen, other_weights = [], zoo()
+    with torch.no_grad():
+        for p in other_weights.model.parameters.values():
+            p *= 1.1
+    more = [zoo(), other_weights, zoo(n_layers=2), zoo("float32"), zoo(d_ff=0)]
+    with looking(lambda op: seen.append(op.problem)):
+        for problem in more:
+            Hessian(problem) @ torch.ones(Hessian(problem).shape[0], dtype=problem.dtype)
+    assert seen == [problem for problem in more if problem is not other_weights]
+
+
+def test_engines_losses_and_code_are_kinds_of_their_own():
+    problem, seen = zoo(), []
+    ops = [Hessian(problem), Hessian(problem, engine="autograd"), Hessian(problem, checkpoint=True)]
+    ops += [Hessian(cs.Problem(problem.model, problem.batches, cs.CrossEntropy(label_smoothing=0.1)))]
+    with looking(seen.append):
+        for op in (*ops, *ops):
+            op @ torch.ones(op.shape[0], dtype=torch.float64)
+    assert seen == ops
+
+
+def test_several_models_have_an_entry_each(tmp_path):
+    for problem in (zoo(), zoo(n_layers=2), zoo()):
+        checks.keep(tmp_path, verify(Hessian(problem)))
+    assert len(checks.read(tmp_path)) == 2
+
+
+class Divides(Division):
+    """Ranks that make this share of a product."""
+
+    def __init__(self, share):
+        self.share = share
+
+    def undivided(self, op, V, rows, columns):
+        total, N = op.undivided(V, rows, columns)
+        return self.share * total, N
+
+    def steady(self, op):
+        return nullcontext()
+
+
+@pytest.mark.parametrize(("share", "passed"), [(1.0, True), (0.5, False)])
+def test_products_that_ranks_divide_are_compared_with_those_of_one(asked, tmp_path, share, passed):
+    fails = nullcontext() if passed else pytest.raises(CurvescopeError, match="ranks is off by 5")
+    with dividing_by(Divides(share)), fails:
+        folder.run("spectrum", asked, out=tmp_path / "runs")
+    (path,) = (tmp_path / "runs" / "spectrum").iterdir()
+    found = {check["name"]: check for check in checks.read(path)[0]["checks"]}
+    assert found["symmetry"]["error"] <= found["symmetry"]["tolerance"]
+    assert (found["ranks"]["error"] <= found["ranks"]["tolerance"]) == passed
 
 
 @pytest.fixture

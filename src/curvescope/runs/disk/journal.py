@@ -2,8 +2,8 @@
 
 One file to which every product is added as it is taken, as a record: a header (number, digests of the run and
 of the columns, shape, checksum of what follows), its own checksum, and the numbers. A record that is torn,
-because the process or the machine stopped while it was written, ends what is known, and so does one of another
-run; one whose checksum is wrong is computed again.
+because the process or the machine stopped while it was written, ends what is known, and so does one of
+another run; one whose checksum is wrong is computed again.
 
 A process that is killed loses the product in hand. The file is brought to the disk at the pace of
 `runs.durable`: a loss of power costs at most ten times as much work as that takes.

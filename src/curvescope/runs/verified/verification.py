@@ -20,6 +20,7 @@ not lost beside a large one.
 from __future__ import annotations
 
 import copy
+import hashlib
 from dataclasses import replace
 
 import torch
@@ -61,7 +62,13 @@ def verify(op: CurvatureOperator) -> Verification | None:
     if part_of(op) is not None:
         checks += _of_part(plain, V[:, 0], CV[:, 0].double())
     names = type(op).__name__, op.problem.model.name, str(op.dtype).removeprefix("torch.")
-    return Verification(*names, tuple(checks))
+    return Verification(*names, tuple(checks), kind=short(op))
+
+
+def short(op: CurvatureOperator) -> str:
+    """Eight digits of the kind of an operator, in whatever process."""
+    words = repr((type(op).__name__, *op.kind[1:]))
+    return hashlib.sha256(words.encode()).hexdigest()[:8]
 
 
 def _of_part(op: CurvatureOperator, v: Tensor, product: Tensor) -> list[Check]:
