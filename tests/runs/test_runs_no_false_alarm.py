@@ -113,3 +113,24 @@ def test_engines():
 def test_the_bundled_model():
     model = cs.load("tiny-gpt")
     passes(cs.Problem(model, cs.text("sample", model, tokens=32, seq_len=32)))
+
+
+class Held(nn.Module):
+    """A parameter in a closure, which no other value reaches."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(4, 3)
+        weight = self.head.weight
+        self.times = lambda x: x @ weight.T
+
+    def forward(self, x):
+        return self.times(x).tanh() + self.head.bias
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_parameter_that_is_held_in_a_second_way(dtype):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        module = Held().to(dtype)
+    passes(cs.Problem(module, points(dtype)))

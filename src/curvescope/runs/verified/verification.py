@@ -21,12 +21,14 @@ from __future__ import annotations
 
 import copy
 import hashlib
+from contextlib import suppress
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from curvescope.core.blocks import ParamSpace
+from curvescope.core.errors import ModuleError, UsageError
 from curvescope.core.seeds import probes
 from curvescope.engines.memory import ran_out
 from curvescope.operators.base import CurvatureOperator
@@ -49,7 +51,8 @@ def verify(op: CurvatureOperator) -> Verification | None:
     """Check products of an operator; None of one that is not square and symmetric.
 
     Two products and two or four gradients or passes; of a small model, columns on a few positions too.
-    Fishers and sources are checked for symmetry alone.
+    Fishers and sources are checked for symmetry alone, and so are modules that hold a parameter in a second
+    way (a closure, a list).
     """
     if not op.symmetric or op.dtype not in TOLERANCE or op.shape[0] == 0:
         return None
@@ -60,7 +63,8 @@ def verify(op: CurvatureOperator) -> Verification | None:
     if op.shift is not None:
         checks.append(_shift(op, V[:, 0], CV[:, 0]))
     if part_of(op) is not None:
-        checks += _of_part(plain, V[:, 0], CV[:, 0].double())
+        with suppress(UsageError, ModuleError):  # of a module that cannot be moved to other parameters
+            checks += _of_part(plain, V[:, 0], CV[:, 0].double())
     names = type(op).__name__, op.problem.model.name, str(op.dtype).removeprefix("torch.")
     return Verification(*names, tuple(checks), kind=short(op))
 
