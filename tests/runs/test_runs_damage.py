@@ -2,18 +2,25 @@
 
 import json
 import multiprocessing
+import shutil
 import sys
 from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 import pytest
+import torch
 
+from curvescope.algorithms import spectral_density
+from curvescope.core.config import Config
 from curvescope.core.errors import CurvescopeError
+from curvescope.core.operator import Matrix
+from curvescope.core.progress import listening
 from curvescope.core.result import Result
 from curvescope.runs.disk import durable
 from curvescope.runs.disk.durable import Pace, sync_tree, write_whole
 from curvescope.runs.disk.place import full_disk_said
+from curvescope.runs.folder import RunFolder
 from curvescope.runs.pieces import SUMS, Pieces
 from curvescope.runs.work import Piece, work_through
 
@@ -125,3 +132,79 @@ def test_files_that_may_not_grow_are_one_sentence_and_nothing_is_lost(tmp_path):
     assert "goes on from there" in said
     assert sorted(path.name for path in tmp_path.iterdir()) == ["p0", "p1", "pid"]
     json.loads((tmp_path / "p1" / "result.json").read_text(encoding="utf-8"))
+
+
+@dataclass(frozen=True)
+class Settings(Config):
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Density(Result):
+    nodes: np.ndarray
+
+
+def stopped_and_resumed(out, scale, *, stop=None):
+    """A run of a density of scale · diag(1, …, 40), stopped at a product; lines and results."""
+    said, contents = [], f"contents of {scale}"
+    A = Matrix(scale * torch.diag(torch.arange(1.0, 41, dtype=torch.float64)))
+    run = RunFolder(out, "density", Settings(), say=said.append)
+
+    def halt(what, done, total):
+        if done == stop:
+            raise KeyboardInterrupt
+
+    def density():
+        return Density(spectral_density(A, num_probes=2, num_steps=8).nodes)
+
+    pieces = [Piece("first", lambda: Density(np.full(3, scale))), Piece("density", density)]
+    try:
+        with listening(halt):
+            found = work_through(pieces, contents=contents, state=run)
+    except KeyboardInterrupt:
+        return run.path / "state", said, None
+    return run.path / "state", said, [found.take(Density, name).nodes for name in ("first", "density")]
+
+
+def test_state_of_another_run_is_not_used(tmp_path):
+    *_, right = stopped_and_resumed(tmp_path / "right", 3.0)
+    other, *_ = stopped_and_resumed(tmp_path / "other", 1.0, stop=6)
+    own, *_ = stopped_and_resumed(tmp_path / "own", 3.0, stop=6)
+    assert sorted(path.name for path in other.iterdir()) == ["density.products", "first", "pid"]
+    shutil.rmtree(own)
+    shutil.copytree(other, own)
+    _, said, found = stopped_and_resumed(tmp_path / "own", 3.0)
+    for a, b in zip(found, right, strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert [line for line in said if "of another model" in line] == [
+        f"{own.parent.name}/state has work of another model, other data or settings: it is not used"
+    ]
+
+
+def test_one_file_of_another_run_is_not_used(tmp_path):
+    *_, right = stopped_and_resumed(tmp_path / "right", 3.0)
+    other, *_ = stopped_and_resumed(tmp_path / "other", 1.0, stop=6)
+    own, *_ = stopped_and_resumed(tmp_path / "own", 3.0, stop=6)
+    shutil.copyfile(other / "density.products", own / "density.products")
+    _, said, found = stopped_and_resumed(tmp_path / "own", 3.0)
+    np.testing.assert_array_equal(found[1], right[1])
+    assert sum("of another model" in line for line in said) == 1
+
+
+def test_products_of_other_contents_in_a_folder_of_pieces_are_not_used(tmp_path):
+    def density(scale, *, stop=None):
+        A = Matrix(scale * torch.diag(torch.arange(1.0, 41, dtype=torch.float64)))
+
+        def halt(what, done, total):
+            if done == stop:
+                raise KeyboardInterrupt
+
+        piece = Piece("density", lambda: Density(spectral_density(A, num_probes=2, num_steps=8).nodes))
+        with listening(halt):
+            found = work_through([piece], contents=f"of {scale}", state=Pieces(tmp_path / "state"))
+        return found.take(Density, "density").nodes
+
+    with pytest.raises(KeyboardInterrupt):
+        density(1.0, stop=6)
+    assert (tmp_path / "state" / "density.products").exists()
+    assert density(3.0).max() > 100

@@ -1,6 +1,7 @@
 """A run checks its operators: what is right passes with room to spare, what is planted wrong is caught."""
 
 import json
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -10,9 +11,11 @@ import curvescope as cs
 from commands import call
 from curvescope.core.errors import CurvescopeError
 from curvescope.core.operator.meeting import looking
-from curvescope.operators import GGN, Hessian
+from curvescope.core.ranks import Division, dividing_by
+from curvescope.operators import GGN, Functional, Hessian
 from curvescope.report.pieces.methods import methods
 from curvescope.runs.verified import checks, verification
+from curvescope.runs.verified.columns import chosen
 from curvescope.runs.verified.verification import verify
 from curvescope.studies import folder
 
@@ -138,6 +141,71 @@ def test_a_planted_mistake_is_caught(kind, dtype, monkeypatch):
     assert "failed its check" in str(found.refusal())
 
 
+def with_more(kind, change):
+    """An operator that is one of a kind, with something added to its products."""
+
+    class Wrong(kind):
+        def completed(self, total, N, V, rows, columns):
+            found = super().completed(total, N, V, rows, columns)
+            return change(self, found, V, rows, columns)
+
+    Wrong.__name__ = kind.__name__
+    return Wrong
+
+
+@pytest.mark.parametrize(("block", "share"), [("L0.W_Q", 1.0), ("L1.W_K", 1.0), ("L0.W_V", 0.1)])
+def test_a_diagonal_block_that_is_wrong_is_caught_beside_large_couplings(block, share):
+    problem = zoo("float32", n_layers=2)
+    own = Hessian(problem).block(block)
+
+    def change(op, found, V, rows, columns):
+        if block in rows.slices and block in columns.slices:
+            found = found.clone()
+            found[rows.slices[block]] += share * (own @ V[columns.slices[block]].contiguous())
+        return found
+
+    found = {check.name: check for check in verify(with_more(Hessian, change)(problem)).checks}
+    assert not found["columns"].passed
+    assert block in found["columns"].words
+
+
+@pytest.mark.parametrize("kind", [GGN, Functional])
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("factor", [2.0, 1.05])
+def test_a_multiple_of_a_part_is_caught(kind, dtype, factor):
+    scaled = with_more(kind, lambda op, found, *rest: factor * found)
+    found = {check.name: check for check in verify(scaled(zoo(dtype))).checks}
+    assert found["symmetry"].passed
+    assert not found["quadratic form"].passed
+    assert not found["columns"].passed
+
+
+def test_a_wrong_part_of_a_model_too_large_for_a_copy_is_caught(monkeypatch):
+    monkeypatch.setattr(verification, "COPIED", 10)
+    for kind in (GGN, Functional):
+        right = verify(kind(zoo("float32")))
+        assert [check.name for check in right.checks] == ["symmetry", "quadratic form"]
+        assert right.passed
+        assert not verify(with_more(kind, lambda op, found, *rest: 2 * found)(zoo("float32"))).passed
+
+
+def test_a_shift_that_is_wrong_is_caught():
+    problem = zoo()
+    op = Hessian(problem, damping=0.3)
+    assert verify(op).passed
+    op.shift = type("Twice", (), {"diagonal": op.shift.diagonal, "added": lambda self, x, *rest: x})()
+    assert [check.name for check in verify(op).checks if not check.passed] == ["shift"]
+
+
+def test_blocks_are_drawn_over_all_of_them_one_of_a_role_first():
+    space = cs.load("tiny-gpt").space()
+    drawn = [set(chosen(space, most=12, stream=[stream])) for stream in range(40)]
+    assert chosen(space, most=12, stream=[0]) == chosen(space, most=12, stream=[0])
+    assert set.union(*drawn) == {block.name for block in space}
+    assert all(len({name.partition(".")[2] or name for name in some}) == 12 for some in drawn)
+    assert chosen(space, most=100, stream=[0]) == [block.name for block in space]
+
+
 def test_undefined_numbers_do_not_pass():
     assert not checks.Check("symmetry", float("nan"), 1.0, "").passed
 
@@ -152,6 +220,59 @@ def test_every_kind_is_looked_at_once_before_its_first_product():
     assert [name for name, _ in seen] == ["Hessian", "GGN"]
 
 
+def test_models_of_other_structure_are_looked_at_and_other_weights_are_not():
+    seen, other_weights = [], zoo()
+    with torch.no_grad():
+        for p in other_weights.model.parameters.values():
+            p *= 1.1
+    more = [zoo(), other_weights, zoo(n_layers=2), zoo("float32"), zoo(d_ff=0)]
+    with looking(lambda op: seen.append(op.problem)):
+        for problem in more:
+            Hessian(problem) @ torch.ones(Hessian(problem).shape[0], dtype=problem.dtype)
+    assert seen == [problem for problem in more if problem is not other_weights]
+
+
+def test_engines_losses_and_code_are_kinds_of_their_own():
+    problem, seen = zoo(), []
+    ops = [Hessian(problem), Hessian(problem, engine="autograd"), Hessian(problem, checkpoint=True)]
+    ops += [Hessian(cs.Problem(problem.model, problem.batches, cs.CrossEntropy(label_smoothing=0.1)))]
+    with looking(seen.append):
+        for op in (*ops, *ops):
+            op @ torch.ones(op.shape[0], dtype=torch.float64)
+    assert seen == ops
+
+
+def test_several_models_have_an_entry_each(tmp_path):
+    for problem in (zoo(), zoo(n_layers=2), zoo()):
+        checks.keep(tmp_path, verify(Hessian(problem)))
+    assert len(checks.read(tmp_path)) == 2
+
+
+class Divides(Division):
+    """Ranks that make this share of a product."""
+
+    def __init__(self, share):
+        self.share = share
+
+    def undivided(self, op, V, rows, columns):
+        total, N = op.undivided(V, rows, columns)
+        return self.share * total, N
+
+    def steady(self, op):
+        return nullcontext()
+
+
+@pytest.mark.parametrize(("share", "passed"), [(1.0, True), (0.5, False)])
+def test_products_that_ranks_divide_are_compared_with_those_of_one(asked, tmp_path, share, passed):
+    fails = nullcontext() if passed else pytest.raises(CurvescopeError, match="ranks is off by 5")
+    with dividing_by(Divides(share)), fails:
+        folder.run("spectrum", asked, out=tmp_path / "runs")
+    (path,) = (tmp_path / "runs" / "spectrum").iterdir()
+    found = {check["name"]: check for check in checks.read(path)[0]["checks"]}
+    assert found["symmetry"]["error"] <= found["symmetry"]["tolerance"]
+    assert (found["ranks"]["error"] <= found["ranks"]["tolerance"]) == passed
+
+
 @pytest.fixture
 def asked(tmp_path):
     path = tmp_path / "small.toml"
@@ -163,7 +284,9 @@ def asked(tmp_path):
 
 def test_a_run_records_its_errors(asked, tmp_path):
     path, _ = folder.run("spectrum", asked, out=tmp_path / "runs")
-    found = json.loads((path / "verification.json").read_text(encoding="utf-8"))
+    text = (path / "verification.json").read_text(encoding="utf-8")
+    assert "uᵀCv" in text
+    found = json.loads(text)
     assert [one["operator"] for one in found] == ["Hessian", "GGN", "Functional"]
     assert all(one["passed"] for one in found)
     assert "checked: Hessian symmetry " in (path / "log.txt").read_text(encoding="utf-8")

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from curvescope.models.model import Model
 from curvescope.models.sources import repeated_layers
@@ -191,7 +191,7 @@ def predictions(
     for name, decoder in MODELS.items():
         for count in ranks:
             batches = max(1, tokens // (count * at_once))
-            sizes = {"tokens": tokens, "ranks": count, "batches": batches}
+            sizes: dict[str, Any] = {"tokens": tokens, "ranks": count, "batches": batches}
             whole = data_parallel(decoder, **sizes, kept=True)
             if whole.memory > card.memory:
                 whole = data_parallel(decoder, **sizes, kept=False)

@@ -25,7 +25,7 @@ from curvescope.runs.disk.durable import sync, sync_tree, write_whole
 from curvescope.runs.folder import STATE, Say, digest_of, environment
 from curvescope.runs.pieces import RESULT, Pieces
 from curvescope.runs.shown import Shown
-from curvescope.runs.verified.checks import Verification
+from curvescope.runs.verified.checks import Verification, name_of
 from curvescope.runs.work import Place
 from curvescope.runs.writing import check_distinct
 
@@ -45,13 +45,14 @@ class FigureFolder(Place):
         self._settings = json.dumps({"version": __version__, **cfg.to_dict()}, sort_keys=True)
         self._contents = ""
         self._pieces: Pieces | None = None
-        self._verified: dict[str, Any] = {}
+        self._verified: dict[tuple[str, str, str], dict[str, Any]] = {}
 
     def at(self, contents: str, names: Sequence[str] = ()) -> Pieces:
         """The pieces of this figure with these settings and contents."""
         self._contents = contents
         place = self.out / STATE / f"{self.figure}-{digest_of(self._settings, contents)}"
-        pieces = self._pieces = Pieces(place, tell=self.tell)
+        run = digest_of(self._settings, contents, digits=32)
+        pieces = self._pieces = Pieces(place, tell=self.tell, run=run)
         if pieces.owned:
             raise CurvescopeError(
                 f"another process works on {self.figure} in {self.out}",
@@ -73,7 +74,7 @@ class FigureFolder(Place):
 
     def verified(self, found: Verification) -> None:
         """Note it for `settings.json`."""
-        self._verified[found.operator] = found.plain()
+        self._verified[name_of(found.plain())] = found.plain()
 
     def finish(self, result: Shown, *, seconds: float, say: Say) -> list[str]:
         """Write everything, note it in the settings, forget the state; the names of the files."""

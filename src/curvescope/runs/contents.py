@@ -6,7 +6,6 @@ The digest knows what the models are made of, so that a run folder can say it (`
 from __future__ import annotations
 
 import hashlib
-import re
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -16,12 +15,13 @@ import torch
 from torch import Tensor
 
 from curvescope.data.batches import Batches
+from curvescope.engines.plain_values import address_free
+from curvescope.engines.structure import made_of
 from curvescope.models.description import Description, describe
 from curvescope.models.model import Model
 from curvescope.tokenizers import Tokenizer, as_tokenizer
 
 Part = Model | Batches | Tensor | str | None
-ADDRESS = re.compile(r"0x[0-9a-f]+")  # in the words of an object, another in every process
 
 
 @final
@@ -41,8 +41,9 @@ def fingerprint(*parts: Part) -> Fingerprint:
     """A digest of everything that numbers may depend on: 32 hexadecimal digits.
 
     Of a model its parameters and buffers, their names, types and shapes, the words of its module and of its
-    configuration, its facts and its tokenizer; of data every tensor of every batch; of a text the text. A
-    model that is spread over ranks, all of which ask, has the digest of the whole one.
+    configuration, its attributes and its code (`engines.structure`), its facts and its tokenizer; of data
+    every tensor of every batch; of a text the text. A model that is spread over ranks, all of which ask, has
+    the digest of the whole one.
     """
     digest = hashlib.blake2b(digest_size=16)
     for part in parts:
@@ -86,7 +87,8 @@ def _of_model(model: Model) -> Iterator[tuple[str, memoryview | bytes]]:
     module = model.module
     own = [getattr(module, name, None) for name in ("cfg", "config")]  # of the zoo, of Hugging Face
     words = repr((module, own, sorted(model.facts.items()), sorted(model.options.items())))
-    yield "module", ADDRESS.sub("", words).encode()
+    yield "module", address_free(words).encode()
+    yield from made_of(model)
     for kind, tensors in (("parameter", model.whole_parameters()), ("buffer", module.named_buffers())):
         for name, tensor in tensors:
             yield _labelled(f"{kind} {name}", tensor)

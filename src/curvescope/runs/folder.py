@@ -118,7 +118,7 @@ class RunFolder(Place):
         begun = self._unfinished(digest)
         self._pieces = self._new(digest) if begun is None else begun
         self._pieces.done = lambda name: self.log(f"done: {name}")
-        self._pieces.tell = self.warn
+        self._pieces.tell, self._pieces.run = self.warn, digest_of(self._config, contents, digits=32)
         if begun is not None:
             there = f"{len(begun)} of {len(names)} pieces were there"
             self._say(f"resuming {self.path}: {there}")
@@ -234,9 +234,9 @@ def _log(folder: Path, line: str) -> None:
         file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}\n")
 
 
-def digest_of(settings: str, contents: str) -> str:
-    """Eight hexadecimal digits of settings and contents."""
-    return hashlib.sha256((settings + contents).encode()).hexdigest()[:8]
+def digest_of(settings: str, contents: str, *, digits: int = 8) -> str:
+    """Hexadecimal digits of settings and contents."""
+    return hashlib.sha256((settings + contents).encode()).hexdigest()[:digits]
 
 
 def made(folder: Path) -> bool:

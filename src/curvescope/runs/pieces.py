@@ -1,7 +1,8 @@
 """Finished pieces of a computation on disk, by name: what lets a run that was killed go on.
 
 A piece is a folder with a result and the digests of its files (`sums.json`). It is written beside its place
-and moved there when it is whole; one whose files are not those of the digests is done again.
+and moved there when it is whole; one whose files are not those of the digests is done again. With the digests
+goes what the run is of: a piece of another model, other data or other settings is not taken for one of these.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import sys
 from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Literal, final
 
 from curvescope.core.errors import CurvescopeError
 from curvescope.core.result import Result
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from curvescope.runs.disk.journal import Journal
 
 RESULT, OWNER, PRODUCTS, SUMS, PARTIAL = "result.json", "pid", ".products", "sums.json", ".partial"
+RUN = ".run"  # beside the digests: what the piece is of
+Standing = Literal["whole", "damaged", "foreign"]
 
 
 @final
@@ -35,6 +38,7 @@ class Pieces(MutableMapping[str, Result]):
             So a folder is made when the first piece is done.
         done: called with the name of a piece that was written.
         tell: called with lines for a person.
+        run: a digest of what the pieces are of; those of another are not there.
     """
 
     def __init__(
@@ -44,9 +48,11 @@ class Pieces(MutableMapping[str, Result]):
         begin: Callable[[Path], Path] | None = None,
         done: Callable[[str], None] = lambda name: None,
         tell: Callable[[str], None] = lambda line: None,
+        run: str = "",
     ):
         self.folder, self.done, self.tell, self._begin, self._begun = folder, done, tell, begin, False
-        self._told, self._pace, self._waiting = False, Pace(), list[Path]()
+        self._told, self._pace, self._waiting = set[str](), Pace(), list[Path]()
+        self.run, self.contents = run, ""  # contents of a run that keeps them as a piece of its own
         self._whole: dict[str, bool] = {}  # of pieces that were there: whether their files are as written
         self.journal: Journal | None = None  # of the piece that is worked on
 
@@ -65,7 +71,7 @@ class Pieces(MutableMapping[str, Result]):
         place, partial = self.folder / name, self.folder / f"{name}{PARTIAL}"
         try:
             piece.save(partial)
-            (partial / SUMS).write_text(json.dumps(_sums(partial)), encoding="utf-8")
+            (partial / SUMS).write_text(json.dumps({**_sums(partial), RUN: self.run}), encoding="utf-8")
             shutil.rmtree(place, ignore_errors=True)
             partial.replace(place)
         except OSError:  # a full disk
@@ -90,10 +96,14 @@ class Pieces(MutableMapping[str, Result]):
         return Result.load(self.folder / name)
 
     def _tell_once(self, line: str) -> None:
-        """That products take room on the disk, of the first piece alone."""
-        if not self._told:
-            self._told = True
+        """That products take room on the disk, or are of another run, of the first piece alone."""
+        if line not in self._told:
+            self._told.add(line)
             self.tell(line)
+
+    def _tell_foreign(self) -> None:
+        place = f"{self.folder.parent.name}/{self.folder.name}"
+        self._tell_once(f"{place} has work of another model, other data or settings: it is not used")
 
     @contextmanager
     def inside(self, name: str) -> Iterator[None]:
@@ -101,9 +111,12 @@ class Pieces(MutableMapping[str, Result]):
         from curvescope.algorithms.recording import recording
         from curvescope.runs.disk.journal import Journal
 
+        path = self.folder / f"{name}{PRODUCTS}"
         self.journal = Journal(
-            self.folder / f"{name}{PRODUCTS}", lambda: self._products(name), self._tell_once
+            path, lambda: self._products(name), self._tell_once, run=self.run + self.contents
         )
+        if self.journal.foreign:
+            self._tell_foreign()
         try:
             with recording(self.journal):
                 yield
@@ -125,8 +138,11 @@ class Pieces(MutableMapping[str, Result]):
         if not (self.folder / name / RESULT).exists():
             return False
         if name not in self._whole:
-            self._whole[name] = _is_whole(self.folder / name)
-            if not self._whole[name]:
+            found = _standing(self.folder / name, self.run)
+            self._whole[name] = found == "whole"
+            if found == "foreign":
+                self._tell_foreign()
+            elif found == "damaged":
                 self.tell(f"the piece {name} is damaged on the disk: it is done again")
         return self._whole[name]
 
@@ -164,15 +180,16 @@ def _sums(folder: Path) -> dict[str, str]:
     return {path.name: hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest() for path in files}
 
 
-def _is_whole(folder: Path) -> bool:
-    """Whether the files of a piece are those that were written; one without digests is taken at its word."""
+def _standing(folder: Path, run: str) -> Standing:
+    """Whether the files of a piece are those that were written, by this run; without digests, by anybody."""
     try:
         known = json.loads((folder / SUMS).read_text(encoding="utf-8"))
-        return known == _sums(folder)
+        of = known.pop(RUN, "")
+        return "damaged" if known != _sums(folder) else "whole" if of == run else "foreign"
     except FileNotFoundError:
-        return True
-    except (OSError, ValueError):
-        return False
+        return "foreign" if run else "whole"
+    except (OSError, ValueError, AttributeError):
+        return "damaged"
 
 
 @contextmanager

@@ -1,8 +1,11 @@
-"""The first product of each kind of operator, told to whoever wants to look at the operator before it."""
+"""The first product of each kind of operator, told to whoever wants to look at the operator before it.
+
+Of one kind are operators whose products are made in the same way: `op.kind` says what that depends on.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, NamedTuple
@@ -12,7 +15,7 @@ class _Looking(NamedTuple):
     """Who looks, and the kinds of operators that it has seen."""
 
     look: Callable[[Any], None]
-    seen: set[type]
+    seen: set[Hashable]
 
 
 _looking: ContextVar[_Looking | None] = ContextVar("curvescope_looking", default=None)
@@ -31,8 +34,8 @@ def looking(look: Callable[[Any], None] | None) -> Iterator[None]:
 def met(op: Any) -> None:
     """Show an operator of which a product is asked for; products that are taken to look at it are not."""
     watch = _looking.get()
-    if watch is None or type(op) in watch.seen:
+    if watch is None or (kind := op.kind) in watch.seen:
         return
     with looking(None):
         watch.look(op)
-    watch.seen.add(type(op))
+    watch.seen.add(kind)

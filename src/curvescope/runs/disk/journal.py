@@ -1,9 +1,9 @@
 """The products of an unfinished piece of work on disk: it goes on in its middle, with the same bits.
 
-One file to which every product is added as it is taken, as a record: a header (number, digest of the columns,
-shape, checksum of what follows), its own checksum, and the numbers. A record that is torn, because the
-process or the machine stopped while it was written, ends what is known; one whose checksum is wrong is
-computed again.
+One file to which every product is added as it is taken, as a record: a header (number, digests of the run and
+of the columns, shape, checksum of what follows), its own checksum, and the numbers. A record that is torn,
+because the process or the machine stopped while it was written, ends what is known, and so does one of
+another run; one whose checksum is wrong is computed again.
 
 A process that is killed loses the product in hand. The file is brought to the disk at the pace of
 `runs.durable`: a loss of power costs at most ten times as much work as that takes.
@@ -36,7 +36,7 @@ MOST_OF_DISK = 0.25  # of what is free when it begins
 MOST_OF_TIME = 0.1  # of that of the products, once writing has taken PATIENCE
 PATIENCE = 1.0  # seconds
 MUCH = 100 * 2**20  # bytes of which a person is told
-MAGIC, HEADER = b"CSP1", struct.Struct("<4sI8s8sQQI")
+MAGIC, HEADER = b"CSP2", struct.Struct("<4sI8s8s8sQQI")
 CHECK = struct.Struct("<I")
 
 
@@ -74,6 +74,10 @@ class Journal(Recorder):
         tell: called with a line for a person where the file takes much of the disk, or the disk is full.
         agree: called with whether a product is known, at each; where it answers no, it is computed.
         writers: journals that share the disk.
+        run: a digest of what the products are of, beyond their columns.
+
+    Attributes:
+        foreign: Whether the file has products of another run, which are forgotten.
     """
 
     def __init__(
@@ -84,9 +88,11 @@ class Journal(Recorder):
         *,
         agree: Callable[[bool], bool] = bool,
         writers: int = 1,
+        run: str = "",
     ):
         self.path, self._begin, self._tell, self._agree, self._writers = path, begin, tell, agree, writers
-        self._known, self._end = _read(path)
+        self._run = hashlib.blake2b(run.encode(), digest_size=8).digest()
+        self._known, self._end, self.foreign = _read(path, self._run)
         self._file: IO[bytes] | None = None
         self.asked, self._told, self._pace = 0, False, Pace()
         self._writing, self._spent, self._last, self._computed, self._room = True, 0.0, 0.0, 0.0, -1.0
@@ -166,7 +172,8 @@ class Journal(Recorder):
                 self._writing = False
                 return
             checksum = zlib.crc32(array.data)
-            header = HEADER.pack(MAGIC, number, key, array.dtype.name.encode(), *array.shape, checksum)
+            about = self._run, key, array.dtype.name.encode()
+            header = HEADER.pack(MAGIC, number, *about, *array.shape, checksum)
             _put(file, header + CHECK.pack(zlib.crc32(header)))
             _put(file, array.tobytes() if not array.size else array.data)
             record = Record(self._end, key, array.dtype.name, array.shape, checksum)
@@ -208,31 +215,33 @@ def _put(file: IO[bytes], data: bytes | memoryview) -> None:
         rest = rest[file.write(rest) :]
 
 
-def _read(path: Path) -> tuple[dict[int, Record], int]:
-    """The whole records of a file by number, the last of each, and where they end."""
+def _read(path: Path, run: bytes) -> tuple[dict[int, Record], int, bool]:
+    """The whole records of a run by number, the last of each, where they end, and whether others follow."""
     found, end = {}, 0
     with suppress(OSError), path.open("rb") as file:
         length = os.fstat(file.fileno()).st_size
-        for number, record in _records(file):
+        for number, of, record in _records(file):
+            if of != run:
+                return found, end, True
             if record.body + record.size > length:
                 break
             found[number], end = record, record.body + record.size
-    return found, end
+    return found, end, False
 
 
-def _records(file: IO[bytes]) -> Iterator[tuple[int, Record]]:
-    """Headers one after the other, up to the first that is none."""
+def _records(file: IO[bytes]) -> Iterator[tuple[int, bytes, Record]]:
+    """Headers one after the other, with their run, up to the first that is none."""
     start = 0
     while True:
         file.seek(start)
         header, check = file.read(HEADER.size), file.read(CHECK.size)
         if len(check) < CHECK.size or CHECK.unpack(check)[0] != zlib.crc32(header):
             return
-        magic, number, key, dtype, rows, columns, checksum = HEADER.unpack(header)
+        magic, number, run, key, dtype, rows, columns, checksum = HEADER.unpack(header)
         if magic != MAGIC:
             return
         record = Record(start, key, dtype.rstrip(b"\0").decode(), (rows, columns), checksum)
-        yield number, record
+        yield number, run, record
         start = record.body + record.size
 
 

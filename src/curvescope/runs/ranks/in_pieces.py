@@ -43,14 +43,20 @@ class InPieces(Recorder):
     def _opened(self) -> Journal:
         folder, (rank, ranks) = from_first(self._folder), place()
         path = folder / f"{self._name}.{rank}-of-{ranks}{PRODUCTS}"
-        options = {"tell": self._own.tell} if self._own is not None else {}
-        return Journal(path, lambda: path, agree=lambda known: all(everyone(known)), writers=ranks, **options)
+        tell = self._own.tell if self._own is not None else lambda line: None
+        agree = lambda known: all(everyone(known))  # noqa: E731
+        return Journal(path, lambda: path, tell, agree=agree, writers=ranks, run=from_first(self._run))
 
     def _folder(self) -> Path:
         """Where rank 0 keeps the run; it is made now."""
         assert self._own is not None, "rank 0 has it"
         self._own.begin()
         return self._own.folder
+
+    def _run(self) -> str:
+        """Of which run the products are."""
+        assert self._own is not None, "rank 0 has it"
+        return self._own.run + self._own.contents
 
     def close(self) -> None:
         """Bring the file to the disk, and leave it."""

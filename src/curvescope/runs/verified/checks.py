@@ -38,6 +38,7 @@ class Verification:
     dtype: str
     checks: tuple[Check, ...]
     left_out: tuple[str, ...] = ()  # checks that a whole model would have had
+    kind: str = ""  # eight digits of what its products depend on apart from weights: layers, loss, engine
 
     @property
     def passed(self) -> bool:
@@ -62,9 +63,14 @@ class Verification:
 
 
 def keep(folder: Path, found: Verification) -> None:
-    """Write it to `verification.json`, which has one entry for each operator."""
-    others = [one for one in read(folder) if one["operator"] != found.operator]
-    write_whole(folder / VERIFICATION, json.dumps([*others, found.plain()], indent=1))
+    """Write it to `verification.json`, which has one entry for each operator of each kind of model."""
+    others = [one for one in read(folder) if name_of(one) != name_of(found.plain())]
+    write_whole(folder / VERIFICATION, json.dumps([*others, found.plain()], indent=1, ensure_ascii=False))
+
+
+def name_of(found: Mapping[str, Any]) -> tuple[str, str, str]:
+    """What tells entries apart."""
+    return found["operator"], found["model"], found.get("kind", "")
 
 
 def read(folder: Path) -> list[dict[str, Any]]:
@@ -77,8 +83,10 @@ def read(folder: Path) -> list[dict[str, Any]]:
 
 def words(found: Sequence[Mapping[str, Any]]) -> str:
     """The errors of all checks in one line; "" where there are none."""
+    names = {one["model"] for one in found}
     return "; ".join(
         f"{one['operator']} "
+        + (f"of {one['model']} " if len(names) > 1 else "")
         + ", ".join(
             [f"{c['name']} {c['error']:.0e} (≤ {c['tolerance']:.0e})" for c in one["checks"]]
             + [f"not {name}" for name in one.get("left_out", ())]

@@ -1,0 +1,125 @@
+"""Products of the Hessian and its parts by plain autograd, without our kernels: to compare ours with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from curvescope.core.blocks import ParamSpace
+from curvescope.core.parts import MATRICES, MatrixName
+from curvescope.core.seeds import generator
+from curvescope.data.batches import Batch
+from curvescope.kernels.substitute import PlainAttention
+from curvescope.operators.base import CurvatureOperator
+from curvescope.operators.curvature import OPERATORS
+from curvescope.problem import Leaves, Problem, differentiating
+
+Found = Sequence[Tensor | None]
+SEED = 2026
+
+
+def part_of(op: CurvatureOperator) -> MatrixName | None:
+    """Which of the Hessian and its parts an operator is, its own or a class made from it; None for others."""
+    return next((name for name in MATRICES if isinstance(op, OPERATORS[name])), None)
+
+
+def plain_product(part: MatrixName, problem: Problem, batch: Batch, space: ParamSpace, V: Tensor) -> Tensor:
+    """The sum over a placed batch's terms applied to columns (n, k): the functional part is H − GGN."""
+    if part == "hessian":
+        return double_backward(problem, batch, space, V)
+    outer = gauss_newton(problem, batch, space, V)
+    return outer if part == "ggn" else double_backward(problem, batch, space, V) - outer
+
+
+def plain_products(part: MatrixName, problem: Problem, space: ParamSpace, V: Tensor) -> list[Tensor]:
+    """Products with columns (n, k) over all data in the problem's own precision: what rounding makes of them.
+
+    One at the parameters, and one at parameters that are a rounding away, since by chance a single product
+    may be right where most are not.
+    """
+    found = []
+    for at in (problem, _a_rounding_away(problem)):
+        total = torch.zeros(V.shape, dtype=torch.float64, device=V.device)
+        for batch in at.own_batches("verification"):
+            total += plain_product(part, at, batch, space, V)
+        found.append(total / at.num_terms)
+    return found
+
+
+def _a_rounding_away(problem: Problem) -> Problem:
+    return problem.at({name: nudged(p.detach()) for name, p in problem.parameters.items()})
+
+
+def nudged(x: Tensor) -> Tensor:
+    """Each entry moved by a rounding, up or down, or left alone."""
+    signs = torch.randint(-1, 2, x.shape, generator=generator(SEED)).to(x)
+    return x * (1 + torch.finfo(x.dtype).eps * signs)
+
+
+def double_backward(problem: Problem, batch: Batch, space: ParamSpace, V: Tensor) -> Tensor:
+    """The Hessian of the sum over a placed batch's terms, applied to columns (n, k): plain autograd."""
+
+    def loss(leaves: Leaves) -> Tensor:
+        with PlainAttention():
+            return problem.loss.sum(problem.outputs(batch, leaves), batch.targets, batch.weights)
+
+    with differentiating():
+        leaves, value = problem.differentiable(space.parameters, loss, lambda value: [value])
+        inputs = list(leaves.values())
+        first: Found = [None] * len(inputs)
+        if value.requires_grad:
+            first = torch.autograd.grad(value, inputs, create_graph=True, allow_unused=True)
+        found = [_slopes(first, inputs, space.scatter(v)) for v in V.unbind(1)]
+    return _columns(found, leaves, space)
+
+
+def gauss_newton(problem: Problem, batch: Batch, space: ParamSpace, V: Tensor) -> Tensor:
+    """Jᵀ M J applied to columns (n, k): J v is the derivative of ⟨Jᵀu, v⟩ in u."""
+
+    def outputs(leaves: Leaves) -> Tensor:
+        with PlainAttention():
+            return problem.outputs(batch, leaves)
+
+    with differentiating():
+        leaves, z = problem.differentiable(space.parameters, outputs, lambda z: [z])
+        inputs = list(leaves.values())
+        if not z.requires_grad:
+            return torch.zeros_like(V)
+        u = torch.zeros_like(z).requires_grad_()
+        back = torch.autograd.grad(z, inputs, u, create_graph=True, allow_unused=True)
+        found: list[Found] = []
+        for v in V.unbind(1):
+            (moved,) = _slopes(back, [u], space.scatter(v))
+            bent = None if moved is None else loss_curvature(problem, batch, z, moved)
+            ends: Found = [None] * len(inputs)
+            if bent is not None:
+                ends = torch.autograd.grad(z, inputs, bent, retain_graph=True, allow_unused=True)
+            found.append(ends)
+    return _columns(found, leaves, space)
+
+
+def loss_curvature(problem: Problem, batch: Batch, z: Tensor, direction: Tensor) -> Tensor:
+    """∂²(sum)/∂z² applied to a direction, by autograd and not as the loss itself writes it."""
+    with differentiating():
+        z = z.detach().requires_grad_()
+        value = problem.loss.sum(z, batch.targets, batch.weights)
+        (first,) = torch.autograd.grad(value, z, create_graph=True)
+        (found,) = _slopes([first], [z], {"z": direction})
+    return torch.zeros_like(z) if found is None else found
+
+
+def _slopes(first: Found, inputs: Sequence[Tensor], tangents: dict[str, Tensor]) -> Found:
+    """The derivative of ⟨first, tangents⟩."""
+    both = zip(first, tangents.values(), strict=True)
+    forms = [(g * t).sum() for g, t in both if g is not None and g.requires_grad]
+    if not forms:
+        return [None] * len(inputs)
+    return torch.autograd.grad(sum(forms[1:], forms[0]), inputs, retain_graph=True, allow_unused=True)
+
+
+def _columns(found: Sequence[Found], leaves: Leaves, space: ParamSpace) -> Tensor:
+    trees = [dict(zip(leaves, ends, strict=True)) for ends in found]
+    columns = [space.gather({k: t for k, t in tree.items() if t is not None}) for tree in trees]
+    return torch.stack(columns, dim=1)

@@ -1,0 +1,45 @@
+"""What a product may be off by: a bound, or ten times what plain autograd is off by where that is more.
+
+The bound of float32 is no tighter because of models that are sure of their answers: few digits are left there
+of p (u − ⟨p, u⟩), and of ways to compute it some keep more than others.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import Tensor
+
+from curvescope.algorithms.sums import add_up
+from curvescope.core.blocks import ParamSpace
+from curvescope.operators.base import CurvatureOperator
+from curvescope.problem import Problem
+
+TOLERANCE = {torch.float64: 1e-5, torch.float32: 5e-3}  # far below a mistake, above rounding
+TIMES, FAR = 10, 0.3  # times what plain autograd is off by; beyond FAR next to nothing is verified
+
+
+def allowed_by(limit: float, plain: float) -> float:
+    """The tolerance where plain autograd, in the operator's own precision, is off by `plain`.
+
+    Where that is more than a tenth of all, twice what plain autograd is off by is not held against a product.
+    """
+    return max(limit, min(TIMES * plain, FAR), 3 * plain)
+
+
+def bare(op: CurvatureOperator) -> CurvatureOperator:
+    """The operator without damping and weight decay, beside which its own numbers may be rounding."""
+    found = copy.copy(op)
+    found.shift = None
+    return found
+
+
+def spaced(problem: Problem, like: ParamSpace) -> ParamSpace:
+    """The same blocks in another type."""
+    return problem.space(*(block.name for block in like))
+
+
+def norm(x: Tensor) -> float:
+    """‖x‖ in float64, or that of the pieces that ranks have of it."""
+    return float(add_up(torch.linalg.vector_norm(x, dtype=torch.float64).square()).sqrt())
