@@ -15,7 +15,7 @@ from curvescope.studies.preflight.advice import advice
 from curvescope.studies.preflight.bench import Bench, Kind, Taken
 from curvescope.studies.preflight.cut import Cut, cuts, part, scores, slower, whole, work
 from curvescope.studies.preflight.forecast import Forecast, steps_of
-from curvescope.studies.preflight.measure import Around, Measured, check_room
+from curvescope.studies.preflight.measure import Around, Measured, Point, _grown, check_room
 from curvescope.studies.preflight.meter import Meter
 from curvescope.studies.preflight.predict import (
     AROUND,
@@ -348,3 +348,12 @@ def test_a_graph_that_is_not_kept_passes(small):
     steps, taken = [Step("a", "hessian", 1)], Taken(seconds=1.0, building=7.0, graph=100, passing=5)
     stage = predict(problem, steps, flat(problem, taken, free=150)(steps), 0.0).stages[0]
     assert (stage.graphs, stage.memory - stage.vectors) == (0, 1000 + 105)
+
+
+def test_one_part_alone_says_nothing_of_how_memory_grows(small):
+    """What passed differs by chance between two measurements of the same part."""
+    problem = make_problem(find("spectrum").Config.from_dict(small))
+    one = Cut(1, 0)
+    ends = tuple(Point(one, Taken(1.0, 0.0, 0, passing)) for passing in (10, 20))
+    grown = _grown(problem, Cut(4, 0), {Kind("hessian", (), 1): ends[1]}, ends, fused=True)
+    assert grown[Kind("hessian", (), 1)] == Taken(4.0, 0.0, 0, 20)

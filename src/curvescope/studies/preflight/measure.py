@@ -191,7 +191,8 @@ def _grown(
     (w, t), (W, T) = ((work(problem, end.cut), end.taken.seconds) for end in ends)
     squares = scores(problem, fused=fused)
     more = large.taken.passing - small.taken.passing
-    each = more / (size(large.cut, squares) - size(small.cut, squares)) if more > 0 else 0.0
+    apart = size(large.cut, squares) - size(small.cut, squares)
+    each = more / apart if more > 0 and apart > 0 else 0.0
     column = problem.model.num_parameters * torch.finfo(problem.dtype).bits // 8
     all_of_it = slower((w, t), (W, T), work(problem, everything)), size(everything, squares)
     found = {}

@@ -105,7 +105,7 @@ def measured_on(found: Forecast) -> str:
 def _most(p: Prediction) -> str:
     eigenvalues = any(stage.most > stage.seconds for stage in p.stages)
     why = "all products that eigenvalues may take, and " if eigenvalues else ""
-    return f"at most {duration(p.most)}: {why}{MARGIN - 1:.0%} for what else the machine does"
+    return f"at most {duration(p.most)}: {why}a prediction {1 - 1 / MARGIN:.0%} too low"
 
 
 def _made(p: Prediction) -> str:
