@@ -1,8 +1,8 @@
 """What a preflight predicts against what a run takes: seconds and bytes, case by case.
 
 Each case is forecast in one process and run in another, so that the peak of the memory is its own. On a CPU
-seconds are those of the processor, one thread, and bytes those of the process; on a card seconds are those
-on the wall, and bytes what torch has allocated.
+seconds are those of the processor, one thread, from the start of Python on, and bytes those of the process;
+on a card seconds are those on the wall, from when a study is imported, and bytes what torch has allocated.
 
     OMP_NUM_THREADS=1 python benchmarks/preflight.py --out benchmarks/results/preflight/cpu.json
     python benchmarks/preflight.py --device cuda --out benchmarks/results/preflight/card.json
@@ -88,7 +88,7 @@ def carry_out(case: str, device: str) -> dict[str, float]:
         find(name)
         meter = Meter(torch.device(device))
         meter.begin()
-        start = clock(device)()
+        start = 0.0 if device == "cpu" else clock(device)()
         folder.run(name, settings, out=out)
         return {"seconds": clock(device)() - start, "bytes": meter.peak()}
 

@@ -65,12 +65,19 @@ def test_a_plan_says_what_a_run_takes(tied, capsys, monkeypatch):
     assert code == 0
     said = [line.split(":")[0] for line in out.splitlines()]
     assert said[1:7] == ["attention", "float32", "dropout", "tied weights", "memory", "time"]
-    assert err.startswith("up to about ")
+    assert err.startswith("measuring products of ")
+    assert "up to about " not in err  # one prediction
+    assert "H = H_o + H_f" in out
     code, out, err = call("info", tied, "--plan", "spectrum", *SOME, "--json", "--quiet", capsys=capsys)
     assert (code, err) == (0, "")
     found = json.loads(out)
     assert found["plan"]["settings"]["num_steps"] == 4
     assert found["plan"]["fits"] is True
+    file = tied.parent / "settings.toml"
+    file.write_text('data = "task:addition"\nnum_steps = 5\nnum_probes = 1\n', encoding="utf-8")
+    given = ("--config", file, "--json", "--quiet")
+    found = json.loads(call("info", tied, "--plan", "spectrum", *given, capsys=capsys)[1])
+    assert found["plan"]["settings"]["num_steps"] == 5
     assert sum(row["parameters"] for row in found["roles"]) == found["parameters"]
 
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from curvescope.core.numbers import below_noise, between, bound, one_of, to_error, with_error
+from curvescope.core.numbers import below_noise, between, bound, duration, one_of, to_error, with_error
 
 
 @pytest.mark.parametrize(
@@ -109,3 +109,21 @@ def test_what_is_below_noise_is_below_what_is_written():
 )  # fmt: skip
 def test_one_of_several(names: str, text: str):
     assert one_of(names) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.1, "1 s"),
+        (89, "89 s"),
+        (180, "3 min"),
+        (9000, "2.5 h"),
+        (30 * 3600, "30.0 h"),
+        (22914 * 3600, "2.6 years"),
+        (3.5 * 86400, "3.5 days"),
+        (126 * 86400, "126 days"),
+        (4000 * 365.25 * 86400, "4,000 years"),
+    ],
+)
+def test_how_long(seconds, text):
+    assert duration(seconds) == text

@@ -8,6 +8,7 @@ import torch
 
 import curvescope as cs
 from curvescope.engines import keep as kept
+from curvescope.engines.memory import result_bytes
 from selection import pairs, some
 
 MAKERS = {"hessian": cs.Hessian, "ggn": cs.GGN, "functional": cs.Functional}
@@ -157,3 +158,25 @@ def test_graphs_go_with_their_operator():
     del H
     gc.collect()
     assert not kept._store
+
+
+def test_weights_that_a_pass_transposes_are_no_part_of_its_graph():
+    """A graph of few tokens and many weights is not taken for one that does not fit."""
+    wide = cs.TransformerConfig(n_layers=1, d_model=64, n_heads=2, n_ctx=32, vocab_size=512)
+    tokens = torch.randint(512, (1, 32), generator=torch.Generator().manual_seed(0))
+    p = cs.Problem(cs.load(wide), (tokens, tokens.roll(1, 1)))
+    H = cs.Hessian(p)
+    H @ torch.randn(H.shape[1])
+    known, weights = H.engine._watch.known, 4 * p.model.num_parameters
+    few = H.engine._watch.few.batch.inputs.numel()
+    assert known is not None
+    assert known.entry_bytes * few < weights
+    assert known.pass_bytes(H.engine._runner, p.batches[0]) > 0
+
+
+def test_views_are_counted_apart():
+    W = torch.randn(100, 10)
+    found, everything = result_bytes(lambda: torch.ones(3, 10) @ W.t(), views=True)
+    assert found.shape == (3, 100)
+    assert everything == 4 * (30 + 1000 + 300)
+    assert result_bytes(lambda: torch.ones(3, 10) @ W.t(), views=False)[1] == 4 * (30 + 300)

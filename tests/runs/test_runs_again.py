@@ -140,7 +140,7 @@ def test_a_full_disk_is_refused_and_nothing_is_left_behind(tmp_path, monkeypatch
     assert not list(tmp_path.iterdir())
     usage = type("Usage", (), {"free": 2**20})
     monkeypatch.setattr("shutil.disk_usage", lambda place: usage)
-    with pytest.raises(UsageError, match="only 1 MiB are left there"):
+    with pytest.raises(UsageError, match="only 1 MiB are left there, and a run takes at least 16 MiB"):
         check_writable(tmp_path / "a" / "b")
     assert not list(tmp_path.iterdir())
 

@@ -12,11 +12,23 @@ from curvescope.studies import STUDIES, find, folder
 from curvescope.studies.fitting import Timer
 from curvescope.studies.preflight import forecast, words
 from curvescope.studies.preflight.advice import advice
+from curvescope.studies.preflight.bench import Bench, Kind, Taken
+from curvescope.studies.preflight.cut import Cut, cuts, part, scores, slower, whole, work
 from curvescope.studies.preflight.forecast import Forecast, steps_of
-from curvescope.studies.preflight.measure import Around, Kind, Measured, Taken, _Bench
+from curvescope.studies.preflight.measure import Around, Measured, Point, _grown, check_room
 from curvescope.studies.preflight.meter import Meter
-from curvescope.studies.preflight.predict import AROUND, BUFFERS, kinds_of, predict, sampled
+from curvescope.studies.preflight.predict import (
+    AROUND,
+    BUFFERS,
+    DRAWN,
+    FIGURES,
+    MARGIN,
+    kinds_of,
+    predict,
+    sampled,
+)
 from curvescope.studies.setting import make_problem
+from curvescope.tokenizers import ByteTokenizer
 
 SMALL = "n_layers = 2\nd_model = 8\nn_heads = 2\nd_ff = 16\nvocab_size = 12\nn_ctx = 18\ntied = true\n"
 FEW = {"num_steps": 4, "num_probes": 2, "num_eigenvalues": 1, "num_trace_probes": 3, "num_map_probes": 1}
@@ -36,7 +48,8 @@ def flat(problem, taken, free=10**9):
 
     def measured(steps):
         around = Around(row=0.0, kept=0.0, file=0.0)
-        return Measured(dict.fromkeys(kinds_of(steps), taken), around, 1, 1000, free, True, True, "")
+        one = Cut(1, 0)
+        return Measured(dict.fromkeys(kinds_of(steps), taken), around, one, one, 1000, free, True, True, "")
 
     return measured
 
@@ -51,13 +64,14 @@ def test_time_and_memory_are_added_up(small):
     ]
     taken = Taken(seconds=1.0, building=7.0, graph=100, passing=50)
     found = predict(problem, steps, flat(problem, taken)(steps), 3.0)
-    assert [stage.seconds for stage in found.stages] == [10 * 2 + 2 * 7, 4 * 2, 5 * 2 + 2 * 7]
+    assert [stage.seconds for stage in found.stages] == [10 * 2 + 2 * 7, 4 * 2, 5 * 2 + 2 * 7, 0]
     assert found.stages[1].most == 40 * 2
     assert found.seconds == 34 + 8 + 24 + 3 + AROUND
-    assert found.most == found.seconds + 72
+    assert found.most == pytest.approx(MARGIN * (found.seconds + 72))
     vectors = 2 * (3 + BUFFERS) * n * 8
     assert found.stages[0].memory == 1000 + 2 * 100 + vectors + 50
     assert found.stages[2].memory == 1000 + 4 * 100 + BUFFERS * n * 8 + 50  # both graphs are kept
+    assert (found.stages[3].what, found.stages[3].memory) == (DRAWN, 1000 + 4 * 100 + FIGURES)
     assert found.memory == max(stage.memory for stage in found.stages)
     assert found.fits
 
@@ -75,8 +89,8 @@ def test_operators_that_are_made_anew_are_there_one_at_a_time(small):
     steps = [Step("a", "hessian", 6, spaces=blocks, made=2), Step("b", "hessian", 6, spaces=blocks)]
     taken = Taken(seconds=1.0, building=7.0, graph=100, passing=0)
     found = predict(problem, steps, flat(problem, taken)(steps), 0.0)
-    assert [stage.graphs for stage in found.stages] == [100, 100]
-    assert [stage.seconds for stage in found.stages] == [6 + 6 * 7, 6]
+    assert [stage.graphs for stage in found.stages[:2]] == [100, 100]
+    assert [stage.seconds for stage in found.stages[:2]] == [6 + 6 * 7, 6]
     shared = [step._replace(made=0) for step in steps]
     assert predict(problem, shared, flat(problem, taken)(shared), 0.0).stages[0].graphs == 300
 
@@ -120,7 +134,8 @@ def test_every_kind_that_a_study_names_can_be_measured(name, small):
     problem = make_problem(cfg)
     steps = study.plan.steps(cfg, problem)
     assert all(step.products > 0 for step in steps)
-    bench, kinds = _Bench(problem, cfg, 1, Meter(problem.device), iter(range(10**6)).__next__), {}
+    one, clock = Cut(1, whole(problem).tokens), iter(range(10**6)).__next__
+    bench, kinds = Bench(problem, cfg, Meter(problem.device), clock, one), {}
     for kind in kinds_of(steps):
         kinds.setdefault(kind.name, kind)
     for kind in kinds.values():
@@ -169,10 +184,12 @@ def test_why_attention_is_plain(small):
     assert words.attention(found).endswith("engine=autograd was asked for")
 
 
-def scarce(found: Forecast, *, vectors: int, passing: int, free: int) -> Forecast:
+def scarce(found: Forecast, *, vectors: int, passing: int, free: int, columns: int = 1) -> Forecast:
     """The forecast as if there were less memory, or more were needed."""
     p = found.prediction
-    stage = p.stages[0]._replace(vectors=vectors, graphs=0, memory=p.base + vectors + passing)
+    stage = p.stages[0]._replace(
+        vectors=vectors, graphs=0, memory=p.base + vectors + passing, columns=columns
+    )
     return replace(found, prediction=replace(p, stages=(stage,), free=free, passing=passing))
 
 
@@ -182,7 +199,10 @@ def test_what_to_change_where_it_does_not_fit(foretold):
     assert "it does not fit: " in of_vectors
     assert f"{40 - BUFFERS} of" in of_vectors
     assert f"{20 - BUFFERS} would fit: a smaller num_steps" in of_vectors
+    assert "fewer probes" not in of_vectors  # one runs at a time
     assert "--blocks 'L0.*'" in of_vectors
+    several = scarce(foretold, vectors=40 * column, passing=0, free=20 * column, columns=2)
+    assert "a smaller num_steps, or fewer probes" in "\n".join(advice(several))
     assert "batch:" not in of_vectors
     of_batch = "\n".join(advice(scarce(foretold, vectors=0, passing=8000, free=4000)))
     assert "--set batch_size=4, not 8" in of_batch
@@ -199,21 +219,21 @@ def test_ranks_are_as_many_as_are_needed(foretold):
 
 def test_a_product_that_does_not_fit_is_tried_on_fewer_sequences(small, monkeypatch):
     cfg = find("spectrum").Config.from_dict({**small, **FEW})
-    take, tried = _Bench.take, []
+    take, tried = Bench.take, []
 
     def scarce_memory(self, kind, *args, **kwargs):
-        count = self._problem.batches.num_sequences
+        count = self.problem.batches.num_sequences
         tried.append(count)
         if count > 2:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return take(self, kind, *args, **kwargs)
 
-    monkeypatch.setattr(_Bench, "take", scarce_memory)
+    monkeypatch.setattr(Bench, "take", scarce_memory)
     monkeypatch.setattr("curvescope.studies.preflight.measure.PATIENCE", 1e3)
     monkeypatch.setattr("curvescope.studies.preflight.measure.ENOUGH", 0)
-    assert forecast("spectrum", find("spectrum"), cfg).measured.sequences == 2
+    assert forecast("spectrum", find("spectrum"), cfg).measured.cut.sequences == 2
     assert max(tried) == 8
-    monkeypatch.setattr(_Bench, "take", lambda *args, **kwargs: (_ for _ in ()).throw(torch.OutOfMemoryError))
+    monkeypatch.setattr(Bench, "take", lambda *args, **kwargs: (_ for _ in ()).throw(torch.OutOfMemoryError))
     with pytest.raises((CurvescopeError, torch.OutOfMemoryError)):
         forecast("spectrum", find("spectrum"), cfg)
 
@@ -223,16 +243,119 @@ def test_a_long_run_begins_with_its_forecast(small, foretold, tmp_path, monkeypa
     slow = replace(p, other=300.0 + p.other - p.seconds)
     monkeypatch.setattr(Timer, "_timed", lambda self: 10.0)
     monkeypatch.setattr(
-        "curvescope.studies.preflight.forecast", lambda *_: replace(foretold, prediction=slow)
+        "curvescope.studies.preflight.forecast", lambda *_, **__: replace(foretold, prediction=slow)
     )
     said = []
     limit = folder.Limit(profile="full")
     path, _ = folder.run("spectrum", {**small, **FEW}, out=tmp_path, limit=limit, say=said.append)
-    assert said[0].startswith("up to about ")
+    assert "up to about " not in said[0]  # one prediction
     assert "\nattention: our fused kernel" in said[0]
     assert "time: about 5 min" in said[0]
     assert "attention: " in (path / "log.txt").read_text(encoding="utf-8")
     monkeypatch.setattr(Timer, "_timed", lambda self: 1e-4)
     other = {**small, **FEW, "seed": 1}
+    count = len(said)
     folder.run("spectrum", other, out=tmp_path, limit=limit, say=said.append)
-    assert "attention" not in said[-1]
+    assert "attention" not in "".join(said[count:])
+    assert said[count].startswith("up to about ")
+
+
+LONG = "n_layers = 1\nd_model = 16\nn_heads = 2\nd_ff = 16\nvocab_size = 512\nn_ctx = 256\n"
+
+
+@pytest.fixture
+def long(tmp_path):
+    path = tmp_path / "long.toml"
+    path.write_text(LONG, encoding="utf-8")
+    tokenizer = tmp_path / "bytes.json"
+    ByteTokenizer().save(tokenizer)
+    return {"model": str(path), "tokenizer": str(tokenizer), "tokens": 512, "seq_len": 256, "batch_size": 2}
+
+
+def test_a_slow_product_is_measured_on_the_first_tokens(long, monkeypatch):
+    """A clock by which a product takes a + b s T (1 + T / 6d): what is told of the whole batch is that."""
+    cfg = find("spectrum").Config.from_dict({**long, **FEW})
+    problem = make_problem(cfg)
+    now, multiply = [0.0], CurvatureOperator._matmat
+
+    def slow(self, V):
+        T = self.problem.batches[0].inputs.shape[1]
+        now[0] += V.shape[1] * (0.3 + 0.01 * self.problem.batches.num_sequences * T * (1 + T / 96))
+        return multiply(self, V)
+
+    monkeypatch.setattr(CurvatureOperator, "_matmat", slow)
+    found = forecast("spectrum", find("spectrum"), cfg, clock=lambda: now[0])
+    assert now[0] < 20  # one on the whole batch takes 19 s
+    assert found.measured.everything == whole(problem) == Cut(2, 256)
+    assert found.measured.cut == Cut(1, 128)
+    kind, taken = next(iter(found.measured.taken.items()))
+    assert (kind.name, kind.columns) == ("hessian", 1)
+    assert taken.seconds == pytest.approx(0.3 + 0.01 * 2 * 256 * (1 + 256 / 96))
+    assert "measured on the first 128 of 256 tokens of one sequence, of 2 sequences" in words.measured_on(
+        found
+    )
+    assert words.as_dict(found)["measured_tokens"] == 128
+
+
+def test_parts_of_a_batch_go_from_all_to_the_first_tokens(long):
+    problem = make_problem(find("spectrum").Config.from_dict(long))
+    assert cuts(whole(problem)) == [Cut(2, 256), Cut(1, 256), Cut(1, 128), Cut(1, 64), Cut(1, 32)]
+    assert tuple(part(problem, Cut(1, 64)).batches[0].inputs.shape) == (1, 64)
+    assert work(problem, Cut(2, 96)) == 2 * 96 * 2
+    assert scores(problem, fused=True) == 0
+    assert scores(problem, fused=False) == pytest.approx(2 / 16 / 16)
+    assert slower((1.0, 3.0), (2.0, 4.0), 4.0) == 6 / 4  # 2 + w
+    assert slower((1.0, 3.0), (2.0, 2.0), 4.0) == 2.0  # noise: as the work
+
+
+def test_sequences_without_targets_at_their_start_are_not_cut(small):
+    problem = make_problem(find("spectrum").Config.from_dict(small))
+    assert whole(problem).tokens == 0  # 18 tokens are too few as well
+    assert cuts(Cut(3, 0)) == [Cut(3, 0), Cut(2, 0), Cut(1, 0)]
+
+
+def test_what_cannot_fit_is_not_begun(long, monkeypatch):
+    problem = make_problem(find("spectrum").Config.from_dict(long))
+    kind = Kind("hessian", (), 2)
+    check_room(problem, kind, 10**9)
+    with pytest.raises(CurvescopeError, match=r"vectors alone take .* and 1 kB are free"):
+        check_room(problem, kind, 1024)
+    monkeypatch.setattr(Meter, "free", lambda self: 1024)
+    monkeypatch.setattr(Bench, "take", lambda *_, **__: pytest.fail("a product was begun"))
+    with pytest.raises(CurvescopeError, match="no product of"):
+        forecast("spectrum", find("spectrum"), find("spectrum").Config.from_dict({**long, **FEW}))
+
+
+def test_over_a_day_is_said_with_what_to_change(foretold):
+    p = foretold.prediction
+    slow = replace(foretold, prediction=replace(p, other=400 * 86400.0))
+    said = advice(slow)[-1]
+    assert "over a day" in said
+    assert "num_probes (2)" in said
+    assert "--budget 1h" in said
+    assert "time: about 400 days" in "\n".join(words.taking(slow))
+    assert "over a day" not in "\n".join(advice(foretold))
+
+
+def test_a_piece_of_its_own_has_the_memory_to_itself(small):
+    problem = make_problem(find("spectrum").Config.from_dict(small))
+    taken = Taken(seconds=1.0, building=0.0, graph=100, passing=0)
+    for alone, held in ((True, 100), (False, 200)):
+        steps = [Step(k, k, 1, made=1, alone=alone) for k in ("hessian", "ggn")]
+        assert predict(problem, steps, flat(problem, taken)(steps), 0.0).stages[1].graphs == held
+
+
+def test_a_graph_that_is_not_kept_passes(small):
+    problem = make_problem(find("spectrum").Config.from_dict(small))
+    steps, taken = [Step("a", "hessian", 1)], Taken(seconds=1.0, building=7.0, graph=100, passing=5)
+    stage = predict(problem, steps, flat(problem, taken, free=150)(steps), 0.0).stages[0]
+    assert (stage.graphs, stage.memory - stage.vectors) == (0, 1000 + 105)
+
+
+def test_one_part_alone_says_nothing_of_how_memory_grows(small):
+    """What passed differs by chance between two measurements of the same part."""
+    problem = make_problem(find("spectrum").Config.from_dict(small))
+    one = Cut(1, 0)
+    ends = tuple(Point(one, Taken(1.0, 0.0, 0, passing)) for passing in (10, 20))
+    grown = _grown(problem, Cut(4, 0), {Kind("hessian", (), 1): ends[1]}, ends, fused=True)
+    assert grown[Kind("hessian", (), 1)] == Taken(4.0, 0.0, 0, 20)

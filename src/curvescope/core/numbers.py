@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 
 MOST_DIGITS = 6  # that a value with an error is shown with
+DAY, YEAR = 86400.0, 365.25 * 86400.0  # seconds
 LEAST, MOST = 1e-4, 1e7  # sizes that are written without an exponent
 
 
@@ -110,10 +111,15 @@ def one_of(names: Sequence[str], most: int = 3) -> str:
 
 
 def duration(seconds: float) -> str:
-    """`40 s`, `3 min`, `2.5 h`."""
+    """`40 s`, `3 min`, `2.5 h`, `3.5 days`, `2.6 years`."""
     if seconds < 90:
         return f"{max(seconds, 1):.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+    if seconds < 5400:
+        return f"{seconds / 60:.0f} min"
+    if seconds < 2 * DAY:
+        return f"{seconds / 3600:.1f} h"
+    count, unit = (seconds / DAY, "days") if seconds < 2 * YEAR else (seconds / YEAR, "years")
+    return f"{count:,.1f} {unit}" if count < 10 else f"{count:,.0f} {unit}"
 
 
 def data_size(count: int) -> str:

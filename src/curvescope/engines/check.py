@@ -48,7 +48,7 @@ class Known:
     fused: Fused | None
     head: int | None
     numbers: tuple[Tensor, ...]  # in tensors that are no parameters, summed up
-    entry_bytes: float  # of all results of a pass, for each entry of the data
+    entry_bytes: float  # of all results of a pass that are no views, for each entry of the data
     sizes: dict[Any, int] = field(default_factory=dict)  # of passes, by runner and shapes
     why: str = ""  # it is run as it is
 
@@ -119,7 +119,7 @@ def _find_out(problem: Problem, few: Batch, engine: str, checkpoint: bool) -> _F
     except (CurvescopeError, RuntimeError):
         return _Found(fused, None, _size(problem, few))  # nothing to compare with; the product will say why
     try:
-        (head, outputs), size = result_bytes(partial(find_head, problem, fused, few))
+        (head, outputs), size = result_bytes(partial(find_head, problem, fused, few), views=False)
         ours = _product(problem, few, FusedRunner(problem, fused, head, checkpoint=checkpoint), v)
     except Exception as error:  # whatever a module does that our kernels do not expect
         if engine == "fast":
@@ -136,7 +136,7 @@ def _find_out(problem: Problem, few: Batch, engine: str, checkpoint: bool) -> _F
 def _size(problem: Problem, few: Batch) -> int:
     """Of all results where the module is asked; 0 where it cannot be, and the product will say why."""
     try:
-        return result_bytes(partial(ask.answer, problem, few))[1]
+        return result_bytes(partial(ask.answer, problem, few), views=False)[1]
     except Exception:  # whatever a module raises
         return 0
 

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from curvescope.models.running.dispatch import DispatchMode
 from curvescope.problem import Problem
@@ -21,25 +22,37 @@ CPU_GROUP_BYTES = 8 * 2**20
 
 
 class _CountBytes(DispatchMode):
-    """Adds up the size of everything the operations inside return."""
+    """Adds up the size of everything the operations inside return, and of what of it is no view."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.bytes = 0
+        self.bytes, self.own = 0, 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
+        given = {_memory(item) for item in tree_leaves((args, kwargs)) if isinstance(item, Tensor)}
         for item in result if isinstance(result, tuple | list) else (result,):
             if isinstance(item, Tensor):
-                self.bytes += min(item.numel() * item.element_size(), item.untyped_storage().nbytes())
+                size = min(item.numel() * item.element_size(), item.untyped_storage().nbytes())
+                self.bytes += size
+                self.own += 0 if _memory(item) in given else size
         return result
 
 
-def result_bytes(call: Callable[[], T]) -> tuple[T, int]:
-    """What a call returns, such as a forward pass, and the size of all intermediate results."""
+def _memory(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def result_bytes(call: Callable[[], T], *, views: bool = True) -> tuple[T, int]:
+    """What a call returns, such as a forward pass, and the size of all intermediate results.
+
+    Args:
+        views: whether those count that lie in the memory of others. Weights are transposed for every pass:
+            on a few positions that would be the most of it, and no graph takes it.
+    """
     with torch.no_grad(), _CountBytes() as count:
         found = call()
-    return found, count.bytes
+    return found, count.bytes if views else count.own
 
 
 def free_bytes(device: torch.device) -> int:

@@ -38,7 +38,8 @@ class CurvatureOperator(LinearOperator):
     Args:
         engine: how products are executed; see docs/conventions.md.
         chunk: columns at a time, where the memory's own answer is not wanted.
-        checkpoint: compute layers again instead of keeping what they hold: less memory, twice the time.
+        checkpoint: compute layers again instead of keeping what they hold: less memory, two to three times
+            the time (docs/performance.md).
         damping: λ of C + λ I, at least 0.
         weight_decay: w of C + diag(w): a number for all blocks, or numbers by globs of blocks, where
             "matrices" are all with two axes or more: `{"matrices": 0.1}`. See `operators.shift`.

@@ -38,6 +38,7 @@ class Step(NamedTuple):
     basis: int = 0
     spaces: tuple[tuple[str, ...], ...] = ((),)  # globs of each operator's parameters; none: all that varies
     made: int = 0  # how often these operators are made anew; 0: they are those of earlier steps
+    alone: bool = False  # of those that are made anew: what other operators kept was freed before
 
 
 @final

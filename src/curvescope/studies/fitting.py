@@ -2,9 +2,10 @@
 
 Only settings that nobody gave are chosen, and never above the study's own: the first rung of its ladder whose
 estimate is in time, or the last one. An estimate is the most products that can be needed times the seconds
-of one, which grow as the tokens do. On a CPU these are seconds of the thread that computes, so that what is
-chosen does not depend on what else the machine does; a machine that is busy takes longer, and that is said.
-Ranks that a model is spread over time products together, and all take what the slowest one found.
+of one, which grow as the tokens do; a slow one is timed on the first tokens of a sequence. On a CPU these are
+seconds of the thread that computes, so that what is chosen does not depend on what else the machine does; a
+machine that is busy takes longer, and that is said. Ranks that a model is spread over time products together,
+and all take what the slowest one found.
 """
 
 from __future__ import annotations
@@ -19,10 +20,13 @@ from curvescope.core.config import Config, Settings, Value
 from curvescope.core.errors import UsageError
 from curvescope.core.numbers import duration
 from curvescope.core.seeds import probes
+from curvescope.models.model import Model
 from curvescope.models.zoo.names import BUNDLED
 from curvescope.operators import Hessian
+from curvescope.problem import Problem
 from curvescope.runs.plan import Cost, Plan
 from curvescope.runs.study import Study
+from curvescope.studies.preflight.cut import cuts, part, shortest, whole, work
 from curvescope.studies.setting import TASK, ModelOnData, make_problem
 
 QUICK, USUAL = 60.0, 180.0  # seconds
@@ -30,6 +34,8 @@ OWN = 14e-9  # seconds that an algorithm takes for each entry of a product, and 
 FIRST = 2  # products that building a graph for another operator takes
 TIMED = 4  # products, the first of which checks and builds
 LITTLE = 0.1  # seconds of a product that is timed again, on all tokens
+MANY = 2**32  # parameters times tokens: about a second for a product
+PATIENCE = 3.0  # seconds for such products, about
 BUSY = 1.5  # times that a product takes as long as its thread computes
 UNITS = {"s": 1.0, "sec": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0}
 
@@ -38,8 +44,10 @@ class Fitted(NamedTuple):
     """Settings, and what to say about them."""
 
     cfg: Config
-    words: str
+    words: str  # how long it takes, and what was chosen
     seconds: float = 0.0  # that it takes at most
+    choice: str = ""  # what was chosen, alone
+    model: Model | None = None  # that it was timed with
 
 
 def seconds_of(budget: str) -> float:
@@ -84,7 +92,9 @@ def fit(
     candidates = dict.fromkeys([cfg, *rungs])
     estimates = [Estimate(one, timer.cost(one), timer.seconds(one), timer.own) for one in candidates]
     chosen = next((e for e in estimates if seconds is None or e.total <= seconds), estimates[-1])
-    return Fitted(chosen.cfg, _words(cfg, chosen, seconds, timer.slowed), chosen.total)
+    choice = _choice(cfg, chosen, seconds)
+    said = "; ".join(filter(None, [_words(chosen, timer.slowed), choice]))
+    return Fitted(chosen.cfg, said, chosen.total, choice, timer.model)
 
 
 class Estimate(NamedTuple):
@@ -110,34 +120,50 @@ class Timer:
         self._cfg, self._plan = cfg, plan
         self._tokens = min(cfg.tokens, cfg.seq_len)
         self._problem = make_problem(replace(cfg, tokens=self._tokens))
+        self.model = self._problem.model
         size = self._problem.space(*plan.blocks(cfg)).size
         self.own = OWN * size if self._problem.device.type == "cpu" else 0.0
         self.slowed = 1.0  # how many times longer a product takes than its thread computes
         self._seconds = self._timed()
         if self._seconds < LITTLE and cfg.tokens > self._tokens:
-            self._tokens, self._problem = cfg.tokens, make_problem(cfg)
+            self._tokens, self._problem = cfg.tokens, make_problem(cfg, self.model)
             self._seconds = self._timed()
 
     def _timed(self) -> float:
-        """The mean over products after the first, as they are in an algorithm.
+        """Of a product; a slow one is timed on as many of the first tokens as are quick."""
+        problem = self._problem
+        if problem.model.num_parameters * self._tokens < MANY or problem.device.type != "cpu":
+            return self._mean(problem)
+        everything = whole(problem)
+        least = shortest(everything)
+        each = self._mean(part(problem, least)) / work(problem, least)
+        quick = (cut for cut in cuts(everything) if TIMED * each * work(problem, cut) < PATIENCE)
+        cut = next(quick, least)
+        if cut != least:
+            each = self._mean(part(problem, cut)) / work(problem, cut)
+        return each * work(problem, everything) * problem.batches.num_sequences / everything.sequences
+
+    def _mean(self, problem: Problem) -> float:
+        """The mean over products after the first, as they are in an algorithm; one of them if it is slow.
 
         On a GPU the time that passes, on a CPU that of the calling thread, which takes part in all work; and
         again what passes where ranks wait for each other.
         """
         blocks = self._plan.blocks(self._cfg)
-        H = Hessian(self._problem, *blocks, engine=self._cfg.engine, checkpoint=self._cfg.checkpoint)  # pyright: ignore[reportArgumentType]
-        kind, spread = {"dtype": H.dtype, "device": H.device}, self._problem.model.spread
+        H = Hessian(problem, *blocks, engine=self._cfg.engine, checkpoint=self._cfg.checkpoint)  # pyright: ignore[reportArgumentType]
+        kind, spread = {"dtype": H.dtype, "device": H.device}, problem.model.spread
         v = probes(H.shape[1], 1, seed=0, pieces=columns_of(H), **kind)[:, 0]
         by_thread = H.device.type == "cpu" and spread is None
         clock = time.thread_time if by_thread else time.monotonic
         with H.steady():  # as in an algorithm
             (H @ v).sum().item()  # so that a GPU has done it
-            start, begun = clock(), time.monotonic()
-            for _ in range(TIMED - 1):
+            start, begun, count = clock(), time.monotonic(), 0
+            while count < TIMED - 1 and (spread or not count or clock() - start < PATIENCE / TIMED):
                 (H @ v).sum().item()
+                count += 1
             taken, passed = clock() - start, time.monotonic() - begun
         self.slowed = passed / max(taken, 1e-9)
-        each = taken / (TIMED - 1)
+        each = taken / count
         return each if spread is None else spread.largest(each, H.device)
 
     def seconds(self, cfg: ModelOnData) -> float:
@@ -159,18 +185,28 @@ def _less(new: Value, own: Value) -> bool:
     return isinstance(new, int) and isinstance(own, int) and new < own
 
 
-def _words(cfg: Config, chosen: Estimate, seconds: float | None, slowed: float) -> str:
-    """One line: how long, what it is made of, and what was chosen."""
-    cost, before = chosen.cost, cfg.to_dict()
+def _words(chosen: Estimate, slowed: float) -> str:
+    """How long, and what it is made of."""
+    cost = chosen.cost
     around = f" and {chosen.own:.2g} s around each" if chosen.own > 0.1 * chosen.seconds else ""
     made = f"{cost.pieces} pieces, {cost.products:.0f} products of {chosen.seconds:.2g} s{around}"
     made += f", and {duration(cost.seconds)} that no model changes" if cost.seconds else ""
     line = f"up to about {duration(chosen.total)}: {made}"
     if slowed > BUSY:
         line += f"; the machine is busy, which makes it about {duration(slowed * chosen.total)}"
-    other = [f"{name}={value}" for name, value in chosen.cfg.to_dict().items() if value != before[name]]
-    if other and seconds is not None:
-        line += f"; chosen for {duration(seconds)}: {', '.join(other)} (--profile full for the study's own)"
-    if seconds is not None and chosen.total > seconds:
-        line += f"; no settings of this study are done in {duration(seconds)}, these are the smallest"
     return line
+
+
+def _choice(cfg: Config, chosen: Estimate, seconds: float | None) -> str:
+    """What was chosen, and whether that is in time."""
+    if seconds is None:
+        return ""
+    before, said = cfg.to_dict(), []
+    other = [f"{name}={value}" for name, value in chosen.cfg.to_dict().items() if value != before[name]]
+    if other:
+        said.append(
+            f"chosen for {duration(seconds)}: {', '.join(other)} (--profile full for the study's own)"
+        )
+    if chosen.total > seconds:
+        said.append(f"no settings of this study are done in {duration(seconds)}, these are the smallest")
+    return "; ".join(said)

@@ -145,8 +145,12 @@ def _plain(settings: Settings) -> dict[str, object]:
     return {name: list(v) if isinstance(v, tuple) else v for name, v in settings.items() if v is not None}
 
 
-def fitted(study: Study[Config], settings: Settings, limit: Limit) -> Fitted:
-    """The configuration that is in time, and words on it."""
+def fitted(study: Study[Config], settings: Settings, limit: Limit, *, timed: bool = True) -> Fitted:
+    """The configuration that is in time, and words on it.
+
+    Args:
+        timed: whether how long it takes is wanted where nothing has to be chosen.
+    """
     from curvescope.studies.fitting import Fitted, fit, limit_of
 
     if limit.profile == "full" and limit.budget is None and study.full is not None:
@@ -155,7 +159,8 @@ def fitted(study: Study[Config], settings: Settings, limit: Limit) -> Fitted:
     if study.plan is None and limit != Limit():
         raise UsageError("this study takes no --profile and no --budget: it has nothing to choose")
     cfg = study.Config.from_dict({**(limit.start or {}), **settings})
-    return fit(study, settings, limit_of(cfg, limit.profile, limit.budget), start=limit.start)
+    seconds = limit_of(cfg, limit.profile, limit.budget)
+    return fit(study, settings, seconds, start=limit.start) if timed or seconds else Fitted(cfg, "")
 
 
 def _foretold(name: str, study: Study[Config], fitted: Fitted) -> str:
@@ -165,12 +170,12 @@ def _foretold(name: str, study: Study[Config], fitted: Fitted) -> str:
     from curvescope.studies.preflight import forecast, words
 
     try:
-        found = forecast(name, study, fitted.cfg)
+        found = forecast(name, study, fitted.cfg, model=fitted.model)
     except CurvescopeError as error:  # the run will say more, or find a way
         return f"{fitted.words}\nno forecast: {error.message}"
     if found is None or found.prediction.seconds <= LONG:
         return fitted.words
-    return "\n".join([fitted.words, *words.lines(found)])
+    return "\n".join(filter(None, [fitted.choice, *words.lines(found)]))
 
 
 def load(path: str | Path) -> tuple[dict[str, Plain | list[Plain]], Shown]:

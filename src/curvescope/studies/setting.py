@@ -61,9 +61,13 @@ class ModelOnData(Config):
     tokenizer: str | None = setting(None, TOKENIZER)
 
 
-def make_problem(cfg: ModelOnData) -> Problem:
-    """The model on the data, with everything checked before work begins."""
-    model = load_model(cfg)
+def make_problem(cfg: ModelOnData, model: Model | None = None) -> Problem:
+    """The model on the data, with everything checked before work begins.
+
+    Args:
+        model: that of the configuration, where it is loaded already.
+    """
+    model = load_model(cfg) if model is None else model
     batches = make_batches(cfg, model)
     real = batches[0].targets.is_floating_point()
     return Problem(

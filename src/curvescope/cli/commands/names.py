@@ -13,10 +13,12 @@ from curvescope.cli.typed.options import (
     Blocks,
     Budget,
     Checkpoints,
+    ConfigFile,
     Data,
     Device,
     Dtype,
     Profile,
+    Query,
     Quiet,
     Revision,
     Seed,
@@ -58,7 +60,9 @@ def info(
     dtype: Dtype = None,
     device: Device = None,
     checkpoints: Checkpoints = None,
+    query: Query = None,
     seed: Seed = None,
+    config: ConfigFile = None,
     set: Set = None,
     profile: Profile = None,
     budget: Budget = None,
@@ -67,8 +71,9 @@ def info(
 ) -> None:
     """What a model is made of: roles, blocks, parameters, what was switched, what to know about it.
 
-    With --plan STUDY what `curvescope run STUDY MODEL` would take with the same options: a few products are
-    measured, nothing is written.
+    With --plan STUDY what `curvescope run STUDY MODEL` would take with the same settings, in one process: a
+    few products are measured, nothing is written. The exit code is 0 whether it fits or not; --json says
+    it in plan.fits.
 
     Examples: curvescope info tiny-gpt --revision early; curvescope info tiny-gpt --blocks 'L0.h*.W_Q';
     curvescope info tiny-gpt --plan spectrum --tokens 128
@@ -85,14 +90,17 @@ def info(
         "dtype": dtype,
         "device": device,
         "checkpoints": split(checkpoints),
+        "query": query,
         "seed": seed,
     }
     if plan is None:
-        plan_info.refuse_options({**of_study, "set": set, "profile": profile, "budget": budget})
+        others = {"config": config and str(config), "set": set, "profile": profile, "budget": budget}
+        plan_info.refuse_options({**of_study, **others})
         model_info.show(model, revision=revision, heads=heads, blocks=blocks or (), as_json=json)
         return
     given = {"model": model, "revision": revision, "blocks": blocks, **of_study}
-    plan_info.show(plan, set or [], given, limit=Limit(profile, budget), quiet=quiet, as_json=json)
+    limit = Limit(profile, budget)
+    plan_info.show(plan, config, set or [], given, limit=limit, quiet=quiet, as_json=json)
 
 
 def doctor(json: AsJson = False) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import typer
 
@@ -15,13 +16,23 @@ from curvescope.models.load import load
 from curvescope.studies import find, folder
 from curvescope.studies.preflight import forecast, words
 
+BEGUN = "measuring products of {model} as {study} takes them: 15 s or so, more where one is slow"
+
 
 def show(
-    study: str, pairs: Sequence[str], given: Settings, *, limit: folder.Limit, quiet: bool, as_json: bool
+    study: str,
+    config: Path | None,
+    pairs: Sequence[str],
+    given: Settings,
+    *,
+    limit: folder.Limit,
+    quiet: bool,
+    as_json: bool,
 ) -> None:
     """Print the forecast of `curvescope run STUDY MODEL` with the same options.
 
     Args:
+        config: TOML file with settings.
         pairs: NAME=VALUE of --set.
         given: options by name, the model among them.
         limit: what the run would be given; settings are chosen as it would choose them.
@@ -29,11 +40,13 @@ def show(
     found = find(study)
     with spoken(study, found.Config):
         check_options(study, found.Config, given)
-        settings = merge([found.Config], None, pairs, given)
-        chosen = folder.fitted(found, settings, limit)
-        if chosen.words and not quiet:
-            typer.echo(chosen.words, err=True)
-        predicted = forecast(study, found, chosen.cfg)
+        settings = merge([found.Config], config, pairs, given)
+        if found.plan is not None and not quiet:
+            typer.echo(BEGUN.format(model=given["model"], study=study), err=True)
+        chosen = folder.fitted(found, settings, limit, timed=False)
+        if chosen.choice and not quiet:
+            typer.echo(chosen.choice, err=True)
+        predicted = forecast(study, found, chosen.cfg, model=chosen.model)
     if predicted is None:
         _show_model(study, given, as_json=as_json)
     elif as_json:

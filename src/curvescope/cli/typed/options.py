@@ -49,6 +49,10 @@ Checkpoints = Annotated[
         autocompletion=completion.revisions,
     ),
 ]  # fmt: skip
+Query = Annotated[
+    list[str] | None, typer.Option("--query", help="A text that `influence` asks about; repeatable.")
+]
+ConfigFile = Annotated[Path | None, typer.Option("--config", help="TOML file with settings.")]
 Set = Annotated[
     list[str] | None, typer.Option("--set", help="Any setting, NAME=VALUE, a list as 0,1; repeatable.")
 ]

@@ -27,7 +27,10 @@ def check_writable(folder: Path) -> None:
             file.flush()
             os.fsync(file.fileno())
         free = shutil.disk_usage(folder).free
-        reason = "" if free >= NEEDED else f"only {free / 2**20:.0f} MiB are left there"
+        left = (
+            f"only {free / 2**20:.0f} MiB are left there, and a run takes at least {NEEDED / 2**20:.0f} MiB"
+        )
+        reason = "" if free >= NEEDED else left
     except OSError as error:
         reason = error.strerror or str(error)
     finally:
@@ -37,7 +40,7 @@ def check_writable(folder: Path) -> None:
     if reason:
         raise UsageError(
             f"expected a folder that can be written to, got {folder}: {reason}",
-            hint="choose another with --out",
+            hint="make room, or choose another with --out",
         )
 
 

@@ -33,19 +33,19 @@ def steps(cfg: Config, problem: Problem) -> list[Step]:
     basis = basis_length(whole.operator, probes, length)
     ends = together("both ends", [whole], probes * length, columns=probes, basis=basis)
     found = [
-        ends._replace(made=1),
-        Step("rows of blocks", "hessian", cfg.num_shared, made=1),
-        lanczos("parts of the data", whole, cfg.part_steps)._replace(made=1),
-        Step("single sequences", "ggn", SAMPLE * cfg.num_sample_probes, made=1),
+        ends,
+        Step("rows of blocks", "hessian", cfg.num_shared),
+        lanczos("parts of the data", whole, cfg.part_steps),
+        Step("single sequences", "ggn", SAMPLE * cfg.num_sample_probes),
         Step("gradients", "gradient", 3),
     ]
     if cfg.optimizer != "sgd":
-        found.append(Step("the sharpness that Adam sees", "hessian", MOST, made=1))
+        found.append(Step("the sharpness that Adam sees", "hessian", MOST))
     if cfg.block_steps:
         parts = [whole._replace(space=(name,)) for name in matrices(problem)]
         count = cfg.block_steps * len(parts)
         found.append(together("ceilings of blocks", parts, count, basis=cfg.block_steps + 1))
-    return found
+    return [step._replace(made=1, alone=True) for step in found]
 
 
 def blocks(cfg: Config) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""What to change where a study does not fit: batch, checkpoint, vectors, blocks, ranks."""
+"""What to change where a study does not fit (batch, checkpoint, vectors, blocks, ranks) or takes too long."""
 
 from __future__ import annotations
 
@@ -6,18 +6,45 @@ import math
 
 import torch
 
-from curvescope.core.numbers import data_size
+from curvescope.core.numbers import DAY, data_size
 from curvescope.studies import find
 from curvescope.studies.preflight.forecast import Forecast
 from curvescope.studies.preflight.predict import BUFFERS
+from curvescope.studies.setting import TASK
 
 AGAIN = 2  # layers whose results are there at once where they are computed again
-LENGTHS = ("num_density_steps", "num_steps", "num_sharp_steps", "max_products")
-"""Settings that say how many vectors an algorithm keeps, as studies call them."""
+LENGTHS = {
+    "eigenvalues": ("num_steps",), "parts of the data": ("part_steps",), "ceilings": ("block_steps",),
+    "ends": ("num_sharp_steps",), "": ("num_density_steps", "num_steps", "num_sharp_steps"),
+}  # fmt: skip
+"""By how a stage is called, the settings that say how many vectors it keeps, as studies call them."""
+COUNTS = ("num_probes", "num_density_probes", "num_trace_probes", "num_steps", "num_density_steps")
+"""Settings that products are proportional to, as studies call them."""
 
 
 def advice(found: Forecast) -> list[str]:
-    """Lines on what would fit; one where all does."""
+    """Lines on what would fit, one where all does; and on what takes less time where it takes over a day."""
+    return [*_memory(found), *_time(found)]
+
+
+def _time(found: Forecast) -> list[str]:
+    """Products grow as probes and steps do, and one as the tokens do."""
+    if found.prediction.seconds <= DAY:
+        return []
+    names = found.cfg.to_dict()
+    counts = [f"{name} ({names[name]})" for name in COUNTS if names.get(name)]
+    fewer = f"fewer tokens ({found.cfg.tokens:,})"
+    if found.cfg.data.startswith(TASK):
+        fewer = "a smaller task"
+    fewer += f", smaller {', '.join(counts)}" if counts else ""
+    card = "; --device cuda, if there is one" if found.problem.device.type == "cpu" else ""
+    return [
+        f"it takes over a day. What would help: {fewer}: time falls as each of them does; --budget 1h "
+        f"chooses those that are not given{card}"
+    ]
+
+
+def _memory(found: Forecast) -> list[str]:
     p = found.prediction
     if p.fits:
         return [f"it fits: {data_size(p.base + p.free - p.memory)} are left"]
@@ -50,21 +77,25 @@ def _computed_again(found: Forecast, passing: int) -> list[str]:
     less = data_size(AGAIN * passing // depth)
     return [
         f"  checkpoint: --set checkpoint=true: layers are computed again, about {less} in the place of "
-        f"{data_size(passing)}, twice the time"
+        f"{data_size(passing)}, two to three times the time"
     ]
 
 
 def _fewer_vectors(found: Forecast, room: int) -> list[str]:
-    """Where an algorithm's basis is the larger part."""
+    """Where an algorithm's basis is the larger part; eigenvalues take what memory they may, whatever is set.
+
+    Fewer probes help where several go at once.
+    """
     top, names = found.prediction.largest, found.cfg.to_dict()
-    column = _column(found)
-    fitting, now = room // column - BUFFERS, top.vectors // column - BUFFERS
-    setting = next((name for name in LENGTHS if name in names), None)
-    if setting is None or not 2 <= fitting < now:
+    column, buffers = _column(found), BUFFERS * top.columns
+    fitting, now = room // column - buffers, top.vectors // column - buffers
+    known = next(those for start, those in LENGTHS.items() if top.what.startswith(start))
+    setting = next((name for name in known if name in names), None)
+    if setting is None or top.most > top.seconds or not 2 <= fitting < now:
         return []
     return [
         f"  vectors: {top.what} keeps {now} of {data_size(column)} each, {fitting} would fit: a smaller "
-        f"{setting}, or fewer probes"
+        f"{setting}{', or fewer probes' if top.columns > 1 else ''}"
     ]
 
 

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from typing import final
 
 from curvescope.core.config import Config
+from curvescope.models.model import Model
 from curvescope.problem import Problem
 from curvescope.runs.plan import Plan, Step
 from curvescope.runs.study import Study
-from curvescope.studies.preflight.measure import Clock, Measured, measure
+from curvescope.studies.preflight.bench import Clock
+from curvescope.studies.preflight.measure import Measured, measure
 from curvescope.studies.preflight.predict import Prediction, kinds_of, predict
 from curvescope.studies.setting import ModelOnData, make_problem
 
@@ -33,16 +35,22 @@ class Forecast:
 
 
 def forecast(
-    name: str, study: Study[Config], cfg: Config, *, clock: Clock = time.perf_counter
+    name: str,
+    study: Study[Config],
+    cfg: Config,
+    *,
+    clock: Clock = time.perf_counter,
+    model: Model | None = None,
 ) -> Forecast | None:
     """Measure a few products, and add up; None where the study says nothing of what it takes.
 
     Args:
         clock: what seconds are measured by.
+        model: that of the configuration, where it is loaded already.
     """
     if study.plan is None or not isinstance(cfg, ModelOnData):
         return None
-    problem = make_problem(cfg)
+    problem = make_problem(cfg, model)
     plan = study.plan
     steps = steps_of(plan, cfg, problem)
     measured = measure(problem, cfg, kinds_of(steps), clock)

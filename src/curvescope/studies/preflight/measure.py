@@ -1,61 +1,43 @@
-"""What a product takes on this device: seconds and bytes, measured on a share of the first batch.
+"""What a product takes on this device: seconds and bytes, measured on a part of the first batch.
 
-A product goes through the batches one after the other, so the first batch stands for all. Where all that is
-to be measured would take more than PATIENCE, it is measured on fewer sequences s of the B, and
-
-    t(B) = t(s) (a + b B) / (a + b s)
-
-with a + b s the time of the first kind, measured on two numbers of sequences: weights are read once for all.
+A product goes through the batches one after the other, so the first batch stands for all. On a CPU a product
+on the first tokens of one sequence says how much of the batch can be measured in PATIENCE, in half of the
+memory; from there to the whole batch it is reckoned as `cut` says. A card is measured on all of it.
 """
 
 from __future__ import annotations
 
-import statistics
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, final
+from typing import NamedTuple, final
 
 import numpy as np
 import torch
 
 from curvescope.algorithms.vectors import orthogonalize
 from curvescope.core.errors import CurvescopeError
+from curvescope.core.numbers import data_size
 from curvescope.core.operator import Identity
-from curvescope.core.seeds import probes
-from curvescope.operators.base import CurvatureOperator
-from curvescope.operators.curvature import OPERATORS
 from curvescope.operators.sources import Sources
 from curvescope.problem import Problem
 from curvescope.runs.disk.journal import Journal
+from curvescope.studies.preflight.bench import LEAST, PASSED, Bench, Clock, Kind, Taken
+from curvescope.studies.preflight.cut import Cut, cuts, scores, shortest, size, slower, whole, work
 from curvescope.studies.preflight.meter import Meter
 from curvescope.studies.setting import ModelOnData
 
 PATIENCE = 4.0  # seconds for all kinds together, about, and as much again where they are quick
+LONGER, LONGEST = 2, 4  # times the shortest part, for the first kind where the others are measured on that
+SLOW = 0.5  # seconds of a product on it: then what is LIKE another is not measured
+LIKE = {"functional": "hessian", "source": "sources"}
 MOST = 2  # times that: then kinds that are like others are not measured
-CALLS = 4  # of a kind at least: the first builds, and later ones are as in an algorithm
+PILOT = 0.5  # seconds, about, for the first kind on the shortest part
 ENOUGH = 20  # calls at most; a product that was asked for a dozen times is recorded and replayed
 ENTRIES = 2**21  # of a vector that the work of algorithms is measured on, or all
 ROWS = 8  # of a basis for that
-Clock = Callable[[], float]
-
-
-class Kind(NamedTuple):
-    """Products with so many columns of one operator over some parameters."""
-
-    name: str
-    space: tuple[str, ...]
-    columns: int
-
-
-class Taken(NamedTuple):
-    """What a kind takes on one whole batch."""
-
-    seconds: float  # of each vector
-    building: float  # seconds that the first products take more
-    graph: int  # bytes that are kept
-    passing: int  # bytes beyond those while a product is taken
 
 
 class Around(NamedTuple):
@@ -66,14 +48,21 @@ class Around(NamedTuple):
     file: float
 
 
+class Point(NamedTuple):
+    """A part that the first kind was measured on."""
+
+    cut: Cut
+    taken: Taken
+
+
 @final
 @dataclass(frozen=True)
 class Measured:
     """What was measured of a problem.
 
     Attributes:
-        taken: by kind.
-        sequences: of the first batch, that it was measured on.
+        taken: by kind, on the whole first batch.
+        cut: the part of it that it was measured on; `everything`, all of it.
         base: bytes before any product, weights among them.
         free: bytes that could be taken then.
         fast: whether our kernels were used; `attends`, for attention; and `why` not.
@@ -81,7 +70,8 @@ class Measured:
 
     taken: dict[Kind, Taken]
     around: Around
-    sequences: int
+    cut: Cut
+    everything: Cut
     base: int
     free: int
     fast: bool
@@ -90,143 +80,137 @@ class Measured:
 
 
 def measure(problem: Problem, cfg: ModelOnData, asked: Mapping[Kind, int], clock: Clock) -> Measured:
-    """Seconds and bytes of every kind, on as many sequences as there are time and memory for.
+    """Seconds and bytes of every kind, on as much of the first batch as there are time and memory for.
 
     Args:
         asked: how often a study asks for products of every kind, the most telling kind first.
     """
-    kinds = list(asked)
-    meter, whole = Meter(problem.device), problem.batches[0].num_sequences
-    one = _Bench(problem, cfg, 1, meter, clock)
-    small = one.take(kinds[0])
-    one.let_go()
+    meter, first = Meter(problem.device), next(iter(asked))
+    check_room(problem, first, meter.free())
+    everything, card = whole(problem), problem.device.type == "cuda"
+    make = partial(Bench, problem, cfg, meter, clock)
+    bench = make(Cut(1, everything.tokens) if card else shortest(everything))
+    one = Point(bench.cut, bench.take(first, patience=PILOT))
+    bench.let_go()
     base, free = meter.begin(), meter.free()  # libraries that a first product loads are there
-    count, taken = _all_taken(problem, cfg, asked, meter, clock, _affordable(problem, small, kinds, free))
-    if count == 1 < whole:
-        other, at = _Bench(problem, cfg, 2, meter, clock).take(kinds[0]), 2
-    else:
-        other, at = small, 1
-    first = taken[kinds[0]].seconds
-    slope = max(0.0, (other.seconds - first) / (at - count)) if at != count else 0.0
-    column = problem.model.num_parameters * torch.finfo(problem.dtype).bits // 8
-    growth = 1 + slope * (whole - count) / first, whole / count
-    return Measured(
-        {kind: _grown(some, *growth, _vectors(problem, kind) * column) for kind, some in taken.items()},
-        _around(problem, clock),
-        count,
-        base,
-        free,
-        one.fast,
-        one.attends,
-        one.why,
-    )
+    if one.taken.seconds > SLOW:
+        asked = {kind: often for kind, often in asked.items() if kind == first or kind.name not in LIKE}
+    wanted = everything if card else _affordable(problem, everything, one, list(asked), free)
+    longer = _longer(everything, one, free) if wanted == one.cut != everything else None
+    here = {kind: often for kind, often in asked.items() if longer is None or kind != first}
+    points = {} if longer is None else {first: Point(longer, make(longer).take(first))}
+    points |= _all_taken(make, here, clock, [c for c in cuts(everything) if c <= wanted])
+    around, how = _around(problem, clock), (bench.fast, bench.attends, bench.why)
+    grown = _grown(problem, everything, points, (one, points[first]), fused=bench.attends)
+    taken = {kind: _once_for_all(kind, grown) for kind in asked if kind in grown}
+    return Measured(taken, around, points[first].cut, everything, base, free, *how)
 
 
-def _affordable(problem: Problem, small: Taken, kinds: Sequence[Kind], free: int) -> int:
-    """Sequences of the first batch that all kinds can be measured on; a card is measured on all of them."""
-    whole = problem.batches[0].num_sequences
-    seconds = CALLS * sum(kind.columns for kind in kinds) * small.seconds
-    if problem.device.type == "cuda":
-        return whole
-    held = max(1, small.graph + max(kind.columns for kind in kinds) * small.passing)
-    return max(1, min(whole, int(PATIENCE / max(seconds, 1e-9)), int(free / 2 / held)))
+def check_room(problem: Problem, kind: Kind, free: int) -> None:
+    """Raise where the vectors of one product alone do not fit: it is not begun."""
+    entries = problem.space(*kind.space).size * torch.finfo(problem.dtype).bits // 8
+    needed = (PASSED + 1) * kind.columns * entries  # and what it adds up, parameter by parameter
+    if needed > free:
+        raise CurvescopeError(
+            f"no product of {problem.model.name} was measured: its vectors alone take {data_size(needed)}, "
+            f"and {data_size(free)} are free",
+            hint="blocks='L0.*' for fewer parameters where the study takes blocks, or several ranks",
+        )
+
+
+def _affordable(problem: Problem, everything: Cut, one: Point, kinds: Sequence[Kind], free: int) -> Cut:
+    """The largest part on which all kinds can be measured, in time and memory."""
+    least, small = one
+    building = min(small.building, LEAST * small.seconds)
+    seconds = sum(LEAST * kind.columns * small.seconds + building for kind in kinds)
+    held = small.graph + max(kind.columns for kind in kinds) * small.passing
+
+    def fits(cut: Cut) -> bool:
+        times, data = work(problem, cut) / work(problem, least), size(cut, 0.0) / size(least, 0.0)
+        return times * seconds <= PATIENCE and data * held <= free / 2
+
+    return next(filter(fits, cuts(everything)), least)
 
 
 def _all_taken(
-    problem: Problem, cfg: ModelOnData, asked: Mapping[Kind, int], meter: Meter, clock: Clock, count: int
-) -> tuple[int, dict[Kind, Taken]]:
-    """What every kind takes on so many sequences, or on half as many where these do not fit."""
-    bench, patience = _Bench(problem, cfg, count, meter, clock), PATIENCE / len(asked)
-    taken: dict[Kind, Taken] = {}
+    make: Callable[[Cut], Bench], asked: Mapping[Kind, int], clock: Clock, fits: list[Cut]
+) -> dict[Kind, Point]:
+    """What every kind takes on the first part, or on half of it where that does not fit after all."""
+    bench, patience = make(fits[0]), PATIENCE / max(len(asked), 1)
+    taken: dict[Kind, Point] = {}
     start = clock()
     try:
         for kind, often in asked.items():
             if clock() - start < MOST * PATIENCE or kind.name not in {known.name for known in taken}:
-                taken[kind] = bench.take(kind, min(often, ENOUGH), patience=patience)
-        return count, {kind: _once_for_all(kind, taken) for kind in taken}
+                taken[kind] = Point(bench.cut, bench.take(kind, min(often, ENOUGH), patience=patience))
+        return taken
     except torch.OutOfMemoryError as error:
-        if count == 1:
+        half = [cut for cut in fits if size(cut, 0.0) <= size(fits[0], 0.0) / 2]
+        if not half:
             raise CurvescopeError(
-                f"a product of {problem.model.name} on one sequence takes more memory than there is",
+                f"a product of {bench.problem.model.name} on {_words(bench.cut)} takes more memory than "
+                "there is",
                 hint="checkpoint=True, a smaller seq_len, or more ranks",
             ) from error
-    return _all_taken(problem, cfg, asked, meter, clock, count // 2)
+    bench.let_go()
+    return _all_taken(make, asked, clock, half)
 
 
-def _once_for_all(kind: Kind, taken: dict[Kind, Taken]) -> Taken:
+def _words(cut: Cut) -> str:
+    return f"{cut.tokens} tokens" if cut.tokens else "one sequence"
+
+
+def _once_for_all(kind: Kind, taken: Mapping[Kind, Taken]) -> Taken:
     """What a kind takes, its graph being that which was built for any number of columns of its operator."""
     same = [some for other, some in taken.items() if other._replace(columns=kind.columns) == kind]
     building, graph = max(some.building for some in same), max(some.graph for some in same)
     return taken[kind]._replace(building=building, graph=graph)
 
 
+def _longer(everything: Cut, one: Point, free: int) -> Cut | None:
+    """Where all kinds are measured on the shortest part: a longer one for the first of them.
+
+    None where sequences cannot be cut, or the memory is not there.
+    """
+    seconds, held = one.taken.seconds, one.taken.graph + one.taken.passing
+    times = LONGEST if LEAST * LONGEST * seconds <= MOST * PATIENCE else LONGER
+    cut = Cut(1, min(times * one.cut.tokens, everything.tokens))
+    return cut if cut.tokens > one.cut.tokens and times * held <= free / 2 else None
+
+
+def _grown(
+    problem: Problem, everything: Cut, taken: Mapping[Kind, Point], ends: tuple[Point, Point], *, fused: bool
+) -> dict[Kind, Taken]:
+    """On a whole batch: what is kept grows as the data do, of what passes that beyond the vectors.
+
+    Args:
+        ends: a small and a large part that the first kind was measured on.
+        fused: whether attention keeps no scores.
+    """
+    small, large = ends
+    (w, t), (W, T) = ((work(problem, end.cut), end.taken.seconds) for end in ends)
+    squares = scores(problem, fused=fused)
+    more = large.taken.passing - small.taken.passing
+    apart = size(large.cut, squares) - size(small.cut, squares)
+    each = more / apart if more > 0 and apart > 0 else 0.0
+    column = problem.model.num_parameters * torch.finfo(problem.dtype).bits // 8
+    all_of_it = slower((w, t), (W, T), work(problem, everything)), size(everything, squares)
+    found = {}
+    for kind, (cut, some) in taken.items():
+        here = slower((w, t), (W, T), work(problem, cut)), size(cut, squares)
+        time, data = (whole / part for whole, part in zip(all_of_it, here, strict=True))
+        fixed = min(some.passing, _vectors(problem, kind) * column)
+        passing = fixed + data * (some.passing - fixed)
+        passing = max(passing, some.passing + each * kind.columns * (all_of_it[1] - here[1]))
+        grown = some.seconds * time, some.building * time, int(some.graph * data), int(passing)
+        found[kind] = Taken(*grown, opening=some.opening)
+    return found
+
+
 def _vectors(problem: Problem, kind: Kind) -> int:
     """Vectors that pass at most while a product is taken: of all sources together, two for each."""
-    each = 4 + (2 * len(Sources(problem)) if kind.name == "sources" else 0)
+    each = 4 - PASSED + (2 * len(Sources(problem)) if kind.name == "sources" else 0)
     return each * kind.columns
-
-
-def _grown(taken: Taken, time: float, data: float, vectors: int) -> Taken:
-    """On a whole batch: what is kept grows as the data do, of what passes that beyond the vectors."""
-    fixed = min(taken.passing, vectors)
-    passing = fixed + data * (taken.passing - fixed)
-    return Taken(taken.seconds * time, taken.building * time, int(taken.graph * data), int(passing))
-
-
-class _Bench:
-    """Products on some sequences of the first batch."""
-
-    def __init__(self, problem: Problem, cfg: ModelOnData, sequences: int, meter: Meter, clock: Clock):
-        batch = problem.batches[0][:sequences]
-        self._problem = Problem(problem.model, [batch], loss=problem.loss)
-        self._cfg, self._meter, self._clock = cfg, meter, clock
-        self._operators: dict[str, CurvatureOperator] = {}  # their blocks share what they keep, as in studies
-        self.fast, self.attends, self.why = False, False, ""
-
-    def take(self, kind: Kind, calls: int = CALLS, *, patience: float = 0.0) -> Taken:
-        """At least CALLS products, up to `calls` while there is patience."""
-        before = self._meter.begin()
-        op, product = self._product(kind)
-        seconds: list[float] = []
-        opened = self._clock()
-        with op.steady():
-            while len(seconds) < CALLS or (len(seconds) < calls and sum(seconds) < patience):
-                start = self._clock()
-                product()
-                seconds.append(self._clock() - start)
-        opened, peak = self._clock() - opened, self._meter.peak()
-        del product  # and the columns with it: they pass
-        after = self._meter.begin()
-        self.fast, self.attends, self.why = op.engine.name == "fast", op.engine.attends, op.engine.why
-        steady = statistics.median(seconds[len(seconds) // 2 :])
-        building = opened - steady * len(seconds)
-        return Taken(steady / kind.columns, max(building, 0.0), max(after - before, 0), max(peak - after, 0))
-
-    def let_go(self) -> None:
-        """Free what operators keep."""
-        self._operators.clear()
-
-    def _product(self, kind: Kind) -> tuple[CurvatureOperator, Callable[[], Any]]:
-        """The operator, and a call that is done when a card has done it."""
-        problem = self._problem
-        if kind.name in ("gradient", "loss"):
-            call = problem.gradient if kind.name == "gradient" else problem.value
-            return self._operator("hessian"), lambda: torch.as_tensor(call()).sum().item()
-        if kind.name in ("sources", "source"):
-            sources = Sources(problem)
-            op = sources[next(iter(sources))]
-        else:
-            sources, op = None, self._operator(kind.name).block(list(kind.space) or "*")
-        V = probes(op.shape[1], kind.columns, seed=0, dtype=op.dtype, device=op.device)
-        if kind.name == "sources" and sources is not None:
-            return op, lambda: sum(float(found.sum()) for found in sources.products(V).values())
-        return op, lambda: float((op @ V).sum())
-
-    def _operator(self, name: str) -> CurvatureOperator:
-        if name not in self._operators:
-            how: Any = {"engine": self._cfg.engine, "checkpoint": self._cfg.checkpoint}
-            self._operators[name] = OPERATORS[name](self._problem, **how)
-        return self._operators[name]
 
 
 def _around(problem: Problem, clock: Clock) -> Around:

@@ -7,7 +7,10 @@ each column, on D batches of which the first has t seconds for a vector:
     memory  base + D graph, of all operators so far + c (m + 3) n entries + passing
 
 m' = min(m, p / c) is how far the basis grows. Graphs take at most half of what is free; where those of one
-operator do not fit, they are built anew for every product.
+operator do not fit, they are built anew for every product, and that of one batch passes. AROUND is added
+once: starting, checks, figures, tables, writing. On a CPU figures are the last stage, with FIGURES in the
+place of vectors. The most that a run takes has MARGIN in it, since predictions are as far off (see
+docs/howto/cost.md).
 """
 
 from __future__ import annotations
@@ -22,13 +25,17 @@ from curvescope.engines.keep import SHARE
 from curvescope.problem import Problem
 from curvescope.runs.disk.journal import MOST_OF_TIME, PATIENCE
 from curvescope.runs.plan import Step
-from curvescope.studies.preflight.measure import Kind, Measured, Taken
+from curvescope.studies.preflight.bench import Kind, Taken
+from curvescope.studies.preflight.measure import Measured
 
 SAMPLED = 3  # of many operators of one kind, so many are measured
+DRAWN = "figures"
 KNOWN = ("hessian", "ggn", "functional", "sources", "source", "gradient", "loss")
 Globs = tuple[str, ...]
-AROUND = 6.0  # seconds until figures are drawn and all is written
-BUFFERS = 3  # vectors that an algorithm has besides its basis: probes, products, what it adds up
+AROUND = 8.0  # seconds of the processor: until a study is imported 2, checks 1, figures and files 3 to 5
+FIGURES = 110 * 2**20  # bytes of the libraries that draw, and of what they draw
+MARGIN = 1 / 0.7  # what was predicted was at most 30 % below what runs took
+BUFFERS = 3  # vectors that an algorithm has besides its basis: what it multiplies, the product, a sum
 
 
 class Stage(NamedTuple):
@@ -41,6 +48,7 @@ class Stage(NamedTuple):
     vectors: int  # bytes
     graphs: int  # bytes that are kept when it ends
     memory: int  # bytes in all, at its peak
+    columns: int = 1  # vectors that go at once
 
 
 @final
@@ -49,7 +57,7 @@ class Prediction:
     """What a study takes.
 
     Attributes:
-        other: seconds of work that no model changes: figures and tables are drawn and written.
+        other: seconds of work that no model changes: starting, checks, figures, tables, writing.
         base: bytes before any product, weights among them.
         free: bytes that could be taken then.
         passing: bytes that pass while a product is taken, at most.
@@ -68,8 +76,8 @@ class Prediction:
 
     @property
     def most(self) -> float:
-        """If eigenvalues take all products that they may."""
-        return sum(stage.most for stage in self.stages) + self.other
+        """If eigenvalues take all products that they may, and all takes MARGIN times as long."""
+        return MARGIN * (sum(stage.most for stage in self.stages) + self.other)
 
     @property
     def largest(self) -> Stage:
@@ -111,9 +119,12 @@ def kinds_of(steps: Sequence[Step]) -> dict[Kind, int]:
 def predict(problem: Problem, steps: Sequence[Step], measured: Measured, other: float) -> Prediction:
     """Add up the steps in their order; `other` are seconds of work that no model changes."""
     state = _Standing(problem, measured)
-    stages = tuple(map(state.stage, steps))
+    stages = [state.stage(step) for step in steps]
+    if problem.device.type == "cpu":
+        held = stages[-1].graphs if stages else 0
+        stages.append(Stage(DRAWN, 0, 0.0, 0.0, 0, held, measured.base + held + FIGURES))
     passing = max(taken.passing for taken in measured.taken.values())
-    return Prediction(stages, other + AROUND, measured.base, measured.free, passing)
+    return Prediction(tuple(stages), other + AROUND, measured.base, measured.free, passing)
 
 
 class _Standing:
@@ -129,7 +140,8 @@ class _Standing:
     def stage(self, step: Step) -> Stage:
         """What a step takes."""
         taken = _mean([self._of(Kind(step.kind, space, step.columns)) for space in sampled(step)])
-        new = self._keep(step, self._batches * taken.graph)
+        fits = taken.graph <= self._budget
+        new = self._keep(step, self._batches * taken.graph if fits else 0.0)
         sizes = [self._problem.space(*space).size for space in step.spaces]
         expected, most = (
             self._seconds(step, taken, products, sizes, new)
@@ -140,18 +152,21 @@ class _Standing:
         if self._problem.device.type == "cpu":  # memory that was never written to is not there
             length = min(length, int(step.products / (step.columns * len(sizes))) + 1)
         vectors = step.columns * (length + BUFFERS) * max(sizes) * entry
-        graphs = int(min(sum(self._graphs.values()), max(self._budget, taken.graph)))
-        memory = self._measured.base + graphs + vectors + taken.passing
-        return Stage(step.what, step.products, expected, most, vectors, graphs, memory)
+        graphs = int(min(sum(self._graphs.values()), self._budget))
+        passing = taken.passing + (0 if fits else taken.graph)  # what is not kept passes
+        memory = self._measured.base + graphs + vectors + passing
+        return Stage(step.what, step.products, expected, most, vectors, graphs, memory, step.columns)
 
     def _keep(self, step: Step, size: float) -> int:
         """Note the graphs of a step, of so many bytes each; how many of its operators are new.
 
-        Of operators that are made anew one is there at a time, in the place of those before.
+        Of operators that are made anew one is there at a time, in the place of those before; of those of
+        other kinds none are left where a step is a piece of its own.
         """
         keys = {(step.kind, space) for space in step.spaces}
         if step.made:
-            self._graphs = {key: held for key, held in self._graphs.items() if key[0] != step.kind}
+            others = {} if step.alone else self._graphs
+            self._graphs = {key: held for key, held in others.items() if key[0] != step.kind}
             self._graphs[step.kind, step.spaces[0]] = size
             self._known |= keys
             return step.made * len(keys)
@@ -179,7 +194,7 @@ class _Standing:
         journal = min(writing, max(PATIENCE * len(sizes), MOST_OF_TIME * products * each))
         anew = self._batches * taken.graph > self._budget
         built = products / step.columns if anew else new
-        return products * each + journal + built * self._batches * taken.building
+        return products * each + journal + built * self._batches * taken.building + new * taken.opening
 
 
 def sampled(step: Step) -> list[Globs]:
@@ -198,4 +213,5 @@ def _mean(found: Sequence[Taken]) -> Taken:
         sum(t.building for t in found) / count,
         sum(t.graph for t in found) // count,
         max(t.passing for t in found),
+        sum(t.opening for t in found) / count,
     )

@@ -7,14 +7,18 @@ from typing import Any
 from torch import nn
 
 from curvescope.core.numbers import data_size, duration, plural
+from curvescope.core.parts import MATRIX_SYMBOLS
 from curvescope.kernels.backends import has_triton
 from curvescope.models.description import PRECISION, dtype_of, notes, roles
 from curvescope.models.model import Model
 from curvescope.studies.preflight.advice import advice
+from curvescope.studies.preflight.cut import width
 from curvescope.studies.preflight.forecast import Forecast
-from curvescope.studies.preflight.predict import Prediction
+from curvescope.studies.preflight.predict import DRAWN, MARGIN, Prediction
 
 NAMED = 5  # roles, and stages, that a line names; the others are added up
+PARTS = tuple(f" {MATRIX_SYMBOLS[kind]}" for kind in ("ggn", "functional"))
+SYMBOLS = "H = H_o + H_f: the Hessian, its outer part (the Gauss-Newton matrix) and the functional part"
 NO_PLAN = "{study} does not say how many products it takes: its time and memory are not predicted"
 
 
@@ -69,35 +73,48 @@ def _tied(model: Model) -> str:
 
 def taking(found: Forecast) -> list[str]:
     """Memory and time, of what they are made, and what they were measured on."""
-    p, batch = found.prediction, found.problem.batches[0]
-    device = found.problem.device
+    p, device = found.prediction, found.problem.device
     where = "of this card" if device.type == "cuda" else "of the process"
     top = p.largest
     made = {"weights and libraries": p.base, "graphs that are kept": top.graphs, "vectors": top.vectors}
-    made["one product"] = top.memory - sum(made.values())
+    made["drawing" if top.what == DRAWN else "one product"] = top.memory - sum(made.values())
     parts = ", ".join(f"{name} {data_size(size)}" for name, size in made.items() if size > 0.01 * top.memory)
-    share = f"{found.measured.sequences} of {batch.num_sequences} sequences of the first batch"
     steps = "" if found.stepwise else "; the study does not say its steps, so this is the most it takes"
     return [
         f"memory: about {data_size(p.memory)} {where} at its peak, in {top.what}: {parts}; "
         f"free now {data_size(p.free)}",
-        f"time: about {duration(p.seconds)}{_most(p)}: {_made(p)}{steps}",
-        f"measured on {share}, of {plural(found.problem.batches.num_sequences, 'sequence')} in all",
+        f"time: about {duration(p.seconds)} ({_most(p)}): {_made(p)}{steps}",
+        measured_on(found),
+        *([SYMBOLS] if any(stage.what.endswith(PARTS) for stage in p.stages) else []),
     ]
 
 
+def measured_on(found: Forecast) -> str:
+    """What part of the data, and how the rest was reckoned."""
+    cut, everything = found.measured.cut, found.measured.everything
+    total = plural(found.problem.batches.num_sequences, "sequence")
+    if cut.tokens == everything.tokens:
+        share = f"{cut.sequences} of {everything.sequences} sequences of the first batch"
+        return f"measured on {share}, of {total} in all"
+    return (
+        f"measured on the first {cut.tokens} of {everything.tokens} tokens of one sequence, of {total} in "
+        f"all; time was taken to grow as T (1 + T / {6 * width(found.problem)}) with their length T"
+    )
+
+
 def _most(p: Prediction) -> str:
-    if p.most < 1.1 * p.seconds:
-        return ""
-    return f" (at most {duration(p.most)}, where eigenvalues take all products that they may)"
+    eigenvalues = any(stage.most > stage.seconds for stage in p.stages)
+    why = "all products that eigenvalues may take, and " if eigenvalues else ""
+    return f"at most {duration(p.most)}: {why}a prediction {1 - 1 / MARGIN:.0%} too low"
 
 
 def _made(p: Prediction) -> str:
-    """The stages that take longest."""
-    stages = sorted(p.stages, key=lambda stage: -stage.seconds)
+    """The stages that take longest, and what is not products."""
+    stages = sorted((stage for stage in p.stages if stage.seconds), key=lambda stage: -stage.seconds)
     parts = [f"{s.what} {duration(s.seconds)} ({s.products:.0f} products)" for s in stages[:NAMED]]
-    rest = sum(s.seconds for s in stages[NAMED:]) + p.other
-    return ", ".join(parts + ([f"the rest {duration(rest)}"] if rest >= 1 else []))
+    rest = sum(s.seconds for s in stages[NAMED:])
+    parts += [f"other products {duration(rest)}"] if rest >= 1 else []
+    return ", ".join([*parts, f"starting, checks, figures and writing {duration(p.other)}"])
 
 
 def as_dict(found: Forecast) -> dict[str, Any]:
@@ -117,6 +134,7 @@ def as_dict(found: Forecast) -> dict[str, Any]:
         "free_bytes": p.free,
         "fits": p.fits,
         "stages": [stage._asdict() for stage in p.stages],
-        "measured_sequences": found.measured.sequences,
+        "measured_sequences": found.measured.cut.sequences,
+        "measured_tokens": found.measured.cut.tokens or None,  # of each; null where they were not counted
         "advice": advice(found),
     }
