@@ -12,7 +12,7 @@ from torch import nn
 
 import curvescope as cs
 from curvescope.core.errors import MissingExtra, UsageError
-from curvescope.engines.snapshot import Snapshot
+from curvescope.engines.state.snapshot import Snapshot
 from curvescope.monitor.callbacks.following import Following, innermost
 
 TOKENS = (torch.arange(96).reshape(12, 8) * 7 + torch.arange(12)[:, None]) % 11

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 import curvescope as cs
 import oracles
 from curvescope.core.errors import ShapeError, UsageError
-from curvescope.operators import PerSample, stacked
-from curvescope.operators.stacked import Part
+from curvescope.operators import PerSample
+from curvescope.operators.samples import stacked
+from curvescope.operators.samples.stacked import Part
 from oracles import as_batches, bench, cut, make_data, relative_error
 from selection import some
 

@@ -33,7 +33,7 @@ from curvescope.distributed.sums import add_over_ranks, done_by_all, state_words
 from curvescope.engines import Engine
 from curvescope.operators import MonteCarloFisher
 from curvescope.operators.base import CurvatureOperator
-from curvescope.operators.coupled import refuse_coupled
+from curvescope.operators.samples.coupled import refuse_coupled
 from curvescope.problem import Problem
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from curvescope.core.errors import CurvescopeError
 from curvescope.core.ranks import group_in_step, in_step, together
 from curvescope.distributed.asked import Asked
 from curvescope.engines import Engine
-from curvescope.engines.digest import digest
+from curvescope.engines.state.digest import digest
 from curvescope.problem import Problem
 
 if TYPE_CHECKING:

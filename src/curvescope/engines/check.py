@@ -24,10 +24,10 @@ from curvescope.core.ranks.spread import Spread
 from curvescope.core.seeds import generator
 from curvescope.data.batches import Batch
 from curvescope.engines import ask, works
-from curvescope.engines.digest import digest, same
 from curvescope.engines.memory import result_bytes
 from curvescope.engines.run import FusedRunner, PlainRunner, Runner, find_head
-from curvescope.engines.snapshot import Snapshot, modes
+from curvescope.engines.state.digest import digest, same
+from curvescope.engines.state.snapshot import Snapshot, modes
 from curvescope.kernels.substitute import PlainAttention
 from curvescope.models.hf.module import rounding
 from curvescope.models.model import Model

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from curvescope.engines import ask
 from curvescope.engines.check import Known, known
-from curvescope.engines.digest import digest, same
-from curvescope.engines.snapshot import Snapshot, modes, version
+from curvescope.engines.state.digest import digest, same
+from curvescope.engines.state.snapshot import Snapshot, modes, version
 from curvescope.problem import Problem
 
 

@@ -5,7 +5,7 @@ from curvescope.operators.curvature import GGN, EmpiricalFisher, Functional, Hes
 from curvescope.operators.diagonals import DiagonalCost, ExactDiagonal, diagonal_cost, exact_diagonal
 from curvescope.operators.jacobian import Jacobian
 from curvescope.operators.kronecker import EKFAC, KFAC, KFACQuality, KroneckerOperator, Shampoo, kfac_quality
-from curvescope.operators.per_sample import PerSample, SampleTraces, per_sample
+from curvescope.operators.samples.per_sample import PerSample, SampleTraces, per_sample
 from curvescope.operators.sources import Source, Sources
 from curvescope.operators.taylor import Line, Plane, ThirdDerivative, line, plane, third_derivative
 

@@ -20,11 +20,11 @@ from curvescope.core.ranks import Division, dividing
 from curvescope.data.batches import Batch
 from curvescope.engines import Engine, EngineName, Receive, Tree
 from curvescope.engines.memory import columns_at_once, ran_out
-from curvescope.engines.plain_values import plain
-from curvescope.engines.structure import structure
+from curvescope.engines.state.plain_values import plain
+from curvescope.engines.state.structure import structure
 from curvescope.losses.of_model import unsplit
 from curvescope.models.choice.params import Params
-from curvescope.operators.coupled import cut_sequences, refuse_cuts
+from curvescope.operators.samples.coupled import cut_sequences, refuse_cuts
 from curvescope.operators.shift import WeightDecay, shift
 from curvescope.problem import Problem, check_finite
 

@@ -31,14 +31,14 @@ from curvescope.data.batches import Batch
 from curvescope.engines import Engine
 from curvescope.engines.memory import columns_at_once
 from curvescope.operators.base import CurvatureOperator
-from curvescope.operators.coupled import refuse_coupled
 from curvescope.operators.curvature import GGN, EmpiricalFisher, MonteCarloFisher
 from curvescope.operators.kronecker.cotangents import Curvature
 from curvescope.operators.kronecker.moments import eigenvalues_in
 from curvescope.operators.kronecker.stream import look
-from curvescope.operators.per_sample import PerSample
 from curvescope.operators.roots import Columns, fisher_columns, ggn_columns, several
-from curvescope.operators.stacked import Graph
+from curvescope.operators.samples.coupled import refuse_coupled
+from curvescope.operators.samples.per_sample import PerSample
+from curvescope.operators.samples.stacked import Graph
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from curvescope.core.blocks import ParamSpace
 from curvescope.core.seeds import Probe, probes
-from curvescope.operators.per_sample import PerSample
-from curvescope.operators.stacked import Graph
+from curvescope.operators.samples.per_sample import PerSample
+from curvescope.operators.samples.stacked import Graph
 from curvescope.problem import Problem
 
 BLOCK_BYTES = {"cpu": 8 * 2**20, "cuda": 2**30}  # of the gradients of several sequences and draws

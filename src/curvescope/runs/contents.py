@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from curvescope.data.batches import Batches
-from curvescope.engines.plain_values import address_free
-from curvescope.engines.structure import made_of
+from curvescope.engines.state.plain_values import address_free
+from curvescope.engines.state.structure import made_of
 from curvescope.models.description import Description, describe
 from curvescope.models.model import Model
 from curvescope.tokenizers import Tokenizer, as_tokenizer

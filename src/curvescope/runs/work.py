@@ -11,14 +11,14 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar, final
 
 from curvescope.core.errors import CurvescopeError
 from curvescope.core.numbers import duration
 from curvescope.core.progress import Progress
-from curvescope.core.ranks import alone, dividing, from_first, together
+from curvescope.core.ranks import alone, together
 from curvescope.core.result import Result
 from curvescope.runs.pieces import Pieces
 from curvescope.runs.ranks.rounds import do_round, rounds
@@ -126,18 +126,10 @@ def work_through(
 
 
 def _verified(place: Place, op: CurvatureOperator) -> None:
-    """Check an operator before its first product; raise where it fails.
+    """Check an operator before its first product; raise where it fails."""
+    from curvescope.runs.verified.verification import verify_by_all
 
-    Rank 0 does it where there are several, and all of them see that what they make together is the same; all
-    together do it where the operator is in pieces.
-    """
-    from curvescope.runs.verified.verification import verify
-
-    found = from_first(lambda: verify(op)) if op.pieces is None else verify(op)
-    if found is not None and dividing() is not None and op.pieces is None:
-        from curvescope.runs.verified.divided import check_ranks
-
-        found = replace(found, checks=(*found.checks, check_ranks(op)))
+    found = verify_by_all(op)
     if found is not None:
         place.verified(found)
         if not found.passed:

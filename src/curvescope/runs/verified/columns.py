@@ -1,8 +1,9 @@
 """Blocks of the Hessian and its parts on a few positions, against plain autograd in float64.
 
 In H v, for v over all parameters, rows of a block are mostly its couplings to other blocks: of queries and
-keys at their first values H_bb is a ten-thousandth of them. So here v has random signs in one block b and
-zeros elsewhere, and a column counts by its own rows,
+keys at their first values H_bb is a ten-thousandth of them. So here v is normally distributed in one block b
+and zero elsewhere (signs are all alike in a small block now and then, which a norm behind it takes away), and
+a column counts by its own rows,
 
     ‖(ours − right)_b‖ / ‖right_b‖ = ‖(ours − right)_bb v‖ / ‖right_bb v‖,
 
@@ -54,7 +55,7 @@ def check_columns(op: CurvatureOperator, exact: Problem) -> list[Check]:
     names = chosen(
         op.space, most=max(LEAST, min(MOST, ENTRIES[kind] // op.shape[0])), stream=list(kind.encode())
     )
-    E = _signs(op.space, names).to(op.device)
+    E = _drawn(op.space, names).to(op.device)
     ours, right = _on(op, part) @ E.to(op.dtype), _right(kind, exact, few, op.space, E.double())
     sizes = _sizes(right, op.space, names)
     errors, limit = _ratios(ours - right, sizes, op.space, names), TOLERANCE[op.dtype]
@@ -66,9 +67,9 @@ def check_columns(op: CurvatureOperator, exact: Problem) -> list[Check]:
         allowed = [[max(limit, TIMES * max(two)) for two in zip(*ways, strict=True)] for ways in columns]
     worst = _worst(names, errors, allowed)
     words = (
-        f"{plural(len(names), 'product')} with random signs in one block, on a few positions, against plain "
-        "autograd in float64: of the block's own rows, and of all, relative to the same rows of the right "
-        f"product; the worst is {worst.name}"
+        f"{plural(len(names), 'product')} with random numbers in one block, on a few positions, against "
+        "plain autograd in float64: of the block's own rows, and of all, relative to the same rows of the "
+        f"right product; the worst is {worst.name}"
     )
     return [Check("columns", worst.error, worst.allowed, words)]
 
@@ -87,12 +88,12 @@ def chosen(space: ParamSpace, *, most: int, stream: list[int]) -> list[str]:
     return [name for name in names if name in picked]
 
 
-def _signs(space: ParamSpace, names: list[str]) -> Tensor:
-    """(n, k): in column j random signs in the j-th block, zeros elsewhere."""
-    E, signs = torch.zeros(space.size, len(names)), probes(space.size, 1, seed=SEED)[:, 0]
+def _drawn(space: ParamSpace, names: list[str]) -> Tensor:
+    """(n, k): in column j normal numbers in the j-th block, zeros elsewhere."""
+    E, drawn = torch.zeros(space.size, len(names)), probes(space.size, 1, seed=SEED, kind="gaussian")[:, 0]
     for j, name in enumerate(names):
         rows = space.slices[name]
-        E[rows, j] = signs[rows].to(E)
+        E[rows, j] = drawn[rows].to(E)
     return E
 
 

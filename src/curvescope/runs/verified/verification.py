@@ -33,6 +33,7 @@ from torch import Tensor
 from curvescope.algorithms.sums import add_up, norms
 from curvescope.algorithms.vectors import columns_of
 from curvescope.core.errors import ModuleError, UsageError
+from curvescope.core.ranks import dividing, from_first
 from curvescope.core.ranks.spread import over
 from curvescope.core.seeds import probes
 from curvescope.engines.memory import ran_out
@@ -42,6 +43,7 @@ from curvescope.problem import Problem
 from curvescope.runs.verified.checks import Check, Verification
 from curvescope.runs.verified.columns import check_columns
 from curvescope.runs.verified.differences import slope, typical
+from curvescope.runs.verified.divided import check_ranks
 from curvescope.runs.verified.forms import check_form
 from curvescope.runs.verified.plain import SEED, part_of, plain_products
 from curvescope.runs.verified.rounding import FAR, TOLERANCE, allowed_by, bare, norm, spaced
@@ -51,6 +53,20 @@ NOISE, ROUNDINGS = 1e-3, 32  # in float32: what rounding may be of a difference,
 SMALL_SHARE = 0.01  # of ‖Hv‖, spread evenly over the entries: what a block is measured by at least
 COPIED = 2**27  # parameters of a model of which a copy in float64 is made
 SMALL = 2**20  # parameters of a small model, of which columns are looked at
+
+
+def verify_by_all(op: CurvatureOperator) -> Verification | None:
+    """What `verify` finds, on every rank there is.
+
+    Rank 0 checks what it makes alone, and all of them that what they make together is the same; where the
+    operator is in pieces, all of them check it together.
+    """
+    if op.pieces is not None:
+        return verify(op)
+    found = from_first(lambda: verify(op))
+    if found is None or dividing() is None:
+        return found
+    return replace(found, checks=(*found.checks, check_ranks(op)))
 
 
 def verify(op: CurvatureOperator) -> Verification | None:

@@ -10,7 +10,7 @@ import torch
 
 from curvescope.closed_form.landscape import ThreeTerms, three_terms
 from curvescope.core.result import Result
-from curvescope.operators.per_sample import PerSample, probe_columns
+from curvescope.operators.samples.per_sample import PerSample, probe_columns
 from curvescope.problem import Problem
 
 SUBSET_BYTES = 2**28  # of the mean gradients of subsets that are held at once

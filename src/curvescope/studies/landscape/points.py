@@ -13,7 +13,7 @@ from torch import Tensor
 from curvescope.core.result import Result
 from curvescope.core.seeds import generator, probes
 from curvescope.data.batches import Batch
-from curvescope.operators.per_sample import PerSample, per_sample
+from curvescope.operators.samples.per_sample import PerSample, per_sample
 from curvescope.problem import Problem
 from curvescope.studies.landscape.growth import increments, scaled_squares
 

@@ -17,7 +17,7 @@ from curvescope.core.config import as_tuples, at_least, setting
 from curvescope.core.errors import UsageError
 from curvescope.core.progress import Progress
 from curvescope.core.result import Result
-from curvescope.operators.per_sample import per_sample
+from curvescope.operators.samples.per_sample import per_sample
 from curvescope.problem import Problem
 from curvescope.runs.contents import fingerprint
 from curvescope.runs.shown import Claim, Line, Shown

@@ -13,7 +13,7 @@ from curvescope.closed_form.landscape import quadratic_bound, quadratic_mean_squ
 from curvescope.core.result import Result
 from curvescope.core.seeds import generator
 from curvescope.operators import Hessian
-from curvescope.operators.per_sample import per_sample
+from curvescope.operators.samples.per_sample import per_sample
 from curvescope.problem import Problem
 from curvescope.studies.landscape.growth import increments
 from curvescope.studies.landscape.points import losses_at

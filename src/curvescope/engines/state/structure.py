@@ -21,7 +21,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from curvescope.engines.plain_values import address_free, plain
+from curvescope.engines.state.plain_values import address_free, plain
 from curvescope.models.model import Model
 
 LIBRARIES = {"torch", "transformers", "curvescope", "numpy"} | (

@@ -15,7 +15,7 @@ from torch import Tensor
 from curvescope.core.errors import UsageError
 from curvescope.data.batches import Batch
 from curvescope.models.capture.points import is_zoo
-from curvescope.operators.stacked import NEAR
+from curvescope.operators.samples.stacked import NEAR
 from curvescope.problem import Problem, differentiating
 
 

@@ -30,9 +30,9 @@ from curvescope.engines import Engine
 from curvescope.engines.memory import SHARE_OF_FREE_MEMORY, free_bytes, result_bytes
 from curvescope.models.choice.params import Params
 from curvescope.models.running.held import RefuseHeld
-from curvescope.operators.coupled import refuse_coupled
-from curvescope.operators.rows import Each, Rows, has_terms, rows_of
-from curvescope.operators.stacked import Graph, Part, alone, fits_together, together
+from curvescope.operators.samples.coupled import refuse_coupled
+from curvescope.operators.samples.rows import Each, Rows, has_terms, rows_of
+from curvescope.operators.samples.stacked import Graph, Part, alone, fits_together, together
 from curvescope.problem import Problem, check_finite, differentiating
 
 GRAPH = 4  # of a gradient's graph, in units of the forward pass's results
