@@ -70,6 +70,19 @@ def test_directions_are_what_they_are_called(measured):
     assert found.plane.curvature[0, 0] == pytest.approx(top)
 
 
+def test_eigenvectors_point_downhill(cfg, monkeypatch):
+    """Whichever sign the eigensolver gives."""
+    problem, own = make_problem(cfg), descent.eigsh
+    g = problem.gradient().numpy()
+    found = [descent.top_pairs(problem, 2, 0).vectors]
+    monkeypatch.setattr(
+        descent, "eigsh", lambda *given, **how: replace(pairs := own(*given, **how), vectors=-pairs.vectors)
+    )
+    found.append(descent.top_pairs(problem, 2, 0).vectors)
+    assert (g @ found[0] < 0).all()
+    np.testing.assert_array_equal(found[0], found[1])
+
+
 def test_descent_is_plain_gradient_descent(measured):
     found, _, problem = measured
     theta = problem.space().gather({k: p.detach() for k, p in problem.parameters.items()})
