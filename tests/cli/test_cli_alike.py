@@ -27,7 +27,7 @@ ALIKE = {  # in which commands an option makes sense
     "--tokenizer": {"run", "diagnose", "compare", "report", "info"},
     "--revision": {"run", "diagnose", "report", "info"},
     "--profile": {"run", "compare", "report", "reproduce", "info"},
-    "--force": {"run", "diagnose", "compare", "report", "bench"},
+    "--force": {"run", "diagnose", "compare", "report", "reproduce", "bench"},
     "--set": {"run", "diagnose", "compare", "reproduce", "bench", "info"},
     "--settings": {"run", "compare", "reproduce"},
 }

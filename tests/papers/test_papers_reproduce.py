@@ -158,6 +158,25 @@ def test_a_killed_run_goes_on(tmp_path, capsys):
 
 
 @pytest.mark.usefixtures("unrendered")
+def test_a_finished_figure_is_read_and_not_computed_again(tmp_path, capsys):
+    words = ["ormaniec2025", "--figure", "small", "--out", tmp_path]
+    code, out, _ = call(*words, capsys=capsys)
+    assert (code, Counter.done) == (0, 2)
+    code, again, err = call(*words, capsys=capsys)
+    assert (code, Counter.done, again) == (0, 2, out)
+    assert "small: already finished" in err
+    assert not (tmp_path / "state").exists()
+    assert call(*words, "--force", capsys=capsys)[0] == 0
+    assert Counter.done == 4
+    Counter.contents = "other data"
+    assert call(*words, capsys=capsys)[0] == 0
+    assert Counter.done == 6
+    (tmp_path / "small.csv").unlink()
+    assert call(*words, capsys=capsys)[0] == 0
+    assert Counter.done == 8
+
+
+@pytest.mark.usefixtures("unrendered")
 def test_other_settings_do_not_resume_it(tmp_path):
     Counter.stop_at = 1
     with pytest.raises(KeyboardInterrupt):

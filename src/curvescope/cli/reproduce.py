@@ -58,6 +58,7 @@ def show(
     out: Path | None,
     draw: bool,
     quiet: bool,
+    force: bool = False,
     as_json: bool = False,
 ) -> None:
     """Compute or draw the figures, print what was claimed and what came out, and where the files are."""
@@ -73,9 +74,8 @@ def show(
         settings = merge(kinds, None, pairs, given)
         with watched(quiet) as watch:
             try:
-                found = reproduce(
-                    paper, figures, settings=settings, out=out, progress=watch.piece, say=watch.say
-                )
+                how = {"progress": watch.piece, "say": watch.say, "force": force}
+                found = reproduce(paper, figures, settings=settings, out=out, **how)
             except KeyboardInterrupt:
                 typer.echo(f"stopped; what is finished is kept\n{go_on()}", err=True)
                 raise typer.Exit(130) from None

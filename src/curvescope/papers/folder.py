@@ -22,7 +22,7 @@ from curvescope.core.config import Config
 from curvescope.core.errors import CurvescopeError, MissingExtra
 from curvescope.papers import PAPERS
 from curvescope.runs.disk.durable import sync, sync_tree, write_whole
-from curvescope.runs.folder import STATE, Say, digest_of, environment
+from curvescope.runs.folder import STATE, AlreadyFinished, Say, digest_of, environment
 from curvescope.runs.pieces import RESULT, Pieces
 from curvescope.runs.shown import Shown
 from curvescope.runs.verified.checks import Verification, name_of
@@ -38,17 +38,49 @@ class FigureFolder(Place):
     """One figure of a paper in the folder `out`; pieces of it are under state/<figure>-<hash>.
 
     The hash is that of version, settings, and contents of model and data.
+
+    Args:
+        force: compute anew what is finished.
     """
 
-    def __init__(self, out: Path, paper: str, figure: str, cfg: Config, *, say: Say = lambda line: None):
+    def __init__(
+        self,
+        out: Path,
+        paper: str,
+        figure: str,
+        cfg: Config,
+        *,
+        say: Say = lambda line: None,
+        force: bool = False,
+    ):
         self.out, self.paper, self.figure, self.cfg, self._say = out, paper, figure, cfg, say
+        self._force = force
         self._settings = json.dumps({"version": __version__, **cfg.to_dict()}, sort_keys=True)
         self._contents = ""
         self._pieces: Pieces | None = None
         self._verified: dict[tuple[str, str, str], dict[str, Any]] = {}
 
     def at(self, contents: str, names: Sequence[str] = ()) -> Pieces:
-        """The pieces of this figure with these settings and contents."""
+        """The pieces of this figure with these settings and contents.
+
+        Raises:
+            AlreadyFinished: where it is finished, unless forced.
+        """
+        if not self._force and self._finished(contents):
+            raise AlreadyFinished(self.out)
+        return self._opened(contents, names)
+
+    def _finished(self, contents: str) -> bool:
+        """Whether the figure is there, of the same version, settings and contents, with all of its files."""
+        if not (self.out / SETTINGS).exists():
+            return False
+        found = read_settings(self.out)["figures"].get(self.figure)
+        if found is None or found.get("contents") != contents:
+            return False
+        of = json.dumps({"version": found["version"], **found["settings"]}, sort_keys=True)
+        return of == self._settings and all((self.out / name).exists() for name in found["files"])
+
+    def _opened(self, contents: str, names: Sequence[str] = ()) -> Pieces:
         self._contents = contents
         place = self.out / STATE / f"{self.figure}-{digest_of(self._settings, contents)}"
         run = digest_of(self._settings, contents, digits=32)
@@ -86,7 +118,7 @@ class FigureFolder(Place):
             "seconds": round(seconds, 1),
             "verification": list(self._verified.values()),
         }
-        pieces = self.at("") if self._pieces is None else self._pieces
+        pieces = self._opened("") if self._pieces is None else self._pieces
         pieces.begin()
         staging = pieces.folder / "finished"
         files = publish(self.out, self.paper, self.figure, result, entry, staging, say)

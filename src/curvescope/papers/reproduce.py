@@ -13,7 +13,7 @@ from curvescope.core.progress import Progress
 from curvescope.papers import all_claims, check_settings, figures_of, find_figure
 from curvescope.papers.folder import FigureFolder, load_result, publish, read_settings
 from curvescope.runs.disk.place import full_disk_said
-from curvescope.runs.folder import STATE, Say
+from curvescope.runs.folder import STATE, AlreadyFinished, Say
 from curvescope.runs.shown import Shown
 
 EVERYWHERE = ("profile", "replay", "device")  # what a figure that has no use for it is not told
@@ -27,15 +27,18 @@ def reproduce(
     out: str | Path | None = None,
     progress: Progress | None = None,
     say: Say = lambda line: None,
+    force: bool = False,
 ) -> dict[str, Shown]:
     """Compute the named figures, or all of a paper, and write them into `out`, with one table of all claims.
 
-    A figure that was begun with the same settings, model and data and not finished goes on where it was.
+    A figure that was begun with the same settings, model and data goes on where it was, and one that is
+    finished is read.
 
     Args:
         settings: of the figures' `Config`s; each figure is told what it knows.
         out: `reproductions/PAPER` unless given.
         say: called with lines for a person, such as that a figure is resumed.
+        force: compute anew what is finished.
 
     Returns:
         The result of every figure.
@@ -47,11 +50,15 @@ def reproduce(
         raise UsageError(f"expected a folder, got the file {folder}")
     found = {}
     for name, cfg in configs.items():
-        place = FigureFolder(folder, paper, name, cfg, say=say)
-        start = time.monotonic()
+        place = FigureFolder(folder, paper, name, cfg, say=say, force=force)
         with full_disk_said(lambda name=name: f"what is done of {name} is kept under {folder / STATE}"):
-            result = find_figure(paper, name).run(cfg, progress=_prefixed(progress, name), state=place)
-            place.finish(result, seconds=time.monotonic() - start, say=say)
+            try:
+                start = time.monotonic()
+                result = find_figure(paper, name).run(cfg, progress=_prefixed(progress, name), state=place)
+                place.finish(result, seconds=time.monotonic() - start, say=say)
+            except AlreadyFinished:
+                say(f"{name}: already finished")
+                result = load_result(folder, name)
         found[name] = result
     all_claims.write(folder, found, say=say)
     return found

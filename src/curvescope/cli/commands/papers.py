@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from curvescope.cli.typed import completion
-from curvescope.cli.typed.options import AsJson, Device, Profile, Quiet, Set, Settings
+from curvescope.cli.typed.options import AsJson, Device, Force, Profile, Quiet, Set, Settings
 from curvescope.core.config import Value
 
 
@@ -38,6 +38,7 @@ def reproduce(
     set: Set = None,
     settings: Settings = False,
     draw: Annotated[bool, typer.Option("--draw", help="Draw stored results again; compute nothing.")] = False,
+    force: Force = False,
     json: AsJson = False,
     out: Annotated[
         Path | None, typer.Option("--out", help="Folder for the files; default reproductions/PAPER.")
@@ -46,8 +47,8 @@ def reproduce(
 ) -> None:
     """Measure a paper's figures again: pictures, tables and arrays, published next to measured.
 
-    A run that was stopped goes on where it was when the same command is given again. `curvescope reproduce
-    PAPER --settings` lists what can be set.
+    A run that was stopped goes on where it was when the same command is given again, and figures that are
+    finished are read. `curvescope reproduce PAPER --settings` lists what can be set.
 
     Examples: curvescope reproduce ormaniec2025 --figure heatmap; curvescope reproduce ormaniec2025 --draw;
     curvescope reproduce molina2023 tiny-gpt
@@ -66,4 +67,5 @@ def reproduce(
         "experiments": experiment,
         "model": model,
     }
-    command.show(paper, figure or [], set or [], given, out=out, draw=draw, quiet=quiet, as_json=json)
+    how = {"out": out, "draw": draw, "quiet": quiet, "force": force, "as_json": json}
+    command.show(paper, figure or [], set or [], given, **how)
