@@ -124,6 +124,8 @@ def test_the_largest_repetition_is_taken():
     module = Two()
     assert repeated_layers(module) == list(module.large)
     assert repeated_layers(nn.Linear(2, 2)) == []
+    module.tables = nn.ModuleDict({"words": nn.Embedding(500, 8), "places": nn.Embedding(500, 8)})
+    assert repeated_layers(module) == list(module.large)
     alone = cs.Problem(nn.Sequential(nn.Linear(2, 2), nn.Tanh()), (torch.ones(1, 2), torch.ones(1, 2)), "mse")
     with pytest.raises(cs.UsageError, match="repeated layers"):
         cs.Hessian(alone, checkpoint=True) @ torch.ones(6)

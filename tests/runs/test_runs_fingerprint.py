@@ -5,6 +5,7 @@ import subprocess
 import sys
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -84,6 +85,29 @@ def test_a_result_of_another_attribute_is_not_reused():
         contents = fingerprint(model, data())
         work_through([Piece("c", lambda c=c: Contents(str(c)))], contents=contents, state=state)
         assert state["c"].digest == str(c)
+
+
+class Held:
+    def __init__(self, c):
+        self.c = c
+
+
+@pytest.mark.parametrize("put", [
+    lambda module, c: setattr(module, "held", Held(c)),
+    lambda module, c: setattr(module, "held", [torch.full((2,), c)]),
+    lambda module, c: setattr(module, "held", {"a": torch.full((2,), c)}),
+    lambda module, c: setattr(module, "held", np.full(2, c)),
+    lambda module, c: module.register_forward_pre_hook(lambda _, given: (c * given[0],)),
+    lambda module, c: module.register_forward_hook(lambda _, given, found: c * found),
+], ids=["object", "list", "dictionary", "array", "hook before", "hook behind"])  # fmt: skip
+def test_what_a_module_holds_counts(put):
+    found = []
+    for c in (1.0, 1.0, 3.0):
+        model = net()
+        put(model.module, c)
+        found.append(fingerprint(model))
+    assert found[0] == found[1]
+    assert found[0] != found[2]
 
 
 def test_modes_passes_and_products_do_not_count():

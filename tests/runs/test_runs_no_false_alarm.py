@@ -104,6 +104,19 @@ def test_transformers(settings, dtype):
     passes(transformer(dtype, **settings))
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_blocks_that_are_zero_but_for_rounding(seed):
+    """The softmax does not see biases of keys."""
+    problem = transformer(torch.float32, seed=seed, init_std=0.3)
+    for block in ("L0.b_K", "L1.b_K"):
+        passes(problem, PARTS, block)
+
+
+def test_a_block_so_small_that_signs_may_be_alike():
+    """A constant is taken away by the norm behind it: signs that were all alike were a false alarm."""
+    passes(transformer(torch.float32, n_layers=1, d_model=4, d_ff=4))
+
+
 def test_engines():
     problem = transformer(torch.float32)
     passes(problem, PARTS, engine="autograd")

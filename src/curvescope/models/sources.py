@@ -36,11 +36,14 @@ METHODS: Mapping[type[nn.Module], Mapping[str, str]] = MappingProxyType(
 """Layers that compute a source in a method of their own."""
 
 
-HOLDERS = (nn.ModuleList, nn.ModuleDict)  # they are not called
+HOLDERS = (nn.ModuleList, nn.ModuleDict, nn.Embedding)  # they are not called, or no layers
 
 
 def repeated_layers(module: nn.Module) -> list[nn.Module]:
-    """Modules of one class in one place, at least two, that hold the most parameters; empty without any."""
+    """Modules of one class in one place, at least two, that hold the most parameters; empty without any.
+
+    Tables of embeddings are none, however large.
+    """
     alike: list[list[nn.Module]] = []
     for parent in module.modules():
         kinds: dict[type[nn.Module], list[nn.Module]] = {}

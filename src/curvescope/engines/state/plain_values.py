@@ -46,5 +46,13 @@ def plain(value: Any, *, deep: int = DEEP) -> str | None:
     return None
 
 
+def only_plain(value: Any, *, deep: int = DEEP) -> bool:
+    """Whether a value is plain, and all that a list, tuple or dictionary holds."""
+    if deep and isinstance(value, tuple | list | dict):
+        held = value.values() if isinstance(value, dict) else value
+        return all(only_plain(x, deep=deep - 1) for x in held)
+    return plain(value, deep=deep) is not None
+
+
 def _inner(value: Any, deep: int) -> str:
     return plain(value, deep=deep - 1) or "?"

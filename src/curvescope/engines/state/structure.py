@@ -18,10 +18,11 @@ from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from curvescope.engines.state.plain_values import address_free, plain
+from curvescope.engines.state.plain_values import address_free, only_plain, plain
 from curvescope.models.model import Model
 
 LIBRARIES = {"torch", "transformers", "curvescope", "numpy"} | (
@@ -42,6 +43,7 @@ MUTATING = {
     "remove",
     "__setitem__",
 }
+HOOKS = ("_forward_pre_hooks", "_forward_hooks")
 NEAR = 8  # instructions between an attribute and what is written into it
 FILLED = dict | list | set | Tensor
 MOST = 20_000  # functions and classes
@@ -92,17 +94,24 @@ class _Walk:
             left_out = key in stored or (key in filled and isinstance(value, FILLED))
             if not left_out and not (_known(kind) and key.startswith("_")):
                 yield from self.value(f"{name}.{key}", value)
+        for hooks in HOOKS:
+            for i, hook in enumerate(vars(module).get(hooks, {}).values()):
+                yield from self.value(f"{name}.{hooks}[{i}]", hook)
         if isinstance(module, torch.jit.ScriptModule):
             yield f"{name} script", str(getattr(module, "code", "")).encode()
         yield from self.a_class(kind)
 
     def value(self, label: str, value: Any) -> Iterator[Part]:
-        """A plain value, a tensor that is no parameter, or code; nothing of other objects."""
-        if (text := plain(value)) is not None:
+        """A plain value, a tensor that is no parameter, code, or what holds such; no objects of libraries."""
+        if isinstance(value, list | tuple | dict) and not only_plain(value):
+            yield from self.held(label, value)
+        elif (text := plain(value)) is not None:
             yield label, text.encode("utf-8", "surrogatepass")
         elif isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
             flat = value.detach().cpu().contiguous().reshape(-1)
             yield f"{label} {value.dtype} {tuple(value.shape)}", flat.view(torch.uint8).numpy().tobytes()
+        elif isinstance(value, np.ndarray):
+            yield f"{label} {value.dtype} {value.shape}", np.ascontiguousarray(value).tobytes()
         elif isinstance(value, partial):
             yield from self.value(f"{label} func", value.func)
             yield from self.value(f"{label} arguments", (value.args, value.keywords))
@@ -110,6 +119,17 @@ class _Walk:
             yield from self.a_class(value)
         elif callable_code(value):
             yield from self.function(label, value)
+        elif not isinstance(value, nn.Module | types.ModuleType) and _of_ones_own(value):
+            yield from self.a_class(type(value))
+            yield from self.held(label, vars(value))
+
+    def held(self, label: str, holder: Any) -> Iterator[Part]:
+        """What a container holds, or an object of one's own."""
+        if not self._new(holder):
+            return
+        pairs = holder.items() if isinstance(holder, dict) else enumerate(holder)
+        for key, value in sorted(pairs, key=lambda pair: repr(pair[0])):
+            yield from self.value(f"{label}[{key!r}]", value)
 
     def a_class(self, kind: type) -> Iterator[Part]:
         """Methods and plain attributes of a class and of those it is made from, up to a library's."""
@@ -147,6 +167,11 @@ class _Walk:
         new = id(thing) not in self._seen and len(self._seen) < MOST
         self._seen[id(thing)] = thing
         return new
+
+
+def _of_ones_own(x: Any) -> bool:
+    """Whether something is an object with attributes, of a class that is no library's."""
+    return hasattr(x, "__dict__") and type(x).__module__ != "builtins" and not _known(type(x))
 
 
 def callable_code(x: Any) -> bool:

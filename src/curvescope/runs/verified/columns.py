@@ -9,12 +9,11 @@ a column counts by its own rows,
 
 and as a whole. Rows count at least as a thousandth of their column, and as 1e-5 of what columns have on the
 average, for each entry: what is less may be no more than rounding. So may a block in which plain autograd in
-the operator's own precision is off by a thirtieth; it is left out.
+the operator's own precision, or the operator a rounding away, is off by a thirtieth; it is left out.
 """
 
 from __future__ import annotations
 
-import copy
 from typing import NamedTuple
 
 import torch
@@ -30,7 +29,7 @@ from curvescope.operators.base import CurvatureOperator
 from curvescope.problem import Problem
 from curvescope.runs.verified.checks import Check
 from curvescope.runs.verified.plain import SEED, part_of, plain_product, plain_products
-from curvescope.runs.verified.rounding import FAR, TIMES, TOLERANCE, norm, spaced
+from curvescope.runs.verified.rounding import FAR, TIMES, TOLERANCE, norm, on, own_rounding, spaced
 
 ENTRIES = {"hessian": 2**22, "ggn": 2**21, "functional": 2**21}  # of all columns together
 LEAST, MOST = 4, 64  # columns
@@ -56,13 +55,15 @@ def check_columns(op: CurvatureOperator, exact: Problem) -> list[Check]:
         op.space, most=max(LEAST, min(MOST, ENTRIES[kind] // op.shape[0])), stream=list(kind.encode())
     )
     E = _drawn(op.space, names).to(op.device)
-    ours, right = _on(op, part) @ E.to(op.dtype), _right(kind, exact, few, op.space, E.double())
+    local = on(op, part)
+    ours, right = local @ E.to(op.dtype), _right(kind, exact, few, op.space, E.double())
     sizes = _sizes(right, op.space, names)
     errors, limit = _ratios(ours - right, sizes, op.space, names), TOLERANCE[op.dtype]
     allowed = [[limit, limit]] * len(names)
     if any(not error <= limit for both in errors for error in both):
         plain = plain_products(kind, part, op.space, E.to(op.dtype))
-        off = [_ratios(found - right, sizes, op.space, names) for found in plain]
+        gaps = [*(found - right for found in plain), own_rounding(local, E.to(op.dtype), ours)]
+        off = [_ratios(gap, sizes, op.space, names) for gap in gaps]
         columns = zip(*off, strict=True)
         allowed = [[max(limit, TIMES * max(two)) for two in zip(*ways, strict=True)] for ways in columns]
     worst = _worst(names, errors, allowed)
@@ -95,13 +96,6 @@ def _drawn(space: ParamSpace, names: list[str]) -> Tensor:
         rows = space.slices[name]
         E[rows, j] = drawn[rows].to(E)
     return E
-
-
-def _on(op: CurvatureOperator, part: Problem) -> CurvatureOperator:
-    """The operator that is asked about, on other data."""
-    local = copy.copy(op)
-    local.problem, local.engine = part, op.engine.of(part)
-    return local
 
 
 def _right(kind: MatrixName, exact: Problem, few: Batch, space: ParamSpace, E: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from curvescope.problem import Problem
 from curvescope.runs.verified.checks import Check
 from curvescope.runs.verified.differences import outer_form, slope, typical
 from curvescope.runs.verified.plain import part_of, plain_products
-from curvescope.runs.verified.rounding import FAR, TOLERANCE, allowed_by, norm, spaced
+from curvescope.runs.verified.rounding import FAR, TOLERANCE, allowed_by, norm, own_rounding, spaced
 
 STEPS = {torch.float64: 1e-6, torch.float32: 5e-3}  # in units of the root mean square of the parameters
 OF_BOTH = 0.01  # of |vᵀHv| + |vᵀGv|: what their difference is measured by at least
@@ -40,7 +40,8 @@ def check_form(op: CurvatureOperator, exact: Problem | None, v: Tensor, product:
         if error <= limit:
             break
     else:
-        limit = allowed_by(limit, _rounding(kind, op, v.to(op.dtype), right, max(size, least)))
+        noise = norm(own_rounding(op, v[:, None].to(op.dtype), product[:, None])) / (max(size, least) or 1.0)
+        limit = allowed_by(limit, max(noise, _rounding(kind, op, v.to(op.dtype), right, max(size, least))))
     words = f"vᵀCv from outputs in float64 at ±{step:.1e} along random signs v; {RELATIVE}"
     return Check("quadratic form", error, limit, words)
 

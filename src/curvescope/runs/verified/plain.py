@@ -40,7 +40,7 @@ def plain_products(part: MatrixName, problem: Problem, space: ParamSpace, V: Ten
     may be right where most are not.
     """
     found = []
-    for at in (problem, _a_rounding_away(problem)):
+    for at in (problem, a_rounding_away(problem)):
         total = torch.zeros(V.shape, dtype=torch.float64, device=V.device)
         for batch in at.own_batches("verification"):
             total += plain_product(part, at, batch, space, V)
@@ -48,7 +48,8 @@ def plain_products(part: MatrixName, problem: Problem, space: ParamSpace, V: Ten
     return found
 
 
-def _a_rounding_away(problem: Problem) -> Problem:
+def a_rounding_away(problem: Problem) -> Problem:
+    """The problem at parameters that have another last digit."""
     return problem.at({name: nudged(p.detach()) for name, p in problem.parameters.items()})
 
 

@@ -15,17 +15,31 @@ from curvescope.algorithms.sums import add_up
 from curvescope.core.blocks import ParamSpace
 from curvescope.operators.base import CurvatureOperator
 from curvescope.problem import Problem
+from curvescope.runs.verified.plain import a_rounding_away
 
 TOLERANCE = {torch.float64: 1e-5, torch.float32: 5e-3}  # far below a mistake, above rounding
 TIMES, FAR = 10, 0.3  # times what plain autograd is off by; beyond FAR next to nothing is verified
 
 
 def allowed_by(limit: float, plain: float) -> float:
-    """The tolerance where plain autograd, in the operator's own precision, is off by `plain`.
+    """The tolerance where rounding, of plain autograd or of the operator itself, is `plain`.
 
-    Where that is more than a tenth of all, twice what plain autograd is off by is not held against a product.
+    Where that is more than a tenth of all, twice as much is not held against a product; and where next to
+    nothing is left, ten times as much is not: what is zero but for rounding has any size.
     """
-    return max(limit, min(TIMES * plain, FAR), 3 * plain)
+    return max(limit, min(TIMES * plain, FAR), (TIMES if plain > FAR else 3) * plain)
+
+
+def on(op: CurvatureOperator, problem: Problem) -> CurvatureOperator:
+    """The operator that is asked about, on another problem."""
+    found = copy.copy(op)
+    found.problem, found.engine = problem, op.engine.of(problem)
+    return found
+
+
+def own_rounding(op: CurvatureOperator, V: Tensor, product: Tensor) -> Tensor:
+    """How far a product (n, k) is from that at parameters a rounding away: the operator's own noise."""
+    return (on(op, a_rounding_away(op.problem)) @ V).double() - product.double()
 
 
 def bare(op: CurvatureOperator) -> CurvatureOperator:

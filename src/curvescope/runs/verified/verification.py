@@ -46,7 +46,7 @@ from curvescope.runs.verified.differences import slope, typical
 from curvescope.runs.verified.divided import check_ranks
 from curvescope.runs.verified.forms import check_form
 from curvescope.runs.verified.plain import SEED, part_of, plain_products
-from curvescope.runs.verified.rounding import FAR, TOLERANCE, allowed_by, bare, norm, spaced
+from curvescope.runs.verified.rounding import FAR, TOLERANCE, allowed_by, bare, norm, own_rounding, spaced
 
 STEP = 1e-6  # in float64, in units of the root mean square of the parameters
 NOISE, ROUNDINGS = 1e-3, 32  # in float32: what rounding may be of a difference, and of a gradient
@@ -133,7 +133,8 @@ def _symmetry(op: CurvatureOperator, V: Tensor, CV: Tensor) -> Check:
     error, allowed, kind = _asymmetry(V, CV), TOLERANCE[op.dtype], part_of(op)
     if error > allowed and kind is not None:
         plain = plain_products(kind, op.problem, op.space, V)
-        allowed = allowed_by(allowed, max(_asymmetry(V, one) for one in plain))
+        noise = norm(own_rounding(op, V, CV)) / (norm(CV) or 1.0)
+        allowed = allowed_by(allowed, max(noise, *(_asymmetry(V, one) for one in plain)))
     return Check("symmetry", error, allowed, "|uᵀCv − vᵀCu| / ‖Cv‖ for random signs u, v")
 
 
@@ -186,8 +187,10 @@ def _difference(op: CurvatureOperator, exact: Problem | None, v: Tensor, product
         if error <= allowed:
             break
     else:
-        plain = plain_products("hessian", op.problem, op.space, v[:, None].to(op.dtype))
-        allowed = allowed_by(allowed, max(_worst(one[:, 0], found, op) for one in plain))
+        V = v[:, None].to(op.dtype)
+        plain = plain_products("hessian", op.problem, op.space, V)
+        noise = _worst(found + own_rounding(op, V, product[:, None])[:, 0], found, op)
+        allowed = allowed_by(allowed, max(noise, *(_worst(one[:, 0], found, op) for one in plain)))
     words = f"gradients in float64 at ±{step:.1e} along random signs; the worst block"
     return Check("finite difference", error, allowed, words)
 
