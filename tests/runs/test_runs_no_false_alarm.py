@@ -146,4 +146,6 @@ def test_a_parameter_that_is_held_in_a_second_way(dtype):
     with torch.random.fork_rng():
         torch.manual_seed(0)
         module = Held().to(dtype)
-    passes(cs.Problem(module, points(dtype)))
+    problem = cs.Problem(module, points(dtype))
+    passes(problem)
+    assert verify(Hessian(problem)).left_out == ("finite difference", "columns")

@@ -81,7 +81,7 @@ def verify(op: CurvatureOperator) -> Verification | None:
     with over(op.problem.model.spread):
         checks = _checks(op)
     names = type(op).__name__, op.problem.model.name, str(op.dtype).removeprefix("torch.")
-    return Verification(*names, tuple(checks), _left_out(op), kind=short(op))
+    return Verification(*names, tuple(checks), _left_out(op, checks), kind=short(op))
 
 
 def _checks(op: CurvatureOperator) -> list[Check]:
@@ -100,13 +100,15 @@ def _checks(op: CurvatureOperator) -> list[Check]:
     return checks
 
 
-def _left_out(op: CurvatureOperator) -> tuple[str, ...]:
-    """What a whole model would have had: with pieces there is no copy to compare with."""
-    if op.pieces is None or part_of(op) is None:
+def _left_out(op: CurvatureOperator, checks: list[Check]) -> tuple[str, ...]:
+    """What another model would have had: in pieces there is no copy to compare with, and some cannot move."""
+    part = part_of(op)
+    if part is None:
         return ()
     small = op.problem.model.num_parameters <= SMALL and op.problem.loss.splits
-    form = () if part_of(op) == "hessian" else ("quadratic form",)
-    return (*form, *(("columns",) if small else ()))
+    wanted = ["finite difference" if part == "hessian" else "quadratic form", *(["columns"] if small else [])]
+    there = {check.name for check in checks}
+    return tuple(name for name in wanted if name not in there)
 
 
 def short(op: CurvatureOperator) -> str:
