@@ -91,13 +91,13 @@ def test_the_model_is_left_as_it_was():
     assert len(layers) == 3
     calls = []
     handle = layers[1].register_forward_hook(lambda *_: calls.append(1))
-    with exchanged(checkpointed(p.model, torch.enable_grad)):
+    with exchanged(checkpointed(p.model, lambda layer: torch.enable_grad)):
         p.model.module(p.batches[0].inputs).sum().backward()
         assert all("forward" in vars(layer) for layer in layers)
     assert len(calls) == 1  # not again when the layer is computed again
     assert not any("forward" in vars(layer) for layer in layers)
     handle.remove()
-    layers_changed = checkpointed(p.model, torch.enable_grad)
+    layers_changed = checkpointed(p.model, lambda layer: torch.enable_grad)
     with pytest.raises(RuntimeError, match="on purpose"), exchanged(layers_changed):
         raise RuntimeError("on purpose")
     assert not any("forward" in vars(layer) for layer in layers)
@@ -105,7 +105,7 @@ def test_the_model_is_left_as_it_was():
 
 def test_a_third_derivative_is_refused():
     p = problem()
-    with exchanged(checkpointed(p.model, torch.enable_grad)):
+    with exchanged(checkpointed(p.model, lambda layer: torch.enable_grad)):
         loss = p.model.module(p.batches[0].inputs).square().sum()
     parameters = list(p.model.module.parameters())
     first = torch.autograd.grad(loss, parameters, create_graph=True)

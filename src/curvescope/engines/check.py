@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import logging
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from curvescope.core.errors import CurvescopeError
 from curvescope.core.ranks.spread import Spread
-from curvescope.core.seeds import generator
+from curvescope.core.seeds import drawn_on, generator
 from curvescope.data.batches import Batch
 from curvescope.engines import ask, works
 from curvescope.engines.memory import result_bytes
@@ -36,7 +36,8 @@ from curvescope.problem import Problem, differentiating
 
 LOG = logging.getLogger("curvescope")
 TOLERANCE = {torch.float64: 1e-5, torch.float32: 5e-3}  # far below a mistake, above rounding
-PIECE = 2**18  # entries
+PIECE, WIDE_PIECE = 2**18, 2**26  # entries that are compared at once, on a GPU
+ASIDE = 2**30  # bytes of a vector that is no large part of a GPU's memory
 Tree = Mapping[str, Tensor]
 
 
@@ -115,21 +116,24 @@ def _find_out(problem: Problem, few: Batch, engine: str, checkpoint: bool) -> _F
     fused = fuse(model)
     try:
         v = _direction(problem)
-        theirs = _product(problem, few, PlainRunner(problem, checkpoint=_releases(model)), v)
+        plain = PlainRunner(problem, checkpoint=_releases(model))
+        theirs: dict[str, Tensor] = {}
+        _product(problem, few, plain, v, _put_aside(problem, theirs))
     except (CurvescopeError, RuntimeError):
         return _Found(fused, None, _size(problem, few))  # nothing to compare with; the product will say why
     try:
         (head, outputs), size = result_bytes(partial(find_head, problem, fused, few), views=False)
-        ours = _product(problem, few, FusedRunner(problem, fused, head, checkpoint=checkpoint), v)
+        gap = _Gap(theirs, model.spread)
+        _product(problem, few, FusedRunner(problem, fused, head, checkpoint=checkpoint), v, gap.receive)
     except Exception as error:  # whatever a module does that our kernels do not expect
         if engine == "fast":
             raise
         LOG.info("%s is differentiated as it is, without our kernels: %s", model.name, error)
         why = f"our kernels do not fit this module: {str(error).partition(chr(10))[0]}"
         return _Found(None, None, _size(problem, few), why=why)
-    finite = all(bool(torch.isfinite(t).all()) for t in theirs.values())
-    if finite if model.spread is None else model.spread.all(finite, problem.device):  # else the product says
-        _compare(problem, few, v, ours, theirs)
+    error, size = gap.measured()
+    if math.isfinite(size):  # else the product says
+        _compare(problem, few, v, error, theirs)
     return _Found(fused, head, size, None if checkpoint else outputs)
 
 
@@ -147,24 +151,81 @@ def num_entries(batch: Batch) -> int:
 
 
 def _direction(problem: Problem) -> dict[str, Tensor]:
-    source = generator(0)
+    parameters = problem.model.parameters
+    place = drawn_on(sum(p.numel() for p in parameters.values()), problem.device)
+    source = generator(0, device=place)
+    options = {"generator": source, "device": place, "dtype": torch.float32}
     return {
-        name: torch.randn(1, *p.shape, generator=source, dtype=torch.float32).to(p)
-        for name, p in problem.model.parameters.items()
+        name: torch.randn(1, *p.shape, **options).to(problem.device, problem.dtype)
+        for name, p in parameters.items()
     }
 
 
-def _product(problem: Problem, few: Batch, runner: Runner, v: Tree) -> dict[str, Tensor]:
+def _product(
+    problem: Problem, few: Batch, runner: Runner, v: Tree, receive: Callable[[str, Tensor], object]
+) -> None:
+    """H v on a few positions, handed over parameter by parameter."""
     names = tuple(v)
     with differentiating():
         work = works.second_derivative(problem, runner, few, "hessian", names, names)
-        found = works.results(work, list(v.values()), 1, len(names))
-    return {name: x for name, x in zip(names, found, strict=True) if x is not None}
+        work(list(v.values()), 1, lambda number, x: receive(names[number], x))
 
 
-def _compare(problem: Problem, few: Batch, v: Tree, ours: Tree, theirs: Tree) -> None:
+def _put_aside(problem: Problem, found: dict[str, Tensor]) -> Callable[[str, Tensor], None]:
+    """Keeps results: of a large model on a GPU in the memory of the machine, so that a check needs no more
+    vectors there than a product."""
+    size = problem.model.num_parameters * torch.finfo(problem.dtype).bits // 8
+    away = problem.device.type == "cuda" and size > ASIDE
+
+    def keep(name: str, x: Tensor) -> None:
+        found[name] = x.cpu() if away else x
+
+    return keep
+
+
+class _Gap:
+    """‖ours − theirs‖ / ‖theirs‖ over all parameters, as ours come; a missing one is zero."""
+
+    def __init__(self, theirs: Tree, spread: Spread | None = None):
+        self._theirs, self._spread, self._seen = theirs, spread, set[str]()
+        self._squares = torch.zeros(2, dtype=torch.float64)
+
+    def receive(self, name: str, x: Tensor) -> None:
+        """One of ours, (1, *shape)."""
+        self._seen.add(name)
+        if name not in self._theirs:
+            self._add(x, torch.zeros((), dtype=x.dtype, device=x.device).expand(x.shape))
+            return
+        self._add(x, self._theirs[name])
+
+    def _add(self, ours: Tensor, theirs: Tensor) -> None:
+        piece = WIDE_PIECE if ours.is_cuda else PIECE
+        total = torch.zeros(2, dtype=torch.float64, device=ours.device)
+        for x, y in zip(ours.flatten().split(piece), theirs.flatten().split(piece), strict=True):
+            y = y.to(x.device)
+            total += torch.stack([_square(x.to(y) - y), _square(y)])
+        self._squares += total.cpu()
+
+    def measured(self) -> tuple[float, float]:
+        """It, and ‖theirs‖, once all of ours are there; on all ranks that have pieces."""
+        for name, y in self._theirs.items():
+            if name not in self._seen:
+                self._add(torch.zeros((), dtype=y.dtype, device=y.device).expand(y.shape), y)
+        squares = self._squares
+        if self._spread is not None:
+            device = next((y.device for y in self._theirs.values()), squares.device)
+            squares = self._spread.added(squares.to(device))
+        gap, size = squares.sqrt().tolist()
+        return gap / size if size else gap, size
+
+
+def _square(x: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(x, dtype=torch.float64).square()
+
+
+def _compare(problem: Problem, few: Batch, v: Tree, error: float, theirs: Tree) -> None:
     """Raise unless both products are the same up to rounding."""
-    error, tolerance = _distance(ours, theirs, problem.model.spread), TOLERANCE.get(problem.dtype, 0.1)
+    tolerance = TOLERANCE.get(problem.dtype, 0.1)
     if problem.device.type == "cuda" and torch.get_float32_matmul_precision() != "highest":
         tolerance = max(tolerance, 0.05)
     if not error <= tolerance and not error <= 10 * _rounding(problem, few, v, theirs):
@@ -181,27 +242,6 @@ def _releases(model: Model) -> bool:
     return model.sharding is not None and model.sharding.releases
 
 
-def _distance(a: Tree, b: Tree, spread: Spread | None = None) -> float:
-    """‖a − b‖ / ‖b‖ over all parameters, on all ranks that have pieces; a missing one is zero."""
-    both = a.keys() & b.keys()
-    alone = [_norm(x) for tree in (a, b) for n, x in tree.items() if n not in both]
-    gap = math.hypot(*alone, *(_norm(x.to(y) - y) for n in both for x, y in _pieces(a[n], b[n])))
-    size = math.hypot(*map(_norm, b.values()))
-    if spread is not None:
-        squares = torch.tensor([gap, size], dtype=torch.float64).square_()
-        gap, size = spread.added(squares.to(next(iter(b.values())).device)).sqrt().tolist()
-    return gap / size if size else gap
-
-
-def _norm(x: Tensor) -> float:
-    return float(torch.linalg.vector_norm(x, dtype=torch.float64))
-
-
-def _pieces(a: Tensor, b: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Parts of both, so that no difference is as large as they are."""
-    return zip(a.flatten().split(PIECE), b.flatten().split(PIECE), strict=True)
-
-
 def _rounding(problem: Problem, few: Batch, v: Tree, theirs: Tree) -> float:
     """How far autograd itself is from its product in float64; of a spread model, not at all."""
     if problem.model.spread is not None:
@@ -210,8 +250,9 @@ def _rounding(problem: Problem, few: Batch, v: Tree, theirs: Tree) -> float:
     point = {name: p.double() for name, p in problem.point.items()}
     double = Problem(model, [few], problem.loss, params="*").at(point)
     (batch,) = double.placed_batches("check of the engine")
-    exact = _product(double, batch, PlainRunner(double), {name: t.double() for name, t in v.items()})
-    return _distance(theirs, exact)
+    exact = _Gap(theirs)
+    _product(double, batch, PlainRunner(double), {n: t.double() for n, t in v.items()}, exact.receive)
+    return exact.measured()[0]
 
 
 def refuse_other(problem: Problem, few: Batch) -> None:

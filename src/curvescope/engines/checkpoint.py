@@ -29,25 +29,33 @@ Context = Callable[[], AbstractContextManager[Any]]
 Tensors = Sequence[Tensor | None]
 
 
-def checkpointed(model: Model, inside: Context) -> list[Change]:
+def checkpointed(model: Model, inside: Callable[[nn.Module], Context]) -> list[Change]:
     """The model's repeated layers keep nothing of their inside while these changes hold.
 
     Args:
         model: Whose layers they are.
         inside: What a layer runs in when it is computed again, such as our kernels.
     """
-
-    @contextmanager
-    def again() -> Iterator[None]:
-        with inside(), exact(model.dtype, casts=model.casts):
-            yield
-
     layers = repeated_layers(model.module)
     if not layers:
         raise UsageError("expected a model with repeated layers to checkpoint, found none")
+
+    def context(layer: nn.Module) -> Context:
+        around = inside(layer)
+
+        @contextmanager
+        def again() -> Iterator[None]:
+            with around(), exact(model.dtype, casts=model.casts):
+                yield
+
+        return again
+
     sharding = model.sharding
     whole = (lambda layer: layer.forward) if sharding is None else sharding.gathered_forward
-    return [Change(vars(layer), "forward", partial(_forward, layer, whole(layer), again)) for layer in layers]
+    return [
+        Change(vars(layer), "forward", partial(_forward, layer, whole(layer), context(layer)))
+        for layer in layers
+    ]
 
 
 def _forward(layer: nn.Module, forward: Callable[..., Any], again: Context, *args: Any, **kwargs: Any) -> Any:
@@ -73,6 +81,7 @@ class _Call:
         self._rest: list[Any] = []
         self._real: list[bool] = []
         self._outputs: Any = None
+        self._own = False  # whether it was seen to reach no parameter but its own
 
     def run(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """The outputs that are real tensors."""
@@ -90,6 +99,8 @@ class _Call:
 
     def refuse_held(self, outputs: Sequence[Tensor]) -> None:
         """Raise where the layer reaches a parameter that is none of its own: it would count as constant."""
+        if self._own:
+            return
         foreign = [leaf for y in outputs for leaf in leaves_of(y) if isinstance(leaf, nn.Parameter)]
         if foreign:
             raise UsageError(
@@ -97,6 +108,7 @@ class _Call:
                 "closure or a list), which cannot be checkpointed",
                 hint="checkpoint=False",
             )
+        self._own = True
 
     def whole(self, outputs: Sequence[Tensor]) -> Any:
         """What the layer itself returned, with these tensors in it."""

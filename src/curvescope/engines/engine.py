@@ -295,8 +295,10 @@ class Engine:
 
     def _replayed(self, build: Callable[[], Work], rows: Names, columns: Names) -> Work:
         device = self.problem.device
-        kept = self._runner.name == "fast" and not self.checkpoint and self._alone
-        if device.type not in ("cpu", "cuda") or not kept:
+        on = (
+            ("cuda",) if self.checkpoint else ("cpu", "cuda")
+        )  # a CPU's recording would keep what layers do not
+        if device.type not in on or self._runner.name != "fast" or not self._alone:
             return build()
         if self._recorder is None:
             self._recorder = cuda.Recorder(device) if device.type == "cuda" else cpu.Recorder()

@@ -58,8 +58,7 @@ def linearise(
     wanted = [leaves[name] for name in columns]
     pulled: Sequence[Source | None] = [None] * len(wanted)
     if moving and wanted:
-        given = [u[id(x)] for x in moving]
-        pulled = edges(torch.autograd.grad(moving, wanted, given, create_graph=True, allow_unused=True))
+        pulled = _derivative_edges(moving, wanted, [u[id(x)] for x in moving])
     return Linearised(leaves, outputs, tuple(u.get(id(x)) for x in outputs), pulled)
 
 
@@ -69,6 +68,45 @@ def gradient(s: Tensor, wanted: list[Tensor]) -> Sequence[Tensor | None]:
         return [None] * len(wanted)
     refuse_once_differentiable(s)
     return torch.autograd.grad(s, wanted, create_graph=True, allow_unused=True)
+
+
+def gradient_edges(s: Tensor, wanted: list[Tensor]) -> Sequence[GradientEdge | None]:
+    """As `gradient`, but where the derivatives lie in the graph: no number of them is kept."""
+    if not s.requires_grad:
+        return [None] * len(wanted)
+    refuse_once_differentiable(s)
+    return _derivative_edges([s], wanted, None)
+
+
+def _derivative_edges(
+    ends: list[Tensor], wanted: list[Tensor], cotangents: list[Tensor] | None
+) -> list[GradientEdge | None]:
+    """Where the derivatives in the wanted leaves lie in a graph that is built here.
+
+    Their numbers are let go one by one, as soon as they are made: together they are a vector of the size of
+    all parameters. Not those of the module's own parameters, which may have hooks of their user's.
+    """
+    found: list[GradientEdge | None] = [None] * len(wanted)
+
+    def note(number: int, derivative: Tensor) -> Tensor:
+        found[number] = _edge(derivative)
+        return derivative.new_zeros(()).expand(derivative.shape)
+
+    ours = _are_ours(wanted) and all(leaf.is_leaf for leaf in wanted)
+    hooks = [leaf.register_hook(partial(note, i)) for i, leaf in enumerate(wanted)] if ours else []
+    try:
+        made = torch.autograd.grad(ends, wanted, cotangents, create_graph=True, allow_unused=True)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return found if ours else edges(made)
+
+
+def _are_ours(leaves: Sequence[Tensor]) -> bool:
+    """Whether each is there once, and none is the module's own, which may have hooks of its user's."""
+    return len({id(leaf) for leaf in leaves}) == len(leaves) and not any(
+        isinstance(leaf, nn.Parameter) for leaf in leaves
+    )
 
 
 def edges(sources: Sequence[Source | None]) -> list[GradientEdge | None]:
@@ -113,8 +151,7 @@ def pull_each(
     parameters are left alone: they may have gradients and hooks of their user's.
     """
     outputs, given = _paired(sources, cotangents)
-    own = len({id(leaf) for leaf in into}) < len(into) or any(isinstance(x, nn.Parameter) for x in into)
-    if not given or given[0].shape[0] != 1 or own:
+    if not given or given[0].shape[0] != 1 or not _are_ours(into):
         for number, found in enumerate(pull(sources, cotangents, into, group)):
             if found is not None:
                 receive(number, found)

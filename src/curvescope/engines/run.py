@@ -13,10 +13,10 @@ from functools import partial
 from typing import Any, final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from curvescope.data.batches import Batch
-from curvescope.engines.checkpoint import checkpointed
+from curvescope.engines.checkpoint import Context, checkpointed
 from curvescope.kernels.attention.hf import differentiated
 from curvescope.kernels.backends import casting
 from curvescope.kernels.head import LinearHead
@@ -144,17 +144,28 @@ def find_head(problem: Problem, fused: Fused, batch: Batch) -> tuple[int | None,
 
 
 def _layers(problem: Problem, changes: list[Change], inside: Any) -> list[Change]:
-    """The model's layers checkpointed: computed again in eval mode, with these changes, in this context."""
-    model = problem.model
+    """The model's layers checkpointed: computed again in eval mode, with these changes, in this context.
 
-    @contextmanager
-    def again() -> Iterator[None]:
-        # Without the lock: on a GPU autograd computes layers again in threads of its own, while the one that
-        # holds the lock waits for them.
-        found: AbstractContextManager[Any] = inside()
-        settings = [*model.settings(model.module), *model.attention(model.module)]
-        settings += [] if model.sharding is None else model.sharding.without_hooks()
-        with exchanged([*evaluation(model.module), *settings, *changes]), found:
-            yield
+    What else stands in the module while it is called is found here, once, and of it a layer that is computed
+    again gets what is its own: a model of a hundred layers has a hundred times as much.
+    """
+    model, module = problem.model, problem.model.module
+    settings = [*model.settings(module), *model.attention(module)]
+    settings += [] if model.sharding is None else model.sharding.without_hooks()
+    places = {id(vars(part)) for part in module.modules()}
 
-    return checkpointed(model, again)
+    def context(layer: nn.Module) -> Context:
+        own = {id(vars(part)) for part in layer.modules()}
+        here = [c for c in (*settings, *changes) if id(c.holder) in own or id(c.holder) not in places]
+
+        @contextmanager
+        def again() -> Iterator[None]:
+            # Without the lock: on a GPU autograd computes layers again in threads of its own, while the one
+            # that holds the lock waits for them.
+            found: AbstractContextManager[Any] = inside()
+            with exchanged([*evaluation(layer), *here]), found:
+                yield
+
+        return again
+
+    return checkpointed(model, context)

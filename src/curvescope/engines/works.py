@@ -14,7 +14,7 @@ from torch import Tensor
 
 from curvescope.core.parts import MatrixName
 from curvescope.data.batches import Batch
-from curvescope.engines.passes import Linearised, Receive, edges, gradient, linearise, pull_each
+from curvescope.engines.passes import Linearised, Receive, gradient_edges, linearise, pull_each
 from curvescope.engines.run import PlainRunner, Runner
 from curvescope.kernels.head import LinearHead
 from curvescope.losses.base import Part
@@ -44,7 +44,7 @@ def second_derivative(
         return _scalar(problem, batch, part, runner.outputs(batch, leaves, second_order=True, lazy=True))
 
     leaves, s = problem.differentiable(_union(rows, columns), scalar, lambda s: [s])
-    first = edges(gradient(s, [leaves[name] for name in columns]))
+    first = gradient_edges(s, [leaves[name] for name in columns])
     into = [leaves[name] for name in rows]
     return lambda v, group, receive: pull_each(first, v, into, group, receive)
 
@@ -68,7 +68,7 @@ def in_activations(problem: Problem, runner: Runner, batch: Batch, part: MatrixN
         return _scalar(problem, batch, part, outputs(leaves))
 
     _, s = problem.differentiable((), scalar, lambda s: [s])
-    first, into = edges(gradient(s, [added.delta])), [added.delta]
+    first, into = gradient_edges(s, [added.delta]), [added.delta]
     return lambda v, group, receive: pull_each(first, v, into, group, receive)
 
 

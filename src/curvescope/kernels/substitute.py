@@ -22,8 +22,10 @@ from curvescope.kernels.attention import attention
 from curvescope.kernels.attention.multihead import multihead
 from curvescope.kernels.backends import casting
 from curvescope.kernels.head import LinearHead
+from curvescope.kernels.linear import linear
 
 _alone = RLock()
+LINEAR_ON = ("cuda",)  # where linear maps are ours; on a CPU the calls cost what the additions save
 
 
 class Substitute(TorchFunctionMode):
@@ -52,11 +54,24 @@ class Substitute(TorchFunctionMode):
                     self.head = factors
                     self.placeholder = factors.h.new_zeros(1).expand(factors.shape)
                     return self.placeholder
+                if factors.h.device.type in LINEAR_ON:
+                    return self._linear(factors)
         elif func in RULES and not casting():
             found = RULES[func](self.second_order, *args, **kwargs)
             if found is not None:
                 return found
         return func(*args, **kwargs)
+
+    def _linear(self, factors: LinearHead) -> Tensor:
+        """The linear map by our kernel, without numbers for derivatives that nothing but a leaf would get."""
+        h, W, b = factors
+        numbers = not (_of_leaf(W) and (b is None or _of_leaf(b)))
+        return linear(h, W, b, second_order=self.second_order, numbers=numbers)
+
+
+def _of_leaf(t: Tensor) -> bool:
+    """Whether t is a leaf of the graph, or a view of one."""
+    return t.is_leaf or (t._base is not None and t._base.is_leaf)
 
 
 class PlainAttention(TorchFunctionMode):

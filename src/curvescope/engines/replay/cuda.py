@@ -19,6 +19,9 @@ from curvescope.engines.works import Names, Work
 
 LOG = logging.getLogger("curvescope")
 WARM = 1  # calls before the recording, in which kernels are compiled and libraries wake up
+SHARE = (
+    1 / 32
+)  # of the card's memory that the recording's own vector may take; longer ones keep it busy anyway
 
 
 @final
@@ -48,10 +51,11 @@ class Replay:
     """`work(tensors, group, receive)` for tensors (k, …) of always the same shapes, recorded for k = 1.
 
     A recording has one vector of its own: a direction is copied there, and each result takes the place of
-    the entries that it belongs to, which were read before it was whole. A replay is compared with the work,
-    for numbers that the recording did not see, before it is used; unless they are the same up to the order of
-    sums, the work goes on as it is. For several directions at once it is done as it is. What is received
-    holds until the next call.
+    the entries that it belongs to, which were read before it was whole. Where such a vector is a good part of
+    the card's memory, nothing is recorded: kernels are so long then that the CPU keeps up. A replay is
+    compared with the work, for numbers that the recording did not see, before it is used; unless they are the
+    same up to the order of sums, the work goes on as it is. For several directions at once it is done as it
+    is. What is received holds until the next call.
 
     Args:
         work: What is recorded.
@@ -69,7 +73,7 @@ class Replay:
     def __call__(self, tensors: Sequence[Tensor], group: int, receive: Receive) -> None:
         one = tensors[0].shape[0] == 1
         self._calls += one
-        if one and self._calls == WARM + 1:
+        if one and self._calls == WARM + 1 and self._is_small(tensors):
             self._record(tensors)
         if not one or self._graph is None:
             with self._recorder.building():
@@ -78,6 +82,12 @@ class Replay:
         self._replay(tensors)
         for number, x in self._outputs.items():
             receive(number, x)
+
+    def _is_small(self, tensors: Sequence[Tensor]) -> bool:
+        """Whether the card has room to spare for one more vector."""
+        size = sum(t.numel() * t.element_size() for t in tensors)
+        total = torch.cuda.get_device_properties(self._recorder.stream.device).total_memory
+        return size <= SHARE * total
 
     def _replay(self, tensors: Sequence[Tensor]) -> None:
         assert self._graph is not None

@@ -1,0 +1,156 @@
+"""A linear map y = x Wᵀ + b whose second derivative adds inside of its matrix products.
+
+The first derivative is dx = g W, dW = gᵀ x, db = Σ g. For cotangents a, A, α of these,
+
+    hg = a Wᵀ + x Aᵀ + α,     hx = g A,     hW = gᵀ a,
+
+and hg is written once: each further term is added by the product that makes it, where autograd makes all of
+them and then reads and writes them again. Graphs that are built for a second derivative alone do not ask what
+dW and db are, only where they come from: `numbers=False` leaves that product out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from curvescope.kernels.autograd import Function
+from curvescope.kernels.backends import (
+    Tensors,
+    forward_mode,
+    launch,
+    recorded,
+    refuse_batched,
+    refuse_third,
+    transformed,
+)
+from curvescope.kernels.tensors import given
+
+
+def linear(
+    x: Tensor, W: Tensor, b: Tensor | None = None, *, second_order: bool = True, numbers: bool = True
+) -> Tensor:
+    """x Wᵀ + b for x (…, d), W (V, d) of any strides, b (V,).
+
+    Args:
+        second_order: False records only the derivative of the first ones in the cotangent of y.
+        numbers: Whether dW and db are numbers in a graph that is being built; else zeros stand there, through
+            which the second derivative is right.
+    """
+    if transformed() or forward_mode() or not torch.is_grad_enabled():
+        return F.linear(x, W, b)
+    return _Linear.apply(x, W, b, second_order, numbers)
+
+
+class _Linear(Function):
+    """x, W, b ↦ y."""
+
+    @staticmethod
+    def forward(x: Tensor, W: Tensor, b: Tensor | None, second_order: bool, numbers: bool) -> Tensor:
+        return F.linear(x, W, b)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        x, W, _, *ctx.how = inputs
+        ctx.save_for_backward(x, W)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        refuse_batched(g)
+        needs, (x, W), (second_order, numbers) = ctx.needs_input_grad[:3], ctx.saved_tensors, ctx.how
+        if not recorded():
+            found = launch(_first(needs), (x, W), (g,))
+        else:
+            x, W = (x, W) if second_order else (x.detach(), W.detach())
+            found = _LinearGradient.apply(g, x, W, needs, numbers)
+        return *found, None, None
+
+
+class _LinearGradient(Function):
+    """g, x, W ↦ dx, dW, db; None where not needed."""
+
+    @staticmethod
+    def forward(g: Tensor, x: Tensor, W: Tensor, needs: tuple[bool, ...], numbers: bool) -> Any:
+        dx, dW, db = _first((needs[0], *(need and numbers for need in needs[1:])))((x, W), (g[None],))
+        if not numbers:
+            nothing = g.new_zeros(())
+            dW = nothing.expand(1, *W.shape) if needs[1] else None
+            db = nothing.expand(1, W.shape[0]) if needs[2] else None
+        return tuple(None if t is None else t[0] for t in (dx, dW, db))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(*inputs[:3])
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, *directions: Tensor | None) -> Any:
+        refuse_third()
+        if all(t is None for t in directions):
+            return (None,) * 5
+        found = launch(_second(ctx.needs_input_grad[:3]), ctx.saved_tensors, directions)
+        return *found, None, None
+
+
+def _first(needs: tuple[bool, ...]) -> Any:
+    """dx, dW, db of cotangents g (k, …, V), as `launch` calls it."""
+
+    def core(constants: Tensors, directions: Tensors) -> Tensors:
+        (x, W), g = map(given, constants), given(directions[0])
+        rows = g.reshape(len(g), -1, g.shape[-1])
+        dx = _each(lambda r: torch.mm(r, W).view(x.shape), rows) if needs[0] else None
+        dW = _each(lambda r: torch.mm(r.t(), _rows(x)), rows) if needs[1] else None
+        return dx, dW, rows.sum(dim=1) if needs[2] else None
+
+    return core
+
+
+def _second(needs: tuple[bool, ...]) -> Any:
+    """hg, hx, hW of cotangents a (k, …, d), A (k, V, d), α (k, V), None where it is zero."""
+
+    def core(constants: Tensors, directions: Tensors) -> Tensors:
+        g, x, W = map(given, constants)
+        a, A, alpha = directions
+        a = None if a is None else a.reshape(len(a), -1, a.shape[-1])
+        hg = _tangent(_rows(x), W, a, A, alpha) if needs[0] else None
+        hx = _each(lambda A: torch.mm(_rows(g), A).view(x.shape), A) if needs[1] and A is not None else None
+        hW = _each(lambda a: torch.mm(_rows(g).t(), a), a) if needs[2] and a is not None else None
+        return None if hg is None else hg.view(len(hg), *g.shape), hx, hW
+
+    return core
+
+
+def _each(product: Callable[[Tensor], Tensor], directions: Tensor) -> Tensor:
+    """The products of k directions (k, …): one matrix product each, as large as they are asked for."""
+    if len(directions) == 1:
+        return product(directions[0])[None]
+    return torch.stack([product(direction) for direction in directions])
+
+
+def _tangent(x: Tensor, W: Tensor, a: Tensor | None, A: Tensor | None, alpha: Tensor | None) -> Tensor:
+    """a Wᵀ + x Aᵀ + α, (k, T, V), one direction after the other."""
+    k = next(len(t) for t in (a, A, alpha) if t is not None)
+    found = x.new_empty(k, len(x), len(W))
+    for j, out in enumerate(found):
+        terms = [(a[j], W.t())] if a is not None else []
+        terms += [(x, A[j].t())] if A is not None else []
+        start = None if alpha is None else alpha[j]
+        if not terms:
+            out.copy_(given(start))
+        for number, (left, right) in enumerate(terms):
+            if number:
+                out.addmm_(left, right)
+            elif start is None:
+                torch.mm(left, right, out=out)
+            else:
+                torch.addmm(start, left, right, out=out)
+    return found
+
+
+def _rows(x: Tensor) -> Tensor:
+    """(…, d) as a matrix."""
+    return x.reshape(-1, x.shape[-1])
