@@ -18,6 +18,7 @@ from curvescope.core.errors import CurvescopeError, ModuleError, ShapeError, Usa
 from curvescope.core.progress import track
 from curvescope.core.ranks.releasing import releasing
 from curvescope.core.ranks.spread import Spread
+from curvescope.core.tensors.adding import add_gradient
 from curvescope.core.tensors.graph import leaves_of
 from curvescope.core.tensors.trees import leaves as tree_leaves
 from curvescope.data.batches import Batch, Batches, as_batches
@@ -163,6 +164,14 @@ class Problem:
                 f"{what}: not for a model that is spread over ranks",
                 hint="curvature operators and gradients are; or load the whole model",
             )
+        if self.model.widening is not None:
+            raise UsageError(
+                f"{what}: not for weights that are kept in half precision",
+                hint="Hessian, GGN, functional part and gradients are; or cs.load(…, dtype='float32')",
+            )
+        yield from self._placed(what)
+
+    def _placed(self, what: str) -> Iterator[Batch]:
         for batch in track(self.batches, what):
             yield batch.map(self.placed)
 
@@ -174,7 +183,7 @@ class Problem:
         """
         spread = self.model.spread
         if spread is None:
-            yield from self.placed_batches(what)
+            yield from self._placed(what)
             return
         for batch in track(self.batches, what):
             yield self._share(batch, spread).map(self.placed)
@@ -310,11 +319,10 @@ class Problem:
                 sums.append(value.detach())
                 if not value.requires_grad:
                     continue
-                found = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
-            total += space.gather({k: g for k, g in zip(leaves, found, strict=True) if g is not None})
+                add_gradient(value, leaves, lambda name, g: space.add_columns(total[:, None], name, g[None]))
         value = torch.stack(sums).sum(dtype=summed)
         value = value if self.model.spread is None else self.model.spread.added(value)
-        return value / self.num_terms, total / self.num_terms
+        return value / self.num_terms, total.div_(self.num_terms)
 
     def differentiable(
         self, names: tuple[str, ...], run: Callable[[Leaves], T], ends: Callable[[T], Sequence[Tensor | None]]
@@ -330,7 +338,7 @@ class Problem:
             ends: The tensors to be differentiated in what it made.
         """
         parameters = self.parameters
-        leaves = {name: parameters[name].detach().requires_grad_() for name in names}
+        leaves = {name: self._leaf(name, parameters[name]) for name in names}
         frozen = [p for p in map(self.model.parameters.get, names) if p is not None and not p.requires_grad]
         with locked(self.model.module), RefuseReentrant(), thawed(frozen):
             found = run(leaves)
@@ -347,6 +355,13 @@ class Problem:
             raise moved(min(held.keys() & self.point.keys()))
         leaves |= held
         return leaves, run(leaves)
+
+    def _leaf(self, name: str, value: Tensor) -> Tensor:
+        """A leaf at a parameter's value, in the type that it is used in."""
+        widening = self.model.widening
+        if widening is not None and value.dtype != self.dtype:
+            return widening.leaf(name, value)
+        return value.detach().requires_grad_()
 
     def _held(self, leaves: Leaves, ends: list[Tensor]) -> Leaves:
         """The module's own parameters among those that have leaves, where the graph has found them."""

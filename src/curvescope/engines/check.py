@@ -116,7 +116,7 @@ def _find_out(problem: Problem, few: Batch, engine: str, checkpoint: bool) -> _F
     fused = fuse(model)
     try:
         v = _direction(problem)
-        plain = PlainRunner(problem, checkpoint=_releases(model))
+        plain = PlainRunner(problem, checkpoint=model.releases)
         theirs: dict[str, Tensor] = {}
         _product(problem, few, plain, v, _put_aside(problem, theirs))
     except (CurvescopeError, RuntimeError):
@@ -237,14 +237,9 @@ def _compare(problem: Problem, few: Batch, v: Tree, error: float, theirs: Tree) 
         )
 
 
-def _releases(model: Model) -> bool:
-    """Whether its layers gather their parameters and let go of them."""
-    return model.sharding is not None and model.sharding.releases
-
-
 def _rounding(problem: Problem, few: Batch, v: Tree, theirs: Tree) -> float:
-    """How far autograd itself is from its product in float64; of a spread model, not at all."""
-    if problem.model.spread is not None:
+    """How far autograd itself is from its product in float64; of a model in pieces or halves, not at all."""
+    if problem.model.spread is not None or problem.model.widening is not None:
         return 0.0
     model = replace(problem.model, module=copy.deepcopy(problem.model.module).double())
     point = {name: p.double() for name, p in problem.point.items()}

@@ -50,10 +50,8 @@ def checkpointed(model: Model, inside: Callable[[nn.Module], Context]) -> list[C
 
         return again
 
-    sharding = model.sharding
-    whole = (lambda layer: layer.forward) if sharding is None else sharding.gathered_forward
     return [
-        Change(vars(layer), "forward", partial(_forward, layer, whole(layer), context(layer)))
+        Change(vars(layer), "forward", partial(_forward, layer, model.whole_forward(layer), context(layer)))
         for layer in layers
     ]
 

@@ -75,7 +75,7 @@ class Engine:
             hint = near_misses(name, list(get_args(EngineName)))
             raise UsageError(f"expected an engine, got {name!r}", hint=hint)
         sharding = problem.model.sharding
-        checkpoint = checkpoint or (sharding is not None and sharding.releases)
+        checkpoint = checkpoint or problem.model.releases
         self._alone = sharding is None or not sharding.gathers
         self.problem, self.checkpoint = problem, checkpoint
         self.wanted: EngineName = name

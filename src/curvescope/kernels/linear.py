@@ -31,6 +31,18 @@ from curvescope.kernels.backends import (
 from curvescope.kernels.tensors import given
 
 
+def stands_for_leaf(t: Tensor) -> Tensor:
+    """t, marked as a copy of a leaf: of its derivative too nobody asks for numbers."""
+    t.stands_for_leaf = True  # pyright: ignore[reportAttributeAccessIssue]
+    return t
+
+
+def is_of_leaf(t: Tensor) -> bool:
+    """Whether t is a leaf of the graph, a view of one, or stands for one."""
+    base = t if t._base is None else t._base
+    return base.is_leaf or getattr(base, "stands_for_leaf", False)
+
+
 def linear(
     x: Tensor, W: Tensor, b: Tensor | None = None, *, second_order: bool = True, numbers: bool = True
 ) -> Tensor:

@@ -22,7 +22,7 @@ from curvescope.kernels.attention import attention
 from curvescope.kernels.attention.multihead import multihead
 from curvescope.kernels.backends import casting
 from curvescope.kernels.head import LinearHead
-from curvescope.kernels.linear import linear
+from curvescope.kernels.linear import is_of_leaf, linear
 
 _alone = RLock()
 LINEAR_ON = ("cuda",)  # where linear maps are ours; on a CPU the calls cost what the additions save
@@ -65,13 +65,8 @@ class Substitute(TorchFunctionMode):
     def _linear(self, factors: LinearHead) -> Tensor:
         """The linear map by our kernel, without numbers for derivatives that nothing but a leaf would get."""
         h, W, b = factors
-        numbers = not (_of_leaf(W) and (b is None or _of_leaf(b)))
+        numbers = not (is_of_leaf(W) and (b is None or is_of_leaf(b)))
         return linear(h, W, b, second_order=self.second_order, numbers=numbers)
-
-
-def _of_leaf(t: Tensor) -> bool:
-    """Whether t is a leaf of the graph, or a view of one."""
-    return t.is_leaf or (t._base is not None and t._base.is_leaf)
 
 
 class PlainAttention(TorchFunctionMode):

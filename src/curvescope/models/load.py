@@ -24,6 +24,8 @@ from curvescope.models.plain import mode_notes, plain_model
 from curvescope.models.roles import with_roles
 from curvescope.models.running.calling import Output
 from curvescope.models.running.function import FunctionModule, function_module, is_function
+from curvescope.models.running.widening import HALVES, Widening, is_half, said
+from curvescope.models.sources import repeated_layers
 from curvescope.models.zoo import folder as zoo
 from curvescope.models.zoo.mlp import MLP, MLPConfig
 from curvescope.models.zoo.names import BUNDLED
@@ -47,7 +49,10 @@ def load(
         source: A bundled name ("tiny-gpt"), a folder saved by `curvescope.models.save`, a TOML file or
             `TransformerConfig` (fresh weights from its seed); a Hugging Face folder or hub id, a GGUF file,
             nanoGPT's ckpt.pt; any `nn.Module`, which is not changed; or a function f(params, x).
-        dtype: Parameters in this type, e.g. "float64"; a module is copied if it has another.
+        dtype: Parameters in this type, e.g. "float64"; a module is copied if it has another. In "bfloat16" or
+            "float16" weights are kept so and widened to float32 layer by layer: half the memory, and the
+            products of the float32 model with these weights (`models.running.widening`). A module that is in
+            half precision stays so; a folder or hub id is widened to float32 unless it is asked for.
         device: Parameters on this device, likewise.
         revision: A training checkpoint of a bundled model (initial, early, middle, final), or a revision of a
             hub id.
@@ -73,7 +78,21 @@ def load(
     model = model if routing is None else with_routing(model, routing)
     theirs = source.module if isinstance(source, Model) else source
     own = model.module is not theirs
-    return _moved(model, place or model.device, kind or as_dtype(model.dtype), own=own)
+    stored = next(model.module.parameters()).dtype
+    if kind is None and is_half(model.module):
+        kind = stored
+    found = _moved(model, place or model.device, kind or as_dtype(stored), own=own)
+    return _widened(found) if kind in HALVES else found
+
+
+def _widened(model: Model) -> Model:
+    """The model with weights that stay in half precision, and are widened where they are used."""
+    if model.widening is not None:
+        return model
+    note = said(model.parameters)
+    warn(f"{model.name}: {note}")
+    layers = tuple(repeated_layers(model.module))
+    return replace(model, widening=Widening(layers), notes=(*model.notes, note))
 
 
 def _function(source: Any) -> Any:
@@ -84,8 +103,10 @@ def _function(source: Any) -> Any:
 
 def _moved(model: Model, device: torch.device, dtype: torch.dtype, *, own: bool) -> Model:
     """The model there and in that type; a copy, unless the module is our own or is so already."""
-    if dtype == model.dtype and device == model.device:
+    kinds = {p.dtype for p in model.module.parameters()}
+    if (kinds == {dtype} or (dtype in kinds and is_half(model.module))) and device == model.device:
         return model
+    model = replace(model, widening=None)
     if lens.is_hooked(model.module):
         return replace(model, module=lens.move(model.module, device, dtype))
     module = model.module if own else copy.deepcopy(model.module)
@@ -176,12 +197,14 @@ def _exists(path: str | Path) -> bool:
 
 
 def as_dtype(dtype: torch.dtype | str) -> torch.dtype:
-    """float32 or float64, by name or as torch's own."""
-    known = {"float32": torch.float32, "float64": torch.float64}
+    """float32 or float64, or bfloat16 or float16 that are widened, by name or as torch's own."""
+    kinds = (torch.float32, torch.float64, *HALVES)
+    known = {str(kind).removeprefix("torch."): kind for kind in kinds}
     found = known.get(dtype) if isinstance(dtype, str) else dtype
-    if found is None or found not in known.values():
+    if found is None or found not in kinds:
         raise UsageError(
-            f"expected float32 or float64, got {dtype!r}", hint="half precision loses second derivatives"
+            f"expected float32 or float64, got {dtype!r}",
+            hint="bfloat16 and float16 keep weights so, and widen them layer by layer",
         )
     return found
 

@@ -23,6 +23,7 @@ from curvescope.models.running.double import exact
 from curvescope.models.running.exchange import Change, evaluating, exchanged, locked, parameters_at
 from curvescope.models.running.gathering import Sharding
 from curvescope.models.running.standins import GENERIC, Standin
+from curvescope.models.running.widening import WIDE, Widening
 
 
 def no_settings(module: nn.Module) -> list[Change]:
@@ -43,6 +44,7 @@ class Model:
     second derivatives, and `standins` what our kernels may stand in for. `call` is how the module is called,
     and `output` which part of what it returns its outputs are, where it is not the usual one. `sharding` says
     how parameters are spread over ranks: then they, and the blocks, are the pieces that this rank holds.
+    `widening` says that they are kept in half precision, and widened to float32 where they are used.
     """
 
     module: nn.Module
@@ -61,6 +63,7 @@ class Model:
     call: Call = call_module
     output: Output | None = None
     sharding: Sharding | None = None
+    widening: Widening | None = None
 
     @property
     def parameters(self) -> dict[str, Tensor]:
@@ -75,8 +78,8 @@ class Model:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The type of the parameters."""
-        return next(self.module.parameters()).dtype
+        """The type that the parameters are used in."""
+        return WIDE if self.widening is not None else next(self.module.parameters()).dtype
 
     @property
     def device(self) -> torch.device:
@@ -130,7 +133,12 @@ class Model:
         return outputs
 
     def gathered(self) -> list[Change]:
-        """Of a module that is spread over ranks: its pieces in place, and layers that gather them."""
+        """Of a module that is spread over ranks: its pieces in place, and layers that gather them.
+
+        Of one whose weights are kept in half precision, layers that widen them.
+        """
+        if self.widening is not None:
+            return self.widening.changes(self.module)
         if self.sharding is None:
             return []
         pieces = {name: piece.detach() for name, piece in self.parameters.items()}
@@ -138,7 +146,22 @@ class Model:
 
     def whole(self, part: nn.Module) -> AbstractContextManager[None]:
         """Inside, a part of the module has whole parameters, on every rank that they are spread over."""
+        if self.widening is not None:
+            return self.widening.whole(part)
         return nullcontext() if self.sharding is None else self.sharding.whole(self.module, part)
+
+    @property
+    def releases(self) -> bool:
+        """Whether layers let go of parameters behind every pass, and make them whole, or wide, again."""
+        if self.widening is not None:
+            return bool(self.widening.layers)
+        return self.sharding is not None and self.sharding.releases
+
+    def whole_forward(self, layer: nn.Module) -> Callable[..., Any]:
+        """The forward of a layer, with parameters that are whole and wide inside."""
+        if self.widening is not None:
+            return self.widening.widened_forward(layer)
+        return layer.forward if self.sharding is None else self.sharding.gathered_forward(layer)
 
     def pieces(self, space: ParamSpace) -> Pieces | None:
         """Which entries of vectors over whole blocks a space of this rank has; None where it has all."""

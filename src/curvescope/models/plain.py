@@ -14,6 +14,7 @@ from curvescope.models.adapters.build import cut_block, rest
 from curvescope.models.adapters.layers import Layer, find_layers
 from curvescope.models.adapters.stems import find_stem
 from curvescope.models.model import Model
+from curvescope.models.running.widening import is_half
 
 _BATCH = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
@@ -91,7 +92,7 @@ def check_parameters(module: nn.Module) -> None:
                 f"expected parameters that can be differentiated, {key!r} was made in inference mode",
                 hint="make or load the module outside torch.inference_mode()",
             )
-    if len({p.dtype for p in parameters.values()}) > 1:
+    if len({p.dtype for p in parameters.values()}) > 1 and not is_half(module):
         raise UsageError(
             "expected parameters of one dtype, got several", hint="cs.load(module, dtype=torch.float32)"
         )

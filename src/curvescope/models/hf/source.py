@@ -24,6 +24,7 @@ from curvescope.models.hf.errors import one_sentence
 from curvescope.models.hf.module import adapt
 from curvescope.models.hf.tokenizer import read_tokenizer
 from curvescope.models.model import Model
+from curvescope.models.running.widening import HALVES
 
 LOG = logging.getLogger("curvescope")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
@@ -141,7 +142,19 @@ def _read(source: str, where: dict[str, Any], *, dtype: torch.dtype, name: str) 
         wants = getattr(module, "main_input_name", "input_ids") == "input_ids"
         tokenizer, note = read_tokenizer(package, source, where) if wants else (None, None)
         model = adapt(module.eval(), name=name, tokenizer=tokenizer, own=True)
-    return model if note is None else replace(model, notes=(*model.notes, note))
+    notes = [n for n in (note, _widened(config, dtype)) if n is not None]
+    return replace(model, notes=(*model.notes, *notes)) if notes else model
+
+
+def _widened(config: Any, dtype: torch.dtype) -> str | None:
+    """What to say where weights are published in less than the type they are read in; in the log, once."""
+    published = getattr(config, "dtype", None)
+    if published not in HALVES or dtype in HALVES:
+        return None
+    kinds = [str(kind).removeprefix("torch.") for kind in (published, dtype)]
+    note = f"weights are published in {kinds[0]}, and widened to {kinds[1]}"
+    LOG.info("%s (dtype=%r keeps them so, and widens layer by layer)", note, kinds[0])
+    return note
 
 
 def _loader(package: Any, config: Any) -> Any:

@@ -58,6 +58,11 @@ class KroneckerOperator(KroneckerMatrix):
             raise unsplit(type(self).__name__)
         if problem.model.spread is not None:
             raise UsageError("K-FAC's factors are not for a model that is spread over ranks")
+        if problem.model.widening is not None:
+            raise UsageError(
+                "K-FAC's factors are not for weights that are kept in half precision",
+                hint="cs.load(…, dtype='float32')",
+            )
         check_damping(damping, "exact")
         self.problem, self.curvature, self.bias, self.damping = problem, curvature, bias, float(damping)
         self.engine = Engine(problem, "autograd")

@@ -162,7 +162,7 @@ def _exact(problem: Problem) -> Problem | None:
         if problem.device.type == "mps" or model.num_parameters > COPIED or model.spread is not None:
             return None
         try:
-            model = replace(model, module=copy.deepcopy(model.module).double())
+            model = replace(model, module=copy.deepcopy(model.module).double(), widening=None)
         except Exception:  # whatever a module does that is not made to be copied
             return None
         point = {name: p.double() for name, p in point.items()}
