@@ -1,9 +1,15 @@
 """What an exact product costs, against other libraries: the study `hvp` in the settings that we publish.
 
 On a CPU: a GPT-2 of about a million parameters, 8 × 128 tokens. On CUDA: GPT-2 124M, Llama and NeoX of the
-same size, 8 × 1024 tokens in TF32; the same without TF32; contexts of 8,192 and 32,768 tokens. Times are in
-gradients of the same run. On a CPU, whose clock wanders, some contenders also take turns with our Hessian
-product, and their ratios are printed. The other libraries are optional: `make peers` installs them.
+same size, 8 × 1024 tokens in TF32, the first with 2, 4 and 8 columns too; the same without TF32; contexts
+of 8,192 and 32,768 tokens; GPT-2 of 350 M and 1.5 B parameters; the shape of Llama 3 8B with weights in
+bfloat16. Times are in gradients of the same run. On a CPU, whose clock wanders, some contenders also take
+turns with our Hessian product, and their ratios are printed. The other libraries are optional: `make peers`
+installs them.
+
+A case prints a line for each contender as soon as it is measured, one that fails too. `--record` writes the
+figures of all cases into the package (`src/curvescope/studies/hvp/figures.json`), with which later runs on
+a device of the same name are compared.
 """
 
 from __future__ import annotations
@@ -11,6 +17,8 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+import traceback
+from collections.abc import MutableMapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
@@ -19,28 +27,61 @@ from typing import Any
 import pandas as pd
 import torch
 
+from curvescope.core.result import Result
 from curvescope.runs.folder import environment
+from curvescope.runs.verified.checks import Verification
+from curvescope.runs.work import Place
 from curvescope.runs.writing import write_figures, write_tables
 from curvescope.studies import hvp
+from curvescope.studies.hvp import committed
 from curvescope.studies.hvp.contenders import CONTENDERS, PACKAGES
 from curvescope.studies.hvp.models import SHAPES, build
 
 OURS = ("hessian", "ggn", "functional")
 PEERS = ("eigenthings", "eigenthings ggn", "curvlinops", "curvlinops ggn", "PyHessian")
+CHECKPOINT = ("hessian checkpoint", "ggn checkpoint")
 COMPILED = ("curvlinops compiled", "curvlinops ggn compiled", "compiled jvp(grad)")
 CPU: dict[str, dict[str, Any]] = {
     "cpu-small": {"contenders": (*OURS, "hessian autograd", *PEERS, *COMPILED)},
 }
 BIG: dict[str, Any] = {"size": "124M", "seq_len": 1024, "device": "cuda", "tf32": True}
+ONE: dict[str, Any] = {**BIG, "batch_size": 1}
 CUDA: dict[str, dict[str, Any]] = {
-    "gpt2": {**BIG, "contenders": (*OURS, *PEERS), "slq": True},
+    "gpt2": {**BIG, "contenders": (*OURS, *CHECKPOINT, *PEERS), "columns": (1, 2, 4, 8), "slq": True},
     "gpt2-float32": {**BIG, "batch_size": 4, "tf32": False, "contenders": (*OURS, "eigenthings")},
-    "gpt2-8192": {**BIG, "batch_size": 1, "seq_len": 8192, "contenders": (*OURS, "eigenthings"), "rounds": 3},
-    "gpt2-32768": {**BIG, "batch_size": 1, "seq_len": 32768, "contenders": ("hessian", "ggn"), "rounds": 2},
+    "gpt2-8192": {**ONE, "seq_len": 8192, "contenders": (*OURS, "eigenthings"), "rounds": 3},
+    "gpt2-32768": {**ONE, "seq_len": 32768, "contenders": ("hessian", "ggn", *CHECKPOINT), "rounds": 2},
     "llama": {**BIG, "model": "llama", "contenders": (*OURS, "eigenthings")},
     "neox": {**BIG, "model": "neox", "contenders": (*OURS, "eigenthings")},
+    "gpt2-350M": {**ONE, "size": "350M", "contenders": ("hessian", "ggn", *CHECKPOINT, "eigenthings")},
+    "gpt2-xl": {**ONE, "size": "1.5B", "contenders": ("hessian", "ggn", *CHECKPOINT)},
+    "gpt2-xl-4": {**BIG, "batch_size": 4, "size": "1.5B", "contenders": ("hessian", "ggn", *CHECKPOINT)},
+    "llama-8b": {
+        **ONE,
+        "model": "llama",
+        "size": "8B",
+        "seq_len": 512,
+        "contenders": CHECKPOINT,
+        "rounds": 3,
+    },
     "gpt2-compiled": {**BIG, "contenders": ("hessian", *COMPILED)},
 }
+
+
+class Aloud(Place):
+    """Prints what is told as soon as it is; keeps nothing."""
+
+    def at(self, contents: str, names: Sequence[str] = ()) -> MutableMapping[str, Result]:
+        return {}
+
+    def tell(self, line: str) -> None:
+        print(f"  {line}", flush=True)
+
+    def warn(self, line: str) -> None:
+        print(f"  WARNING: {line}", flush=True)
+
+    def verified(self, found: Verification) -> None:
+        """Nothing is verified here."""
 
 
 TURNS = ("hessian", "ggn", "double backward", "eigenthings", "compiled jvp(grad)")
@@ -70,30 +111,49 @@ def take_turns(cfg: hvp.Config) -> list[dict[str, Any]]:
     return rows
 
 
-def main() -> None:
-    """Run the cases that are asked for and write a folder for each."""
+def measure(name: str, folder: Path, *, record: bool) -> None:
+    """Run one case, write its folder, print its summary; write its figures into the package if asked to."""
+    cfg = hvp.Config.from_dict((CPU | CUDA)[name])
+    print(f"\n{name}: torch {environment()['torch']}, {folder}", flush=True)
+    found = hvp.run(cfg, state=Aloud())
+    found.save(folder)
+    write_tables(found, folder)
+    print("in short:", flush=True)
+    for label, value, words in found.summary():
+        print(f"  {label:22s} {value:>8s}  {words}", flush=True)
+    for note in found.notes:
+        print(f"  note: {note}", flush=True)
+    if record:
+        count = committed.record(found, torch.__version__)
+        print(f"  {count} figures are in {committed.FILE.name} now", flush=True)
+    write_figures(found, folder)
+    if name in CPU:
+        turns = pd.DataFrame(take_turns(cfg))
+        turns.to_csv(folder / "turns.csv", index=False)
+        print("\nTaking turns, in our Hessian products:\n" + turns.to_string(index=False), flush=True)
+
+
+def main() -> int:
+    """Run the cases that are asked for; one that fails does not stop the others."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("cases", nargs="*", help=f"of {', '.join([*CPU, *CUDA])}; default: the device's")
     parser.add_argument("--out", type=Path, default=Path("runs/bench/hvp"), help="folder of the results")
     parser.add_argument("--threads", type=int, default=2, help="of torch on the CPU")
+    parser.add_argument("--record", action="store_true", help="write the figures into the package's file")
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
-    all_cases = CPU | CUDA
-    for name in given.cases or (CUDA if torch.cuda.is_available() else CPU):
-        if name not in all_cases:
-            parser.error(f"unknown case {name!r}; known: {', '.join(all_cases)}")
-        found = hvp.run(hvp.Config.from_dict(all_cases[name]))
-        folder = given.out / name
-        found.save(folder)
-        write_tables(found, folder)
-        write_figures(found, folder)
-        print(f"\n{name}: {environment()['torch']}, {folder}", flush=True)
-        for label, value, words in found.summary():
-            print(f"  {label:22s} {value:>8s}  {words}", flush=True)
-        if name in CPU:
-            turns = pd.DataFrame(take_turns(hvp.Config.from_dict(all_cases[name])))
-            turns.to_csv(folder / "turns.csv", index=False)
-            print("\nTaking turns, in our Hessian products:\n" + turns.to_string(index=False), flush=True)
+    names = given.cases or list(CUDA if torch.cuda.is_available() else CPU)
+    for name in names:
+        if name not in CPU | CUDA:
+            parser.error(f"unknown case {name!r}; known: {', '.join([*CPU, *CUDA])}")
+    failed = 0
+    for name in names:
+        try:
+            measure(name, given.out / name, record=given.record)
+        except Exception:
+            traceback.print_exc()
+            failed = 1
+    return failed
 
 
 if __name__ == "__main__":

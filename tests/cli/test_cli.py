@@ -238,10 +238,13 @@ def test_an_unforeseen_error_is_one_line_too(monkeypatch, capsys):
 @pytest.mark.usefixtures("undrawn")
 def test_bench_prints_costs_in_gradients(tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(SHAPES, "small", (1, 8, 2, 16))
-    few = ["--batch-size", 1, "--seq-len", 4, "--set", "rounds=1", "--set", 'contenders=["ggn"]']
-    code, out, _ = call("bench", "hvp", *few, "--out", tmp_path, "--quiet", capsys=capsys)
+    few = ["--batch-size", 1, "--seq-len", 4, "--set", "rounds=1", "--set", "contenders=ggn, ggn checkpoint"]
+    several = ["--columns", 1, "--columns", 2]
+    code, out, _ = call("bench", "hvp", *few, *several, "--out", tmp_path, "--quiet", capsys=capsys)
     assert code == 0
     assert "gradients" in out
+    assert "2 columns" in out
+    assert "ggn checkpoint" in out
     assert (tmp_path / "hvp").is_dir()
     code, _, err = call("bench", "flops", capsys=capsys)
     assert code == 2

@@ -10,7 +10,7 @@ from curvescope.studies import STUDIES, find
 
 DIGESTS = {  # of the default settings, as run folders of before have them
     "spectrum": "e871cee4",
-    "hvp": "4c34cae1",
+    "hvp": "7fb62f37",
     "embeddings": "e59e2415",
     "probes": "1bb14fb0",
     "heads": "ccdfba91",

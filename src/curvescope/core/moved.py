@@ -11,7 +11,7 @@ _MOVED = {  # saved in this module: now in that one, these classes
     "studies.blocks": {"studies.blocks.part": "Part", "studies.blocks.study": "Blocks"},
     "studies.blocks_heterogeneity": {"algorithms.blocks.heterogeneity": "Heterogeneity"},
     "studies.blocks_probes": {"algorithms.blocks.probes": "OwnProbes"},
-    "studies.hvp": {"studies.hvp.study": "Measured Cost"},
+    "studies.hvp": {"studies.hvp.costs": "Measured Cost"},
     "studies.weight_norms.ranks": {"algorithms.estimates.ranks": "Correlation"},
     "studies.embeddings": {"studies.embeddings.study": "Counts Embeddings"},
     "studies.probes": {"studies.probes.study": "Probes"},

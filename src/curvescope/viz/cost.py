@@ -18,13 +18,16 @@ _OWN = ("gradient", *MATRICES)
 def bars(
     names: Sequence[str], ratios: Sequence[tuple[float, float, float]], memory: Sequence[float] | None
 ) -> Figure:
-    """Horizontal bars of time in gradients (median, with a line from least to most), and of peak GiB."""
+    """Horizontal bars of time in gradients (median, with a line from least to most), and of peak GiB.
+
+    Names of our own contenders begin with gradient or the name of a matrix. Memory that is nan has no bar.
+    """
     from matplotlib import pyplot as plt
 
     figure, axes = plt.subplots(
         1, 1 if memory is None else 2, figsize=(8, 0.45 * len(names) + 1.4), sharey=True, squeeze=False
     )
-    colours = [OURS if name in _OWN else OTHERS for name in names]
+    colours = [OURS if name.replace(",", "").split()[0] in _OWN else OTHERS for name in names]
     rows = range(len(names))
     left = axes[0, 0]
     left.barh(rows, [m for m, _, _ in ratios], color=colours)
@@ -44,7 +47,10 @@ def bars(
         right.set_xlabel("peak memory, GiB")
         right.margins(x=0.15)
         for row, amount in zip(rows, memory, strict=True):
-            right.annotate(f"{amount:.1f}", (amount, row), (4, 0), textcoords="offset points", va="center")
+            if amount == amount:
+                right.annotate(
+                    f"{amount:.1f}", (amount, row), (4, 0), textcoords="offset points", va="center"
+                )
     for axis in axes.flat:
         axis.spines[["top", "right"]].set_visible(False)
     figure.tight_layout()

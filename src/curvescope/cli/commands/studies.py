@@ -237,12 +237,21 @@ def compare(
 def bench(
     what: Annotated[str, typer.Argument(help="hvp: products of our engines and of other libraries.")],
     model: Annotated[str, typer.Option("--model", help="gpt2, llama or neox, with random weights.")] = "gpt2",
-    size: Annotated[str, typer.Option("--size", help="small (a million parameters) or 124M.")] = "small",
+    size: Annotated[
+        str,
+        typer.Option(
+            "--size", help="small (a million parameters), 124M, 350M, 1.5B, or 8B (a Llama on CUDA)."
+        ),
+    ] = "small",
     batch_size: Annotated[int, typer.Option("--batch-size", help="Sequences.")] = 8,
     seq_len: Annotated[int, typer.Option("--seq-len", help="Tokens of each.")] = 128,
     device: Device = None,
     seed: Seed = None,
     tf32: Annotated[bool, typer.Option("--tf32", help="Matrix products in TF32.")] = False,
+    columns: Annotated[
+        list[int] | None,
+        typer.Option("--columns", help="Our products with so many columns at once too; may be repeated."),
+    ] = None,
     set: Set = None,
     force: Force = False,
     json: AsJson = False,
@@ -251,7 +260,11 @@ def bench(
 ) -> None:
     """What a Hessian or Gauss-Newton product costs here: time in gradients, memory, distance to float64.
 
+    Where the package has figures of a device of the same name, they stand beside those measured, and what
+    takes over 10 % more time or memory is told. Whom to measure: --set 'contenders=hessian,ggn checkpoint'.
+
     Examples: curvescope bench hvp; curvescope bench hvp --size 124M --seq-len 1024 --device cuda --tf32
+    --columns 4 --columns 8; curvescope bench hvp --model llama --size 8B --batch-size 1 --device cuda --tf32
     """
     from curvescope.cli import study_run
     from curvescope.core.errors import UsageError
@@ -266,6 +279,7 @@ def bench(
         "device": device,
         "seed": seed,
         "tf32": tf32,
+        "columns": columns,
     }
     wish = study_run.Wish(out, quiet, force=force, tables=True, as_json=json)
     study_run.show("hvp", None, set or [], given, wish)

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from curvescope.core.operator import LinearOperator
 from curvescope.data.batches import Batch, Batches
 from curvescope.models.load import load
 from curvescope.operators.curvature import OPERATORS
@@ -33,23 +34,28 @@ class Product:
     enter: Callable[[Tree], Any]
     times: Callable[[Any], Any]
     leave: Callable[[Any], Tree]
+    operator: LinearOperator | None = None  # of this package: products in a row, and with several columns
 
 
-def ours(kind: str, engine: str) -> Callable[[nn.Module, Tensor, Tensor], Product]:
+Maker = Callable[[nn.Module, Tensor, Tensor], Product]
+
+
+def ours(kind: str, engine: str, *, checkpoint: bool = False) -> Maker:
     """An operator of this package."""
     operator = OPERATORS[kind]
 
     def make(module: nn.Module, x: Tensor, y: Tensor) -> Product:
-        problem = Problem(load(module), Batches([Batch(x, y)]))
-        found, names = operator(problem, engine=engine), [name for name, _ in module.named_parameters()]  # pyright: ignore[reportArgumentType]
+        found = operator(_problem(module, x, y), engine=engine, checkpoint=checkpoint)  # pyright: ignore[reportArgumentType]
+        names = [name for name, _ in module.named_parameters()]
 
         def leave(Hv: Tensor) -> Tree:
             tree = found.space.scatter(Hv)
             return [tree[name] for name in names]
 
-        return Product(
-            lambda tree: found.space.gather(dict(zip(names, tree, strict=True))), found.__matmul__, leave
-        )
+        def enter(tree: Tree) -> Tensor:
+            return found.space.gather(dict(zip(names, tree, strict=True)))
+
+        return Product(enter, found.__matmul__, leave, found)
 
     return make
 
@@ -57,6 +63,12 @@ def ours(kind: str, engine: str) -> Callable[[nn.Module, Tensor, Tensor], Produc
 def gradient(module: nn.Module, x: Tensor, y: Tensor) -> Product:
     """The unit of all others: one gradient, with PyTorch's fused attention."""
     return Product(lambda tree: tree, lambda tree: _gradient(module, x, y), lambda tree: tree)
+
+
+def own_gradient(module: nn.Module, x: Tensor, y: Tensor) -> Product:
+    """The unit where an eager gradient does not fit: `Problem.gradient`, in float32 whatever the weights."""
+    problem = _problem(module, x, y)
+    return Product(lambda tree: tree, lambda tree: problem.gradient(), lambda tree: tree)
 
 
 def double_backward(module: nn.Module, x: Tensor, y: Tensor) -> Product:
@@ -106,7 +118,7 @@ class _Flat(nn.Module):
             return logits(self.module, x).flatten(0, 1)
 
 
-def eigenthings(kind: str) -> Callable[[nn.Module, Tensor, Tensor], Product]:
+def eigenthings(kind: str) -> Maker:
     """hessian-eigenthings."""
 
     def make(module: nn.Module, x: Tensor, y: Tensor) -> Product:
@@ -121,7 +133,7 @@ def eigenthings(kind: str) -> Callable[[nn.Module, Tensor, Tensor], Product]:
     return make
 
 
-def curvlinops(kind: str) -> Callable[[nn.Module, Tensor, Tensor], Product]:
+def curvlinops(kind: str) -> Maker:
     """curvlinops."""
 
     def make(module: nn.Module, x: Tensor, y: Tensor) -> Product:
@@ -134,9 +146,7 @@ def curvlinops(kind: str) -> Callable[[nn.Module, Tensor, Tensor], Product]:
     return make
 
 
-def compiled(
-    maker: Callable[[nn.Module, Tensor, Tensor], Product],
-) -> Callable[[nn.Module, Tensor, Tensor], Product]:
+def compiled(maker: Maker) -> Maker:
     """A contender whose product goes through torch.compile."""
 
     def make(module: nn.Module, x: Tensor, y: Tensor) -> Product:
@@ -163,11 +173,13 @@ def pyhessian(module: nn.Module, x: Tensor, y: Tensor) -> Product:
     return Product(lambda tree: tree, times, lambda tree: tree)
 
 
-CONTENDERS: dict[str, Callable[[nn.Module, Tensor, Tensor], Product]] = {
+CONTENDERS: dict[str, Maker] = {
     "gradient": gradient,
     "hessian": ours("hessian", "fast"),
     "ggn": ours("ggn", "fast"),
     "functional": ours("functional", "fast"),
+    "hessian checkpoint": ours("hessian", "fast", checkpoint=True),
+    "ggn checkpoint": ours("ggn", "fast", checkpoint=True),
     "hessian autograd": ours("hessian", "autograd"),
     "ggn autograd": ours("ggn", "autograd"),
     "double backward": double_backward,
@@ -180,6 +192,7 @@ CONTENDERS: dict[str, Callable[[nn.Module, Tensor, Tensor], Product]] = {
     "curvlinops ggn compiled": compiled(curvlinops("ggn")),
     "PyHessian": pyhessian,
 }
+CHECKPOINTED = ("hessian checkpoint", "ggn checkpoint")
 PACKAGES = {
     "eigenthings": "hessian_eigenthings",
     "eigenthings ggn": "hessian_eigenthings",
@@ -190,6 +203,10 @@ PACKAGES = {
     "PyHessian": "pyhessian",
 }
 """What a contender needs beside this package."""
+
+
+def _problem(module: nn.Module, x: Tensor, y: Tensor) -> Problem:
+    return Problem(load(module), Batches([Batch(x, y)]))
 
 
 def _gradient(module: nn.Module, x: Tensor, y: Tensor, *, create_graph: bool = False) -> Tree:

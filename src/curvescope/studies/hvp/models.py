@@ -17,7 +17,16 @@ from curvescope.core.requirements import how_to_install
 SHAPES = {  # layers, width, heads, vocabulary
     "small": (4, 128, 4, 1024),
     "124M": (12, 768, 12, 50257),
+    "350M": (24, 1024, 16, 50257),
+    "1.5B": (48, 1600, 25, 50257),
+    "8B": (32, 4096, 32, 128256),
 }
+LLAMA_8B: dict[str, Any] = {
+    "num_key_value_heads": 8,
+    "intermediate_size": 14336,
+    "tie_word_embeddings": False,
+}
+"""What the shape of Llama 3 8B has beside these four numbers."""
 
 
 class Block(nn.Module):
@@ -55,29 +64,64 @@ class GPT2(nn.Module):
         return self.lm_head(self.ln_f(x))
 
 
-def build(kind: str, size: str, positions: int) -> nn.Module:
-    """A module with random weights that takes tokens and returns logits, or an object with them."""
-    layers, d, heads, vocabulary = SHAPES[size]
-    if kind == "gpt2":
-        return GPT2(layers, d, heads, vocabulary, positions)
+def build(
+    kind: str,
+    size: str,
+    positions: int,
+    *,
+    layers: int | None = None,
+    seed: int = 0,
+    device: torch.device | str = "cpu",
+) -> nn.Module:
+    """A module in eval mode that takes tokens and returns logits, or an object with them.
+
+    Its weights are random and are made on the device itself: in float32, those of 8B in bfloat16.
+
+    Args:
+        layers: fewer than the size has, the rest of the shape being the same.
+    """
+    depth, d, heads, vocabulary = SHAPES[size]
+    depth = depth if layers is None else min(layers, depth)
+    with _made(torch.bfloat16 if size == "8B" else torch.float32, torch.device(device), seed):
+        if kind == "gpt2":
+            return GPT2(depth, d, heads, vocabulary, positions).eval()
+        shape: dict[str, Any] = {
+            "vocab_size": vocabulary,
+            "hidden_size": d,
+            "num_hidden_layers": depth,
+            "num_attention_heads": heads,
+            "max_position_embeddings": positions,
+        }
+        return _of_transformers(kind, shape, LLAMA_8B if size == "8B" else {}).eval()
+
+
+def _of_transformers(kind: str, shape: dict[str, Any], more: dict[str, Any]) -> nn.Module:
     try:
         import transformers
     except ImportError as error:
         raise MissingExtra(
             f"the model {kind!r} needs the package transformers", hint=how_to_install("transformers")
         ) from error
-    shape: dict[str, Any] = {
-        "vocab_size": vocabulary,
-        "hidden_size": d,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "max_position_embeddings": positions,
-    }
+    d = shape["hidden_size"]
     if kind == "llama":
-        config = transformers.LlamaConfig(**shape, intermediate_size=8 * d // 3, tie_word_embeddings=True)
-        return transformers.LlamaForCausalLM(config)
+        shape |= {"intermediate_size": 8 * d // 3, "tie_word_embeddings": True} | more
+        return transformers.LlamaForCausalLM(transformers.LlamaConfig(**shape))
     config = transformers.GPTNeoXConfig(**shape, intermediate_size=4 * d, tie_word_embeddings=True)
     return transformers.GPTNeoXForCausalLM(config)
+
+
+@contextmanager
+def _made(dtype: torch.dtype, device: torch.device, seed: int) -> Iterator[None]:
+    """Modules made inside lie on the device, in that precision, with weights of that seed."""
+    before = torch.get_default_dtype()
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        torch.set_default_dtype(dtype)
+        try:
+            with device:
+                yield
+        finally:
+            torch.set_default_dtype(before)
 
 
 def logits(module: nn.Module, tokens: Tensor) -> Tensor:
