@@ -308,7 +308,7 @@ class Problem:
                     self._loss(batch.map(self.placed))
         sums: list[Tensor] = []
         summed = self.dtype if self.device.type == "mps" else torch.float64
-        total = torch.zeros(space.size, dtype=self.dtype, device=self.device)
+        total = space.total(1)
         for batch in self.own_batches("gradient"):
             with differentiating(), releasing():
 
@@ -319,10 +319,10 @@ class Problem:
                 sums.append(value.detach())
                 if not value.requires_grad:
                     continue
-                add_gradient(value, leaves, lambda name, g: space.add_columns(total[:, None], name, g[None]))
+                add_gradient(value, leaves, lambda name, g: total.add(name, g[None]))
         value = torch.stack(sums).sum(dtype=summed)
         value = value if self.model.spread is None else self.model.spread.added(value)
-        return value / self.num_terms, total.div_(self.num_terms)
+        return value / self.num_terms, total.whole()[:, 0].div_(self.num_terms)
 
     def differentiable(
         self, names: tuple[str, ...], run: Callable[[Leaves], T], ends: Callable[[T], Sequence[Tensor | None]]

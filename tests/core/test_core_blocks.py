@@ -171,10 +171,11 @@ def test_columns_are_vectors_side_by_side(blocks: list[Block], k: int, seed: int
         alone = space.scatter(V[:, j])
         assert all(torch.equal(trees[name][j], alone[name]) for name in alone)
     assert torch.equal(space.gather_columns(trees, k), V)
-    total = V.clone()
-    for name, x in trees.items():
-        space.add_columns(total, name, x)
-    assert torch.equal(total, 2 * V)
+    total = space.total(k)
+    for name, x in [*trees.items(), *trees.items()]:
+        total.add(name, x)
+    assert torch.equal(total.whole(), 2 * V)
+    assert not space.total(k).whole().any()
     assert list(space.scatter_columns(V[:, :1])) == list(space.parameters)
 
 

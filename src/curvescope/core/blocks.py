@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
+from typing import final
 
 import torch
 from torch import Tensor
@@ -164,12 +165,16 @@ class ParamSpace:
             rows.view(*entries.shape[1:], k).movedim(-1, 0).copy_(entries)
         return found
 
-    def add_columns(self, columns: Tensor, parameter: str, x: Tensor) -> None:
-        """Add x (k, *shape), of one parameter, to its blocks in columns (n, k), in place."""
+    def places(self, columns: Tensor, parameter: str, x: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """For each block of a parameter its place in columns (n, k), and its entries of x (k, *shape)."""
         for block in self._of[parameter]:
             entries = block.view(x, 1)
             rows = columns[self.slices[block.name]]
-            rows.view(*entries.shape[1:], len(x)).movedim(-1, 0).add_(entries)
+            yield rows.view(*entries.shape[1:], len(x)).movedim(-1, 0), entries
+
+    def total(self, k: int) -> ColumnSum:
+        """A sum of columns (n, k), whose terms come parameter by parameter."""
+        return ColumnSum(self, k)
 
     def scatter(self, vector: Tensor) -> dict[str, Tensor]:
         """Parameter-shaped tensors that hold `vector` (n,) in the blocks' places and zero elsewhere."""
@@ -226,3 +231,25 @@ class ParamSpace:
                 got = tuple(parts[block.name].shape) if block.name in parts else "nothing"
                 raise ShapeError(f"expected block {block.name!r} of shape {block.shape}, got {got}")
         return torch.cat([parts[block.name].reshape(-1) for block in self.blocks])
+
+
+@final
+class ColumnSum:
+    """A sum of columns (n, k) over a space: the first term of a parameter is written, others are added."""
+
+    def __init__(self, space: ParamSpace, k: int):
+        self._space, self._seen = space, set[str]()
+        self._columns = torch.empty(space.size, k, dtype=space.dtype, device=space.device)
+
+    def add(self, parameter: str, x: Tensor) -> None:
+        """A term (k, *shape) of one parameter."""
+        for place, entries in self._space.places(self._columns, parameter, x):
+            place.add_(entries) if parameter in self._seen else place.copy_(entries)
+        self._seen.add(parameter)
+
+    def whole(self) -> Tensor:
+        """The sum; zero for parameters that had no term."""
+        for block in self._space:
+            if block.parameter not in self._seen:
+                self._columns[self._space.slices[block.name]].zero_()
+        return self._columns

@@ -131,8 +131,8 @@ def _find_out(problem: Problem, few: Batch, engine: str, checkpoint: bool) -> _F
         LOG.info("%s is differentiated as it is, without our kernels: %s", model.name, error)
         why = f"our kernels do not fit this module: {str(error).partition(chr(10))[0]}"
         return _Found(None, None, _size(problem, few), why=why)
-    error, size = gap.measured()
-    if math.isfinite(size):  # else the product says
+    error, length = gap.measured()
+    if math.isfinite(length):  # else the product says
         _compare(problem, few, v, error, theirs)
     return _Found(fused, head, size, None if checkpoint else outputs)
 

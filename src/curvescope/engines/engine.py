@@ -25,13 +25,13 @@ import torch
 from torch import Tensor
 
 from curvescope.core.errors import CurvescopeError, UsageError, near_misses
-from curvescope.core.numbers import data_size, plural
+from curvescope.core.numbers import plural
 from curvescope.core.parts import MatrixName
 from curvescope.data.batches import Batch
 from curvescope.engines import ask, works
 from curvescope.engines.check import near, num_entries, refuse_other
 from curvescope.engines.keep import Kept, KeptByAll, forget_everything
-from curvescope.engines.memory import directions_per_pass, free_bytes
+from curvescope.engines.memory import directions_per_pass, too_large
 from curvescope.engines.passes import Linearised, pull, pull_each
 from curvescope.engines.replay import cpu, cuda
 from curvescope.engines.run import PlainRunner, Runner
@@ -41,7 +41,7 @@ from curvescope.engines.works import Names, Work, there
 from curvescope.kernels.substitute import PlainAttention
 from curvescope.losses.base import Part
 from curvescope.models.running.exchange import locked
-from curvescope.models.sources import find_sources
+from curvescope.models.sources import find_sources, repeated_layers
 from curvescope.problem import Problem, differentiating
 
 Tree = dict[str, Tensor]
@@ -51,7 +51,6 @@ Middle = Callable[[Tensor, Tensor], Tensor]
 """M u for the outputs z and u of shape (k, *z.shape)."""
 EngineName = Literal["auto", "autograd", "fast"]
 LOG = logging.getLogger("curvescope")
-ROOM = 0.8  # of the free memory that a batch should take at most
 GRAPH_SIZE = 4  # of the gradient's graph, in units of the forward pass's results
 T = TypeVar("T")
 ATTEND = "attend"  # the method of the zoo's layers that attends
@@ -66,8 +65,9 @@ class Engine:
         problem: What it is bound to.
         name: `fast` runs the module with our kernels, and it is an error if they cannot; `autograd` as it is;
             `auto` is `fast`, or `autograd` for modules that our kernels cannot run.
-        checkpoint: Whether layers are computed again instead of being kept; always so where they gather their
-            parameters from several ranks.
+        checkpoint: Whether layers are computed again instead of being kept. Without it they are too where a
+            GPU has no room for what a batch keeps, and where they gather their parameters from several ranks
+            or widen them.
     """
 
     def __init__(self, problem: Problem, name: EngineName = "auto", *, checkpoint: bool = False):
@@ -78,6 +78,8 @@ class Engine:
         checkpoint = checkpoint or problem.model.releases
         self._alone = sharding is None or not sharding.gathers
         self.problem, self.checkpoint = problem, checkpoint
+        self._again = checkpoint  # whether layers are computed again, from here on
+        self._unkept = False  # whether a batch's graph was larger than what may be kept
         self.wanted: EngineName = name
         self._watch = Watch(problem, engine=name, checkpoint=checkpoint)
         self._runner: Runner = PlainRunner(problem, checkpoint=checkpoint)
@@ -169,6 +171,8 @@ class Engine:
     def _bind(self) -> None:
         known = self._watch.look()
         if known is None:
+            if self._unkept:
+                self._compute_again()
             return
         if self._steady:
             self._forget()
@@ -176,7 +180,7 @@ class Engine:
         self._kept.forget()
         self._recorder, self._adds_up = None, False
         self._groups.clear()
-        self._runner = known.runner(self.problem, checkpoint=self.checkpoint)
+        self._runner = known.runner(self.problem, checkpoint=self._again)
         self._verify()
 
     def _verify(self) -> None:
@@ -295,9 +299,7 @@ class Engine:
 
     def _replayed(self, build: Callable[[], Work], rows: Names, columns: Names) -> Work:
         device = self.problem.device
-        on = (
-            ("cuda",) if self.checkpoint else ("cpu", "cuda")
-        )  # a CPU's recording would keep what layers do not
+        on = ("cuda",) if self._again else ("cpu", "cuda")  # a CPU would keep what layers do not
         if device.type not in on or self._runner.name != "fast" or not self._alone:
             return build()
         if self._recorder is None:
@@ -319,11 +321,13 @@ class Engine:
     def _keep(self, key: Any, build: Callable[[], T], batch: Batch) -> T:
         assert self._watch.known is not None, "found out before any product"
         size = int(GRAPH_SIZE * self._watch.known.entry_bytes * num_entries(batch))
-        return self.keep(key, build, size)
+        found = self.keep(key, build, size)
+        self._unkept |= self.problem.device.type == "cuda" and self._kept.refused
+        return found
 
     def _directions(self, batch: Batch, tangents: Mapping[str, Tensor], *, plain: bool = False) -> int:
         """Directions at once; found with the first batch that is given several, then kept."""
-        if next(iter(tangents.values())).shape[0] == 1 or self.checkpoint or not self._alone:
+        if next(iter(tangents.values())).shape[0] == 1 or self._again or not self._alone:
             return 1
         runner = PlainRunner(self.problem) if plain else self._runner
         if runner.name not in self._groups:
@@ -350,21 +354,33 @@ class Engine:
             LOG.warning("memory ran out: from here on %s at a time", plural(self.most, "column"))
         return now > 1 or held
 
+    def computes_again(self) -> bool:
+        """From here on layers are computed again, because memory ran out; False where they are, or cannot."""
+        with locked(self.problem.model.module), differentiating():
+            return self._compute_again()
+
+    def _compute_again(self) -> bool:
+        self._unkept = False
+        if self._again or not self._alone or not repeated_layers(self.problem.model.module):
+            return False
+        LOG.warning(
+            "%s: what a batch keeps does not fit into memory, so layers are computed again, as with "
+            "checkpoint=True; smaller batches would be faster",
+            self.problem.model.name,
+        )
+        self._again = True
+        self._kept.forget()
+        self._recorder = None
+        self._groups.clear()
+        self._runner = self._watch.computed_again().runner(self.problem, checkpoint=True)
+        return True
+
     def too_large(self) -> CurvescopeError:
         """What to do where one direction through one batch takes more memory than there is."""
         batch = max(self.problem.batches, key=num_entries)
         known = self._watch.known
         size = 0 if known is None else int(GRAPH_SIZE * known.entry_bytes * num_entries(batch))
-        free, count = free_bytes(self.problem.device), batch.num_sequences
-        fits = min(int(ROOM * free / size * count) if size else count, count // 2)
-        hint = "checkpoint=True computes layers again instead of keeping them"
-        if fits:
-            hint = f"batches of {fits} should fit (batch_size={fits}); {hint}"
-        return CurvescopeError(
-            f"memory ran out in a product of {self.problem.model.name} with one direction through a batch of "
-            f"{plural(count, 'sequence')}: about {data_size(size)} are needed, {data_size(free)} are free",
-            hint=hint,
-        )
+        return too_large(self.problem, batch, size, again=self._again)
 
 
 def _moved(problem: Problem) -> CurvescopeError:

@@ -27,10 +27,14 @@ _store: OrderedDict[tuple[int, Hashable], tuple[Any, int]] = OrderedDict()
 
 @final
 class Kept:
-    """The entries of one engine. They hold while the engine does not forget them."""
+    """The entries of one engine. They hold while the engine does not forget them.
+
+    Attributes:
+        refused: Whether the last one that was built is larger than all that may be kept.
+    """
 
     def __init__(self) -> None:
-        self._owner = id(self)
+        self._owner, self.refused = id(self), False
         weakref.finalize(self, _forget, self._owner)
 
     def forget(self) -> None:
@@ -47,6 +51,7 @@ class Kept:
         with _alone:
             if at in _store:
                 _store.move_to_end(at)
+                self.refused = False
                 return _store[at][0]
         before = _allocated(device)
         try:
@@ -59,7 +64,7 @@ class Kept:
             found = build()
         size = max(_allocated(device) - before, 0) if device.type == "cuda" else size
         with _alone:
-            _insert(at, found, size, device)
+            self.refused = not _insert(at, found, size, device)
         return found
 
 
@@ -72,7 +77,7 @@ class KeptByAll:
     """
 
     def __init__(self, spread: Spread) -> None:
-        self._spread = spread
+        self._spread, self.refused = spread, False
         self._entries: dict[Hashable, Any] = {}
         self._held = 0
 
@@ -103,14 +108,15 @@ def forget_everything() -> bool:
     return held
 
 
-def _insert(at: tuple[int, Hashable], found: Any, size: int, device: torch.device) -> None:
-    """Keep an entry if it fits, at the cost of those used longest ago."""
+def _insert(at: tuple[int, Hashable], found: Any, size: int, device: torch.device) -> bool:
+    """Keep an entry if it fits, at the cost of those used longest ago; whether it does."""
     held = sum(entry[1] for entry in list(_store.values()))
     budget = SHARE * (free_bytes(device) + held + (size if device.type == "cuda" else 0))
     while _store and held + size > budget:
         held -= _store.popitem(last=False)[1][1]
     if size <= budget:
         _store[at] = (found, size)
+    return size <= budget
 
 
 def _forget(owner: int) -> None:

@@ -9,11 +9,15 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from curvescope.core.errors import CurvescopeError
+from curvescope.core.numbers import data_size, plural
+from curvescope.data.batches import Batch
 from curvescope.models.running.dispatch import DispatchMode
 from curvescope.problem import Problem
 
 T = TypeVar("T")
 SHARE_OF_FREE_MEMORY = 0.25
+ROOM = 0.8  # of the free memory that a batch should take at most
 RESULTS_PER_COLUMN = 6  # a direction's intermediates, in units of the forward pass's results
 # Batching directions pays while each is too small to fill the processor. On a CPU with two cores, products
 # of a model whose forward pass makes 0.1 MB are ten times faster batched, with 20 MB they are slower. So are
@@ -94,3 +98,23 @@ def columns_at_once(problem: Problem) -> int:
     if problem.device.type == "cpu" and column > CPU_GROUP_BYTES:
         return 1
     return max(1, int(SHARE_OF_FREE_MEMORY * free_bytes(problem.device)) // max(4 * column, 1))
+
+
+def too_large(problem: Problem, batch: Batch, size: int, *, again: bool) -> CurvescopeError:
+    """What to do where one direction through a batch takes more memory than there is.
+
+    Args:
+        size: bytes of its graph, as expected.
+        again: whether layers are computed again already.
+    """
+    free, count = free_bytes(problem.device), batch.num_sequences
+    fits = min(int(ROOM * free / size * count) if size else count, count // 2)
+    hint = "" if again else "checkpoint=True computes layers again instead of keeping them"
+    if fits:
+        smaller = f"batches of {fits} should fit (batch_size={fits})"
+        hint = f"{smaller}; {hint}" if hint else smaller
+    return CurvescopeError(
+        f"memory ran out in a product of {problem.model.name} with one direction through a batch of "
+        f"{plural(count, 'sequence')}: about {data_size(size)} are needed, {data_size(free)} are free",
+        hint=hint or "take shorter sequences, or a device with more memory",
+    )

@@ -64,6 +64,12 @@ class Watch:
         self._places = self._where()  # of the tensors of this loss
         return self.known
 
+    def computed_again(self) -> Known:
+        """What is known of the model where its layers are computed again, from here on."""
+        self._checkpoint = True
+        self.known, self.compared = known(self._problem, self.few, engine=self._engine, checkpoint=True)
+        return self.known
+
     def written(self) -> bool:
         """Whether numbers seem to have moved since the last look."""
         return self._where() != self._places

@@ -71,7 +71,8 @@ class _Linear(Function):
         ctx.save_for_backward(x, W)
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> Any:
+    def backward(ctx: Any, *cotangents: Tensor) -> Any:
+        (g,) = cotangents
         refuse_batched(g)
         needs, (x, W), (second_order, numbers) = ctx.needs_input_grad[:3], ctx.saved_tensors, ctx.how
         if not recorded():

@@ -156,13 +156,18 @@ class CurvatureOperator(LinearOperator):
         The error is left before the next try: it holds on to what the product had made.
         """
         try:
-            return self.engine.product(lambda: (self._sum(V, rows, columns), self.problem.num_terms))
+            return self.engine.product(lambda: self._sum_and_terms(V, rows, columns))
         except (RuntimeError, MemoryError) as error:
             if not ran_out(error):
                 raise
-            if not self.engine.fewer(V.shape[1]):
+            if not (self.engine.fewer(V.shape[1]) or self.engine.computes_again()):
                 raise self.engine.too_large() from error
         return None
+
+    def _sum_and_terms(self, V: Tensor, rows: ParamSpace, columns: ParamSpace) -> tuple[Tensor, float]:
+        """N is read before a GPU has much to do: it would be waited for."""
+        N = self.problem.num_terms
+        return self._sum(V, rows, columns), N
 
     @contextmanager
     def steady(self) -> Iterator[None]:
@@ -183,9 +188,8 @@ class CurvatureOperator(LinearOperator):
         for start in range(0, V.shape[1], step):
             part = V[:, start : start + step]
             tangents = columns.scatter_columns(part)
-            total = torch.zeros(rows.size, part.shape[1], dtype=self.dtype, device=self.device)
+            total = rows.total(part.shape[1])
             for index, batch in enumerate(self.problem.own_batches(type(self).__name__)):
-                add = partial(rows.add_columns, total)
-                self._batch_product(index, batch, rows.parameters, tangents, add)
-            found.append(total)
+                self._batch_product(index, batch, rows.parameters, tangents, total.add)
+            found.append(total.whole())
         return found[-1] if len(found) == 2 else torch.cat(found, dim=1)

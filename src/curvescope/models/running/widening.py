@@ -102,8 +102,8 @@ class _Widen(torch.autograd.Function):
         return stored.to(WIDE, copy=True)
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> Any:
-        return g, None
+    def backward(ctx: Any, *cotangents: Tensor) -> Any:
+        return cotangents[0], None
 
 
 def said(names: Mapping[str, Tensor]) -> str:
