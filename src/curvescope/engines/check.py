@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -25,6 +25,7 @@ from curvescope.core.seeds import drawn_on, generator
 from curvescope.data.batches import Batch
 from curvescope.engines import ask, works
 from curvescope.engines.memory import result_bytes
+from curvescope.engines.passes import pull_each
 from curvescope.engines.run import FusedRunner, PlainRunner, Runner, find_head
 from curvescope.engines.state.digest import digest, same
 from curvescope.engines.state.snapshot import Snapshot, modes
@@ -36,8 +37,8 @@ from curvescope.problem import Problem, differentiating
 
 LOG = logging.getLogger("curvescope")
 TOLERANCE = {torch.float64: 1e-5, torch.float32: 5e-3}  # far below a mistake, above rounding
-PIECE, WIDE_PIECE = 2**18, 2**26  # entries that are compared at once, on a GPU
-ASIDE = 2**30  # bytes of a vector that is no large part of a GPU's memory
+PART, WIDE_PART = 2**18, 2**26  # entries that are compared at once; on a GPU
+LARGE = 2**30  # bytes of a vector that is compared in parts
 Tree = Mapping[str, Tensor]
 
 
@@ -113,27 +114,29 @@ def _find_out(problem: Problem, few: Batch, engine: str, checkpoint: bool) -> _F
     model = problem.model
     if engine == "autograd":
         return _Found(None, None, _size(problem, few), why="engine=autograd was asked for")
-    fused = fuse(model)
+    fused, groups = fuse(model), _groups(problem)
     try:
         v = _direction(problem)
-        plain = PlainRunner(problem, checkpoint=model.releases)
-        theirs: dict[str, Tensor] = {}
-        _product(problem, few, plain, v, _put_aside(problem, theirs))
+        theirs = _Products(problem, few, PlainRunner(problem, checkpoint=model.releases), v)
+        part = theirs.of(groups[0])
     except (CurvescopeError, RuntimeError):
         return _Found(fused, None, _size(problem, few))  # nothing to compare with; the product will say why
     try:
         (head, outputs), size = result_bytes(partial(find_head, problem, fused, few), views=False)
-        gap = _Gap(theirs, model.spread)
-        _product(problem, few, FusedRunner(problem, fused, head, checkpoint=checkpoint), v, gap.receive)
+        ours = _Products(problem, few, FusedRunner(problem, fused, head, checkpoint=checkpoint), v)
+        gap = _Gap()
+        for i, names in enumerate(groups):
+            part = part if i == 0 else theirs.of(names)
+            gap.add(ours, names, part)
     except Exception as error:  # whatever a module does that our kernels do not expect
         if engine == "fast":
             raise
         LOG.info("%s is differentiated as it is, without our kernels: %s", model.name, error)
         why = f"our kernels do not fit this module: {str(error).partition(chr(10))[0]}"
         return _Found(None, None, _size(problem, few), why=why)
-    error, length = gap.measured()
+    error, length = gap.measured(model.spread, problem.device)
     if math.isfinite(length):  # else the product says
-        _compare(problem, few, v, error, theirs)
+        _compare(problem, few, v, error, part if len(groups) == 1 else None)
     return _Found(fused, head, size, None if checkpoint else outputs)
 
 
@@ -161,69 +164,85 @@ def _direction(problem: Problem) -> dict[str, Tensor]:
     }
 
 
-def _product(
-    problem: Problem, few: Batch, runner: Runner, v: Tree, receive: Callable[[str, Tensor], object]
-) -> None:
-    """H v on a few positions, handed over parameter by parameter."""
-    names = tuple(v)
-    with differentiating():
-        work = works.second_derivative(problem, runner, few, "hessian", names, names)
-        work(list(v.values()), 1, lambda number, x: receive(names[number], x))
+def _groups(problem: Problem) -> list[tuple[str, ...]]:
+    """Names of parameters: all, or of a large model some at a time, of which products take little memory."""
+    sizes = {n: p.numel() * torch.finfo(problem.dtype).bits // 8 for n, p in problem.model.parameters.items()}
+    most = max(LARGE, sum(sizes.values()) // 4)
+    found, held = [[]], 0
+    for name, size in sizes.items():
+        if found[-1] and held + size > most:
+            found.append([])
+            held = 0
+        found[-1].append(name)
+        held += size
+    return [tuple(names) for names in found]
 
 
-def _put_aside(problem: Problem, found: dict[str, Tensor]) -> Callable[[str, Tensor], None]:
-    """Keeps results: of a large model on a GPU in the memory of the machine, so that a check needs no more
-    vectors there than a product."""
-    size = problem.model.num_parameters * torch.finfo(problem.dtype).bits // 8
-    away = problem.device.type == "cuda" and size > ASIDE
+class _Products:
+    """H v on a few positions: some parameters' rows at a time, of one graph."""
 
-    def keep(name: str, x: Tensor) -> None:
-        found[name] = x.cpu() if away else x
+    def __init__(self, problem: Problem, few: Batch, runner: Runner, v: Tree):
+        self._v, names = list(v.values()), tuple(v)
+        with differentiating():
+            how = (problem, runner, few, "hessian")
+            self._graph = works.gradient_graph(*how, names, names, twins=False)
 
-    return keep
+    def hand_over(self, names: Sequence[str], receive: Callable[[str, Tensor], object]) -> None:
+        """The named rows, one after the other; those that are zero may be missing."""
+        into = [self._graph.leaves[name] for name in names]
+        with differentiating():
+            pull_each(self._graph.first, self._v, into, 1, lambda number, x: receive(names[number], x))
+
+    def of(self, names: Sequence[str]) -> dict[str, Tensor]:
+        """The named rows, (1, *shape) each."""
+        found: dict[str, Tensor] = {}
+        self.hand_over(names, found.__setitem__)
+        return found
 
 
 class _Gap:
-    """‖ours − theirs‖ / ‖theirs‖ over all parameters, as ours come; a missing one is zero."""
+    """‖ours − theirs‖ / ‖theirs‖ over parameters, as they come; a missing one is zero."""
 
-    def __init__(self, theirs: Tree, spread: Spread | None = None):
-        self._theirs, self._spread, self._seen = theirs, spread, set[str]()
-        self._squares = torch.zeros(2, dtype=torch.float64)
+    def __init__(self) -> None:
+        self._gap, self._size = 0.0, 0.0  # squares
 
-    def receive(self, name: str, x: Tensor) -> None:
-        """One of ours, (1, *shape)."""
-        self._seen.add(name)
-        if name not in self._theirs:
-            self._add(x, torch.zeros((), dtype=x.dtype, device=x.device).expand(x.shape))
-            return
-        self._add(x, self._theirs[name])
+    def add(self, ours: _Products, names: Sequence[str], theirs: Tree) -> None:
+        """The named rows of ours, against theirs."""
+        seen: set[str] = set()
 
-    def _add(self, ours: Tensor, theirs: Tensor) -> None:
-        piece = WIDE_PIECE if ours.is_cuda else PIECE
-        total = torch.zeros(2, dtype=torch.float64, device=ours.device)
-        for x, y in zip(ours.flatten().split(piece), theirs.flatten().split(piece), strict=True):
-            y = y.to(x.device)
-            total += torch.stack([_square(x.to(y) - y), _square(y)])
-        self._squares += total.cpu()
+        def compare(name: str, x: Tensor) -> None:
+            seen.add(name)
+            gaps = (_square(a if b is None else a.to(b) - b) for a, b in _parts(x, theirs.get(name)))
+            self._gap += float(sum(gaps))
 
-    def measured(self) -> tuple[float, float]:
-        """It, and ‖theirs‖, once all of ours are there; on all ranks that have pieces."""
-        for name, y in self._theirs.items():
-            if name not in self._seen:
-                self._add(torch.zeros((), dtype=y.dtype, device=y.device).expand(y.shape), y)
-        squares = self._squares
-        if self._spread is not None:
-            device = next((y.device for y in self._theirs.values()), squares.device)
-            squares = self._spread.added(squares.to(device))
+        ours.hand_over(names, compare)
+        lengths = {name: float(_square(y)) for name, y in theirs.items()}
+        self._gap += sum(length for name, length in lengths.items() if name not in seen)
+        self._size += sum(lengths.values())
+
+    def measured(
+        self, spread: Spread | None = None, device: torch.device | None = None
+    ) -> tuple[float, float]:
+        """It, and ‖theirs‖; on all ranks that have pieces."""
+        squares = torch.tensor([self._gap, self._size], dtype=torch.float64)
+        if spread is not None:
+            squares = spread.added(squares.to(device))
         gap, size = squares.sqrt().tolist()
         return gap / size if size else gap, size
+
+
+def _parts(x: Tensor, y: Tensor | None) -> Iterator[tuple[Tensor, Tensor | None]]:
+    """Parts of both, so that no difference is as large as they are."""
+    step = WIDE_PART if x.is_cuda else PART
+    others = (None,) * -(-x.numel() // step) if y is None else y.flatten().split(step)
+    return zip(x.flatten().split(step), others, strict=True)
 
 
 def _square(x: Tensor) -> Tensor:
     return torch.linalg.vector_norm(x, dtype=torch.float64).square()
 
 
-def _compare(problem: Problem, few: Batch, v: Tree, error: float, theirs: Tree) -> None:
+def _compare(problem: Problem, few: Batch, v: Tree, error: float, theirs: Tree | None) -> None:
     """Raise unless both products are the same up to rounding."""
     tolerance = TOLERANCE.get(problem.dtype, 0.1)
     if problem.device.type == "cuda" and torch.get_float32_matmul_precision() != "highest":
@@ -237,17 +256,18 @@ def _compare(problem: Problem, few: Batch, v: Tree, error: float, theirs: Tree) 
         )
 
 
-def _rounding(problem: Problem, few: Batch, v: Tree, theirs: Tree) -> float:
-    """How far autograd itself is from its product in float64; of a model in pieces or halves, not at all."""
-    if problem.model.spread is not None or problem.model.widening is not None:
+def _rounding(problem: Problem, few: Batch, v: Tree, theirs: Tree | None) -> float:
+    """How far autograd itself is from its product in float64; 0 where that would take a large copy."""
+    model = problem.model
+    if theirs is None or model.spread is not None or model.widening is not None:
         return 0.0
-    model = replace(problem.model, module=copy.deepcopy(problem.model.module).double())
+    wide = replace(model, module=copy.deepcopy(model.module).double())
     point = {name: p.double() for name, p in problem.point.items()}
-    double = Problem(model, [few], problem.loss, params="*").at(point)
+    double = Problem(wide, [few], problem.loss, params="*").at(point)
     (batch,) = double.placed_batches("check of the engine")
-    exact = _Gap(theirs)
-    _product(double, batch, PlainRunner(double), {n: t.double() for n, t in v.items()}, exact.receive)
-    return exact.measured()[0]
+    exact, gap = _Products(double, batch, PlainRunner(double), {n: t.double() for n, t in v.items()}), _Gap()
+    gap.add(exact, tuple(v), theirs)
+    return gap.measured()[0]
 
 
 def refuse_other(problem: Problem, few: Batch) -> None:

@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from curvescope.core.errors import UsageError
 from curvescope.core.tensors.graph import leaves_of
 from curvescope.kernels.backends import refuse_third
+from curvescope.kernels.linear import twin_of
 from curvescope.models.model import Model
 from curvescope.models.running.double import exact
 from curvescope.models.running.exchange import Change, exchanged, parameters_at
@@ -126,8 +127,8 @@ class _Layer(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor) -> Any:
-        found = _Gradient.apply(ctx.call, ctx.needs_input_grad[1:], *cotangents, *ctx.saved_tensors)
-        return None, *found
+        tensors = map(twin_of, ctx.saved_tensors)
+        return None, *_Gradient.apply(ctx.call, ctx.needs_input_grad[1:], *cotangents, *tensors)
 
 
 class _Gradient(torch.autograd.Function):

@@ -294,10 +294,10 @@ class Engine:
     ) -> None:
         """A work, kept and replayed where it can be, applied to the tangents."""
         group, (*_, rows, columns) = self._directions(batch, tangents), key
-        work: Work = self._keep(key, partial(self._replayed, build, rows, columns), batch)
+        work: Work = self._keep(key, partial(self._replayed, build, batch, rows, columns), batch)
         work(list(tangents.values()), group, lambda number, x: receive(rows[number], x))
 
-    def _replayed(self, build: Callable[[], Work], rows: Names, columns: Names) -> Work:
+    def _replayed(self, build: Callable[[], Work], batch: Batch, rows: Names, columns: Names) -> Work:
         device = self.problem.device
         on = ("cuda",) if self._again else ("cpu", "cuda")  # a CPU would keep what layers do not
         if device.type not in on or self._runner.name != "fast" or not self._alone:
@@ -306,7 +306,7 @@ class Engine:
             self._recorder = cuda.Recorder(device) if device.type == "cuda" else cpu.Recorder()
         with self._recorder.building():
             work = build()
-        return self._recorder.replayed(work, rows, columns)
+        return self._recorder.replayed(work, rows, columns, batch_bytes=self._graph_bytes(batch))
 
     def keep(self, key: Any, build: Callable[[], T], size: int) -> T:
         """What `build` makes at the problem as it is, kept inside `product` until that changes.
@@ -319,11 +319,14 @@ class Engine:
         return self._kept.get(key, build, device=self.problem.device, size=size)
 
     def _keep(self, key: Any, build: Callable[[], T], batch: Batch) -> T:
-        assert self._watch.known is not None, "found out before any product"
-        size = int(GRAPH_SIZE * self._watch.known.entry_bytes * num_entries(batch))
-        found = self.keep(key, build, size)
+        found = self.keep(key, build, self._graph_bytes(batch))
         self._unkept |= self.problem.device.type == "cuda" and self._kept.refused
         return found
+
+    def _graph_bytes(self, batch: Batch) -> int:
+        """What a graph of the batch is expected to take."""
+        known = self._watch.known
+        return 0 if known is None else int(GRAPH_SIZE * known.entry_bytes * num_entries(batch))
 
     def _directions(self, batch: Batch, tangents: Mapping[str, Tensor], *, plain: bool = False) -> int:
         """Directions at once; found with the first batch that is given several, then kept."""
@@ -378,9 +381,7 @@ class Engine:
     def too_large(self) -> CurvescopeError:
         """What to do where one direction through one batch takes more memory than there is."""
         batch = max(self.problem.batches, key=num_entries)
-        known = self._watch.known
-        size = 0 if known is None else int(GRAPH_SIZE * known.entry_bytes * num_entries(batch))
-        return too_large(self.problem, batch, size, again=self._again)
+        return too_large(self.problem, batch, self._graph_bytes(batch), again=self._again)
 
 
 def _moved(problem: Problem) -> CurvescopeError:

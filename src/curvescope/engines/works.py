@@ -8,15 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge
 
 from curvescope.core.parts import MatrixName
 from curvescope.data.batches import Batch
 from curvescope.engines.passes import Linearised, Receive, gradient_edges, linearise, pull_each
 from curvescope.engines.run import PlainRunner, Runner
 from curvescope.kernels.head import LinearHead
+from curvescope.kernels.linear import twin
 from curvescope.losses.base import Part
 from curvescope.models.capture.points import find_point
 from curvescope.models.capture.spots import Added
@@ -24,14 +27,20 @@ from curvescope.problem import Leaves, Problem
 
 Work = Callable[[Sequence[Tensor], int, Receive], None]
 """Takes tangents (k, *shape) in the order of the columns, how many to treat at once, and who receives the
-results, one after the other by their numbers among the rows."""
+results, one after the other by their numbers among the rows; what comes twice is to be added."""
 Names = tuple[str, ...]
+TWINS_ON = ("cuda",)  # where memory is scarce; a CPU keeps the order of its sums
 
 
 def results(work: Work, tangents: Sequence[Tensor], group: int, num_rows: int) -> list[Tensor | None]:
     """All results of a work together."""
     found: list[Tensor | None] = [None] * num_rows
-    work(tangents, group, found.__setitem__)
+
+    def receive(number: int, x: Tensor) -> None:
+        before = found[number]
+        found[number] = x if before is None else before + x
+
+    work(tangents, group, receive)
     return found
 
 
@@ -39,14 +48,50 @@ def second_derivative(
     problem: Problem, runner: Runner, batch: Batch, part: Part, rows: Names, columns: Names
 ) -> Work:
     """∂²s/∂θ_rows ∂θ_cols, s the scalar of `part`."""
+    graph = gradient_graph(problem, runner, batch, part, _union(rows, columns), columns)
+    numbers = [*range(len(rows)), *(i for i, name in enumerate(rows) if name in graph.twins)]
+    into = [graph.leaves[name] for name in rows] + [graph.twins[n] for n in rows if n in graph.twins]
+
+    def work(v: Sequence[Tensor], group: int, receive: Receive) -> None:
+        pull_each(graph.first, v, into, group, lambda number, x: receive(numbers[number], x))
+
+    return work
+
+
+class GradientGraph(NamedTuple):
+    """Where ∂s/∂θ_cols lie in a graph, the leaves that they depend on, and those leaves' twins."""
+
+    first: Sequence[GradientEdge | None]
+    leaves: Leaves
+    twins: Leaves
+
+
+def gradient_graph(
+    problem: Problem,
+    runner: Runner,
+    batch: Batch,
+    part: Part,
+    names: Names,
+    columns: Names,
+    *,
+    twins: bool = True,
+) -> GradientGraph:
+    """The graph of ∂s/∂θ_cols, to be differentiated in the named parameters."""
+    second: Leaves = {}
 
     def scalar(leaves: Leaves) -> Tensor:
+        second.clear()
+        if twins:
+            second.update({name: twin(leaf) for name, leaf in leaves.items() if _has_twin(leaf)})
         return _scalar(problem, batch, part, runner.outputs(batch, leaves, second_order=True, lazy=True))
 
-    leaves, s = problem.differentiable(_union(rows, columns), scalar, lambda s: [s])
-    first = gradient_edges(s, [leaves[name] for name in columns])
-    into = [leaves[name] for name in rows]
-    return lambda v, group, receive: pull_each(first, v, into, group, receive)
+    leaves, s = problem.differentiable(names, scalar, lambda s: [s])
+    return GradientGraph(gradient_edges(s, [leaves[name] for name in columns]), leaves, second)
+
+
+def _has_twin(leaf: Tensor) -> bool:
+    """On a GPU, where our linear maps and layers that are computed again ask for it."""
+    return leaf.device.type in TWINS_ON and not isinstance(leaf, nn.Parameter)
 
 
 def ggn(problem: Problem, runner: Runner, batch: Batch, rows: Names, columns: Names) -> Work:

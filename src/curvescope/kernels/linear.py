@@ -43,6 +43,22 @@ def is_of_leaf(t: Tensor) -> bool:
     return base.is_leaf or getattr(base, "stands_for_leaf", False)
 
 
+def twin(leaf: Tensor) -> Tensor:
+    """A second leaf with the numbers of a leaf, which first derivatives use in its place.
+
+    The second derivative in a weight has two parts, one through the first derivative and one through the
+    output, and the other half of a reverse pass lies between them. Handed over by a leaf each, the first part
+    of all weights, a whole vector, need not wait for the second.
+    """
+    leaf.twin = leaf.detach().requires_grad_()  # pyright: ignore[reportAttributeAccessIssue]
+    return leaf.twin  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def twin_of(t: Tensor) -> Tensor:
+    """The twin of a leaf, or t itself where it has none."""
+    return getattr(t, "twin", t)
+
+
 def linear(
     x: Tensor, W: Tensor, b: Tensor | None = None, *, second_order: bool = True, numbers: bool = True
 ) -> Tensor:
@@ -78,7 +94,7 @@ class _Linear(Function):
         if not recorded():
             found = launch(_first(needs), (x, W), (g,))
         else:
-            x, W = (x, W) if second_order else (x.detach(), W.detach())
+            x, W = (x, twin_of(W)) if second_order else (x.detach(), W.detach())
             found = _LinearGradient.apply(g, x, W, needs, numbers)
         return *found, None, None
 

@@ -33,7 +33,7 @@ class Recorder:
         """Autograd's graphs are built inside."""
         return nullcontext()
 
-    def replayed(self, work: Work, rows: Names, columns: Names) -> Work:
+    def replayed(self, work: Work, rows: Names, columns: Names, *, batch_bytes: int = 0) -> Work:
         """The work, recorded when it is asked for again."""
         return Replay(work, len(rows), self.pool)
 

@@ -7,7 +7,8 @@ up. A CUDA graph launches them all at once.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import final
 
@@ -19,9 +20,8 @@ from curvescope.engines.works import Names, Work
 
 LOG = logging.getLogger("curvescope")
 WARM = 1  # calls before the recording, in which kernels are compiled and libraries wake up
-SHARE = (
-    1 / 32
-)  # of the card's memory that the recording's own vector may take; longer ones keep it busy anyway
+SHARE = 1 / 32  # of the card's memory that the vector of a recording may take, or
+SHARE_OF_BATCH = 1 / 4  # of what a graph of the batch takes
 
 
 @final
@@ -41,9 +41,9 @@ class Recorder:
             yield
         now.wait_stream(self.stream)
 
-    def replayed(self, work: Work, rows: Names, columns: Names) -> Work:
+    def replayed(self, work: Work, rows: Names, columns: Names, *, batch_bytes: int = 0) -> Work:
         """The work, recorded when it is asked for again."""
-        return Replay(work, self, in_place=rows == columns)
+        return Replay(work, self, in_place=rows == columns, batch_bytes=batch_bytes)
 
 
 @final
@@ -51,20 +51,22 @@ class Replay:
     """`work(tensors, group, receive)` for tensors (k, …) of always the same shapes, recorded for k = 1.
 
     A recording has one vector of its own: a direction is copied there, and each result takes the place of
-    the entries that it belongs to, which were read before it was whole. Where such a vector is a good part of
-    the card's memory, nothing is recorded: kernels are so long then that the CPU keeps up. A replay is
-    compared with the work, for numbers that the recording did not see, before it is used; unless they are the
-    same up to the order of sums, the work goes on as it is. For several directions at once it is done as it
-    is. What is received holds until the next call.
+    the entries that it belongs to, which were read before any of it was made. Where such a vector is a good
+    part of the memory, nothing is recorded. A replay is compared with the work, for numbers that the
+    recording did not see, before it is used; unless they are the same up to the order of sums, the work goes
+    on as it is. For several directions at once it is done as it is. What is received holds until the next
+    call.
 
     Args:
         work: What is recorded.
         recorder: Its stream and memory.
         in_place: Whether results have the shapes of the directions, one for one.
+        batch_bytes: What a graph of the batch takes.
     """
 
-    def __init__(self, work: Work, recorder: Recorder, *, in_place: bool):
+    def __init__(self, work: Work, recorder: Recorder, *, in_place: bool, batch_bytes: int):
         self._work, self._recorder, self._in_place = work, recorder, in_place
+        self._batch_bytes = batch_bytes
         self._calls = 0
         self._graph: torch.cuda.CUDAGraph | None = None
         self._inputs: list[Tensor] = []
@@ -73,7 +75,7 @@ class Replay:
     def __call__(self, tensors: Sequence[Tensor], group: int, receive: Receive) -> None:
         one = tensors[0].shape[0] == 1
         self._calls += one
-        if one and self._calls == WARM + 1 and self._is_small(tensors):
+        if one and self._calls == WARM + 1 and self._has_room(tensors):
             self._record(tensors)
         if not one or self._graph is None:
             with self._recorder.building():
@@ -83,11 +85,11 @@ class Replay:
         for number, x in self._outputs.items():
             receive(number, x)
 
-    def _is_small(self, tensors: Sequence[Tensor]) -> bool:
-        """Whether the card has room to spare for one more vector."""
+    def _has_room(self, tensors: Sequence[Tensor]) -> bool:
+        """Whether one more vector is little beside the card's memory, or beside what the batch takes."""
         size = sum(t.numel() * t.element_size() for t in tensors)
         total = torch.cuda.get_device_properties(self._recorder.stream.device).total_memory
-        return size <= SHARE * total
+        return size <= max(SHARE * total, SHARE_OF_BATCH * self._batch_bytes)
 
     def _replay(self, tensors: Sequence[Tensor]) -> None:
         assert self._graph is not None
@@ -110,26 +112,29 @@ class Replay:
             torch.cuda.synchronize(self._recorder.stream.device)
 
     def _place(self, number: int, x: Tensor) -> None:
-        """Keep a result while the work is recorded."""
-        self._outputs[number] = self._inputs[number].copy_(x) if self._in_place else x
+        """Keep a result while the work is recorded; what comes again is added."""
+        if number in self._outputs:
+            self._outputs[number].add_(x)
+        else:
+            self._outputs[number] = self._inputs[number].copy_(x) if self._in_place else x
 
     def _same(self, tensors: Sequence[Tensor]) -> bool:
         """Whether a replay gives what the work gives, up to the order of sums."""
         self._replay(tensors)
         seen: set[int] = set()
-        zero = torch.zeros((), dtype=torch.float64, device=tensors[0].device)
-        gap, size = zero.clone(), zero.clone()
+        size = _length(self._outputs.values())
 
-        def compare(number: int, x: Tensor) -> None:
+        def subtract(number: int, x: Tensor) -> None:
             seen.add(number)
-            gap.add_(_squares(x - self._outputs.get(number, zero)))
-            size.add_(_squares(x))
+            if number in self._outputs:
+                self._outputs[number].sub_(x)  # the next replay writes it anew
 
         with self._recorder.building():
-            self._work(tensors, 1, compare)
+            self._work(tensors, 1, subtract)
         loose = {torch.float64: 1e-10}.get(tensors[0].dtype, 1e-4)
-        return seen == self._outputs.keys() and float(gap) <= loose**2 * float(size)
+        return seen == self._outputs.keys() and _length(self._outputs.values()) <= loose * size
 
 
-def _squares(x: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(x, dtype=torch.float64).square_()
+def _length(tensors: Iterable[Tensor]) -> float:
+    """The norm of all of them together."""
+    return math.hypot(*(float(torch.linalg.vector_norm(x, dtype=torch.float64)) for x in tensors))

@@ -20,6 +20,8 @@ from curvescope.models.model import Model
 from curvescope.models.plain import check_parameters
 from curvescope.models.running.exchange import Change, evaluating, exchanged
 from curvescope.models.running.trial import rounding
+from curvescope.models.running.widening import WIDE, Widening, is_half
+from curvescope.models.sources import repeated_layers
 
 LOG = logging.getLogger("curvescope")
 ATTENTION = "_attn_implementation_internal"  # where a configuration keeps the name of its attention
@@ -225,19 +227,22 @@ def check_settings(module: Any, family: Family) -> list[str]:
     if experts:
         done.append(f"experts are eager, not {getattr(module.config, IMPLEMENTATION)}")
     note = "while curvature is computed, " + " and ".join(done)
-    before = None if own else _as_it_is(module, experts)  # a pass with other settings may write into weights
+    wide = Widening(tuple(repeated_layers(module))).changes(module) if is_half(module) else []
+    before = (
+        None if own else _as_it_is(module, wide, experts)
+    )  # with other settings it may write into weights
     if before is None:
         note += "; the outputs were not compared"
     else:
-        _check_same(before, small_outputs(module, changes), done)
+        _check_same(before, small_outputs(module, wide + changes), done)
     LOG.info("%s: %s", type(module).__name__, note)
     return [note]
 
 
-def _as_it_is(module: Any, experts: list[Change]) -> Tensor | None:
+def _as_it_is(module: Any, wide: list[Change], experts: list[Change]) -> Tensor | None:
     """Outputs of the module as its user has it; None where grouped experts do not take its precision."""
     try:
-        return small_outputs(module, [])
+        return small_outputs(module, wide)
     except RuntimeError:
         if not experts:
             raise
@@ -276,6 +281,7 @@ def small_inputs(module: Any) -> Mapping[str, Tensor] | None:
         return {"input_ids": ids, **({"decoder_input_ids": ids} if is_paired(module) else {})}
     if kind == "pixel_values" and isinstance(getattr(config, "image_size", None), int):
         shape = (1, getattr(config, "num_channels", 3), config.image_size, config.image_size)
-        count = torch.arange(torch.Size(shape).numel(), device=p.device, dtype=p.dtype)
+        kind = WIDE if is_half(module) else p.dtype
+        count = torch.arange(torch.Size(shape).numel(), device=p.device, dtype=kind)
         return {"pixel_values": torch.sin(0.1 * count).view(shape)}
     return None
