@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from curvescope.algorithms.bases import Split
 from curvescope.algorithms.sums import (
     PART,
     DotSum,
@@ -35,6 +36,7 @@ from curvescope.core.operator import LinearOperator
 from curvescope.core.ranks import together
 from curvescope.core.ranks.spread import Pieces, current
 from curvescope.core.seeds import drawn_on, generator, write
+from curvescope.kernels import projection
 
 DRAWN = 2**20  # random numbers at a time, a multiple of the sixteen that are drawn together
 PASSES = 5  # of Gram–Schmidt; what still shrinks after them lies in the span of the basis
@@ -50,6 +52,7 @@ class Remainder(NamedTuple):
     taken: np.ndarray  # (m,) coefficients that were taken out
     norm: float  # of the rest; zero if nothing is left
     overlap: np.ndarray  # (m,) inner products of the basis with the rest, as measured
+    passes: int = 0  # readings of the basis that took something out
 
 
 def fresh(like: LinearOperator | Tensor, *shape: int) -> Tensor:
@@ -141,7 +144,7 @@ def _orthonormalized(Y: Tensor) -> Tensor:
 
 
 def orthogonalize(
-    basis: Tensor,
+    basis: Tensor | Split,
     w: Tensor,
     *,
     out: Tensor | None = None,
@@ -159,23 +162,28 @@ def orthogonalize(
     """
     out = w if out is None else out
     if expected is None:
+        assert isinstance(basis, Tensor)  # what is split comes with a recurrence
         overlap = dots(basis, w)
     else:
         overlap = torch.as_tensor(expected).to(dtype=summing_dtype(w.device), device=w.device)
-    taken, before = torch.zeros_like(overlap), math.inf
+    found = overlap.cpu()
+    taken, before = torch.zeros_like(found), math.inf
     eps = torch.finfo(w.dtype).eps
     long = _whole_length(w) > PART
     allowed = max(OVERLAP * eps, min(tol, SEMI * eps**0.5)) if long else 0.0
     guessed = expected is not None
     exact = w.dtype == torch.float32 and long and allowed < EXACT * eps
     for turn in range(PASSES + guessed):
-        taken += overlap
-        rest, overlap = _take_out(basis, overlap, w if turn == 0 else out, out, exact=exact)
+        taken += found
+        sums = _take_out(basis, overlap, w if turn == 0 else out, out, exact=exact)
+        host = sums.cpu()  # the only time in a pass that a card is waited for
+        rest, found = float(host[0].sqrt()), host[1:].clone()
+        overlap = found if sums is host else sums[1:].clone()  # aligned: bits of products depend on it
         settled = turn > guessed and rest >= 0.5 * before
-        if settled or float(overlap.norm()) <= allowed * rest or math.isnan(rest):
-            return Remainder(to_numpy(taken), rest, to_numpy(overlap))
+        if settled or float(found.norm()) <= allowed * rest or math.isnan(rest):
+            return Remainder(to_numpy(taken), rest, to_numpy(found), turn + 1)
         before = rest
-    return Remainder(to_numpy(taken), 0.0, to_numpy(overlap))
+    return Remainder(to_numpy(taken), 0.0, to_numpy(found), PASSES + guessed)
 
 
 def _whole_length(w: Tensor) -> int:
@@ -184,21 +192,33 @@ def _whole_length(w: Tensor) -> int:
     return len(w) if spread is None else int(spread.added(torch.tensor(float(len(w)), device=w.device)))
 
 
-def _take_out(
-    basis: Tensor, coefficients: Tensor, w: Tensor, out: Tensor, *, exact: bool
-) -> tuple[float, Tensor]:
-    """out = w − basisᵀ coefficients: its norm, and its inner products with the basis.
+def _take_out(basis: Tensor | Split, coefficients: Tensor, w: Tensor, out: Tensor, *, exact: bool) -> Tensor:
+    """out = w − basisᵀ coefficients: (1 + m,) its square, and its inner products with the basis.
 
-    These are wrong by up to 1e-5 of the norm if float32 entries are not summed pairwise, as if `exact`.
+    These are wrong by up to 1e-5 of the norm if float32 entries are not summed pairwise, as if `exact`, and
+    as they always are on a card with Triton.
     """
+    near = basis if isinstance(basis, Tensor) else basis.near
+    if len(near) and near.stride(1) == 1 and out.stride(0) == 1 and projection.in_triton(w, near, out):
+        return add_up(_taken_out_in_triton(basis, coefficients, w, out))
     c, squares = coefficients.to(w.dtype), DotSum(out)
     total = torch.zeros_like(coefficients)
-    for p in parts(len(w), w.device, width=max(1, len(basis) // 4) if exact else 1):
-        rows, x = basis[:, p], out[p]
+    for p in parts(len(w), w.device, width=max(1, len(coefficients) // 4) if exact else 1):
+        rows, x = basis[:, p] if isinstance(basis, Tensor) else basis.part(p), out[p]
         (x if w is out else x.copy_(w[p])).addmv_(rows.T, c, alpha=-1)  # w may be a column, strided
         squares.add(x)
         total += (rows * x).sum(dim=1) if exact else rows @ x
-    return float(squares.root()), add_up(total)
+    return add_up(torch.cat([squares.total[None], total]))
+
+
+def _taken_out_in_triton(basis: Tensor | Split, c: Tensor, w: Tensor, out: Tensor) -> Tensor:
+    """The same, before it is added up over ranks, in one reading of the basis."""
+    if isinstance(basis, Tensor):
+        return projection.take_out(w, basis, None, c, out=out)
+    sums, c = c.new_zeros(len(c) + 1), basis.near_first(c)
+    for p, far in basis.far.streamed():
+        sums += projection.take_out(w[p], basis.near[:, p], far, c, out=out[p])
+    return torch.cat([sums[:1], basis.in_order(sums[1:])])
 
 
 def three_terms(product: Tensor, q: Tensor, before: Tensor, beta: float) -> tuple[float, float]:

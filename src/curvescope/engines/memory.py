@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_leaves
 
 from curvescope.core.errors import CurvescopeError
 from curvescope.core.numbers import data_size, plural
+from curvescope.core.tensors.memory import free_bytes
 from curvescope.data.batches import Batch
 from curvescope.models.running.dispatch import DispatchMode
 from curvescope.problem import Problem
@@ -57,19 +58,6 @@ def result_bytes(call: Callable[[], T], *, views: bool = True) -> tuple[T, int]:
     with torch.no_grad(), _CountBytes() as count:
         found = call()
     return found, count.bytes if views else count.own
-
-
-def free_bytes(device: torch.device) -> int:
-    """Memory that could be allocated now."""
-    if device.type == "cuda":
-        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return torch.cuda.mem_get_info(device)[0] + cached
-    try:
-        with open("/proc/meminfo", encoding="ascii") as file:
-            lines = dict(line.split(":", 1) for line in file)
-        return int(lines["MemAvailable"].split()[0]) * 1024
-    except (OSError, KeyError, ValueError):
-        return 2 * 2**30  # no way to ask: assume a small machine
 
 
 def ran_out(error: BaseException) -> bool:

@@ -9,12 +9,14 @@ below twice the number of steps.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from curvescope.algorithms.checks import check_count, check_symmetric, of_one_matrix
+from curvescope.algorithms.bases import ALWAYS, HostRows, Place, Split, Where, placed
+from curvescope.algorithms.checks import check_choice, check_count, check_symmetric, of_one_matrix
 from curvescope.algorithms.sums import inner, norms
 from curvescope.algorithms.vectors import (
     check_finite,
@@ -40,6 +42,7 @@ class Tridiagonals(Result):
     beta: np.ndarray  # (k, S) below the diagonal; the last valid one couples to the vector not used
     lengths: np.ndarray  # (k,) steps until the Krylov space was exhausted, or S
     num_products: int  # products with one vector
+    orthogonality: float = float("nan")  # largest |qᵢ · qⱼ|, i ≠ j, as measured; nan if it was not looked at
 
     def quadrature(self) -> tuple[np.ndarray, np.ndarray]:
         """Nodes and weights, (k, S) each, nodes ascending; past the length the weight is zero."""
@@ -59,18 +62,33 @@ class Recurrence:
     its own basis when `reorthogonalize`, else only against its two predecessors. A column whose space is
     exhausted becomes zero and stays so.
 
-    Memory: k (num_steps + 1) vectors, or 2k without reorthogonalisation.
+    Memory: k (num_steps + 1) vectors, or 2k without reorthogonalisation. If `near` is given, so many of each
+    column are on the device, at least three, and the others in host memory (`bases`).
     """
 
-    def __init__(self, op: LinearOperator, n: int, k: int, num_steps: int, *, reorthogonalize: bool = True):
-        self.reorthogonalize, self.count = reorthogonalize, 0
+    def __init__(
+        self,
+        op: LinearOperator,
+        n: int,
+        k: int,
+        num_steps: int,
+        *,
+        reorthogonalize: bool = True,
+        near: int | None = None,
+    ):
+        self.reorthogonalize, self.count, self.num_steps = reorthogonalize, 0, num_steps
         # rows[c, s] is basis vector s of column c; without reorthogonalisation only the last two are kept
         depth = num_steps + 1 if reorthogonalize else 2
-        self.rows = fresh(op, k, depth, n)
+        self.depth = depth if near is None else min(depth, max(near, ALWAYS))
+        self.rows = fresh(op, k, self.depth, n)
+        where = {"most": depth - self.depth, "dtype": op.dtype, "device": op.device}
+        self.far = [HostRows(n, **where) for _ in range(k if self.depth < depth else 0)]
         self.alpha, self.beta = np.zeros((k, num_steps)), np.zeros((k, num_steps))
         self.lengths = np.zeros(k, dtype=int)
         self.alive = np.ones(k, dtype=bool)
         self.overlap = [np.zeros(0)] * k  # of the last vector of each column with those before it
+        self.orthogonality = 0.0 if reorthogonalize else float("nan")  # the largest of them so far
+        self.num_passes = 0  # times that a basis was read
         self._uneven = np.zeros(k)  # squares of what makes Qᵀ A Q differ from its transpose
         self.factor = 0.0  # what products are multiplied by, once one shows their size
 
@@ -85,7 +103,23 @@ class Recurrence:
             row.div_(length)
 
     def _slot(self, step: int) -> int:
-        return step if self.reorthogonalize else step % 2
+        """Where a vector lies that a step works with, the last or the next."""
+        if not self.reorthogonalize:
+            return step % 2
+        return min(step, self.depth - (2 if step == self.count else 1)) if self.far else step
+
+    def _make_room(self) -> None:
+        """The last but two of the vectors goes to host memory, and the last two take its place."""
+        for rows, far in zip(self.rows, self.far, strict=True):
+            far.append(rows[-3])
+            rows[-3] = rows[-2]
+            rows[-2] = rows[-1]
+
+    def _basis(self, c: int) -> Tensor | Split:
+        """The vectors that the next one of a column is to be orthogonal to."""
+        if self.far and len(self.far[c]):
+            return Split(self.rows[c, :-1], self.far[c])
+        return self.rows[c, : self.count + 1]
 
     def advance(self, product: Tensor) -> None:
         """Take one step, given A @ vectors."""
@@ -95,6 +129,8 @@ class Recurrence:
             else:
                 self.rows[c, self._slot(self.count + 1)].zero_()
         self.count += 1
+        if self.depth <= self.count + 1 and self.count < self.num_steps and self.far:
+            self._make_room()
 
     def _advance_column(self, c: int, product: Tensor) -> None:
         j, basis = self.count, self.rows[c]
@@ -107,8 +143,11 @@ class Recurrence:
         if self.reorthogonalize:
             alpha = float(inner(q, product))
             expected = self._expected(c, alpha)
-            rest = orthogonalize(basis[: j + 1], product, out=w, expected=expected, tol=1.0)
+            rest = orthogonalize(self._basis(c), product, out=w, expected=expected, tol=1.0)
             beta, self.overlap[c] = rest.norm, rest.overlap / (rest.norm or 1.0)
+            if beta:
+                self.orthogonality = max(self.orthogonality, float(np.abs(self.overlap[c]).max()))
+            self.num_passes += rest.passes
             self._uneven[c] += float(np.square(rest.taken + rest.overlap - expected).sum())
         else:
             alpha, beta = three_terms(product, q, w, before)
@@ -139,18 +178,28 @@ class Recurrence:
         """The tridiagonal matrices of the steps taken so far."""
         size = self.factor or 1.0
         alpha, beta = self.alpha[:, : self.count] / size, self.beta[:, : self.count] / size
-        return Tridiagonals(alpha, beta, self.lengths.copy(), alpha.shape[0] * self.count)
+        products = alpha.shape[0] * self.count
+        return Tridiagonals(alpha, beta, self.lengths.copy(), products, self.orthogonality)
 
 
 @of_one_matrix
 def lanczos(
-    op: LinearOperator, start_columns: Tensor | np.ndarray, num_steps: int, *, reorthogonalize: bool = True
+    op: LinearOperator,
+    start_columns: Tensor | np.ndarray,
+    num_steps: int,
+    *,
+    reorthogonalize: bool = True,
+    basis: Where = "auto",
 ) -> Tridiagonals:
     """Run the Lanczos recurrence from each of the columns (n, k), in lock step.
 
     Every step is one product with k columns. With `reorthogonalize` the bases are kept, k (num_steps + 1)
     vectors; without, two vectors for each column, at the price of repeated copies of converged
     eigenvalues (whose weights still add up).
+
+    Args:
+        basis: where the bases are kept: "device"; "host", where of each only three vectors are on the device;
+            "auto", in host memory what half of a card's free memory, or 8 GiB, does not hold. See `bases`.
     """
     check_symmetric(op, "lanczos")
     start = as_columns(op, start_columns)
@@ -159,7 +208,13 @@ def lanczos(
     if not none_is_zero(start):
         raise ShapeError("expected start columns that are not zero, got a zero column")
     steps = min(check_count("num_steps", num_steps, at_least=1), op.shape[0])
-    recurrence = Recurrence(op, len(start), start.shape[1], steps, reorthogonalize=reorthogonalize)
+    check_choice("basis", basis, get_args(Where))
+    place = Place(None, 0)
+    if reorthogonalize and (basis == "host" or (basis == "auto" and op.device.type == "cuda")):
+        what = {"columns": start.shape[1], "what": f"{start.shape[1]} columns"}
+        place = placed(op, len(start), steps + 1, where=basis, max_gib=None, **what)
+    options = {"reorthogonalize": reorthogonalize, "near": place.near}
+    recurrence = Recurrence(op, len(start), start.shape[1], steps, **options)
     recurrence.vectors.copy_(start)
     recurrence.begin()
     for _ in track(range(steps), "Lanczos"):

@@ -14,13 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from curvescope.algorithms.bases import TOGETHER_GIB, Where, placed
 from curvescope.algorithms.checks import GIB, block_pieces, block_sizes
 from curvescope.algorithms.columns import columns_at_once
 from curvescope.algorithms.rounding import is_rounding, length
 from curvescope.algorithms.spectra.krylov import Recurrence, Tridiagonals
 from curvescope.algorithms.sums import add_up, to_numpy
 from curvescope.algorithms.vectors import check_finite
-from curvescope.core.errors import UsageError
 from curvescope.core.operator import LinearOperator
 from curvescope.core.progress import track
 from curvescope.core.seeds import Probe, probes
@@ -34,6 +34,7 @@ class Measure:
     weights: np.ndarray  # (P, S), each row sums to one
     num_products: int
     exact: bool
+    orthogonality: float  # largest overlap of two vectors of a basis; nan if none was measured
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,7 @@ class Job:
     rows: slice  # where the block, or what is here of it, lies in a vector
     first: int
     count: int
+    near: int | None = None  # vectors of a basis on the device, if some are in host memory
 
     @property
     def size(self) -> int:
@@ -81,7 +83,7 @@ def _eigenvalue_measure(A: np.ndarray) -> Measure:
     check_finite(A)
     nodes = np.linalg.eigvalsh(A / 2 + A.T / 2)[None]  # the sum may be out of range
     nodes = np.zeros_like(nodes) if is_rounding(A, length(A / 2 - A.T / 2)) else nodes
-    return Measure(nodes, np.full_like(nodes, 1 / nodes.size), nodes.size, True)
+    return Measure(nodes, np.full_like(nodes, 1 / nodes.size), nodes.size, True, 0.0)
 
 
 def lanczos_measures(
@@ -93,13 +95,15 @@ def lanczos_measures(
     probe: Probe,
     seed: int,
     reorthogonalize: bool,
-    max_gib: float,
+    max_gib: float | None,
+    basis: Where,
 ) -> dict[str, Measure]:
     """Lanczos quadrature of each diagonal block for each probe; blocks have more than num_steps rows."""
     vectors = num_steps + 1 if reorthogonalize else 2
-    groups = list(_grouped(op, blocks, num_probes, vectors, max_gib))
+    groups = list(_grouped(op, blocks, num_probes, vectors, max_gib, basis))
     found: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {name: [] for name in blocks}
     real: set[str] = set()  # blocks that are more than rounding
+    overlaps = dict.fromkeys(blocks, 0.0)
     recurrences: list[Recurrence] = []
     columns: Tensor | None = None
     steps = [(group, step) for group in groups for step in range(num_steps)]
@@ -110,23 +114,27 @@ def lanczos_measures(
             columns = _buffer(op, group)
         _advance(op, group, recurrences, columns)
         if step == num_steps - 1:
-            real |= _finish(group, recurrences, found)
+            real |= _finish(group, recurrences, found, overlaps)
     measures = {}
     for name, pieces in found.items():
         nodes, weights = (np.concatenate(parts) for parts in zip(*pieces, strict=True))
         nodes = nodes if name in real else np.zeros_like(nodes)
-        measures[name] = Measure(nodes, weights, num_probes * num_steps, False)
+        measures[name] = Measure(nodes, weights, num_probes * num_steps, False, overlaps[name])
     return measures
 
 
 def _finish(
-    group: list[Job], recurrences: list[Recurrence], found: dict[str, list[tuple[np.ndarray, np.ndarray]]]
+    group: list[Job],
+    recurrences: list[Recurrence],
+    found: dict[str, list[tuple[np.ndarray, np.ndarray]]],
+    overlaps: dict[str, float],
 ) -> set[str]:
-    """Add nodes and weights of every job to those of its block; the blocks that are more than rounding."""
+    """Add what every job found to that of its block; the blocks that are more than rounding."""
     real = set()
     for job, recurrence in zip(group, recurrences, strict=True):
         steps_taken = recurrence.finish()
         found[job.name].append(steps_taken.quadrature())
+        overlaps[job.name] = float(np.maximum(overlaps[job.name], steps_taken.orthogonality))  # nan stays
         if not _all_rounding(steps_taken, recurrence.asymmetry):
             real.add(job.name)
     return real
@@ -143,7 +151,8 @@ def _all_rounding(found: Tridiagonals, asymmetry: np.ndarray) -> bool:
 def _started(
     op: LinearOperator, job: Job, num_steps: int, probe: Probe, seed: int, reorthogonalize: bool
 ) -> Recurrence:
-    found = Recurrence(op, job.size, job.count, num_steps, reorthogonalize=reorthogonalize)
+    how = {"reorthogonalize": reorthogonalize, "near": job.near}
+    found = Recurrence(op, job.size, job.count, num_steps, **how)
     size = block_sizes(op, {job.name: job.rows})[job.name]
     where = {"out": found.vectors, "pieces": block_pieces(op, job.name)}
     probes(size, job.count, seed=seed, first=job.first, kind=probe, **where)
@@ -178,29 +187,37 @@ def _advance(
 
 
 def _grouped(
-    op: LinearOperator, blocks: Mapping[str, slice], num_probes: int, vectors: int, max_gib: float
+    op: LinearOperator,
+    blocks: Mapping[str, slice],
+    num_probes: int,
+    vectors: int,
+    max_gib: float | None,
+    where: Where,
 ) -> Iterator[list[Job]]:
-    """Jobs that run together: as many columns as one product takes and as the memory holds bases of."""
-    width, entry = columns_at_once(op), torch.finfo(op.dtype).bits // 8
+    """Jobs that run together: as many columns as one product takes and as the memory holds bases of.
+
+    A basis that is alone too much for it runs alone, as does one that is partly in host memory.
+    """
+    width = columns_at_once(op)
+    together = (TOGETHER_GIB if max_gib is None else max_gib) * GIB
     group: list[Job] = []
-    room, columns = max_gib * GIB, width
+    room, columns = together, width
     ranks = 1 if op.pieces is None else op.pieces[0].spread.ranks
     sizes = block_sizes(op, blocks)
     for name, rows in blocks.items():
-        basis = -(-sizes[name] // ranks) * vectors * entry
-        if basis > max_gib * GIB:
-            raise UsageError(
-                f"the Lanczos basis of one probe of {name or 'the operator'} takes {basis / GIB:.1f} GiB, "
-                f"more than max_gib = {max_gib:g}",
-                hint="raise max_gib, take fewer steps, or pass reorthogonalize=False",
-            )
+        what = f"one probe of {name or 'the operator'}"
+        each = -(-sizes[name] // ranks)
+        place = placed(op, each, vectors, where=where, max_gib=max_gib, what=what)
+        alone = place.near is not None or place.num_bytes > together
         first = 0
         while first < num_probes:
-            count = min(num_probes - first, columns, int(room // basis))
+            fitting = int(room == together) if alone else int(room // place.num_bytes)
+            count = min(num_probes - first, columns, fitting)
             if count == 0:
                 yield group
-                group, room, columns = [], max_gib * GIB, width
+                group, room, columns = [], together, width
                 continue
-            group.append(Job(name, rows, first, count))
-            first, room, columns = first + count, room - count * basis, columns - count
+            group.append(Job(name, rows, first, count, place.near))
+            room = 0 if alone else room - count * place.num_bytes
+            first, columns = first + count, columns - count
     yield group

@@ -124,7 +124,7 @@ class Search:
             else:
                 random_vector(self.op, seed=self.seed, index=self.sweeps, out=v)
             self.sweeps += 1
-            _, rest, overlap = orthogonalize(self.rows[:first], v)
+            _, rest, overlap, _ = orthogonalize(self.rows[:first], v)
             v /= rest or 1.0
             self.overlap = overlap / (rest or 1.0)
         self.count, self.kept, self.coupling = 0, 0, np.zeros(0)
