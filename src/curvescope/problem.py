@@ -308,7 +308,8 @@ class Problem:
                     self._loss(batch.map(self.placed))
         sums: list[Tensor] = []
         summed = self.dtype if self.device.type == "mps" else torch.float64
-        total = space.total(1)
+        with differentiating():
+            total = space.total(1)
         for batch in self.own_batches("gradient"):
             with differentiating(), releasing():
 
@@ -322,7 +323,8 @@ class Problem:
                 add_gradient(value, leaves, lambda name, g: total.add(name, g[None]))
         value = torch.stack(sums).sum(dtype=summed)
         value = value if self.model.spread is None else self.model.spread.added(value)
-        return value / self.num_terms, total.whole()[:, 0].div_(self.num_terms)
+        with differentiating():
+            return value / self.num_terms, total.whole()[:, 0].div_(self.num_terms)
 
     def differentiable(
         self, names: tuple[str, ...], run: Callable[[Leaves], T], ends: Callable[[T], Sequence[Tensor | None]]

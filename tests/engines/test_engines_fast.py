@@ -175,8 +175,8 @@ def test_the_module_is_left_as_it_was():
 
 def test_checked_once_per_model(monkeypatch):
     calls = []
-    inner = check._product
-    monkeypatch.setattr(check, "_product", lambda *a: calls.append(1) or inner(*a))
+    inner = check._Products
+    monkeypatch.setattr(check, "_Products", lambda *a: calls.append(1) or inner(*a))
     p = problem("gpt2")
     for _ in range(2):
         cs.Hessian(p, engine="fast") @ torch.ones(p.space().size, dtype=torch.float64)

@@ -59,9 +59,9 @@ def test_where_one_is_too_much_it_is_said_what_would_fit(monkeypatch):
     limit(monkeypatch, Hessian, 0)
     with pytest.raises(CurvescopeError, match="one direction through a batch of 8 sequences") as told:
         op @ v
-    assert "batches of 4 should fit (batch_size=4); checkpoint=True" in str(told.value)
-    for free, words in ((3 * 10**5, "batches of 1 should fit"), (10**4, "free (checkpoint=True")):
-        monkeypatch.setattr("curvescope.engines.engine.free_bytes", lambda device, free=free: free)
+    assert "batches of 4 should fit (batch_size=4)" in str(told.value)
+    for free, words in ((3 * 10**5, "batches of 1 should fit"), (10**4, "free (take shorter sequences")):
+        monkeypatch.setattr("curvescope.engines.memory.free_bytes", lambda device, free=free: free)
         with pytest.raises(CurvescopeError, match=re.escape(words)):
             op @ v
 

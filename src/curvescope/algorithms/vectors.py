@@ -42,7 +42,8 @@ DRAWN = 2**20  # random numbers at a time, a multiple of the sixteen that are dr
 PASSES = 5  # of Gram–Schmidt; what still shrinks after them lies in the span of the basis
 OVERLAP = 4.0  # roundings that a long vector may always keep of the basis
 EXACT = 20.0  # roundings below which an overlap needs pairwise sums
-SEMI = 0.03  # square roots of a rounding that it may keep at most
+SEMI = 0.03  # square roots of a rounding that it may keep at most,
+LOOSE = 0.3  # or so many on a card where only eigenvalues are asked for: a third fewer readings of the basis
 COMFORT = {torch.float64: 100, torch.float32: 8}  # decades around one where squares and products are safe
 
 
@@ -150,13 +151,14 @@ def orthogonalize(
     out: Tensor | None = None,
     expected: np.ndarray | None = None,
     tol: float = 0.0,
+    semi: float = SEMI,
 ) -> Remainder:
     """Take the span of the orthonormal rows of a basis (m, n) out of w (n,): in place, or into `out`.
 
     Classical Gram–Schmidt, repeated: each pass takes coefficients out, and reads the basis once for that and
     for the overlap that is left. The first takes out the `expected` ones, as a recurrence knows them, or
     measures them, which reads the basis once more. A long vector is done when its overlap, relative to its
-    norm, is at most `tol` or a few roundings; otherwise twice is enough unless w lies in the span up to
+    norm, is at most `tol`, and `semi` roots of a rounding, or a few roundings; otherwise twice is enough unless w lies in the span up to
     rounding. An overlap of up to the root of a rounding leaves eigenvalues of a projection right to a
     rounding (Simon 1984), but moves residuals by as much.
     """
@@ -170,7 +172,7 @@ def orthogonalize(
     taken, before = torch.zeros_like(found), math.inf
     eps = torch.finfo(w.dtype).eps
     long = _whole_length(w) > PART
-    allowed = max(OVERLAP * eps, min(tol, SEMI * eps**0.5)) if long else 0.0
+    allowed = max(OVERLAP * eps, min(tol, semi * eps**0.5)) if long else 0.0
     guessed = expected is not None
     exact = w.dtype == torch.float32 and long and allowed < EXACT * eps
     for turn in range(PASSES + guessed):

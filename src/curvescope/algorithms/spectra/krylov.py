@@ -19,6 +19,8 @@ from curvescope.algorithms.bases import ALWAYS, HostRows, Place, Split, Where, p
 from curvescope.algorithms.checks import check_choice, check_count, check_symmetric, of_one_matrix
 from curvescope.algorithms.sums import inner, norms
 from curvescope.algorithms.vectors import (
+    LOOSE,
+    SEMI,
     check_finite,
     comfortable,
     fresh,
@@ -143,7 +145,8 @@ class Recurrence:
         if self.reorthogonalize:
             alpha = float(inner(q, product))
             expected = self._expected(c, alpha)
-            rest = orthogonalize(self._basis(c), product, out=w, expected=expected, tol=1.0)
+            semi = LOOSE if w.is_cuda else SEMI
+            rest = orthogonalize(self._basis(c), product, out=w, expected=expected, tol=1.0, semi=semi)
             beta, self.overlap[c] = rest.norm, rest.overlap / (rest.norm or 1.0)
             if beta:
                 self.orthogonality = max(self.orthogonality, float(np.abs(self.overlap[c]).max()))

@@ -1,8 +1,9 @@
 """The pass of `function.py` in Triton: a program takes one tile of entries after the other, with all rows.
 
 A tile of BLOCK entries of m rows is read from memory for x = w − Qᵀ c, and again for Q x while it is in the
-cache. No more programs run on a multiprocessor than have room there for their tiles. Every tile writes its
-own sums, which are added up in float64, always in the same order.
+cache. No more programs run on a multiprocessor than have room there for their tiles. A program adds the sums
+of its tiles up in float64, in memory of its own, and those of programs are added at the end: the order is
+always the same.
 """
 
 # pyright: reportIndexIssue=false
@@ -21,7 +22,6 @@ ROWS = 32  # of them at a time
 WARPS = 8
 CACHE = 200 * 2**10  # bytes of tiles on a multiprocessor at a time, of the 256 KiB of its cache
 MOST, LEAST = 8, 2  # programs on a multiprocessor
-SLAB = 2**23  # entries in one launch: sums of tiles take m + 1 numbers for each tile of a slab
 
 
 @triton.jit
@@ -47,7 +47,8 @@ def _store_dots(x, q_ptr, sums_ptr, m, stride, cols, inside, ROWS: tl.constexpr)
         live = at < m
         there = at.to(tl.int64)[:, None] * stride + cols[None, :]
         q = tl.load(q_ptr + there, mask=live[:, None] & inside[None, :], other=0.0)
-        tl.store(sums_ptr + at, tl.sum(q.to(tl.float32) * x[None, :], axis=1), mask=live)
+        before = tl.load(sums_ptr + at, mask=live, other=0.0)
+        tl.store(sums_ptr + at, before + tl.sum(q.to(tl.float32) * x[None, :], axis=1), mask=live)
 
 
 @triton.jit
@@ -68,16 +69,17 @@ def _take_out_kernel(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    own = sums_ptr + tl.program_id(0) * (m_near + m_far + 1)
     for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
-        cols = (tile * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)
+        tl.debug_barrier()  # other threads read the sums of the tile before
+        cols = tl.cast(tile, tl.int64) * BLOCK + tl.arange(0, BLOCK)
         inside = cols < n
         total = tl.zeros((ROWS, BLOCK), tl.float32)
         total = _add_rows(total, near_ptr, c_ptr, m_near, near_stride, cols, inside, ROWS)
         total = _add_rows(total, far_ptr, c_ptr + m_near, m_far, far_stride, cols, inside, ROWS)
         x = tl.load(w_ptr + cols * w_stride, mask=inside, other=0.0) - tl.sum(total, axis=0)
         tl.store(out_ptr + cols, x, mask=inside)
-        own = sums_ptr + tile * (m_near + m_far + 1)
-        tl.store(own, tl.sum(x * x, axis=0))
+        tl.store(own, tl.load(own) + tl.sum(x * x, axis=0))
         _store_dots(x, near_ptr, own + 1, m_near, near_stride, cols, inside, ROWS)
         _store_dots(x, far_ptr, own + 1 + m_near, m_far, far_stride, cols, inside, ROWS)
 
@@ -85,32 +87,27 @@ def _take_out_kernel(
 def take_out(w: Tensor, near: Tensor, far: Tensor | None, c: Tensor, out: Tensor) -> Tensor:
     """See `function.take_out`."""
     c = c.to(torch.float32).contiguous()
-    m = len(c)
-    total = torch.zeros(m + 1, dtype=torch.float64, device=w.device)
-    for start in range(0, len(w), SLAB):
-        part = slice(start, min(start + SLAB, len(w)))
-        count = part.stop - part.start
-        tiles = triton.cdiv(count, BLOCK)
-        sums = torch.empty(tiles, m + 1, dtype=torch.float32, device=w.device)
-        rows = near[:, part], near[:0] if far is None else far[:, part]
-        with on_device(w):
-            _take_out_kernel[(_programs(w, near, far, tiles),)](
-                w[part],
-                *rows,
-                c,
-                out[part],
-                sums,
-                count,
-                tiles,
-                *(len(q) for q in rows),
-                w.stride(0),
-                *(q.stride(0) for q in rows),
-                ROWS=ROWS,
-                BLOCK=BLOCK,
-                num_warps=WARPS,
-            )
-        total += sums.sum(0, dtype=torch.float64)
-    return total
+    rows = near, near[:0] if far is None else far
+    tiles = triton.cdiv(len(w), BLOCK)
+    programs = _programs(w, near, far, tiles)
+    sums = torch.zeros(programs, len(c) + 1, dtype=torch.float64, device=w.device)
+    with on_device(w):
+        _take_out_kernel[(programs,)](
+            w,
+            *rows,
+            c,
+            out,
+            sums,
+            len(w),
+            tiles,
+            *(len(q) for q in rows),
+            w.stride(0),
+            *(q.stride(0) for q in rows),
+            ROWS=ROWS,
+            BLOCK=BLOCK,
+            num_warps=WARPS,
+        )
+    return sums.sum(0)
 
 
 def _programs(w: Tensor, near: Tensor, far: Tensor | None, tiles: int) -> int:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import count
+from math import prod
 
 import torch
 from torch import Tensor, nn
 
-from curvescope.core.seeds import generator
+from curvescope.core.seeds import drawn_on, generator
 from curvescope.models.running.exchange import Change, evaluation, exchanged, locked
 
 
@@ -29,10 +31,12 @@ def agrees(part: nn.Module, ours: Callable[..., Tensor], *, sequences: bool = Fa
     """
     like = next(part.parameters(), None)
     dtype, device = (torch.float64, "cpu") if like is None else (like.dtype, like.device)
-    source = generator(0)
+    draws = count()
 
     def random(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=source, dtype=torch.float64).to(device, dtype)
+        source = generator(0, next(draws), device=drawn_on(prod(shape), device))
+        options = {"generator": source, "dtype": torch.float64, "device": source.device}
+        return torch.randn(shape, **options).to(device, dtype)
 
     width = next((p.shape[-1] for p in part.parameters() if p.dim()), 8)
     sizes = torch.logspace(-2, 4, 8, dtype=torch.float64)[:, None].to(device, dtype)
