@@ -46,16 +46,17 @@ CPU: dict[str, dict[str, Any]] = {
 }
 BIG: dict[str, Any] = {"size": "124M", "seq_len": 1024, "device": "cuda", "tf32": True}
 ONE: dict[str, Any] = {**BIG, "batch_size": 1}
+XL: dict[str, Any] = {"size": "1.5B", "contenders": ("hessian", "ggn", *CHECKPOINT), "rounds": 4}
 CUDA: dict[str, dict[str, Any]] = {
-    "gpt2": {**BIG, "contenders": (*OURS, *CHECKPOINT, *PEERS), "columns": (1, 2, 4, 8), "slq": True},
+    "gpt2": {**BIG, "contenders": (*OURS, *CHECKPOINT, *PEERS), "columns": (1, 2, 4, 8)},
     "gpt2-float32": {**BIG, "batch_size": 4, "tf32": False, "contenders": (*OURS, "eigenthings")},
     "gpt2-8192": {**ONE, "seq_len": 8192, "contenders": (*OURS, "eigenthings"), "rounds": 3},
     "gpt2-32768": {**ONE, "seq_len": 32768, "contenders": ("hessian", "ggn", *CHECKPOINT), "rounds": 2},
     "llama": {**BIG, "model": "llama", "contenders": (*OURS, "eigenthings")},
     "neox": {**BIG, "model": "neox", "contenders": (*OURS, "eigenthings")},
     "gpt2-350M": {**ONE, "size": "350M", "contenders": ("hessian", "ggn", *CHECKPOINT, "eigenthings")},
-    "gpt2-xl": {**ONE, "size": "1.5B", "contenders": ("hessian", "ggn", *CHECKPOINT)},
-    "gpt2-xl-4": {**BIG, "batch_size": 4, "size": "1.5B", "contenders": ("hessian", "ggn", *CHECKPOINT)},
+    "gpt2-xl": {**ONE, **XL},
+    "gpt2-xl-4": {**BIG, **XL, "batch_size": 4},
     "llama-8b": {
         **ONE,
         "model": "llama",

@@ -1,6 +1,5 @@
 """The study of what a product costs: right numbers of the right things, and honest gaps."""
 
-import copy
 import csv
 import logging
 import math
@@ -12,7 +11,7 @@ import torch
 
 import curvescope as cs
 from curvescope.studies import hvp
-from curvescope.studies.hvp import committed, contenders, measure, models
+from curvescope.studies.hvp import committed, measure, models
 from curvescope.studies.hvp.contenders import CHECKPOINTED, CONTENDERS, PACKAGES
 from curvescope.studies.hvp.models import SHAPES, build, logits, plain_attention
 
@@ -177,7 +176,6 @@ def test_products_of_a_model_in_bfloat16_are_compared_with_float64_of_its_weight
     monkeypatch.setitem(SHAPES, "8B", (3, 32, 4, 64))
     monkeypatch.setitem(models.LLAMA_8B, "num_key_value_heads", 2)
     monkeypatch.setattr(measure, "LARGE", 0)
-    monkeypatch.setattr(contenders, "load", lambda module: cs.load(copy.deepcopy(module).float()))
     found = hvp.run(hvp.Config(**TINY, model="llama", size="8B"))
     assert [m.name for m in found.measured] == ["gradient", *CHECKPOINTED]
     for name in CHECKPOINTED:

@@ -158,9 +158,9 @@ def orthogonalize(
     Classical Gram–Schmidt, repeated: each pass takes coefficients out, and reads the basis once for that and
     for the overlap that is left. The first takes out the `expected` ones, as a recurrence knows them, or
     measures them, which reads the basis once more. A long vector is done when its overlap, relative to its
-    norm, is at most `tol`, and `semi` roots of a rounding, or a few roundings; otherwise twice is enough unless w lies in the span up to
-    rounding. An overlap of up to the root of a rounding leaves eigenvalues of a projection right to a
-    rounding (Simon 1984), but moves residuals by as much.
+    norm, is at most `tol` and `semi` roots of a rounding, or a few roundings; otherwise twice is enough
+    unless w lies in the span up to rounding. An overlap of up to the root of a rounding leaves eigenvalues
+    of a projection right to a rounding (Simon 1984), but moves residuals by as much.
     """
     out = w if out is None else out
     if expected is None:
