@@ -91,7 +91,7 @@ def known(problem: Problem, few: ask.Few, *, engine: str, checkpoint: bool) -> t
     snapshot = Snapshot(model.module, model.options, model.call, model.output, problem.loss)
     found = _find_out(problem, few.batch, engine, checkpoint)
     snapshot.settle()
-    entry_bytes = found.size / num_entries(few.batch)
+    entry_bytes = max(found.size - _widened_bytes(model), 0) / num_entries(few.batch)
     entries[kind] = Known(
         snapshot, found.fused, found.head, digest(snapshot.tensors), entry_bytes, why=found.why
     )
@@ -146,6 +146,13 @@ def _size(problem: Problem, few: Batch) -> int:
         return result_bytes(partial(ask.answer, problem, few), views=False)[1]
     except Exception:  # whatever a module raises
         return 0
+
+
+def _widened_bytes(model: Model) -> int:
+    """Of the wide weights that a pass makes where they are kept in half precision, whatever the data."""
+    if model.widening is None:
+        return 0
+    return sum(p.numel() * model.dtype.itemsize for p in model.parameters.values() if p.dtype != model.dtype)
 
 
 def num_entries(batch: Batch) -> int:

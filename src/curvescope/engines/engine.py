@@ -306,7 +306,10 @@ class Engine:
             self._recorder = cuda.Recorder(device) if device.type == "cuda" else cpu.Recorder()
         with self._recorder.building():
             work = build()
-        return self._recorder.replayed(work, rows, columns, batch_bytes=self._graph_bytes(batch))
+        made = self._graph_bytes(batch)
+        if self.problem.model.widening is not None:  # a pass makes the wide weights, too
+            made += GRAPH_SIZE * self.problem.model.num_parameters * self.problem.dtype.itemsize
+        return self._recorder.replayed(work, rows, columns, batch_bytes=made)
 
     def keep(self, key: Any, build: Callable[[], T], size: int) -> T:
         """What `build` makes at the problem as it is, kept inside `product` until that changes.

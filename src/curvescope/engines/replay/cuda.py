@@ -61,7 +61,7 @@ class Replay:
         work: What is recorded.
         recorder: Its stream and memory.
         in_place: Whether results have the shapes of the directions, one for one.
-        batch_bytes: What a graph of the batch takes.
+        batch_bytes: What passes through the batch make.
     """
 
     def __init__(self, work: Work, recorder: Recorder, *, in_place: bool, batch_bytes: int):
