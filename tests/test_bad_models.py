@@ -107,12 +107,12 @@ MODELS: dict[str, tuple[Make, str]] = {
         r"depth.* expected a? ?positive|expected positive sizes and depth, got",
     ),
     "unknown dtype": (
-        lambda _: cs.load(config(), dtype="float16"),
-        r"expected float32 or float64, got 'float16'",
+        lambda _: cs.load(config(), dtype="float8"),
+        r"expected float32 or float64, got 'float8'",
     ),
-    "half": (
-        lambda _: cs.load(config(), dtype=torch.bfloat16),
-        r"expected float32 or float64, got torch\.bfloat16",
+    "whole numbers": (
+        lambda _: cs.load(config(), dtype=torch.int8),
+        r"expected float32 or float64, got torch\.int8",
     ),
     "unknown device": (
         lambda _: cs.load(config(), device="gpu"),

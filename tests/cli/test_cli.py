@@ -161,7 +161,7 @@ BAD = {
     "no probes": (["run", "spectrum", "--set", "num_probes=0"], 2, "num_probes: expected at least 1"),
     "negative tokens": (["run", "spectrum", "--tokens", "-3"], 2, "tokens"),
     "context too long": (["run", "spectrum", "--set", "seq_len=4096"], 2, "seq_len of at most 128"),
-    "half precision": (["run", "spectrum", "--dtype", "float16"], 2, "expected float32 or float64"),
+    "whole numbers": (["run", "spectrum", "--dtype", "int8"], 2, "expected float32 or float64"),
     "unknown device": (["run", "spectrum", "--device", "warp"], 2, "expected a device"),
     "unknown loss": (["run", "spectrum", "--set", "loss=hinge"], 2, "expected a loss"),
     "unknown engine": (["run", "spectrum", "--set", "engine=steam"], 2, "expected an engine"),

@@ -12,8 +12,6 @@ import curvescope as cs
 from curvescope.core.errors import UsageError
 from curvescope.studies.hvp.models import GPT2
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*widened layer by layer")
-
 
 def tokens(vocabulary=11, shape=(3, 8)):
     source = torch.Generator().manual_seed(0)
@@ -120,10 +118,13 @@ def test_frozen_weights():
     assert not half.h[0].c_fc.weight.requires_grad
 
 
-def test_it_is_said_and_another_type_is_another_model():
+def test_it_is_said_once_and_another_type_is_another_model(monkeypatch, caplog):
+    monkeypatch.setattr("curvescope.models.load._told", set())
     half, _ = pair(gpt2)
-    with pytest.warns(UserWarning, match="kept in bfloat16 and widened layer by layer"):
+    with caplog.at_level("WARNING", logger="curvescope"):
         model = cs.load(half)
+        cs.load(half)
+    assert caplog.text.count("kept in bfloat16 and widened layer by layer") == 1
     assert any("widened" in note for note in model.notes)
     assert cs.load(model) is model
     wide = cs.load(half, dtype="float64")

@@ -171,7 +171,6 @@ def test_the_largest_model_is_a_llama_in_bfloat16_made_where_it_is_used(monkeypa
     assert all(t.dtype == torch.float32 for t in measure.draw(again, 0))
 
 
-@pytest.mark.filterwarnings("ignore:.*widened layer by layer")
 def test_products_of_a_model_in_bfloat16_are_compared_with_float64_of_its_weights(monkeypatch):
     pytest.importorskip("transformers")
     monkeypatch.setitem(SHAPES, "8B", (3, 32, 4, 64))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +31,9 @@ from curvescope.models.zoo import folder as zoo
 from curvescope.models.zoo.mlp import MLP, MLPConfig
 from curvescope.models.zoo.names import BUNDLED
 from curvescope.models.zoo.transformer import Transformer, TransformerConfig
+
+LOG = logging.getLogger("curvescope")
+_told: set[str] = set()  # names of models of which it was said that they are widened
 
 
 def load(
@@ -90,7 +94,9 @@ def _widened(model: Model) -> Model:
     if model.widening is not None:
         return model
     note = said(model.parameters)
-    warn(f"{model.name}: {note}")
+    if model.name not in _told:
+        LOG.warning("%s: %s", model.name, note)
+        _told.add(model.name)
     layers = tuple(repeated_layers(model.module))
     return replace(model, widening=Widening(layers), notes=(*model.notes, note))
 

@@ -53,7 +53,7 @@ def data(incomplete: str = "") -> list[str]:
 
 def dtypes(incomplete: str = "") -> list[str]:
     """Precisions."""
-    return _begun(("float32", "float64"), incomplete)
+    return _begun(("float32", "float64", "bfloat16", "float16"), incomplete)
 
 
 def devices(incomplete: str = "") -> list[str]:

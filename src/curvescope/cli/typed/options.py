@@ -17,7 +17,12 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stder
 Force = Annotated[bool, typer.Option("--force", help="Compute anew what is finished.")]
 Seed = Annotated[int | None, typer.Option("--seed", help="Of the data sample and the probes.")]
 Dtype = Annotated[
-    str | None, typer.Option("--dtype", help="float32 or float64.", autocompletion=completion.dtypes)
+    str | None,
+    typer.Option(
+        "--dtype",
+        help="float32 or float64; bfloat16 keeps weights so, and widens them.",
+        autocompletion=completion.dtypes,
+    ),
 ]
 Device = Annotated[
     str | None, typer.Option("--device", help="cpu, cuda, …", autocompletion=completion.devices)
