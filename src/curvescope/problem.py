@@ -36,7 +36,7 @@ from curvescope.models.load import load
 from curvescope.models.model import Model
 from curvescope.models.running.calling import Closure, Output, own_loss
 from curvescope.models.running.exchange import Change, evaluating, locked
-from curvescope.models.running.held import RefuseHeld, moved
+from curvescope.models.running.held import RefuseHeld, moved, refuse_half
 from curvescope.models.running.interrupts import thawed
 from curvescope.models.running.reentrant import RefuseReentrant
 
@@ -237,7 +237,9 @@ class Problem:
                 who, shapes = f"the loss of {self.model.name} itself", [shape[1:] for shape in shapes[1:]]
             raise ModuleError(
                 f"{who} raised an error on inputs of shape {', '.join(map(str, shapes))}: {first}",
-                hint="it does so without curvescope too: call it on a batch",
+                hint="it does so without curvescope too: call it on a batch"
+                if self.model.widening is None
+                else "cs.load(…, dtype='float32'), if it uses parts of layers outside of them",
             ) from error
 
     @contextmanager
@@ -345,6 +347,8 @@ class Problem:
         with locked(self.model.module), RefuseReentrant(), thawed(frozen):
             found = run(leaves)
         held = self._held(leaves, [end for end in ends(found) if end is not None])
+        if self.model.widening is not None:
+            refuse_half(self.model.name, held, ends(found))
         if not held:
             return leaves, found
         if any(p is q for p in held.values() for q in frozen):

@@ -62,3 +62,33 @@ def test_layers_that_are_computed_again(operator):
     v = torch.randn(ours.shape[1], dtype=torch.float64, generator=torch.Generator().manual_seed(3))
     for _ in range(2):
         torch.testing.assert_close(ours @ v, theirs @ v, rtol=1e-9, atol=1e-12)
+
+
+class Waves(nn.Module):
+    """A complex linear map, of which a little is added."""
+
+    def __init__(self):
+        super().__init__()
+        self.re, self.im = (nn.Parameter(torch.randn(6, 6) / 3) for _ in range(2))
+        self.a, self.b = nn.Linear(6, 8), nn.Linear(8, 4)
+
+    def forward(self, x):
+        y = torch.fft.fft(x) @ torch.complex(self.re, self.im)
+        return self.b(torch.tanh(self.a(x + 0.01 * torch.fft.ifft(y).real)))
+
+
+def test_complex_maps_are_left_to_torch():
+    torch.manual_seed(0)
+    problem = cs.Problem(Waves().double(), (torch.randn(5, 6).double(), torch.randint(4, (5,))))
+    v = torch.ones(problem.space().size, dtype=torch.float64)
+    ours, theirs = cs.Hessian(problem, engine="fast") @ v, cs.Hessian(problem, engine="autograd") @ v
+    torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12)
+
+
+def test_a_layer_that_computes_what_the_head_takes():
+    torch.manual_seed(0)
+    module = nn.Sequential(*(nn.Sequential(nn.Tanh(), nn.Linear(6, 6)) for _ in range(2))).double()
+    problem = cs.Problem(module, (torch.randn(5, 6).double(), torch.randint(6, (5,))))
+    v = torch.ones(problem.space().size, dtype=torch.float64)
+    ours, theirs = cs.Hessian(problem, checkpoint=True) @ v, cs.Hessian(problem, engine="autograd") @ v
+    torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12)

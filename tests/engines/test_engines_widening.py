@@ -149,3 +149,59 @@ def test_what_is_not_made_for_it_says_so(asked):
     half, _ = pair(gpt2)
     with pytest.raises(UsageError, match="half precision"):
         asked(cs.Problem(half, tokens()))
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3))
+
+
+def test_a_head_that_is_a_layer_itself():
+    source = torch.Generator().manual_seed(0)
+    data = torch.randn(4, 5, generator=source), torch.tensor([0, 1, 2, 0])
+    half, wide = (cs.Problem(m, data) for m in pair(mlp))
+    v = torch.randn(half.space().size, generator=source)
+    for operator in (cs.Hessian, cs.GGN):
+        near(operator(half) @ v, operator(wide) @ v)
+
+
+class Shared(nn.Module):
+    """A weight of a layer that the module uses outside of it, too."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(11, 8), nn.Linear(8, 11)
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+        self.between = nn.Linear(8, 8)
+        self.between.weight = self.layers[1].weight
+
+    def forward(self, tokens):
+        x = self.embedding(tokens)
+        for layer in self.layers:
+            x = x + torch.tanh(layer(x))
+        return self.head(torch.tanh(self.between(x)))
+
+
+def test_a_weight_of_a_layer_that_is_used_outside_of_it():
+    half, wide = (cs.Problem(m, tokens()) for m in pair(Shared))
+    v = torch.randn(half.space().size, generator=torch.Generator().manual_seed(1))
+    near(half.gradient(), wide.gradient())
+    near(cs.Hessian(half) @ v, cs.Hessian(wide) @ v)
+
+
+def test_weights_that_are_read_elsewhere_are_refused():
+    def decayed(model, batch):
+        loss = nn.functional.cross_entropy(model(batch[0]).float(), batch[1])
+        return loss + 0.05 * sum(p.pow(4).sum() for p in model.parameters())
+
+    data = torch.randn(4, 5, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1, 2, 0])
+    half, _ = pair(mlp)
+    problem = cs.Problem(half, [data], loss_fn=decayed)
+    for asked in (problem.gradient, lambda: cs.Hessian(problem) @ torch.ones(problem.space().size)):
+        with pytest.raises(UsageError, match="keeps its weights in half precision"):
+            asked()
+
+
+def test_buffers_keep_their_precision():
+    model = cs.load(llama().eval(), dtype="bfloat16")
+    assert {b.dtype for b in model.module.buffers()} == {torch.float32}
+    assert {p.dtype for p in model.module.parameters()} == {torch.bfloat16}

@@ -42,7 +42,7 @@ class Substitute(TorchFunctionMode):
         self.second_order = second_order
         self.placeholder: Tensor | None = None
         self.head: LinearHead | None = None
-        self._undone, self._linear_maps = head, 0
+        self._undone, self._linear_maps, self._graph = head, 0, torch.is_grad_enabled()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -50,7 +50,10 @@ class Substitute(TorchFunctionMode):
             factors = _factors(func, args, kwargs)
             if factors is not None:
                 self._linear_maps += 1
-                if self._linear_maps - 1 == self._undone:
+                recorded = (
+                    torch.is_grad_enabled() == self._graph
+                )  # else inside of a layer that is computed again
+                if self._linear_maps - 1 == self._undone and recorded:
                     self.head = factors
                     self.placeholder = factors.h.new_zeros(1).expand(factors.shape)
                     return self.placeholder
@@ -108,7 +111,8 @@ class FindHead(TorchFunctionMode):
 
 
 def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> LinearHead | None:
-    return LinearHead(input, weight, bias) if weight.dim() == 2 else None
+    plain = weight.dim() == 2 and (bias is None or bias.dim() == 1)
+    return LinearHead(input, weight, bias) if plain else None
 
 
 def _matmul(input: Tensor, other: Tensor) -> LinearHead | None:
@@ -123,8 +127,9 @@ def _addmm(
 
 
 def _factors(func: Any, args: Any, kwargs: Any) -> LinearHead | None:
-    """The linear map of a call, by the function's own rule; None where it is to be carried out."""
-    return None if casting() or "out" in kwargs else LINEAR_MAPS[func](*args, **kwargs)
+    """The linear map of real numbers, by the function's own rule; None where it is to be carried out."""
+    found = None if casting() or "out" in kwargs else LINEAR_MAPS[func](*args, **kwargs)
+    return None if found is None or any(t is not None and t.is_complex() for t in found) else found
 
 
 LINEAR_MAPS: dict[Callable[..., Any], Callable[..., LinearHead | None]] = {

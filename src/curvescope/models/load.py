@@ -116,7 +116,11 @@ def _moved(model: Model, device: torch.device, dtype: torch.dtype, *, own: bool)
     if lens.is_hooked(model.module):
         return replace(model, module=lens.move(model.module, device, dtype))
     module = model.module if own else copy.deepcopy(model.module)
-    return replace(model, module=module.to(device=device, dtype=dtype))
+    if dtype not in HALVES:
+        return replace(model, module=module.to(device=device, dtype=dtype))
+    for p in module.parameters():  # buffers, tables of rotations say, keep their precision
+        p.data = p.data.to(dtype)
+    return replace(model, module=module.to(device=device))
 
 
 def _has_revisions(source: Any) -> bool:
@@ -209,8 +213,7 @@ def as_dtype(dtype: torch.dtype | str) -> torch.dtype:
     found = known.get(dtype) if isinstance(dtype, str) else dtype
     if found is None or found not in kinds:
         raise UsageError(
-            f"expected float32 or float64, got {dtype!r}",
-            hint="bfloat16 and float16 keep weights so, and widen them layer by layer",
+            f"expected float32 or float64, or bfloat16 or float16 to keep weights in, got {dtype!r}",
         )
     return found
 

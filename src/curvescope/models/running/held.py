@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -55,4 +55,24 @@ def moved(name: str) -> UsageError:
         f"the module holds {name!r} in a second way (a closure or a list), "
         "so the problem cannot be moved to other parameters",
         hint="write them into the module instead",
+    )
+
+
+def refuse_half(name: str, held: Iterable[str], ends: Iterable[Tensor | None]) -> None:
+    """Raise where weights that are kept in half precision are read in a way that does not widen them.
+
+    Args:
+        name: Of the model.
+        held: Parameters that the graph found by themselves.
+        ends: What is differentiated; undefined where the number of a leaf was read.
+    """
+    found = sorted(held)
+    undefined = any(end is not None and bool(end.detach().isnan().any()) for end in ends)
+    if not found and not undefined:
+        return
+    which = repr(found[0]) if found else "some of them"
+    raise UsageError(
+        f"{name} keeps its weights in half precision, and {which} would be read outside of the layers that "
+        "widen them (in a loss_fn, a closure, or parts of layers), or its outputs are undefined",
+        hint="cs.load(…, dtype='float32')",
     )

@@ -5,7 +5,8 @@ too, all arithmetic is in float32, and so are derivatives. What is saved is memo
 widened when it is called, and the float32 copies go with it; weights outside of layers are for a whole pass.
 
 A derivative in a weight needs a leaf in float32, of which nobody reads the numbers. `Widening.leaf` makes it
-of a single number, expanded; where a layer finds such a leaf in the place of a parameter, it takes the
+of a single NaN, expanded, so that whoever does read them (a function of the loss, a module that reaches into
+its layers) gets no number at all; where a layer finds such a leaf in the place of a parameter, it takes the
 weight that it stands for, `_Widen`, whose derivative is that in the leaf.
 """
 
@@ -47,7 +48,7 @@ class Widening:
         """A float32 leaf for a parameter as it is stored, without memory of its own."""
         mark = self._marks.get(name)
         if mark is None or mark.device != p.device:
-            mark = self._marks[name] = torch.zeros(1, dtype=WIDE, device=p.device)
+            mark = self._marks[name] = torch.full((1,), torch.nan, dtype=WIDE, device=p.device)
         self._stored[mark.data_ptr()] = p.detach()
         return mark.view([1] * p.dim()).expand(p.shape).detach().requires_grad_()
 
@@ -75,10 +76,13 @@ class Widening:
             return forward(*args, **kwargs)
 
     def _own_of(self, part: nn.Module) -> dict[str, Tensor]:
-        """What a layer, or the module outside of its layers, widens by itself."""
-        layer = any(part is one for one in self.layers)
-        others = set() if layer else {id(p) for one in self.layers for p in one.parameters()}
-        return {name: p for name, p in part.named_parameters() if id(p) not in others}
+        """What a layer widens by itself, or the module: all that is held outside of layers, there too."""
+        if any(part is one for one in self.layers):
+            return dict(part.named_parameters())
+        inside = {id(m) for one in self.layers for m in one.modules()}
+        held = (m._parameters.values() for m in part.modules() if id(m) not in inside)
+        outside = {id(p) for some in held for p in some if p is not None}
+        return {name: p for name, p in part.named_parameters() if id(p) in outside}
 
     def _wide(self, p: Tensor) -> Tensor:
         """The float32 weight of a parameter, of a leaf that stands for one, or of a point, which is so."""

@@ -18,10 +18,12 @@ from curvescope.algorithms import spectral_density
 from curvescope.core.config import Config as BaseConfig
 from curvescope.core.config import setting
 from curvescope.core.errors import UsageError, near_misses
+from curvescope.core.numbers import data_size
 from curvescope.core.progress import Progress
 from curvescope.core.seeds import generator
+from curvescope.core.tensors.memory import free_bytes
 from curvescope.data.batches import Batch, Batches
-from curvescope.models.load import load
+from curvescope.models.load import as_device, load
 from curvescope.operators import Hessian
 from curvescope.problem import Problem
 from curvescope.runs.work import Piece, Place, State, work_through
@@ -58,6 +60,9 @@ class Config(BaseConfig):
         for name in self.contenders:
             if name not in CONTENDERS:
                 raise UsageError(f"unknown contender {name!r}", hint=near_misses(name, list(CONTENDERS)))
+        for setting_, count in (("batch_size", self.batch_size), ("seq_len", self.seq_len)):
+            if count < 1:
+                raise UsageError(f"{setting_}: expected at least 1, got {count}")
         if not self.columns or min(self.columns) < 1:
             raise UsageError(f"columns: expected numbers of at least 1, got {list(self.columns)}")
         if self.size == "8B" and self.model != "llama":
@@ -83,7 +88,8 @@ def run(cfg: Config, *, progress: Progress | None = None, state: State | None = 
     Of models with more than 200 M parameters the gradient is measured before the others, and errors on a
     model of the same shape with two layers. A place is told of each contender as soon as it is measured.
     """
-    device = torch.device(cfg.device)
+    device = as_device(cfg.device)
+    _check_room(cfg, device)
     make = partial(build, cfg.model, cfg.size, max(cfg.seq_len, 1024), seed=cfg.seed, device=device)
     module, shape = make(), (cfg.batch_size, cfg.seq_len)
     x, y = (_tokens(SHAPES[cfg.size][3], shape, cfg.seed, i).to(device) for i in (0, 1))
@@ -106,6 +112,18 @@ def run(cfg: Config, *, progress: Progress | None = None, state: State | None = 
         4.0 * num_parameters(module),
     )
     return _beside_committed(cost, state)
+
+
+def _check_room(cfg: Config, device: torch.device) -> None:
+    """Raise where weights, a direction, a product and a gradient of such a model have no room."""
+    n = sum(p.numel() for p in build(cfg.model, cfg.size, max(cfg.seq_len, 1024), device="meta").parameters())
+    needed, free = n * (14 if cfg.size == "8B" else 16), free_bytes(device)
+    if needed > free:
+        raise UsageError(
+            f"the size {cfg.size} needs at least {data_size(needed)} of memory on {device.type}, "
+            f"{data_size(free)} are free",
+            hint="a smaller size, or another device",
+        )
 
 
 def _tokens(vocabulary: int, shape: tuple[int, int], seed: int, stream: int) -> Tensor:
