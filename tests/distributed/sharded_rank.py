@@ -35,7 +35,7 @@ from curvescope.core.ranks.spread import Pieces, Spread
 from curvescope.data.batches import Batch, Batches
 from curvescope.distributed import cost, shard
 from curvescope.models.model import Model
-from curvescope.models.running.gathering import padded
+from curvescope.models.running.weights.gathering import padded
 from curvescope.models.zoo import TransformerConfig
 
 Case = Iterator[tuple[str, Any, Any]]
@@ -242,7 +242,9 @@ def _numbers(result: Any, pieces: Pieces | None, n: int) -> list[np.ndarray]:
         return [x for one in result for x in _numbers(one, pieces, n)]
     held = {"": result} if isinstance(result, np.ndarray) or result is None else vars(result)
     found = []
-    for value in held.values():
+    for name, value in held.items():
+        if name == "orthogonality":  # rounding alone
+            continue
         if isinstance(value, float | int | np.ndarray | tuple) and not isinstance(value, bool):
             x = np.asarray(value, dtype=float)
             x = x[pieces.positions().numpy()] if pieces is not None and x.ndim and len(x) == n else x

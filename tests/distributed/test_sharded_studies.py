@@ -28,10 +28,11 @@ def run_in(out, study):
 
 
 def arrays(found, where):
-    """Every number of a result, by where it is; residuals are differences of equal numbers."""
+    """Every number of a result, by where it is; residuals and overlaps are rounding alone."""
     if is_dataclass(found):
         parts = {f.name: getattr(found, f.name) for f in fields(found)}
-        yield from arrays({k: v for k, v in parts.items() if "residual" not in k and k != "asymmetry"}, where)
+        left_out = {k for k in parts if "residual" in k or k in ("asymmetry", "orthogonality")}
+        yield from arrays({k: v for k, v in parts.items() if k not in left_out}, where)
     elif isinstance(found, dict):
         for name, value in found.items():
             yield from arrays(value, f"{where}.{name}")

@@ -29,7 +29,7 @@ from curvescope.core.ranks.local_blocks import local_block
 from curvescope.core.ranks.spread import Spread
 from curvescope.models.load import load
 from curvescope.models.model import Model
-from curvescope.models.running.gathering import Sharding, hooked
+from curvescope.models.running.weights.gathering import Sharding, hooked
 from curvescope.models.sources import repeated_layers
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from curvescope.models.plain import mode_notes, plain_model
 from curvescope.models.roles import with_roles
 from curvescope.models.running.calling import Output
 from curvescope.models.running.function import FunctionModule, function_module, is_function
-from curvescope.models.running.widening import HALVES, Widening, is_half, said
+from curvescope.models.running.weights.widening import HALVES, Widening, is_half, said
 from curvescope.models.sources import repeated_layers
 from curvescope.models.zoo import folder as zoo
 from curvescope.models.zoo.mlp import MLP, MLPConfig
@@ -55,7 +55,7 @@ def load(
             nanoGPT's ckpt.pt; any `nn.Module`, which is not changed; or a function f(params, x).
         dtype: Parameters in this type, e.g. "float64"; a module is copied if it has another. In "bfloat16" or
             "float16" weights are kept so and widened to float32 layer by layer: half the memory, and the
-            products of the float32 model with these weights (`models.running.widening`). A module that is in
+            products of the float32 model with these weights (`models.running.weights.widening`). A module in
             half precision stays so; a folder or hub id is widened to float32 unless it is asked for.
         device: Parameters on this device, likewise.
         revision: A training checkpoint of a bundled model (initial, early, middle, final), or a revision of a

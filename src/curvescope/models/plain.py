@@ -14,7 +14,7 @@ from curvescope.models.adapters.build import cut_block, rest
 from curvescope.models.adapters.layers import Layer, find_layers
 from curvescope.models.adapters.stems import find_stem
 from curvescope.models.model import Model
-from curvescope.models.running.widening import is_half
+from curvescope.models.running.weights.widening import is_half
 
 _BATCH = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 

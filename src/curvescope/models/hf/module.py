@@ -20,7 +20,7 @@ from curvescope.models.model import Model
 from curvescope.models.plain import check_parameters
 from curvescope.models.running.exchange import Change, evaluating, exchanged
 from curvescope.models.running.trial import rounding
-from curvescope.models.running.widening import WIDE, Widening, is_half
+from curvescope.models.running.weights.widening import WIDE, Widening, is_half
 from curvescope.models.sources import repeated_layers
 
 LOG = logging.getLogger("curvescope")

@@ -24,7 +24,7 @@ from curvescope.models.hf.errors import one_sentence
 from curvescope.models.hf.module import adapt
 from curvescope.models.hf.tokenizer import read_tokenizer
 from curvescope.models.model import Model
-from curvescope.models.running.widening import HALVES
+from curvescope.models.running.weights.widening import HALVES
 
 LOG = logging.getLogger("curvescope")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")

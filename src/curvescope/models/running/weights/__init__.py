@@ -1,0 +1,1 @@
+"""Where the weights of a layer come from: pieces of several ranks, or half precision."""
