@@ -18,7 +18,7 @@ from curvescope.core.errors import CurvescopeError, ModuleError, ShapeError, Usa
 from curvescope.core.progress import track
 from curvescope.core.ranks.releasing import releasing
 from curvescope.core.ranks.spread import Spread
-from curvescope.core.tensors.adding import add_gradient
+from curvescope.core.tensors.adding import take_each
 from curvescope.core.tensors.graph import leaves_of
 from curvescope.core.tensors.trees import leaves as tree_leaves
 from curvescope.data.batches import Batch, Batches, as_batches
@@ -322,7 +322,8 @@ class Problem:
                 sums.append(value.detach())
                 if not value.requires_grad:
                     continue
-                add_gradient(value, leaves, lambda name, g: total.add(name, g[None]))
+                into = [leaves[name] for name in space.parameters]
+                take_each([value], into, lambda i, g: total.add(space.parameters[i], g[None]))
         value = torch.stack(sums).sum(dtype=summed)
         value = value if self.model.spread is None else self.model.spread.added(value)
         with differentiating():

@@ -188,6 +188,17 @@ def test_layers_are_computed_again_where_memory_runs_out(monkeypatch, caplog):
     assert not H.engine.checkpoint  # what was asked for
 
 
+def test_layers_are_computed_again_behind_a_graph_that_was_too_large_to_keep(caplog):
+    p = problem()
+    H, v = cs.Hessian(p), draw(p.space().size)
+    expected = H @ v
+    H.engine._unkept = True  # as a GPU notes it
+    with caplog.at_level("WARNING", logger="curvescope"):
+        torch.testing.assert_close(H @ v, expected)
+        torch.testing.assert_close(H @ v, expected)
+    assert caplog.text.count("layers are computed again") == 1
+
+
 def test_a_module_without_layers_says_that_memory_ran_out(monkeypatch):
     def no_memory(*args):
         raise torch.OutOfMemoryError("CUDA out of memory")

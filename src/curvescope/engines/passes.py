@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from curvescope.core.errors import CurvescopeError
+from curvescope.core.tensors.adding import take_each
 from curvescope.core.tensors.graph import once_differentiable_node
 
 Source = Tensor | GradientEdge
@@ -86,20 +87,15 @@ def _derivative_edges(
     Their numbers are let go one by one, as soon as they are made: together they are a vector of the size of
     all parameters. Not those of the module's own parameters, which may have hooks of their user's.
     """
+    if not _are_ours(wanted) or not all(leaf.is_leaf for leaf in wanted):
+        return edges(torch.autograd.grad(ends, wanted, cotangents, create_graph=True, allow_unused=True))
     found: list[GradientEdge | None] = [None] * len(wanted)
 
-    def note(number: int, derivative: Tensor) -> Tensor:
+    def note(number: int, derivative: Tensor) -> None:
         found[number] = _edge(derivative)
-        return derivative.new_zeros(()).expand(derivative.shape)
 
-    ours = _are_ours(wanted) and all(leaf.is_leaf for leaf in wanted)
-    hooks = [leaf.register_hook(partial(note, i)) for i, leaf in enumerate(wanted)] if ours else []
-    try:
-        made = torch.autograd.grad(ends, wanted, cotangents, create_graph=True, allow_unused=True)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return found if ours else edges(made)
+    take_each(ends, wanted, note, cotangents=cotangents, create_graph=True)
+    return found
 
 
 def _are_ours(leaves: Sequence[Tensor]) -> bool:

@@ -1,24 +1,34 @@
-"""A gradient that is added up one leaf after the other: it is never in memory as a whole."""
+"""Derivatives that are taken one leaf after the other: together they are a vector, which is never there."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
 from torch import Tensor
 
 
-def add_gradient(value: Tensor, leaves: Mapping[str, Tensor], add: Callable[[str, Tensor], object]) -> None:
-    """Hand ∂value/∂leaf over, `add(name, derivative)`, for those leaves that the value depends on."""
+def take_each(
+    ends: Sequence[Tensor],
+    leaves: Sequence[Tensor],
+    take: Callable[[int, Tensor], object],
+    *,
+    cotangents: Sequence[Tensor] | None = None,
+    create_graph: bool = False,
+) -> None:
+    """Hand Σ cᵀ ∂end/∂leaf over, `take(number of the leaf, derivative)`, as soon as it is whole.
 
-    def take(name: str, derivative: Tensor) -> Tensor:
-        add(name, derivative)
+    Leaves that nothing depends on are left out. The memory of a derivative is free once `take` has let it go.
+    """
+
+    def hook(number: int, derivative: Tensor) -> Tensor:
+        take(number, derivative)
         return derivative.new_zeros(()).expand(derivative.shape)
 
-    hooks = [leaf.register_hook(partial(take, name)) for name, leaf in leaves.items()]
+    hooks = [leaf.register_hook(partial(hook, number)) for number, leaf in enumerate(leaves)]
     try:
-        torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
+        torch.autograd.grad(ends, leaves, cotangents, create_graph=create_graph, allow_unused=True)
     finally:
-        for hook in hooks:
-            hook.remove()
+        for one in hooks:
+            one.remove()
