@@ -68,6 +68,7 @@ def test_what_was_chosen_to_be_in_time_is_in_the_json(words, monkeypatch, capsys
     assert found["chosen"].items() <= found["settings"].items()
 
 
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_and_a_time_limit_say_where_the_same_command_goes_on(words, number, monkeypatch, capsys):
     own, counted = Hessian._matmat, []
