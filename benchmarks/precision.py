@@ -3,18 +3,18 @@
     python benchmarks/precision.py --out benchmarks/results/precision
     python benchmarks/precision.py --models tiny-gpt path/to/stories15M SmolLM2-135M-Instruct.Q4_1.gguf
 
-Units that multiply in such a format round the operands and add in float32. Here every operand of every matrix
-product that is dispatched (forward, backward, second backward, attention, head) is rounded to the format, and the
-product is taken in float32: the same rounding without the speed. Weights, activations, vectors and sums stay
-in float32. Two scopes:
+Units that multiply in such a format round the operands and add in float32. Here every operand of every
+matrix product that is dispatched (forward, backward, second backward, attention, head) is rounded to the
+format, and the product is taken in float32: the same rounding without the speed. Weights, activations,
+vectors and sums stay in float32. Two scopes:
 
     all       everything is rounded: the graph of the gradient, and the products through it
     products  that graph is made in float32; rounding begins where a direction enters
 
 A random GPT-2 124M on 2 × 128 tokens is the control: an H200 in TF32 is 1.5e-3 from float64 there
-(benchmarks/results/scale-h200), and so must be what is found here. For the others the loss is that of the
-bundled text. Errors are relative distances to float64; those of eigenvalues and densities are distances to what
-the same method, start and probes give in float32.
+(benchmarks/results/scale-h200). For the others the loss is that of the bundled text. Errors are relative
+distances to float64; those of eigenvalues and densities are distances to what the same method, start and
+probes give in float32.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def problem(name: str, tokens: int) -> tuple[cs.Problem, cs.Problem | None]:
 def compare(name: str, tokens: int) -> list[dict[str, Any]]:
     """Rows for one model: each matrix, format and scope."""
     single, double = problem(name, tokens)
-    rows = []
+    name, rows = Path(name).name, []
     for matrix, kind in MATRICES.items():
         exact = kind(double, engine="autograd")
         n = exact.shape[0]
@@ -136,13 +136,16 @@ def compare(name: str, tokens: int) -> list[dict[str, Any]]:
             for scope in ("products", "all") if to != "float32" else ("all",):
                 operator = Low(kind(single, engine="autograd"), to, scope)
                 start = time.perf_counter()
-                with operator.graph(v):
-                    row = {"model": name, "n": n, "matrix": matrix, "format": to, "scope": scope}
-                    row |= products(operator, u, v, want)
-                    if n < LARGE:
-                        found = spectra(operator)
-                        plain = plain or found
-                        row |= beside(found, plain)
+                row = {"model": name, "n": n, "matrix": matrix, "format": to, "scope": scope}
+                try:
+                    with operator.graph(v):
+                        row |= products(operator, u, v, want)
+                        if n < LARGE:
+                            found = spectra(operator)
+                            plain = plain or found
+                            row |= beside(found, plain)
+                except cs.CurvescopeError as error:  # numbers beyond the format's range
+                    row["failed"] = str(error)
                 row["seconds"] = time.perf_counter() - start
                 rows.append(row)
                 print({k: round(x, 6) if isinstance(x, float) else x for k, x in row.items()}, flush=True)
@@ -197,7 +200,7 @@ def shown(rows: list[dict[str, Any]]) -> str:
     """Tables for a page: products, then spectra."""
 
     def number(row: dict[str, Any], key: str) -> str:
-        return "–" if key not in row else f"{row[key]:.1e}"
+        return f"{row[key]:.1e}" if key in row else "not finite" if "failed" in row else "–"
 
     first = ["error", "median_block_error", "worst_block_error", "asymmetry"]
     second = ["top_error", "smallest", "largest", "density_gap", "density_stderr"]
@@ -221,7 +224,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--models", nargs="+", default=["tiny-gpt", CONTROL], help="as `cs.load` takes them")
     parser.add_argument("--tokens", type=int, default=256, help="of text")
-    parser.add_argument("--out", type=Path, default=Path("runs/bench/precision"), help="folder of the results")
+    parser.add_argument(
+        "--out", type=Path, default=Path("runs/bench/precision"), help="folder of the results"
+    )
     given = parser.parse_args()
     rows: list[dict[str, Any]] = []
     given.out.mkdir(parents=True, exist_ok=True)

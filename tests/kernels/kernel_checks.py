@@ -16,10 +16,13 @@ RUNS_TRITON = importlib.util.find_spec("triton") is not None and (
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
+WITHOUT = pytest.mark.skipif(not RUNS_TRITON, reason="needs Triton, and CUDA or TRITON_INTERPRET=1")
+BACKENDS = ["torch", pytest.param("triton", marks=[pytest.mark.cuda, WITHOUT])]
+
+
 def needs_triton(test: Callable) -> Callable:
     """Marks a test that runs on a card, or in Triton's interpreter."""
-    skipped = pytest.mark.skipif(not RUNS_TRITON, reason="needs Triton, and CUDA or TRITON_INTERPRET=1")
-    return pytest.mark.cuda(skipped(test))
+    return pytest.mark.cuda(WITHOUT(test))
 
 
 def draw(seed: int, *shapes: tuple[int, ...], dtype: torch.dtype = torch.float64) -> list[Tensor]:

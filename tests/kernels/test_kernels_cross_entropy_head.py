@@ -7,11 +7,11 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
-from kernel_checks import DEVICE, agree, draw, leaves, needs_triton
+from kernel_checks import BACKENDS, DEVICE, agree, draw, leaves, needs_triton
 from torch import Tensor
 
 from curvescope.core.errors import CurvescopeError
-from curvescope.kernels.cross_entropy import HeadCurvature, cross_entropy_head, log_partition, sweeps
+from curvescope.kernels.cross_entropy import HeadCurvature, cross_entropy_head, log_partition, rows, sweeps
 from curvescope.losses.cross_entropy import CrossEntropy
 
 T, D, V = 7, 4, 9
@@ -276,3 +276,68 @@ def test_triton_with_several_blocks_and_large_logits(monkeypatch):
         lambda h, W: cross_entropy_head(h, W, None, y.to(DEVICE), backend="triton"), low, along
     )
     agree(found, want, 1e-4)
+
+
+def sure(T: int, V: int, above: float) -> tuple[list[Tensor], Tensor]:
+    """h, W and targets of a head that is sure: the largest logit is so far above the others, in float32."""
+    h, W = draw(0, (T, V), (V, V), dtype=torch.float32)
+    y = torch.arange(T) * 5 % V
+    return [0.1 * h + above * F.one_hot(y, V), torch.eye(V) + 0.01 * W], y
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("part", ["hessian", "functional"])
+@pytest.mark.parametrize("above", [3.0, 9.0, 14.0])
+@pytest.mark.parametrize("wrong", [False, True])
+def test_float32_is_right_where_the_model_is_sure(wrong, above, part, backend):
+    """Errors are relative to what is left, not to one; one term may be sure and wrong."""
+    V = 37
+    inputs, y = sure(T, V, above)
+    y[0] = (y[0] + wrong) % V
+    v = [t.float() for t in draw(1, (T, V), (V, V))]
+    device = DEVICE if backend == "triton" else "cpu"
+
+    def product(dtype: torch.dtype, on: str, **options) -> list[Tensor]:
+        h, W = leaves(inputs, dtype, on)
+        found = cross_entropy_head(h, W, None, y.to(on), part=part, **options)
+        first = torch.autograd.grad(found, (h, W), create_graph=True)
+        along = [t.to(on, dtype) for t in v]
+        return [found, *first, *torch.autograd.grad(first, (h, W), along)]
+
+    for found, want in zip(
+        product(torch.float32, device, backend=backend), product(torch.float64, "cpu"), strict=True
+    ):
+        assert (found.cpu().double() - want).norm() < 1e-5 * want.norm()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_gauss_newton_part_too(backend):
+    inputs, y = sure(T, 37, 14.0)
+    device = DEVICE if backend == "triton" else "cpu"
+    along = [t[None] for t in draw(1, (T, 37), (37, 37))]
+    want = HeadCurvature(*(t.double() for t in inputs), None, y).times(*along, None)
+    low = [t.to(device) for t in inputs]
+    found = HeadCurvature(*low, None, y.to(device), backend=backend).times(
+        *(t.float().to(device) for t in along), None
+    )
+    for a, b in zip(found[:2], want[:2], strict=True):
+        assert (a.cpu().double() - b).norm() < 1e-5 * b.norm()
+
+
+@needs_triton
+def test_the_largest_logit_is_found_wherever_it_is(monkeypatch):
+    """Blocks are narrower than a row: the largest, ties, and what is left of the others."""
+    from curvescope.kernels.cross_entropy import triton_kernels
+
+    monkeypatch.setattr(triton_kernels, "_shape", lambda z: {"NUM": 5, "BLOCK": 8, "num_warps": 1})
+    z = torch.randn(37, 37, generator=torch.Generator().manual_seed(0)) + 9 * torch.eye(37)
+    z[3] = 1.0  # all alike
+    z[4, [2, 30]] = 20.0  # a tie
+    y = torch.arange(37)
+    want = rows.loss_rows(z.double(), y, 0.1, gradient=False, triton=False)
+    found = rows.loss_rows(z.clone().to(DEVICE), y.to(DEVICE), 0.1, gradient=False, triton=True)
+    torch.testing.assert_close(found[0].cpu().double(), want[0], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(found[1].lse.cpu().double(), want[1].lse, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(found[1].slope.cpu().double(), want[1].slope, rtol=1e-5, atol=1e-7)
+    at = z.gather(1, found[1].top.cpu()[:, None])[:, 0]
+    assert torch.equal(at, z.amax(1))

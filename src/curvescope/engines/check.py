@@ -36,7 +36,7 @@ from curvescope.models.running.fused import Fused, fuse
 from curvescope.problem import Problem, differentiating
 
 LOG = logging.getLogger("curvescope")
-TOLERANCE = {torch.float64: 1e-5, torch.float32: 5e-3}  # far below a mistake, above rounding
+TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-3}  # far below a mistake, above rounding
 PART, WIDE_PART = 2**18, 2**26  # entries that are compared at once; on a GPU
 LARGE = 2**30  # bytes of a vector that is compared in parts
 Tree = Mapping[str, Tensor]

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from numbers import Real
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from curvescope.core.errors import ShapeError, UsageError
 from curvescope.core.tensors.targets import IGNORED
 from curvescope.kernels.cross_entropy import HeadCurvature, cross_entropy_head
 from curvescope.kernels.head import LinearHead
+from curvescope.losses import softmax
 from curvescope.losses.base import Loss, Part, check_one_tensor, expand_weights, no_likelihood
 
 
@@ -35,18 +35,10 @@ class CrossEntropy(Loss):
 
     def sum(self, outputs: Tensor, targets: Tensor, weights: Tensor | None) -> Tensor:
         _check(outputs.shape, targets)
-        losses = F.cross_entropy(
-            outputs.reshape(-1, outputs.shape[-1]),
-            targets.reshape(-1).long(),
-            ignore_index=IGNORED,
-            label_smoothing=self.label_smoothing,
-            reduction="none",
-        )
-        return (
-            losses.sum()
-            if weights is None
-            else (losses * _weights(targets, weights, outputs).reshape(-1)).sum()
-        )
+        classes = targets.long().clamp(min=0)[..., None]
+        losses = softmax.hard(outputs, classes, -1, smoothing=self.label_smoothing)
+        losses = torch.where(is_counted(targets), losses, 0)
+        return losses.sum() if weights is None else (losses * _weights(targets, weights, outputs)).sum()
 
     def total_weight(self, targets: Tensor, weights: Tensor | None) -> float:
         check_one_tensor(targets)
@@ -64,9 +56,7 @@ class CrossEntropy(Loss):
     ) -> Tensor:
         """w_t (diag p_t − p_t p_tᵀ) u_t."""
         _check(outputs.shape, targets)
-        p = outputs.softmax(-1)
-        centred = direction - (p * direction).sum(-1, keepdim=True)
-        return p * centred * _weights(targets, weights, outputs)[..., None]
+        return softmax.curved(outputs, direction, -1) * _weights(targets, weights, outputs)[..., None]
 
     def term_outer_product(
         self, outputs: Tensor, targets: Tensor, weights: Tensor | None, direction: Tensor
@@ -80,11 +70,10 @@ class CrossEntropy(Loss):
         return True
 
     def root(self, outputs: Tensor, targets: Tensor, weights: Tensor | None, noise: Tensor) -> Tensor:
-        """R_t ε_t with R_t = √w_t (diag √p_t − p_t √p_tᵀ): since √pᵀ√p = 1, R Rᵀ = w (diag p − p pᵀ)."""
+        """R_t ε_t with R_t = √w_t (diag √p_t − p_t √p_tᵀ), for which R Rᵀ = w (diag p − p pᵀ)."""
         _check(outputs.shape, targets)
-        p, w = outputs.softmax(-1), _weights(targets, weights, outputs)
-        spread = p.sqrt() * noise
-        return w.sqrt()[..., None] * (spread - p * spread.sum(-1, keepdim=True))
+        w = _weights(targets, weights, outputs)
+        return w.sqrt()[..., None] * softmax.root(outputs, noise, -1)
 
     def slots(self, outputs: Tensor) -> int:
         """One for each position."""
@@ -136,7 +125,7 @@ class CrossEntropy(Loss):
         q = torch.zeros_like(outputs)
         q.scatter_(-1, targets.long().clamp(min=0)[..., None], 1 - self.label_smoothing)
         q = q + self.label_smoothing / outputs.shape[-1]
-        return (outputs.softmax(-1) - q) * counted[..., None]
+        return softmax.slope(outputs, q, -1) * counted[..., None]
 
 
 def is_counted(targets: Tensor) -> Tensor:

@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from curvescope.core.errors import ShapeError, UsageError
+from curvescope.losses import softmax
 from curvescope.losses.base import Loss, check_one_tensor, expand_weights, no_likelihood
 from curvescope.losses.torch_entries import LINEAR, has_negative
 
@@ -52,14 +53,21 @@ class ClassLoss(Loss):
 
     def sum(self, outputs: Tensor, targets: Tensor, weights: Tensor | None) -> Tensor:
         self._check(outputs, targets)
-        options: dict[str, Any] = {"ignore_index": self.module.ignore_index, "reduction": "none"}
-        options |= {"weight": None if self.module.weight is None else self.module.weight.to(outputs)}
-        targets = targets if targets.is_floating_point() else targets.long()
-        if self.logits:
-            losses = F.cross_entropy(outputs, targets, label_smoothing=self._smoothing, **options)
-        else:
-            losses = F.nll_loss(outputs, targets, **options)
+        losses = self._losses(outputs, targets)
         return losses.sum() if weights is None else (losses * expand_weights(weights, losses)).sum()
+
+    def _losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """ℓ_t, zero where the target is ignored."""
+        v, axis = self.module.weight, _axis(outputs)
+        if targets.is_floating_point() or (v is not None and self._smoothing):
+            return softmax.soft(outputs, self._shares(outputs, targets), axis)
+        counted = self._counted(targets)
+        classes = torch.where(counted, targets.long(), 0).unsqueeze(1)
+        if self.logits:
+            losses = softmax.hard(outputs, classes, axis, smoothing=self._smoothing)
+        else:
+            losses = -outputs.gather(axis, classes).squeeze(1)
+        return torch.where(counted, losses if v is None else losses * v.to(outputs)[classes.squeeze(1)], 0)
 
     def total_weight(self, targets: Tensor, weights: Tensor | None) -> float:
         check_one_tensor(targets)
@@ -78,9 +86,7 @@ class ClassLoss(Loss):
             return torch.zeros_like(direction)
         axis = _axis(outputs)
         s = self._shares(outputs, targets).sum(axis, keepdim=True)
-        p = outputs.softmax(axis)
-        centred = direction - (p * direction).sum(axis, keepdim=True)
-        return s * p * centred * self._weights(outputs, targets, weights)
+        return s * softmax.curved(outputs, direction, axis) * self._weights(outputs, targets, weights)
 
     def term_outer_product(
         self, outputs: Tensor, targets: Tensor, weights: Tensor | None, direction: Tensor
@@ -111,9 +117,7 @@ class ClassLoss(Loss):
             return torch.zeros_like(noise)
         axis = _axis(outputs)
         s = self._shares(outputs, targets).sum(axis, keepdim=True) * self._weights(outputs, targets, weights)
-        p = outputs.softmax(axis)
-        spread = p.sqrt() * noise
-        return s.sqrt() * (spread - p * spread.sum(axis, keepdim=True))
+        return s.sqrt() * softmax.root(outputs, noise, axis)
 
     def slots(self, outputs: Tensor) -> int | None:
         """One for each sequence, where that has one position; more do not lie one behind the other."""
@@ -139,7 +143,7 @@ class ClassLoss(Loss):
 
     def _slope(self, outputs: Tensor, targets: Tensor) -> Tensor:
         Q = self._shares(outputs, targets)
-        return outputs.softmax(_axis(outputs)) * Q.sum(1, keepdim=True) - Q if self.logits else -Q
+        return softmax.slope(outputs, Q, _axis(outputs)) if self.logits else -Q
 
     def _shares(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Q, in the outputs' shape."""

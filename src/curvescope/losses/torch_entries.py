@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from curvescope.core.errors import ShapeError, UsageError
+from curvescope.losses import softmax
 from curvescope.losses.base import Loss, check_one_tensor, expand_weights, no_likelihood
 
 ZERO = "so the GGN is zero, and the Hessian is the functional part"
@@ -192,6 +193,13 @@ def _plain(function: Callable[..., Tensor], *options: str) -> Callable[[Any, Ten
     return entries
 
 
+def _two_classes(module: Any, z: Tensor, y: Tensor) -> Tensor:
+    """The cross-entropy of logits 0 and z with weights 1 − y and y, that of z times pos_weight."""
+    own = y if module.pos_weight is None else y * module.pos_weight.to(z)
+    found = softmax.soft(torch.stack([torch.zeros_like(z), z], -1), torch.stack([1 - y, own], -1), -1)
+    return found if module.weight is None else found * module.weight.to(z)
+
+
 def _given(value: Any, z: Tensor) -> Any:
     return value.to(z) if isinstance(value, Tensor) else value
 
@@ -219,11 +227,7 @@ RULES: dict[type[nn.Module], Rule] = {
     nn.BCELoss: Rule(
         _plain(F.binary_cross_entropy, "weight"), partial(_coins, logits=False), shares=True, outputs_too=True
     ),
-    nn.BCEWithLogitsLoss: Rule(
-        _plain(F.binary_cross_entropy_with_logits, "weight", "pos_weight"),
-        partial(_coins, logits=True),
-        shares=True,
-    ),
+    nn.BCEWithLogitsLoss: Rule(_two_classes, partial(_coins, logits=True), shares=True),
     nn.KLDivLoss: Rule(_plain(F.kl_div, "log_target"), note=LINEAR.format("KLDivLoss")),
     nn.PoissonNLLLoss: Rule(_plain(F.poisson_nll_loss, "log_input", "full", "eps"), _counts),
     nn.SoftMarginLoss: Rule(_plain(F.soft_margin_loss)),

@@ -35,6 +35,7 @@ from curvescope.kernels.backends import (
     transformed,
     use_triton,
 )
+from curvescope.kernels.cross_entropy.rows import Rows
 from curvescope.kernels.cross_entropy.sweeps import Plan, make_plan, probabilities, second_products, sweep
 from curvescope.kernels.tensors import given, plus, widen
 
@@ -91,9 +92,10 @@ class HeadCurvature:
         _check(h, W, b, targets, weights)
         self._plan = make_plan(h, W, 0.0, chunk, use_triton(backend, h, W, b))
         h, W, b = h.detach(), W.detach(), None if b is None else b.detach()
-        lse = log_partition(h, W, b, chunk=chunk, backend=backend)
-        p = probabilities(self._plan, h, W, b, lse)
-        self._constants = (h, W, b, targets.clamp(min=0), term_weights(h, targets, weights), lse, p)
+        terms = targets.clamp(min=0), term_weights(h, targets, weights)
+        with torch.no_grad():
+            rows = Rows(*map(given, sweep(self._plan, (False,) * 3, h, W, b, *terms)[1:4]))
+        self._constants = (h, W, b, *terms, *rows, probabilities(self._plan, h, W, b, rows.lse))
 
     @torch.no_grad()
     def times(
@@ -145,10 +147,10 @@ class _Head(Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        h, W, b, targets, w, ctx.how = inputs
-        _, lse, *ctx.kept = output
-        ctx.mark_non_differentiable(lse, *(t for t in ctx.kept if t is not None))
-        ctx.save_for_backward(h, W, b, targets, w, lse)
+        *tensors, ctx.how = inputs
+        _, lse, top, slope, *ctx.kept = output
+        ctx.mark_non_differentiable(lse, top, slope, *(t for t in ctx.kept if t is not None))
+        ctx.save_for_backward(*tensors, lse, top, slope)
         ctx.save_for_forward(*ctx.kept)
         ctx.set_materialize_grads(False)
 
@@ -158,21 +160,21 @@ class _Head(Function):
         if c is None:
             return (None,) * 6
         refuse_batched(c)
-        saved = h, W, b, targets, w, lse = ctx.saved_tensors
+        h, W, b, *rest = ctx.saved_tensors
         kept = ctx.kept
         if kept is None:
             with torch.no_grad():
-                kept = sweep(how.plan, ctx.needs_input_grad[:3], *saved[:5])[2:]
+                kept = sweep(how.plan, ctx.needs_input_grad[:3], h, W, b, *rest[:2])[4:]
         if not recorded():
             return *(None if t is None else c * t for t in kept), None, None, None
         ctx.kept = kept if transformed() else None  # the graph of the gradients holds them now
         if not how.second_order:
             h, W, b = h.detach(), W.detach(), None if b is None else b.detach()
-        return *_HeadGradient.apply(c, h, W, b, targets, w, lse, *kept, how), None, None, None
+        return *_HeadGradient.apply(c, h, W, b, *rest, *kept, how), None, None, None
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
-        return _inner(tangents[:3], ctx.saved_tensors), *(None,) * 4
+        return _inner(tangents[:3], ctx.saved_tensors), *(None,) * 6
 
 
 class _HeadGradient(Function):
@@ -182,35 +184,35 @@ class _HeadGradient(Function):
 
     @staticmethod
     def forward(c: Tensor, *rest: Any) -> Any:
-        return tuple(None if t is None else c * t for t in rest[6:9])
+        return tuple(None if t is None else c * t for t in rest[8:11])
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        c, h, W, b, targets, w, lse, *kept, ctx.how = inputs
-        scaled = w * c.to(w.dtype)
+        c, h, W, b, targets, w, lse, top, slope, *kept, ctx.how = inputs
         of_c = kept if ctx.needs_input_grad[0] else [None, None, None]
         p = probabilities(ctx.how.plan, h, W, b, lse) if ctx.how.second_order else None
-        ctx.save_for_backward(h, W, b, targets, scaled, lse, p, *of_c)
-        ctx.save_for_forward(h, W, b, targets, scaled, lse, p, *kept)
+        constants = (h, W, b, targets, w * c.to(w.dtype), lse, top, slope, p)
+        ctx.save_for_backward(*constants, *of_c)
+        ctx.save_for_forward(*constants, *kept)
         ctx.set_materialize_grads(False)
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor | None) -> Any:
         refuse_third()
         if all(t is None for t in cotangents):
-            return (None,) * 11
-        constants, kept = ctx.saved_tensors[:7], ctx.saved_tensors[7:]
+            return (None,) * 13
+        constants, kept = ctx.saved_tensors[:9], ctx.saved_tensors[9:]
         needs = ctx.needs_input_grad
         along_c = _inner(cotangents, kept) if needs[0] else None
         found = (None, None, None)
         if any(needs[1:4]):
             found = _run_second(ctx.how, needs[1:4], constants, cotangents)
-        return along_c, *found, *(None,) * 7
+        return along_c, *found, *(None,) * 9
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
         dc, directions = tangents[0], tangents[1:4]
-        constants, kept = ctx.saved_tensors[:7], ctx.saved_tensors[7:]
+        constants, kept = ctx.saved_tensors[:9], ctx.saved_tensors[9:]
         needs = [t is not None for t in kept]
         found: Tensors = [None, None, None]
         if any(t is not None for t in directions):

@@ -1,42 +1,65 @@
 """A slice of logits z (C, V), row by row and in place: the loss, and the softmax's curvature.
 
-In torch, or in Triton where that is asked for.
+In torch, or in Triton where that is asked for. Where a model is sure of a class m, p_m = 1 − δ, its loss,
+gradient and curvature are of the size of δ, so none of them is taken as a difference of numbers near one:
+
+    ℓ = log(1 + S) + z_m − z_y,     S = Σ_{c≠m} exp(z_c − z_m),     D_y = −Σ_{c≠y} D_c,
+    p∘(ż − p·ż) = p∘(u − p·u),      u = ż − ż_m,
+
+the last because a softmax does not see what all logits have in common.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 
+class Rows(NamedTuple):
+    """What is kept of the logits of each term, (T,)."""
+
+    lse: Tensor  # log Σ_c exp z_c
+    top: Tensor  # m, the largest logit's class
+    slope: Tensor  # D_y
+
+
 def loss_rows(
     z: Tensor, targets: Tensor, smoothing: float, *, gradient: bool, triton: bool
-) -> tuple[Tensor, Tensor]:
-    """lse and ℓ of each row; with `gradient` z becomes D."""
+) -> tuple[Tensor, Rows]:
+    """ℓ of each row, and what is kept of it; with `gradient` z becomes D."""
     if triton:
         from curvescope.kernels.cross_entropy import triton_kernels
 
-        return triton_kernels.loss_rows(z, targets, smoothing, gradient)
-    lse = torch.logsumexp(z, 1)
-    losses = lse - (1 - smoothing) * z.gather(1, targets[:, None])[:, 0]
+        losses, *kept = triton_kernels.loss_rows(z, targets, smoothing, gradient)
+        return losses, Rows(*kept)
+    V, y = z.shape[1], targets[:, None]
+    highest, top = z.max(1, keepdim=True)
+    below = highest - z.gather(1, y)  # z_m − z_y
+    mass = (z - highest).exp_().scatter_(1, top, 0.0).sum(1, keepdim=True)
+    losses = mass.log1p() + (1 - smoothing) * below
     if smoothing:
-        losses = losses - smoothing * z.mean(1)
+        losses = losses + smoothing * (highest - z.mean(1, keepdim=True))
+    others = torch.where(top == y, mass, 1 + mass - (-below).exp())
+    slope = smoothing * (V - 1) / V - others / (1 + mass)
+    kept = Rows(*(t[:, 0] for t in (highest + mass.log1p(), top, slope)))
     if gradient:
-        softmax_rows(z, lse)
-        subtract_targets(z, targets, smoothing)
-    return lse, losses
+        softmax_rows(z, kept.lse)
+        subtract_targets(z, targets, kept.slope, smoothing)
+    return losses[:, 0], kept
 
 
-def curve_rows(z: Tensor, dot: Tensor, lse: Tensor | None, *, triton: bool) -> None:
+def curve_rows(z: Tensor, dot: Tensor, top: Tensor, lse: Tensor | None, *, triton: bool) -> None:
     """`dot` becomes p∘(dot − p·dot); with lse, z are logits and become p, without it they are p."""
     if triton:
         from curvescope.kernels.cross_entropy import triton_kernels
 
-        triton_kernels.curve_rows(z, dot, lse)
+        triton_kernels.curve_rows(z, dot, top, lse)
         return
     if lse is not None:
         softmax_rows(z, lse)
-    dot.mul_(z)
+    dot.sub_(dot.gather(1, top[:, None])).mul_(z)
     dot.addcmul_(z, dot.sum(1, keepdim=True), value=-1)
 
 
@@ -45,8 +68,8 @@ def softmax_rows(z: Tensor, lse: Tensor) -> None:
     z.sub_(lse[:, None]).exp_()
 
 
-def subtract_targets(p: Tensor, targets: Tensor, smoothing: float) -> None:
-    """p becomes D = p − q."""
-    p.scatter_add_(1, targets[:, None], p.new_full((p.shape[0], 1), smoothing - 1))
+def subtract_targets(p: Tensor, targets: Tensor, slope: Tensor, smoothing: float) -> None:
+    """p becomes D = p − q, of which D_y is known."""
     if smoothing:
         p.sub_(smoothing / p.shape[1])
+    p.scatter_(1, targets[:, None], slope[:, None])

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from curvescope.core.errors import UsageError
 from curvescope.kernels.backends import Tensors
-from curvescope.kernels.cross_entropy.rows import curve_rows, loss_rows, softmax_rows, subtract_targets
+from curvescope.kernels.cross_entropy.rows import Rows, curve_rows, loss_rows, softmax_rows, subtract_targets
 from curvescope.kernels.tensors import given, widen
 
 SLICE_BYTES = {"cpu": 8 * 2**20, "cuda": 256 * 2**20}  # a CPU reads a slice again from its cache
@@ -94,18 +94,21 @@ class Sums:
 def sweep(
     plan: Plan, wants: Sequence[bool], h: Tensor, W: Tensor, b: Tensor | None, targets: Tensor, w: Tensor
 ) -> Tensors:
-    """L, lse (T,), and w∘(D W), Dᵀ(w∘h), Dᵀw, None where not wanted."""
+    """L, what is kept of the rows (three tensors), and w∘(D W), Dᵀ(w∘h), Dᵀw, None where not wanted."""
     V, W, b = W.shape[0], plan.padded(W), None if b is None else plan.padded(b)
-    lse, losses, room = torch.empty_like(w), torch.empty_like(w), plan.room(W, w)
+    losses, room = torch.empty_like(w), plan.room(W, w)
+    kept = Rows(torch.empty_like(w), torch.empty_like(w, dtype=torch.int64), torch.empty_like(w))
     sums, wh = Sums(1, wants, h, W, w), _weighted(w, h) if wants[1] else None
     for rows in plan.slices(h.shape[0]):
         z = _logits(room, rows, [(h, W)], b)
-        lse[rows], losses[rows] = loss_rows(
+        losses[rows], found = loss_rows(
             z[:, :V], targets[rows], plan.smoothing, gradient=any(wants), triton=plan.triton
         )
+        for whole, part in zip(kept, found, strict=True):
+            whole[rows] = part
         sums.add(0, rows, z, W, wh, w)
     gradients = (None if t is None else t[0] for t in sums.weighted(w, V, h.dtype))
-    return ((w * losses).sum().to(h.dtype), lse, *gradients)
+    return ((w * losses).sum().to(h.dtype), *kept, *gradients)
 
 
 @torch.no_grad()
@@ -121,8 +124,8 @@ def second_products(
     plan: Plan, part: str, needs: Sequence[bool], constants: Tensors, directions: Tensors
 ) -> Tensors:
     """hh (k, T, d), hW (k, V, d), hb (k, V), None where not needed; `part` is hessian, functional or ggn."""
-    h, W, b, targets, w, lse, p = constants
-    h, W, targets, w, lse = map(given, (h, W, targets, w, lse))
+    h, W, b, targets, w, lse, top, slope, p = constants
+    h, W, targets, w, lse, top, slope = map(given, (h, W, targets, w, lse, top, slope))
     V, W, b = W.shape[0], plan.padded(W), None if b is None else plan.padded(b)
     along, curved = _one_by_one(plan, directions), part != "functional"
     sums, wh = Sums(len(along), needs, h, W, w), _weighted(w, h) if needs[1] and curved else None
@@ -137,12 +140,12 @@ def second_products(
             for j, (gh, gW, gb) in enumerate(along):
                 dot = _logits(dot_room, rows, [(gh, W), (h, gW)], gb)
                 fresh = lse[rows] if j == 0 and p is None else None
-                curve_rows(z[:, :V], dot[:, :V], fresh, triton=plan.triton)
+                curve_rows(z[:, :V], dot[:, :V], top[rows], fresh, triton=plan.triton)
                 sums.add(j, rows, dot, W, wh, w)
         elif p is None:
             softmax_rows(z[:, :V], lse[rows])
         if bends:
-            subtract_targets(z[:, :V], targets[rows], plan.smoothing)
+            subtract_targets(z[:, :V], targets[rows], slope[rows], plan.smoothing)
         for j, (gW, wgh) in enumerate(bends):
             sums.add(j, rows, z, gW, wgh, None)
     return sums.weighted(w, V, h.dtype)
