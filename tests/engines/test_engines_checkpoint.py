@@ -11,6 +11,7 @@ import curvescope as cs
 from curvescope.core.errors import CurvescopeError
 from curvescope.engines import works
 from curvescope.engines.checkpoint import checkpointed
+from curvescope.engines.repeats import Repeats
 from curvescope.models.running.exchange import exchanged
 from curvescope.models.sources import repeated_layers
 from curvescope.studies.hvp.models import GPT2
@@ -94,13 +95,13 @@ def test_the_model_is_left_as_it_was():
     assert len(layers) == 3
     calls = []
     handle = layers[1].register_forward_hook(lambda *_: calls.append(1))
-    with exchanged(checkpointed(p.model, lambda layer: torch.enable_grad)):
+    with exchanged(checkpointed(p.model, lambda layer: torch.enable_grad, Repeats())):
         p.model.module(p.batches[0].inputs).sum().backward()
         assert all("forward" in vars(layer) for layer in layers)
     assert len(calls) == 1  # not again when the layer is computed again
     assert not any("forward" in vars(layer) for layer in layers)
     handle.remove()
-    layers_changed = checkpointed(p.model, lambda layer: torch.enable_grad)
+    layers_changed = checkpointed(p.model, lambda layer: torch.enable_grad, Repeats())
     with pytest.raises(RuntimeError, match="on purpose"), exchanged(layers_changed):
         raise RuntimeError("on purpose")
     assert not any("forward" in vars(layer) for layer in layers)
@@ -108,7 +109,7 @@ def test_the_model_is_left_as_it_was():
 
 def test_a_third_derivative_is_refused():
     p = problem()
-    with exchanged(checkpointed(p.model, lambda layer: torch.enable_grad)):
+    with exchanged(checkpointed(p.model, lambda layer: torch.enable_grad, Repeats())):
         loss = p.model.module(p.batches[0].inputs).square().sum()
     parameters = list(p.model.module.parameters())
     first = torch.autograd.grad(loss, parameters, create_graph=True)

@@ -26,7 +26,8 @@ from curvescope.data.batches import Batch
 from curvescope.engines import ask, works
 from curvescope.engines.memory import result_bytes
 from curvescope.engines.passes import pull_each
-from curvescope.engines.run import FusedRunner, PlainRunner, Runner, find_head
+from curvescope.engines.repeats import other_outputs
+from curvescope.engines.run import FusedRunner, PlainRunner, Runner, find_head, refuse_lost
 from curvescope.engines.state.digest import digest, same
 from curvescope.engines.state.snapshot import Snapshot, modes
 from curvescope.kernels.substitute import PlainAttention
@@ -112,6 +113,9 @@ class _Found(NamedTuple):
 def _find_out(problem: Problem, few: Batch, engine: str, checkpoint: bool) -> _Found:
     """Kernels for the problem's model, and its head."""
     model = problem.model
+    if checkpoint:
+        with differentiating():
+            refuse_lost(problem, few)
     if engine == "autograd":
         return _Found(None, None, _size(problem, few), why="engine=autograd was asked for")
     fused, groups = fuse(model), _groups(problem)
@@ -123,8 +127,8 @@ def _find_out(problem: Problem, few: Batch, engine: str, checkpoint: bool) -> _F
         return _Found(fused, None, _size(problem, few))  # nothing to compare with; the product will say why
     try:
         (head, outputs), size = result_bytes(partial(find_head, problem, fused, few), views=False)
-        ours = _Products(problem, few, FusedRunner(problem, fused, head, checkpoint=checkpoint), v)
-        gap = _Gap()
+        runner, gap = FusedRunner(problem, fused, head, checkpoint=checkpoint), _Gap()
+        ours = _Products(problem, few, runner, v)
         for i, names in enumerate(groups):
             part = part if i == 0 else theirs.of(names)
             gap.add(ours, names, part)
@@ -134,9 +138,13 @@ def _find_out(problem: Problem, few: Batch, engine: str, checkpoint: bool) -> _F
         LOG.info("%s is differentiated as it is, without our kernels: %s", model.name, error)
         why = f"our kernels do not fit this module: {str(error).partition(chr(10))[0]}"
         return _Found(None, None, _size(problem, few), why=why)
+    repeated = runner.repeats.hold()
+    if not (repeated if model.spread is None else model.spread.all(repeated, problem.device)):
+        ask.refuse_random(problem, few)
+        raise other_outputs(model)
     error, length = gap.measured(model.spread, problem.device)
     if math.isfinite(length):  # else the product says
-        _compare(problem, few, v, error, part if len(groups) == 1 else None)
+        _compare(problem, few, v, error, part if len(groups) == 1 else None, checkpoint=checkpoint)
     return _Found(fused, head, size, None if checkpoint else outputs)
 
 
@@ -249,7 +257,9 @@ def _square(x: Tensor) -> Tensor:
     return torch.linalg.vector_norm(x, dtype=torch.float64).square()
 
 
-def _compare(problem: Problem, few: Batch, v: Tree, error: float, theirs: Tree | None) -> None:
+def _compare(
+    problem: Problem, few: Batch, v: Tree, error: float, theirs: Tree | None, *, checkpoint: bool
+) -> None:
     """Raise unless both products are the same up to rounding."""
     tolerance = TOLERANCE.get(problem.dtype, 0.1)
     if problem.device.type == "cuda" and torch.get_float32_matmul_precision() != "highest":
@@ -259,7 +269,7 @@ def _compare(problem: Problem, few: Batch, v: Tree, error: float, theirs: Tree |
         refuse_other(problem, few)
         raise CurvescopeError(
             f"the fast engine and autograd disagree on {problem.model.name} by {error:.1e} of the product",
-            hint="use engine='autograd'",
+            hint="use engine='autograd'" + (" and checkpoint=False" if checkpoint else ""),
         )
 
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from curvescope.core.errors import UsageError
-from curvescope.core.tensors.graph import leaves_of
+from curvescope.engines.repeats import Repeats, Trace
 from curvescope.kernels.backends import refuse_third
 from curvescope.kernels.linear import twin_of
 from curvescope.models.model import Model
@@ -30,13 +30,41 @@ Context = Callable[[], AbstractContextManager[Any]]
 Tensors = Sequence[Tensor | None]
 
 
-def checkpointed(model: Model, inside: Callable[[nn.Module], Context]) -> list[Change]:
+def checkpointed(model: Model, inside: Callable[[nn.Module], Context], repeats: Repeats) -> list[Change]:
     """The model's repeated layers keep nothing of their inside while these changes hold.
 
     Args:
         model: Whose layers they are.
         inside: What a layer runs in when it is computed again, such as our kernels.
+        repeats: Compares what they give then with what they give now.
     """
+
+    def forward(make: Callable[..., _Call], layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        leaves, tree = tree_flatten((args, kwargs))
+        call = make(leaves, tree)
+        return call.whole(_Layer.apply(call, *filter(_is_real, leaves), *layer.parameters()))
+
+    return _in_place(model, inside, repeats, forward)
+
+
+def traced(model: Model, inside: Callable[[nn.Module], Context], trace: Trace) -> list[Change]:
+    """The model's repeated layers as `checkpointed` takes them, for one pass in which a trace looks on."""
+
+    def forward(make: Callable[..., _Call], layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        leaves, tree = tree_flatten((args, kwargs))
+        call, own = make(leaves, tree), trace.enter([*filter(_is_real, leaves), *layer.parameters()])
+        return call.whole(trace.leave(own, call.run(own)))
+
+    return _in_place(model, inside, Repeats(), forward)
+
+
+def _in_place(
+    model: Model,
+    inside: Callable[[nn.Module], Context],
+    repeats: Repeats,
+    forward: Callable[..., Any],
+) -> list[Change]:
+    """Layers whose forward is another, which is given how a call of the layer is made."""
     layers = repeated_layers(model.module)
     if not layers:
         raise UsageError("expected a model with repeated layers to checkpoint, found none")
@@ -46,21 +74,15 @@ def checkpointed(model: Model, inside: Callable[[nn.Module], Context]) -> list[C
 
         @contextmanager
         def again() -> Iterator[None]:
-            with around(), exact(model.dtype, casts=model.casts):
+            with torch.enable_grad(), around(), exact(model.dtype, casts=model.casts):
                 yield
 
         return again
 
-    return [
-        Change(vars(layer), "forward", partial(_forward, layer, model.whole_forward(layer), context(layer)))
-        for layer in layers
-    ]
-
-
-def _forward(layer: nn.Module, forward: Callable[..., Any], again: Context, *args: Any, **kwargs: Any) -> Any:
-    leaves, tree = tree_flatten((args, kwargs))
-    call = _Call(layer, forward, again, leaves, tree)
-    return call.whole(_Layer.apply(call, *filter(_is_real, leaves), *layer.parameters()))
+    made = {
+        layer: partial(_Call, layer, model.whole_forward(layer), context(layer), repeats) for layer in layers
+    }
+    return [Change(vars(layer), "forward", partial(forward, make, layer)) for layer, make in made.items()]
 
 
 def _is_real(x: Any) -> bool:
@@ -71,16 +93,22 @@ class _Call:
     """One call of a layer as a function of tensors: its inputs that move, then its parameters."""
 
     def __init__(
-        self, layer: nn.Module, forward: Callable[..., Any], again: Context, leaves: list[Any], tree: Any
+        self,
+        layer: nn.Module,
+        forward: Callable[..., Any],
+        inside: Context,
+        repeats: Repeats,
+        leaves: list[Any],
+        tree: Any,
     ):
-        self._layer, self._run, self.again = layer, forward, again
+        self._layer, self._run, self._inside, self._repeats = layer, forward, inside, repeats
         self._names = [name for name, _ in layer.named_parameters()]
         self._moving = [i for i, x in enumerate(leaves) if _is_real(x)]
         self._fixed, self._tree = [None if _is_real(x) else x for x in leaves], tree
         self._rest: list[Any] = []
         self._real: list[bool] = []
         self._outputs: Any = None
-        self._own = False  # whether it was seen to reach no parameter but its own
+        self._sums: Tensor | None = None
 
     def run(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """The outputs that are real tensors."""
@@ -96,18 +124,20 @@ class _Call:
         self._rest = [None if _is_real(x) else x for x in outputs]
         return tuple(filter(_is_real, outputs))
 
-    def refuse_held(self, outputs: Sequence[Tensor]) -> None:
-        """Raise where the layer reaches a parameter that is none of its own: it would count as constant."""
-        if self._own:
-            return
-        foreign = [leaf for y in outputs for leaf in leaves_of(y) if isinstance(leaf, nn.Parameter)]
-        if foreign:
-            raise UsageError(
-                f"a layer uses a parameter of shape {tuple(foreign[0].shape)} that is not its own (held in a "
-                "closure or a list), which cannot be checkpointed",
-                hint="checkpoint=False",
-            )
-        self._own = True
+    def first(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """The outputs where the layer is called."""
+        outputs = self.run(tensors)
+        self._sums = self._repeats.sums(outputs)
+        return outputs
+
+    @contextmanager
+    def again(self, tensors: Sequence[Tensor]) -> Iterator[tuple[Tensor, ...]]:
+        """The outputs where it is computed again, and what their derivatives are taken in."""
+        with self._inside():
+            outputs = self.run(tensors)
+            assert self._sums is not None, "called before it is computed again"
+            self._repeats.compare(outputs, self._sums)
+            yield outputs
 
     def whole(self, outputs: Sequence[Tensor]) -> Any:
         """What the layer itself returned, with these tensors in it."""
@@ -123,7 +153,7 @@ class _Layer(torch.autograd.Function):
     def forward(ctx: Any, call: _Call, *tensors: Tensor) -> tuple[Tensor, ...]:
         ctx.call = call
         ctx.save_for_backward(*tensors)
-        return call.run(tensors)
+        return call.first(tensors)
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor) -> Any:
@@ -166,11 +196,9 @@ def _leaves(tensors: Sequence[Tensor], needs: tuple[bool, ...]) -> list[Tensor]:
 def _gradient(call: _Call, needs: tuple[bool, ...], leaves: list[Tensor], *, create_graph: bool) -> Tensors:
     """∇⟨g, f⟩ in those of x and θ that are needed; the cotangents g come first among the leaves."""
     cotangents, tensors = leaves[: len(leaves) - len(needs)], leaves[len(leaves) - len(needs) :]
-    with torch.enable_grad(), call.again():
-        outputs = call.run(tensors)
+    with call.again(tensors) as outputs:
         wanted = [x for x, need in zip(tensors, needs, strict=True) if need]
         pairs = [(y, g) for y, g in zip(outputs, cotangents, strict=True) if y.requires_grad]
-        call.refuse_held([y for y, _ in pairs])
         found = iter(
             torch.autograd.grad(
                 [y for y, _ in pairs],

@@ -33,6 +33,7 @@ from curvescope.engines.check import near, num_entries, refuse_other
 from curvescope.engines.keep import Kept, KeptByAll, forget_everything
 from curvescope.engines.memory import directions_per_pass, too_large
 from curvescope.engines.passes import Linearised, pull, pull_each
+from curvescope.engines.repeats import other_outputs
 from curvescope.engines.replay import cpu, cuda
 from curvescope.engines.run import PlainRunner, Runner
 from curvescope.engines.sources import SourceWork, functional_sources, refuse_unless_whole
@@ -148,7 +149,12 @@ class Engine:
                 self._forget()
                 raise _moved(self.problem) from error
             return None, False
-        return found, bool(self._steady) or self._watch.confirm()
+        repeated = self._watch.agreed(self._runner.repeats.hold())
+        if not repeated and (again or self._steady):
+            self._forget()
+            ask.refuse_random(self.problem, self._watch.few.batch)
+            raise other_outputs(self.problem.model)
+        return found, repeated and (bool(self._steady) or self._watch.confirm())
 
     @contextmanager
     def steady(self) -> Iterator[None]:
@@ -193,6 +199,8 @@ class Engine:
         with PlainAttention():  # PyTorch's ways to compute attention differ where a query sees no key
             if near(self._runner, few, ask.answer(self.problem, few).outputs):
                 return
+        if self._again:
+            raise other_outputs(self.problem.model)
         raise CurvescopeError(
             f"the fast engine does not give the outputs of {self.problem.model.name} itself",
             hint="use engine='autograd'",

@@ -16,14 +16,15 @@ import torch
 from torch import Tensor, nn
 
 from curvescope.data.batches import Batch
-from curvescope.engines.checkpoint import Context, checkpointed
+from curvescope.engines.checkpoint import Context, checkpointed, traced
+from curvescope.engines.repeats import Repeats, Trace
 from curvescope.kernels.attention.hf import differentiated
 from curvescope.kernels.backends import casting
 from curvescope.kernels.head import LinearHead
 from curvescope.kernels.substitute import FindHead, PlainAttention, Substitute
 from curvescope.models.running.exchange import Change, evaluation, exchanged
 from curvescope.models.running.fused import Fused
-from curvescope.problem import Problem
+from curvescope.problem import Leaves, Problem
 
 Changes = Callable[[], list[Change]]
 """Further changes of the module; asked for once before every pass."""
@@ -34,6 +35,7 @@ class Runner(ABC):
 
     name: str
     checkpoint: bool
+    repeats: Repeats  # of layers that are computed again
 
     @abstractmethod
     def outputs(
@@ -63,7 +65,7 @@ class PlainRunner(Runner):
     name = "autograd"
 
     def __init__(self, problem: Problem, *, checkpoint: bool = False):
-        self.checkpoint, self._problem = checkpoint, problem
+        self.checkpoint, self.repeats, self._problem = checkpoint, Repeats(), problem
 
     def outputs(
         self,
@@ -74,7 +76,8 @@ class PlainRunner(Runner):
         lazy: bool,
         more: Changes = list,
     ) -> Tensor | LinearHead:
-        layers = _layers(self._problem, [], PlainAttention) if self.checkpoint else []
+        inside = _inside(self._problem, [], PlainAttention)
+        layers = checkpointed(self._problem.model, inside, self.repeats) if self.checkpoint else []
         with PlainAttention():
             return self._problem.outputs(batch, leaves, changes=[*layers, *more()])
 
@@ -93,7 +96,7 @@ class FusedRunner(Runner):
     name = "fast"
 
     def __init__(self, problem: Problem, fused: Fused, head: int | None, *, checkpoint: bool = False):
-        self.checkpoint, self._problem = checkpoint, problem
+        self.checkpoint, self.repeats, self._problem = checkpoint, Repeats(), problem
         self._fused, self._head = fused, head
 
     def outputs(
@@ -107,8 +110,8 @@ class FusedRunner(Runner):
     ) -> Tensor | LinearHead:
         problem = self._problem
         changes = kernel_changes(problem, self._fused, second_order=second_order)
-        inside = partial(kernels, second_order=second_order)
-        layers = _layers(problem, changes, inside) if self.checkpoint else []
+        inside = _inside(problem, changes, partial(kernels, second_order=second_order))
+        layers = checkpointed(problem.model, inside, self.repeats) if self.checkpoint else []
         head = self._head if lazy and problem.loss.takes_head else None
         with kernels(second_order=second_order, head=head) as mode:
             z = problem.outputs(batch, leaves, changes=[*changes, *layers, *more()])
@@ -143,8 +146,23 @@ def find_head(problem: Problem, fused: Fused, batch: Batch) -> tuple[int | None,
     return mode.place(z), z
 
 
-def _layers(problem: Problem, changes: list[Change], inside: Any) -> list[Change]:
-    """The model's layers checkpointed: computed again in eval mode, with these changes, in this context.
+def refuse_lost(problem: Problem, batch: Batch) -> None:
+    """Raise where derivatives would get lost if layers were computed again: one pass on a placed batch."""
+    trace = Trace(problem.model)
+    layers = traced(problem.model, _inside(problem, [], PlainAttention), trace)
+
+    def outputs(leaves: Leaves) -> Tensor:
+        with PlainAttention():
+            return problem.outputs(batch, leaves, changes=layers)
+
+    _, z = problem.differentiable(tuple(problem.model.parameters), outputs, lambda z: [z])
+    trace.check([z])
+
+
+def _inside(
+    problem: Problem, changes: list[Change], kernels: Callable[[], AbstractContextManager[Any]]
+) -> Callable[[nn.Module], Context]:
+    """What a layer is computed again in: eval mode, these changes, these kernels.
 
     What else stands in the module while it is called is found here, once, and of it a layer that is computed
     again gets what is its own: a model of a hundred layers has a hundred times as much.
@@ -152,20 +170,25 @@ def _layers(problem: Problem, changes: list[Change], inside: Any) -> list[Change
     model, module = problem.model, problem.model.module
     settings = [*model.settings(module), *model.attention(module)]
     settings += [] if model.sharding is None else model.sharding.without_hooks()
-    places = {id(vars(part)) for part in module.modules()}
+    settings += [] if model.widening is None else model.widening.buffers(module)
+    places = _holders(module)
 
     def context(layer: nn.Module) -> Context:
-        own = {id(vars(part)) for part in layer.modules()}
+        own = _holders(layer)
         here = [c for c in (*settings, *changes) if id(c.holder) in own or id(c.holder) not in places]
 
         @contextmanager
         def again() -> Iterator[None]:
             # Without the lock: on a GPU autograd computes layers again in threads of its own, while the one
             # that holds the lock waits for them.
-            found: AbstractContextManager[Any] = inside()
-            with exchanged([*evaluation(layer), *here]), found:
+            with exchanged([*evaluation(layer), *here]), kernels():
                 yield
 
         return again
 
-    return checkpointed(model, context)
+    return context
+
+
+def _holders(module: nn.Module) -> set[int]:
+    """Where changes of a module are made."""
+    return {id(holder) for part in module.modules() for holder in (vars(part), part._buffers)}

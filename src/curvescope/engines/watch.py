@@ -53,7 +53,7 @@ class Watch:
         """What is known of the model, or None where no number seems to have moved since the last look."""
         if self._problem.device.type == "cuda":
             self._looked = torch.cuda.current_stream(self._problem.device).record_event()
-        if self._agreed(self.known is not None and self._where() == self._places):
+        if self.agreed(self.known is not None and self._where() == self._places):
             return None
         self._problem.choice.check()
         self._few, self._fresh = None, True
@@ -85,16 +85,16 @@ class Watch:
             now, before = digest(self._tensors()), self.few.answer
             if self._fresh:
                 self._digest, self._fresh = now, False
-                return self._agreed(not self.written())
+                return self.agreed(not self.written())
             answer = None if before is None else ask.answer(self._problem, self.few.batch)
-            return self._agreed(
+            return self.agreed(
                 self.known.snapshot.same()
                 and self._loss.same()
                 and same(now, self._digest)
                 and (answer is None or before is None or ask.alike(answer, before))
             )
 
-    def _agreed(self, holds: bool) -> bool:
+    def agreed(self, holds: bool) -> bool:
         """Whether something holds, on every rank that the model is spread over."""
         spread = self._problem.model.spread
         return holds if spread is None else spread.all(holds, self._problem.device)

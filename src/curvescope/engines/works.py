@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
 from curvescope.core.parts import MatrixName
+from curvescope.core.tensors.graph import leaves_of
 from curvescope.data.batches import Batch
 from curvescope.engines.passes import Linearised, Receive, gradient_edges, linearise, pull_each
 from curvescope.engines.run import PlainRunner, Runner
@@ -133,12 +134,20 @@ def activation_gradient(problem: Problem, runner: Runner, batch: Batch, at: str)
 def _moved_outputs(
     problem: Problem, runner: Runner, batch: Batch, added: Added, _: Leaves, *, second_order: bool
 ) -> Tensor | LinearHead:
-    """Outputs where x + δ goes on from a point; as the module is, where our kernels do not pass the point."""
+    """Outputs where x + δ goes on from a point; as the module is, where our kernels do not pass the point.
+
+    So too where the point lies inside of a layer that is computed again: δ is none of its inputs.
+    """
     z = runner.outputs(batch, {}, second_order=second_order, lazy=True, more=added.changes)
-    if added.count != 1:
+    if added.count != 1 or (runner.checkpoint and not _begins(added.delta, z)):
         z = PlainRunner(problem).outputs(batch, {}, second_order=True, lazy=False, more=added.changes)
     added.check()
     return z
+
+
+def _begins(leaf: Tensor, z: Tensor | LinearHead) -> bool:
+    """Whether the graph of outputs begins with a leaf."""
+    return any(found is leaf for end in _ends(z) if end is not None for found in leaves_of(end))
 
 
 def _sandwiched(problem: Problem, batch: Batch, graph: Linearised, into: list[Tensor]) -> Work:

@@ -22,7 +22,9 @@ def take_each(
     Leaves that nothing depends on are left out. The memory of a derivative is free once `take` has let it go.
     """
 
-    def hook(number: int, derivative: Tensor) -> Tensor:
+    def hook(number: int, derivative: Tensor | None) -> Tensor | None:
+        if derivative is None:  # some function's result for a leaf that it does not depend on
+            return None
         take(number, derivative)
         return derivative.new_zeros(()).expand(derivative.shape)
 

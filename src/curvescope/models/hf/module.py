@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 import torch
@@ -24,6 +23,7 @@ from curvescope.models.running.weights.widening import WIDE, Widening, is_half
 from curvescope.models.sources import repeated_layers
 
 LOG = logging.getLogger("curvescope")
+CACHE = "use_cache"
 ATTENTION = "_attn_implementation_internal"  # where a configuration keeps the name of its attention
 
 
@@ -65,7 +65,7 @@ def adapt(module: Any, *, name: str | None = None, tokenizer: Any = None, own: b
         places_of(module, family, facts.get("n_layers") or 0),
         casts=bool(family.float32),
         settings=settings,
-        attention=partial(attention_is, name="eager"),
+        attention=differentiable_twice,
         standins=family.standins,
     )
 
@@ -213,6 +213,16 @@ def attention_is(module: nn.Module, name: str) -> list[Change]:
     parts: dict[int, Any] = {id(m.config): m.config for m in module.modules() if hasattr(m, "config")}
     configs = [vars(config) for config in parts.values() if hasattr(config, ATTENTION)]
     return [Change(config, ATTENTION, name) for config in configs if config[ATTENTION] != name]
+
+
+def differentiable_twice(module: nn.Module) -> list[Change]:
+    """Attention with second derivatives, and no cache: whoever calls the module, in a loss of its own too.
+
+    A cache grows with every call of a layer, and a layer may be computed again.
+    """
+    configs = {id(m.config): vars(m.config) for m in module.modules() if hasattr(m, "config")}
+    caching = [config for config in configs.values() if config.get(CACHE)]
+    return [*attention_is(module, "eager"), *(Change(config, CACHE, False) for config in caching)]
 
 
 def check_settings(module: Any, family: Family) -> list[str]:

@@ -1,0 +1,239 @@
+"""Layers that are computed again are what they were when they were called, or that is said."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import curvescope as cs
+from curvescope.core.errors import CurvescopeError
+from dense import relative_error
+
+D, V = 8, 11
+
+
+class Layer(nn.Module):
+    """x + B tanh(A (norm(x) ∘ c)), where c comes in one of many ways."""
+
+    def __init__(self, way: str, root: nn.Module):
+        super().__init__()
+        self.a, self.b, self.norm, self.way = nn.Linear(D, D), nn.Linear(D, D), nn.LayerNorm(D), way
+        self.held = [root]
+        self.keep: Tensor | float = 1.0
+
+    def body(self, x: Tensor, c: Tensor | float) -> Tensor:
+        return x + self.b(torch.tanh(self.a(self.norm(x) * c)))
+
+    def forward(self, x, more=None):
+        if self.way == "argument":
+            return self.body(x, more)
+        if self.way == "attribute" or self.way == "mask":
+            return self.body(x, self.keep)
+        if self.way == "object":
+            return self.body(x, more.c)
+        if self.way == "holder":
+            return self.body(x, self.held[0].scale)
+        if self.way == "returned":
+            more.x = self.body(more.x, 1.0)
+            return more
+        if self.way in ("counted", "listed"):  # grows with every call, as a cache does
+            seen = more if self.way == "listed" else more.seen
+            seen.append(1)
+            return self.body(x, float(len(seen)))
+        return self.body(x, 1.0)
+
+
+class Net(nn.Module):
+    """Three such layers between an embedding and a head; c is σ(C mean x), or a mask of the tokens."""
+
+    def __init__(self, way: str):
+        super().__init__()
+        self.e, self.c, self.head = nn.Embedding(V, D), nn.Linear(D, D), nn.Linear(D, V)
+        self.scale = nn.Parameter(torch.linspace(0.5, 1.5, D))
+        self.layers = nn.ModuleList(Layer(way, self) for _ in range(3))
+        self.way = way
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.e(tokens)
+        c = torch.sigmoid(self.c(x.mean(1, keepdim=True)))
+        mask = (tokens % 2 == 0).unsqueeze(-1).to(x.dtype)
+        more = {"argument": c, "object": SimpleNamespace(c=c), "returned": SimpleNamespace(x=x)}
+        more |= {"counted": SimpleNamespace(seen=[]), "listed": []}
+        for layer in self.layers:
+            if self.way in ("attribute", "mask"):
+                layer.keep = c if self.way == "attribute" else mask
+            found = layer(x, more[self.way]) if self.way in more else layer(x)
+            x = found.x if self.way == "returned" else found
+        return self.head(x)
+
+
+def tokens(seed: int = 0) -> tuple[Tensor, Tensor]:
+    source = torch.Generator().manual_seed(seed)
+    return torch.randint(V, (3, 6), generator=source), torch.randint(V, (3, 6), generator=source)
+
+
+def nets(way: str, kind: torch.dtype) -> tuple[nn.Module, nn.Module]:
+    """A module in a precision, and the same weights in float64."""
+    torch.manual_seed(0)
+    low, wide = Net(way).to(kind).eval(), Net(way).eval()
+    wide.load_state_dict(low.state_dict())
+    return low, wide.double()
+
+
+KINDS = [torch.float32, torch.bfloat16]
+LOST = ["attribute", "object", "holder", "returned"]
+
+
+@pytest.mark.parametrize("engine", ["auto", "autograd"])
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("way", ["argument", *LOST])
+def test_derivatives_that_would_get_lost_are_refused(way, kind, engine):
+    low, wide = nets(way, kind)
+    H = cs.Hessian(cs.Problem(low, [tokens()]), engine=engine, checkpoint=True)
+    v = torch.randn(H.shape[0], generator=torch.Generator().manual_seed(1))
+    if way in LOST:
+        with pytest.raises(CurvescopeError, match="computed again"):
+            H @ v
+        return
+    want = cs.Hessian(cs.Problem(wide, [tokens()]), engine="autograd") @ v.double()
+    for _ in range(3):
+        assert relative_error((H @ v).double(), want) < 1e-5
+
+
+def in_a_row(A: cs.LinearOperator, v: Tensor) -> None:
+    """Products that belong together."""
+    with A.steady():
+        for _ in range(3):
+            A @ v
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("name", ["Hessian", "GGN", "Functional"])
+def test_a_mask_that_the_model_puts_on_its_layers(name, kind):
+    """Another pass puts another one there; layers that are computed again would see that."""
+    low, wide = nets("mask", kind)
+    data = [tokens(0), tokens(7)]
+    A = getattr(cs, name)(cs.Problem(low, data), checkpoint=True)
+    v = torch.randn(A.shape[0], generator=torch.Generator().manual_seed(1))
+    want = getattr(cs, name)(cs.Problem(wide, data), engine="autograd") @ v.double()
+    for _ in range(3):
+        assert relative_error((A @ v).double(), want) < 1e-5
+    with pytest.raises(CurvescopeError, match="keeps something between calls"):
+        in_a_row(A, v)
+
+
+@pytest.mark.parametrize("engine", ["auto", "autograd"])
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("way", ["counted", "listed"])
+def test_what_grows_with_every_call_is_refused(way, kind, engine):
+    low, _ = nets(way, kind)
+    H = cs.Hessian(cs.Problem(low, [tokens()]), engine=engine, checkpoint=True)
+    with pytest.raises(CurvescopeError, match=r"keeps something between calls|disagree .* checkpoint=False"):
+        H @ torch.ones(H.shape[0])
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_a_loss_that_hooks_inside_of_layers_add_to(kind):
+    low, wide = nets("plain", kind)
+
+    def loss(module, batch):
+        seen = []
+        hooks = [
+            layer.a.register_forward_hook(lambda *given: seen.append(given[2])) for layer in module.layers
+        ]
+        z = module(batch[0])
+        for hook in hooks:
+            hook.remove()
+        return nn.functional.cross_entropy(z.flatten(0, 1), batch[1].flatten()) + sum(
+            x.square().mean() for x in seen
+        )
+
+    H = cs.Hessian(cs.Problem(low, [tokens()], loss_fn=loss), checkpoint=True)
+    with pytest.raises(CurvescopeError, match="gives away"):
+        H @ torch.ones(H.shape[0])
+    if kind == torch.float32:
+        kept = cs.Hessian(cs.Problem(low, [tokens()], loss_fn=loss))
+        v = torch.ones(kept.shape[0])
+        want = cs.Hessian(cs.Problem(wide, [tokens()], loss_fn=loss), engine="autograd") @ v.double()
+        assert relative_error((kept @ v).double(), want) < 1e-5
+
+
+class Unused(nn.Module):
+    """A layer with a weight that nothing depends on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.left = nn.Linear(D, D), nn.Linear(D, D)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.tanh(self.a(x))
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_a_weight_that_a_layer_does_not_use(kind):
+    torch.manual_seed(0)
+    low = nn.Sequential(nn.Embedding(V, D), *(Unused() for _ in range(3)), nn.Linear(D, V)).to(kind)
+    wide = nn.Sequential(nn.Embedding(V, D), *(Unused() for _ in range(3)), nn.Linear(D, V)).double()
+    wide.load_state_dict(low.state_dict())
+    H = cs.Hessian(cs.Problem(low, [tokens()]), checkpoint=True)
+    v = torch.randn(H.shape[0], generator=torch.Generator().manual_seed(1))
+    want = cs.Hessian(cs.Problem(wide, [tokens()]), engine="autograd") @ v.double()
+    assert relative_error((H @ v).double(), want) < 1e-5
+
+
+class Turned(nn.Module):
+    """A layer with a table in a buffer, by which positions are turned."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(D, D)
+        self.register_buffer("rate", torch.linspace(0.1, 1.3, D))
+
+    def forward(self, x: Tensor) -> Tensor:
+        at = torch.arange(x.shape[1], dtype=self.rate.dtype)[:, None] * self.rate
+        return x + torch.tanh(self.a(x) * at.cos())
+
+
+def test_buffers_in_half_precision_are_wide_in_layers_that_are_computed_again():
+    torch.manual_seed(0)
+    low = nn.Sequential(nn.Embedding(V, D), *(Turned() for _ in range(3)), nn.Linear(D, V)).bfloat16()
+    wide = nn.Sequential(nn.Embedding(V, D), *(Turned() for _ in range(3)), nn.Linear(D, V))
+    wide.load_state_dict(low.state_dict())
+    x = torch.arange(2 * 64).reshape(2, 64) % V
+    H, want = (cs.Hessian(cs.Problem(m, [(x, x.roll(1, 1))])) for m in (low, wide.double()))
+    v = torch.randn(H.shape[0], generator=torch.Generator().manual_seed(1))
+    assert relative_error((H @ v).double(), want @ v.double()) < 1e-5
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("at", ["L1.mid", "L1.attn.out", "L1.ff.out", "L1.out", "L2.in"])
+@pytest.mark.parametrize("maker", [cs.ActivationHessian, cs.ActivationGGN])
+def test_activations_inside_of_layers_that_are_computed_again(maker, at, kind):
+    config = cs.TransformerConfig(n_layers=3, d_model=8, n_heads=2, n_ctx=6, vocab_size=V)
+    torch.manual_seed(0)
+    low, wide = cs.Transformer(config).to(kind), cs.Transformer(config)
+    wide.load_state_dict(low.state_dict())
+    A = maker(cs.Problem(low, [tokens()]), at)
+    B = maker(cs.Problem(wide.double(), [tokens()]), at)
+    v = torch.randn(A.shape[0], generator=torch.Generator().manual_seed(1))
+    want = B @ v.double()
+    assert float(want.norm()) > 1e-6
+    assert relative_error((A @ v).double(), want) < 1e-4
+
+
+def test_a_loss_of_the_model_itself_has_no_cache():
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    shape = {"vocab_size": V, "hidden_size": D, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = transformers.LlamaConfig(**shape, intermediate_size=16, max_position_embeddings=16)
+    low, wide = (transformers.LlamaForCausalLM(config).eval() for _ in range(2))
+    low = low.bfloat16()
+    wide.load_state_dict(low.state_dict())
+    x = tokens()[0]
+    H, want = (
+        cs.Hessian(cs.Problem(m, [{"input_ids": x, "labels": x}], loss="own")) for m in (low, wide.double())
+    )
+    v = torch.randn(H.shape[0], generator=torch.Generator().manual_seed(1))
+    assert relative_error((H @ v).double(), want @ v.double()) < 1e-5
+    assert low.config.use_cache
