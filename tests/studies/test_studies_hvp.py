@@ -210,7 +210,7 @@ def test_bad_settings_are_one_sentence():
     assert set(PACKAGES) <= set(CONTENDERS)
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "llama", "neox"])
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "neox", "encoder"])
 def test_every_model_takes_tokens_and_its_plain_attention_gives_the_same(kind):
     if kind != "gpt2":
         pytest.importorskip("transformers")

@@ -236,7 +236,12 @@ def compare(
 
 def bench(
     what: Annotated[str, typer.Argument(help="hvp: products of our engines and of other libraries.")],
-    model: Annotated[str, typer.Option("--model", help="gpt2, llama or neox, with random weights.")] = "gpt2",
+    model: Annotated[
+        str,
+        typer.Option(
+            "--model", help="gpt2, llama, neox or encoder (nn.TransformerEncoder), with random weights."
+        ),
+    ] = "gpt2",
     size: Annotated[
         str,
         typer.Option(
@@ -261,7 +266,8 @@ def bench(
     """What a Hessian or Gauss-Newton product costs here: time in gradients, memory, distance to float64.
 
     Where the package has figures of a device of the same name, they stand beside those measured, and what
-    takes over 10 % more time or memory is told. Whom to measure: --set 'contenders=hessian,ggn checkpoint'.
+    takes over 10 % more time or memory is told. Whom to measure: --set 'contenders=hessian,ggn checkpoint';
+    `curvescope run hvp --settings` lists all of them.
 
     Examples: curvescope bench hvp; curvescope bench hvp --size 124M --seq-len 1024 --device cuda --tf32
     --columns 4 --columns 8; curvescope bench hvp --model llama --size 8B --batch-size 1 --device cuda --tf32

@@ -152,8 +152,8 @@ class Cost(Shown):
             "the bar is the median over rounds, the line their range. Steady: inside an algorithm, where "
             "what is kept is checked once for all products. Columns: time of each, of so many at once.",
             "costs": "Error: distance to the product in float64, on a small batch of the model that error_on "
-            "names. Peaks are all that is allocated, during the first product and after it; vector_GiB is "
-            "one parameter vector.",
+            "names. Peaks, on a GPU, are all that is allocated, during the first product and after it; "
+            "vector_GiB is one parameter vector.",
             "columns": "Several columns at once, in a row: time of each, in gradients.",
         }
 
@@ -166,6 +166,8 @@ class Cost(Shown):
         if known:
             beside = (_beside(known.get(m.name)) for m in self.measured)
             rows = [row | more for row, more in zip(rows, beside, strict=True)]
+        if all(m.peak != m.peak for m in self.measured):  # on a CPU
+            rows = [{k: x for k, x in row.items() if not k.endswith("peak_GiB")} for row in rows]
         found = {"costs": pd.DataFrame(rows)}
         several = [_several(m.name, c) for m in self.measured for c in m.columns]
         return found | ({"columns": pd.DataFrame(several)} if several else {})

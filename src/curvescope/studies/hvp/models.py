@@ -1,4 +1,4 @@
-"""Models on which the cost of a product is measured: a plain GPT-2, Llama and NeoX of transformers."""
+"""Models on which the cost of a product is measured: GPT-2, torch.nn's own layers, two of transformers."""
 
 from __future__ import annotations
 
@@ -64,6 +64,34 @@ class GPT2(nn.Module):
         return self.lm_head(self.ln_f(x))
 
 
+class Encoder(nn.Module):
+    """`nn.TransformerEncoder` as a language model, norms before, GELU; tokens (B, T) to logits."""
+
+    def __init__(self, layers: int, d: int, heads: int, vocabulary: int, positions: int):
+        super().__init__()
+        self.wte, self.wpe = nn.Embedding(vocabulary, d), nn.Embedding(positions, d)
+        options: dict[str, Any] = {
+            "dropout": 0.0,
+            "activation": "gelu",
+            "batch_first": True,
+            "norm_first": True,
+        }
+        layer = nn.TransformerEncoderLayer(d, heads, 4 * d, **options)
+        self.h = nn.TransformerEncoder(layer, layers, nn.LayerNorm(d), enable_nested_tensor=False)
+        self.lm_head = nn.Linear(d, vocabulary, bias=False)
+        self.lm_head.weight = self.wte.weight
+        self.apply(_initialise)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        T = tokens.shape[1]
+        mask = nn.Transformer.generate_square_subsequent_mask(T, tokens.device, self.wte.weight.dtype)
+        x = self.wte(tokens) + self.wpe(torch.arange(T, device=tokens.device))
+        return self.lm_head(self.h(x, mask, is_causal=True))
+
+
+OWN = {"gpt2": GPT2, "encoder": Encoder}
+
+
 def build(
     kind: str,
     size: str,
@@ -83,8 +111,8 @@ def build(
     depth, d, heads, vocabulary = SHAPES[size]
     depth = depth if layers is None else min(layers, depth)
     with _made(torch.bfloat16 if size == "8B" else torch.float32, torch.device(device), seed):
-        if kind == "gpt2":
-            return GPT2(depth, d, heads, vocabulary, positions).eval()
+        if kind in OWN:
+            return OWN[kind](depth, d, heads, vocabulary, positions).eval()
         shape: dict[str, Any] = {
             "vocab_size": vocabulary,
             "hidden_size": d,
@@ -126,7 +154,7 @@ def _made(dtype: torch.dtype, device: torch.device, seed: int) -> Iterator[None]
 
 def logits(module: nn.Module, tokens: Tensor) -> Tensor:
     """The outputs as a tensor."""
-    found = module(tokens) if isinstance(module, GPT2) else module(tokens, use_cache=False)
+    found = module(tokens) if isinstance(module, tuple(OWN.values())) else module(tokens, use_cache=False)
     return getattr(found, "logits", found)
 
 

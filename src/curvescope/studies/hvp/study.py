@@ -41,7 +41,9 @@ DEFAULT = ("gradient", "hessian", "ggn", "functional", "hessian autograd", "eige
 class Config(BaseConfig):
     """Which model, how many tokens, whom to measure. The defaults take about a minute on a CPU."""
 
-    model: Literal["gpt2", "llama", "neox"] = setting("gpt2", "whose architecture, with random weights")
+    model: Literal["gpt2", "llama", "neox", "encoder"] = setting(
+        "gpt2", "whose architecture, with random weights; encoder: torch's nn.TransformerEncoder"
+    )
     size: Literal["small", "124M", "350M", "1.5B", "8B"] = setting(
         "small", "a million parameters, those of GPT-2 and two larger ones, or those of Llama 3 8B"
     )
@@ -49,7 +51,9 @@ class Config(BaseConfig):
     seq_len: int = setting(128, "tokens of each")
     device: str = setting("cpu", "cpu, cuda, …")
     tf32: bool = setting(False, "matrix products in TF32")
-    contenders: tuple[str, ...] = setting(DEFAULT, "whom to measure; of 8B ours with checkpoint")
+    contenders: tuple[str, ...] = setting(
+        DEFAULT, f"whom to measure, of {', '.join(CONTENDERS)}; of 8B ours with checkpoint"
+    )
     rounds: int = setting(7, "how often each is measured, next to a gradient")
     slq: bool = setting(False, "the whole job too: a density with 10 probes × 100 steps")
     seed: int = setting(0, "of weights, tokens and directions")
