@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from kernel_checks import BACKENDS, DEVICE, agree, draw, leaves, needs_triton
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from curvescope.core.errors import CurvescopeError
 from curvescope.kernels.cross_entropy import HeadCurvature, cross_entropy_head, log_partition, rows, sweeps
@@ -341,3 +342,53 @@ def test_the_largest_logit_is_found_wherever_it_is(monkeypatch):
     torch.testing.assert_close(found[1].slope.cpu().double(), want[1].slope, rtol=1e-5, atol=1e-7)
     at = z.gather(1, found[1].top.cpu()[:, None])[:, 0]
     assert torch.equal(at, z.amax(1))
+
+
+@needs_triton
+@pytest.mark.parametrize("V", [37, 64, 128 + 5])
+@pytest.mark.parametrize("turned", [False, True])
+def test_any_number_of_outputs(V, turned):
+    """Those that a matrix product likes, and those that are left; W may be a transposed view."""
+    shapes, y = ((T, D), (D, V) if turned else (V, D), (V,)), targets_of(T, V)
+    inputs, v = leaves(draw(0, *shapes)), draw(1, *shapes)
+
+    def twice(f, inputs, v):
+        h, W, b = inputs
+        first = torch.autograd.grad(f(h, W.T if turned else W, b), inputs, create_graph=True)
+        return [*first, *torch.autograd.grad(first, inputs, v)]
+
+    want = twice(partial(plain, targets=y), inputs, v)
+    low, along = leaves(inputs, torch.float32, DEVICE), [u.to(DEVICE, torch.float32) for u in v]
+    ours = partial(cross_entropy_head, targets=y.to(DEVICE), backend="triton", chunk=3)
+    agree(twice(ours, low, along), want, 1e-5)
+
+
+class Largest(TorchDispatchMode):
+    """Counts the results of operations that have as many entries as a tensor, views apart."""
+
+    def __init__(self, like: Tensor):
+        super().__init__()
+        self.like, self.made = like, 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        found = func(*args, **(kwargs or {}))
+        if isinstance(found, Tensor) and not func.is_view and "_" not in func.overloadpacket.__name__[-1:]:
+            self.made += found.shape[-2:].numel() >= self.like.numel() and found.dim() >= 2
+        return found
+
+
+@needs_triton
+def test_the_head_s_matrix_is_not_copied():
+    """One result of its size: the product itself. Two copies with rows of zeros were there before."""
+    V = 2 * 64 + 5
+    (h, W), y = (
+        leaves(draw(0, (2, 40), (V, 40), dtype=torch.float32), device=DEVICE),
+        torch.tensor([3, 130]).to(DEVICE),
+    )
+    first = torch.autograd.grad(
+        cross_entropy_head(h, W, None, y, backend="triton"), (h, W), create_graph=True
+    )
+    along = [torch.randn_like(h), torch.randn_like(W)]
+    with Largest(W) as seen:
+        torch.autograd.grad(first, (h, W), along)
+    assert seen.made == 1

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from curvescope.core.errors import UsageError
@@ -34,17 +33,22 @@ class Plan(NamedTuple):
         return [slice(start, min(start + self.chunk, T)) for start in range(0, T, self.chunk)]
 
     def room(self, W: Tensor, w: Tensor) -> Tensor:
-        """Memory for the logits of one slice."""
-        return w.new_empty(min(self.chunk, max(w.shape[0], 1)), W.shape[0])
+        """Memory for the logits of one slice, (rows, V); on a GPU `ALIGN` divides the way between rows."""
+        rows, V = min(self.chunk, max(w.shape[0], 1)), W.shape[0]
+        return w.new_empty(rows, V + (-V % ALIGN if self.triton else 0))[:, :V]
 
-    def padded(self, t: Tensor) -> Tensor:
-        """t (V, …) with zeros for outputs that do not exist: matrix products of any V then run at full speed.
+    def laid(self, t: Tensor | None) -> Tensor | None:
+        """t (V, d) or (V,) with rows one behind the other, as `parts` are cut; on a CPU as it is."""
+        return t.contiguous() if self.triton and t is not None else t
 
-        Nothing of these outputs is read: their rows of W are zero, and their entries of results are cut. On a
-        CPU it does not pay.
+    def parts(self, V: int) -> list[slice]:
+        """The outputs: on a GPU as many as are multiples of `ALIGN`, and the few that are left.
+
+        With other numbers a matrix product runs at a third of its speed. Copies with rows of zeros at their end
+        would do as well, and take the memory of W twice: for W and for its direction.
         """
-        missing = -t.shape[0] % ALIGN
-        return F.pad(t, (0, 0) * (t.dim() - 1) + (0, missing)) if self.triton and missing else t
+        cut = V // ALIGN * ALIGN if self.triton else V
+        return [part for part in (slice(0, cut), slice(cut, V)) if part.start < part.stop]
 
 
 def make_plan(h: Tensor, W: Tensor, smoothing: float, chunk: int | None, triton: bool) -> Plan:
@@ -67,7 +71,8 @@ class Sums:
     Of the three those in `asked` are made.
     """
 
-    def __init__(self, k: int, asked: Sequence[bool], h: Tensor, W: Tensor, w: Tensor):
+    def __init__(self, plan: Plan, k: int, asked: Sequence[bool], h: Tensor, W: Tensor, w: Tensor):
+        self._parts = plan.parts(W.shape[0])
         self.Z_A = torch.zeros(k, *h.shape, dtype=w.dtype, device=h.device) if asked[0] else None
         self.Zt_B = _zeros_like(W, k, w.dtype) if asked[1] else None
         self.Zt_c = w.new_zeros(k, W.shape[0]) if asked[2] else None
@@ -76,38 +81,38 @@ class Sums:
         self, j: int, rows: slice, Z: Tensor, A: Tensor | None, B: Tensor | None, c: Tensor | None
     ) -> None:
         """One slice of direction j; a factor that is None adds nothing."""
-        if self.Z_A is not None and A is not None:
-            _multiply(self.Z_A[j, rows], Z, A)
-        if self.Zt_B is not None and B is not None:
-            _multiply(self.Zt_B[j], Z.t(), B[rows])
+        for part in self._parts:
+            if self.Z_A is not None and A is not None:
+                _multiply(self.Z_A[j, rows], Z[:, part], A[part])
+            if self.Zt_B is not None and B is not None:
+                _multiply(self.Zt_B[j, part], Z[:, part].t(), B[rows])
         if self.Zt_c is not None and c is not None:
             self.Zt_c[j].add_(Z.t() @ c[rows])
 
-    def weighted(self, w: Tensor, V: int, dtype: torch.dtype) -> list[Tensor | None]:
-        """w∘(Z A), Zᵀ B, Zᵀ c of V outputs; None where not asked for."""
+    def weighted(self, w: Tensor, dtype: torch.dtype) -> list[Tensor | None]:
+        """w∘(Z A), Zᵀ B, Zᵀ c; None where not asked for."""
         if self.Z_A is not None:
             self.Z_A.mul_(w[:, None])
-        made = (self.Z_A, *(None if t is None else t[:, :V] for t in (self.Zt_B, self.Zt_c)))
-        return [None if t is None else t.to(dtype) for t in made]
+        return [None if t is None else t.to(dtype) for t in (self.Z_A, self.Zt_B, self.Zt_c)]
 
 
 def sweep(
     plan: Plan, wants: Sequence[bool], h: Tensor, W: Tensor, b: Tensor | None, targets: Tensor, w: Tensor
 ) -> Tensors:
     """L, what is kept of the rows (three tensors), and w∘(D W), Dᵀ(w∘h), Dᵀw, None where not wanted."""
-    V, W, b = W.shape[0], plan.padded(W), None if b is None else plan.padded(b)
+    W = given(plan.laid(W))
     losses, room = torch.empty_like(w), plan.room(W, w)
     kept = Rows(torch.empty_like(w), torch.empty_like(w, dtype=torch.int64), torch.empty_like(w))
-    sums, wh = Sums(1, wants, h, W, w), _weighted(w, h) if wants[1] else None
+    sums, wh = Sums(plan, 1, wants, h, W, w), _weighted(w, h) if wants[1] else None
     for rows in plan.slices(h.shape[0]):
-        z = _logits(room, rows, [(h, W)], b)
+        z = _logits(plan, room, rows, [(h, W)], b)
         losses[rows], found = loss_rows(
-            z[:, :V], targets[rows], plan.smoothing, gradient=any(wants), triton=plan.triton
+            z, targets[rows], plan.smoothing, gradient=any(wants), triton=plan.triton
         )
         for whole, part in zip(kept, found, strict=True):
             whole[rows] = part
         sums.add(0, rows, z, W, wh, w)
-    gradients = (None if t is None else t[0] for t in sums.weighted(w, V, h.dtype))
+    gradients = (None if t is None else t[0] for t in sums.weighted(w, h.dtype))
     return ((w * losses).sum().to(h.dtype), *kept, *gradients)
 
 
@@ -126,36 +131,36 @@ def second_products(
     """hh (k, T, d), hW (k, V, d), hb (k, V), None where not needed; `part` is hessian, functional or ggn."""
     h, W, b, targets, w, lse, top, slope, p = constants
     h, W, targets, w, lse, top, slope = map(given, (h, W, targets, w, lse, top, slope))
-    V, W, b = W.shape[0], plan.padded(W), None if b is None else plan.padded(b)
+    W = given(plan.laid(W))
     along, curved = _one_by_one(plan, directions), part != "functional"
-    sums, wh = Sums(len(along), needs, h, W, w), _weighted(w, h) if needs[1] and curved else None
+    sums, wh = Sums(plan, len(along), needs, h, W, w), _weighted(w, h) if needs[1] and curved else None
     bends = _bends(needs, w, along) if part != "ggn" else []
     room, dot_room = plan.room(W, w), plan.room(W, w) if curved else None
     for rows in plan.slices(h.shape[0]):
         if p is None:
-            z = _logits(room, rows, [(h, W)], b)
+            z = _logits(plan, room, rows, [(h, W)], b)
         else:
             z = room.copy_(p) if bends else p
         if dot_room is not None:
             for j, (gh, gW, gb) in enumerate(along):
-                dot = _logits(dot_room, rows, [(gh, W), (h, gW)], gb)
+                dot = _logits(plan, dot_room, rows, [(gh, W), (h, gW)], gb)
                 fresh = lse[rows] if j == 0 and p is None else None
-                curve_rows(z[:, :V], dot[:, :V], top[rows], fresh, triton=plan.triton)
+                curve_rows(z, dot, top[rows], fresh, triton=plan.triton)
                 sums.add(j, rows, dot, W, wh, w)
         elif p is None:
-            softmax_rows(z[:, :V], lse[rows])
+            softmax_rows(z, lse[rows])
         if bends:
-            subtract_targets(z[:, :V], targets[rows], slope[rows], plan.smoothing)
+            subtract_targets(z, targets[rows], slope[rows], plan.smoothing)
         for j, (gW, wgh) in enumerate(bends):
             sums.add(j, rows, z, gW, wgh, None)
-    return sums.weighted(w, V, h.dtype)
+    return sums.weighted(w, h.dtype)
 
 
 def _one_by_one(plan: Plan, directions: Tensors) -> list[Tensors]:
     """gh (T, d), gW (V, d), gb (V,) of each of the k directions."""
     k = next(t.shape[0] for t in directions if t is not None)
     each = zip(*([None] * k if t is None else t.unbind() for t in directions), strict=True)
-    return [(gh, *(None if t is None else plan.padded(t) for t in of_head)) for gh, *of_head in each]
+    return [(gh, plan.laid(gW), gb) for gh, gW, gb in each]
 
 
 def _bends(needs: Sequence[bool], w: Tensor, along: list[Tensors]) -> list[Tensors]:
@@ -168,13 +173,18 @@ def _bends(needs: Sequence[bool], w: Tensor, along: list[Tensors]) -> list[Tenso
 
 
 def _logits(
-    room: Tensor, rows: slice, products: Sequence[tuple[Tensor | None, Tensor | None]], b: Tensor | None
+    plan: Plan,
+    room: Tensor,
+    rows: slice,
+    products: Sequence[tuple[Tensor | None, Tensor | None]],
+    b: Tensor | None,
 ) -> Tensor:
     """z = Σ x Aᵀ + b for some rows of the x, over pairs (x, A), written into `room`; what is None is zero."""
     z, begun = room[: rows.stop - rows.start], False
     for x, A in products:
         if x is not None and A is not None:
-            _multiply(z, x[rows], A.t(), add=begun)
+            for part in plan.parts(z.shape[1]):
+                _multiply(z[:, part], x[rows], A[part].t(), add=begun)
             begun = True
     if b is not None:
         z.add_(b) if begun else z.copy_(b)

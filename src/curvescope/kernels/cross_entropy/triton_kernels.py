@@ -1,8 +1,8 @@
 """Rows of logits in Triton: the loss with its gradient, and the softmax's curvature along a direction.
 
 One program for each row, two sweeps over its V entries: first the sums, then what is written. A row that was
-read a moment ago comes from the cache. Arithmetic is in single precision. Rows lie `stride` ≥ V apart, and
-what is between them may be read, and is written as zero, so wide loads need no exception at a row's end.
+read a moment ago comes from the cache. Arithmetic is in single precision. Rows lie `stride` ≥ V apart; what
+is between them may be read and written, whatever it is, so wide loads need no exception at a row's end.
 """
 
 # pyright: reportIndexIssue=false
