@@ -44,7 +44,7 @@ class Plan(NamedTuple):
     def parts(self, V: int) -> list[slice]:
         """The outputs: on a GPU as many as are multiples of `ALIGN`, and the few that are left.
 
-        With other numbers a matrix product runs at a third of its speed. Copies with rows of zeros at their end
+        With other numbers a matrix product runs at a third of its speed. Copies with zeros at their end
         would do as well, and take the memory of W twice: for W and for its direction.
         """
         cut = V // ALIGN * ALIGN if self.triton else V
