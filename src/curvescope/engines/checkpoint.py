@@ -24,6 +24,7 @@ from curvescope.kernels.linear import twin_of
 from curvescope.models.model import Model
 from curvescope.models.running.double import exact
 from curvescope.models.running.exchange import Change, exchanged, parameters_at
+from curvescope.models.running.passing import passing_through
 from curvescope.models.sources import repeated_layers
 
 Context = Callable[[], AbstractContextManager[Any]]
@@ -46,7 +47,7 @@ def checkpointed(model: Model, inside: Callable[[nn.Module], Context]) -> list[C
 
         @contextmanager
         def again() -> Iterator[None]:
-            with around(), exact(model.dtype, casts=model.casts):
+            with around(), exact(model.dtype, casts=model.casts), passing_through():
                 yield
 
         return again
