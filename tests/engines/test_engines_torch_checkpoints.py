@@ -69,7 +69,7 @@ class Layer(nn.Module):
 
 
 class Net(nn.Module):
-    """Three such layers, each behind a checkpoint too if `whole`; a mask of the data on them if it `masks`."""
+    """Three such layers, each behind a checkpoint too if `whole`; it `masks`: what it puts on them."""
 
     def __init__(self, how: How = plain, *, whole: bool = False, masks: bool = False):
         super().__init__()
@@ -179,3 +179,34 @@ def test_a_module_in_training_with_gradient_checkpointing_of_transformers():
     assert relative_error(cs.Hessian(ours) @ v, want) < 1e-10
     assert module.training
     assert module.is_gradient_checkpointing
+
+
+# ----------------------------------------------------------------------------------- our own checkpoints
+
+
+@pytest.mark.parametrize("kind", [torch.float64, torch.bfloat16])
+def test_layers_that_are_computed_again_see_what_belonged_to_their_batch(kind: torch.dtype):
+    ours, theirs = pair(plain, masks=True, kind=kind)
+    ours, theirs = (cs.Problem(p.model.module, [data(0), data(5)]) for p in (ours, theirs))
+    v = direction(theirs)
+    for operator in OPERATORS.values():
+        A, want = operator(ours, checkpoint=True), operator(theirs, engine="autograd") @ v
+        for _ in range(3):
+            assert relative_error(A @ v, want) < (1e-10 if kind == torch.float64 else 2e-5)
+
+
+class Steered(Net):
+    """Puts on its layers what depends on its parameters."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        for layer in self.layers:
+            layer.keep = self.e(ids)
+        return super().forward(ids)
+
+
+def test_a_layer_that_is_given_a_parameter_by_an_attribute_is_not_computed_again():
+    problem = cs.Problem(Steered().double(), data())
+    v = direction(problem)
+    assert relative_error(cs.Hessian(problem) @ v, cs.Hessian(problem, engine="autograd") @ v) < 1e-10
+    with pytest.raises(cs.UsageError, match=r"not its own .* cannot be checkpointed \(checkpoint=False\)"):
+        cs.Hessian(problem, checkpoint=True) @ v

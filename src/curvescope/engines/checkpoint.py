@@ -29,6 +29,7 @@ from curvescope.models.sources import repeated_layers
 
 Context = Callable[[], AbstractContextManager[Any]]
 Tensors = Sequence[Tensor | None]
+_TORCHS = frozenset(vars(nn.Module()))  # names that every module has
 
 
 def checkpointed(model: Model, inside: Callable[[nn.Module], Context]) -> list[Change]:
@@ -69,12 +70,17 @@ def _is_real(x: Any) -> bool:
 
 
 class _Call:
-    """One call of a layer as a function of tensors: its inputs that move, then its parameters."""
+    """One call of a layer as a function of tensors: its inputs that move, then its parameters.
+
+    What stood in its attributes and buffers stands there again whenever it is computed: a network may put on
+    its layers what belongs to a batch, a mask say, and by then that of another batch.
+    """
 
     def __init__(
         self, layer: nn.Module, forward: Callable[..., Any], again: Context, leaves: list[Any], tree: Any
     ):
         self._layer, self._run, self.again = layer, forward, again
+        self._state = _state(layer)
         self._names = [name for name, _ in layer.named_parameters()]
         self._moving = [i for i, x in enumerate(leaves) if _is_real(x)]
         self._fixed, self._tree = [None if _is_real(x) else x for x in leaves], tree
@@ -90,22 +96,24 @@ class _Call:
             leaves[i] = x
         args, kwargs = tree_unflatten(leaves, self._tree)
         parameters = dict(zip(self._names, tensors[count:], strict=True))
-        with exchanged(parameters_at(self._layer, parameters)):
+        state = [change for change in self._state if change.holder.get(change.name) is not change.value]
+        with exchanged([*state, *parameters_at(self._layer, parameters)]):
             found = self._run(*args, **kwargs)  # without hooks: they had their turn when the layer was called
         outputs, self._outputs = tree_flatten(found)
         self._real = [_is_real(x) for x in outputs]
         self._rest = [None if _is_real(x) else x for x in outputs]
         return tuple(filter(_is_real, outputs))
 
-    def refuse_held(self, outputs: Sequence[Tensor]) -> None:
-        """Raise where the layer reaches a parameter that is none of its own: it would count as constant."""
+    def refuse_held(self, outputs: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
+        """Raise where the layer reaches a leaf that is none of its own: it would count as constant."""
         if self._own:
             return
-        foreign = [leaf for y in outputs for leaf in leaves_of(y) if isinstance(leaf, nn.Parameter)]
+        own = set(map(id, tensors))
+        foreign = [leaf for y in outputs for leaf in leaves_of(y) if id(leaf) not in own]
         if foreign:
             raise UsageError(
                 f"a layer uses a parameter of shape {tuple(foreign[0].shape)} that is not its own (held in a "
-                "closure or a list), which cannot be checkpointed",
+                "closure, a list or an attribute), which cannot be checkpointed",
                 hint="checkpoint=False",
             )
         self._own = True
@@ -115,6 +123,18 @@ class _Call:
         given = iter(outputs)
         leaves = [next(given) if real else x for x, real in zip(self._rest, self._real, strict=True)]
         return tree_unflatten(leaves, self._outputs)
+
+
+def _state(layer: nn.Module) -> list[Change]:
+    """Attributes and buffers of a layer as they are: what is no module, function or matter of torch's own."""
+    held = ((vars(part), part._buffers) for part in layer.modules())
+    return [
+        Change(holder, name, value)
+        for both in held
+        for holder in both
+        for name, value in holder.items()
+        if name not in _TORCHS and not callable(value)
+    ]
 
 
 class _Layer(torch.autograd.Function):
@@ -171,7 +191,7 @@ def _gradient(call: _Call, needs: tuple[bool, ...], leaves: list[Tensor], *, cre
         outputs = call.run(tensors)
         wanted = [x for x, need in zip(tensors, needs, strict=True) if need]
         pairs = [(y, g) for y, g in zip(outputs, cotangents, strict=True) if y.requires_grad]
-        call.refuse_held([y for y, _ in pairs])
+        call.refuse_held([y for y, _ in pairs], tensors)
         found = iter(
             torch.autograd.grad(
                 [y for y, _ in pairs],
