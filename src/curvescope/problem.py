@@ -39,6 +39,7 @@ from curvescope.models.running.exchange import Change, evaluating, locked
 from curvescope.models.running.held import RefuseHeld, moved, refuse_half
 from curvescope.models.running.interrupts import thawed
 from curvescope.models.running.reentrant import RefuseReentrant
+from curvescope.models.running.weights.widening import HALVES, WIDE
 
 T = TypeVar("T")
 SAME_LOSS = 1e-4  # relative: what another order of operations may change, in float32
@@ -138,23 +139,30 @@ class Problem:
         """The same problem at other parameters: a checkpoint, a training step, a point on a line.
 
         Nothing is loaded, copied or checked again. What is given is read at every product, so it may be
-        written to; the model's own parameters are not touched.
+        written to; the model's own parameters are not touched. Of a model whose weights are kept in half
+        precision they are taken in it too: its own as they are, others widened, which is a copy.
 
         Args:
             parameters: By name, those not named as the model has them; or a vector over `space()`.
         """
         given = self.space().scatter(parameters) if isinstance(parameters, Tensor) else dict(parameters)
         own = self.model.parameters
+        point = {**self.point, **given}
         for name, value in given.items():
             if name not in own or value.shape != own[name].shape:
                 wanted = tuple(own[name].shape) if name in own else "no such parameter"
                 raise ShapeError(f"{name}: expected {wanted}, got a tensor of {tuple(value.shape)}")
-            if value.dtype != self.dtype or value.device != self.device:
+            half = self.model.widening is not None and value.dtype in HALVES
+            if (value.dtype != self.dtype and not half) or value.device != self.device:
                 raise ShapeError(
                     f"{name}: expected {self.dtype} on {self.device}, got {value.dtype} on {value.device}"
                 )
+            if half and value is own[name]:
+                del point[name]
+            elif half:
+                point[name] = value.detach().to(WIDE)
         found = copy.copy(self)
-        found.point = {**self.point, **given}
+        found.point = point
         return found
 
     def placed_batches(self, what: str) -> Iterator[Batch]:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import curvescope as cs
-from curvescope.core.errors import UsageError
+from curvescope.core.errors import ShapeError, UsageError
 from curvescope.studies.hvp.models import GPT2
 
 
@@ -205,3 +205,22 @@ def test_buffers_keep_their_precision():
     model = cs.load(llama().eval(), dtype="bfloat16")
     assert {b.dtype for b in model.module.buffers()} == {torch.float32}
     assert {p.dtype for p in model.module.parameters()} == {torch.bfloat16}
+
+
+def test_a_problem_is_moved_to_weights_in_half_precision():
+    half, wide = (cs.Problem(m, tokens()) for m in pair(gpt2))
+    own = half.at({name: wide.parameters[name] * 2 for name in wide.parameters}).at(half.model.parameters)
+    assert own.point == {}
+    near(own.gradient(), wide.gradient())
+    other = {name: (p * 1.5).detach() for name, p in half.model.parameters.items()}
+    moved, truth = half.at(other), wide.at({name: p.float() for name, p in other.items()})
+    v = torch.randn(wide.space().size, generator=torch.Generator().manual_seed(1))
+    for _ in range(2):
+        near(moved.gradient(), truth.gradient())
+        near(cs.Hessian(moved) @ v, cs.Hessian(truth) @ v)
+        near(cs.Hessian(half) @ v, cs.Hessian(wide) @ v)
+    near(half.at(half.space().gather(other)).gradient(), truth.gradient())
+    with pytest.raises(ShapeError, match=r"expected torch\.float32 on cpu, got torch\.float64"):
+        half.at({name: p.double() for name, p in other.items()})
+    with pytest.raises(ShapeError, match=r"expected torch\.float32 on cpu, got torch\.bfloat16"):
+        wide.at(other)

@@ -354,3 +354,27 @@ def test_names_of_points():
     assert find_point(model, "in").write.key == find_point(model, "embed").write.key
     assert point_names(model)[:4] == ["L0.in", "L0.mid", "L0.out", "L0.attn.out"]
     assert point_names(model)[-1] == "final"
+
+
+@pytest.mark.parametrize("make", [cs.ActivationHessian, cs.ActivationGGN])
+@pytest.mark.parametrize(
+    "at", ["embed", "L0.mid", "L1.attn.out", "L1.h1.out", "L1.ff.out", "L1.out", "final"]
+)
+def test_layers_may_be_computed_again(at: str, make: Any):
+    model = cs.TransformerConfig(n_layers=3, d_model=4, n_heads=2, n_ctx=T, vocab_size=V)
+    problem = problem_of(cs.load(model, dtype="float64"))
+    for engine in ("fast", "autograd"):
+        kept, again = make(problem, at, engine=engine), make(problem, at, engine=engine, checkpoint=True)
+        v = torch.randn(kept.shape[1], generator=torch.Generator().manual_seed(0)).double()
+        assert relative_error(again @ v, kept @ v) < TIGHT
+        assert relative_error(again.gradient(), kept.gradient()) < TIGHT
+
+
+@pytest.mark.parametrize("at", ["embed", "L1.mid", "L1.h1.out", "L1.out", "final"])
+def test_weights_may_be_kept_in_half_precision(at: str):
+    model = cs.load(cs.TransformerConfig(n_layers=3, d_model=4, n_heads=2, n_ctx=T, vocab_size=V))
+    half, wide = (problem_of(cs.load(model.module.bfloat16(), dtype=kind)) for kind in (None, "float32"))
+    A, B = cs.ActivationHessian(half, at), cs.ActivationHessian(wide, at)
+    v = torch.randn(A.shape[1], generator=torch.Generator().manual_seed(0))
+    assert relative_error(A @ v, B @ v) < 1e-5
+    assert relative_error(A.gradient(), B.gradient()) < 1e-5

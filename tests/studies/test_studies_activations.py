@@ -13,7 +13,7 @@ import curvescope as cs
 from commands import call
 from curvescope.core.result import Result
 from curvescope.studies import activations, find
-from curvescope.studies.activations.measure import token_names
+from curvescope.studies.activations.measure import KINDS, token_names
 from curvescope.studies.activations.study import choose_points
 from oracles import transformer
 from selection import pairs
@@ -129,3 +129,19 @@ def test_points_that_are_chosen():
     assert choose_points((), model) == ["embed", *(f"L{i}.out" for i in range(4)), "final"]
     with pytest.raises(cs.UsageError, match=r"L3\.mid"):
         choose_points(("L3.middle",), model)
+
+
+def test_layers_are_computed_again_where_that_is_set(monkeypatch):
+    kept, again = (activations.token_curvature(problem(), "L0.mid", checkpoint=c) for c in (False, True))
+    np.testing.assert_allclose(again.lambda_max, kept.lambda_max, rtol=1e-8, atol=1e-12)
+    heard: list[bool] = []
+
+    class Heard(cs.ActivationHessian):
+        def __init__(self, *args: Any, **options: Any):
+            super().__init__(*args, **options)
+            heard.append(self.engine.checkpoint)
+
+    monkeypatch.setitem(KINDS, "hessian", Heard)
+    activations.run(activations.Config(**SMALL, checkpoint=True))
+    assert heard
+    assert all(heard)

@@ -232,3 +232,11 @@ def test_the_study_is_found_and_refuses_bad_settings():
     ):
         with pytest.raises(cs.UsageError, match=words):
             sinks.Config(**bad)
+
+
+def test_weights_may_be_kept_in_half_precision():
+    module, batches = problem().model.module.bfloat16(), problem().batches
+    half, wide = (find_sinks(cs.load(module, dtype=kind), batches) for kind in (None, "float32"))
+    assert half.notes == wide.notes == []
+    for name in ("mass", "values", "massive", "massive_others"):
+        np.testing.assert_allclose(getattr(half, name), getattr(wide, name), rtol=1e-5)

@@ -24,10 +24,12 @@ from curvescope.kernels.linear import twin_of
 from curvescope.models.model import Model
 from curvescope.models.running.double import exact
 from curvescope.models.running.exchange import Change, exchanged, parameters_at
+from curvescope.models.running.passing import passing_through
 from curvescope.models.sources import repeated_layers
 
 Context = Callable[[], AbstractContextManager[Any]]
 Tensors = Sequence[Tensor | None]
+_TORCHS = frozenset(vars(nn.Module()))  # names that every module has
 
 
 def checkpointed(model: Model, inside: Callable[[nn.Module], Context], repeats: Repeats) -> list[Change]:
@@ -74,7 +76,8 @@ def _in_place(
 
         @contextmanager
         def again() -> Iterator[None]:
-            with torch.enable_grad(), around(), exact(model.dtype, casts=model.casts):
+            casts = exact(model.dtype, casts=model.casts)
+            with torch.enable_grad(), passing_through(), around(), casts:
                 yield
 
         return again
@@ -90,7 +93,11 @@ def _is_real(x: Any) -> bool:
 
 
 class _Call:
-    """One call of a layer as a function of tensors: its inputs that move, then its parameters."""
+    """One call of a layer as a function of tensors: its inputs that move, then its parameters.
+
+    What stood in its attributes and buffers stands there again whenever it is computed: a network may put on
+    its layers what belongs to a batch, a mask say, and by then that of another batch.
+    """
 
     def __init__(
         self,
@@ -102,6 +109,7 @@ class _Call:
         tree: Any,
     ):
         self._layer, self._run, self._inside, self._repeats = layer, forward, inside, repeats
+        self._state = _state(layer)
         self._names = [name for name, _ in layer.named_parameters()]
         self._moving = [i for i, x in enumerate(leaves) if _is_real(x)]
         self._fixed, self._tree = [None if _is_real(x) else x for x in leaves], tree
@@ -117,7 +125,8 @@ class _Call:
             leaves[i] = x
         args, kwargs = tree_unflatten(leaves, self._tree)
         parameters = dict(zip(self._names, tensors[count:], strict=True))
-        with exchanged(parameters_at(self._layer, parameters)):
+        state = [change for change in self._state if change.holder.get(change.name) is not change.value]
+        with exchanged([*state, *parameters_at(self._layer, parameters)]):
             found = self._run(*args, **kwargs)  # without hooks: they had their turn when the layer was called
         outputs, self._outputs = tree_flatten(found)
         self._real = [_is_real(x) for x in outputs]
@@ -144,6 +153,17 @@ class _Call:
         given = iter(outputs)
         leaves = [next(given) if real else x for x, real in zip(self._rest, self._real, strict=True)]
         return tree_unflatten(leaves, self._outputs)
+
+
+def _state(layer: nn.Module) -> list[Change]:
+    """Attributes and buffers of a layer as they are: what is no module, function or matter of torch's own."""
+    return [
+        Change(holder, name, value)
+        for part in layer.modules()
+        for holder in (vars(part), part._buffers)
+        for name, value in holder.items()
+        if name not in _TORCHS and not callable(value)
+    ]
 
 
 class _Layer(torch.autograd.Function):

@@ -170,11 +170,10 @@ def _inside(
     model, module = problem.model, problem.model.module
     settings = [*model.settings(module), *model.attention(module)]
     settings += [] if model.sharding is None else model.sharding.without_hooks()
-    settings += [] if model.widening is None else model.widening.buffers(module)
-    places = _holders(module)
+    places = {id(vars(part)) for part in module.modules()}
 
     def context(layer: nn.Module) -> Context:
-        own = _holders(layer)
+        own = {id(vars(part)) for part in layer.modules()}
         here = [c for c in (*settings, *changes) if id(c.holder) in own or id(c.holder) not in places]
 
         @contextmanager
@@ -187,8 +186,3 @@ def _inside(
         return again
 
     return context
-
-
-def _holders(module: nn.Module) -> set[int]:
-    """Where changes of a module are made."""
-    return {id(holder) for part in module.modules() for holder in (vars(part), part._buffers)}

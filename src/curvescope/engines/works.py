@@ -23,7 +23,10 @@ from curvescope.kernels.head import LinearHead
 from curvescope.kernels.linear import twin
 from curvescope.losses.base import Part
 from curvescope.models.capture.points import find_point
-from curvescope.models.capture.spots import Added
+from curvescope.models.capture.spots import Added, Spot
+from curvescope.models.model import Model
+from curvescope.models.running.exchange import Change
+from curvescope.models.sources import repeated_layers
 from curvescope.problem import Leaves, Problem
 
 Work = Callable[[Sequence[Tensor], int, Receive], None]
@@ -134,15 +137,24 @@ def activation_gradient(problem: Problem, runner: Runner, batch: Batch, at: str)
 def _moved_outputs(
     problem: Problem, runner: Runner, batch: Batch, added: Added, _: Leaves, *, second_order: bool
 ) -> Tensor | LinearHead:
-    """Outputs where x + δ goes on from a point; as the module is, where our kernels do not pass the point.
-
-    So too where the point lies inside of a layer that is computed again: δ is none of its inputs.
-    """
-    z = runner.outputs(batch, {}, second_order=second_order, lazy=True, more=added.changes)
+    """Outputs where x + δ goes on from a point; as the module is, where our kernels do not pass the point."""
+    kept = _kept_layer(problem.model, added.point.write) if runner.checkpoint else []
+    z = runner.outputs(
+        batch, {}, second_order=second_order, lazy=True, more=lambda: [*kept, *added.changes()]
+    )
     if added.count != 1 or (runner.checkpoint and not _begins(added.delta, z)):
         z = PlainRunner(problem).outputs(batch, {}, second_order=True, lazy=False, more=added.changes)
     added.check()
     return z
+
+
+def _kept_layer(model: Model, spot: Spot) -> list[Change]:
+    """The layer around a spot is none of those that are computed again: δ is no input of it."""
+    for layer in repeated_layers(model.module):
+        inside = layer.modules() if spot.method else (part for part in layer.modules() if part is not layer)
+        if any(part is spot.owner for part in inside):
+            return [Change(vars(layer), "forward", model.whole_forward(layer))]
+    return []
 
 
 def _begins(leaf: Tensor, z: Tensor | LinearHead) -> bool:

@@ -19,7 +19,8 @@ def weight(model: Model, name: str) -> Tensor | None:
     block = model.blocks.get(name) or model.heads.get(name)
     if block is None:
         return None
-    return block.take(model.module.get_parameter(block.parameter).detach()).cpu()
+    found = block.take(model.module.get_parameter(block.parameter).detach()).cpu()
+    return found if model.widening is None else found.to(model.dtype)
 
 
 def norm_kind(model: Model) -> NormKind:

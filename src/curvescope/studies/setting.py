@@ -37,6 +37,7 @@ PAIRED = "seq2seq-lm"
 KINDS = ("causal-lm", "masked-lm", PAIRED, "classification", "image-classification", denoising.FEATURES)
 IMAGES = ("sample", "digits")  # what a vision model is given by these names
 FEW_LAYERS = 4
+DTYPES = "float32 or float64; bfloat16 and float16 keep weights so, and widen them"
 TOKENIZER = "a tokenizer.json, or a folder that has one; by default the model's own"
 
 
@@ -53,7 +54,7 @@ class ModelOnData(Config):
     loss: str = setting(
         "auto", "cross_entropy, mse, mse_mean; auto: cross_entropy for classes, else mse_mean"
     )
-    dtype: str = setting("float32", "float32 or float64")
+    dtype: str = setting("float32", DTYPES)
     device: str = setting("cpu", "cpu, cuda, …")
     engine: str = setting("auto", "how products are executed: auto, fast or autograd")
     checkpoint: bool = setting(False, "compute layers again instead of keeping them: less memory, more time")
@@ -198,7 +199,7 @@ class TokenModel(Config):
 
     model: str = setting("tiny-gpt", "a bundled name, a folder, a hub id, a checkpoint or a TOML file")
     revision: str | None = setting(None, "a training checkpoint of a bundled model")
-    dtype: str = setting("float32", "float32 or float64")
+    dtype: str = setting("float32", DTYPES)
     device: str = setting("cpu", "cpu, cuda, …")
     seed: int = setting(0, "of the sample of the data and of everything random")
     tokenizer: str | None = setting(None, TOKENIZER)

@@ -17,6 +17,7 @@ OPTIONS = (
     "checkpoints", "query", "seed",
 )  # fmt: skip
 """Settings that `run` has options for; a model is an argument."""
+LOADED = re.compile(r"cs\.load\(…, ([^)]*)\)")  # what is said to who writes Python
 ASSIGNED = re.compile(r"(?<![\w-])(?:--set )?(\w+)=([^\s,;)]+)")
 
 
@@ -71,7 +72,8 @@ def spoken(study: str, kind: type[Config]) -> Iterator[None]:
         yield
     except CurvescopeError as error:
         if error.hint is not None:
-            error.hint = ASSIGNED.sub(lambda found: _option(found, names_of(kind)), error.hint)
+            hint = LOADED.sub(r"\1", error.hint)
+            error.hint = ASSIGNED.sub(lambda found: _option(found, names_of(kind)), hint)
         if error.message.startswith("unknown setting"):
             error.hint = f"{error.hint}; all of them: curvescope run {study} --settings"
         raise

@@ -20,7 +20,7 @@ Dtype = Annotated[
     str | None,
     typer.Option(
         "--dtype",
-        help="float32 or float64; bfloat16 keeps weights so, and widens them.",
+        help="float32 or float64; bfloat16 and float16 keep weights so, and widen them.",
         autocompletion=completion.dtypes,
     ),
 ]

@@ -13,7 +13,7 @@ from torch import Tensor
 from curvescope.core.errors import CurvescopeError, UsageError, near_misses
 from curvescope.models.adapters.table import Place
 from curvescope.models.model import Model
-from curvescope.models.running.exchange import evaluating
+from curvescope.models.running.exchange import evaluating, exchanged
 from curvescope.models.zoo.transformer import Transformer
 
 
@@ -40,7 +40,8 @@ def capture(
     found: dict[str, Tensor] = {}
     with evaluating(model.module), torch.set_grad_enabled(grad), ExitStack() as hooks:
         if isinstance(model.module, Transformer):
-            model.module(inputs, record=found.__setitem__)
+            with exchanged(model.gathered()):
+                model.module(inputs, record=found.__setitem__)
         else:
             for place, at in model.places.items():
                 read = _reader(place, at, found, _num_sequences(inputs))

@@ -38,6 +38,7 @@ class ActivationOperator(LinearOperator):
         tokens: (n, t) is token t of sequence n, and a number n the whole sequence; a list of these is
             their joint matrix. By default everything.
         engine: How products are executed; see docs/conventions.md.
+        checkpoint: Whether layers are computed again instead of being kept; not the one around the point.
         chunk: Columns at a time, where the memory's own answer is not wanted.
         damping: λ of C + λ I.
     """
@@ -52,6 +53,7 @@ class ActivationOperator(LinearOperator):
         *,
         tokens: Tokens = None,
         engine: EngineName = "auto",
+        checkpoint: bool = False,
         chunk: int | None = None,
         damping: float = 0.0,
     ):
@@ -62,7 +64,7 @@ class ActivationOperator(LinearOperator):
         if chunk is not None and (not isinstance(chunk, int) or chunk < 1):
             raise UsageError(f"expected a chunk of at least 1 column, got {chunk!r}")
         self.problem, self.at, self.chunk, self.damping = problem, at, chunk, not_negative("damping", damping)
-        self.engine = Engine(problem, engine)
+        self.engine = Engine(problem, engine, checkpoint=checkpoint)
         self.parts = find_parts(problem, at, tokens)
         n = sum(part.size for part in self.parts)
         self.shape, self.dtype, self.device = (n, n), problem.dtype, problem.device

@@ -82,12 +82,11 @@ def _reverse(s: Tensor, leaves: Mapping[str, Tensor], *, create_graph: bool) -> 
     try:
         found = torch.autograd.grad(s, list(leaves.values()), create_graph=create_graph, allow_unused=True)
     except RuntimeError as error:
-        if not any(word in str(error) for word in ("derivative", "double backward", "checkpoint")):
+        if not any(word in str(error) for word in ("derivative", "double backward")):
             raise
         raise CurvescopeError(
             f"the module cannot be differentiated three times: {str(error).splitlines()[0]}",
-            hint="switch it to plain attention, e.g. attn_implementation='eager', and turn compilation and "
-            "gradient checkpointing off",
+            hint="switch it to plain attention, e.g. attn_implementation='eager', and turn compilation off",
         ) from error
     return {name: g for name, g in zip(leaves, found, strict=True) if g is not None}
 

@@ -64,6 +64,7 @@ def token_curvature(
     k: int = 3,
     seed: int = 0,
     engine: Any = "auto",
+    checkpoint: bool = False,
 ) -> TokenCurvature:
     """The curvature of the loss in every token's activations at a point, one batch of the data at a time.
 
@@ -75,6 +76,7 @@ def token_curvature(
         num_probes: For the traces. Blocks of no more than num_steps + num_probes rows are exact.
         k: Tokens on each side of a direction; 0 decodes nothing.
         engine: How products are executed.
+        checkpoint: Whether layers are computed again instead of being kept.
         seed: Of starts and probes.
     """
     if matrix not in KINDS:
@@ -82,7 +84,7 @@ def token_curvature(
     rows, first = [], 0
     for batch in track(problem.batches, f"tokens at {at}"):
         here = range(first, first + batch.num_sequences)
-        op = KINDS[matrix](problem, at, tokens=list(here), engine=engine)
+        op = KINDS[matrix](problem, at, tokens=list(here), engine=engine, checkpoint=checkpoint)
         blocks = op.tokens_apart()
         ends = equal_blocks(
             blocks, blocks.block_size, num_steps=num_steps, num_probes=num_probes, seed=seed + first

@@ -134,10 +134,11 @@ def run(cfg: Config, *, progress: Progress | None = None, state: State | None = 
     problem = make_problem(cfg)
     points = choose_points(cfg.points, problem.model)
     options = {"num_steps": cfg.num_steps, "num_probes": cfg.num_probes, "k": cfg.k, "seed": cfg.seed}
+    options |= {"engine": cfg.engine, "checkpoint": cfg.checkpoint}
     pieces = [
         Piece(
             f"tokens at {at}",
-            partial(token_curvature, problem, at, matrix=cfg.matrix, engine=cfg.engine, **options),
+            partial(token_curvature, problem, at, matrix=cfg.matrix, **options),
             answer=_answer,
             kind="points",
         )

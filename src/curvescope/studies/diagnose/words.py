@@ -24,8 +24,7 @@ def summary(found: Diagnosis) -> list[Line]:
 
 def opening(found: Diagnosis) -> str:
     """How much was found, and the worst of it."""
-    looked = plural(sum(check.severity != "not looked at" for check in found.checks), "check")
-    looked += f" on {found.num_terms:g} terms of {found.data}"
+    looked = f"{_looked(found, ' (', ')')} on {found.num_terms:g} terms of {found.data}"
     if not found.unusual:
         return f"Nothing unusual in {looked}; what is told of the learning rate is its ceiling."
     worst = found.unusual[0]
@@ -38,8 +37,14 @@ def verdict(found: Diagnosis) -> str:
     """`2 faults, 1 warning` or that nothing is unusual, and of how many checks."""
     counts = {kind: sum(c.severity == kind for c in found.unusual) for kind in ("fault", "warning", "note")}
     told = ", ".join(plural(count, kind) for kind, count in counts.items() if count)
-    looked = sum(check.severity != "not looked at" for check in found.checks)
-    return f"{told or NOTHING}; {plural(looked, 'check')}, loss {rounded(found.whole.loss)}"
+    return f"{told or NOTHING}; {_looked(found, ', ')}, loss {rounded(found.whole.loss)}"
+
+
+def _looked(found: Diagnosis, begin: str, end: str = "") -> str:
+    """`13 checks, 3 not looked at`."""
+    left = sum(check.severity == "not looked at" for check in found.checks)
+    looked = plural(len(found.checks) - left, "check")
+    return f"{looked}{begin}{left} not looked at{end}" if left else looked
 
 
 def captions(found: Diagnosis) -> dict[str, str]:

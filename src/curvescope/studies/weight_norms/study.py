@@ -150,7 +150,8 @@ def _matrices(cfg: Config, problem: Problem) -> list[str]:
 
 def _trained(problem: Problem, model: Model, blocks: list[str], cfg: Config) -> TrainedBlocks:
     at = problem.at(model.parameters)
-    ends = [extreme_ends(Hessian(at, name), num_steps=cfg.num_steps, seed=cfg.seed) for name in blocks]
+    how: Any = {"engine": cfg.engine, "checkpoint": cfg.checkpoint}
+    ends = [extreme_ends(Hessian(at, name, **how), num_steps=cfg.num_steps, seed=cfg.seed) for name in blocks]
     weights = [_weight(model, name) for name in blocks]
     return TrainedBlocks(
         loss=at.value(),

@@ -55,17 +55,13 @@ class Widening:
     def changes(self, module: nn.Module) -> list[Change]:
         """Layers, and the module itself, that widen their weights when they are called."""
         parts = [*self.layers, module]
-        forwards = [Change(vars(part), "forward", self.widened_forward(part)) for part in parts]
-        return [*self.buffers(module), *forwards]
-
-    def buffers(self, module: nn.Module) -> list[Change]:
-        """Wide buffers."""
-        return [
+        buffers = [
             Change(part._buffers, name, b.to(WIDE))
             for part in module.modules()
             for name, b in part._buffers.items()
             if b is not None and b.dtype in HALVES
         ]
+        return [*buffers, *(Change(vars(part), "forward", self.widened_forward(part)) for part in parts)]
 
     def widened_forward(self, part: nn.Module) -> Callable[..., Any]:
         """The forward of a layer, or of the module itself, with its weights wide inside."""
