@@ -38,7 +38,7 @@ from curvescope.models.running.calling import Closure, Output, own_loss
 from curvescope.models.running.exchange import Change, evaluating, locked
 from curvescope.models.running.held import RefuseHeld, moved, refuse_half
 from curvescope.models.running.interrupts import thawed
-from curvescope.models.running.reentrant import RefuseReentrant
+from curvescope.models.running.torch_checkpoints import RefuseReentrant
 from curvescope.models.running.weights.widening import HALVES, WIDE
 
 T = TypeVar("T")

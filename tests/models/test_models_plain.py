@@ -9,7 +9,7 @@ from torch.utils.checkpoint import checkpoint
 
 import curvescope as cs
 from curvescope.models.plain import mode_notes
-from curvescope.models.running.reentrant import RefuseReentrant
+from curvescope.models.running.torch_checkpoints import RefuseReentrant
 
 
 def inference_module() -> nn.Module:

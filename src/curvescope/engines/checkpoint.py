@@ -24,7 +24,7 @@ from curvescope.kernels.linear import twin_of
 from curvescope.models.model import Model
 from curvescope.models.running.double import exact
 from curvescope.models.running.exchange import Change, exchanged, parameters_at
-from curvescope.models.running.passing import passing_through
+from curvescope.models.running.torch_checkpoints import passing_through
 from curvescope.models.sources import repeated_layers
 
 Context = Callable[[], AbstractContextManager[Any]]

@@ -21,8 +21,8 @@ from curvescope.models.running.attention.slow_path import slow_path
 from curvescope.models.running.calling import Call, Output, call_module, read_output
 from curvescope.models.running.double import exact
 from curvescope.models.running.exchange import Change, evaluating, exchanged, locked, parameters_at
-from curvescope.models.running.passing import passing_through
 from curvescope.models.running.standins import GENERIC, Standin
+from curvescope.models.running.torch_checkpoints import passing_through
 from curvescope.models.running.weights.gathering import Sharding
 from curvescope.models.running.weights.widening import WIDE, Widening
 

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import curvescope as cs
-from curvescope.models.running import passing
-from curvescope.models.running.passing import HELPERS, passing_through
+from curvescope.models.running import torch_checkpoints
+from curvescope.models.running.torch_checkpoints import HELPERS, passing_through
 
 PLACE = vars(torch.utils.checkpoint)
 
@@ -144,8 +144,8 @@ def test_after_an_error_everything_is_as_it_was():
 
 
 def test_checkpoints_of_an_unknown_torch_are_refused_in_one_sentence(monkeypatch):
-    monkeypatch.setattr(passing, "HELPERS", {"gone": lambda: None})
-    monkeypatch.setattr(passing, "LAST", "gone")
+    monkeypatch.setattr(torch_checkpoints, "HELPERS", {"gone": lambda: None})
+    monkeypatch.setattr(torch_checkpoints, "LAST", "gone")
     with passing_through():
         assert nn.Linear(2, 2)(torch.ones(1, 2)).requires_grad
     with pytest.raises(cs.UsageError, match="not known in this version of torch"), passing_through():

@@ -3,18 +3,22 @@
 `torch.utils.checkpoint` computes a part of the module again in the backward pass. What stood in the module
 for our forward pass (other parameters, wide weights, kernels) is out of it by then, so it would compute
 something else. Inside `passing_through` a checkpoint just calls its function: that changes memory and no
-number, and `checkpoint=True` is ours for the memory.
+number, and `checkpoint=True` is ours for the memory. `RefuseReentrant` is for copies of torch's reentrant one
+that were made before: they lose derivatives without an error.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import inspect
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any, final
 
 import torch
 import torch.utils.checkpoint
+from torch.overrides import TorchFunctionMode
+from torch.utils.checkpoint import CheckpointFunction
 
 from curvescope.core.errors import UsageError
 from curvescope.models.running.exchange import Change, exchanged
@@ -33,9 +37,9 @@ def passing_through() -> Iterator[None]:
     checkpoint is met.
     """
     changes = [
-        Change(_place, name, _Helper(getattr(_place[name], "theirs", _place[name]), ours))
+        Change(_place, name, _Helper(theirs.theirs if isinstance(theirs, _Helper) else theirs, ours))
         for name, ours in HELPERS.items()
-        if name in _place
+        if (theirs := _place.get(name)) is not None
     ]
     token = _ours.set(True)
     try:
@@ -97,3 +101,31 @@ HELPERS: dict[str, Callable[..., Any]] = {
     "_checkpoint_without_reentrant_generator": _around,
     LAST: _no_hook,
 }
+
+
+class RefuseReentrant(TorchFunctionMode):
+    """A forward pass inside raises where it comes to a reentrant `torch.utils.checkpoint`.
+
+    Such a checkpoint runs its function without a graph and drops the gradient of whatever is no argument of
+    it, so parameters would be missing from every derivative.
+    """
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if func is torch._C._set_grad_enabled and _in_reentrant_checkpoint():
+            raise UsageError(
+                "expected checkpoints that can be differentiated twice, the module uses a reentrant one",
+                hint="torch.utils.checkpoint.checkpoint(..., use_reentrant=False)",
+            )
+        return func(*args, **(kwargs or {}))
+
+
+def _in_reentrant_checkpoint() -> bool:
+    """Whether a caller is the forward pass of torch's reentrant checkpoint."""
+    code, frame = CheckpointFunction.forward.__code__, inspect.currentframe()
+    while frame is not None:
+        if frame.f_code is code:
+            return True
+        frame = frame.f_back
+    return False
