@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from curvescope.core.errors import CurvescopeError
 from curvescope.kernels.linear import linear
@@ -89,3 +91,99 @@ def test_transforms_and_forward_mode_take_torchs_own():
     J = torch.func.jacrev(lambda x: linear(x, *at[1:]))(at[0])
     torch.testing.assert_close(J, torch.func.jacrev(lambda x: F.linear(x, *at[1:]))(at[0]))
     assert linear(*at).grad_fn is None
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_a_map_whose_output_has_no_cotangent(batched):
+    """The loss is linear in y: nothing of the gradient depends on y, but on x, through W."""
+    (x, W), found = leaves(False), []
+    C = torch.linspace(-1, 1, 40, dtype=torch.float64).view(2, 5, 4)
+    A = torch.stack([torch.ones_like(W), W.detach().cos()])
+    for f in (linear, F.linear):
+        (dW,) = torch.autograd.grad((C * f(x.sin(), W)).sum(), W, create_graph=True)
+        found.append(torch.autograd.grad(dW, x, A if batched else A[1], is_grads_batched=batched)[0])
+    torch.testing.assert_close(*found)
+    assert float(found[1].norm()) > 0.1
+
+
+def test_two_gradients_of_one_map():
+    at, found = leaves(True), []
+    for f in (linear, F.linear):
+        y = f(at[0].sin(), *at[1:])
+        ends = (y.tanh().sum(), y.square().sum())
+        firsts = [torch.autograd.grad(s, at, create_graph=True, retain_graph=True) for s in ends]
+        v = [t.detach().cos() for t in at]
+        found.append(torch.autograd.grad([*firsts[0], *firsts[1]], at, [*v, *(2 * t for t in v)]))
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_a_pass_that_is_broken_off_leaves_nothing_behind():
+    """Between the derivative of a map and the map itself something raises; later passes are right."""
+
+    class Raises(torch.autograd.Function):
+        armed = False
+
+        @staticmethod
+        def forward(ctx, y):
+            return y.clone()
+
+        @staticmethod
+        def backward(ctx, g):
+            if Raises.armed:
+                raise RuntimeError("broken off")
+            return g * 1
+
+    at = leaves(True)
+    y = linear(at[0].sin(), *at[1:])
+    s = (Raises.apply(y).tanh() ** 2).sum()
+    first = torch.autograd.grad(s, at, create_graph=True)
+    plain = [g.detach() for g in first]
+    along = [torch.ones_like(t) for t in at]
+    want = torch.autograd.grad(first, at, along, retain_graph=True)
+    Raises.armed = True
+    with pytest.raises(RuntimeError, match="broken off"):
+        torch.autograd.grad(first, at, along, retain_graph=True)
+    Raises.armed = False
+    for ours, theirs in zip(torch.autograd.grad(s, at, retain_graph=True), plain, strict=True):
+        torch.testing.assert_close(ours, theirs)
+    for ours, theirs in zip(torch.autograd.grad(first, at, along), want, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_nothing_of_the_size_of_x_waits_for_the_way_back():
+    """While derivatives of a chain of maps are pulled back, no product g A is there before it is added."""
+    x = torch.randn(50, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    Ws = [torch.eye(6, dtype=torch.float64).requires_grad_() for _ in range(8)]
+
+    def waiting(f) -> int:
+        h = x
+        for W in Ws:
+            h = f(h.sin(), W)
+        first = torch.autograd.grad(h.square().sum(), Ws, create_graph=True)
+        with Alive(x.nbytes) as seen:
+            torch.autograd.grad(first, Ws, [torch.ones_like(W) for W in Ws])
+        return seen.most
+
+    assert waiting(linear) <= waiting(F.linear) - 6
+
+
+class Alive(TorchDispatchMode):
+    """How many tensors of some size, made inside, are alive at once."""
+
+    def __init__(self, size: int):
+        super().__init__()
+        self.size, self.most, self._made = size, 0, {}
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        found = func(*args, **(kwargs or {}))
+        self._made = {key: ref for key, ref in self._made.items() if not ref.expired()}
+        if (
+            isinstance(found, torch.Tensor)
+            and not func.is_view
+            and found.untyped_storage().nbytes() == self.size
+        ):
+            ref = StorageWeakRef(found.untyped_storage())
+            self._made[ref.cdata] = ref
+        self.most = max(self.most, len(self._made))
+        return found

@@ -5,14 +5,16 @@ The first derivative is dx = g W, dW = gᵀ x, db = Σ g. For cotangents a, A, �
     hg = a Wᵀ + x Aᵀ + α,     hx = g A,     hW = gᵀ a,
 
 and hg is written once: each further term is added by the product that makes it, where autograd makes all of
-them and then reads and writes them again. Graphs that are built for a second derivative alone do not ask what
-dW and db are, only where they come from: `numbers=False` leaves that product out.
+them and then reads and writes them again. hx is not needed before the pass comes back through the map itself,
+with a cotangent h of y: it is made there, dx = h W + g A. Until then g and A, which are there anyway, are
+noted (`Late`), and no tensor of the size of x waits. Graphs that are built for a second derivative alone do
+not ask what dW and db are, only where they come from: `numbers=False` leaves that product out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, final
 
 import torch
 import torch.nn.functional as F
@@ -71,39 +73,72 @@ def linear(
     """
     if transformed() or forward_mode() or not torch.is_grad_enabled():
         return F.linear(x, W, b)
-    return _Linear.apply(x, W, b, second_order, numbers)
+    return _Linear.apply(x, W, b, second_order, numbers)[0]
+
+
+@final
+class Late:
+    """Pairs g, A of one map: terms g A of its dx, noted by its derivative and taken in the same pass."""
+
+    def __init__(self) -> None:
+        self._noted: list[tuple[int, Tensor, Tensor]] = []
+
+    def note(self, g: Tensor, A: Tensor) -> None:
+        """A term that dx gets later in this pass."""
+        self._noted.append((torch._C._current_graph_task_id(), g, A))
+
+    def taken(self) -> list[tuple[Tensor, Tensor]]:
+        """Those of this pass; what a pass that was broken off left behind is forgotten."""
+        now, noted, self._noted = torch._C._current_graph_task_id(), self._noted, []
+        return [(g, A) for task, g, A in noted if task == now]
 
 
 class _Linear(Function):
-    """x, W, b ↦ y."""
+    """x, W, b ↦ y, and a token without entries, by which the derivative is known to come before the map."""
 
     @staticmethod
-    def forward(x: Tensor, W: Tensor, b: Tensor | None, second_order: bool, numbers: bool) -> Tensor:
-        return F.linear(x, W, b)
+    def forward(x: Tensor, W: Tensor, b: Tensor | None, second_order: bool, numbers: bool) -> Any:
+        y = F.linear(x, W, b)
+        y = torch.ops.aten._unsafe_view(
+            y, y.shape
+        )  # of a sum that nobody has; as a view it could not be written to
+        return y, x.new_empty(0)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         x, W, _, *ctx.how = inputs
-        ctx.save_for_backward(x, W)
+        ctx.late = Late()
+        ctx.save_for_backward(x, W, output[1])
+        ctx.set_materialize_grads(False)
 
     @staticmethod
-    def backward(ctx: Any, *cotangents: Tensor) -> Any:
-        (g,) = cotangents
-        refuse_batched(g)
-        needs, (x, W), (second_order, numbers) = ctx.needs_input_grad[:3], ctx.saved_tensors, ctx.how
+    def backward(ctx: Any, *cotangents: Tensor | None) -> Any:
+        g, late = cotangents[0], ctx.late.taken()
+        needs, (x, W, token), (second_order, numbers) = ctx.needs_input_grad[:3], ctx.saved_tensors, ctx.how
+        if g is None and not late:
+            return (None,) * 5
         if not recorded():
-            found = launch(_first(needs), (x, W), (g,))
-        else:
-            x, W = (x, twin_of(W)) if second_order else (x.detach(), W.detach())
-            found = _LinearGradient.apply(g, x, W, needs, numbers)
-        return *found, None, None
+            held, along = [g for g, _ in late], [A for _, A in late]
+            return *launch(_first(needs), (x, W, *held), (g, *along)), None, None
+        assert g is not None, "terms are noted where no graph is built"
+        refuse_batched(g)
+        x, W, token = (x, twin_of(W), token) if second_order else (x.detach(), W.detach(), None)
+        return *_LinearGradient.apply(g, x, W, token, needs, numbers, ctx.late), None, None
 
 
 class _LinearGradient(Function):
     """g, x, W ↦ dx, dW, db; None where not needed."""
 
     @staticmethod
-    def forward(g: Tensor, x: Tensor, W: Tensor, needs: tuple[bool, ...], numbers: bool) -> Any:
+    def forward(
+        g: Tensor,
+        x: Tensor,
+        W: Tensor,
+        token: Tensor | None,
+        needs: tuple[bool, ...],
+        numbers: bool,
+        late: Late,
+    ) -> Any:
         dx, dW, db = _first((needs[0], *(need and numbers for need in needs[1:])))((x, W), (g[None],))
         if not numbers:
             nothing = g.new_zeros(())
@@ -114,28 +149,48 @@ class _LinearGradient(Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         ctx.save_for_backward(*inputs[:3])
+        ctx.late = inputs[-1]
         ctx.set_materialize_grads(False)
 
     @staticmethod
     def backward(ctx: Any, *directions: Tensor | None) -> Any:
         refuse_third()
-        if all(t is None for t in directions):
-            return (None,) * 5
-        found = launch(_second(ctx.needs_input_grad[:3]), ctx.saved_tensors, directions)
-        return *found, None, None
+        needs, A = ctx.needs_input_grad[:3], directions[1]
+        if needs[1] and A is not None and not recorded():
+            ctx.late.note(ctx.saved_tensors[0], A)
+            needs = (needs[0], False, needs[2])
+        if all(t is None for t in directions) or not any(needs):
+            return (None,) * 7
+        return *launch(_second(needs), ctx.saved_tensors, directions), *(None,) * 4
 
 
 def _first(needs: tuple[bool, ...]) -> Any:
-    """dx, dW, db of cotangents g (k, …, V), as `launch` calls it."""
+    """dx, dW, db of cotangents h (k, …, V), as `launch` calls it; terms g A of dx have g as constants."""
 
     def core(constants: Tensors, directions: Tensors) -> Tensors:
-        (x, W), g = map(given, constants), given(directions[0])
-        rows = g.reshape(len(g), -1, g.shape[-1])
-        dx = _each(lambda r: torch.mm(r, W).view(x.shape), rows) if needs[0] else None
-        dW = _each(lambda r: torch.mm(r.t(), _rows(x)), rows) if needs[1] else None
-        return dx, dW, rows.sum(dim=1) if needs[2] else None
+        x, W, *held = map(given, constants)
+        h, *along = directions
+        rows = None if h is None else h.reshape(len(h), -1, h.shape[-1])
+        dx = _sum_of_products(x, rows, W, held, along) if needs[0] else None
+        dW = _each(lambda r: torch.mm(r.t(), _rows(x)), rows) if needs[1] and rows is not None else None
+        return dx, dW, rows.sum(dim=1) if needs[2] and rows is not None else None
 
     return core
+
+
+def _sum_of_products(
+    x: Tensor, rows: Tensor | None, W: Tensor, held: Sequence[Tensor], along: Tensors
+) -> Tensor:
+    """h W + Σ g A, (k, *x.shape), one direction after the other; each product adds to the one before."""
+    given_along = [given(A) for A in along]
+    k = len(given_along[0]) if rows is None else len(rows)
+    found = x.new_empty(k, _rows(x).shape[0], x.shape[-1])
+    for j, out in enumerate(found):
+        terms = [] if rows is None else [(rows[j], W)]
+        terms += [(_rows(g), A[j]) for g, A in zip(held, given_along, strict=True)]
+        for number, (left, right) in enumerate(terms):
+            out.addmm_(left, right) if number else torch.mm(left, right, out=out)
+    return found.view(k, *x.shape)
 
 
 def _second(needs: tuple[bool, ...]) -> Any:
