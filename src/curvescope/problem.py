@@ -175,7 +175,7 @@ class Problem:
         if self.model.widening is not None:
             raise UsageError(
                 f"{what}: not for weights that are kept in half precision",
-                hint="Hessian, GGN, functional part and gradients are; or cs.load(…, dtype='float32')",
+                hint="cs.load(…, dtype='float32'); products with Hessian, GGN, functional part take them",
             )
         yield from self._placed(what)
 

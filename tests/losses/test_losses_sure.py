@@ -91,6 +91,32 @@ def test_float32_is_right_where_the_model_is_sure(case, above):
         assert error < FLOAT32 * (30 if "smoothed" in case else 1), (name, float(error))
 
 
+@pytest.mark.parametrize("smoothing", [1e-6, 1e-3])
+def test_a_little_smoothing(smoothing):
+    """ε is not 1 − (1 − ε): where the model is sure its slope is of the size of ε."""
+    z, y = logits(14.0), _hard(wrong=False)
+    loss = cs.CrossEntropy(label_smoothing=smoothing)
+    u = torch.ones_like(z).cumsum(-1)
+    found, want = quantities(loss, z, y, u), quantities(loss, z.double(), y, u.double())
+    for name in ("slope", "slope by autograd"):
+        assert (found[name].double() - want[name]).norm() < 1e-4 * want[name].norm()
+
+
+@pytest.mark.parametrize("engine", ["auto", "autograd"])
+def test_an_infinite_logit_is_undefined(engine):
+    z = torch.tensor([[torch.inf, 1.0, 2.0]], dtype=torch.float64, requires_grad=True)
+    for loss in (cs.CrossEntropy(), ClassLoss(nn.CrossEntropyLoss())):
+        value = loss.sum(z, torch.tensor([0]), None)
+        assert value.isnan()
+        assert torch.autograd.grad(value, z)[0].isnan().any()
+    net = nn.Linear(2, 3)
+    with torch.no_grad():
+        net.weight[0] = 3e38
+    problem = cs.Problem(net, (torch.full((2, 2), 10.0), torch.tensor([0, 1])))
+    with pytest.raises(cs.CurvescopeError, match="not finite"):
+        cs.Hessian(problem, engine=engine) @ torch.ones(9)
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_float64_is_torch_s(case):
     """The formulas are those of PyTorch's own function."""

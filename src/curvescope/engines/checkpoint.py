@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from curvescope.core.errors import UsageError
-from curvescope.engines.repeats import Repeats, Trace
+from curvescope.engines.repeats import Repeats, Trace, refuse_moving, refused
 from curvescope.kernels.backends import refuse_third
 from curvescope.kernels.linear import twin_of
 from curvescope.models.model import Model
@@ -83,7 +83,8 @@ def _in_place(
         return again
 
     made = {
-        layer: partial(_Call, layer, model.whole_forward(layer), context(layer), repeats) for layer in layers
+        layer: partial(_Call, model, layer, model.whole_forward(layer), context(layer), repeats)
+        for layer in layers
     }
     return [Change(vars(layer), "forward", partial(forward, make, layer)) for layer, make in made.items()]
 
@@ -101,6 +102,7 @@ class _Call:
 
     def __init__(
         self,
+        model: Model,
         layer: nn.Module,
         forward: Callable[..., Any],
         inside: Context,
@@ -108,7 +110,8 @@ class _Call:
         leaves: list[Any],
         tree: Any,
     ):
-        self._layer, self._run, self._inside, self._repeats = layer, forward, inside, repeats
+        self._model, self._layer, self._run = model, layer, forward
+        self._inside, self._repeats = inside, repeats
         self._state = _state(layer)
         self._names = [name for name, _ in layer.named_parameters()]
         self._moving = [i for i, x in enumerate(leaves) if _is_real(x)]
@@ -128,6 +131,8 @@ class _Call:
         state = [change for change in self._state if change.holder.get(change.name) is not change.value]
         with exchanged([*state, *parameters_at(self._layer, parameters)]):
             found = self._run(*args, **kwargs)  # without hooks: they had their turn when the layer was called
+        if _written(leaves, self._tree, args, kwargs):
+            raise refused(self._model, "writes into a list or a dictionary that it is called with")
         outputs, self._outputs = tree_flatten(found)
         self._real = [_is_real(x) for x in outputs]
         self._rest = [None if _is_real(x) else x for x in outputs]
@@ -135,6 +140,7 @@ class _Call:
 
     def first(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """The outputs where the layer is called."""
+        refuse_moving(self._model, [*self._fixed, *(change.value for change in self._state)])
         outputs = self.run(tensors)
         self._sums = self._repeats.sums(outputs)
         return outputs
@@ -153,6 +159,12 @@ class _Call:
         given = iter(outputs)
         leaves = [next(given) if real else x for x, real in zip(self._rest, self._real, strict=True)]
         return tree_unflatten(leaves, self._outputs)
+
+
+def _written(leaves: list[Any], tree: Any, args: Any, kwargs: Any) -> bool:
+    """Whether containers among the arguments of a call hold something else than before it."""
+    now, spec = tree_flatten((args, kwargs))
+    return spec != tree or any(a is not b for a, b in zip(now, leaves, strict=True))
 
 
 def _state(layer: nn.Module) -> list[Change]:

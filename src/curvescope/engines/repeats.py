@@ -9,13 +9,15 @@ what layers give again with what they gave, in every product.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import final
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
+from typing import Any, final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from curvescope.core.errors import CurvescopeError, UsageError
+from curvescope.core.seeds import generator
 from curvescope.core.tensors.graph import leaves_of
 from curvescope.models.model import Model
 
@@ -24,7 +26,7 @@ SAME = {torch.float64: 1e-10}  # of the sum of |y|; 1e-4 in float32, where order
 
 @final
 class Repeats:
-    """Sums of what layers give: Σ y and Σ |y| of each of their outputs y."""
+    """Sums of what layers give: r'ᵀ Y r and Σ |y| of each of their outputs, Y its rows and r, r' random."""
 
     def __init__(self) -> None:
         self._other: list[Tensor] = []  # one truth value for each layer that was computed again
@@ -32,7 +34,7 @@ class Repeats:
     @torch.no_grad()
     def sums(self, outputs: Sequence[Tensor]) -> Tensor:
         """Of the outputs of one call, (outputs, 2)."""
-        found = [torch.stack([y.sum(), y.abs().sum()]) for y in outputs]
+        found = [torch.stack([_mixed(y), y.abs().sum()]) for y in outputs]
         return torch.stack([x.to(found[0]) for x in found]) if found else torch.zeros(0, 2)
 
     @torch.no_grad()
@@ -49,6 +51,19 @@ class Repeats:
         """Whether all that was compared since the last time was the same."""
         noted, self._other = self._other, []
         return not noted or not bool(torch.stack(noted).any())
+
+
+def _mixed(y: Tensor) -> Tensor:
+    """A sum of all entries with weights of their own, in which they cannot change places unnoticed."""
+    rows = y.reshape(-1, y.shape[-1]) if y.dim() and y.numel() else y.reshape(1, -1)
+    return _weights(rows.shape[0], y.device, y.dtype) @ (rows @ _weights(rows.shape[1], y.device, y.dtype))
+
+
+@lru_cache(maxsize=64)
+def _weights(n: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Numbers from 1/2 to 3/2, always the same."""
+    drawn = torch.rand(n, generator=generator(0, n), dtype=torch.float64) + 0.5
+    return drawn.to(device, dtype)
 
 
 @final
@@ -78,10 +93,38 @@ class Trace:
             raise self._refused("gives away what it computes inside (to a hook, an object, another loss)")
 
     def _refused(self, why: str) -> UsageError:
-        return UsageError(
-            f"a layer of {self._model.name} {why}; where layers are computed again its derivatives are lost",
-            hint=_instead(self._model),
-        )
+        return refused(self._model, why)
+
+
+def refused(model: Model, why: str) -> UsageError:
+    """What to say of a layer whose derivatives do not go by what it is called with and what it returns."""
+    return UsageError(
+        f"a layer of {model.name} {why}; where layers are computed again its derivatives are lost",
+        hint=_instead(model),
+    )
+
+
+def refuse_moving(model: Model, held: Iterable[Any]) -> None:
+    """Raise where what a layer holds, beside its tensors, depends on the leaves of this pass."""
+    moving = [t for value in held for t in _tensors(value) if t.requires_grad and t.grad_fn is not None]
+    if not moving:
+        return
+    own = [p for p in model.module.parameters() if not isinstance(p, nn.Parameter)]
+    leaves = {id(leaf) for p in own for leaf in ([p] if p.grad_fn is None else leaves_of(p))}
+    if any(id(leaf) in leaves for t in moving for leaf in leaves_of(t)):
+        raise refused(model, "holds a tensor that it is not called with (in an attribute or an object)")
+
+
+def _tensors(value: Any, depth: int = 3) -> Iterator[Tensor]:
+    """Those in a value, in containers, and in plain objects, some levels deep."""
+    if isinstance(value, Tensor):
+        yield value
+    elif depth and not isinstance(value, nn.Module | type):
+        inner = value.values() if isinstance(value, dict) else value
+        if not isinstance(inner, list | tuple | set) and not isinstance(value, dict):
+            inner = getattr(value, "__dict__", {}).values()
+        for one in list(inner):
+            yield from _tensors(one, depth - 1)
 
 
 def other_outputs(model: Model) -> CurvescopeError:
@@ -95,5 +138,5 @@ def other_outputs(model: Model) -> CurvescopeError:
 
 def _instead(model: Model) -> str:
     if model.widening is not None:
-        return "cs.load(…, dtype='float32') keeps layers, and so does --dtype float32"
+        return "cs.load(…, dtype='float32')"
     return "checkpoint=False"

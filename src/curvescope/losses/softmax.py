@@ -27,8 +27,8 @@ def hard(z: Tensor, classes: Tensor, axis: int, *, smoothing: float = 0.0) -> Te
     both = z.gather(axis, torch.cat([top, classes], axis))  # one derivative, in which +1 and −1 meet first
     highest, at_target = both.split(1, axis)
     losses = log_mass + (1 - smoothing) * (highest - at_target)
-    if smoothing:
-        losses = losses + smoothing * (highest - z.mean(axis, keepdim=True))
+    if smoothing:  # by another look-up: ε as a difference of 1 and 1 − ε would be a rounding of one
+        losses = losses + smoothing * (z.gather(axis, top) - z.mean(axis, keepdim=True))
     return losses.squeeze(axis)
 
 
@@ -77,10 +77,15 @@ def root(z: Tensor, noise: Tensor, axis: int) -> Tensor:
 
 
 def _above(z: Tensor, axis: int) -> tuple[Tensor, Tensor]:
-    """m, and log(1 + S), by which log Σ_c exp z_c is above z_m; both with one entry along the axis."""
+    """m, and log(1 + S), by which log Σ_c exp z_c is above z_m; both with one entry along the axis.
+
+    Undefined where z_m is infinite, and so are its derivatives.
+    """
     top = z.detach().argmax(axis, keepdim=True)
-    others = (z - z.gather(axis, top)).scatter(axis, top, -torch.inf)
-    return top, others.exp().sum(axis, keepdim=True).log1p()
+    highest = z.gather(axis, top)
+    others = (z - highest).scatter(axis, top, -torch.inf)
+    nothing = highest.detach() - highest.detach()
+    return top, (others.exp().sum(axis, keepdim=True) + nothing).log1p()
 
 
 def _like(index: Tensor, u: Tensor) -> Tensor:

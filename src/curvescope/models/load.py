@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -112,7 +113,7 @@ def _moved(model: Model, device: torch.device, dtype: torch.dtype, *, own: bool)
     kinds = {p.dtype for p in model.module.parameters()}
     if (kinds == {dtype} or (dtype in kinds and is_half(model.module))) and device == model.device:
         return model
-    model = replace(model, widening=None)
+    model = replace(model, widening=None, notes=(*model.notes, *_changed(model, kinds, dtype, own=own)))
     if lens.is_hooked(model.module):
         return replace(model, module=lens.move(model.module, device, dtype))
     module = model.module if own else copy.deepcopy(model.module)
@@ -121,6 +122,22 @@ def _moved(model: Model, device: torch.device, dtype: torch.dtype, *, own: bool)
     for p in module.parameters():  # buffers, tables of rotations say, keep their precision
         p.data = p.data.to(dtype)
     return replace(model, module=module.to(device=device))
+
+
+def _changed(model: Model, kinds: set[torch.dtype], dtype: torch.dtype, *, own: bool) -> Iterator[str]:
+    """What a reader should know of a model that is moved into another type, or to another device."""
+    if dtype in HALVES and any(kind.itemsize > dtype.itemsize for kind in kinds):
+        wide = {n: p.detach() for n, p in model.parameters.items() if p.is_floating_point()}
+        gap = sum(float((p - p.to(dtype).to(p)).double().square().sum()) for p in wide.values())
+        size = sum(float(p.double().square().sum()) for p in wide.values())
+        name = str(dtype).removeprefix("torch.")
+        part = math.sqrt(gap / max(size, 1e-300))
+        yield (
+            f"weights are rounded to {name}, by {part:.1e} of their norm: this is another model, and its "
+            "curvature may differ by per cents"
+        )
+    if not own:
+        yield "the module was copied, so that later changes of it are not followed"
 
 
 def _has_revisions(source: Any) -> bool:

@@ -38,6 +38,7 @@ def loss_rows(
     highest, top = z.max(1, keepdim=True)
     below = highest - z.gather(1, y)  # z_m − z_y
     mass = (z - highest).exp_().scatter_(1, top, 0.0).sum(1, keepdim=True)
+    mass = mass + (highest - highest)  # undefined where a logit is infinite
     losses = mass.log1p() + (1 - smoothing) * below
     if smoothing:
         losses = losses + smoothing * (highest - z.mean(1, keepdim=True))

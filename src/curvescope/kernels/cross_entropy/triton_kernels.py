@@ -55,6 +55,7 @@ def _loss_kernel(
     m = tl.sum(tl.where(cols == first, place, 0), axis=0)
     lower = tl.exp(top - highest)
     rest = tl.sum(mass * lower + tl.where(cols == first, 0.0, lower), axis=0)
+    rest += highest - highest  # undefined where a logit is infinite
     series = rest * (1.0 - rest * (0.5 - rest * (0.33333333 - 0.25 * rest)))  # of log(1 + rest)
     log_mass = tl.where(rest < 0.01, series, tl.log(1.0 + rest))
     lse = highest + log_mass

@@ -38,7 +38,7 @@ def distance(name: str, module: nn.Module, x: Tensor, y: Tensor, v: Tree, want: 
     gap = norm = 0.0
     for ours, exact in zip(found, want, strict=True):
         exact = exact.to(ours.device)
-        gap += float((ours.double() - exact).square().sum())
+        gap += float((ours.detach().double() - exact).square().sum())
         norm += float(exact.square().sum())
     return math.sqrt(gap / norm)
 

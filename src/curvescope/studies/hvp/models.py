@@ -163,12 +163,15 @@ def plain_attention(module: Any) -> Iterator[None]:
     """Attention that PyTorch itself can differentiate twice, inside."""
     config = getattr(module, "config", None)
     before = getattr(config, "_attn_implementation", None)
+    fast = torch.backends.mha.get_fastpath_enabled()  # of torch's own layers: without derivatives
+    torch.backends.mha.set_fastpath_enabled(False)
     if config is not None:
         config._attn_implementation = "eager"
     try:
         with sdpa_kernel(SDPBackend.MATH):
             yield
     finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
         if config is not None:
             config._attn_implementation = before
 
