@@ -63,7 +63,7 @@ def test_a_hint_is_in_the_words_of_the_command_line(folders, tmp_path, capsys):
     code, _, err = call(*words, "-q", capsys=capsys)
     assert code == 2
     assert "not for weights that are kept in half precision" in err
-    assert "(--dtype float32; " in err
+    assert "hint: --dtype float32; " in err
     assert "cs.load" not in err
 
 
