@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 import curvescope as cs
 from curvescope.core.errors import CurvescopeError
+from curvescope.engines import works
 from dense import relative_error
 
 D, V = 8, 11
@@ -99,6 +100,25 @@ def test_derivatives_that_would_get_lost_are_refused(way, kind, engine):
     want = cs.Hessian(cs.Problem(wide, [tokens()]), engine="autograd") @ v.double()
     for _ in range(3):
         assert relative_error((H @ v).double(), want) < 1e-5
+
+
+def test_memory_that_runs_out_is_said_where_layers_cannot_be_computed_again(monkeypatch):
+    """Nobody asked for checkpoint=True: its refusal is not what there is to say."""
+    low, _ = nets("attribute", torch.float32)
+    plain = works.second_derivative
+
+    def short_of_memory(problem, runner, *rest):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    H = cs.Hessian(cs.Problem(low, [tokens()]))
+    v = torch.randn(H.shape[0], generator=torch.Generator().manual_seed(1))
+    with monkeypatch.context() as patch:
+        patch.setattr(works, "second_derivative", short_of_memory)
+        with pytest.raises(CurvescopeError, match="memory"):
+            H @ v
+    assert works.second_derivative is plain
+    want = cs.Hessian(cs.Problem(low, [tokens()]), engine="autograd") @ v
+    assert relative_error(H @ v, want) < 1e-5
 
 
 def in_a_row(A: cs.LinearOperator, v: Tensor) -> list[Tensor]:

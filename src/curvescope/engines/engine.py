@@ -37,7 +37,7 @@ from curvescope.engines.repeats import other_outputs
 from curvescope.engines.replay import cpu, cuda
 from curvescope.engines.run import PlainRunner, Runner
 from curvescope.engines.sources import SourceWork, functional_sources, refuse_unless_whole
-from curvescope.engines.watch import Watch
+from curvescope.engines.watch import Watch, moved
 from curvescope.engines.works import Names, Work, there
 from curvescope.kernels.substitute import PlainAttention
 from curvescope.losses.base import Part
@@ -147,9 +147,9 @@ class Engine:
                 raise
             if self._steady:
                 self._forget()
-                raise _moved(self.problem) from error
+                raise moved(self.problem) from error
             return None, False
-        repeated = self._watch.agreed(self._runner.repeats.hold())
+        repeated = not self._again or self._watch.agreed(self._runner.repeats.hold())
         if not repeated and (again or self._steady):
             self._forget()
             ask.refuse_random(self.problem, self._watch.few.batch)
@@ -172,7 +172,7 @@ class Engine:
         with locked(self.problem.model.module), differentiating():
             if self._watch.look() is not None or not self._watch.confirm():
                 self._forget()
-                raise _moved(self.problem)
+                raise moved(self.problem)
 
     def _bind(self) -> None:
         known = self._watch.look()
@@ -182,7 +182,7 @@ class Engine:
             return
         if self._steady:
             self._forget()
-            raise _moved(self.problem)
+            raise moved(self.problem)
         self._kept.forget()
         self._recorder, self._adds_up = None, False
         self._groups.clear()
@@ -377,29 +377,27 @@ class Engine:
         self._unkept = False
         if self._again or not self._alone or not repeated_layers(self.problem.model.module):
             return False
+        self._kept.forget()
+        self._recorder = None
+        self._groups.clear()
+        try:
+            known = self._watch.computed_again()
+        except UsageError as error:
+            LOG.info("layers cannot be computed again: %s", error)
+            return False
         LOG.warning(
             "%s: what a batch keeps does not fit into memory, so layers are computed again, as with "
             "checkpoint=True; smaller batches would be faster",
             self.problem.model.name,
         )
         self._again = True
-        self._kept.forget()
-        self._recorder = None
-        self._groups.clear()
-        self._runner = self._watch.computed_again().runner(self.problem, checkpoint=True)
+        self._runner = known.runner(self.problem, checkpoint=True)
         return True
 
     def too_large(self) -> CurvescopeError:
         """What to do where one direction through one batch takes more memory than there is."""
         batch = max(self.problem.batches, key=num_entries)
         return too_large(self.problem, batch, self._graph_bytes(batch), again=self._again)
-
-
-def _moved(problem: Problem) -> CurvescopeError:
-    return CurvescopeError(
-        f"{problem.model.name} or its data changed while something was computed from many products",
-        hint="begin again, and let nothing write to them meanwhile",
-    )
 
 
 def _tree(names: Names, found: Any) -> Tree:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from functools import partial
-from typing import Any, final
+from typing import final
 
 import torch
 from torch import Tensor, nn
@@ -76,8 +76,7 @@ class PlainRunner(Runner):
         lazy: bool,
         more: Changes = list,
     ) -> Tensor | LinearHead:
-        inside = _inside(self._problem, [], PlainAttention)
-        layers = checkpointed(self._problem.model, inside, self.repeats) if self.checkpoint else []
+        layers = _again(self._problem, [], PlainAttention, self.repeats) if self.checkpoint else []
         with PlainAttention():
             return self._problem.outputs(batch, leaves, changes=[*layers, *more()])
 
@@ -110,8 +109,8 @@ class FusedRunner(Runner):
     ) -> Tensor | LinearHead:
         problem = self._problem
         changes = kernel_changes(problem, self._fused, second_order=second_order)
-        inside = _inside(problem, changes, partial(kernels, second_order=second_order))
-        layers = checkpointed(problem.model, inside, self.repeats) if self.checkpoint else []
+        around = partial(kernels, second_order=second_order)
+        layers = _again(problem, changes, around, self.repeats) if self.checkpoint else []
         head = self._head if lazy and problem.loss.takes_head else None
         with kernels(second_order=second_order, head=head) as mode:
             z = problem.outputs(batch, leaves, changes=[*changes, *layers, *more()])
@@ -159,9 +158,12 @@ def refuse_lost(problem: Problem, batch: Batch) -> None:
     trace.check([z])
 
 
-def _inside(
-    problem: Problem, changes: list[Change], kernels: Callable[[], AbstractContextManager[Any]]
-) -> Callable[[nn.Module], Context]:
+def _again(problem: Problem, changes: list[Change], kernels: Context, repeats: Repeats) -> list[Change]:
+    """Layers that are computed again."""
+    return checkpointed(problem.model, _inside(problem, changes, kernels), repeats)
+
+
+def _inside(problem: Problem, changes: list[Change], kernels: Context) -> Callable[[nn.Module], Context]:
     """What a layer is computed again in: eval mode, these changes, these kernels.
 
     What else stands in the module while it is called is found here, once, and of it a layer that is computed

@@ -14,6 +14,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from curvescope.core.errors import CurvescopeError
 from curvescope.engines import ask
 from curvescope.engines.check import Known, known
 from curvescope.engines.state.digest import digest, same
@@ -66,8 +67,8 @@ class Watch:
 
     def computed_again(self) -> Known:
         """What is known of the model where its layers are computed again, from here on."""
-        self._checkpoint = True
-        self.known, self.compared = known(self._problem, self.few, engine=self._engine, checkpoint=True)
+        found = known(self._problem, self.few, engine=self._engine, checkpoint=True)
+        self._checkpoint, (self.known, self.compared) = True, found
         return self.known
 
     def written(self) -> bool:
@@ -125,6 +126,14 @@ class Watch:
     def _where(self) -> tuple[Any, ...]:
         """Where all numbers lie, how often autograd saw them written, which data; global settings."""
         return modes(), self._problem.batches, *map(_place, self._tensors())
+
+
+def moved(problem: Problem) -> CurvescopeError:
+    """What to say where a problem has changed between products that belong together."""
+    return CurvescopeError(
+        f"{problem.model.name} or its data changed while something was computed from many products",
+        hint="begin again, and let nothing write to them meanwhile",
+    )
 
 
 def _place(t: Tensor) -> tuple[int, int, bool]:
