@@ -88,5 +88,5 @@ def few_sequences() -> Iterator[None]:
     from curvescope.data.tasks import task
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("curvescope.studies.setting.task", partial(task, num_sequences=8))
+        patch.setattr("curvescope.data.tasks.task", partial(task, num_sequences=8))
         yield

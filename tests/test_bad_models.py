@@ -146,7 +146,7 @@ MODELS: dict[str, tuple[Make, str]] = {
     ),
     "tuple of outputs": (
         lambda _: cs.Problem(nn.LSTM(4, 4), (REAL, REAL), "mse", output=1).value(),
-        r"expected outputs as a tensor, .* got a tuple of a tensor \(2, 3, 4\), a tuple of",
+        r"expected one tensor of outputs, .* got a tuple of a tensor \(2, 3, 4\), a tuple of",
     ),
 }
 

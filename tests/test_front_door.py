@@ -24,10 +24,10 @@ def loss_of(module: nn.Module) -> Tensor:
 # ------------------------------------------------------------------------------------------ what is returned
 
 CHOICES: dict[str, tuple[str, Any]] = {
-    "first of a tuple": ("tuple", None),
+    "first of a tuple": ("tuple", 0),
     "logits of a dictionary": ("logits", None),
     "the only entry": ("one entry", None),
-    "first of a named tuple": ("object", None),
+    "first of a named tuple": ("object", 0),
     "by name": ("named", "scores"),
     "by attribute": ("object", "scores"),
     "by position": ("second", 1),

@@ -89,9 +89,9 @@ REFUSED: dict[str, tuple[Any, str]] = {
         lambda: cs.Problem(net("named"), (X, Y)).value(),
         r"with logits, got a dict of hidden, scores \(output=",
     ),
-    "loss first": (
-        lambda: cs.Problem(net("loss and logits"), {"x": X, "labels": Y}).value(),
-        "expected outputs as a tensor",
+    "two tensors": (
+        lambda: cs.Problem(net("tuple"), (X, Y)).value(),
+        r"expected one tensor of outputs, .* got a tuple of a tensor \(5, 3\), a tensor \(5, 4\)",
     ),
     "no such entry": (
         lambda: cs.Problem(net("named"), (X, Y), output="logits").value(),

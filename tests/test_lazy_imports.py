@@ -1,7 +1,4 @@
-"""Imports inside functions have one of the reasons of docs/architecture.md; no two files need each other.
-
-And how many names a folder shows.
-"""
+"""Imports inside functions have one of the reasons of docs/architecture.md; no two files need each other."""
 
 from __future__ import annotations
 
@@ -13,17 +10,8 @@ from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
-import pytest
-
 from rooms import ROOT, SOURCE
 
-LONG = {  # folders with more than MOST names
-    "": "the rooms",
-    "models/adapters": "a file for every family",
-    "studies": "a folder for every question",
-    "viz": "a file for every kind of picture",
-}
-MOST = 14
 READERS = {
     "curvescope.runs.pieces",
     "curvescope.runs.work",
@@ -95,10 +83,3 @@ def test_no_two_files_need_each_other():
         for here, each in found().items()
     }
     assert len(list(TopologicalSorter(eager).static_order())) == len(FILES)  # raises where there is a circle
-
-
-@pytest.mark.parametrize("folder", sorted({path.parent for path in FILES.values()}), ids=str)
-def test_a_folder_reads_like_a_table_of_contents(folder):
-    names = [path for path in folder.iterdir() if path.stem not in ("__init__", "__pycache__")]
-    here = folder.relative_to(SOURCE).as_posix().removeprefix(".")
-    assert len(names) <= MOST or here in LONG

@@ -13,6 +13,7 @@ import typer
 
 import guides
 from curvescope.cli.app import app
+from curvescope.studies import folder
 
 TESTS = Path(__file__).parent
 DOCS = TESTS.parent / "docs"
@@ -94,3 +95,22 @@ def test_a_command_that_is_shown_can_be_given(page, line):
     known = {name for option in command.params for name in (*option.opts, *option.secondary_opts)}
     asked = {word.partition("=")[0] for word in words if re.match(r"--?[a-zA-Z]", word)}
     assert asked <= known | {"--help"}
+
+
+PROMISED = {"howto/sharpest_block.md": ("blocks", {"blocks": ["L0.W_[QV]"]}), "howto/heads.md": ("heads", {})}
+"""Pages whose command is cheap on a small model: its study, and settings that make it quick."""
+
+
+@pytest.mark.parametrize("page", PROMISED)
+def test_files_that_a_page_promises_are_in_the_run_folder(page, tmp_path):
+    study, settings = PROMISED[page]
+    model = tmp_path / "small.toml"
+    model.write_text(
+        "n_layers = 1\nd_model = 8\nn_heads = 2\nd_ff = 8\nvocab_size = 12\nn_ctx = 18\n", encoding="utf-8"
+    )
+    path, _ = folder.run(study, {"model": str(model), "data": "task:addition", **settings}, out=tmp_path)
+    promised = re.findall(r"`((?:[a-z]+/)?\w+\.(?:csv|png|svg))`", TEXTS[page])
+    assert promised
+    names = {file.relative_to(path).as_posix() for file in path.rglob("*")}
+    for name in promised:
+        assert name in names or any(Path(known).name == name for known in names), name

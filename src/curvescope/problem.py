@@ -35,6 +35,7 @@ from curvescope.models.hf.module import is_transformers
 from curvescope.models.load import load
 from curvescope.models.model import Model
 from curvescope.models.running.calling import Closure, Output, own_loss
+from curvescope.models.running.eager import uncompiled, without_tensor_hooks
 from curvescope.models.running.exchange import Change, evaluating, locked
 from curvescope.models.running.held import RefuseHeld, moved, refuse_half
 from curvescope.models.running.interrupts import thawed
@@ -331,7 +332,8 @@ class Problem:
                 if not value.requires_grad:
                     continue
                 into = [leaves[name] for name in space.parameters]
-                take_each([value], into, lambda i, g: total.add(space.parameters[i], g[None]))
+                with without_tensor_hooks(into):
+                    take_each([value], into, lambda i, g: total.add(space.parameters[i], g[None]))
         value = torch.stack(sums).sum(dtype=summed)
         value = value if self.model.spread is None else self.model.spread.added(value)
         with differentiating():
@@ -443,8 +445,8 @@ def _looked_up(batch: Batch) -> Iterator[None]:
 
 @contextmanager
 def differentiating() -> Iterator[None]:
-    """The caller's modes do not count inside: no_grad, inference mode, autocast around the call."""
-    with torch.inference_mode(False), torch.enable_grad(), ExitStack() as off:
+    """The caller's modes do not count inside: no_grad, inference mode, autocast, `torch.compile`."""
+    with uncompiled(), torch.inference_mode(False), torch.enable_grad(), ExitStack() as off:
         for kind in ("cpu", "cuda"):
             if torch.is_autocast_enabled(kind):
                 off.enter_context(torch.autocast(kind, enabled=False))

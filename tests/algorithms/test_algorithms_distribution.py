@@ -66,6 +66,43 @@ def test_outliers_are_listed_with_their_number():
     assert len(spectral_density(with_spectrum(uniform(-1, 1, 400)), num_steps=10).outliers().values) == 0
 
 
+ISOLATED = {  # eigenvalues, and the most outliers that they have
+    "decaying": (10.0 ** -np.linspace(0, 18, 120), 6),
+    "flat": (np.linspace(0, 1, 120), 0),
+    "uniform": (uniform(0, 1, 120), 0),
+    "power law": (1 / np.arange(1.0, 121), 5),
+    "two bulks": (np.r_[uniform(0, 0.1, 90), uniform(0.9, 1, 30)], 0),
+    "repeated": (np.r_[[10.0] * 5, [-8.0] * 3, uniform(-1, 1, 112)], 2),
+    "negative": (np.r_[-10.0, -10, 5, uniform(-1, 1, 117)], 2),
+    "rank three": (np.r_[3.0, 2, -1, np.zeros(117)], 3),
+    "constant": (np.full(120, 3.0), 0),
+    "few rows": (uniform(0, 1, 12), 0),
+}
+
+
+@pytest.mark.parametrize("name", ISOLATED)
+@pytest.mark.parametrize(("num_probes", "num_steps"), [(8, 12), (1, 20), (4, 40)])
+def test_outliers_are_isolated_and_counted_within_their_error(name, num_probes, num_steps):
+    eigenvalues, most = ISOLATED[name]
+    op = with_spectrum(eigenvalues)
+    for seed in range(3):
+        density = spectral_density(op, num_probes=num_probes, num_steps=num_steps, seed=seed)
+        found = density.outliers()
+        assert len(found.values) <= most
+        for value, count, stderr in zip(found.values, found.count, found.count_stderr, strict=True):
+            near = np.abs(eigenvalues - value) < density.width / 2
+            assert np.abs(eigenvalues[~near] - value).min() > 1.5 * density.width
+            assert abs(count - near.sum()) <= 4 * stderr + 1e-9
+
+
+@pytest.mark.parametrize("num_steps", [12, 200])
+def test_all_eigenvalues_of_the_zero_operator_are_near_zero(num_steps):
+    found = spectral_density(with_spectrum(SPECTRA["zero"]), num_steps=num_steps)
+    share = found.share_near_zero()
+    assert (share.value, share.low, share.high) == pytest.approx((1, 1, 1))
+    assert len(found.outliers().values) == 0
+
+
 def test_no_mass_below_zero_for_a_psd_operator():
     eigenvalues = np.r_[np.zeros(150), np.linspace(0, 10, 50)]
     found = spectral_density(with_spectrum(eigenvalues, psd=True), num_steps=20)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from curvescope.algorithms import (
     TraceEstimate,
     block_map,
     block_traces,
+    columns,
     diagonal,
     frobenius_norm,
     trace,
@@ -56,7 +58,8 @@ def held(low, high, truth) -> float:
 def test_intervals_of_traces_hold(method, num_probes, spectrum):
     op = with_spectrum(spectrum, psd=spectrum is DECAYING)
     runs = [trace(op, num_probes=num_probes, method=method, seed=seed) for seed in SEEDS]
-    assert 0.90 <= held([r.low for r in runs], [r.high for r in runs], spectrum.sum()) <= 0.995
+    most = 0.995 if num_probes >= 20 else 1.0  # few probes: the interval is a bound, which may hold always
+    assert 0.90 <= held([r.low for r in runs], [r.high for r in runs], spectrum.sum()) <= most
     assert all(r.low <= r.value <= r.high for r in runs)
 
 
@@ -66,7 +69,8 @@ def test_intervals_of_norms_hold(spectrum, num_probes):
     op = with_spectrum(spectrum)
     runs = [frobenius_norm(op, num_probes=num_probes, seed=seed) for seed in SEEDS]
     truth = float(np.linalg.norm(spectrum))
-    assert 0.90 <= held([r.low for r in runs], [r.high for r in runs], truth) <= 0.98
+    most = 0.98 if num_probes >= 10 else 1.0
+    assert 0.90 <= held([r.low for r in runs], [r.high for r in runs], truth) <= most
     old = np.mean([abs(r.value - truth) <= 2 * r.stderr for r in runs])
     assert num_probes > 4 or old < 0.9  # two standard errors do not do
 
@@ -180,3 +184,46 @@ def test_the_median_is_between_order_statistics():
         assert np.mean(held) > 0.93
     assert np.isnan(median_interval(np.arange(5.0))).all()
     assert np.isnan(median_interval(np.zeros(0))).all()
+
+
+def _misleading(kind: str) -> Matrix:
+    """Matrices on which the scatter of few samples is often much too small."""
+    noise = with_spectrum(uniform(-1, 1, 60)).A
+    if kind == "outlier":
+        return with_spectrum(np.r_[1000.0, np.ones(59)])
+    if kind == "rank 5":
+        return with_spectrum(np.r_[np.ones(5), np.zeros(55)])
+    A = torch.diag(torch.linspace(1, 2, 60, dtype=torch.float64)) + 1e-3 * noise
+    if kind == "pair":
+        A[0, 1] = A[1, 0] = 1.0
+    return Matrix(A, symmetric=True)
+
+
+@pytest.mark.parametrize("kind", ["outlier", "pair", "rank 5", "near-diagonal"])
+@pytest.mark.parametrize(
+    ("method", "num_probes"),
+    [("hutchinson", 4), ("hutch++", 12), ("xtrace", 10), ("Frobenius", 4), ("xdiag", 4), ("xdiag", 8)],
+)
+def test_intervals_of_few_probes_hold_where_their_scatter_misleads(kind, method, num_probes):
+    """One eigenvalue skews the samples, one pair of entries gives them two values, low rank ties them."""
+    op, how = _misleading(kind), {"num_probes": num_probes}
+    if method == "xdiag":
+        entries = [diagonal(op, **how, method="xdiag", seed=seed).interval for seed in SEEDS]
+        low, high = np.moveaxis(np.array(entries), 1, 0)
+        truth = op.A.diagonal().numpy()
+    else:
+        estimate = frobenius_norm if method == "Frobenius" else partial(trace, method=method)
+        runs = [estimate(op, **how, seed=seed) for seed in SEEDS]
+        assert all(r.is_bound for r in runs)
+        low, high = [r.low for r in runs], [r.high for r in runs]
+        truth = float(op.A.norm() if method == "Frobenius" else op.A.trace())
+    assert held(low, high, truth) >= 0.92
+
+
+@pytest.mark.parametrize("num_columns", [1, 3])
+def test_the_bound_of_a_norm_does_not_depend_on_batching(num_columns, monkeypatch):
+    op = with_spectrum(MIXED)
+    whole = frobenius_norm(op, num_probes=7)
+    monkeypatch.setattr(columns, "columns_at_once", lambda op: num_columns)
+    parts = frobenius_norm(op, num_probes=7)
+    assert (parts.low, parts.high) == pytest.approx((whole.low, whole.high), rel=1e-12)

@@ -33,7 +33,7 @@ CASES = {
     "hutchinson": (2 * PAIR, lambda A, b: trace(A, num_probes=8)),
     "hutch++": (3 + 2 * PAIR, lambda A, b: trace(A, num_probes=9, method="hutch++")),
     "xtrace": (3 + 2 * PAIR, lambda A, b: trace(A, num_probes=6, method="xtrace")),
-    "frobenius": (2 * PAIR, lambda A, b: frobenius_norm(A, num_probes=8)),
+    "frobenius": (2 * PAIR + 3, lambda A, b: frobenius_norm(A, num_probes=8)),
     "diagonal": (2 * 2 + 2 * PAIR, lambda A, b: diagonal(A, num_probes=8)),  # two in float64
     "xdiag": (6 + PAIR, lambda A, b: diagonal(A, num_probes=6, method="xdiag")),
     "cg": (5 + 1, lambda A, b: solve(A, b, tol=1e-3)),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -81,7 +83,12 @@ def test_negative_curvature_is_reported():
     found = solve(op, right_hand_sides(), damping=1e-3)
     assert not found.converged
     assert "negative curvature" in found.reason
-    assert "minres" in found.reason
+    measured = float(re.findall(r"= (-[\d.e+-]+\d)", found.reason)[0])
+    assert INDEFINITE.min() <= measured < 0
+    assert solve(op, right_hand_sides(), damping=1.01 - INDEFINITE.min()).converged
+    large = solve(1e200 * op, right_hand_sides(), damping=1e197)
+    scaled = float(re.findall(r"= (-[\d.e+-]+\d)", large.reason)[0])
+    assert scaled == pytest.approx(1e200 * measured, rel=1e-2)
     assert np.isfinite(found.x).all()
     np.testing.assert_allclose(
         found.residual, relative_residual(op, found.x, right_hand_sides(), 1e-3), rtol=1e-6
@@ -190,7 +197,7 @@ def test_many_rows(method):
 
 def test_wrong_calls():
     op, b = with_spectrum(uniform(0, 1, 120)), right_hand_sides()
-    with pytest.raises(UsageError, match=r"needs an operator declared psd .*use method='minres'"):
+    with pytest.raises(UsageError, match=r"needs an operator declared psd .*GGN.*damping.*method='minres'"):
         solve(op, b)
     with pytest.raises(UsageError, match="damping of at least 0"):
         solve(op, b, damping=-1)

@@ -276,3 +276,72 @@ def test_weight_decay_may_be_beside_the_gradient_in_some_groups():
     found = cs.preconditioned_sharpness(H, adam)
     assert found.value == pytest.approx(float(torch.linalg.eigvalsh(seen)[-1]), rel=1e-8)
     assert any("never had a gradient" in word for word in found.assumed)
+
+
+SEEN = torch.tensor([[0, 1, 2, 3]])  # training never looks up token 4
+UNSEEN = torch.tensor([[0, 1, 4, 3]])
+ADAPTIVE: dict[str, tuple[type, dict[str, Any]]] = {
+    "RMSprop": (torch.optim.RMSprop, {}),
+    "RMSprop, centered": (torch.optim.RMSprop, {"centered": True}),
+    "RMSprop, momentum": (torch.optim.RMSprop, {"momentum": 0.9, "foreach": True}),
+    "RMSprop, centered, momentum": (torch.optim.RMSprop, {"centered": True, "momentum": 0.5, "eps": 1e-3}),
+    "Adam": (torch.optim.Adam, {"foreach": True}),
+    "Adam, amsgrad": (torch.optim.Adam, {"amsgrad": True}),
+    "Adam, fused": (torch.optim.Adam, {"fused": True}),
+    "AdamW": (torch.optim.AdamW, {"weight_decay": 0.0}),
+}
+
+
+@pytest.mark.parametrize("still_group", [False, True], ids=["one rate", "a group of rate zero"])
+@pytest.mark.parametrize("name", ADAPTIVE)
+def test_entries_that_never_had_a_gradient_stay_where_they_are(name: str, still_group: bool):
+    kind, settings = ADAPTIVE[name]
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Embedding(5, 3), nn.Linear(3, 5)).double()
+    targets = torch.tensor([[1, 2, 3, 0]])
+    groups = [{"params": net[0].parameters()}, {"params": net[1].parameters()}]
+    optimizer = kind(groups, lr=0.01, **settings)
+    if still_group:
+        optimizer.param_groups[1]["lr"] = 0.0
+
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(net(x).flatten(0, 1), targets.flatten())
+
+    for _ in range(5):
+        optimizer.zero_grad()
+        loss(SEEN).backward()
+        optimizer.step()
+    params = list(net.parameters())
+    g = torch.cat([part.flatten() for part in torch.autograd.grad(loss(UNSEEN), params, create_graph=True)])
+    rows = [torch.autograd.grad(entry, params, retain_graph=True) for entry in g]
+    H = torch.stack([torch.cat([part.flatten() for part in row]) for row in rows])
+    state, group = [optimizer.state[p] for p in params], optimizer.param_groups[0]
+
+    def flat(key: str) -> torch.Tensor:
+        return torch.cat([each[key].flatten() for each in state])
+
+    if kind is torch.optim.RMSprop:
+        v = flat("square_avg")
+        P = (v - flat("grad_avg") ** 2 if group["centered"] else v).sqrt() + group["eps"]
+    else:
+        v = flat("max_exp_avg_sq" if group["amsgrad"] else "exp_avg_sq")
+        P = (1 - 0.9**5) * ((v / (1 - 0.999**5)).sqrt() + group["eps"])
+    still = v == 0
+    rate = torch.ones_like(v)
+    rate[15:] = 0.0 if still_group else 1.0
+    root = (rate / P).sqrt().masked_fill(still, 0.0)
+    found = preconditioned_sharpness(cs.Hessian(cs.Problem(net, [(UNSEEN, targets)])), optimizer)
+    assert int(still.sum()) == 3
+    assert found.value == pytest.approx(float(torch.linalg.eigvalsh(root[:, None] * H * root)[-1]), rel=1e-8)
+    assert any("3 entries never had a gradient" in word for word in found.assumed)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["ASGD", "Adadelta", "Adafactor", "Adagrad", "Adamax", "LBFGS", "NAdam", "RAdam", "Rprop", "SparseAdam"],
+)
+def test_other_optimizers_are_refused_by_name(name: str):
+    module, x = quadratic()
+    optimizer = getattr(torch.optim, name)(module.parameters())
+    with pytest.raises(cs.UsageError, match=name):
+        preconditioned_sharpness(hessian(module, x), optimizer)

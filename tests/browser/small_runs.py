@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from curvescope.data.tasks import task
 from curvescope.studies import folder
 from drawings import sketched
 
@@ -32,10 +28,9 @@ def small_runs(root: Path) -> list[Path]:
     """Run every study of `SETTINGS` on one small model; their folders."""
     model = root / "small.toml"
     model.write_text(MODEL, encoding="utf-8")
-    common = {"model": str(model), "data": "task:addition"}
+    common = {"model": str(model), "data": "task:addition?num_sequences=4"}
     found = []
-    with sketched(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr("curvescope.studies.setting.task", partial(task, num_sequences=4))
+    with sketched():
         for study, settings in SETTINGS.items():
             given = {**common, **settings} if study != "heads" else {"model": str(model), **settings}
             found.append(folder.run(study, given, out=root / "runs")[0])

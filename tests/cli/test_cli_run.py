@@ -211,3 +211,39 @@ def test_doctor_and_completion(capsys):
     code, out, _ = call("--help", capsys=capsys)
     assert code == 0
     assert "--install-completion" in out
+
+
+def test_a_run_folder_is_no_model_to_diagnose(tmp_path, capsys):
+    run = tmp_path / "hot"
+    (run / "state").mkdir(parents=True)
+    (run / "config.toml").write_text('study = "monitor"\nversion = "0"\n', encoding="utf-8")
+    code, out, err = call("diagnose", run, "--out", tmp_path / "runs", capsys=capsys)
+    assert (code, out) == (2, "")
+    assert f"curvescope watch {run}" in err
+    assert f"curvescope report {run}" in err
+
+
+def test_the_device_is_cuda_if_there_is_one_unless_a_person_says_otherwise(monkeypatch):
+    from curvescope.cli.typed.asking import choose_device
+
+    said = []
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert choose_device({"device": "auto", "seed": 1}, said.append) == {"seed": 1}
+    assert not said
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda: "a card")
+    assert choose_device({}, said.append) == {"device": "cuda"}
+    assert len(said) == 1
+    assert "a card" in said[0]
+    assert choose_device({"device": "cpu"}, said.append) == {"device": "cpu"}
+    assert len(said) == 1
+
+
+def test_doctor_says_that_threads_are_slower_than_one_and_what_to_do():
+    from curvescope.cli.checkup import threads_row
+
+    assert threads_row(2, 0.6)[1] == "ok"
+    _, state, words = threads_row(2, 50.0)
+    assert state != "ok"
+    assert "50 times" in words
+    assert "OMP_NUM_THREADS=1" in words

@@ -66,6 +66,14 @@ def test_a_stopped_run_says_so(run, capsys):
     assert "stopped (or paused: nothing for 60 min)" in out
 
 
+def test_a_measurement_that_is_being_made_shows_its_products(run, capsys):
+    state = run / "state"
+    state.mkdir(exist_ok=True)
+    (state / "measuring.json").write_text('{"step": 50, "products": 120, "expected": 390}', encoding="utf-8")
+    out = call("watch", run, "--once", capsys=capsys)[1]
+    assert "measuring (step 50, 120 of at most 390 products)" in out
+
+
 def test_a_pipe_has_a_line_for_every_row_and_ends_with_the_run(run, monkeypatch, capsys):
     came = [lambda: add(run, row(150)), lambda: (add(run, row(200)), (run / "result.json").touch())]
     monkeypatch.setattr(watch_run.time, "sleep", lambda seconds: came.pop(0)())

@@ -96,3 +96,14 @@ def test_threads_that_wait_do_not_spin():
         env |= {} if given is None else {"OMP_WAIT_POLICY": given}
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env)
         assert done.stdout.split()[-1] == found
+
+
+def test_in_a_pipe_many_pieces_are_about_ten_lines_and_the_last_is_among_them(capsys):
+    with watching.watched(False) as watch:
+        for number in range(1, 117):
+            watch.piece(f"piece {number}", number, 116)
+            if number % 2:
+                watch.answer("an answer")
+    found = capsys.readouterr().err.splitlines()
+    assert 5 <= len(found) <= 12
+    assert found[-1] == "116/116 piece 116"

@@ -317,3 +317,13 @@ def test_wrong_calls_say_what_was_expected():
         theorem1_corrected(X, W_Q, W_K, W_V, G[1:])
     with pytest.raises(ShapeError, match="d_V = d"):
         theorem1_as_printed(X, W_Q, W_K, torch.ones(X.shape[1], X.shape[1] + 1), X)
+
+
+@pytest.mark.parametrize("weight", [1.0, 15.0, 20.0, 26.0, 27.0, 40.0])
+def test_bounds_are_finite_where_attention_saturates_and_a_token_is_zero(weight):
+    X, W = torch.tensor([[1.0], [0.0]]).double(), torch.tensor([[weight]]).double()
+    one, G = torch.ones(1, 1).double(), torch.ones(2, 1).double()
+    found = attention_bounds(X, W, W, one, G, 1.0)
+    assert np.isfinite(found.upper).all()
+    assert found.lower is not None
+    assert (found.lower <= found.upper).all()

@@ -210,3 +210,24 @@ def test_pickles_are_not_opened(tmp_path):
     np.savez(folder / "arrays.npz", values=np.array([{"a": 1}], dtype=object))
     with pytest.raises(CurvescopeError, match="allow_pickle"):
         Leaf.load(folder)
+
+
+def refuse(word):
+    raise AssertionError(f"{word} is not JSON")
+
+
+def test_numbers_that_json_does_not_have_are_null_with_their_name_and_come_back(tmp_path):
+    inf, nan = float("inf"), float("nan")
+    result = Anything({"a/b": nan, "a": {"b": None, "~": [inf, -inf, 1.0]}, "x": np.float64("nan")})
+    result.save(tmp_path)
+    tree = json.loads((tmp_path / "result.json").read_text(encoding="utf-8"), parse_constant=refuse)
+    assert tree["fields"]["value"]["a"]["~"] == [None, None, 1.0]
+    assert tree["not_finite"]["/fields/value/a/~0/1"] == "-Infinity"
+    assert same(Result.load(tmp_path), Anything({"a/b": nan, "a": result.value["a"], "x": nan}))
+
+
+def test_files_with_bare_nan_are_still_read(tmp_path):
+    Anything(1.5).save(tmp_path)
+    path = tmp_path / "result.json"
+    path.write_text(path.read_text(encoding="utf-8").replace("1.5", "[NaN, -Infinity]"), encoding="utf-8")
+    assert same(Result.load(tmp_path), Anything([float("nan"), -float("inf")]))

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from curvescope.core.errors import UsageError
-from curvescope.data.tasks import TASKS, task, task_options
+from curvescope.data.tasks import LETTERS, POSITIONS, TASKS, task, task_from_text, task_options
 
 SMALL = {"digits": {"num_sequences": 20}, "modular_addition": {"p": 5, "fraction": 0.6}}
 REAL = {"gaussian_regression", "digits"}
@@ -182,3 +182,22 @@ def test_every_name_has_one_line_and_names_import_no_torch():
         "assert not {'torch', 'numpy', 'sklearn', 'tokenizers', 'datasets'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("name", sorted(POSITIONS))
+@pytest.mark.parametrize("limit", [6, 7, 9])
+def test_a_task_fits_the_positions_and_the_vocabulary_of_a_model(name, limit):
+    inputs = task_from_text(name, n_ctx=limit)[0].inputs
+    assert limit - 3 < inputs.shape[1] <= limit
+    assert limit - 3 < task_from_text(f"{name}?seq_len={limit}")[0].inputs.shape[1] <= limit
+    if name in LETTERS:
+        assert task_from_text(name, vocab_size=3)[0].inputs.max() < 3
+    assert torch.equal(task_from_text(name, n_ctx=512, vocab_size=512)[0].inputs, task(name)[0].inputs)
+
+
+def test_options_of_a_task_are_given_as_text():
+    found = task_from_text("markov?length=5&seed=3,vocab=4", n_ctx=9)
+    assert torch.equal(found[0].inputs, task("markov", length=5, seed=3, vocab=4)[0].inputs)
+    for text in ("markov?lenth=6", "markov?6", "modular_addition?seq_len=3"):
+        with pytest.raises(UsageError, match="its options are"):
+            task_from_text(text)

@@ -15,11 +15,11 @@ from types import ModuleType
 import curvescope.studies.blocks
 import curvescope.studies.spectrum  # noqa: F401
 from curvescope.cli import main
+from curvescope.data import tasks
 from curvescope.distributed import division
 from curvescope.operators import Hessian
 from curvescope.runs import folder as run_folder
 from curvescope.runs import work
-from curvescope.studies import setting
 
 SMALL = "n_layers = 1\nd_model = 4\nn_heads = 1\nd_ff = 0\nvocab_size = 12\nn_ctx = 18\n"
 SETTINGS = {
@@ -181,7 +181,7 @@ def launch_shards(folder: Path, words: Callable[[str, str], list[str]], model: s
 def launch_all(folder: Path) -> None:
     """Every launch, into `launches.json`: its exit codes, and what ranks printed on stdout and stderr."""
     run_folder.write_figures = lambda *given: None  # pyright: ignore[reportAttributeAccessIssue]
-    setting.task = partial(setting.task, num_sequences=8)  # pyright: ignore[reportAttributeAccessIssue]
+    tasks.task = partial(tasks.task, num_sequences=8)  # pyright: ignore[reportAttributeAccessIssue]
     model = folder / "small.toml"
     model.write_text(SMALL, encoding="utf-8")
     sets = [word for name, value in SETTINGS.items() for word in ("--set", f"{name}={value}")]

@@ -17,7 +17,7 @@ from curvescope.engines.replay.cpu import Recorder, Replay
 from curvescope.engines.replay.plan import Pool
 from curvescope.engines.replay.recording import Recording, Writer
 from curvescope.engines.works import results
-from curvescope.models.running.dispatch import DispatchMode
+from curvescope.models.running.held import DispatchMode
 from selection import pairs, some
 
 MAKERS = {"hessian": cs.Hessian, "ggn": cs.GGN, "functional": cs.Functional}

@@ -144,7 +144,23 @@ def test_only_zoo_models_are_saved(tmp_path):
         cs.save(cs.load(nn.Linear(2, 2)), tmp_path)
 
 
-def test_outputs_are_the_first_of_a_tuple():
+def test_outputs_are_the_only_real_tensor_of_a_tuple():
     module, x = nn.LSTM(2, 2, batch_first=True), torch.randn(2, 3, 2)
     problem = cs.Problem(module, (x, torch.zeros(2, 3, 2)), "mse")
     assert problem.value() == pytest.approx(float(module(x)[0].detach().square().mean()))
+
+
+class LossFirst(nn.Linear):
+    """Returns a loss, the classes, and the logits."""
+
+    def forward(self, x):
+        logits = super().forward(x)
+        return logits.square().mean(), logits.argmax(-1), logits
+
+
+def test_logits_behind_a_loss_are_found_by_their_shape_and_said():
+    module, x, y = LossFirst(3, 4), torch.randn(5, 3), torch.arange(5) % 4
+    with pytest.warns(UserWarning, match="entry 2"):
+        value = cs.Problem(module, (x, y)).value()
+    assert value == pytest.approx(float(nn.functional.cross_entropy(module(x)[2], y).detach()))
+    assert cs.Problem(module, (x, y), output=2).value() == value

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
 import curvescope as cs
@@ -17,7 +18,33 @@ def inference_module() -> nn.Module:
         return nn.Linear(2, 2)
 
 
+def fake_module() -> nn.Module:
+    with FakeTensorMode():
+        return nn.Linear(2, 2)
+
+
+def holding(p: Tensor) -> nn.Module:
+    module = nn.Module()
+    module.w = nn.Parameter(p, requires_grad=p.is_floating_point() or p.is_complex())
+    return module
+
+
+def on_two_devices() -> nn.Module:
+    return nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, device="meta"))
+
+
 REFUSED = {
+    "meta": (lambda: nn.Linear(2, 2, device="meta"), "'weight' is on the meta device.*to_empty"),
+    "meta in part": (on_two_devices, "'1.weight' is on the meta device"),
+    "fake": (fake_module, "'weight' is a fake tensor"),
+    "complex": (lambda: holding(torch.ones(2, dtype=torch.complex64)), "'w' is torch.complex64"),
+    "int8": (lambda: holding(torch.ones(2, dtype=torch.int8)), "'w' is torch.int8"),
+    "quantized": (
+        lambda: holding(torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8)),
+        "'w' is torch.qint8",
+    ),
+    "sparse": (lambda: holding(torch.eye(2).to_sparse()), "'w' is sparse_coo.*to_dense"),
+    "no parameters": (nn.ReLU, "expected a module with parameters, ReLU has none"),
     "sparse embedding": (
         lambda: nn.Sequential(nn.Embedding(3, 2, sparse=True), nn.Linear(2, 2)),
         "'0' is an Embedding with sparse=True.*sparse = False",
@@ -54,11 +81,17 @@ REFUSED = {
 }
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:torch.quantize_per_tensor")
 @pytest.mark.parametrize(("make", "message"), REFUSED.values(), ids=REFUSED)
 def test_modules_without_second_derivatives_are_refused(make, message: str):
     with pytest.raises(cs.UsageError, match=message):
         cs.load(make())
+
+
+def test_a_model_of_which_every_parameter_is_frozen_is_refused():
+    module = nn.Linear(2, 2).requires_grad_(False)
+    with pytest.raises(cs.UsageError, match="every parameter of Linear is frozen"):
+        cs.Problem(module, (torch.ones(1, 2), torch.zeros(1, dtype=torch.long)))
 
 
 class Checkpointed(nn.Module):
@@ -129,3 +162,11 @@ def test_what_is_said_of_batch_norm_is_true():
     for mode in (True, False):
         (note,) = mode_notes(untracked.train(mode))
         assert "uses those of each batch: the loss and its curvature depend on how the data are cut" in note
+
+
+def test_uninitialized_lazy_layer_is_named() -> None:
+    lazy = nn.Sequential(nn.Embedding(5, 4), nn.LazyLinear(5))
+    with pytest.raises(cs.UsageError, match=r"1\.weight"):
+        cs.load(lazy)
+    lazy(torch.zeros(1, 2, dtype=torch.long))
+    assert cs.load(lazy).num_parameters == 45

@@ -90,6 +90,28 @@ def test_it_goes_on_from_a_checkpoint_of_the_trainer(unwatched, tmp_path):
     torch.testing.assert_close(weights(trainer.model), unwatched, rtol=0, atol=0)
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_a_finished_run_of_the_trainer_is_extended(tmp_path):
+    saving = {"save_strategy": "steps", "save_steps": 4}
+    first = cs.trainer_callback(PROBE, out=tmp_path / "run", **QUICK)
+    hugging_face(tmp_path / "hf", first, **saving).train()
+    again = cs.trainer_callback(PROBE, out=tmp_path / "run", raise_errors=True, **QUICK)
+    hugging_face(tmp_path / "hf", again, steps=9, **saving).train(resume_from_checkpoint=True)
+    assert list(again.monitor.history["step"]) == [0, 3, 6, 9]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("out", [None, "run"])
+def test_a_second_training_keeps_the_first_rows(out, tmp_path):
+    callback = cs.trainer_callback(PROBE, out=out and tmp_path / out, raise_errors=True, **QUICK)
+    trainer = hugging_face(tmp_path / "hf", callback)
+    trainer.train()
+    before = callback.monitor.history["lambda_max"].tolist()
+    trainer.train()
+    assert list(callback.monitor.history["step"]) == [0, 3, 6, 9, 12]
+    assert callback.monitor.history["lambda_max"].tolist()[:3] == before
+
+
 # ------------------------------------------------------------------------------- Lightning
 
 
@@ -183,7 +205,7 @@ def test_the_optimizer_inside_is_found():
 )
 def test_what_both_refuse_and_allow(make, package, monkeypatch):
     pytest.importorskip(package)
-    with pytest.raises(UsageError, match=r"unexpected setting 'evry' \(known: loss, every, "):
+    with pytest.raises(UsageError, match=r"unexpected setting 'evry'.*did you mean 'every'"):
         make(PROBE, evry=5)
     assert type(pickle.loads(pickle.dumps(make(PROBE, every=7)))).__name__ == "CurvatureCallback"
     for name in (package, "pytorch_lightning"):

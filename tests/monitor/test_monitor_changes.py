@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import math
+import re
 
 import pytest
 import torch
-from monitor_loops import IDS, PROBE, TARGETS, fit, tiny
+from monitor_loops import IDS, LABELS, PROBE, TARGETS, X, fit, seed_everything, states, tiny
 
 import curvescope as cs
+from curvescope.core.operator import FunctionOperator
+from curvescope.monitor.look import PARTS
+from curvescope.monitor.progress import MeasurementProgress
+from curvescope.runs.growing import Growing
+from histories import begin
+from histories import row as line
 
 
 def watched(module, probe=PROBE, **options):
@@ -108,16 +115,16 @@ def test_what_fails_later_does_not_stop_the_run():
     monitor = watched(module)
     monitor.measure(0)
     hook = module.register_forward_pre_hook(_fail)
-    with pytest.warns(UserWarning, match="step 1 was not measured in full"):
+    with pytest.warns(UserWarning, match="at step 1.*no more"):
         monitor.measure(1)
     hook.remove()
     assert monitor.measure(2)["lambda_max"] == pytest.approx(monitor.history["lambda_max"][0], rel=0.01)
     assert any("step 1" in note for note in monitor.notes)
 
 
-def test_what_fails_at_once_is_said_at_once():
+def test_what_fails_at_once_is_raised_on_request():
     module = tiny()
-    monitor = watched(module)
+    monitor = watched(module, raise_errors=True)
     module.register_forward_pre_hook(_fail)
     with pytest.raises(cs.CurvescopeError, match="no more"):
         monitor.measure(0)
@@ -152,7 +159,109 @@ def test_a_hugging_face_model_in_training():
     assert row["lambda_max"] == pytest.approx(cs.eigsh(cs.Hessian(problem), 1).values[0], rel=0.01)
 
 
+LOOK = [f"look.Look.{name}" for name in (*PARTS[:-1], "block_end", "rates", "__init__")]
+FILES = ["files.Files.append", "files.Files.keep", "files.Files.finish", "memory.Memory.save"]
+OTHERS = ["monitor.unseen", "monitor.settled", "budget.Budget.note", "history.History.add"]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("place", [*LOOK, *FILES, *OTHERS])
+@pytest.mark.parametrize(
+    "error", [ZeroDivisionError("planted"), KeyboardInterrupt()], ids=["fault", "ctrl-c"]
+)
+def test_no_fault_stops_training(place, error, tmp_path, monkeypatch, undrawn):
+    def fail(*args, **options):
+        raise error
+
+    def training(*, monitored):
+        seed_everything()
+        module = tiny()
+        optimizer = torch.optim.AdamW(module.parameters(), lr=0.01)
+        monitor = watched(module, every=2, blocks="L0.W_Q", out=tmp_path / "run") if monitored else None
+        if monitor is not None:
+            monkeypatch.setattr(f"curvescope.monitor.{place}", fail)
+        fit(module, optimizer, monitor, steps=range(5))
+        if monitor is not None:
+            monitor.close()
+        return monitor, torch.nn.utils.parameters_to_vector(module.parameters()), states()
+
+    if isinstance(error, KeyboardInterrupt):
+        with pytest.raises(KeyboardInterrupt):
+            training(monitored=True)
+        return
+    _, weights, drawn = training(monitored=False)
+    monitor, watched_weights, watched_drawn = training(monitored=True)
+    assert torch.equal(weights, watched_weights)
+    assert drawn == watched_drawn
+    assert sum("planted" in note for note in monitor.notes) == 1
+    if place == "look.Look.trace" or place in FILES:
+        assert monitor.history["lambda_max"].notna().tolist() == [True] * 3
+
+
+class Unused(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.aux = torch.nn.Linear(5, 5).double(), torch.nn.Linear(5, 3).double()
+
+    def forward(self, x):
+        return self.body(x)
+
+
+def zero_head():
+    net = torch.nn.Sequential(torch.nn.Linear(5, 4), torch.nn.Tanh(), torch.nn.Linear(4, 5)).double()
+    torch.nn.init.zeros_(net[2].weight)
+    return net
+
+
+@pytest.mark.parametrize("make", [Unused, zero_head])
+def test_blocks_with_a_gradient_of_zero_are_measured(make):
+    module, batch = make(), (X[:8], LABELS[:8])
+    monitor = cs.CurvatureMonitor(module, [batch], every=1, budget=1.0, raise_errors=True)
+    monitor.step(0)
+    problem = cs.Problem(module, [batch])
+    H = cs.Hessian(problem).dense()
+    found = monitor.blocks.set_index("block")["lambda_max"]
+    for name, rows in problem.space().slices.items():
+        top = float(torch.linalg.eigvalsh(H[rows, rows])[-1])
+        assert found[name] == pytest.approx(top, rel=0.02, abs=1e-9)
+
+
+def test_a_misspelled_option_names_the_closest():
+    with pytest.raises(cs.UsageError, match=r"'evry'.*'every'"):
+        watched(tiny(), evry=5)
+
+
 @pytest.mark.parametrize("options", [{"blocks": "nothing"}, {"every": 0}, {"top": 0}, {"num_probes": 1}])
 def test_bad_settings_are_said_before_the_loop(options):
     with pytest.raises(cs.UsageError):
         watched(tiny(), **options)
+
+
+def test_products_of_a_measurement_are_counted_in_its_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr("curvescope.monitor.progress.WRITE_SECONDS", 0.0)
+    begin(tmp_path, line(0))
+    (tmp_path / "state").mkdir()
+    run, op = Growing(tmp_path), FunctionOperator(lambda V: 2 * V, (3, 3), dtype=torch.float64)
+    progress = MeasurementProgress(50, 390, tmp_path / "state", announce=False)
+    assert torch.equal(progress.product(op, torch.ones(3, 2, dtype=torch.float64)), 2 * torch.ones(3, 2))
+    assert run.measuring() == {"step": 50, "products": 2, "expected": 390}
+    progress.close()
+    assert not run.measuring()
+
+
+def test_the_first_measurement_says_what_it_may_take(tmp_path, monkeypatch, capsys, undrawn):
+    monkeypatch.setattr("curvescope.monitor.progress.LONG_SECONDS", 0.0)
+    monitor = watched(tiny(), out=tmp_path / "run")
+    row = monitor.step(0)
+    said = re.search(r"at most (\d+) products", capsys.readouterr().err)
+    assert row["products"] <= int(said[1])
+    monitor.step(50)
+    assert not capsys.readouterr().err
+    assert not Growing(tmp_path / "run").measuring()
+
+
+def test_threads_that_wait_for_each_other_are_noted(monkeypatch):
+    monkeypatch.setattr("curvescope.monitor.monitor.thread_slowdown", lambda: 50.0)
+    monitor = watched(tiny())
+    monitor.step(0)
+    assert any("50 times" in note and "OMP_NUM_THREADS=1" in note for note in monitor.notes)

@@ -10,6 +10,12 @@ import torch
 from monitor_loops import PROBE, fit, seed_everything, tiny
 
 import curvescope as cs
+from curvescope.algorithms.columns import mean_and_stderr
+from curvescope.algorithms.estimates.intervals import mean_interval
+from curvescope.algorithms.spectra.following import follow_ends
+from curvescope.algorithms.spectra.projected import Outside
+from curvescope.core.seeds import probes
+from curvescope.monitor.look import gap_interval
 
 
 class Dense:
@@ -81,6 +87,27 @@ def test_the_ggn_and_its_gap(run):
         assert row["ggn_lambda_max"] == pytest.approx(top, rel=0.01)
         gap = float((truth.H - truth.G).norm() / truth.H.norm())
         assert abs(row["ggn_gap"] - gap) < 4 * row["ggn_gap_stderr"]
+
+
+@pytest.mark.parametrize("trained", [40, 200])
+def test_intervals_of_eight_probes_hold(trained):
+    """Outliers dominate the Hessian of a trained model: few probes see them differently."""
+    module = tiny()
+    fit(module, torch.optim.Adam(module.parameters(), lr=0.02), steps=range(trained))
+    problem = cs.Problem(module, PROBE)
+    H, G = cs.Hessian(problem), cs.GGN(problem).dense()
+    subspace = follow_ends(H, None, problem.gradient()[None], top=3).subspace
+    H = H.dense()
+    trace, gap = float(H.trace()), float((H - G).norm() / H.norm())
+    held = []
+    for seed in range(600):
+        X = probes(len(H), 8, seed=seed, dtype=H.dtype)
+        exact, samples = Outside(subspace).block_samples(X, H @ X, [slice(None)])
+        mean, stderr = mean_and_stderr((exact + samples)[:, 0])
+        low, high = mean_interval(mean, stderr, 7)
+        gap_low, gap_high = gap_interval((H - G) @ X, H @ X)
+        held.append((low <= trace <= high, gap_low <= gap <= gap_high))
+    assert (np.mean(held, axis=0) >= 0.92).all()
 
 
 def test_what_adam_sees(run):

@@ -97,18 +97,32 @@ def test_a_finished_run_goes_on_but_is_not_overwritten(killed):
     watch(killed).close()
     assert (killed / "result.json").exists()
     assert not (killed / "state").exists()
+    before = (killed / "history.csv").read_text()
+    anew = watch(killed)
+    with pytest.warns(UserWarning, match="the folder stays as it is"):
+        assert anew.step(0) is not None
+    assert (killed / "history.csv").read_text() == before
     again = watch(killed)
-    with pytest.raises(cs.UsageError, match="finished, up to step 4"):
-        again.step(2)
+    assert again.step(2) is not None
     assert again.step(8) is not None
     assert not (killed / "result.json").exists()
     again.close()
-    assert [row["step"] for row in read_rows(killed / "history.csv")] == [0, 2, 4, 8]
+    assert [row["step"] for row in read_rows(killed / "history.csv")] == [0, 2, 8]
+
+
+def test_a_bad_cell_is_one_sentence(killed):
+    path = killed / "history.csv"
+    lines = path.read_text().splitlines()
+    cells = lines[2].split(",")
+    cells[5] = "nonsense"
+    path.write_text("\n".join([*lines[:2], ",".join(cells), *lines[3:], ""]))
+    with pytest.raises(cs.UsageError, match=r"history\.csv, line 3, column loss, got 'nonsense'"):
+        watch(killed)
 
 
 @pytest.mark.parametrize("later", [4, 3, 0])
 def test_steps_count_on_over_epochs(later):
-    monitor = watch(None)
+    monitor = watch(None, raise_errors=True)
     monitor.step(4)
     with pytest.raises(cs.UsageError, match="steps count on over epochs"):
         monitor.step(later)
@@ -124,7 +138,7 @@ def test_a_step_that_was_not_measured_may_be_told_again():
 
 
 def test_only_the_first_step_behind_an_opening_goes_back(killed):
-    monitor = watch(killed)
+    monitor = watch(killed, raise_errors=True)
     monitor.step(3)
     assert monitor.history["step"].tolist() == [0, 2]
     with pytest.raises(cs.UsageError, match="steps count on over epochs"):
@@ -133,7 +147,7 @@ def test_only_the_first_step_behind_an_opening_goes_back(killed):
 
 
 def test_a_closed_monitor_says_so():
-    monitor = watch(None)
+    monitor = watch(None, raise_errors=True)
     monitor.close()
     monitor.close()
     with pytest.raises(cs.UsageError, match="closed"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import curvescope as cs
@@ -63,7 +64,9 @@ def test_the_zoo_and_torch_s_layer_norm_are_taken_together():
     for name in ("merged-alibi-scaled-residual", "plain-normed-mlp", "plain-attention-tied"):
         found = bench(name)
         batch = found.problem.batches[1]
-        assert stacked.fits_together(found.problem, found.problem.space(), batch, found.probe(1)), name
+        graph = stacked.together(found.problem, found.problem.space(), batch)
+        assert graph is not None, name
+        assert stacked.agrees(graph, second_order=True), name
 
 
 def ragged() -> cs.Problem:
@@ -178,7 +181,6 @@ def test_modules_that_cannot_be_batched_are_taken_one_by_one(make: type[nn.Modul
     x, y = (torch.randn(3, 4, d, generator=source, dtype=torch.float64) for d in (width, 2))
     problem = cs.Problem(make(), (x, y), "mse_mean")
     V = torch.randn(problem.space().size, 2, generator=source, dtype=torch.float64)
-    assert not stacked.fits_together(problem, problem.space(), problem.batches[0], V)
     check(cs.per_sample(problem), singles(problem), V, "hessian")
 
 
@@ -240,3 +242,95 @@ def test_a_loss_over_pairs_of_sequences_is_refused():
     problem = cs.Problem(nn.Linear(3, 2).double(), (x, torch.zeros(4, dtype=torch.float64)), loss)
     with pytest.raises(cs.UsageError, match="the loss of a sequence"):
         cs.per_sample(problem).losses()
+
+
+class Lookup(nn.Module):
+    """Embeds ids in one of several ways; `kind` says what may differ under vmap."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        source = torch.Generator().manual_seed(1)
+        self.kind = kind
+        self.E, self.P = (
+            nn.Parameter(torch.randn(5, 3, generator=source, dtype=torch.float64)) for _ in range(2)
+        )
+        self.W = nn.Parameter(torch.randn(3, 3, generator=source, dtype=torch.float64))
+        self.register_buffer("seen", torch.zeros(5, dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.kind == "operator":
+            h = torch.ops.aten.embedding(self.E, x, 0)
+        elif self.kind == "torch":
+            h = torch.embedding(self.E, x, 0)
+        elif self.kind == "bag":
+            h = F.embedding_bag(x.reshape(-1, 1), self.E, mode="sum", padding_idx=0).reshape(*x.shape, 3)
+        elif self.kind == "frequency":
+            h = F.embedding(x, self.E, scale_grad_by_freq=True)
+        else:
+            h = F.embedding(x, self.E, padding_idx=-5)
+        if self.kind == "several":
+            h = h + F.embedding(x, self.P, padding_idx=3)
+        if self.kind == "buffer":
+            self.get_buffer("seen").fill_(1.0)
+        if self.kind == "branch" and bool((x < 5).all()):
+            h = 2 * h
+        if self.kind == "dropout":
+            h = F.dropout(h, 0.5, self.training)
+        return torch.tanh(h @ self.W) @ self.E.T  # tied
+
+
+def by_hand(model: nn.Module, x: Tensor, y: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Gradient and Hessian product of one sequence, by double backward."""
+    into = list(model.parameters())
+    loss = F.cross_entropy(model(x[None])[0], y)
+    g = torch.autograd.grad(loss, into, create_graph=True, materialize_grads=True)
+    flat = torch.cat([part.flatten() for part in g])
+    second = torch.autograd.grad(flat @ v, into, materialize_grads=True)
+    return flat.detach(), torch.cat([part.flatten() for part in second])
+
+
+KINDS = ["function", "torch", "operator", "several", "buffer", "branch", "dropout"]
+FIRST_ORDER = ["bag", "frequency"]  # PyTorch has no second derivative of the first
+PLACES = {"last": [3], "first": [0], "all": [0, 1, 2, 3], "none": []}
+
+
+@pytest.mark.filterwarnings("ignore:torch.func.vmap computes")
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("kind", [*KINDS, *FIRST_ORDER])
+def test_samples_are_those_of_a_loop_wherever_padding_is(kind: str, place: str):
+    source = torch.Generator().manual_seed(0)
+    x, y = torch.randint(1, 5, (4, 3), generator=source), torch.randint(0, 5, (4, 3), generator=source)
+    x[PLACES[place], 1] = 0
+    model = Lookup(kind).eval()
+    samples = cs.per_sample(cs.Problem(model, (x, y)))
+    v = torch.randn(samples.space.size, generator=source, dtype=torch.float64)
+    if kind in FIRST_ORDER:
+        into = list(model.parameters())
+        truth = [
+            torch.autograd.grad(F.cross_entropy(model(a[None])[0], b), into, materialize_grads=True)
+            for a, b in zip(x, y, strict=True)
+        ]
+        g = torch.stack([torch.cat([part.flatten() for part in one]) for one in truth])
+        assert relative_error(samples.gradients(), g) < EXACT
+        return
+    hand = [by_hand(model, a, b, v) for a, b in zip(x, y, strict=True)]
+    assert relative_error(samples.gradients(), torch.stack([g for g, _ in hand])) < EXACT
+    assert relative_error(samples.products(v[:, None])[..., 0], torch.stack([h for _, h in hand])) < EXACT
+
+
+def test_derivatives_that_vmap_gets_wrong_are_computed_one_at_a_time_with_a_warning():
+    x, y = torch.tensor([[1, 2], [3, 4], [2, 0]]), torch.tensor([[1, 2], [0, 4], [3, 3]])
+    with pytest.warns(UserWarning, match="one at a time"):
+        cs.per_sample(cs.Problem(Lookup("operator"), (x, y))).gradients()
+
+
+@pytest.mark.parametrize("make", [cs.GGN, cs.EmpiricalFisher, cs.MonteCarloFisher])
+def test_exact_diagonals_leave_the_padding_row_out(make: type):
+    x, y = torch.tensor([[1, 2], [3, 4], [2, 0]]), torch.tensor([[1, 2], [0, 4], [3, 3]])
+    model = nn.Sequential(nn.Embedding(5, 3, padding_idx=0), nn.Tanh(), nn.Linear(3, 5)).double()
+    nn.init.normal_(model[0].weight, generator=torch.Generator().manual_seed(0))  # pyright: ignore
+    op = make(cs.Problem(model, (x, y)))
+    values = torch.as_tensor(cs.exact_diagonal(op, way="outputs").values)
+    assert relative_error(values, op.dense().diagonal()) < EXACT
+    if make is cs.GGN:
+        assert not cs.diagonal(op, method="roots", num_probes=2).values[:3].any()

@@ -254,6 +254,27 @@ def test_bad_input_is_one_sentence(case, tmp_path, monkeypatch, capsys):
     assert [p.name for p in tmp_path.iterdir()] in ([], ["file"]), "something was left behind"
 
 
+def test_a_folder_of_another_paper_is_refused_before_the_work(tmp_path):
+    settings = {"paper": "singh2025", "citation": "", "figures": {}}
+    (tmp_path / "settings.json").write_text(json.dumps(settings), encoding="utf-8")
+    with pytest.raises(UsageError, match="has the figures of singh2025"):
+        reproduce("ormaniec2025", ["small"], out=tmp_path)
+    assert Counter.done == 0
+
+
+@pytest.mark.parametrize("name", ["small.json", "small.npz"])
+@pytest.mark.usefixtures("unrendered")
+def test_a_damaged_figure_is_computed_again(name, tmp_path):
+    reproduce("ormaniec2025", ["small"], out=tmp_path)
+    whole, done = (tmp_path / name).read_bytes(), Counter.done
+    (tmp_path / name).write_bytes(whole[: len(whole) // 2])
+    reproduce("ormaniec2025", ["small"], out=tmp_path)
+    assert Counter.done > done
+    done = Counter.done
+    reproduce("ormaniec2025", ["small"], out=tmp_path)
+    assert Counter.done == done
+
+
 @pytest.mark.usefixtures("unrendered")
 def test_a_model_is_told_to_the_figures(tmp_path, monkeypatch, capsys):
     @dataclass(frozen=True)

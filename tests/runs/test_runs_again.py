@@ -13,6 +13,7 @@ from curvescope.core.result import Result
 from curvescope.operators import Hessian
 from curvescope.runs.disk.place import check_writable
 from curvescope.runs.folder import Stopped
+from curvescope.runs.listing import list_runs
 from curvescope.studies import folder
 
 pytestmark = pytest.mark.usefixtures("undrawn", "few_sequences")
@@ -58,6 +59,19 @@ def test_what_is_finished_is_read_unless_forced(settings, tmp_path, monkeypatch)
             with pytest.raises(Stopped):
                 folder.run("spectrum", own, out=tmp_path / "runs", force=force)
     assert len(list(first.parent.iterdir())) == 3
+
+
+@pytest.mark.parametrize("name", ["result.json", "arrays.npz"])
+@pytest.mark.usefixtures("undrawn")
+def test_a_finished_run_whose_files_are_damaged_is_set_aside_and_computed_again(name, settings, tmp_path):
+    first, result = folder.run("spectrum", settings, out=tmp_path / "runs")
+    whole, said = (first / name).read_bytes(), []
+    (first / name).write_bytes(whole[: len(whole) // 2])
+    again, found = folder.run("spectrum", settings, out=tmp_path / "runs", say=said.append)
+    assert found.summary() == result.summary()
+    assert any("damaged" in line for line in said)
+    assert [run.path for run in list_runs(tmp_path / "runs")] == [again]
+    assert folder.run("spectrum", settings, out=tmp_path / "runs")[0] == again
 
 
 def test_a_run_that_is_stopped_in_its_first_piece_goes_on_there(settings, tmp_path, monkeypatch):

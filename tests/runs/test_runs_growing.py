@@ -110,3 +110,19 @@ def test_a_folder_that_goes_away_is_one_sentence(tmp_path):
     shutil.rmtree(tmp_path / "mine")
     with pytest.raises(UsageError, match="which is not there"):
         run.refresh()
+
+
+def test_a_measurement_that_is_being_made_is_not_a_stop(tmp_path):
+    run = Growing(begin(tmp_path, row(0)))
+    long_ago = time.time() - 1000
+    os.utime(tmp_path / "history.csv", (long_ago, long_ago))
+    assert run.status() == "stopped"
+    state = tmp_path / "state"
+    state.mkdir()
+    (state / "measuring.json").write_text('{"step": 50, "products": 120, "expected": 390}', encoding="utf-8")
+    assert run.status() == "measuring"
+    assert run.measuring() == {"step": 50, "products": 120, "expected": 390}
+    os.utime(state / "measuring.json", (long_ago, long_ago))  # and the process was killed
+    assert run.status() == "stopped"
+    (state / "measuring.json").write_text("{", encoding="utf-8")
+    assert (run.measuring(), run.status()) == ({}, "going on")

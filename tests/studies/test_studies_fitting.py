@@ -24,13 +24,13 @@ def product(monkeypatch, undrawn):
 
 @pytest.mark.parametrize(
     ("text", "seconds"),
-    [("90s", 90), ("3min", 180), ("3 m", 180), ("1.5h", 5400), ("2", 120), ("45 sec", 45)],
+    [("90s", 90), ("3min", 180), ("3 m", 180), ("1.5h", 5400), ("45 sec", 45)],
 )
 def test_budgets(text, seconds):
     assert seconds_of(text) == seconds
 
 
-@pytest.mark.parametrize("text", ["", "soon", "3 days", "0s", "-3min"])
+@pytest.mark.parametrize("text", ["", "soon", "3", "1.5", "3 days", "0s", "-3min"])
 def test_what_is_no_budget(text):
     with pytest.raises(UsageError, match="expected a budget such as"):
         seconds_of(text)

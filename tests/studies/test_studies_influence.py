@@ -10,8 +10,11 @@ import pytest
 import torch
 
 import curvescope as cs
+from curvescope.algorithms import trace
 from curvescope.algorithms.estimates.ranks import Correlation
+from curvescope.algorithms.estimates.trace import accurate_trace
 from curvescope.core.errors import CurvescopeError, UsageError
+from curvescope.core.operator import Matrix
 from curvescope.core.result import Result
 from curvescope.data.corpora import read_source
 from curvescope.models.zoo import MLPConfig, TransformerConfig
@@ -373,3 +376,25 @@ def test_it_is_shown(measured, tmp_path):
     import matplotlib.pyplot as plt
 
     plt.close("all")
+
+
+@pytest.mark.parametrize(("n", "outlier"), [(40, 0.5), (400, 0.5), (400, 0.02)])
+def test_the_damping_scale_is_known_to_five_percent(n, outlier):
+    """One eigenvalue dominates the trace: eight probes would give a scale that is wrong by a third."""
+    u = torch.randn(n, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    A = torch.eye(n, dtype=torch.float64) + outlier * n * (u @ u.T) / (u.T @ u)
+    op = Matrix(A, symmetric=True, psd=True)
+    runs = [accurate_trace(op, accuracy=0.05, seed=seed) for seed in range(40)]
+    truth = (1 + outlier) * n
+    assert np.mean([abs(r.value - truth) <= 0.05 * truth for r in runs]) >= 0.92
+    for run in runs:
+        assert run.high - run.low <= 0.1 * run.value or run.num_products == 256
+        assert run.num_products <= min(n, 256)
+    again = trace(op, num_probes=runs[0].num_products, seed=0)
+    assert n <= 256 or again.samples.tolist() == runs[0].samples.tolist()
+
+
+def test_the_summary_states_the_interval_of_the_damping_scale(measured):
+    _, measured, _ = measured
+    low, high = measured.mean_diagonal_interval
+    assert low <= measured.mean_diagonal <= high

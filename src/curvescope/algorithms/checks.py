@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import operator as numbers
 from collections.abc import Callable, Collection, Mapping
+from contextlib import nullcontext
 from contextvars import ContextVar
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
@@ -15,6 +16,7 @@ from curvescope.algorithms.recording import recorded
 from curvescope.core.errors import ShapeError, UsageError
 from curvescope.core.operator import LinearOperator, check_square_symmetric
 from curvescope.core.ranks.spread import Pieces, over
+from curvescope.core.threads import same_threads
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -34,7 +36,8 @@ def of_one_matrix(algorithm: Callable[Concatenate[LinearOperator, P], T]) -> Cal
         if not isinstance(op, LinearOperator) or op is _steady.get():
             return algorithm(op, *args, **kwargs)  # which says what it needs
         spread = None if op.pieces is None else op.pieces[0].spread
-        with op.steady(), over(spread), recorded(op) as own:
+        threads = nullcontext() if spread is None else same_threads(partial(spread.least, device=op.device))
+        with op.steady(), threads, over(spread), recorded(op) as own:
             token = _steady.set(own)
             try:
                 return algorithm(own, *args, **kwargs)

@@ -13,6 +13,7 @@ import torch
 from curvescope import __version__
 from curvescope.cli import printing
 from curvescope.core.requirements import requirements
+from curvescope.core.threads import thread_slowdown
 from curvescope.data.batches import Batches
 from curvescope.engines import EngineName
 from curvescope.models.load import load
@@ -31,6 +32,7 @@ USES = {
     "lightning": "callback of the monitor",
 }
 """What optional packages are for."""
+SLOWER = 2.0  # times that several threads may be slower than one
 INTERNAL = ("dev", "docs")  # extras that no command needs
 PEERS = ("hessian-eigenthings", "curvlinops-for-pytorch")
 ASSETS = ("stories260K", "stories15M", "gpt-nano-sort", "gpt2-attention", "gpt2-tokenizer")
@@ -38,7 +40,7 @@ ASSETS = ("stories260K", "stories15M", "gpt-nano-sort", "gpt2-attention", "gpt2-
 
 def show(*, as_json: bool) -> bool:
     """Print what was found; whether everything needed works."""
-    rows = [*_packages(), *_devices(), *_assets()]
+    rows = [*_packages(), *_devices(), threads_row(torch.get_num_threads(), thread_slowdown()), *_assets()]
     if as_json:
         printing.as_json([{"what": w, "state": s, "words": t} for w, s, t in rows])
     else:
@@ -103,10 +105,18 @@ def _product_error(device: str, engine: EngineName) -> float:
     return float((H @ v - difference).norm() / difference.norm())
 
 
+def threads_row(num_threads: int, slowdown: float) -> tuple[str, str, str]:
+    """The row about threads, from the time of a product with all of them divided by that with one."""
+    if slowdown <= SLOWER:
+        return "threads", "ok", f"{num_threads} threads take {slowdown:.2f} times as long as one"
+    words = f"{num_threads} threads take {slowdown:.0f} times as long as one: the machine is busy"
+    return "threads", "slow", f"{words}; set OMP_NUM_THREADS=1"
+
+
 def _assets() -> list[tuple[str, str, str]]:
     root = os.environ.get("CURVESCOPE_ASSETS")
     if root is None:
-        return [("test models", "absent", "set CURVESCOPE_ASSETS to a folder that has them")]
+        return []  # only the tests of this package need them
     return [
         (f"test model {name}", "ok" if (Path(root) / name).is_dir() else "absent", "in CURVESCOPE_ASSETS")
         for name in ASSETS

@@ -10,6 +10,8 @@ import typer
 from curvescope.cli import printing
 from curvescope.cli.study_run import Wish, carry_out
 from curvescope.core.config import Settings
+from curvescope.core.errors import UsageError
+from curvescope.runs.listing import read_run
 from curvescope.studies.diagnose import Diagnosis, Finding
 from curvescope.studies.diagnose.tables import finding_row
 from curvescope.studies.diagnose.words import verdict
@@ -20,6 +22,7 @@ INDENT = " " * 4
 
 def show(pairs: list[str], given: Settings, wish: Wish) -> None:
     """Diagnose, or find it done, and print what was found."""
+    _check_model(str(given["model"]))
     path, found = carry_out("diagnose", None, pairs, given, wish)
     assert isinstance(found, Diagnosis)
     if wish.as_json:
@@ -27,6 +30,20 @@ def show(pairs: list[str], given: Settings, wish: Wish) -> None:
         printing.as_json([finding_row(check) for check in [*found.findings, *unseen]])
     else:
         _print(path, found)
+
+
+def _check_model(source: str) -> None:
+    """Raise if a run folder is given instead of a model."""
+    try:
+        run = read_run(Path(source))
+    except UsageError:
+        return
+    monitor = run.study == "monitor"
+    raise UsageError(
+        f"expected a model, got {source}, a run folder of {'a monitor' if monitor else run.study}",
+        hint=(f"curvescope watch {source} shows it, " if monitor else "")
+        + f"curvescope report {source} makes a page of it; diagnose takes the model that was trained",
+    )
 
 
 def _print(path: Path, found: Diagnosis) -> None:

@@ -12,6 +12,7 @@ import typer
 
 from curvescope.cli import printing
 from curvescope.cli.study_run import say_how_to_go_on
+from curvescope.cli.typed.asking import choose_device
 from curvescope.cli.typed.line import wants_traceback
 from curvescope.cli.watching import watched
 from curvescope.core.config import Settings
@@ -22,6 +23,7 @@ from curvescope.report import write_page
 from curvescope.report.choice import choose as choose_runs
 from curvescope.report.papers import is_reproduction
 from curvescope.report.wanted import AROUND, FULL, choose
+from curvescope.runs.disk.place import check_writable
 from curvescope.runs.folder import CONFIG
 from curvescope.runs.pieces import RESULT
 from curvescope.studies.several import Made, Wanted, run_all
@@ -51,6 +53,7 @@ def show(what: Sequence[str], given: Settings, wish: Wish) -> None:
     """Write the page, say where it is, and what is not in it; the exit code is 1 where a study failed."""
     if wish.page.is_dir() or not wish.page.parent.is_dir():
         raise UsageError(f"expected a file in an existing folder for the page, got {wish.page}")
+    check_writable(wish.page.parent)
     made = Made({}, {})
     if what and not _is_model(what):
         _check_unused(given, wish)
@@ -110,6 +113,7 @@ def _run(model: str, given: Settings, wish: Wish) -> Made:
     given = {**given, "model": model}
     wanted = choose(wish.sections, profile)
     with watched(wish.quiet) as watch:
+        given = choose_device(given, watch.say)
         left_out = unsuited([one.study for one in wanted], given)
         for study, reason in left_out.items():
             watch.say(f"left out: {study}: {reason}")

@@ -8,7 +8,7 @@ from pathlib import Path
 import typer
 
 from curvescope.cli import printing
-from curvescope.cli.typed.asking import merge
+from curvescope.cli.typed.asking import AUTO, choose_device, merge
 from curvescope.cli.typed.line import go_on
 from curvescope.cli.watching import watched
 from curvescope.core.config import Settings
@@ -73,6 +73,8 @@ def show(
         check_settings(paper, (pair.partition("=")[0].strip() for pair in pairs))
         settings = merge(kinds, None, pairs, given)
         with watched(quiet) as watch:
+            if settings.get("device") == AUTO:  # a paper's own device is the CPU
+                settings = choose_device(settings, watch.say)
             try:
                 how = {"progress": watch.piece, "say": watch.say, "force": force}
                 found = reproduce(paper, figures, settings=settings, out=out, **how)

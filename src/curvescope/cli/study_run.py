@@ -9,7 +9,7 @@ import typer
 
 from curvescope.cli import printing
 from curvescope.cli.commands.ranks import shared_out, speaks
-from curvescope.cli.typed.asking import check_options, merge, spoken
+from curvescope.cli.typed.asking import check_options, choose_device, merge, names_of, spoken
 from curvescope.cli.typed.line import go_on
 from curvescope.cli.watching import Watch, watched
 from curvescope.core.config import Settings
@@ -67,6 +67,8 @@ def carry_out(
     with spoken(study, kind), shared_out(wish.parallel), watched(wish.quiet or not speaks()) as watch:
         check_options(study, kind, given)
         settings = merge([kind], config, pairs, given)
+        if "device" in names_of(kind):
+            settings = choose_device(settings, watch.say)
         limit = folder.Limit(wish.profile, wish.budget)
         try:
             return folder.run(

@@ -18,6 +18,9 @@ and behind it, and all of it, in any unit.
 """
 
 
+MOST_LINES = 10  # of finished pieces, when stderr is not a terminal
+
+
 @final
 class Watch:
     """What was heard last, of studies, of the pieces of one and of the loop inside the current piece."""
@@ -65,10 +68,13 @@ class Watch:
 
 @final
 class Lines:
-    """A line for every piece that is done, with what came out of it where it says so."""
+    """Lines for finished pieces, at most about ten for a study: every piece of a few, a tenth of many.
+
+    A piece that answers is named together with its answer; of many pieces only those at a tenth are printed.
+    """
 
     def __init__(self) -> None:
-        self._open, self._front = "", ""
+        self._open, self._front, self._due = "", "", True
 
     def part(self, what: str, before: float, behind: float, total: float) -> None:
         """The study that begins."""
@@ -80,6 +86,8 @@ class Lines:
         """The piece before is done."""
         self.close()
         self._open = f"{self._front}{number}/{total} {what}"
+        tenth = MOST_LINES * number // total > MOST_LINES * (number - 1) // total
+        self._due = number == 1 or total <= MOST_LINES or tenth
 
     def say(self, line: str) -> None:
         """A line of its own."""
@@ -87,7 +95,10 @@ class Lines:
 
     def answer(self, line: str) -> None:
         """What came out of a piece stands behind its name."""
-        self._open = f"{self._open}: {line}" if self._open else f"{self._front}{line}"
+        if not self._open:
+            self.say(line)
+            return
+        self._open = f"{self._open}: {line}"
         self.close()
 
     def fail(self, line: str) -> None:
@@ -97,7 +108,7 @@ class Lines:
 
     def close(self) -> None:
         """The last piece is done."""
-        if self._open:
+        if self._open and self._due:
             typer.echo(self._open, err=True)
         self._open = ""
 

@@ -63,9 +63,9 @@ class Config:
     def read(cls, name: str, text: str) -> Value:
         """The value of a setting from what a person typed: a TOML value, or words; a list may be `0,1`."""
         cls.check_known(name)
-        value = _typed(text)
+        value = typed_value(text)
         if _holds_several(get_type_hints(cls)[name]) and isinstance(value, str) and value == text:
-            return [_typed(part.strip()) for part in text.split(",") if part.strip()]
+            return [typed_value(part.strip()) for part in text.split(",") if part.strip()]
         return value
 
     @classmethod
@@ -113,7 +113,7 @@ def _as_field(value: Value, kind: Any) -> Any:
     return (value,) if single and _holds_several(kind) else value
 
 
-def _typed(text: str) -> Any:
+def typed_value(text: str) -> Any:
     """A TOML value, or the text itself."""
     try:
         return tomllib.loads(f"x = {text}")["x"]

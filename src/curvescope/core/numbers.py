@@ -122,6 +122,11 @@ def duration(seconds: float) -> str:
     return f"{count:,.1f} {unit}" if count < 10 else f"{count:,.0f} {unit}"
 
 
+def short_duration(seconds: float) -> str:
+    """`0.0021 s`, `1.8 s`, `3 min`: as `duration`, with two digits below ten seconds."""
+    return f"{seconds:.2g} s" if seconds < 9.95 else duration(seconds)
+
+
 def data_size(count: int) -> str:
     """Bytes as `12 kB`, `3.4 MB`, `120 MB`, `1.2 GB`, in steps of 1024."""
     if count < 2**20:

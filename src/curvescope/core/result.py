@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import zipfile
+import zlib
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from importlib import import_module
@@ -18,8 +20,14 @@ from curvescope.core.moved import HOMES, SAVED_NAMES
 from curvescope.core.numbers import with_error
 
 SCHEMA = 1
+NOT_FINITE = "not_finite"
+"""In result.json: JSON pointers (RFC 6901) to each null that stands for NaN, Infinity or -Infinity."""
 FEW = 6  # entries that are printed
 _CLASSES: dict[str, type[Result]] = {}
+
+
+class UnreadableResult(CurvescopeError):
+    """The files of a saved result are missing or damaged."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +36,8 @@ class Result:
 
     Fields are numpy arrays, numbers, strings, booleans, None, lists or dicts of these, or results.
     `save(folder)` writes `result.json` (everything but arrays) and `arrays.npz` (the arrays, keyed by
-    their path in the result); `load` of the same class reads them back.
+    their path in the result); `load` of the same class reads them back. JSON has no NaN and no infinity:
+    such a number is null, and `not_finite` at the end of the file says which one it was.
     """
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -60,13 +69,13 @@ class Result:
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         arrays: dict[str, np.ndarray] = {}
-        tree = {"schema": SCHEMA, **_pack(self, "", arrays)}
+        tree = strict_json({"schema": SCHEMA, **_pack(self, "", arrays)})
         partial = folder / "arrays.npz.partial"
         with partial.open("wb") as file:
             _write_npz(file, arrays)
         partial.replace(folder / "arrays.npz")
         partial = folder / "result.json.partial"
-        partial.write_text(json.dumps(tree, indent=1, allow_nan=True), encoding="utf-8")
+        partial.write_text(json.dumps(tree, indent=1, allow_nan=False), encoding="utf-8")
         partial.replace(folder / "result.json")
         return folder
 
@@ -78,6 +87,7 @@ class Result:
             tree = json.loads((folder / "result.json").read_text(encoding="utf-8"))
             with np.load(folder / "arrays.npz", allow_pickle=False) as archive:
                 arrays = {key: archive[key] for key in archive.files}
+            _restore_not_finite(tree)
             if tree.get("schema") != SCHEMA:
                 raise CurvescopeError(f"expected schema {SCHEMA} in {folder}, found {tree.get('schema')}")
             found = _unpack(tree, arrays)
@@ -85,14 +95,18 @@ class Result:
             OSError,
             ValueError,
             EOFError,
-            KeyError,
+            LookupError,
             TypeError,
             AttributeError,
+            NotImplementedError,
             zipfile.BadZipFile,
+            zlib.error,
         ) as error:
-            raise CurvescopeError(
+            killed = "a run that was killed has a state/ folder and no result; run it again to resume"
+            damaged = "a file is damaged or missing: the command that wrote it computes it again"
+            raise UnreadableResult(
                 f"expected a folder with result.json and arrays.npz, could not read {folder}: {error}",
-                hint="a run that was killed has a state/ folder and no result; run it again to resume",
+                hint=damaged if (folder / "result.json").exists() else killed,
             ) from error
         if not isinstance(found, cls):
             raise CurvescopeError(
@@ -154,6 +168,35 @@ def _pack(value: Any, path: str, arrays: dict[str, np.ndarray]) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     raise TypeError(f"a result holds arrays, numbers and text; {path} is a {type(value).__name__}")
+
+
+def strict_json(tree: dict[str, Any]) -> dict[str, Any]:
+    """A JSON object without NaN and infinities: null instead, and their words under `not_finite`."""
+    words: dict[str, str] = {}
+
+    def strict(value: Any, pointer: str) -> Any:
+        if isinstance(value, dict):
+            escaped = {key: str(key).replace("~", "~0").replace("/", "~1") for key in value}
+            return {key: strict(item, f"{pointer}/{escaped[key]}") for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [strict(item, f"{pointer}/{i}") for i, item in enumerate(value)]
+        if isinstance(value, float) and not math.isfinite(value):
+            words[pointer] = "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+            return None
+        return value
+
+    found = strict(tree, "")
+    return {**found, NOT_FINITE: words} if words else found
+
+
+def _restore_not_finite(tree: dict[str, Any]) -> None:
+    """Put the numbers that `strict_json` took out back into a tree that was just read."""
+    for pointer, word in tree.pop(NOT_FINITE, {}).items():
+        *parents, last = [part.replace("~1", "/").replace("~0", "~") for part in pointer.split("/")[1:]]
+        place: Any = tree
+        for part in parents:
+            place = place[int(part) if isinstance(place, list) else part]
+        place[int(last) if isinstance(place, list) else last] = float(word)
 
 
 def _join(path: str, name: str) -> str:

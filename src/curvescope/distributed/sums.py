@@ -22,7 +22,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from curvescope.core.errors import CurvescopeError
-from curvescope.core.ranks import group_in_step, in_step, together
+from curvescope.core.ranks import everyone, group_in_step, in_step, together
+from curvescope.core.threads import own_threads, same_threads
 from curvescope.distributed.asked import Asked
 from curvescope.engines import Engine
 from curvescope.engines.state.digest import digest
@@ -87,7 +88,8 @@ def done_by_all(
     error, found, N, words, own = None, None, 0.0, [0] * WORDS, NOTHING
     try:
         own = ask()
-        found, N, words = work()
+        with own_threads():
+            found, N, words = work()
     except (Exception, KeyboardInterrupt) as raised:
         error = raised
     failed, total, *rest = _told(
@@ -133,12 +135,21 @@ def _raise(error: BaseException | None, group: ProcessGroup | None) -> None:
 
 @contextmanager
 def steady_on_all(engines: Iterable[Engine], group: ProcessGroup | None) -> Iterator[None]:
-    """Products inside belong together on every rank: a change that one of them finds is an error on all."""
+    """Products inside belong together on every rank: a change that one of them finds is an error on all.
+
+    Between products all ranks compute with the same number of threads, so that they take the same steps.
+    """
+
+    def least(value: float) -> float:
+        with in_step(group):
+            return min(everyone(value))
+
     with ExitStack() as opened:
         with in_step(group), together():
             for engine in engines:
                 opened.enter_context(engine.steady())
-        yield
+        with same_threads(least):
+            yield
         with in_step(group), together():
             opened.close()
 

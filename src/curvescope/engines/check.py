@@ -22,8 +22,10 @@ from torch import Tensor
 from curvescope.core.errors import CurvescopeError
 from curvescope.core.ranks.spread import Spread
 from curvescope.core.seeds import drawn_on, generator
+from curvescope.core.tensors.graph import custom_functions
 from curvescope.data.batches import Batch
 from curvescope.engines import ask, works
+from curvescope.engines.derivatives import Derivatives, compare_derivatives
 from curvescope.engines.memory import result_bytes
 from curvescope.engines.passes import pull_each
 from curvescope.engines.repeats import other_outputs
@@ -55,6 +57,7 @@ class Known:
     entry_bytes: float  # of all results of a pass that are no views, for each entry of the data
     sizes: dict[Any, int] = field(default_factory=dict)  # of passes, by runner and shapes
     why: str = ""  # it is run as it is
+    derivatives: Derivatives = field(default_factory=Derivatives)
 
     def holds(self) -> bool:
         """Whether the module does what it did, with the same numbers apart from its parameters."""
@@ -94,8 +97,9 @@ def known(problem: Problem, few: ask.Few, *, engine: str, checkpoint: bool) -> t
     found = _find_out(problem, few.batch, engine, checkpoint)
     snapshot.settle()
     entry_bytes = max(found.size - _widened_bytes(model), 0) / num_entries(few.batch)
+    numbers, derivatives = digest(snapshot.tensors), compare_derivatives(problem, few.batch, found.functions)
     entries[kind] = Known(
-        snapshot, found.fused, found.head, digest(snapshot.tensors), entry_bytes, why=found.why
+        snapshot, found.fused, found.head, numbers, entry_bytes, why=found.why, derivatives=derivatives
     )
     ours, theirs = found.outputs, few.answer
     return entries[kind], ours is not None and theirs is not None and _near(ours, theirs.outputs)
@@ -109,6 +113,7 @@ class _Found(NamedTuple):
     size: int
     outputs: Tensor | None = None
     why: str = ""
+    functions: list[str] | None = None  # custom ones in the graph; None if no graph was made
 
 
 def _find_out(problem: Problem, few: Batch, engine: str, checkpoint: bool) -> _Found:
@@ -138,7 +143,7 @@ def _find_out(problem: Problem, few: Batch, engine: str, checkpoint: bool) -> _F
             raise
         LOG.info("%s is differentiated as it is, without our kernels: %s", model.name, error)
         why = f"our kernels do not fit this module: {str(error).partition(chr(10))[0]}"
-        return _Found(None, None, _size(problem, few), why=why)
+        return _Found(None, None, _size(problem, few), why=why, functions=theirs.functions)
     repeated = runner.repeats.hold()
     if not (repeated if model.spread is None else model.spread.all(repeated, problem.device)):
         ask.refuse_random(problem, few)
@@ -146,7 +151,7 @@ def _find_out(problem: Problem, few: Batch, engine: str, checkpoint: bool) -> _F
     error, length = gap.measured(model.spread, problem.device)
     if math.isfinite(length):  # else the product says
         _compare(problem, few, v, error, part if len(groups) == 1 else None, checkpoint=checkpoint)
-    return _Found(fused, head, size, None if checkpoint else outputs)
+    return _Found(fused, head, size, None if checkpoint else outputs, functions=theirs.functions)
 
 
 def _size(problem: Problem, few: Batch) -> int:
@@ -199,9 +204,13 @@ class _Products:
 
     def __init__(self, problem: Problem, few: Batch, runner: Runner, v: Tree):
         self._v, names = list(v.values()), tuple(v)
+        self.functions: list[str] = []
         with differentiating():
             how = (problem, runner, few, "hessian")
-            self._graph = works.gradient_graph(*how, names, names, twins=False)
+            self._graph = works.gradient_graph(*how, names, names, twins=False, look=self._note)
+
+    def _note(self, s: Tensor) -> None:
+        self.functions = custom_functions(s)
 
     def hand_over(self, names: Sequence[str], receive: Callable[[str, Tensor], object]) -> None:
         """The named rows, one after the other; those that are zero may be missing."""

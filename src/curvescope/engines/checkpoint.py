@@ -23,6 +23,7 @@ from curvescope.kernels.backends import refuse_third
 from curvescope.kernels.linear import twin_of
 from curvescope.models.model import Model
 from curvescope.models.running.double import exact
+from curvescope.models.running.eager import eager
 from curvescope.models.running.exchange import Change, exchanged, parameters_at
 from curvescope.models.running.torch_checkpoints import passing_through
 from curvescope.models.sources import repeated_layers
@@ -77,7 +78,7 @@ def _in_place(
         @contextmanager
         def again() -> Iterator[None]:
             casts = exact(model.dtype, casts=model.casts)
-            with torch.enable_grad(), passing_through(), around(), casts:
+            with torch.enable_grad(), passing_through(), eager(layer), around(), casts:
                 yield
 
         return again

@@ -139,6 +139,7 @@ class Engine:
     def _tried(self, work: Callable[[], T], *, again: bool = False) -> tuple[Any, bool]:
         """What `work` makes, and whether it is of one state of the problem, as far as is seen at once."""
         self._bind()
+        self._refuse_wrong(second=False)
         try:
             found = work()
         except RuntimeError as error:  # autograd refuses graphs whose numbers were written to
@@ -206,6 +207,11 @@ class Engine:
             hint="use engine='autograd'",
         )
 
+    def _refuse_wrong(self, *, second: bool) -> None:
+        """Raise if a custom autograd function makes the derivatives that a product needs wrong."""
+        if self._watch.known is not None:
+            self._watch.known.derivatives.refuse(second=second)
+
     def _forget(self) -> None:
         self._watch.forget()
         self._kept.forget()
@@ -222,6 +228,7 @@ class Engine:
         receive: Receive,
     ) -> None:
         """∂²s/∂θ_rows ∂θ_cols applied to the tangents (of the parameters cols), s the scalar of `part`."""
+        self._refuse_wrong(second=True)
         columns = tuple(tangents)
         build = partial(works.second_derivative, self.problem, self._runner, batch, part, rows, columns)
         self._done((index, part, rows, columns), build, batch, tangents, receive)
@@ -236,6 +243,7 @@ class Engine:
 
     def in_activations(self, index: int, batch: Batch, part: MatrixName, at: str, tangents: Tensor) -> Tensor:
         """∂²s/∂x² at a point with activations x, or Jᵀ (∂²loss/∂z²) J, applied to tangents (k, *x.shape)."""
+        self._refuse_wrong(second=part != "ggn")
         build = partial(works.in_activations, self.problem, self._runner, batch, part, at)
         total = torch.zeros_like(tangents)
         self._done((index, part, (at,), (at,)), build, batch, {at: tangents}, lambda _, x: total.copy_(x))
@@ -249,6 +257,7 @@ class Engine:
         self, index: int, batch: Batch, rows: Names, tangents: Mapping[str, Tensor], wanted: Sequence[str]
     ) -> dict[str, Tree]:
         """The functional part applied to the tangents: each source that is wanted, and the rest."""
+        self._refuse_wrong(second=True)
         columns = tuple(tangents)
         parts = find_sources(self.problem.model)
         if not self._adds_up:

@@ -13,7 +13,7 @@ from curvescope.core.errors import CurvescopeError
 from curvescope.core.numbers import data_size, plural
 from curvescope.core.tensors.memory import free_bytes
 from curvescope.data.batches import Batch
-from curvescope.models.running.dispatch import DispatchMode
+from curvescope.models.running.held import DispatchMode
 from curvescope.problem import Problem
 
 T = TypeVar("T")

@@ -20,6 +20,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from curvescope.core.errors import CurvescopeError
 from curvescope.core.tensors.adding import take_each
 from curvescope.core.tensors.graph import once_differentiable_node
+from curvescope.models.running.eager import without_tensor_hooks
 
 Source = Tensor | GradientEdge
 """What is differentiated: a tensor, or its place in the graph once its numbers are not needed."""
@@ -68,7 +69,8 @@ def gradient(s: Tensor, wanted: list[Tensor]) -> Sequence[Tensor | None]:
     if not s.requires_grad:
         return [None] * len(wanted)
     refuse_once_differentiable(s)
-    return torch.autograd.grad(s, wanted, create_graph=True, allow_unused=True)
+    with without_tensor_hooks(wanted):
+        return torch.autograd.grad(s, wanted, create_graph=True, allow_unused=True)
 
 
 def gradient_edges(s: Tensor, wanted: list[Tensor]) -> Sequence[GradientEdge | None]:
@@ -88,7 +90,8 @@ def _derivative_edges(
     all parameters. Not those of the module's own parameters, which may have hooks of their user's.
     """
     if not _are_ours(wanted) or not all(leaf.is_leaf for leaf in wanted):
-        return edges(torch.autograd.grad(ends, wanted, cotangents, create_graph=True, allow_unused=True))
+        with without_tensor_hooks(wanted):
+            return edges(torch.autograd.grad(ends, wanted, cotangents, create_graph=True, allow_unused=True))
     found: list[GradientEdge | None] = [None] * len(wanted)
 
     def note(number: int, derivative: Tensor) -> None:
@@ -216,9 +219,10 @@ def _second_derivatives() -> Iterator[None]:
 def _reverse(
     outputs: list[GradientEdge], leaves: list[Tensor], cotangents: list[Tensor], *, batched: bool = False
 ) -> tuple[Any, ...]:
-    return torch.autograd.grad(
-        outputs, leaves, cotangents, retain_graph=True, allow_unused=True, is_grads_batched=batched
-    )
+    with without_tensor_hooks(leaves):
+        return torch.autograd.grad(
+            outputs, leaves, cotangents, retain_graph=True, allow_unused=True, is_grads_batched=batched
+        )
 
 
 def refuse_once_differentiable(z: Tensor) -> None:

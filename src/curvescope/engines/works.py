@@ -79,8 +79,9 @@ def gradient_graph(
     columns: Names,
     *,
     twins: bool = True,
+    look: Callable[[Tensor], object] = lambda s: None,
 ) -> GradientGraph:
-    """The graph of ∂s/∂θ_cols, to be differentiated in the named parameters."""
+    """The graph of ∂s/∂θ_cols, to be differentiated in the named parameters; `look` is called with s."""
     second: Leaves = {}
 
     def scalar(leaves: Leaves) -> Tensor:
@@ -90,6 +91,7 @@ def gradient_graph(
         return _scalar(problem, batch, part, runner.outputs(batch, leaves, second_order=True, lazy=True))
 
     leaves, s = problem.differentiable(names, scalar, lambda s: [s])
+    look(s)
     return GradientGraph(gradient_edges(s, [leaves[name] for name in columns]), leaves, second)
 
 

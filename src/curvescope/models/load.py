@@ -22,9 +22,10 @@ from curvescope.models.hf.module import adapt, is_transformers
 from curvescope.models.model import Model
 from curvescope.models.nanogpt.checkpoint import read_nanogpt
 from curvescope.models.nanogpt.module import adapt_nanogpt, is_nanogpt
-from curvescope.models.plain import mode_notes, plain_model
+from curvescope.models.plain import check_initialized, mode_notes, plain_model
 from curvescope.models.roles import with_roles
 from curvescope.models.running.calling import Output
+from curvescope.models.running.eager import original
 from curvescope.models.running.function import FunctionModule, function_module, is_function
 from curvescope.models.running.weights.widening import HALVES, Widening, is_half, said
 from curvescope.models.sources import repeated_layers
@@ -64,13 +65,16 @@ def load(
         roles: Which parameter plays which role, for a module of your own: {"L{layer}.W_Q":
             "blocks.{layer}.q.weight", …, "n_heads": 4}; see `curvescope.models.roles`.
         output: Which part of what a module returns its outputs are, by name, position or a function; without
-            it `logits`, or the first of a tuple.
+            it `logits`, or the only real tensor of a tuple.
         params: The parameters of a function, by name; they share memory with the tensors given.
         routing: Of a mixture of experts, whose choice of experts is constant: whether their weights are
             differentiated, as by default, or held constant too ("frozen").
     """
     if is_function(source) or params is not None:
         source = function_module(_function(source), params)
+    if isinstance(source, nn.Module):
+        source = original(source)
+        check_initialized(source)
     place = None if device is None else as_device(device)
     kind = None if dtype is None else as_dtype(dtype)
     if revision is not None and not _has_revisions(source):

@@ -20,6 +20,7 @@ from curvescope.models.choice.selecting import select
 from curvescope.models.running.attention.slow_path import slow_path
 from curvescope.models.running.calling import Call, Output, call_module, read_output
 from curvescope.models.running.double import exact
+from curvescope.models.running.eager import eager
 from curvescope.models.running.exchange import Change, evaluating, exchanged, locked, parameters_at
 from curvescope.models.running.standins import GENERIC, Standin
 from curvescope.models.running.torch_checkpoints import passing_through
@@ -118,7 +119,7 @@ class Model:
         Which part of what the module returns they are: see `models.running.calling.read_output`.
         The module is changed for the time of the call alone, under its lock: by `settings`, `attention` and
         `changes`. Called `as_it_is`, it keeps its own attention, options and casts. Torch's checkpoints just
-        call their functions.
+        call their functions, and neither backward hooks nor `torch.compile` take part (`eager`).
         """
         attention = [] if as_it_is else self.attention(self.module)
         all_changes = [*self.settings(self.module), *attention, *self.gathered(), *changes]
@@ -127,6 +128,7 @@ class Model:
             slow_path(self.module),
             exact(self.dtype, casts=self.casts and not as_it_is),
             passing_through(),
+            eager(self.module),
             exchanged([*all_changes, *parameters_at(self.module, parameters)]),
         ):
             found = self.call(self.module, inputs, {} if as_it_is else self.options)

@@ -6,13 +6,15 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.parameter import is_lazy
 
 from curvescope.core.blocks import Block
 from curvescope.core.errors import UsageError
 from curvescope.models.adapters.build import cut_block, rest
 from curvescope.models.adapters.layers import Layer, find_layers
-from curvescope.models.adapters.stems import find_stem
+from curvescope.models.adapters.stems import find_stem, own_stem
 from curvescope.models.model import Model
 from curvescope.models.running.weights.widening import is_half
 
@@ -40,7 +42,8 @@ def structural_blocks(module: nn.Module, layers: list[Layer]) -> tuple[dict[str,
     for block, single in inside:
         (singles if single else blocks)[block.name] = block
     taken = {block.parameter for block in blocks.values()}
-    for role, cut in find_stem(module) if layers else ():
+    stem = [*find_stem(module), *own_stem(module, layers)] if layers else []
+    for role, cut in stem:
         if cut.parameter in shapes and cut.parameter not in taken and role not in blocks:
             blocks[role] = cut_block(role, role, cut, cut.parameter, shapes[cut.parameter], None)
     blocks |= rest(module, {block.parameter for block in blocks.values()})
@@ -52,7 +55,7 @@ def _facts(layers: list[Layer], blocks: Mapping[str, Block]) -> dict[str, Any]:
     """Sizes that all layers have in common."""
     if not layers:
         return {}
-    heads = {part.heads for layer in layers for part in layer.parts if part.heads is not None}
+    heads = {part.heads for layer in layers for part in layer.parts if part.heads and part.certain}
     widths = {block.shape[0] for name, block in blocks.items() if name.endswith(".W_Q")}
     inner = {block.shape[1] for name, block in blocks.items() if name.endswith(".W_1")}
     facts: dict[str, Any] = {"kind": "layers", "n_layers": len(layers)}
@@ -61,7 +64,7 @@ def _facts(layers: list[Layer], blocks: Mapping[str, Block]) -> dict[str, Any]:
         (own,) = heads
         facts |= {"n_heads": own.query, "n_kv_heads": own.key, "d_head": own.size}
     facts |= {"d_ff": inner.pop()} if len(inner) == 1 else {}
-    return {**facts, "attention": "softmax"}
+    return facts if any(layer.by_names for layer in layers) else {**facts, "attention": "softmax"}
 
 
 def _layer_notes(layers: list[Layer]) -> list[str]:
@@ -73,7 +76,16 @@ def _layer_notes(layers: list[Layer]) -> list[str]:
         f"L{row[0][0]} is {row[0][1]}" + (f", … L{row[-1][0]} is {row[-1][1]}" if len(row) > 1 else "")
         for row in rows.values()
     ]
-    return [f"layers are found by their structure: {'; '.join(said)}"] if said else []
+    found = [f"layers are found by their structure: {'; '.join(said)}"] if said else []
+    if any(layer.by_names for layer in layers):
+        parts = [part for layer in layers for part in layer.parts]
+        roles = ", ".join(dict.fromkeys(part.front + part.role for part in parts if part.role[:2] == "W_"))
+        heads = "" if any(p.heads and p.certain for p in parts) else "; the layout of heads is not known"
+        found.append(
+            f"roles are found by the names of linear layers: {roles}{heads}; "
+            "cs.load(module, roles={…}) sets others"
+        )
+    return found
 
 
 def check_parameters(module: nn.Module) -> None:
@@ -83,10 +95,7 @@ def check_parameters(module: nn.Module) -> None:
     if not parameters:
         raise UsageError(f"expected a module with parameters, {type(module).__name__} has none")
     for key, p in parameters.items():
-        if not p.is_floating_point():
-            raise UsageError(
-                f"expected real parameters, {key!r} is {p.dtype}", hint="quantised weights have no Hessian"
-            )
+        _check_values(key, p)
         if p.is_inference():
             raise UsageError(
                 f"expected parameters that can be differentiated, {key!r} was made in inference mode",
@@ -96,6 +105,45 @@ def check_parameters(module: nn.Module) -> None:
         raise UsageError(
             "expected parameters of one dtype, got several", hint="cs.load(module, dtype=torch.float32)"
         )
+    devices = sorted({str(p.device) for p in parameters.values()})
+    if len(devices) > 1:
+        raise UsageError(
+            f"expected parameters on one device, got {' and '.join(devices)}",
+            hint="module.to(device), or cs.distributed.shard(module) over several ranks",
+        )
+
+
+def _check_values(key: str, p: Tensor) -> None:
+    """Raise unless a parameter is a dense real tensor that holds values."""
+    if p.is_meta or isinstance(p, FakeTensor) or isinstance(p.data, FakeTensor):
+        kind = "on the meta device" if p.is_meta else "a fake tensor"
+        raise UsageError(
+            f"expected parameters with values, {key!r} is {kind}",
+            hint="module.to_empty(device='cpu') and load_state_dict, or make the module without "
+            "init_empty_weights, torch.device('meta') or FakeTensorMode",
+        )
+    if p.layout != torch.strided:
+        name = str(p.layout).removeprefix("torch.")
+        raise UsageError(f"expected dense parameters, {key!r} is {name}", hint="nn.Parameter(p.to_dense())")
+    if p.is_complex():
+        raise UsageError(
+            f"expected real parameters, {key!r} is {p.dtype}",
+            hint="keep torch.view_as_real(p) as the parameter, and use torch.view_as_complex of it",
+        )
+    if not p.is_floating_point():
+        raise UsageError(
+            f"expected real parameters, {key!r} is {p.dtype}", hint="quantised weights have no Hessian"
+        )
+
+
+def check_initialized(module: nn.Module) -> None:
+    """Raise if a lazy layer has not seen a batch yet: its parameters have no shape."""
+    for name, p in (*module.named_parameters(), *module.named_buffers()):
+        if is_lazy(p):
+            raise UsageError(
+                f"expected initialized parameters, got the uninitialized {name!r} of a lazy layer",
+                hint="run one forward pass first: model(inputs)",
+            )
 
 
 def _check_layers(module: nn.Module) -> None:

@@ -18,10 +18,15 @@ COLUMNS = {
     "verified": "whether a search from a random vector found nothing beyond; nan where none was due",
     "trace": "of the Hessian",
     "trace_stderr": "its standard error over probes",
+    "trace_low": "low end of Student's 95 % interval, num_probes − 1 degrees of freedom",
+    "trace_high": "its high end",
+    "num_probes": "probes of the traces and of the gap, drawn anew at every step",
     "ggn_lambda_max": "largest eigenvalue of the generalised Gauss–Newton matrix G",
     "ggn_lambda_max_error": "likewise",
     "ggn_gap": "‖H − G‖_F / ‖H‖_F, from the probes of the trace",
     "ggn_gap_stderr": "its standard error over probes",
+    "ggn_gap_low": "low end of its 95 % interval: Student's of the logarithm, widened for few probes",
+    "ggn_gap_high": "its high end",
     "lr": "η: the largest among the parameters that are measured",
     "lr_lambda_max": "η λ_max",
     "threshold": "above which η λ_max is unstable: 2, or that of SGD's momentum; nan for others",
@@ -45,6 +50,8 @@ BLOCK_COLUMNS = {
     "converged": "whether that is within the tolerance",
     "trace": "of the block",
     "trace_stderr": "its standard error over probes",
+    "trace_low": "low end of Student's 95 % interval, num_probes − 1 degrees of freedom",
+    "trace_high": "its high end",
 }
 """Of the blocks, a row for each block at each measurement that has something to say of it."""
 

@@ -55,14 +55,18 @@ class Files:
                 f"expected a folder of this monitor, or a new one, got {folder} with other files in it",
                 hint="choose another out",
             )
-        if not Pieces(self.state).own():
-            raise CurvescopeError(f"another process works on {folder}", hint="choose another out")
+        self.own()
         self.finished = (folder / RESULT).exists()
         if not (folder / SETTINGS).exists():
             words = {"study": STUDY, "version": __version__, **about, **settings}
             (folder / CONFIG).write_text(tomli_w.dumps(words), encoding="utf-8")
             (folder / "env.json").write_text(json.dumps(environment(), indent=1), encoding="utf-8")
             (folder / SETTINGS).write_text(tomli_w.dumps(own), encoding="utf-8")
+
+    def own(self) -> None:
+        """Note that this process works on the folder; raise if another one does."""
+        if not Pieces(self.state).own():
+            raise CurvescopeError(f"another process works on {self.folder}", hint="choose another out")
 
     def read(self, name: str) -> list[Row]:
         """The complete rows of one of the two files."""
@@ -134,18 +138,24 @@ def read_rows(path: Path) -> list[Row]:
         return []
     header = found[0]
     return [
-        {name: _read(name, cell) for name, cell in zip(header, row, strict=True)}
-        for row in found[1:]
+        {name: _read(path, line, name, cell) for name, cell in zip(header, row, strict=True)}
+        for line, row in enumerate(found[1:], start=2)
         if len(row) == len(header)
     ]
 
 
-def _read(name: str, cell: str) -> Any:
+def _read(path: Path, line: int, name: str, cell: str) -> Any:
     if name in WORDS:
         return cell
-    if name == "step":
-        return int(cell)
-    return float(cell) if cell else float("nan")
+    try:
+        if name == "step":
+            return int(float(cell))
+        return float(cell) if cell else float("nan")
+    except (ValueError, OverflowError):
+        raise UsageError(
+            f"expected a number in {path}, line {line}, column {name}, got {cell!r}",
+            hint="correct the cell, empty it, or delete the line",
+        ) from None
 
 
 def _lines(name: str, rows: Iterable[Row], *, header: bool) -> str:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 
-from curvescope.core.errors import UsageError
 from curvescope.monitor.columns import BLOCK_COLUMNS, COLUMNS, TEXT
 from curvescope.monitor.files import Files, Row
 from curvescope.runs.growing import BLOCKS, HISTORY
@@ -25,7 +25,10 @@ class History:
         self.files = files
         empty = dict.fromkeys(COLUMNS, math.nan)  # a row of another version may lack a column
         self.rows: list[Row] = [] if files is None else [{**empty, **row} for row in files.read(HISTORY)]
-        blocks = [] if files is None else files.read(BLOCKS)
+        no_block = dict.fromkeys(BLOCK_COLUMNS, math.nan)
+        blocks = [] if files is None else [{**no_block, **row} for row in files.read(BLOCKS)]
+        self._unsaved: tuple[Row, list[Row]] | None = None  # the last measurement
+        self._whole = True  # the files hold all earlier rows
         self.block_rows: list[Row] = [row for row in blocks if row["step"] <= self.last_step]
         self._rewrite()  # without the piece of a row that a killed process may have left
 
@@ -41,34 +44,51 @@ class History:
         rows = [{**empty, **found, "step": row["step"], "block": name} for name, found in blocks.items()]
         self.rows.append(whole)
         self.block_rows += rows
-        if self.files is not None:
-            self.files.go_on()
-            self.files.append(BLOCKS, rows)  # first: what the history has, is whole
-            self.files.append(HISTORY, [whole])
+        self._unsaved = whole, rows
         return whole
+
+    def save(self) -> None:
+        """Write the last measurement; after a write that failed, all of them again."""
+        if self.files is None or self._unsaved is None:
+            return
+        row, blocks = self._unsaved
+        was_whole, self._whole = self._whole, False
+        self.files.go_on()
+        if was_whole:
+            self.files.append(BLOCKS, blocks)  # first, so that every step in the history has its blocks
+            self.files.append(HISTORY, [row])
+        else:
+            self.files.rewrite(BLOCKS, self.block_rows)
+            self.files.rewrite(HISTORY, self.rows)
+        self._whole = True
+
+    def leave_folder(self) -> Path | None:
+        """Forget all rows and the folder, which stays as it is; the folder."""
+        folder = None if self.files is None else self.files.folder
+        self.files, self.rows, self.block_rows = None, [], []
+        return folder
 
     @property
     def last_step(self) -> int:
         """Of the last measurement; −1 before the first."""
         return self.rows[-1]["step"] if self.rows else -1
 
-    def rewind(self, step: int) -> None:
-        """Drop what an earlier process measured at this step or later: the loop goes on from here.
+    def rewind(self, step: int) -> bool:
+        """Drop the rows of this step and later ones, because the loop goes on from here.
 
-        Raises:
-            UsageError: The run was finished there.
+        Returns:
+            False, with nothing dropped, if that would delete all rows of a finished run.
         """
         if self.last_step < step:
-            return
-        if self.files is not None and self.files.finished:
-            raise UsageError(
-                f"the run in {self.files.folder} is finished, up to step {self.last_step}, "
-                f"and this is step {step}",
-                hint="choose another out, or remove it",
-            )
+            return True
+        if self.files is not None and self.files.finished and step <= self.rows[0]["step"]:
+            return False
         self.rows = [row for row in self.rows if row["step"] < step]
         self.block_rows = [row for row in self.block_rows if row["step"] < step]
+        if self.files is not None:
+            self.files.go_on()
         self._rewrite()
+        return True
 
     def frame(self) -> pd.DataFrame:
         """One row a measurement."""

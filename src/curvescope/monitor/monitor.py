@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
 import torch
 
 from curvescope.algorithms.checks import check_count, check_number
-from curvescope.core.errors import CurvescopeError, UsageError, warn
+from curvescope.algorithms.recording import recording
+from curvescope.core.errors import UsageError, near_misses, warn
+from curvescope.core.threads import thread_slowdown
 from curvescope.models.choice.choosing import frozen
 from curvescope.models.choice.params import Params
 from curvescope.models.description import describe
@@ -22,6 +26,7 @@ from curvescope.monitor.files import Files
 from curvescope.monitor.history import History
 from curvescope.monitor.look import PARTS, Effort, Look
 from curvescope.monitor.memory import Memory
+from curvescope.monitor.progress import MeasurementProgress
 from curvescope.monitor.quiet import settled, unseen
 from curvescope.monitor.result import Monitored
 from curvescope.monitor.telling.ending import end_of
@@ -32,12 +37,14 @@ from curvescope.monitor.writers import Writer, open_writers
 from curvescope.problem import Problem
 from curvescope.runs.contents import fingerprint
 from curvescope.runs.folder import write_models
+from curvescope.runs.growing import HISTORY
 
 if TYPE_CHECKING:
     import pandas as pd
 
 Optimizer = torch.optim.Optimizer
 VERIFY = 10  # measurements from one search for what was missed to the next
+SLOW_THREADS = 5.0  # times that several threads are slower than one before a note says so
 SAVING = "saving"  # the vectors: a part of the budget too
 VECTORS_EVERY = 60.0  # seconds from one writing of the vectors to the next
 
@@ -67,10 +74,12 @@ class CurvatureMonitor:
         blocks: Whether λ_max of single blocks is measured, or globs of those.
         top: Eigenvectors of the largest eigenvalues that are followed.
         tol: Error of λ_max and λ_min that is enough, relative to λ_max; twice that of other operators.
-        num_probes: Of traces, at least 2; half of them between the first measurement and every tenth.
+        num_probes: Of traces, at least 2. The 95 % intervals have num_probes − 1 degrees of freedom.
         max_products: Most products of one search.
         writers: "tensorboard", "wandb", or objects with `write(step, numbers)` and `close()`.
         clock: Of seconds.
+        raise_errors: Raise what goes wrong in the loop, for debugging. Otherwise `step`, `measure` and
+            `close` raise nothing: they warn once of each failure, note it, and measure the rest.
     """
 
     def __init__(
@@ -86,7 +95,7 @@ class CurvatureMonitor:
         blocks: bool | str | Sequence[str] = True,
         top: int = 3,
         tol: float = 0.01,
-        num_probes: int = 4,
+        num_probes: int = 8,
         max_products: int = 60,
         writers: str | Iterable[str | Writer] = (),
         loss_fn: Callable[[Any, Any], torch.Tensor] | None = None,
@@ -94,7 +103,11 @@ class CurvatureMonitor:
         output: Output | None = None,
         params: Params | Mapping[str, Any] | None = None,
         clock: Clock = time.perf_counter,
+        raise_errors: bool = False,
+        **unknown: Any,
     ):
+        check_settings(unknown)
+        self._raise_errors, self._failures = raise_errors, set[str]()
         self.every = check_count("every", every, at_least=1)
         self._budget = Budget(check_share(budget), clock)
         self._effort = Effort(
@@ -114,6 +127,7 @@ class CurvatureMonitor:
         self._globs = _globs(blocks)
         self._block_names()  # raises where a glob matches nothing
         self._writers = open_writers(writers, None if out is None else Path(out))
+        self._writers.raise_errors = raise_errors
         self._memory, self._calls, self._due, self._closed = Memory(), 0, False, False
         self._seen: dict[str, int] = {}  # block: number of the measurement that last saw its λ_max
         self._history = History(None if out is None else self._open(Path(out)))
@@ -129,17 +143,21 @@ class CurvatureMonitor:
 
         A measurement that has to wait is made at the first later step at which it is affordable.
         """
-        self._arrive(step)
-        if step % self.every == 0:
-            self._skipped += self._due
-            self._due = True
-        parts = self._budget.affordable(self._parts()) if self._due else None
-        return None if parts is None else self._measure(step, optimizer, parts)
+        with self._guarded(f"step {step}"):
+            self._arrive(step)
+            if step % self.every == 0:
+                self._skipped += self._due
+                self._due = True
+            parts = self._budget.affordable(self._parts()) if self._due else None
+            return None if parts is None else self._measure(step, optimizer, parts)
+        return None
 
     def measure(self, step: int, optimizer: Optimizer | None = None) -> dict[str, float]:
         """Measure everything now, whatever it costs and whether or not it is due; the numbers measured."""
-        self._arrive(step)
-        return self._measure(step, optimizer, self._parts(everything=True), until=math.inf)
+        with self._guarded(f"step {step}"):
+            self._arrive(step)
+            return self._measure(step, optimizer, self._parts(everything=True), until=math.inf) or {}
+        return {}
 
     def close(self) -> None:
         """Finish the run folder, and close the writers; the history stays.
@@ -148,12 +166,45 @@ class CurvatureMonitor:
         """
         if self._closed:
             return
-        self._end, self._closed = self._ending(), True
-        if self._history.files is not None:
-            self._history.files.finish(self.result())
-        self._writers.close()
+        with self._guarded("the end of the run"):
+            self._end = self._ending()
+        self._closed = True
+        with self._guarded("the run folder"):
+            if self._history.files is not None:
+                self._history.files.finish(self.result())
+        with self._guarded("the writers"):
+            self._writers.close()
         if self._end.get("skipped", 0) > len(self._history.rows):
-            warn(skipping(self._end, len(self._history.rows), self._budget.limit))
+            with suppress(Warning):  # `python -W error`
+                warn(skipping(self._end, len(self._history.rows), self._budget.limit))
+
+    def reopen(self) -> None:
+        """Go on after `close`; rows from the next step on are dropped and measured again."""
+        self._closed, self._told, self._end = False, None, {}
+        if self._history.files is not None:
+            self._history.files.own()
+
+    @contextmanager
+    def _guarded(self, what: str, step: int | None = None) -> Iterator[None]:
+        """Turn an exception into a note and a warning, once for each reason, unless `raise_errors`."""
+        try:
+            yield
+        except Exception as error:
+            if self._raise_errors:
+                raise
+            self.note_failure(what, error, step)
+
+    def note_failure(self, what: str, error: Exception, step: int | None = None) -> None:
+        """Note a failure, and warn of it, unless the same reason was noted before."""
+        reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+        if reason in self._failures:
+            return
+        self._failures.add(reason)
+        at = "" if step is None else f" at step {step}"
+        text = f"{what} failed{at}: {reason}; training goes on (raise_errors=True raises it)"
+        self._notes.add(text, step or 0)
+        with suppress(Warning):  # `python -W error`
+            warn(text)
 
     def __enter__(self) -> CurvatureMonitor:
         return self
@@ -167,7 +218,17 @@ class CurvatureMonitor:
         if self._closed:
             raise UsageError("expected a monitor that is open, got one that was closed")
         if self._told is None:
-            self._history.rewind(step)
+            self._told = step
+            if not self._history.rewind(step):
+                folder = self._history.leave_folder()
+                error = UsageError(
+                    f"the run in {folder} is finished, and this loop begins at step {step}, before all of "
+                    "its rows: the folder stays as it is, and new rows are in memory only",
+                    hint="choose another out, or remove it",
+                )
+                if self._raise_errors:
+                    raise error
+                self.note_failure("the run folder", error, step)
         elif step < self._told or step == self._history.last_step:
             raise UsageError(
                 f"expected a step after {self._told}, got {step}",
@@ -231,39 +292,57 @@ class CurvatureMonitor:
 
     def _measure(
         self, step: int, optimizer: Optimizer | None, parts: tuple[str, ...], until: float | None = None
-    ) -> dict[str, float]:
+    ) -> dict[str, float] | None:
         due, clock, costs = self._parts(), self._budget.clock, {}
-        settled(self._model)
+        look: Look | None = None
+        self._due = False
         begun = clock()
-        if until is None:
-            until = begun + self._budget.allowance() if self._budget.costs else math.inf
-        with unseen(self._model.module):
-            self._fit()
-            whole = self._calls % VERIFY == 0
-            look = Look(self._problem, self._memory, self._effort, self._calls, whole=whole)
-            look.stop = None if until == math.inf else lambda: clock() > until
-            try:
-                with look.H.steady():
+        with self._guarded("the measurement", step):
+            settled(self._model)
+            begun = clock()
+            if until is None:
+                until = begun + self._budget.allowance() if self._budget.costs else math.inf
+            with unseen(self._model.module):
+                self._fit()
+                look = Look(self._problem, self._memory, self._effort, self._calls, step=step)
+                look.stop = None if until == math.inf else lambda: clock() > until
+                with self._shown(look, parts), look.H.steady():
                     for part in parts:
                         start = begun if part == parts[0] else clock()
                         if part == parts[0] or start + self._budget.upper(part) <= until:
-                            dearest = self._part(look, part, optimizer, until)
+                            dearest = None
+                            with self._guarded(part, step):
+                                dearest = self._part(look, part, optimizer, until)
                             costs[part] = clock() - start if dearest is None else dearest
-            except (CurvescopeError, torch.OutOfMemoryError) as error:
-                if isinstance(error, UsageError) or not self._calls:
-                    raise
-                self._notes.add(f"step {step}: {error}", step)
-                warn(f"step {step} was not measured in full: {error}")
-                costs.setdefault(parts[0], clock() - begun)
+        costs.setdefault(parts[0], clock() - begun)
+        self._budget.note(due, costs, clock() - begun)
+        self._calls += 1
+        if look is None:
+            return None
         look.rates()
         for note in look.notes:
             self._notes.add(note, step)
-        self._budget.note(due, costs, clock() - begun)
-        self._calls, self._due = self._calls + 1, False
         measured = clock()
         row = self._keep(step, look, self._left_out(look, due, costs), measured - begun)
         self._budget.spent += clock() - measured
         return row
+
+    @contextmanager
+    def _shown(self, look: Look, parts: Sequence[str]) -> Iterator[None]:
+        """Count the products inside for `curvescope watch`; the first time also look at the threads."""
+        if not self._calls and (slowdown := thread_slowdown()) > SLOW_THREADS:
+            count = torch.get_num_threads()
+            note = f"{count} threads take {slowdown:.0f} times as long as one: the machine is busy"
+            self._notes.add(f"{note}; set OMP_NUM_THREADS=1", look.step)
+        files = self._history.files
+        most = look.most_products(parts, len(self._block_names()))
+        state = None if files is None else files.state
+        progress = MeasurementProgress(look.step, most, state, announce=not self._calls)
+        try:
+            with recording(progress):
+                yield
+        finally:
+            progress.close()
 
     def _left_out(self, look: Look, due: Sequence[str], measured: Iterable[str]) -> list[str]:
         """The parts that have no number for want of time; single blocks, where not one of them has."""
@@ -317,7 +396,10 @@ class CurvatureMonitor:
             {"converged": 0.0, **look.numbers, **own, TEXT: " ".join(left_out)}, look.blocks
         )
         if self._history.files is not None:
-            self._save_state(self._history.files)
+            with self._guarded("the run folder", step):
+                self._history.save()
+            with self._guarded("the state of the run", step):
+                self._save_state(self._history.files)
         measured = {name: float(row[name]) for name in COLUMNS if not math.isnan(row[name])}
         numbers = {name: value for name, value in measured.items() if name != "step"}
         self._writers.write(step, numbers)
@@ -340,6 +422,9 @@ class CurvatureMonitor:
         files = Files(folder, settings, contents, {"model": self._model.name, "data": problem.batches.name})
         write_models(folder, [describe(self._model)])
         account = files.account()
+        if account is None and (rows := files.read(HISTORY)):  # a finished run, whose state is gone
+            seconds, share = (0.0 if math.isnan(x) else x for x in (rows[-1]["seconds"], rows[-1]["share"]))
+            self._budget.resume({"elapsed": seconds, "spent": share * seconds, "costs": {}, "missed": {}})
         if account is not None:
             self._budget.resume(account)
             self._calls, self._seen = account["calls"], account["seen"]
@@ -356,6 +441,15 @@ class CurvatureMonitor:
             self._vectors_at = clock()
             budget.note((), {SAVING: self._vectors_at - start}, 0.0)
         files.keep({**budget.state(), "calls": self._calls, "seen": self._seen})
+
+
+def check_settings(unknown: Mapping[str, Any]) -> None:
+    """Raise for the first name that is not an option of `CurvatureMonitor`, and name the closest option."""
+    own = ("model", "batches", "unknown")
+    known = [name for name in signature(CurvatureMonitor).parameters if name not in own]
+    for name in unknown:
+        if name not in known:
+            raise UsageError(f"unexpected setting {name!r}", hint=near_misses(name, known))
 
 
 def check_share(budget: float) -> float:

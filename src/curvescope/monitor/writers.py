@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, final, runtime_checkable
 
@@ -137,6 +138,7 @@ class Writers:
 
     def __init__(self, writers: Iterable[Writer] = ()):
         self._writers = list(writers)
+        self.raise_errors = False
 
     def __len__(self) -> int:
         return len(self._writers)
@@ -154,9 +156,12 @@ class Writers:
         try:
             work()
         except Exception as error:
+            if self.raise_errors:
+                raise
             self._writers.remove(writer)
             words = str(error).splitlines()[:1] or [type(error).__name__]
-            warn(f"{type(writer).__name__} writes no more: {words[0]} (history.csv goes on)")
+            with suppress(Warning):  # `python -W error`
+                warn(f"{type(writer).__name__} writes no more: {words[0]} (history.csv goes on)")
 
 
 def open_writers(chosen: str | Iterable[str | Writer], folder: Path | None) -> Writers:

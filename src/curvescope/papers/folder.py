@@ -19,9 +19,11 @@ from typing import Any
 
 from curvescope import __version__
 from curvescope.core.config import Config
-from curvescope.core.errors import CurvescopeError, MissingExtra
+from curvescope.core.errors import CurvescopeError, MissingExtra, UsageError
+from curvescope.core.result import UnreadableResult, strict_json
 from curvescope.papers import PAPERS
 from curvescope.runs.disk.durable import sync, sync_tree, write_whole
+from curvescope.runs.disk.place import check_writable
 from curvescope.runs.folder import STATE, AlreadyFinished, Say, digest_of, environment
 from curvescope.runs.pieces import RESULT, Pieces
 from curvescope.runs.shown import Shown
@@ -78,7 +80,14 @@ class FigureFolder(Place):
         if found is None or found.get("contents") != contents:
             return False
         of = json.dumps({"version": found["version"], **found["settings"]}, sort_keys=True)
-        return of == self._settings and all((self.out / name).exists() for name in found["files"])
+        if of != self._settings or not all((self.out / name).exists() for name in found["files"]):
+            return False
+        try:
+            load_result(self.out, self.figure)
+        except UnreadableResult:
+            self.tell("the stored result is damaged: it is computed again")
+            return False
+        return True
 
     def _opened(self, contents: str, names: Sequence[str] = ()) -> Pieces:
         self._contents = contents
@@ -135,8 +144,6 @@ def publish(
     staging.mkdir(parents=True)
     write(result, staging, figure, title=f"{paper}: {figure}", say=say)
     meta = read_settings(out) if (out / SETTINGS).exists() else _new_settings(paper)
-    if meta["paper"] != paper:
-        raise CurvescopeError(f"{out} has the figures of {meta['paper']}", hint="choose another --out")
     sync_tree(staging)
     files = sorted(path.name for path in staging.iterdir())
     others = [name for other, found in meta["figures"].items() if other != figure for name in found["files"]]
@@ -203,6 +210,15 @@ def load_result(out: Path, figure: str) -> Shown:
         return Shown.load(place)
 
 
+def check_folder(out: Path, paper: str) -> None:
+    """Raise unless the figures of `paper` can go into the folder `out`, which need not exist."""
+    if out.exists() and not out.is_dir():
+        raise UsageError(f"expected a folder, got the file {out}")
+    if (out / SETTINGS).exists() and (other := read_settings(out)["paper"]) != paper:
+        raise UsageError(f"{out} has the figures of {other}", hint="choose another --out")
+    check_writable(out)
+
+
 def read_settings(out: Path) -> dict[str, Any]:
     """What `settings.json` says: paper, citation and the finished figures."""
     try:
@@ -225,7 +241,7 @@ def _new_settings(paper: str) -> dict[str, Any]:
 
 def _write_settings(out: Path, meta: dict[str, Any]) -> None:
     out.mkdir(parents=True, exist_ok=True)
-    write_whole(out / SETTINGS, json.dumps(meta, indent=1, ensure_ascii=False))
+    write_whole(out / SETTINGS, json.dumps(strict_json(meta), indent=1, ensure_ascii=False))
 
 
 def _remove_if_empty(folder: Path) -> None:

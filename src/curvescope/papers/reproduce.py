@@ -11,7 +11,7 @@ from curvescope.core.config import Config, Settings
 from curvescope.core.errors import CurvescopeError, UsageError, near_misses
 from curvescope.core.progress import Progress
 from curvescope.papers import all_claims, check_settings, figures_of, find_figure
-from curvescope.papers.folder import FigureFolder, load_result, publish, read_settings
+from curvescope.papers.folder import FigureFolder, check_folder, load_result, publish, read_settings
 from curvescope.runs.disk.place import full_disk_said
 from curvescope.runs.folder import STATE, AlreadyFinished, Say
 from curvescope.runs.shown import Shown
@@ -46,8 +46,7 @@ def reproduce(
     names = _names(paper, figures)
     configs = _configs(paper, names, settings or {})
     folder = default_folder(paper) if out is None else Path(out)
-    if folder.exists() and not folder.is_dir():
-        raise UsageError(f"expected a folder, got the file {folder}")
+    check_folder(folder, paper)
     found = {}
     for name, cfg in configs.items():
         place = FigureFolder(folder, paper, name, cfg, say=say, force=force)

@@ -27,16 +27,18 @@ import tomli_w
 
 from curvescope import __version__
 from curvescope.core.config import Config, Plain
+from curvescope.core.result import UnreadableResult
 from curvescope.models.description import Description
 from curvescope.runs.contents import Fingerprint
 from curvescope.runs.disk.durable import sync, sync_tree
-from curvescope.runs.pieces import RESULT, Pieces
+from curvescope.runs.pieces import RESULT, STATE, Pieces
 from curvescope.runs.shown import Shown
 from curvescope.runs.verified import checks
 from curvescope.runs.work import Place
 from curvescope.runs.writing import write_figures, write_tables
 
-STATE, CONFIG, ASKED = "state", "config.toml", "asked.toml"
+CONFIG, ASKED = "config.toml", "asked.toml"
+DAMAGED = ".damaged"  # behind the name of a result that cannot be read, and of its folder
 SAVED = "result.partial"  # where a result is written before it counts
 ENVIRONMENT, MODELS, LOG = "env.json", "model.json", "log.txt"
 STAMP = "%Y%m%d-%H%M%S"  # in the name of a folder: when it was begun, by the clock on the wall
@@ -197,10 +199,14 @@ class RunFolder(Place):
         return place / STATE
 
     def _finished(self, digest: str) -> Path | None:
-        """The latest folder with a result of the same."""
+        """Return the latest folder with a readable result of the same; set aside those that are damaged."""
         for path in sorted(self._root.glob(f"*-{digest}*"), reverse=True):
             if (path / RESULT).exists() and _text(path / CONFIG) == self._config:
-                return path
+                try:
+                    Shown.load(path)
+                    return path
+                except UnreadableResult:
+                    self._say(f"{path} is damaged: it is now {set_aside(path).name}, and computed again")
         return None
 
     def _unfinished(self, digest: str) -> Pieces | None:
@@ -218,6 +224,16 @@ class RunFolder(Place):
             elif _text(path / CONFIG) == self._config and not pieces.owned:
                 self._say(f"beginning anew: {path} was begun with another model or other data")
         return None
+
+
+def set_aside(path: Path) -> Path:
+    """Rename a run folder with a damaged result, so that it does not count as a run; return its new path."""
+    (path / RESULT).rename(path / f"{RESULT}{DAMAGED}")
+    number, place = 1, path.with_name(f"{path.name}{DAMAGED}")
+    while place.exists():
+        number += 1
+        place = path.with_name(f"{path.name}{DAMAGED}-{number}")
+    return path.rename(place)
 
 
 def chosen_before(root: Path, study: str, asked: str) -> dict[str, Plain | list[Plain]] | None:

@@ -1,7 +1,7 @@
 """A run that is measured while it goes on: `history.csv` as it grows, and whether it still does.
 
 A monitor adds a line to `history.csv` for every measurement and lines to `blocks.csv` for its blocks;
-`result.json` comes last. Whoever reads meanwhile takes whole lines only.
+`state/measuring.json` is there during a measurement; `result.json` comes last. Read whole lines only.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ from pathlib import Path
 from typing import Literal, final
 
 from curvescope.core.errors import UsageError
-from curvescope.runs.pieces import RESULT
+from curvescope.runs.pieces import RESULT, STATE
 
 HISTORY, BLOCKS, SETTINGS = "history.csv", "blocks.csv", "monitor.toml"
+MEASURING = "measuring.json"
+"""In the folder `state` while a measurement is made: its step, its products so far and at most."""
 NEEDED = ("step", "seconds", "lambda_max")  # columns by which a history is known
 PATIENCE_SECONDS, PATIENCE_ROWS = (
     60.0,
@@ -27,7 +29,7 @@ PATIENCE_SECONDS, PATIENCE_ROWS = (
 )  # without a line for so long, and for so many times its usual wait
 WORDS = {"": math.nan, "True": 1.0, "False": 0.0}  # what a table writes that float() does not read
 
-Status = Literal["finished", "going on", "stopped"]
+Status = Literal["finished", "going on", "measuring", "stopped"]
 Row = dict[str, float]
 """The numbers of a measurement by column; nan where nothing was measured."""
 
@@ -90,14 +92,27 @@ class Growing:
         return sorted(known, key=lambda pair: -pair[1])
 
     def age(self) -> float:
-        """Seconds since the last line."""
-        return max(time.time() - self._stat().st_mtime, 0.0)
+        """Seconds since the last row, or since the last product of a measurement that is being made."""
+        changed = [self._stat().st_mtime]
+        with suppress(OSError):
+            changed.append(os.stat(self.folder / STATE / MEASURING).st_mtime)
+        return max(time.time() - max(changed), 0.0)
+
+    def measuring(self) -> Row:
+        """Step, products so far and expected products of the measurement that is being made, or nothing."""
+        try:
+            found = json.loads((self.folder / STATE / MEASURING).read_text(encoding="utf-8"))
+            return {name: float(found[name]) for name in ("step", "products", "expected")}
+        except (OSError, ValueError, KeyError, TypeError):
+            return {}
 
     def status(self) -> Status:
-        """Finished, going on, or stopped: without a line for longer than the patience."""
+        """Finished, going on, measuring, or stopped: without a sign for longer than the patience."""
         if (self.folder / RESULT).exists():
             return "finished"
-        return "going on" if self.age() <= self._patience() else "stopped"
+        if self.age() > self._patience():
+            return "stopped"
+        return "measuring" if self.measuring() else "going on"
 
     def _stat(self) -> os.stat_result:
         """Of the file that grows, or, before the first row, of the one that is there from the beginning."""

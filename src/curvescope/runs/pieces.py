@@ -24,6 +24,7 @@ from curvescope.runs.disk.durable import Pace, sync_tree
 if TYPE_CHECKING:
     from curvescope.runs.disk.journal import Journal
 
+STATE = "state"  # folder of a run that is not finished
 RESULT, OWNER, PRODUCTS, SUMS, PARTIAL = "result.json", "pid", ".products", "sums.json", ".partial"
 RUN = ".run"  # beside the digests: what the piece is of
 Standing = Literal["whole", "damaged", "foreign"]

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from curvescope.algorithms.vectors import columns_of
 from curvescope.core.config import Config, Settings, Value
 from curvescope.core.errors import UsageError
-from curvescope.core.numbers import duration
+from curvescope.core.numbers import duration, short_duration
 from curvescope.core.seeds import probes
 from curvescope.models.model import Model
 from curvescope.models.zoo.names import BUNDLED
@@ -51,11 +51,15 @@ class Fitted(NamedTuple):
 
 
 def seconds_of(budget: str) -> float:
-    """`90s`, `3min`, `1.5h` in seconds; a bare number is minutes."""
+    """`90s`, `3min`, `1.5h` in seconds."""
     found = re.fullmatch(r"\s*(\d+(?:\.\d*)?)\s*([a-z]*)\s*", budget.lower())
-    if found is None or (found[2] or "min") not in UNITS or float(found[1]) == 0:
-        raise UsageError(f"expected a budget such as 90s, 3min or 1h, got {budget!r}")
-    return float(found[1]) * UNITS[found[2] or "min"]
+    if found is None or found[2] not in UNITS or float(found[1]) == 0:
+        bare = found is not None and not found[2]
+        raise UsageError(
+            f"expected a budget such as 90s, 3min or 1h, got {budget!r}",
+            hint=f"add a unit: {found[1]}s or {found[1]}min" if found is not None and bare else None,
+        )
+    return float(found[1]) * UNITS[found[2]]
 
 
 def limit_of(cfg: Config, profile: str | None, budget: str | None) -> float | None:
@@ -188,8 +192,8 @@ def _less(new: Value, own: Value) -> bool:
 def _words(chosen: Estimate, slowed: float) -> str:
     """How long, and what it is made of."""
     cost = chosen.cost
-    around = f" and {chosen.own:.2g} s around each" if chosen.own > 0.1 * chosen.seconds else ""
-    made = f"{cost.pieces} pieces, {cost.products:.0f} products of {chosen.seconds:.2g} s{around}"
+    around = f" and {short_duration(chosen.own)} around each" if chosen.own > 0.1 * chosen.seconds else ""
+    made = f"{cost.pieces} pieces, {cost.products:.0f} products of {short_duration(chosen.seconds)}{around}"
     made += f", and {duration(cost.seconds)} that no model changes" if cost.seconds else ""
     line = f"up to about {duration(chosen.total)}: {made}"
     if slowed > BUSY:

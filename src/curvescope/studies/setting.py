@@ -20,7 +20,7 @@ from curvescope.data.corpora import CORPORA, read_source
 from curvescope.data.corrupted import denoising
 from curvescope.data.labels import classification, images, num_sequences, read_labelled, sample
 from curvescope.data.masking import masked_lm
-from curvescope.data.tasks import task
+from curvescope.data.tasks import task_from_text
 from curvescope.data.text import text
 from curvescope.distributed.loading import spread_out
 from curvescope.geometry.roles import check_vocabulary
@@ -47,7 +47,7 @@ class ModelOnData(Config):
 
     model: str = setting("tiny-gpt", "a bundled name, a folder, a hub id, a checkpoint or a TOML file")
     revision: str | None = setting(None, "a training checkpoint of a bundled model")
-    data: str = setting("sample", "a corpus, a file, a folder, or task:NAME")
+    data: str = setting("sample", "a corpus, a file, a folder, task:NAME or task:NAME?OPTION=VALUE")
     tokens: int = setting(512, "of a text; labelled texts and images: ⌈tokens / seq_len⌉ of them")
     seq_len: int = setting(64, "tokens of one sequence")
     batch_size: int = setting(8, "sequences of one batch; changes no number beyond rounding")
@@ -141,7 +141,7 @@ def make_batches(cfg: ModelOnData, model: Model) -> Batches:
     A model without a head gets a part of these hidden, and its own hidden states on the whole as targets.
     """
     if cfg.data.startswith(TASK):
-        return task(cfg.data.removeprefix(TASK), batch_size=cfg.batch_size)
+        return _task(cfg, model)
     kind = kind_of(model)
     _check(cfg, model, kind)
     if kind == denoising.FEATURES:
@@ -159,6 +159,18 @@ def make_batches(cfg: ModelOnData, model: Model) -> Batches:
     make = {"masked-lm": masked_lm, PAIRED: continuation}.get(kind, text)
     tokens = taken_tokens(cfg, model)
     return make(cfg.data, model, tokens=tokens, seq_len=cfg.seq_len, batch_size=cfg.batch_size, seed=cfg.seed)
+
+
+def _task(cfg: ModelOnData | TokenModelOnData, model: Model) -> Batches:
+    """The task of the configuration, which fits the model; its length is `seq_len` if a person set that."""
+    vocabulary = model.facts.get("vocab_size")
+    return task_from_text(
+        cfg.data.removeprefix(TASK),
+        batch_size=cfg.batch_size,
+        n_ctx=model.n_ctx,
+        vocab_size=vocabulary if isinstance(vocabulary, int) else None,
+        seq_len=cfg.seq_len if cfg.seq_len != type(cfg).seq_len else None,
+    )
 
 
 def _check(cfg: ModelOnData, model: Model, kind: str) -> None:
@@ -209,7 +221,7 @@ class TokenModel(Config):
 class TokenModelOnData(TokenModel):
     """A model that reads tokens, and a text or task to read."""
 
-    data: str = setting("sample", "a corpus, a file, a folder, or task:NAME")
+    data: str = setting("sample", "a corpus, a file, a folder, task:NAME or task:NAME?OPTION=VALUE")
     tokens: int = setting(1024, "of a text")
     seq_len: int = setting(64, "tokens of one sequence, at most the model's context")
     batch_size: int = setting(8, "sequences of one batch; changes no number beyond rounding")
@@ -231,7 +243,7 @@ def load_token_model(cfg: TokenModel) -> Model:
 def read_data(cfg: TokenModelOnData, model: Model) -> Batches:
     """Tokens with targets: the next one for a causal model, the hidden one for a masked one, else itself."""
     if cfg.data.startswith(TASK):
-        return task(cfg.data.removeprefix(TASK), batch_size=cfg.batch_size)
+        return _task(cfg, model)
     if model.tokenizer is None:
         raise UsageError(
             f"the model {model.name!r} has no tokenizer, so it cannot read the text {cfg.data!r}",

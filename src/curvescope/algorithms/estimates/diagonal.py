@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from curvescope.algorithms.checks import check_choice, check_count, check_square, of_one_matrix
 from curvescope.algorithms.columns import columns_at_once, probe_batches, summing_dtype, to_numpy
-from curvescope.algorithms.estimates.intervals import mean_interval, positive_interval
+from curvescope.algorithms.estimates.intervals import ENOUGH, mean_interval, positive_interval, student
 from curvescope.algorithms.estimates.mean_square import safe_scale
 from curvescope.algorithms.estimates.xdiag import leave_one_out
 from curvescope.algorithms.sums import parts
@@ -47,14 +48,21 @@ class DiagonalEstimate(Result):
     method: str = "hutchinson"
     probe: str = "rademacher"
     num_samples: int = 0  # that the error is taken over; 0, in results of version 0.1: the products
+    row_norms: np.ndarray | None = None  # (n,) of XDiag from few probes: bounds the intervals
 
     @property
     def interval(self) -> tuple[np.ndarray, np.ndarray]:
-        """Ends of 95 % intervals of the entries, (n,) each, see `intervals`; nan for one probe."""
+        """Ends of 95 % intervals of the entries, (n,) each, see `intervals`; nan for one probe.
+
+        If XDiag had fewer than 20 products, the ends are a bound that holds at least as often.
+        """
         degrees = (self.num_samples or self.num_products) - 1
         if self.method == "roots":
             return positive_interval(self.values, self.stderr, degrees)
-        return mean_interval(self.values, self.stderr, degrees, nonnegative=self.psd)
+        count, bound = degrees + 1, 0.0
+        if self.row_norms is not None:
+            bound = student(count) / math.sqrt(count) * self.row_norms
+        return mean_interval(self.values, self.stderr, degrees, nonnegative=self.psd, bound=bound)
 
     def to_frame(self) -> pd.DataFrame:
         """One row per entry."""
@@ -120,11 +128,11 @@ def _xdiag(op: LinearOperator, count: int, kind: Probe, seed: int) -> DiagonalEs
     """As many products as rows write the operator out."""
     if count >= op.shape[0]:
         values = own_entries(op, np.diagonal(to_numpy(op.dense(chunk=columns_at_once(op))))).copy()
-        products, stderr = op.shape[0], np.zeros_like(values)
+        products, stderr, row_norms = op.shape[0], np.zeros_like(values), None
     else:
-        values, stderr = leave_one_out(op, count, kind=kind, seed=seed)
-        products = 2 * count
-    return DiagonalEstimate(_of(op, values), stderr, products, seed, op.psd, "xdiag", kind, count)
+        values, stderr, row_norms = leave_one_out(op, count, kind=kind, seed=seed)
+        products, row_norms = 2 * count, row_norms if count < ENOUGH else None
+    return DiagonalEstimate(_of(op, values), stderr, products, seed, op.psd, "xdiag", kind, count, row_norms)
 
 
 def _products(op: LinearOperator, num_probes: int, kind: Probe, seed: int) -> Iterator[Tensor]:

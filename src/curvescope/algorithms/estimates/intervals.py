@@ -13,6 +13,22 @@ interval that is stated, and they are wider than two standard errors when the pr
 - means that cannot be negative from samples that can (a block of such an A from probes shared with other
   blocks): the mean is moved to zero if it is below, and so is the low end.
 
+The scatter of fewer than ten samples (`ENOUGH`) misleads. One large eigenvalue makes the samples skewed. One
+dominating pair of entries gives them two values, so that all are often equal. The products A v give an
+upper bound of the variance that needs no mean. Few samples therefore give a bound instead, which is never
+narrower than the interval above and holds more often:
+
+- vᵀ A v has a variance of at most 2 ‖A‖_F², and E ‖A v‖² = ‖A‖_F². The half width is at least t √(2/P) times
+  the root mean square of ‖A v‖ (`form_interval`). More samples use this bound if it is at most three times
+  Student's half width: one eigenvalue dominates then, and the samples are skewed.
+- ‖A v‖² has a variance of at most 2 ‖AᵀA‖_F², and E ((A v)ᵀ A w)² = ‖AᵀA‖_F² for two independent probes. The
+  half width is at least t √(2/P) times the root mean square of (A v)ᵀ A w over neighboring probes.
+- entry i of v ∘ (A v) has a variance of at most the squared norm of row i, which is E (A v)ᵢ². The half width
+  of XDiag is at least t/√P times the root mean square of (A v)ᵢ outside its sketch.
+
+No bound helps if every probe of signs misses the matrix. P probes miss (e₁ + e₂)(e₁ + e₂)ᵀ with probability
+2^(−P), so that intervals from two or three probes hold less often there.
+
 A median lies between order statistics (`median_interval`). One probe says nothing about its error: both ends
 are nan. How often they hold: benchmarks/coverage.py.
 """
@@ -20,10 +36,13 @@ are nan. How often they hold: benchmarks/coverage.py.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 
 FEW = 6  # equal samples below which an interval is not known
+ENOUGH = 10  # samples from which their own scatter gives the interval
+SKEWED = 3.0  # half widths up to which the bound from norms says that one eigenvalue dominates
 CONFIDENCE = 0.95
 
 
@@ -35,18 +54,52 @@ def student(degrees: int, confidence: float = CONFIDENCE) -> float:
 
 
 def mean_interval(
-    mean: np.ndarray, stderr: np.ndarray, degrees: int, *, nonnegative: bool = False
+    mean: np.ndarray,
+    stderr: np.ndarray,
+    degrees: int,
+    *,
+    nonnegative: bool = False,
+    bound: np.ndarray | float = 0.0,
 ) -> tuple[np.ndarray, np.ndarray]:
     """mean ± t · stderr.
 
     Args:
+        bound: least value of the half width.
         nonnegative: the truth is not negative, samples may be. The low end is at least zero, and the high
             end is a half width above zero even if the mean is below.
     """
     half = _half_width(np.asarray(stderr, dtype=float), np.asarray(mean, dtype=float), degrees)
+    half = np.maximum(half, bound)
     if not nonnegative:
         return mean - half, mean + half
     return np.maximum(mean - half, 0.0), np.maximum(mean, 0.0) + half
+
+
+def form_interval(
+    mean: float,
+    stderr: float,
+    norm: float,
+    degrees: int,
+    *,
+    nonnegative: bool = False,
+    positive: bool = False,
+) -> tuple[float, float]:
+    """Interval of the mean of forms vᵀ A v, at least as long as Student's; few forms give a bound.
+
+    Args:
+        norm: root mean square of ‖A v‖ over the same probes.
+        nonnegative: as in `mean_interval`.
+        positive: no form is negative, and the mean is above zero: as in `positive_interval`.
+    """
+    bound = student(degrees + 1) * math.sqrt(2 / (degrees + 1)) * norm
+    if degrees + 1 >= ENOUGH and bound > SKEWED * student(degrees) * stderr:
+        bound = 0.0
+    if positive:
+        low, high = positive_interval(np.asarray(mean), np.asarray(stderr), degrees, bound=bound)
+    else:
+        options: Any = {"nonnegative": nonnegative, "bound": bound}
+        low, high = mean_interval(np.asarray(mean), np.asarray(stderr), degrees, **options)
+    return float(low), float(high)
 
 
 def median_interval(values: np.ndarray, confidence: float = CONFIDENCE) -> tuple[float, float]:
@@ -62,15 +115,20 @@ def median_interval(values: np.ndarray, confidence: float = CONFIDENCE) -> tuple
     return (float(ordered[k - 1]), float(ordered[-k])) if k else (math.nan, math.nan)
 
 
-def positive_interval(mean: np.ndarray, stderr: np.ndarray, degrees: int) -> tuple[np.ndarray, np.ndarray]:
+def positive_interval(
+    mean: np.ndarray, stderr: np.ndarray, degrees: int, *, bound: np.ndarray | float = 0.0
+) -> tuple[np.ndarray, np.ndarray]:
     """mean · (1 + h/3)⁻³ to mean · exp(h + h min(h, 1) / 2), h = t · stderr / mean; a mean of zero is exact.
 
-    Of samples that are not negative.
+    Args:
+        mean: of samples that are not negative.
+        bound: least value of the half width t · stderr.
     """
     mean, stderr = np.asarray(mean, dtype=float), np.asarray(stderr, dtype=float)
     ratio = np.divide(stderr, mean, out=np.zeros_like(mean), where=mean > 0)
     with np.errstate(over="ignore"):
         h = _half_width(ratio, (mean > 0).astype(float), degrees)
+        h = np.maximum(h, np.divide(bound, mean, out=np.zeros_like(mean), where=mean > 0))
         return mean * (1 + h / 3) ** -3, mean * np.exp(h + h * np.minimum(h, 1.0) / 2)
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from curvescope.algorithms.columns import mean_and_stderr
-from curvescope.algorithms.estimates.intervals import positive_interval
+from curvescope.algorithms.estimates.intervals import positive_interval, student
 from curvescope.algorithms.sums import DotSum, chunks
 from curvescope.core.ranks.spread import current
 
@@ -53,13 +53,23 @@ def safe_scale(X: Tensor) -> float:
     return 2.0 ** max(-most, min(most, -math.frexp(largest)[1]))
 
 
-def mean_square(lengths: np.ndarray) -> MeanSquare:
-    """Of the lengths ‖A v‖ (probes, …), along the first axis."""
+def mean_square(lengths: np.ndarray, cosines: np.ndarray | None = None) -> MeanSquare:
+    """Mean of the squared lengths ‖A v‖² along the first axis, and its root.
+
+    Args:
+        lengths: (P, …) of P probes.
+        cosines: (P − 1, …) between neighboring products A v. If given, they bound the interval from below,
+            see `intervals`.
+    """
     top = lengths.max(axis=0)
     unit = np.where((top > 0) & np.isfinite(top), np.exp2(np.frexp(top)[1].clip(-1000, 1000)), 1.0)
     mean, error = mean_and_stderr((lengths / unit) ** 2)
     root = np.sqrt(mean)
-    low, high = positive_interval(mean, error, len(lengths) - 1)
+    bound = 0.0
+    if cosines is not None and len(cosines):
+        dots = cosines * (lengths[:-1] / unit) * (lengths[1:] / unit)
+        bound = student(len(dots)) * np.sqrt(2 / len(lengths) * (dots**2).mean(axis=0))
+    low, high = positive_interval(mean, error, len(lengths) - 1, bound=bound)
     slope = np.divide(error, 2 * root, out=np.zeros_like(root), where=(root > 0) | np.isnan(error))
     with np.errstate(over="ignore", under="ignore"):
         squared, squared_error = mean * unit**2, error * unit**2

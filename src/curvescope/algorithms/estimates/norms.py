@@ -16,7 +16,8 @@ from curvescope.algorithms.checks import (
     of_one_matrix,
     relative_tolerance,
 )
-from curvescope.algorithms.columns import gather_samples, norms, probe_batches
+from curvescope.algorithms.columns import column_dots, gather_samples, norms, probe_batches
+from curvescope.algorithms.estimates.intervals import ENOUGH
 from curvescope.algorithms.estimates.mean_square import column_norms, mean_square
 from curvescope.algorithms.spectra.lanczos import eigsh
 from curvescope.core.operator import FunctionOperator, LinearOperator
@@ -33,7 +34,8 @@ if TYPE_CHECKING:
 class FrobeniusNorm(Result):
     """Frobenius norm from random probes; `squared` is the estimate without bias.
 
-    The norm lies between `low` and `high` 95 times in 100, see `intervals`; nan for one probe. Where the
+    The norm lies between `low` and `high` 95 times in 100, see `intervals`; nan for one probe. If `is_bound`,
+    too few probes were drawn for that: the ends are then a bound that holds at least as often. If the
     squares leave the range of float64, `squared` and `samples` are 0 or inf while `value` is right.
     """
 
@@ -47,6 +49,11 @@ class FrobeniusNorm(Result):
     low: float = math.nan
     high: float = math.nan
     probe: str = "rademacher"
+
+    @property
+    def is_bound(self) -> bool:
+        """True if fewer than ten probes were drawn, so that `low` and `high` are a bound."""
+        return len(self.samples) < ENOUGH
 
     def to_frame(self) -> pd.DataFrame:
         """One row per sample."""
@@ -78,13 +85,24 @@ def frobenius_norm(
     """‖A‖_F from E ‖A v‖² = ‖A‖_F² over random probes v. Needs no transposed products.
 
     Memory: 2c vectors, the probes and their products, for the c columns that one product takes
-    (`columns_at_once`), whatever the number of probes.
+    (`columns_at_once`), whatever the number of probes; three vectors more for fewer than ten probes.
     """
     check_operator(op, "frobenius_norm")
     check_count("num_probes", num_probes, at_least=1)
     check_choice("probe", probe, get_args(Probe))
     batches = probe_batches(op, num_probes, seed=seed, kind=probe, what="Frobenius norm")
-    found = mean_square(gather_samples([column_norms(op @ V) for V in batches]))
+    lengths, cosines, last = [], [], None
+    for V in batches:
+        product = op @ V
+        lengths.append(column_norms(product))
+        if num_probes < ENOUGH:
+            for column, length in zip(product.T, lengths[-1].tolist(), strict=True):
+                unit = column[:, None] / max(length, torch.finfo(product.dtype).tiny)
+                if last is not None:
+                    cosines.append(column_dots(last, unit))
+                last = unit
+        del product  # before the next one is made
+    found = mean_square(gather_samples(lengths), gather_samples(cosines) if cosines else None)
     return FrobeniusNorm(
         value=float(found.root),
         stderr=float(found.root_stderr),

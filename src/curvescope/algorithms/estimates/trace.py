@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from curvescope.algorithms.checks import check_choice, check_count, check_slices, check_square, of_one_matrix
 from curvescope.algorithms.columns import (
@@ -20,7 +21,8 @@ from curvescope.algorithms.columns import (
     probe_batches,
     to_numpy,
 )
-from curvescope.algorithms.estimates.intervals import mean_interval, positive_interval
+from curvescope.algorithms.estimates.intervals import ENOUGH, form_interval, mean_interval
+from curvescope.algorithms.estimates.mean_square import column_norms, mean_square
 from curvescope.algorithms.estimates.sketch import range_sketch, small_matrices
 from curvescope.algorithms.estimates.xtrace import leave_one_out
 from curvescope.algorithms.sums import add_up
@@ -41,7 +43,8 @@ FEWEST: dict[str, int] = {"hutchinson": 1, "hutch++": 6, "xtrace": 4}
 class TraceEstimate(Result):
     """Trace of an operator: the mean of `samples`, with its standard error (nan for one sample).
 
-    The truth lies between `low` and `high` 95 times in 100, see `intervals`; nan for one sample.
+    The truth lies between `low` and `high` 95 times in 100, see `intervals`; nan for one sample. If
+    `is_bound`, too few probes were drawn for that: the ends are then a bound that holds at least as often.
     """
 
     value: float
@@ -53,6 +56,11 @@ class TraceEstimate(Result):
     seed: int
     low: float = math.nan
     high: float = math.nan
+
+    @property
+    def is_bound(self) -> bool:
+        """True if fewer than ten samples scatter, so that `low` and `high` are a bound."""
+        return len(self.samples) < ENOUGH and self.stderr != 0
 
     def to_frame(self) -> pd.DataFrame:
         """One row per sample."""
@@ -155,22 +163,33 @@ def trace(
     check_count(f"num_probes for {method}", num_probes, at_least=FEWEST[method])
     if method == "xtrace":
         return _xtrace(op, num_probes, probe, seed)
-    estimate = {"hutchinson": _hutchinson, "hutch++": _hutch_plus_plus}[method]
-    inside, samples, products = estimate(op, num_probes, probe, seed)
-    outside, stderr = mean_and_stderr(samples)
-    around = positive_interval if op.psd and outside > 0 else mean_interval
-    low, high = around(outside, stderr, len(samples) - 1)
-    return TraceEstimate(
-        value=float((inside + samples).mean()),
-        stderr=float(stderr),
-        samples=inside + samples,
-        num_products=products,
-        method=method,
-        probe=probe,
-        seed=seed,
-        low=float(inside + low),
-        high=float(inside + high),
-    )
+    if method == "hutch++":
+        return _hutch_plus_plus(op, num_probes, probe, seed)
+    samples, lengths = _forms(op, num_probes, probe, seed)
+    return _hutchinson(op, samples, lengths, probe, seed)
+
+
+def accurate_trace(
+    op: LinearOperator, *, accuracy: float, fewest: int = 16, most: int = 256, seed: int = 0
+) -> TraceEstimate:
+    """Hutchinson's trace from as many probes as make half its interval at most `accuracy` times the value.
+
+    The number of probes is doubled until the interval is narrow enough or `most` probes are drawn; earlier
+    probes are kept. An operator of at most `most` rows is written out instead, and its trace is exact.
+    """
+    check_square(op, "accurate_trace")
+    check_count("fewest", fewest, at_least=1)
+    if op.shape[0] <= most:
+        return _exact(op, 1, "hutchinson", "rademacher", seed)
+    samples, lengths = np.empty(0), np.empty(0)
+    count = min(fewest, most)
+    while True:
+        more = _forms(op, count - len(samples), "rademacher", seed, first=len(samples))
+        samples, lengths = np.append(samples, more[0]), np.append(lengths, more[1])
+        estimate = _hutchinson(op, samples, lengths, "rademacher", seed)
+        if count >= most or estimate.high - estimate.low <= 2 * accuracy * abs(estimate.value):
+            return estimate
+        count = min(2 * count, most)
 
 
 @of_one_matrix
@@ -203,43 +222,71 @@ def block_traces(
     return BlockTraces(list(blocks), values, stderr, samples, num_probes, seed, low, high, op.psd, probe)
 
 
-Outside = tuple[float, np.ndarray, int]  # what is known exactly, samples of the rest, products
+def _forms(
+    op: LinearOperator, count: int, kind: Probe, seed: int, *, first: int = 0, without: Tensor | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """vᵀ A v and ‖A v‖ for the probes `first, …`, (count,) each.
+
+    Args:
+        without: orthonormal columns Q that are projected out of the probes first.
+    """
+    forms, lengths = [], []
+    for V in probe_batches(op, count, seed=seed, kind=kind, first=first, what="trace"):
+        if without is not None:
+            V.addmm_(without, add_up(without.T @ V), alpha=-1)
+        product = op @ V
+        forms.append(column_dots(V, product))
+        lengths.append(column_norms(product))
+        del product  # before the next one is made
+    return gather_samples(forms), gather_samples(lengths)
 
 
-def _hutchinson(op: LinearOperator, num_probes: int, kind: Probe, seed: int) -> Outside:
-    batches = probe_batches(op, num_probes, seed=seed, kind=kind, what="trace")
-    return 0.0, gather_samples([column_dots(V, op @ V) for V in batches]), num_probes
+def _hutchinson(
+    op: LinearOperator, samples: np.ndarray, lengths: np.ndarray, kind: Probe, seed: int
+) -> TraceEstimate:
+    """Mean of the forms, and its interval."""
+    mean, stderr = mean_and_stderr(samples)
+    norm, positive = float(mean_square(lengths).root), op.psd and float(mean) > 0
+    low, high = form_interval(float(mean), float(stderr), norm, len(samples) - 1, positive=positive)
+    ends = {"low": low, "high": high}
+    return TraceEstimate(float(mean), float(stderr), samples, len(samples), "hutchinson", kind, seed, **ends)
 
 
-def _hutch_plus_plus(op: LinearOperator, num_probes: int, kind: Probe, seed: int) -> Outside:
+def _exact(op: LinearOperator, count: int, method: Method, kind: Probe, seed: int) -> TraceEstimate:
+    """Trace of the operator written out, as `count` equal samples."""
+    n, value = op.shape[0], float(np.trace(to_numpy(op.dense(chunk=columns_at_once(op)))))
+    return TraceEstimate(value, 0.0, np.full(count, value), n, method, kind, seed, low=value, high=value)
+
+
+def _hutch_plus_plus(op: LinearOperator, num_probes: int, kind: Probe, seed: int) -> TraceEstimate:
     """tr(Qᵀ A Q), and gᵀ P A P g for each outer probe g, with P = I − Q Qᵀ and Q = orth(A S)."""
     if num_probes >= op.shape[0]:  # signs of few entries coincide, and would look like certainty
-        exact = np.trace(to_numpy(op.dense(chunk=columns_at_once(op))))
-        return float(exact), np.zeros(num_probes // 3), op.shape[0]
+        return _exact(op, num_probes // 3, "hutch++", kind, seed)
     count = num_probes // 3
     outer = num_probes - 2 * count
     Q = range_sketch(op, count, kind=kind, seed=seed).Q
     inside = sum(float(column_dots(Q[:, b], op @ Q[:, b]).sum()) for b in column_blocks(op, count))
-    pieces = []
-    for G in probe_batches(op, outer, seed=seed, kind=kind, first=count, what="trace"):
-        G.addmm_(Q, add_up(Q.T @ G), alpha=-1)
-        pieces.append(column_dots(G, op @ G))
-    return inside, gather_samples(pieces), 2 * count + outer
+    samples, lengths = _forms(op, outer, kind, seed, first=count, without=Q)
+    mean, stderr = map(float, mean_and_stderr(samples))
+    norm = float(mean_square(lengths).root)
+    low, high = form_interval(mean, stderr, norm, outer - 1, nonnegative=op.psd and mean > 0)
+    ends = {"low": inside + low, "high": inside + high}
+    samples, products = inside + samples, 2 * count + outer
+    return TraceEstimate(float(samples.mean()), stderr, samples, products, "hutch++", kind, seed, **ends)
 
 
 def _xtrace(op: LinearOperator, num_probes: int, kind: Probe, seed: int) -> TraceEstimate:
     """From Y = A Ω = Q R and A Q, see `xtrace`; as many products as rows write the operator out."""
-    count, n = num_probes // 2, op.shape[0]
-    if count >= n:
-        value = float(np.trace(to_numpy(op.dense(chunk=columns_at_once(op)))))
-        return TraceEstimate(
-            value, 0.0, np.full(count, value), n, "xtrace", kind, seed, low=value, high=value
-        )
+    count = num_probes // 2
+    if count >= op.shape[0]:
+        return _exact(op, count, "xtrace", kind, seed)
     sketch = range_sketch(op, count, kind=kind, seed=seed)
-    samples, stderr = leave_one_out(*small_matrices(op, sketch, kind, seed), eps=torch.finfo(op.dtype).eps)
-    samples, stderr = samples / sketch.scale, stderr / sketch.scale
+    eps = torch.finfo(op.dtype).eps
+    samples, stderr, norm = leave_one_out(*small_matrices(op, sketch, kind, seed), eps=eps)
+    samples, stderr, norm = samples / sketch.scale, stderr / sketch.scale, norm / sketch.scale
     mean = samples.mean()
-    low, high = mean_interval(mean, np.asarray(stderr), count - 1, nonnegative=op.psd)
+    bound = norm if count < ENOUGH else 0.0  # the sketch holds the eigenvalues that would dominate
+    low, high = form_interval(float(mean), stderr, bound, count - 1, nonnegative=op.psd)
     value = max(float(mean), 0.0) if op.psd else float(mean)
     ends = {"low": float(low), "high": float(high)}
     return TraceEstimate(value, stderr, samples, 2 * count, "xtrace", kind, seed, **ends)

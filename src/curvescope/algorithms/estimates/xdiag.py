@@ -35,8 +35,13 @@ from curvescope.core.seeds import Probe, probes
 APART = 1e3  # roundings of 1 − g² below which two probes have left the same direction out
 
 
-def leave_one_out(op: LinearOperator, count: int, *, kind: Probe, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """The mean of the dᵢ from `count` probes and its standard error, (n,) each."""
+def leave_one_out(
+    op: LinearOperator, count: int, *, kind: Probe, seed: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The mean of the dᵢ from `count` probes, its standard error and norms of rows, (n,) each.
+
+    The norm of row k is the root mean square over i of entry k of (I − Qᵢ Qᵢᵀ) A ωᵢ = γᵢ pᵢ.
+    """
     n, eps = op.here[0], torch.finfo(op.dtype).eps
     Q, R, _, scale = range_sketch(op, count, kind=kind, seed=seed)
     Z = fresh(op, n, count)
@@ -48,12 +53,13 @@ def leave_one_out(op: LinearOperator, count: int, *, kind: Probe, seed: int) -> 
     turn, gain, g, a = (
         torch.as_tensor(M).to(wide).to(op.device) for M in (S, (S * R).sum(axis=0), *_pairs(S, eps))
     )
-    values, stderr = np.empty(n), np.empty(n)
+    values, stderr, row_norms = np.empty(n), np.empty(n), np.empty(n)
     for part in parts(n, op.device, width=4 * count):  # a dozen tables of it at a time
         q, z, omega = (M[part].to(wide) for M in (Q, Z, Omega))
-        mean, error = _rows(q, z * scale, omega, turn, gain, g, a)
+        mean, error, norm = _rows(q, z * scale, omega, turn, gain, g, a)
         values[part], stderr[part] = to_numpy(mean) / scale, to_numpy(error) / scale
-    return values, stderr
+        row_norms[part] = to_numpy(norm) / scale
+    return values, stderr, row_norms
 
 
 def _pairs(S: np.ndarray, eps: float) -> tuple[np.ndarray, np.ndarray]:
@@ -66,8 +72,8 @@ def _pairs(S: np.ndarray, eps: float) -> tuple[np.ndarray, np.ndarray]:
 
 def _rows(
     q: Tensor, z: Tensor, omega: Tensor, S: Tensor, gain: Tensor, g: Tensor, a: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Mean and standard error of some rows (r, m) of Q, Z and Ω: (r,) each."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean, standard error and row norms of some rows (r, m) of Q, Z and Ω: (r,) each."""
     m, P, X = S.shape[0], q @ S, z @ S
     T = gain * omega - X
     E = P * T
@@ -76,4 +82,5 @@ def _rows(
     F = (P * T) @ (a * g**2) + X * (P @ (a * g)) - P * (T @ (a * g)) - P * X * a.sum(dim=0)
     without = (E.sum(dim=1, keepdim=True) - E + F) / (m - 1)
     jackknife = (m - 1) * without.var(dim=1, unbiased=False)
-    return (q * z).sum(dim=1) + E.mean(dim=1), (jackknife * scatter) ** 0.25
+    norm = (gain * P).square().mean(dim=1).sqrt()
+    return (q * z).sum(dim=1) + E.mean(dim=1), (jackknife * scatter) ** 0.25, norm

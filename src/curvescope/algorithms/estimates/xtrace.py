@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import numpy as np
 
+ROUNDING = 1e3  # roundings of the largest column below which a length is zero
 MOST_LEFT_OUT = 64  # probes that the jackknife leaves out in turn; each costs m³
 
 
@@ -31,8 +32,12 @@ def leave_one_out(
     forms: np.ndarray,
     *,
     eps: float,
-) -> tuple[np.ndarray, float]:
-    """The m leave-one-out estimates and the standard error of their mean.
+) -> tuple[np.ndarray, float, float]:
+    """The m leave-one-out estimates, the standard error of their mean, and a norm that bounds it.
+
+    The norm is the root mean square of the length of A ωᵢ outside the sketch without probes i and j. Without
+    probe i alone, all lengths are small together if the sketch only just misses the range of A. If these
+    are zero up to rounding, the estimates are exact, and so is the norm.
 
     Args:
         ZOmega: Ωᵀ Z.
@@ -48,15 +53,19 @@ def leave_one_out(
         outside = forms - (ZOmega.T * U).sum(axis=0) - (U * QY).sum(axis=0) + (U * (H @ U)).sum(axis=0)
         return np.trace(H) - (S * (H @ S)).sum(axis=0) - (D * (H @ D)).sum(axis=0) + outside
 
-    without = []
+    outside_one = (S * R).sum(axis=0) ** 2  # squared length of A ωᵢ outside the sketch without probe i
+    without, lengths = [], []
     for j in range(min(m, MOST_LEFT_OUT)):
         D = S[:, j : j + 1] - S * (S[:, j] @ S)
         length = np.linalg.norm(D, axis=0)
         D = np.divide(D, length, out=np.zeros_like(D), where=length > eps)
         without.append(np.delete(estimates(D), j).mean())
+        lengths.append(np.delete(outside_one + (D * R).sum(axis=0) ** 2, j).mean())
     samples = estimates(np.zeros_like(S))
     jackknife, scatter = (m - 1) * np.var(without), np.var(samples, ddof=1) / m
-    return samples, float(np.sqrt(np.sqrt(jackknife)) * np.sqrt(np.sqrt(scatter)))
+    exact = outside_one.max() <= (ROUNDING * eps) ** 2 * (R**2).sum()
+    norm = float(np.sqrt(outside_one.mean() if exact else np.mean(lengths)))
+    return samples, float(np.sqrt(np.sqrt(jackknife)) * np.sqrt(np.sqrt(scatter))), norm
 
 
 def left_out(R: np.ndarray, eps: float) -> np.ndarray:

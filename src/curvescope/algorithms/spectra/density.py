@@ -85,8 +85,12 @@ class SpectralDensity(Result):
         return cumulative(self.nodes, self.weights, x, exact=self.exact, psd=self.psd)
 
     def share_near_zero(self, limit: float | None = None) -> Share:
-        """Share of the eigenvalues with |λ| < limit; by default a thousandth of the largest |node|."""
-        limit = 1e-3 * float(np.abs(self.extremes).max()) if limit is None else limit
+        """Share of the eigenvalues with |λ| < limit; by default a thousandth of the largest |node|.
+
+        If all nodes are zero the default limit is the smallest positive number, and the share is one.
+        """
+        smallest = float(np.finfo(float).tiny)
+        limit = max(1e-3 * float(np.abs(self.extremes).max()), smallest) if limit is None else limit
         return share_within(
             self.nodes,
             self.weights,
@@ -96,8 +100,8 @@ class SpectralDensity(Result):
         )
 
     def outliers(self) -> Outliers:
-        """Eigenvalues at either end that stand apart and that all probes agree on."""
-        return outliers(self.nodes, self.weights, self.size, width=self.width)
+        """Eigenvalues at either end that stand apart by a gap this density resolves, see `outliers`."""
+        return outliers(self.nodes, self.weights, self.size, width=self.width, exact=self.exact)
 
     def smoothed(
         self, grid: np.ndarray | None = None, width: float | None = None

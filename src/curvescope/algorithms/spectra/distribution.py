@@ -18,8 +18,12 @@ import numpy as np
 from curvescope.algorithms.columns import mean_and_stderr
 from curvescope.core.result import Result
 
-ISOLATED = 0.1  # spread of an outlier over probes, relative to its distance from the next node
-MEMBERS = 4  # most eigenvalues that are taken for one outlier
+ISOLATED = 0.1  # spread and residual of an outlier, relative to its distance from the next node
+MEMBERS = 4  # most nodes of one probe that are taken for one outlier
+FEW = 10  # eigenvalues: a group that may hold more is a part of the bulk
+RESOLVED = 2.0  # widths: two Gaussians that are farther apart have a minimum between them
+APART = 5.0  # mean distances of the remaining eigenvalues: gaps up to here occur inside a bulk
+SAME = 1e-6  # of the range: nodes of one probe that are closer than this are one node
 
 
 @dataclass(frozen=True)
@@ -50,7 +54,7 @@ class Outliers(Result):
     values: np.ndarray  # (M,) ascending
     spread: np.ndarray  # (M,) largest difference between probes, or within the group
     count: np.ndarray  # (M,) number of eigenvalues there: n times the weight
-    count_stderr: np.ndarray  # (M,)
+    count_stderr: np.ndarray  # (M,) zero if exact; else √(2k / probes) for k eigenvalues, k at least 1
 
 
 def cumulative(
@@ -58,7 +62,11 @@ def cumulative(
 ) -> Cumulative:
     """Shares at the points x (G,), right-continuous, from nodes and weights (P, S)."""
     x = np.sort(np.asarray(x, dtype=float).ravel())
-    rows = [_one_probe(t[w > 0], w[w > 0], x, exact) for t, w in zip(nodes, weights, strict=True)]
+    # A probe with fewer nodes than steps lies in an invariant subspace, and its measure is exact.
+    rows = [
+        _one_probe(t[w > 0], w[w > 0], x, exact or not (w > 0).all())
+        for t, w in zip(nodes, weights, strict=True)
+    ]
     shares, lows, highs = (np.stack(columns) for columns in zip(*rows, strict=True))
     if psd:  # rounding may put a node below zero; no eigenvalue is there
         shares, lows, highs = (np.where(x < 0, 0.0, part) for part in (shares, lows, highs))
@@ -92,43 +100,89 @@ def share_within(nodes: np.ndarray, weights: np.ndarray, limit: float, *, exact:
     return Share(value, float(low), float(high), stderr)
 
 
-def outliers(nodes: np.ndarray, weights: np.ndarray, size: int, *, width: float) -> Outliers:
-    """Nodes at either end that all probes agree on, in groups of at most four, from outside inwards.
+def outliers(nodes: np.ndarray, weights: np.ndarray, size: int, *, width: float, exact: bool) -> Outliers:
+    """Nodes at either end that stand apart and that all probes agree on, from outside inwards.
 
-    A group has the same number of nodes from each probe, and the differences within it are at most a tenth
-    of the distance to the next node; that distance must exceed `width` for a single probe.
+    A group has the same number of nodes, at most four, from each probe, and holds at most ten eigenvalues.
+    All outliers together hold less than half of the eigenvalues. Let gap be the distance to the next node
+    inwards. It must exceed two widths of the density, and five mean distances of the eigenvalues farther
+    inwards. The differences within the group and the residuals of its Ritz values must be at most a tenth
+    of it. An average over a bulk, which probes agree on as well, has a large residual.
     """
-    probe = np.repeat(np.arange(len(nodes)), nodes.shape[1])
-    alive = weights.ravel() > 0
-    order = np.argsort(nodes.ravel()[alive], kind="stable")
-    theta, w, probe = (part[alive][order] for part in (nodes.ravel(), weights.ravel(), probe))
-    upper = _from_the_top(theta[::-1], w[::-1], probe[::-1], len(nodes), size, width)
+    ends = [_alive_nodes(*row) for row in zip(nodes, weights, strict=True)]
+    theta, w = (np.concatenate([row[i] for row in ends]) for i in (0, 1))
+    low, high = float(theta.min()), float(theta.max())
+    # A probe with far fewer distinct nodes than steps lies in an invariant subspace: no residual is left.
+    residuals = [
+        np.zeros_like(t)
+        if exact or 2 * len(t) <= nodes.shape[1]
+        else (high - low) / 2 * _last_components(t, v)
+        for t, v in ends
+    ]
+    probe = np.repeat(np.arange(len(ends)), [len(t) for t, _ in ends])
+    order = np.argsort(theta, kind="stable")
+    columns = np.stack([theta, w * size, np.concatenate(residuals)])[:, order]
+    probe, num_probes = probe[order], len(ends)
+    upper = _from_the_top(columns[:, ::-1], probe[::-1], num_probes, size, width)
     rest = len(theta) - sum(len(group[0]) for group in upper)
-    lower = _from_the_top(-theta[:rest], w[:rest], probe[:rest], len(nodes), size, width)
-    groups = [(-t, *others) for t, *others in lower] + upper[::-1]
-    values = np.array([t.mean() for t, _ in groups])
-    counts = [mean_and_stderr(count) for _, count in groups]
+    size_left = size - sum(group[1].mean() for group in upper)
+    mirrored = columns[:, :rest] * np.array([[-1.0], [1.0], [1.0]])
+    lower = _from_the_top(mirrored, probe[:rest], num_probes, size_left, width)
+    if sum(group[1].mean() for group in [*upper, *lower]) >= size / 2:
+        upper, lower = [], []
+    groups = [(-t, count) for t, count in lower] + upper[::-1]
+    count = np.array([float(count.mean()) for _, count in groups])
     return Outliers(
-        values=values,
+        values=np.array([t.mean() for t, _ in groups]),
         spread=np.array([np.ptp(t) for t, _ in groups]),
-        count=np.array([float(mean) for mean, _ in counts]),
-        count_stderr=np.array([float(error) for _, error in counts]),
+        count=count,
+        count_stderr=0 * count if exact else np.sqrt(2 * np.maximum(count, 1) / num_probes),
     )
 
 
+def _alive_nodes(nodes: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Nodes of one probe, ascending, and their weights; nodes closer than SAME become one."""
+    order = np.argsort(nodes[weights > 0], kind="stable")
+    theta, w = nodes[weights > 0][order], weights[weights > 0][order]
+    starts = np.flatnonzero(np.diff(theta, prepend=-np.inf) > SAME * np.ptp(theta))
+    return theta[starts], np.add.reduceat(w, starts)
+
+
+def _last_components(theta: np.ndarray, w: np.ndarray) -> np.ndarray:
+    """|last entries| of the unit eigenvectors of the Jacobi matrix with these nodes and weights.
+
+    Times the next off-diagonal entry of Lanczos, at most half of the range, they are the residuals of the
+    Ritz values. First times last entry of eigenvector i is in proportion to 1 / Π_{j≠i} (θ_i − θ_j).
+    """
+    distance = np.abs(theta[:, None] - theta) + np.eye(len(theta))
+    logs = -np.log(w) - 2 * np.log(distance).sum(axis=1)
+    squares = np.exp(logs - logs.max())
+    return np.sqrt(squares / squares.sum())
+
+
 def _from_the_top(
-    theta: np.ndarray, w: np.ndarray, probe: np.ndarray, num_probes: int, size: int, width: float
+    columns: np.ndarray, probe: np.ndarray, num_probes: int, size: float, width: float
 ) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Groups of descending nodes that stand apart: their nodes, and n times their weight in each probe."""
-    groups, start = [], 0
-    least = width if num_probes == 1 else 0.0
-    for stop in range(num_probes, len(theta), 1):
+    """Groups that stand apart: their nodes, and the number of eigenvalues by each probe.
+
+    Args:
+        columns: nodes in descending order, eigenvalues at each by its probe, and residuals: (3, M).
+        size: number of eigenvalues.
+    """
+    theta, number, residual = columns
+    groups, start, left = [], 0, size
+    for stop in range(num_probes, len(theta)):
         members = np.bincount(probe[start:stop], minlength=num_probes)
-        gap, extent = theta[stop - 1] - theta[stop], theta[start] - theta[stop - 1]
-        if members.min() == members.max() and extent <= ISOLATED * gap and gap > least:
-            weight = np.bincount(probe[start:stop], weights=w[start:stop], minlength=num_probes)
-            groups.append((theta[start:stop], size * weight))
-            start = stop
-        elif members.max() > MEMBERS:
+        if members.max() > MEMBERS:
             break
+        gap = theta[stop - 1] - theta[stop]
+        vague = max(theta[start] - theta[stop - 1], residual[start:stop].max())
+        count = np.bincount(probe[start:stop], weights=number[start:stop], minlength=num_probes)
+        inside = max(left - count.mean() - 1, 1.0)
+        least = max(RESOLVED * width, APART * (theta[stop] - theta[-1]) / inside)
+        if members.min() == members.max() and vague <= ISOLATED * gap and gap > least:
+            if count.mean() > FEW:
+                break
+            groups.append((theta[start:stop], count))
+            start, left = stop, left - count.mean()
     return groups

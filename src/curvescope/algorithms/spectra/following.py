@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from curvescope.algorithms.checks import of_one_matrix
 from curvescope.algorithms.columns import columns_at_once
 from curvescope.algorithms.sums import gram, norms, to_numpy
 from curvescope.algorithms.vectors import check_finite, fresh, orthogonalize, random_vector, rotate
@@ -131,6 +132,7 @@ class Subspace:
         self.H[range(self.count), range(self.count)] = theta
 
 
+@of_one_matrix
 def follow_ends(
     op: LinearOperator,
     followed: Tensor | None = None,
@@ -199,6 +201,8 @@ def _begin(op: LinearOperator, followed: Tensor | None, seed: int) -> Tensor:
     if followed is None or not len(followed):
         return begin
     known = followed.to(begin).sum(dim=0, keepdim=True)
+    if not float(norms(known[0])) > 0:  # a gradient of zero, for example: the random vector serves alone
+        return begin
     return begin.mul_((RANDOM * norms(known[0]) / norms(begin[0])).to(begin)).add_(known)
 
 

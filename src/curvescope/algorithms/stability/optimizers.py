@@ -6,7 +6,7 @@
 
 with v the running mean of squared gradients as it is now. Where groups have learning rates of their own, P is
 divided by their share of the largest one. An entry whose v is zero never had a gradient: it stays where
-it is, and its row of P^(−½) is zero.
+it is, and its row of P^(−½) is zero. All other optimizers of torch are refused by name.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class _Reading:
 
     def one(self, setting: str, what: str) -> Any:
         """A setting that all groups have in common."""
-        found = {group[setting] for group in self.groups.values()}
+        found = {_plain(group[setting]) for group in self.groups.values()}
         if len(found) > 1:
             raise UsageError(
                 f"expected one {what} for all parameters, got {', '.join(map(str, sorted(found)))}",
@@ -102,7 +102,8 @@ class _Reading:
     def state(self, name: str) -> Mapping[str, Any]:
         """What the optimizer keeps of a parameter."""
         found = self.optimizer.state.get(self.parameters[name], {})
-        if not found:
+        adam = isinstance(self.optimizer, torch.optim.Adam)  # a fused one may skip its first step
+        if not found or (adam and float(found["step"]) == 0):
             raise UsageError(
                 f"{type(self.optimizer).__name__} has no state of {name} yet", hint="let it take a step first"
             )
@@ -154,6 +155,13 @@ class _Reading:
         return self.groups[name], self.state(name)
 
 
+def _plain(setting: Any) -> Any:
+    """Return a setting with numbers instead of tensors of one entry, so that equal settings compare equal."""
+    if isinstance(setting, (tuple, list)):
+        return tuple(float(each) for each in setting)
+    return setting.item() if isinstance(setting, Tensor) else setting
+
+
 def _sgd(reading: _Reading, rate: float, assumed: list[str]) -> Descent:
     momentum, nesterov = (
         float(reading.one("momentum", "momentum")),
@@ -174,18 +182,45 @@ def _sgd(reading: _Reading, rate: float, assumed: list[str]) -> Descent:
 
 
 def _rmsprop(reading: _Reading, rate: float, assumed: list[str]) -> Descent:
-    def denominator(group: Group, state: Mapping[str, Any]) -> Tensor:
+    def under_root(group: Group, state: Mapping[str, Any]) -> Tensor:
         v = state["square_avg"] - (state["grad_avg"] ** 2 if group["centered"] else 0.0)
-        return v.clamp_min(0).sqrt() + group["eps"]
+        return v.clamp_min(0)
 
+    def denominator(group: Group, state: Mapping[str, Any]) -> Tensor:
+        return under_root(group, state).sqrt() + group["eps"]
+
+    still, notes = _small_entries(reading, lambda _, state: state["square_avg"], under_root)
     return Descent(
         name="RMSprop",
-        inverse_root=reading.inverse_root(denominator),
+        inverse_root=reading.inverse_root(denominator, still),
         learning_rate=rate,
         momentum=float(reading.one("momentum", "momentum")),
         coupled=reading.decay(),
-        assumed=[*assumed, HELD],
+        assumed=[*assumed, *notes, HELD],
     )
+
+
+def _small_entries(
+    reading: _Reading, squares: Denominator, under_root: Denominator
+) -> tuple[Tensor, list[str]]:
+    """Return which entries (n,) never had a gradient, and notes about them and about entries set by ε.
+
+    Args:
+        squares: running mean of squared gradients: zero in an entry that never had a gradient.
+        under_root: what the optimizer takes the root of before it adds ε.
+    """
+    still = reading.vector(lambda name: squares(*reading.of(name))) == 0
+    root = reading.vector(lambda name: under_root(*reading.of(name)).sqrt())
+    eps = reading.vector(lambda name: float(reading.groups[name]["eps"]))
+    faint, notes = ~still & (root < eps), []
+    if bool(still.any()):
+        notes.append(f"{int(still.sum())} entries never had a gradient and stay where they are")
+    if bool(faint.any()):
+        notes.append(
+            f"√v is below eps in {int(faint.sum())} entries: eps alone sets the size of their steps, "
+            "and a large value may come from them alone"
+        )
+    return still, notes
 
 
 def _squares(group: Group, state: Mapping[str, Any]) -> Tensor:
@@ -194,27 +229,17 @@ def _squares(group: Group, state: Mapping[str, Any]) -> Tensor:
 
 
 def _adam(reading: _Reading, rate: float, assumed: list[str]) -> Descent:
-    beta, _ = map(float, reading.one("betas", "pair of betas"))
+    beta, _ = reading.one("betas", "pair of betas")
 
     def denominator(group: Group, state: Mapping[str, Any]) -> Tensor:
         beta_1, beta_2 = (float(b) for b in group["betas"])
         t = float(state["step"])
         return (1 - beta_1**t) * ((_squares(group, state) / (1 - beta_2**t)).sqrt() + group["eps"])
 
-    v = reading.vector(lambda name: _squares(*reading.of(name)))
-    eps = reading.vector(lambda name: float(reading.groups[name]["eps"]))
-    still, faint = v == 0, (v > 0) & (v.sqrt() < eps)
-    if bool(still.any()):
-        assumed = [*assumed, f"{int(still.sum())} entries never had a gradient and stay where they are"]
-    if bool(faint.any()):
-        assumed = [
-            *assumed,
-            f"√v is below eps in {int(faint.sum())} entries: their gradients were rounding, "
-            "and a large value may be theirs alone",
-        ]
+    still, notes = _small_entries(reading, _squares, _squares)
     decoupled = reading.decay(apart=True)
     if decoupled is not None:
-        assumed = [*assumed, "weight decay, beside the gradient, is part of λ_max"]
+        notes.append("weight decay, beside the gradient, is part of λ_max")
     return Descent(
         name=type(reading.optimizer).__name__,
         inverse_root=reading.inverse_root(denominator, still),
@@ -223,7 +248,7 @@ def _adam(reading: _Reading, rate: float, assumed: list[str]) -> Descent:
         gain=1 - beta,
         coupled=reading.decay(),
         decoupled=decoupled,
-        assumed=[*assumed, HELD],
+        assumed=[*assumed, *notes, HELD],
     )
 
 

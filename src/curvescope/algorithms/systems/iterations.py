@@ -70,6 +70,7 @@ def conjugate_gradients(
     rho = squares if precondition is None else weighted_square(R, Z)
     steepest = torch.zeros_like(rho)
     flat = torch.zeros_like(rho, dtype=torch.bool)
+    lowest = 0.0
     used = 0
     for _ in track(range(limit), "conjugate gradients"):
         active = (squares.sqrt() > target) & ~flat
@@ -80,6 +81,7 @@ def conjugate_gradients(
         curvature = quotient(column_dots(P, AP), length, length > 0)
         steepest = torch.maximum(steepest, curvature.abs())
         flat |= active & ~(curvature > FLAT * eps * steepest)
+        lowest = min(lowest, float(torch.where(active, curvature, 0).min()))
         active = active & ~flat
         step = quotient(rho, curvature * length, active)
         squares = torch.where(active, descend(X, R, P, AP, step), squares)
@@ -89,7 +91,12 @@ def conjugate_gradients(
         for p, z in chunks(P, Z):
             p.mul_(turn).add_(z)
         rho = new_rho
-    reason = "met a direction of zero or negative curvature: the system is not positive definite, use minres"
+    lowest /= getattr(product, "factor", 1.0) or 1.0  # a System multiplies its products by a factor
+    reason = (
+        f"met a direction of zero or negative curvature, pᵀAp / pᵀp = {lowest:.3g}, so the system is not "
+        f"positive definite: raise the damping, by more than {-lowest:.3g}, or use the GGN; minres needs "
+        "many products where eigenvalues of both signs are near zero"
+    )
     return X, Stop(reason if bool(flat.any()) else ""), used
 
 

@@ -99,7 +99,8 @@ def solve(
         raise UsageError(
             f"method={method!r} needs an operator declared psd or a damping above 0, "
             f"got {op!r} with psd=False",
-            hint="use method='minres'",
+            hint="use cs.GGN, which is psd, or a damping above the most negative curvature; "
+            "or use method='minres', which needs many products where eigenvalues of both signs are near zero",
         )
     limit = min(10 * max(op.shape) + 10, 1000) * (2 if method == "lsmr" else 1)
     if max_products is not None:

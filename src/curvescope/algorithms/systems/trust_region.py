@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from curvescope.algorithms.checks import check_count, check_symmetric
+from curvescope.algorithms.checks import check_count, check_symmetric, of_one_matrix
 from curvescope.algorithms.sums import gram
 from curvescope.algorithms.vectors import check_finite
 from curvescope.core.errors import ShapeError, UsageError
@@ -40,6 +40,7 @@ class TrustStep(NamedTuple):
         return self.end in ("boundary", "negative curvature")
 
 
+@of_one_matrix
 def trust_step(
     op: LinearOperator,
     gradient: Tensor,

@@ -8,7 +8,7 @@ from pathlib import Path
 import typer
 
 from curvescope.cli import printing
-from curvescope.cli.typed.asking import check_options, merge, spoken
+from curvescope.cli.typed.asking import check_options, choose_device, merge, names_of, spoken
 from curvescope.core.config import Settings
 from curvescope.core.errors import UsageError
 from curvescope.models.description import describe
@@ -41,6 +41,8 @@ def show(
     with spoken(study, found.Config):
         check_options(study, found.Config, given)
         settings = merge([found.Config], config, pairs, given)
+        if "device" in names_of(found.Config):
+            settings = choose_device(settings, lambda line: None if quiet else typer.echo(line, err=True))
         if found.plan is not None and not quiet:
             typer.echo(BEGUN.format(model=given["model"], study=study), err=True)
         chosen = folder.fitted(found, settings, limit, timed=False)

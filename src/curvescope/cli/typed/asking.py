@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
@@ -17,6 +17,7 @@ OPTIONS = (
     "checkpoints", "query", "seed",
 )  # fmt: skip
 """Settings that `run` has options for; a model is an argument."""
+AUTO = "auto"
 LOADED = re.compile(r"cs\.load\(…, ([^)]*)\)")  # what is said to who writes Python
 ASSIGNED = re.compile(r"(?<![\w-])(?:--set )?(\w+)=([^\s,;)]+)")
 
@@ -39,6 +40,21 @@ def merge(
         settings[key] = owner.read(key, text)
     settings.update({key: value for key, value in given.items() if value not in (None, [])})
     return settings
+
+
+def choose_device(settings: Settings, say: Callable[[str], None]) -> dict[str, Value]:
+    """Settings in which the device `auto`, the default of the command line, is CUDA if there is one.
+
+    The choice of CUDA is said. Without CUDA `auto` is left out, and the setting keeps its default, the CPU.
+    """
+    found = {name: value for name, value in settings.items() if name != "device" or value not in (None, AUTO)}
+    if "device" not in found:
+        import torch
+
+        if torch.cuda.is_available():
+            found["device"] = "cuda"
+            say(f"device: cuda ({torch.cuda.get_device_name()}), chosen by --device auto")
+    return found
 
 
 def split(words: Sequence[str] | None) -> list[str]:

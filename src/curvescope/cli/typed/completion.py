@@ -58,7 +58,7 @@ def dtypes(incomplete: str = "") -> list[str]:
 
 def devices(incomplete: str = "") -> list[str]:
     """Kinds of devices."""
-    return _begun(("cpu", "cuda", "mps"), incomplete)
+    return _begun(("auto", "cpu", "cuda", "mps"), incomplete)
 
 
 def profiles(incomplete: str = "") -> list[str]:

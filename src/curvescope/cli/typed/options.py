@@ -25,12 +25,16 @@ Dtype = Annotated[
     ),
 ]
 Device = Annotated[
-    str | None, typer.Option("--device", help="cpu, cuda, …", autocompletion=completion.devices)
-]
+    str | None,
+    typer.Option(
+        "--device", help="cpu, cuda, …; auto (the default): CUDA if there is one.",
+        autocompletion=completion.devices,
+    ),
+]  # fmt: skip
 Data = Annotated[
     str | None,
     typer.Option(
-        "--data", help="Corpus (sample, python-stdlib), file, folder, or task:NAME.",
+        "--data", help="Corpus (sample, python-stdlib), file, folder, task:NAME or task:NAME?OPTION=VALUE.",
         autocompletion=completion.data,
     ),
 ]  # fmt: skip

@@ -54,7 +54,7 @@ def _follow(run: Growing) -> None:
         for row in rows:
             typer.echo(line(row))
         sys.stdout.flush()
-        if status not in (told, "going on"):
+        if status not in (told, "going on", "measuring"):
             typer.echo(f"{status} ({since(run, status)})", err=True)
         if status == "finished":
             return

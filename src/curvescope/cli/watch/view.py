@@ -10,14 +10,14 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from curvescope.core.numbers import duration, plural, rounded, with_error
+from curvescope.core.numbers import duration, plural, rounded, short_duration, with_error
 from curvescope.runs.growing import Growing, Row, Status
 
 BARS, WIDTH, GAUGE = "▁▂▃▄▅▆▇█", 40, 30
 NEAR = 0.9  # of a threshold
 MOST_BLOCKS = 5
 COLOURS = {"below": "green", "near": "yellow", "above": "red"}
-STATES = {"finished": "bold green", "going on": "bold cyan", "stopped": "bold red"}
+STATES = {"finished": "bold green", "going on": "bold cyan", "measuring": "bold cyan", "stopped": "bold red"}
 RATIOS = {  # words, and the column of the threshold; through the optimizer's own diagonal P the second time
     "lr_lambda_max": ("η·λ_max", "threshold"),
     "lr_sharpness": ("η·λ_max(P⁻¹H)", "sharpness_threshold"),
@@ -69,6 +69,8 @@ def since(run: Growing, status: Status) -> str:
     """How long a run is silent, or how much there is of it."""
     if status == "finished":
         return _made(run)
+    if status == "measuring" and (now := run.measuring()):
+        return f"step {now['step']:.0f}, {now['products']:.0f} of at most {now['expected']:.0f} products"
     if status == "stopped":
         return f"or paused: nothing for {duration(run.age())}"
     return f"the last row {duration(run.age())} ago" if run.rows else "no row yet"
@@ -161,7 +163,7 @@ def _cost(run: Growing) -> str:
     elif _known(last, "share"):
         parts.append(f"{last['share']:.1%} of the time so far")
     if _known(last, "cost_seconds"):
-        parts.append(f"the last took {last['cost_seconds']:.2g} s")
+        parts.append(f"the last took {short_duration(last['cost_seconds'])}")
     return ", ".join(parts)
 
 

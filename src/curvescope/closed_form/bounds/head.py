@@ -22,6 +22,7 @@ from curvescope.closed_form.bounds.sums import (
     separable_rayleigh,
     spectral_norm,
     symmetric_sum_bound,
+    unit_rows,
 )
 from curvescope.core.parts import MatrixName, check_matrix_name
 from curvescope.core.result import Result
@@ -118,14 +119,17 @@ def _query_key(f: HeadFactors) -> Tensor:
     """Bound of QK: its sum over queries and the mixed term apart, or the Frobenius norm of both."""
     at = f.at
     apart = rectangular_sum_bound(at.X, f.N, at.q) + spectral_norm(f.Gamma)
-    lengths = at.X.norm(dim=1) * at.q.norm(dim=1) * torch.linalg.matrix_norm(f.N)
-    unit = torch.maximum(lengths.max(), spectral_norm(f.Gamma))
+    # The lengths of x_i and q_i are moved into N_i before the division: where one of them is zero, N_i alone
+    # may be so much larger than the unit that its square overflows.
+    N = f.N * (at.X.norm(dim=1) * at.q.norm(dim=1))[:, None, None]
+    unit = torch.maximum(torch.linalg.matrix_norm(N).max(), spectral_norm(f.Gamma))
     if unit == 0:
         return unit
-    flat = (f.N / unit).flatten(1)
-    gram = (at.X @ at.X.mT) * (at.q @ at.q.mT) * (flat @ flat.mT)
-    crossed = ((at.X @ (f.Gamma / unit)) * (f.N.mT @ at.q[:, :, None])[:, :, 0] / unit).sum(1)
-    mixed = at.q.shape[1] * ((f.Gamma / unit) ** 2).sum()
+    X, q, N, Gamma = unit_rows(at.X), unit_rows(at.q), N / unit, f.Gamma / unit
+    flat = N.flatten(1)
+    gram = (X @ X.mT) * (q @ q.mT) * (flat @ flat.mT)
+    crossed = ((X @ Gamma) * (N.mT @ q[:, :, None])[:, :, 0]).sum(1)
+    mixed = at.q.shape[1] * (Gamma**2).sum()
     room = gram.abs().sum() + 2 * crossed.abs().sum() + mixed
     square = (gram.sum() + 2 * crossed.sum() + mixed).clamp(min=0)
     eps = torch.finfo(gram.dtype).eps

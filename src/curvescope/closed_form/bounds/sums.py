@@ -58,7 +58,7 @@ def rectangular_sum_bound(U: Tensor, N: Tensor, W: Tensor) -> Tensor:
     N, scale = _scaled(N * lengths[:, None, None])
     if scale == 0:
         return scale
-    U, W = _unit(U), _unit(W)
+    U, W = unit_rows(U), unit_rows(W)
     left, sizes, right = torch.linalg.svd(N, full_matrices=False)
     top = sizes[:, 0]
     rows = _positive_sum_bound(U, (left * sizes[:, None]) @ left.mT, top)
@@ -75,7 +75,7 @@ def joint_sum_bound(U: Tensor, N: Tensor) -> Tensor:
     N, scale = _scaled(N * torch.linalg.vector_norm(U, dim=1)[:, None, None])
     if scale == 0:
         return scale
-    U = _unit(U)
+    U = unit_rows(U)
     left, sizes, right = torch.linalg.svd(N, full_matrices=False)
     rows = _positive_sum_bound(U, (left * sizes[:, None]) @ left.mT, sizes[:, 0])
     factor = (right * sizes.sqrt()[:, :, None]).flatten(0, 1)
@@ -153,7 +153,7 @@ def _frobenius(U: Tensor, W: Tensor, N: Tensor) -> Tensor:
 def _normalised(U: Tensor, C: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Unit rows, their squared lengths moved into C, and the largest entry of that taken out."""
     C, scale = _scaled(C * (U * U).sum(1)[:, None, None])
-    return _unit(U), C, scale
+    return unit_rows(U), C, scale
 
 
 def _scaled(C: Tensor) -> tuple[Tensor, Tensor]:
@@ -162,6 +162,7 @@ def _scaled(C: Tensor) -> tuple[Tensor, Tensor]:
     return (C / scale if scale > 0 else C), scale
 
 
-def _unit(U: Tensor) -> Tensor:
+def unit_rows(U: Tensor) -> Tensor:
+    """Rows divided by their lengths; a row of zeros stays zero."""
     lengths = torch.linalg.vector_norm(U, dim=1, keepdim=True)
     return U / torch.where(lengths > 0, lengths, 1.0)

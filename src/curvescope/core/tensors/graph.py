@@ -39,6 +39,18 @@ def once_differentiable_node(z: Tensor) -> Node | None:
     return next((node for node in nodes(z) if _is_marked(node)), None)
 
 
+def custom_functions(z: Tensor) -> list[str]:
+    """Names of functions with a hand-written backward in the graph that made z, without this package's."""
+    return sorted({name for node in nodes(z) if (name := _custom_name(node)) is not None})
+
+
+def _custom_name(node: Node) -> str | None:
+    cls = getattr(node, "_forward_cls", None)
+    if cls is None:  # one written in C++ has no class of its own in Python
+        return node.name() if type(node).__name__ == "CppFunction" else None
+    return None if cls.__module__.split(".")[0] == __name__.split(".")[0] else cls.__qualname__
+
+
 def _is_marked(node: Node) -> bool:
     """Whether the node's backward is marked, also beneath further decorators."""
     backward = getattr(getattr(node, "_forward_cls", None), "backward", None)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from curvescope.core.config import typed_value
 from curvescope.core.errors import UsageError, near_misses
 from curvescope.data.task_names import TASKS
 from curvescope.data.tasks.checks import check_counts
@@ -17,7 +18,26 @@ from curvescope.data.tasks.checks import check_counts
 if TYPE_CHECKING:
     from curvescope.data.batches import Batches
 
-__all__ = ["TASKS", "task", "task_options"]
+__all__ = ["TASKS", "task", "task_from_text", "task_options"]
+
+SEQ_LEN = "seq_len"  # an option of every task in POSITIONS, when it is given as text
+POSITIONS: dict[str, tuple[str, Callable[[int], int]]] = {
+    "addition": ("digits", lambda T: T // 3 - 1),
+    "copy": ("length", lambda T: T // 2),
+    "gaussian_regression": ("length", lambda T: T),
+    "induction": ("length", lambda T: T),
+    "markov": ("length", lambda T: T),
+    "sorting": ("length", lambda T: (T + 1) // 2),
+}
+"""The option that sets how many positions a task has, and its largest value for at most T positions."""
+LETTERS: dict[str, tuple[str, Callable[[int], int]]] = {
+    "copy": ("vocab", lambda V: V - 1),
+    "induction": ("vocab", lambda V: V),
+    "markov": ("vocab", lambda V: V),
+    "modular_addition": ("p", lambda V: V - 1),
+    "sorting": ("vocab", lambda V: V),
+}
+"""The option that sets how many ids a task has, and its largest value for a vocabulary of V."""
 
 
 def task(name: str, **options: Any) -> Batches:
@@ -39,6 +59,49 @@ def task(name: str, **options: Any) -> Batches:
         if not isinstance(options.get(option, 0), int) and options[option] is not known[option]:
             raise UsageError(f"expected {option} to be an integer, got {options[option]!r}")
     return make(**options)
+
+
+def task_from_text(
+    text: str,
+    *,
+    batch_size: int | None = None,
+    n_ctx: int | None = None,
+    vocab_size: int | None = None,
+    seq_len: int | None = None,
+) -> Batches:
+    """The task that a person named on the command line: `markov`, `markov?length=6&seed=1`.
+
+    Every task with a length also takes `seq_len`, the number of its positions. Options that were not given
+    are lowered to fit the model; they are never raised above the task's own defaults.
+
+    Args:
+        n_ctx: the most positions that the model takes.
+        vocab_size: the number of ids that the model knows.
+        seq_len: the number of positions unless the text says it, at most `n_ctx`.
+    """
+    name, _, rest = text.partition("?")
+    known, given = task_options(name), dict[str, Any]()
+    for pair in filter(None, rest.replace("&", ",").split(",")):
+        option, equals, value = (part.strip() for part in pair.partition("="))
+        allowed = [*known, *([SEQ_LEN] if name in POSITIONS else [])]
+        if not equals or option not in allowed:
+            raise UsageError(
+                f"expected options of the task {name!r} as NAME=VALUE, got {pair!r}",
+                hint=f"its options are {', '.join(allowed)}",
+            )
+        given[option] = typed_value(value)
+    if seq_len is not None and n_ctx is not None:
+        seq_len = min(seq_len, n_ctx)
+    if (positions := given.pop(SEQ_LEN, seq_len)) is not None and name in POSITIONS:
+        check_counts(seq_len=positions)
+        own, largest = POSITIONS[name]
+        given.setdefault(own, largest(positions))
+    for table, most in ((POSITIONS, n_ctx), (LETTERS, vocab_size)):
+        if name in table and most is not None:
+            own, largest = table[name]
+            if 1 <= largest(most) < known[own]:
+                given.setdefault(own, largest(most))
+    return task(name, **{"batch_size": batch_size, **given})
 
 
 def task_options(name: str) -> dict[str, Any]:

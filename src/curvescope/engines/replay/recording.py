@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from curvescope.engines.replay.plan import Place, Pool, Step, leaves, mapped, storages
-from curvescope.models.running.dispatch import DispatchMode
+from curvescope.models.running.held import DispatchMode
 
 _torch: Any = torch  # for names that torch does not declare
 _aten: Any = torch.ops.aten

@@ -1,14 +1,15 @@
 """Layers that are found in any module by their structure: what attends, and what stands beside it.
 
-A layer is the module around an attention: PyTorch's own layers, or a block of one's own with an
-`nn.MultiheadAttention` or a packed attention (`models.running.packed`) in it. Its norms and its feed-forward
-network are taken by the names that libraries give them; what has another name keeps it. Layers are counted
-through the whole module, in the order in which it holds them.
+A layer is the module around an attention: PyTorch's own layers, or a block of the user's own with an
+`nn.MultiheadAttention`, a packed attention (`models.running.packed`) or an attention made of linear layers
+(`own_attention`) in it. The last kind must be in an `nn.ModuleList` or `nn.Sequential` unless there is only
+one. Norms and feed-forward networks are found by the names that libraries give them; a module with another
+name keeps it. Layers are counted through the whole module, in the order in which it holds them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch import nn
 
 from curvescope.core.blocks import Block
 from curvescope.models.adapters.build import WITH_HEADS, Heads, cut_block
+from curvescope.models.adapters.own_attention import OwnAttention, own_attention, reads_another
 from curvescope.models.adapters.table import (
     Cut,
     affine,
@@ -36,26 +38,33 @@ NORMS = {
     "q_norm": ("attn.q_norm",),
     "k_norm": ("attn.k_norm",),
 }
-FEED_FORWARD = (
-    ("linear1", "linear2"),
-    ("mlp.fc1", "mlp.fc2"),
-    ("mlp.c_fc", "mlp.c_proj"),
-    *((f"{name}.0", f"{name}.{last}") for name in ("mlp", "ff", "ffn", "feed_forward") for last in (2, 3)),
-    ("fc1", "fc2"),
-    ("lin1", "lin2"),
+_HOLDERS_OF_FF = ("", "mlp.", "ff.", "ffn.", "feed_forward.", "feedforward.")
+_PAIRS = (
+    *(("linear1", "linear2"), ("fc1", "fc2"), ("lin1", "lin2"), ("ff1", "ff2"), ("linear_1", "linear_2")),
+    *(("c_fc", "c_proj"), ("fc_in", "fc_out"), ("up", "down"), ("up_proj", "down_proj")),
 )
+FEED_FORWARD = (
+    *((at + first, at + second) for at in _HOLDERS_OF_FF for first, second in _PAIRS),
+    *((f"{at}0", f"{at}{last}") for at in _HOLDERS_OF_FF[1:] for last in (2, 3)),
+    *((f"{at}net.0", f"{at}net.{last}") for at in _HOLDERS_OF_FF[1:] for last in (2, 3)),
+)
+GATES = ("gate", "gate_proj")
 SCALES = {"ls1": ("ls1.gamma", "ls_1.gamma"), "ls2": ("ls2.gamma", "ls_2.gamma")}
 HOLDERS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)  # they hold layers, and are none
 
 
 @dataclass(frozen=True)
 class Part:
-    """A role and its cut, by the module's own names; `front` tells several attentions of a layer apart."""
+    """A role and its cut, by the module's own names; `front` tells several attentions of a layer apart.
+
+    Blocks of single heads exist only if `certain`.
+    """
 
     role: str
     cut: Cut
     heads: Heads | None = None
     front: str = ""
+    certain: bool = True
 
 
 @dataclass(frozen=True)
@@ -64,6 +73,7 @@ class Layer:
 
     path: str
     parts: tuple[Part, ...]
+    by_names: bool = False  # its attention is made of linear layers, which are known by their names
 
     def blocks(self, number: int, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[Block, bool]]:
         """Blocks `L{number}.ROLE`, and with True those of single heads, `L{number}.h{j}.ROLE`."""
@@ -73,7 +83,7 @@ class Layer:
                 continue
             role, heads = part.front + part.role, part.heads
             yield cut_block(f"L{number}.{role}", part.role, part.cut, name, shape, heads), False
-            if heads is not None and part.role in WITH_HEADS:
+            if heads is not None and part.certain and part.role in WITH_HEADS:
                 for j in range(heads.of(part.role)):
                     key = f"L{number}.h{j}.{role}"
                     yield cut_block(key, part.role, part.cut, name, shape, heads, head=j), True
@@ -82,24 +92,70 @@ class Layer:
 def find_layers(module: nn.Module) -> list[Layer]:
     """All layers of a module, in its order."""
     modules = dict(module.named_modules())
+    found: dict[str, OwnAttention | None] = {
+        path: None
+        for path, part in modules.items()
+        if isinstance(part, nn.MultiheadAttention) or layout_of(part) is not None
+    }
+    found |= _own(module, modules, found)
     attentions: dict[str, list[str]] = {}  # by layer
+    for path in (path for path in modules if path in found):
+        parent = path.rpartition(".")[0]
+        alone = not path or isinstance(modules[parent], HOLDERS)
+        attentions.setdefault(path if alone else parent, []).append(path)
+    return [
+        Layer(at, tuple(_parts(at, modules, paths, found)), any(found[path] for path in paths))
+        for at, paths in attentions.items()
+    ]
+
+
+def _own(
+    module: nn.Module, modules: Mapping[str, nn.Module], known: Collection[str]
+) -> dict[str, OwnAttention]:
+    """Attentions made of linear layers, by path, that have one reading and a place in the order of layers."""
+    every = module.named_parameters(remove_duplicate=False)
+    owners: dict[int, set[str]] = {}
+    for name, p in every:
+        owners.setdefault(id(p), set()).add(name)
+    found: dict[str, OwnAttention] = {}
     for path, part in modules.items():
-        if isinstance(part, nn.MultiheadAttention) or layout_of(part) is not None:
-            parent = path.rpartition(".")[0]
-            alone = not path or isinstance(modules[parent], HOLDERS)
-            attentions.setdefault(path if alone else parent, []).append(path)
-    return [Layer(at, tuple(_parts(at, modules, found))) for at, found in attentions.items()]
+        name = path.rpartition(".")[2]
+        inside = any(path.startswith(f"{other}.") or not other for other in known)
+        tied = any(len(owners[id(p)]) > 1 for p in part.parameters())
+        if path in known or inside or tied or not list(part.children()):
+            continue
+        if name not in CROSS and not name.startswith("self") and reads_another(part):
+            continue
+        own = own_attention(part)
+        if own is not None:
+            found[path] = own
+    if len(found) == 1 and not known:
+        return found
+    return {path: own for path, own in found.items() if _is_listed(path, modules)}
 
 
-def _parts(at: str, modules: Mapping[str, nn.Module], attentions: list[str]) -> Iterator[Part]:
+def _is_listed(path: str, modules: Mapping[str, nn.Module]) -> bool:
+    """Return True if the module is inside an element of an `nn.ModuleList` or `nn.Sequential`."""
+    names = path.split(".") if path else []
+    holders = [modules[".".join(names[:i])] for i in range(len(names))]
+    return any(isinstance(holder, nn.ModuleList | nn.Sequential) for holder in holders)
+
+
+def _parts(
+    at: str,
+    modules: Mapping[str, nn.Module],
+    attentions: list[str],
+    own: Mapping[str, OwnAttention | None],
+) -> Iterator[Part]:
     prefix, first = f"{at}." if at else "", True
     for path in attentions:
-        name = path.rpartition(".")[2]
+        name, linear = path.rpartition(".")[2], own[path]
         front = "cross_" if name in CROSS else "" if first else f"{name}_"
         first = first and front == "cross_"
-        for role, cut, heads in _attention(path, modules[path]):
-            yield Part(role, cut, heads, front)
-    if at in attentions:
+        cuts = _attention(path, modules[path]) if linear is None else linear.cuts(path)
+        for role, cut, heads in cuts:
+            yield Part(role, cut, heads, front, linear is None or linear.certain)
+    if at in attentions and own[at] is None:
         return  # an attention on its own
     for role, cut in _beside(prefix, modules):
         yield Part(role, cut)
@@ -126,6 +182,27 @@ def _attention(path: str, part: Any) -> Iterator[tuple[str, Cut, Heads]]:
         yield role, cut, heads
 
 
+def _feed_forward(prefix: str, modules: Mapping[str, nn.Module]) -> Iterator[tuple[str, Cut]]:
+    """W_1 and W_2, or W_g, W_u and W_2 with a gate, if exactly one pair of linear layers has such names."""
+    pairs = []
+    for first, second in FEED_FORWARD:
+        a, b = (modules.get(prefix + name) for name in (first, second))
+        if isinstance(a, nn.Linear) and isinstance(b, nn.Linear) and a.out_features == b.in_features:
+            pairs.append((prefix + first, prefix + second))
+    if len(pairs) != 1:
+        return
+    (first, second) = pairs[0]
+    front = first[: len(first) - len(first.rpartition(".")[2])]
+    gates = [front + name for name in GATES if isinstance(modules.get(front + name), nn.Linear)]
+    up = first.rpartition(".")[2].startswith("up")
+    if len(gates) > 1 or (gates and not up):
+        return
+    for gate in gates:
+        yield from affine("g", gate).items()
+    yield from affine("u" if gates else "1", first).items()
+    yield from affine("2", second).items()
+
+
 def _beside(prefix: str, modules: Mapping[str, nn.Module]) -> Iterator[tuple[str, Cut]]:
     """Norms, feed-forward matrices and scales of a layer, by their names."""
     layer = modules[prefix.removesuffix(".")]
@@ -137,12 +214,7 @@ def _beside(prefix: str, modules: Mapping[str, nn.Module]) -> Iterator[tuple[str
         found = next((prefix + name for name in known if prefix + name in modules), None)
         if found is not None:
             yield from norm(role, found).items()
-    for first, second in FEED_FORWARD:
-        pair = [modules.get(prefix + name) for name in (first, second)]
-        if all(isinstance(m, nn.Linear) for m in pair):
-            yield from affine("1", prefix + first).items()
-            yield from affine("2", prefix + second).items()
-            break
+    yield from _feed_forward(prefix, modules)
     for role, known in SCALES.items():
         for name in known:
             yield role, vector(prefix + name)

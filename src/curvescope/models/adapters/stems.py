@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from torch import nn
 
+from curvescope.models.adapters.layers import Layer
 from curvescope.models.adapters.table import Cut, linear, matrix, norm, patches, vector
 
 TIMM = {
@@ -45,3 +46,54 @@ def find_stem(module: nn.Module) -> Iterator[tuple[str, Cut]]:
         if {f"{prefix}conv1.weight", f"{prefix}class_embedding"} <= names:
             for role, cut in OPEN_CLIP.items():
                 yield role, Cut(prefix + cut.parameter, cut.axes)
+
+
+FINAL_NORMS = (
+    "ln_f",
+    "norm",
+    "ln",
+    "norm_f",
+    "final_norm",
+    "ln_final",
+    "final_layer_norm",
+    "ln_post",
+    "out_norm",
+)
+
+
+def own_stem(module: nn.Module, layers: Sequence[Layer]) -> Iterator[tuple[str, Cut]]:
+    """E, P, U and ln_f of a model whose layers are known by the names of their linear layers.
+
+    E is the only table of embeddings outside the layers that is not one of positions, U the only linear layer
+    there with an output for each row of E. A role with two candidates is not given.
+    """
+    if not all(layer.by_names and layer.path for layer in layers):
+        return
+    outside = {
+        path: part
+        for path, part in module.named_modules()
+        if not any(f"{path}.".startswith(f"{layer.path}.") for layer in layers)
+    }
+    tables = {path: part for path, part in outside.items() if type(part) is nn.Embedding}
+    positions = {path for path in tables if _is_position(path)}
+    tokens = [path for path in tables if path not in positions]
+    if len(positions) == 1:
+        yield "P", matrix(f"{next(iter(positions))}.weight")
+    if len(tokens) == 1:
+        yield "E", matrix(f"{tokens[0]}.weight")
+        shape = tables[tokens[0]].weight.shape
+        heads = [
+            path for path, part in outside.items() if type(part) is nn.Linear and part.weight.shape == shape
+        ]
+        linears = [part for part in outside.values() if isinstance(part, nn.Linear)]
+        if len(heads) == 1 and len(linears) == 1:
+            yield "U", linear(f"{heads[0]}.weight")
+            yield "b_U", vector(f"{heads[0]}.bias")
+    norms = [path for path, part in outside.items() if path and "Norm" in type(part).__name__]
+    if len(norms) == 1 and norms[0].rpartition(".")[2].lower() in FINAL_NORMS:
+        yield from norm("ln_f", norms[0]).items()
+
+
+def _is_position(path: str) -> bool:
+    name = path.rpartition(".")[2].lower()
+    return "pos" in name or name == "wpe"

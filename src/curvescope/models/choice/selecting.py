@@ -61,6 +61,8 @@ def _matched(pattern: Word, blocks: Blocks, heads: Blocks) -> list[Block]:
     fits = _test(pattern)
     named = [block for name, block in blocks.items() if fits(name)]
     stored = [block for block in blocks.values() if fits(block.parameter)]
+    if named and all(block.name == block.parameter for block in named):
+        return stored  # a glob over names of parameters, some of which have roles
     if named:
         _refuse_both(pattern, named, stored)
         return named
@@ -103,6 +105,12 @@ def _nearest(pattern: Word, blocks: Blocks, heads: Blocks) -> str | None:
     if asked and layers and int(asked[1]) not in layers:
         last = max(layers)
         return f"{last + 1} layers, L0 to L{last}" if last else "one layer, L0"
+    if asked and not layers:
+        known = ", ".join(list(blocks)[:4]) + (", …" if len(blocks) > 4 else "")
+        return (
+            "no layers were found, so blocks have the names of parameters: "
+            f"{known}; cs.load(module, roles={{'L{{layer}}.W_Q': …}}) gives them roles"
+        )
     names = [*blocks, *heads, *(block.parameter for block in blocks.values())]
     return near_misses(pattern, list(dict.fromkeys(names)))
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from curvescope.core.errors import ShapeError, UsageError
+from curvescope.core.errors import ShapeError, UsageError, warn
 from curvescope.core.tensors.graph import leaves_of
 from curvescope.kernels.norms.written_out import refuse_fused_norms, written_out_norms
 
@@ -41,7 +41,8 @@ def read_output(found: Any, output: Output | None = None) -> Tensor:
     """The outputs among what a module returned.
 
     Without a choice: a tensor itself; `.logits`, or `.last_hidden_state` of a body without a head; the entry
-    of a dictionary that has one; the first of a tuple, unless it is one number beside others.
+    of a dictionary that has one; in a tuple the only real tensor with axes, wherever it stands. A loss, class
+    indices and lists of caches beside it do not count. Two such tensors are refused.
     """
     if callable(output):
         chosen = output(found)
@@ -51,7 +52,7 @@ def read_output(found: Any, output: Output | None = None) -> Tensor:
         chosen = found if isinstance(found, Tensor) else _usual(found)
     if not isinstance(chosen, Tensor):
         raise ShapeError(
-            f"expected outputs as a tensor, or an object or a dictionary with logits, got {_words(found)}",
+            f"expected one tensor of outputs, or an object or a dictionary with logits, got {_words(found)}",
             hint=CHOOSE,
         )
     return chosen
@@ -76,8 +77,14 @@ def _usual(found: Any) -> Any:
             return getattr(found, name)
     if isinstance(found, Mapping):
         return next(iter(found.values())) if len(found) == 1 else None
-    first, *others = found if isinstance(found, tuple | list) and found else (None,)
-    return None if others and isinstance(first, Tensor) and not first.dim() else first
+    if not isinstance(found, tuple | list):
+        return None
+    able = [i for i, x in enumerate(found) if isinstance(x, Tensor) and x.dim() and x.is_floating_point()]
+    if len(able) != 1:
+        return None
+    if able[0]:
+        warn(f"the module returns {_words(found)}: entry {able[0]} is taken (output={able[0]} says so)")
+    return found[able[0]]
 
 
 def own_loss(module: nn.Module, batch: Any) -> Tensor:

@@ -7,9 +7,21 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from curvescope.core.errors import UsageError
-from curvescope.models.running.dispatch import DispatchMode
+
+
+class DispatchMode(TorchDispatchMode):
+    """Torch's own mode, which does not hide its calls from `torch.compile`.
+
+    To hide them, torch imports its compiler at the first call of a mode: two seconds before a first product.
+    A compiled module gives the same numbers either way.
+    """
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
 
 
 class RefuseHeld(DispatchMode):

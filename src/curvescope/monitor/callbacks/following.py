@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from inspect import signature
 from typing import Any, final
 
 from torch import nn
 from torch.optim import Optimizer
 
 from curvescope.core.errors import UsageError
-from curvescope.monitor.monitor import CurvatureMonitor
+from curvescope.monitor.monitor import CurvatureMonitor, check_settings
+from curvescope.monitor.wrapped import inner_module
 
 
 @final
@@ -26,26 +26,45 @@ class Following:
     """
 
     def __init__(self, batches: Any, settings: Mapping[str, Any]):
-        known = [name for name in signature(CurvatureMonitor).parameters if name not in ("model", "batches")]
-        for name in settings:
-            if name not in known:
-                raise UsageError(f"unexpected setting {name!r}", hint=f"known: {', '.join(known)}")
+        check_settings(settings)
         self.batches, self.settings = batches, dict(settings)
         self.monitor: CurvatureMonitor | None = None
-        self._last: int | None = None
+        self._module: Any = None
+        self._last, self._offset = -1, 0
 
-    def begin(self, model: nn.Module, *, first: bool) -> None:
-        """Make the monitor, in the first process; what only all of them could read, all of them refuse."""
+    def begin(self, model: nn.Module, step: int = 0, *, first: bool) -> None:
+        """Make the monitor in the first process, or go on with it if the same model is trained again.
+
+        A second training that counts from 0 again is numbered on from the last step of the first; one that
+        resumes from a checkpoint has the rows from there on measured again. All processes refuse a model
+        whose parameters are sharded.
+        """
         check_whole(model)
-        self._last = None
-        if first:
-            self.monitor = CurvatureMonitor(model, self.batches, **self.settings)
+        if not first:
+            return
+        if self.monitor is not None and inner_module(model) is self._module:
+            self._offset = self._last if step == 0 else 0
+            if step != 0:
+                self._last = -1
+            self.monitor.reopen()
+            return
+        self._module, self._last, self._offset = inner_module(model), -1, 0
+        self.monitor = CurvatureMonitor(model, self.batches, **self.settings)
 
-    def step(self, step: int, optimizer: Optimizer | None) -> None:
-        """The trainer has taken `step` steps; a number that was told before is not heard twice."""
-        if self.monitor is not None and step != self._last:
-            self._last = step
-            self.monitor.step(step, optimizer=None if optimizer is None else innermost(optimizer))
+    def step(self, step: int, optimizer: Any) -> None:
+        """Pass on that the trainer has taken `step` steps; a step that was passed on before is ignored."""
+        step += self._offset
+        if self.monitor is None or step == self._last:
+            return
+        self._last = step
+        try:
+            own = None if optimizer is None else innermost(optimizer)
+        except Exception as error:
+            if self.settings.get("raise_errors"):
+                raise
+            own = None
+            self.monitor.note_failure("the optimizer", error, step)
+        self.monitor.step(step, optimizer=own)
 
     def end(self) -> None:
         """Training is over."""

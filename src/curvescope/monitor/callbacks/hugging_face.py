@@ -52,7 +52,7 @@ def trainer_callback(batches: Any, **settings: Any) -> TrainerCallback:
             return self._following.monitor
 
         def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-            self._following.begin(given["model"], first=state.is_world_process_zero)
+            self._following.begin(given["model"], state.global_step, first=state.is_world_process_zero)
             self._following.step(state.global_step, given["optimizer"])
 
         def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:

@@ -53,7 +53,7 @@ def lightning_callback(batches: Any, *, part: str = "", **settings: Any) -> Call
             return self._following.monitor
 
         def on_train_start(self, trainer: Any, pl_module: LightningModule) -> None:
-            self._following.begin(_part(pl_module, part), first=trainer.is_global_zero)
+            self._following.begin(_part(pl_module, part), trainer.global_step, first=trainer.is_global_zero)
             self._following.step(trainer.global_step, _optimizer(trainer))
 
         def on_train_batch_end(

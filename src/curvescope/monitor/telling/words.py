@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from curvescope.core.numbers import plural, with_error
+from curvescope.core.numbers import plural, rounded, with_error
 from curvescope.runs.shown import Line
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ def _trace(h: dict[str, np.ndarray]) -> Line | None:
     i = _last(h, "trace")
     if i is None:
         return None
-    return "trace", with_error(h["trace"][i], h["trace_stderr"][i]), f"at step {h['step'][i]:.0f}"
+    return "trace", rounded(float(h["trace"][i])), f"{_interval(h, 'trace', i)}at step {h['step'][i]:.0f}"
 
 
 def _gap(h: dict[str, np.ndarray]) -> Line | None:
@@ -119,7 +119,14 @@ def _gap(h: dict[str, np.ndarray]) -> Line | None:
     if i is None:
         return None
     words = f"at step {h['step'][i]:.0f}; λ_max of the GGN {h['ggn_lambda_max'][i]:.4g}"
-    return "‖H − GGN‖ / ‖H‖", with_error(h["ggn_gap"][i], h["ggn_gap_stderr"][i]), words
+    return "‖H − GGN‖ / ‖H‖", rounded(float(h["ggn_gap"][i])), _interval(h, "ggn_gap", i) + words
+
+
+def _interval(h: dict[str, np.ndarray], name: str, i: int) -> str:
+    """The 95 % interval of a number, in words; empty for a history without one."""
+    low, high = (float(h[f"{name}_{end}"][i]) for end in ("low", "high"))
+    known = np.isfinite([low, high]).all()
+    return f"95 % interval {rounded(low)} to {rounded(high)}, " if known else ""
 
 
 def ceiling(h: Mapping[str, np.ndarray]) -> np.ndarray:

@@ -5,7 +5,8 @@ alone has, and the problem is their weighted mean:
 
     ℓ_x = (1/N_x) Σ_{t ∈ x} w_t ℓ_t,    L = Σ_x (N_x/N) ℓ_x,    H = Σ_x (N_x/N) H_x,    H_x = ∇²ℓ_x.
 
-Samples go through the model several at a time (`stacked`), as many as memory takes.
+Samples go through the model several at a time (`stacked`), as many as memory takes. Every such group is
+compared with an ordinary pass over it; samples whose derivatives differ are computed one at a time.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import torch
 from torch import Tensor
 
 from curvescope.core.blocks import ParamSpace
-from curvescope.core.errors import ShapeError, UsageError
+from curvescope.core.errors import ShapeError, UsageError, warn
 from curvescope.core.progress import track
 from curvescope.core.result import Result
 from curvescope.core.seeds import Probe, probes
@@ -32,7 +33,7 @@ from curvescope.models.choice.params import Params
 from curvescope.models.running.held import RefuseHeld
 from curvescope.operators.samples.coupled import refuse_coupled
 from curvescope.operators.samples.rows import Each, Rows, has_terms, rows_of
-from curvescope.operators.samples.stacked import Graph, Part, alone, fits_together, together
+from curvescope.operators.samples.stacked import Graph, Part, agrees, alone, together
 from curvescope.problem import Problem, check_finite, differentiating
 
 GRAPH = 4  # of a gradient's graph, in units of the forward pass's results
@@ -73,17 +74,21 @@ class PerSample:
         self.problem, self.space, self._cpu_bytes = problem, space, cpu_bytes
         self.each: Each = each
         self._engine, self._chunk = Engine(problem, "autograd"), chunk
-        self._tried: dict[Any, tuple[int, int]] | None = None  # what was found inside `steady`
+        self._tried: dict[Any, tuple[int, int]] | None = None  # sizes that memory takes, inside `steady`
+        self._checked: set[tuple[int, int, bool]] = set()  # stacked samples that agreed, inside `steady`
+        self._one_by_one = False  # they did not agree, or vmap cannot run the module, inside `steady`
+        self._warned = False
         self._reached: set[frozenset[str]] = set()
 
     @contextmanager
     def steady(self) -> Iterator[None]:
-        """Calls inside belong together: what works at once is tried once for all of them."""
+        """Calls inside belong together: sizes and checks of stacked samples hold for all of them."""
         if self._tried is not None:
             yield
             return
         with self._engine.steady():
             self._tried, self._reached = {}, set()
+            self._checked, self._one_by_one = set(), False
             try:
                 refuse_coupled(self.problem)
                 yield
@@ -153,7 +158,7 @@ class PerSample:
         def work(graph: Graph, rows: slice, group: int) -> Tensor:
             return graph.products(V[rows] if V.dim() == 3 else V, part, group)
 
-        yield from self.stream(f"{part} products", work)
+        yield from self.stream(f"{part} products", work, second_order=True)
 
     def products(self, V: Tensor, part: Part = "hessian") -> Tensor:
         """H_x V, or G_x V, of all samples at once: (S, n, k). `product_parts` needs less memory."""
@@ -198,12 +203,14 @@ class PerSample:
         self._reached.add(frozenset(moved))
 
     def stream(
-        self, what: str, work: Callable[[Graph, slice, int], Tensor]
+        self, what: str, work: Callable[[Graph, slice, int], Tensor], *, second_order: bool = False
     ) -> Iterator[tuple[slice, Tensor]]:
-        """What `work` makes of some samples after the others, (b, …), divided by their N_x; and which.
+        """Yield slices of samples with the results (b, …) of `work` on them, divided by their N_x.
 
         Args:
-            work: of the graph of b samples, which ones they are, and how many directions go at once.
+            what: The name of the work, for the progress bar.
+            work: A function of the graph of b samples, their slice, and the number of directions at once.
+            second_order: True if `work` differentiates the outputs twice.
         """
         divisors, first = torch.as_tensor(self._divisors()), 0
         with self.steady():
@@ -215,27 +222,34 @@ class PerSample:
                     batch = rows.batch(whole, slice(start, start + step))
                     here = slice(first, first + batch.num_sequences)
                     with differentiating():
-                        found = self._done(batch, here, lambda g, r, group=group: work(g, r, group))
+                        made = self._graphs(batch, here, second_order)
+                        found = torch.cat([work(graph, which, group) for graph, which in made])
+                        check_finite(found, self.problem)
                     scale = divisors[here].to(found).reshape(-1, *[1] * (found.dim() - 1))
                     yield here, found / scale
                     first = here.stop
 
-    def _done(self, batch: Batch, here: slice, work: Callable[[Graph, slice], Tensor]) -> Tensor:
-        """What `work` makes of some samples, together or one by one."""
-        problem, space, found = self.problem, self.space, []
-        graph = together(problem, space, batch) if batch.num_sequences > 1 else None
-        if graph is not None:
-            found.append(work(graph, here))
-        else:
-            for i in range(batch.num_sequences):
-                one = slice(here.start + i, here.start + i + 1)
-                found.append(work(alone(problem, space, batch[i : i + 1]), one))
-        total = torch.cat(found)
-        check_finite(total, problem)
-        return total
+    def _graphs(self, batch: Batch, here: slice, second_order: bool) -> Iterator[tuple[Graph, slice]]:
+        """Yield one graph of all samples of a batch if it agrees with an ordinary pass, else one for each."""
+        problem, space = self.problem, self.space
+        if batch.num_sequences > 1 and not self._one_by_one:
+            graph, key = together(problem, space, batch), (here.start, here.stop, second_order)
+            if graph is not None and (key in self._checked or agrees(graph, second_order=second_order)):
+                self._checked.add(key)
+                yield graph, here
+                return
+            self._one_by_one = True
+            if graph is not None and not self._warned:
+                self._warned = True
+                warn(
+                    f"torch.func.vmap computes other derivatives of {problem.model.name} than an ordinary "
+                    "pass, so samples are computed one at a time, which is slower"
+                )
+        for i in range(batch.num_sequences):
+            yield alone(problem, space, batch[i : i + 1]), slice(here.start + i, here.start + i + 1)
 
     def _at_once(self, batch: Batch) -> tuple[int, int]:
-        """How many samples of a batch, and how many directions of each: what memory takes and what works."""
+        """Return the number of samples of a batch, and of directions of each, that memory takes at once."""
         problem, B, one = self.problem, batch.num_sequences, batch[:1]
         key = (B, *(tuple(t.shape) for t in one.tensors()))
         if self._tried is not None and key in self._tried:
@@ -246,9 +260,6 @@ class PerSample:
         limit = min(limit, self._cpu_bytes) if problem.device.type == "cpu" else limit
         most = self._chunk or max(1, limit // max(GRAPH * results + COPIES * size, 1))
         step = max(1, min(most, B))
-        v, _ = probe_columns(self.space, 1, seed=0)
-        with differentiating():
-            step = step if step == 1 or fits_together(problem, self.space, batch, v) else 1
         found = step, max(1, limit // max(DIRECTION * (results + size) * step, 1))
         if self._tried is not None:
             self._tried[key] = found

@@ -1,27 +1,32 @@
-"""Several samples at once, each with parameters of its own: derivatives of every single one of them.
+"""Derivatives of several samples at once, each with its own copy of the parameters.
 
-The parameters θ are repeated, (B, *shape), and sample b is run at copy b by `torch.func.vmap`. What the
-batched operations record is plain autograd's graph, outside vmap, and it is differentiated in reverse twice:
-that is right through `F.layer_norm`, where nested `torch.func` transforms are not. The sum of the samples'
-losses depends on copy b through sample b alone, so
+The parameters θ are repeated, (B, *shape), and `torch.func.vmap` runs sample b at copy b. The batched
+operations record plain autograd's graph, outside vmap, which is differentiated in reverse twice: that is
+right through `F.layer_norm`, where nested `torch.func` transforms are not. The sum of the samples' losses
+depends on copy b through sample b alone, so
 
     ∂s/∂θ_b = ∇s_b,        ∂²s/∂θ_b ∂θ_b' = δ_bb' ∇²s_b.
 
-A module that vmap cannot run, or that holds a parameter in a second way, gets its samples one at a time.
+vmap drops the `padding_idx` of an embedding; `ConstantPadding` restores it. `agrees` compares every stacked
+graph with an ordinary pass over the same samples. The caller computes samples one at a time if the two
+differ, if vmap cannot run the module, or if the module holds a parameter in a second way.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from curvescope.core.blocks import ParamSpace
 from curvescope.core.progress import track
+from curvescope.core.seeds import generator
 from curvescope.core.tensors.trees import tree_map
 from curvescope.data.batches import Batch
 from curvescope.engines.passes import gradient, linearise, pull
@@ -31,7 +36,33 @@ from curvescope.problem import Leaves, Problem
 
 Part = Literal["hessian", "ggn"]
 NEAR = {torch.float32: 1e-3, torch.float64: 1e-8}  # relative: two orders of the same operations
+ROUNDING = 0.01  # of NEAR and of the largest entry of all parameters: a derivative of this size may be zero
 SLOW = "There is a performance drop"  # an operation that vmap takes sample by sample; the numbers are right
+
+
+class ConstantPadding(TorchFunctionMode):
+    """Embeddings inside give no derivative to the row of `padding_idx`, under vmap too."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        if func not in LOOKUPS:
+            return found
+        ids, weight, padding = LOOKUPS[func](*args, **(kwargs or {}))
+        if padding is None:
+            return found
+        row = padding + weight.shape[0] if padding < 0 else padding
+        return torch.where((ids == row)[..., None], found.detach(), found)
+
+
+def _embedding(input: Tensor, weight: Tensor, padding_idx: int | None = None, *_: Any, **__: Any) -> tuple:
+    return input, weight, padding_idx
+
+
+def _torch_embedding(weight: Tensor, indices: Tensor, padding_idx: int = -1, *_: Any, **__: Any) -> tuple:
+    return indices, weight, None if padding_idx < 0 else padding_idx  # here −1 means no padding
+
+
+LOOKUPS = {F.embedding: _embedding, torch.embedding: _torch_embedding}
 
 
 @dataclass(frozen=True)
@@ -124,7 +155,7 @@ def together(problem: Problem, space: ParamSpace, batch: Batch) -> Graph | None:
         return copies, torch.func.vmap(one)(copies, rows)
 
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), ConstantPadding():
             warnings.filterwarnings("ignore", message=SLOW)
             leaves, (copies, z) = problem.differentiable(space.parameters, run, lambda found: [found[1]])
     except Exception:  # whatever a module raises that looks at its numbers
@@ -136,7 +167,7 @@ def together(problem: Problem, space: ParamSpace, batch: Batch) -> Graph | None:
 
 
 def alone(problem: Problem, space: ParamSpace, batch: Batch) -> Graph:
-    """The graph of a placed batch of one sample."""
+    """The graph of a placed batch in an ordinary pass: of one sample, or of all of them as one function."""
     runner = PlainRunner(problem)
 
     def run(leaves: Leaves) -> Tensor:
@@ -148,26 +179,68 @@ def alone(problem: Problem, space: ParamSpace, batch: Batch) -> Graph:
     return Graph(problem, space, batch, leaves, z, stacked=False)
 
 
-def fits_together(problem: Problem, space: ParamSpace, batch: Batch, v: Tensor) -> bool:
-    """Whether samples of a placed batch, taken at once, are what they are alone: outputs and a product."""
-    two = batch[:2]
-    graph = together(problem, space, two)
-    if graph is None:
+def agrees(graph: Graph, *, second_order: bool) -> bool:
+    """Return True if stacked samples have the outputs and the derivatives of an ordinary pass over them.
+
+    With random cotangents u, different in every entry of every sample's outputs z, and a random direction v,
+    the check compares z, Jᵀu and, for `second_order`, ∂(Jᵀu)/∂θ v. A wrong derivative of any sample changes
+    these sums, except for a set of u and v of measure zero.
+    """
+    plain = alone(graph.problem, graph.space, graph.batch)
+    z = plain.outputs
+    if graph.outputs.shape != z.shape or not _near([graph.outputs], [z]):
         return False
-    for b in range(two.num_sequences):
-        single = alone(problem, space, two[b : b + 1])
-        ask: list[Callable[[Graph], Tensor]] = [lambda g: g.outputs, lambda g: g.products(v, "hessian", 1)]
-        try:
-            pairs = [(f(graph)[b], f(single)[0]) for f in ask]
-        except RuntimeError:  # a derivative that batched operations do not have
-            return False
-        if not all(_near(ours, theirs) for ours, theirs in pairs):
+    if not z.requires_grad or not graph.outputs.requires_grad:
+        return z.requires_grad == graph.outputs.requires_grad
+    u = _random(z, 0)
+    v = [_random(x, 1 + i) for i, x in enumerate(plain.points.values())]
+    try:
+        ours = _derivatives(graph, u, v, second_order)
+    except RuntimeError:  # a derivative that batched operations do not have
+        return False
+    theirs = _derivatives(plain, u, v, second_order)
+    return all(_near(*pair) for pair in zip(ours, theirs, strict=True))
+
+
+def _derivatives(graph: Graph, u: Tensor, v: list[Tensor], second_order: bool) -> list[list[Tensor]]:
+    """Jᵀu and ∂(Jᵀu)/∂θ v, summed over samples, for every parameter."""
+    into, z = list(graph.points.values()), graph.outputs
+
+    def summed(found: Sequence[Tensor | None]) -> list[Tensor]:
+        own = [torch.zeros_like(x) if g is None else g.detach() for g, x in zip(found, into, strict=True)]
+        return [g.to_dense().sum(0) if graph.stacked else g.to_dense() for g in own]
+
+    first = torch.autograd.grad(z, into, u, retain_graph=True, create_graph=second_order, allow_unused=True)
+    if not second_order:
+        return [summed(first)]
+    directions = [x.expand(like.shape)[None] for x, like in zip(v, into, strict=True)]
+    second = [None if g is None else g[0] for g in pull(first, directions, into, 1)]
+    return [summed(first), summed(second)]
+
+
+def _random(like: Tensor, index: int) -> Tensor:
+    return torch.randn(like.shape, generator=generator(0, index), dtype=torch.float64).to(like.detach())
+
+
+def _near(ours: list[Tensor], theirs: list[Tensor]) -> bool:
+    """Return True if tensors agree up to rounding, each relative to its own largest entry.
+
+    The largest entry of all tensors sets a floor, because a derivative that is exactly zero is left as
+    rounding.
+    """
+    if not theirs:
+        return True
+    tolerance = NEAR.get(theirs[0].dtype, 1e-2)
+    sizes = [_largest(x) for x in theirs]
+    floor = ROUNDING * max(sizes)
+    for a, b, size in zip(ours, theirs, sizes, strict=True):
+        a, b = a.detach(), b.detach()
+        if not ((a == b) | ((a - b).abs() <= tolerance * max(size, floor))).all():
             return False
     return True
 
 
-def _near(a: Tensor, b: Tensor) -> bool:
-    if a.shape != b.shape:
-        return False
-    scale = float(b.detach().abs().max()) if b.numel() else 0.0
-    return not b.numel() or float((a - b).detach().abs().max()) <= NEAR.get(a.dtype, 1e-2) * scale
+def _largest(x: Tensor) -> float:
+    """Largest finite entry in absolute value; a module may hide classes by −∞."""
+    finite = x.detach()[x.detach().isfinite()]
+    return float(finite.abs().max()) if finite.numel() else 0.0

@@ -88,7 +88,7 @@ def follow(
     optimizer = make_optimizer(model, recipe)
     monitor = CurvatureMonitor(
         model, problem.batches, problem.loss, every=every, budget=1.0, seed=seed, blocks=False,
-        num_probes=num_probes,
+        num_probes=num_probes, raise_errors=True,
     )  # fmt: skip
     losses, rates, evaluated = [], [], []
     for step in track(range(recipe.steps + 1), name):

@@ -158,7 +158,7 @@ def measure_point(cfg: Config, point: Point, number: int, batches: Batches) -> M
     problem = Problem(model, batches, loss if cfg.loss == AUTO else cfg.loss)
     monitor = CurvatureMonitor(
         model, problem.batches, problem.loss, budget=1.0, seed=cfg.seed, blocks=cfg.blocks,
-        num_probes=cfg.num_probes,
+        num_probes=cfg.num_probes, raise_errors=True,
     )  # fmt: skip
     monitor.measure(number if point.step is None else point.step)
     return monitor.result()

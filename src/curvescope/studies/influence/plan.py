@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from curvescope.problem import Problem
 from curvescope.runs.plan import Cost, Plan
-from curvescope.studies.influence.study import Config
+from curvescope.studies.influence.study import MOST_PROBES, Config, last_layer
 
 TRAINED = {"MLP": (4.0, 1.6), "Transformer": (12.0, 3.9)}  # seconds: at first, and for a sequence left out
 GRADIENT = 0.7  # in products
 
 
 def cost(cfg: Config, problem: Problem) -> Cost:
-    """Probes of the diagonal, a system for each query and damping, gradients; small models apart."""
+    """Most products of the mean diagonal and of a system for each query and damping; gradients; trainings."""
     queries, dampings = len(cfg.query) or cfg.num_queries, 1 + len(cfg.other_dampings)
-    products = cfg.num_probes + queries * (dampings * cfg.max_products + 2 * GRADIENT)
+    size = problem.space(*(cfg.blocks or last_layer(problem))).size
+    diagonal = min(size, max(cfg.num_probes, MOST_PROBES))
+    products = diagonal + queries * (dampings * cfg.max_products + 2 * GRADIENT)
     seconds = sum(first + cfg.num_removed * each for first, each in map(TRAINED.__getitem__, cfg.cases))
     pieces = 1 + queries + len(cfg.cases) * (2 + cfg.num_removed)
     return Cost(pieces, products, graphs=1 + queries, seconds=seconds)

@@ -7,13 +7,15 @@ what happens when a sequence is left out and the model trained again.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from curvescope.algorithms import TraceEstimate, trace
+from curvescope.algorithms import TraceEstimate
+from curvescope.algorithms.estimates.trace import accurate_trace
 from curvescope.core.config import as_tuples, at_least, setting
 from curvescope.core.errors import UsageError
 from curvescope.core.progress import Progress
@@ -46,6 +48,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 DIAGONAL = "diagonal"
+ACCURACY = 0.05  # half the interval of the mean diagonal, over the mean diagonal
+MOST_PROBES = 256  # of the mean diagonal, unless `num_probes` asks for more
 AUTO, NONE = "auto", "none"
 OWN = ("model", "revision", "data", "query")  # settings by which something of one's own is asked
 
@@ -66,7 +70,7 @@ class Config(ModelOnData):
     other_dampings: tuple[float, ...] = setting((0.1, 10.0), "shown beside it, in the same units")
     tol: float = setting(1e-6, "relative residual that counts as converged")
     max_products: int = setting(1000, "most products for one query and damping")
-    num_probes: int = setting(8, "for the mean diagonal")
+    num_probes: int = setting(16, "fewest for the mean diagonal; more are drawn until it is known to 5 %")
     cases: tuple[str, ...] = setting(
         (AUTO,), "small models that are trained again, or none; auto: all where nothing of your own is asked"
     )
@@ -136,6 +140,7 @@ class Influence(Shown):
     comparisons: dict[str, Comparison]
     draws: int
     seed: int
+    mean_diagonal_interval: tuple[float, float] = (math.nan, math.nan)  # 95 %; nan in older results
 
     def claims(self) -> list[Claim]:
         """What is said about influence, next to what was measured."""
@@ -169,14 +174,14 @@ def run(cfg: Config, *, progress: Progress | None = None, state: State | None = 
     """
     whole = make_problem(cfg)
     problem, queries = (whole, asked(whole, cfg.query)) if cfg.query else held_out(whole, cfg.num_queries)
-    blocks = cfg.blocks or _last_layer(whole)
+    blocks = cfg.blocks or last_layer(whole)
     size = whole.space(*blocks).size
     cases = {name: make_case(name, cfg.num_checked, cfg.seed) for name in cfg.cases}
     pieces = _score_pieces(cfg, problem, queries, blocks)
     pieces += [piece for name, case in cases.items() for piece in _case_pieces(cfg, name, case)]
     contents = fingerprint(problem.model, problem.batches, *(query.batches for query in queries))
     found = work_through(pieces, contents=contents, progress=progress, state=state)
-    name = whole.batches.name
+    name, total = whole.batches.name, found.take(TraceEstimate, DIAGONAL)
     scores = [found.take(Scores, f"query.{i}") for i in range(len(queries))]
     return Influence(
         model=problem.model.name,
@@ -184,7 +189,7 @@ def run(cfg: Config, *, progress: Progress | None = None, state: State | None = 
         loss=problem.value(),
         blocks=list(blocks),
         num_parameters=size,
-        mean_diagonal=found.take(TraceEstimate, DIAGONAL).value / size,
+        mean_diagonal=total.value / size,
         units=[cfg.damping, *cfg.other_dampings],
         texts=read(problem, name),
         queries=list(cfg.query) or [read(query, name)[0] for query in queries],
@@ -192,6 +197,7 @@ def run(cfg: Config, *, progress: Progress | None = None, state: State | None = 
         comparisons={name: _comparison(cfg, name, case, found) for name, case in cases.items()},
         draws=cfg.draws,
         seed=cfg.seed,
+        mean_diagonal_interval=(total.low / size, total.high / size),
         notes=[*notes_of(cfg, whole), *_data_notes(cfg, whole), *words.notes(scores)],
     )
 
@@ -208,7 +214,7 @@ def _data_notes(cfg: Config, whole: Problem) -> list[str]:
     return found
 
 
-def _last_layer(problem: Problem) -> tuple[str, ...]:
+def last_layer(problem: Problem) -> tuple[str, ...]:
     """The blocks of the last layer; all of a model that has no layers."""
     layers = int(problem.model.facts.get("n_layers", 0))
     return (f"L{layers - 1}.*",) if layers else ("*",)
@@ -222,7 +228,8 @@ def _score_pieces(
     units = (cfg.damping, *cfg.other_dampings)
 
     def diagonal() -> Result:
-        return trace(GGN(problem, *blocks, **options), num_probes=cfg.num_probes, seed=cfg.seed)
+        G, most = GGN(problem, *blocks, **options), max(cfg.num_probes, MOST_PROBES)
+        return accurate_trace(G, accuracy=ACCURACY, fewest=cfg.num_probes, most=most, seed=cfg.seed)
 
     def scored(query: Problem, found: Result) -> Scores:
         assert isinstance(found, TraceEstimate)

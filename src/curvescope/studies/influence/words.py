@@ -21,7 +21,9 @@ def summary(result: Influence) -> list[Line]:
     """The numbers to look at first: label, value, words."""
     where = f"{', '.join(result.blocks)}, {plural(result.num_parameters, 'parameter')}"
     data = f"of {plural(len(result.texts), 'training sequence')} of {result.data}"
-    rule = f"{result.units[0]:g} × the GGN's mean diagonal over {where}"
+    low, high = result.mean_diagonal_interval
+    diagonal = f"{result.mean_diagonal:.3g}" + (f" [{low:.3g}, {high:.3g}]" if high > low else "")
+    rule = f"{result.units[0]:g} × the GGN's mean diagonal, {diagonal}, over {where}"
     found = [("loss", f"{result.loss:.4f}", data), ("δ", f"{result.scores[0].damping[0]:.3g}", rule)]
     for i, (query, scores) in enumerate(zip(result.queries, result.scores, strict=True), start=1):
         found += _query(f"query {i}", query, scores, result.texts)

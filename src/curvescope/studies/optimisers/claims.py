@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from curvescope.core.numbers import short_duration
 from curvescope.runs.shown import Claim, Origin
 from curvescope.studies.optimisers.comparison import judged
 
@@ -35,4 +36,4 @@ def judge(result: Compared) -> list[Claim]:
 
 
 def _where(axis: str, at: float) -> str:
-    return {"steps": f"{at:.0f} steps", "work": f"{at:.0f} gradients", "seconds": f"{at:.2g} s"}[axis]
+    return {"steps": f"{at:.0f} steps", "work": f"{at:.0f} gradients", "seconds": short_duration(at)}[axis]

@@ -1,0 +1,278 @@
+"""Attention modules that a user wrote from `nn.Linear` layers: found by names, confirmed by running them.
+
+A module is a candidate if its linear layers are named in one usual spelling (`q_proj`, `wq`, `to_q`, packed
+`qkv`, …) and exactly one of them is the output. The finder then runs a copy of it on random numbers, changes
+some columns of the projections at one position, and compares the input of the output layer:
+
+    columns of Q change their own head, at this position only,
+    columns of K change their own head, at other positions too,
+    one column of V changes the same column of each head that reads it.
+
+A module that contradicts this has no roles. A module that cannot be run alone has roles without heads if Q, K
+and V are separate, and none if they are packed, because names do not tell the order of the rows.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from curvescope.core.seeds import generator
+from curvescope.models.adapters.build import Heads
+from curvescope.models.adapters.table import (
+    Cut,
+    affine,
+    interleaved,
+    interleaved_vector,
+    packed,
+    packed_vector,
+)
+
+FRAMES = ("{}", "{}_proj", "w{}", "w_{}", "to_{}", "{}_lin", "{}_linear", "linear_{}", "fc_{}")
+SEPARATE = (
+    *(tuple(frame.format(x) for x in "qkv") for frame in FRAMES),
+    *(tuple(word + end for word in ("query", "key", "value")) for end in ("", "_proj", "_layer")),
+    ("queries", "keys", "values"),
+)
+PACKED = ("qkv", "c_attn", "qkv_proj", "to_qkv", "in_proj", "wqkv", "w_qkv", "query_key_value", "attn_qkv")
+OUT = (
+    *(frame.format(x) for frame in FRAMES for x in ("o", "out")),
+    *("proj", "c_proj", "dense", "output", "projection", "out_projection", "output_proj"),
+)
+NUM_HEADS = (
+    "n_head",
+    "n_heads",
+    "num_heads",
+    "num_head",
+    "heads",
+    "nhead",
+    "nheads",
+    "num_attention_heads",
+    "h",
+)
+NUM_KV_HEADS = ("n_kv_heads", "n_kv_head", "num_kv_heads", "kv_heads", "num_key_value_heads")
+OTHERS = (
+    "context",
+    "memory",
+    "mem",
+    "enc",
+    "encoder",
+    "encoder_output",
+    "encoder_hidden_states",
+    "kv",
+    "cond",
+)
+T, AT = 3, 1  # positions of the trial, and the one that is changed
+
+
+@dataclass(frozen=True)
+class OwnAttention:
+    """Linear layers of an attention module by their names in it, and how its heads lie.
+
+    `heads` with `certain=False` only say where Q, K and V lie in packed rows.
+    """
+
+    projections: tuple[str, ...]  # Q, K, V, or one that holds all three
+    out: str
+    heads: Heads | None
+    interleaved: bool = False
+    certain: bool = True
+
+    def cuts(self, path: str) -> Iterator[tuple[str, Cut, Heads | None]]:
+        """Roles with their cuts; `path` is the module's name in the model."""
+        at = f"{path}." if path else ""
+        for i, x in enumerate("QKV"):
+            if len(self.projections) == 3:
+                weight, bias = affine(x, at + self.projections[i]).values()
+            else:
+                names = (f"{at}{self.projections[0]}.{kind}" for kind in ("weight", "bias"))
+                kinds = (interleaved, interleaved_vector) if self.interleaved else (packed, packed_vector)
+                weight, bias = (kind(name, i) for kind, name in zip(kinds, names, strict=True))
+            yield f"W_{x}", weight, self.heads
+            yield f"b_{x}", bias, self.heads
+        for role, cut in affine("O", at + self.out).items():
+            yield role, cut, self.heads
+
+
+def own_attention(part: nn.Module) -> OwnAttention | None:
+    """The attention that a module computes with linear layers of its own; None without a single reading."""
+    if isinstance(part, nn.MultiheadAttention) or _is_shared(part):
+        return None
+    linear = {name.lower(): name for name, child in part.named_children() if _linear(child) is not None}
+    separate = [names for names in SEPARATE if set(names) <= set(linear)]
+    joined = [name for name in PACKED if name in linear]
+    outs = [name for name in OUT if name in linear]
+    if len(separate) + len(joined) != 1 or len(outs) != 1:
+        return None
+    names = tuple(linear[name] for name in (separate or [joined])[0])
+    out = linear[outs[0]] + ("" if isinstance(getattr(part, linear[outs[0]]), nn.Linear) else ".0")
+    if any(not isinstance(getattr(part, name), nn.Linear) for name in names):
+        return None
+    return _confirmed(part, names, out)
+
+
+def _linear(child: nn.Module) -> nn.Linear | None:
+    """A linear layer, alone or at the front of an `nn.Sequential` in which nothing else has parameters."""
+    if isinstance(child, nn.Sequential) and len(child):
+        return _linear(child[0]) if not any(list(m.parameters()) for m in list(child)[1:]) else None
+    return child if type(child) is nn.Linear else None
+
+
+def _is_shared(part: nn.Module) -> bool:
+    """Return True if a parameter of the module has two names in it."""
+    return len(list(part.named_parameters(remove_duplicate=False))) > len(list(part.parameters()))
+
+
+def _confirmed(part: nn.Module, names: tuple[str, ...], out: str) -> OwnAttention | None:
+    """The first reading that the trial confirms: with heads, then without."""
+    for heads in dict.fromkeys((_heads(part, names, out), _one_head(part, names, out))):
+        if heads is None:
+            continue
+        for mixed in (False, True) if len(names) == 1 and heads.query > 1 else (False,):
+            answer = _trial(part, names, out, heads, mixed)
+            if answer is None:  # it cannot be run alone
+                return OwnAttention(names, out, None) if len(names) == 3 and _fits(part, names, out) else None
+            if answer:
+                certain = _count(part, NUM_HEADS) == heads.query
+                return OwnAttention(names, out, heads if certain or len(names) == 1 else None, mixed, certain)
+    return None
+
+
+def _count(part: nn.Module, names: tuple[str, ...]) -> int | None:
+    """The number that the module's own attributes agree on."""
+    found = {getattr(part, name, None) for name in names if isinstance(getattr(part, name, None), int)}
+    return found.pop() if len(found) == 1 else None
+
+
+def _heads(part: Any, names: tuple[str, ...], out: str) -> Heads | None:
+    """Heads by the module's attributes, if all widths fit them."""
+    h, width = _count(part, NUM_HEADS), part.get_submodule(out).in_features
+    if h is None or h < 1 or width % h:
+        return None
+    size, rows = width // h, [part.get_submodule(name).out_features for name in names]
+    if len(rows) == 1:
+        left = rows[0] - width
+        g = left // (2 * size)
+        fits = left > 0 and left == 2 * size * g
+    else:
+        g = rows[1] // size
+        fits = rows == [width, g * size, g * size]
+    said = _count(part, NUM_KV_HEADS)
+    if not fits or not g or h % g or said not in (None, g):
+        return None
+    return Heads(h, g, size)
+
+
+def _one_head(part: Any, names: tuple[str, ...], out: str) -> Heads | None:
+    """All columns as one head, if Q, K, V and the input of the output layer have one width."""
+    width, rows = part.get_submodule(out).in_features, [part.get_submodule(n).out_features for n in names]
+    return Heads(1, 1, width) if rows in ([width] * 3, [3 * width]) else None
+
+
+def _fits(part: Any, names: tuple[str, ...], out: str) -> bool:
+    return _heads(part, names, out) is not None or _one_head(part, names, out) is not None
+
+
+def _columns(heads: Heads, names: tuple[str, ...], mixed: bool) -> dict[str, list[tuple[int, Tensor]]]:
+    """For each of Q, K, V and each head: the projection and its columns."""
+    found, start = {}, 0
+    for i, x in enumerate("QKV"):
+        n, k = heads.of(x), heads.size
+        if mixed:
+            found[x] = [(0, torch.arange(k) + (3 * j + i) * k) for j in range(n)]
+            continue
+        start = 0 if len(names) == 3 else start
+        found[x] = [(i if len(names) == 3 else 0, torch.arange(k) + start + j * k) for j in range(n)]
+        start += n * k
+    return found
+
+
+@torch.no_grad()
+def _trial(part: nn.Module, names: tuple[str, ...], out: str, heads: Heads, mixed: bool) -> bool | None:
+    """Return True if the module behaves as attention with these columns; None if it cannot be run alone."""
+    columns = _columns(heads, names, mixed)
+    changes = [(x, j, at, cols) for x in "QKV" for j, (at, cols) in enumerate(columns[x])]
+    changes += [(x, j, at, cols[:1]) for x in "KV" for j, (at, cols) in enumerate(columns[x])]
+    try:
+        y = _reads(part, names, out, [(at, cols) for _, _, at, cols in changes])
+    except Exception:  # the user's code may raise anything: it has another form, or expects other inputs
+        return None
+    if y is None or y.shape[2] != heads.query * heads.size:
+        return False
+    limit = {torch.float64: 1e-10, torch.float32: 1e-5}.get(y.dtype, 2e-2) * float(y.abs().max())
+    moved = ((y[1:] - y[0]).abs() > limit).unflatten(-1, (heads.query, heads.size))  # (changes, T, h, k)
+    group, num_whole = heads.query // heads.key, heads.query + 2 * heads.key
+    for i, (x, j, _, _) in enumerate(changes):
+        own = [j] if x == "Q" else list(range(j * group, (j + 1) * group))
+        others = [t for t in range(heads.query) if t not in own]
+        here, elsewhere = moved[i, AT][own], moved[i, [t for t in range(T) if t != AT]][:, own]
+        if bool(moved[i][:, others].any()) or not bool(here.any()) or bool(elsewhere.any()) == (x == "Q"):
+            return False
+        if i >= num_whole and heads.size > 1:  # one column
+            beyond = bool(moved[i][:, own][..., 1:].any())
+            if beyond == (x == "V"):
+                return False
+    return heads.size > 1  # heads of one column do not tell K from V
+
+
+def _reads(
+    part: nn.Module, names: tuple[str, ...], out: str, changes: list[tuple[int, Tensor]]
+) -> Tensor | None:
+    """The input of the output layer, (1 + changes, T, width): unchanged first, then one row per change."""
+    if any(hasattr(p, "placements") for p in part.parameters()):
+        raise ValueError("a trial needs whole parameters")
+    own: Any = copy.deepcopy(part).double().eval()  # the answer must not depend on the dtype
+    for child in own.modules():
+        for hooks in (child._forward_hooks, child._forward_pre_hooks, child._backward_hooks):
+            hooks.clear()
+    like = next(own.parameters())
+    seen: list[Tensor] = []
+    calls: list[int] = []
+
+    def random(i: int, *shape: int) -> Tensor:
+        drawn = torch.randn(shape, generator=generator(0, i), dtype=torch.float64)
+        return drawn.to(like.device, like.dtype)
+
+    def replaced(i: int) -> Any:
+        def hook(module: Any, _: Any, output: Tensor) -> Tensor:
+            rows = random(i, 1, T, module.out_features).repeat(len(changes) + 1, 1, 1)
+            calls.append(i)
+            for row, (at, cols) in enumerate(changes, 1):
+                if at == i:
+                    rows[row, AT, cols] += random(9, T, len(cols))[AT] + 1
+            if output.shape != rows.shape:
+                raise ValueError("the projection has another layout")
+            return rows
+
+        return hook
+
+    for i, name in enumerate(names):
+        own.get_submodule(name).register_forward_hook(replaced(i))
+    own.get_submodule(out).register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    width = own.get_submodule(names[0]).in_features
+    widths = {own.get_submodule(name).in_features for name in names}
+    if len(widths) > 1:
+        raise ValueError("queries and keys are read from sequences of other widths")
+    x = random(8, 1, T, width).repeat(len(changes) + 1, 1, 1)
+    own(x, *_more(own, x))
+    if sorted(calls) != list(range(len(names))) or len(seen) != 1:
+        return None
+    return seen[0] if seen[0].dim() == 3 and seen[0].shape[:2] == x.shape[:2] else None
+
+
+def _more(part: nn.Module, x: Tensor) -> list[Any]:
+    """What the forward needs beside x: the same sequence again, and no mask."""
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    needed = [p for p in list(inspect.signature(part.forward).parameters.values())[1:] if p.kind in kinds]
+    return [None if "mask" in p.name else x for p in needed if p.default is inspect.Parameter.empty]
+
+
+def reads_another(part: nn.Module) -> bool:
+    """Return True if the forward names a second sequence, so that it may be attention to an encoder."""
+    return any(name in OTHERS for name in list(inspect.signature(part.forward).parameters)[1:])

@@ -1,0 +1,80 @@
+"""Passes through the user's module without what PyTorch adds around it: backward hooks and `torch.compile`.
+
+A backward hook may change a gradient, which is then no derivative of the loss, and one that only observes
+expects the gradients of training. A compiled graph has no second derivative, and TorchDynamo would trace what
+stands in the module during a product. Inside `eager` neither takes part; both are as they were afterwards.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge
+from torch.overrides import TorchFunctionMode
+from torch.utils.hooks import RemovableHandle
+
+from curvescope.models.running.exchange import Change, exchanged
+
+_GLOBAL: dict[str, Any] = vars(sys.modules["torch.nn.modules.module"])
+_OWN = ("_backward_hooks", "_backward_pre_hooks")
+_OF_ALL = ("_global_backward_hooks", "_global_backward_pre_hooks")
+_SETTING_HOOKS = (Tensor.register_hook, Tensor.register_post_accumulate_grad_hook)
+
+
+@contextmanager
+def eager(module: nn.Module) -> Iterator[None]:
+    """Run the module without backward hooks of its parts or of tensors, and without `torch.compile`."""
+    tensors = IgnoreTensorHooks() if torch.is_grad_enabled() else nullcontext()
+    with uncompiled(), exchanged(_without_backward_hooks(module)), tensors:
+        yield
+
+
+def uncompiled() -> AbstractContextManager[Any]:
+    """Run compiled modules and functions as they are written. Compiled graphs stay in torch's cache."""
+    loaded = "torch._dynamo" in sys.modules  # otherwise nothing was compiled, and the import takes seconds
+    return torch.compiler.set_stance("force_eager") if loaded else nullcontext()
+
+
+def original(module: nn.Module) -> nn.Module:
+    """Return the module that `torch.compile` wraps, or the module itself."""
+    while type(module).__name__ == "OptimizedModule" and isinstance(
+        module._modules.get("_orig_mod"), nn.Module
+    ):
+        module = module._modules["_orig_mod"]  # pyright: ignore[reportAssignmentType]
+    return module
+
+
+def _without_backward_hooks(module: nn.Module) -> list[Change]:
+    holders = [(vars(part), name) for part in module.modules() for name in _OWN]
+    holders += [(_GLOBAL, name) for name in _OF_ALL]
+    return [Change(holder, name, OrderedDict()) for holder, name in holders if holder.get(name)]
+
+
+class IgnoreTensorHooks(TorchFunctionMode):
+    """Ignore backward hooks that code inside sets on tensors; the handle that it gets removes nothing."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if func in _SETTING_HOOKS:
+            return RemovableHandle(OrderedDict())
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def without_tensor_hooks(tensors: Sequence[Tensor | GradientEdge]) -> Iterator[None]:
+    """Take the backward hooks off leaves, which autograd calls for a derivative, and put them back."""
+    hooked = [(t, t._backward_hooks) for t in tensors if isinstance(t, Tensor) and t._backward_hooks]
+    try:
+        for t, _ in hooked:
+            t._backward_hooks = None
+        yield
+    finally:
+        for t, hooks in hooked:
+            t._backward_hooks = hooks

@@ -1,0 +1,286 @@
+"""Backward hooks, torch.compile and hand-written backwards do not enter a product."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_full_backward_hook
+
+import curvescope as cs
+
+V, D = 5, 4
+INPUTS = torch.randint(0, V, (2, 3), generator=torch.Generator().manual_seed(0))
+TARGETS = torch.randint(0, V, (2, 3), generator=torch.Generator().manual_seed(1))
+
+
+class Net(nn.Module):
+    """Attention and a nonlinearity that can be exchanged."""
+
+    def __init__(self, f: Any = torch.sin):
+        super().__init__()
+        torch.manual_seed(0)
+        self.e, self.a, self.o = nn.Embedding(V, D), nn.Linear(D, D), nn.Linear(D, V)
+        self.attention, self.f = nn.MultiheadAttention(D, 2, batch_first=True), f
+        self.double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.e(x)
+        h = h + self.attention(h, h, h, need_weights=False)[0]
+        return self.o(self.f(self.a(h)))
+
+
+def problem(net: nn.Module) -> cs.Problem:
+    return cs.Problem(net, (INPUTS, TARGETS))
+
+
+def double_backward() -> Tensor:
+    """The Hessian of the plain network, from autograd alone."""
+    net = Net()
+    parameters = list(net.parameters())
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        loss = F.cross_entropy(net(INPUTS).flatten(0, 1), TARGETS.flatten())
+    first = torch.autograd.grad(loss, parameters, create_graph=True)
+    flat = torch.cat([g.flatten() for g in first])
+    rows = [torch.autograd.grad(x, parameters, retain_graph=True, materialize_grads=True) for x in flat]
+    return torch.stack([torch.cat([g.flatten() for g in row]) for row in rows])
+
+
+def _on_tensor(net: Net, called: list[int]) -> Any:
+    def forward_hook(_: Any, __: Any, y: Tensor) -> None:
+        if y.requires_grad:
+            y.register_hook(lambda g: (called.append(1), g * 2)[1])
+
+    return net.a.register_forward_hook(forward_hook)
+
+
+def _scaled(called: list[int]) -> Any:
+    return lambda module, gi, *go: (called.append(1), tuple(None if g is None else 2 * g for g in gi))[1]
+
+
+HOOKS = {
+    "full": lambda net, called: net.a.register_full_backward_hook(_scaled(called)),
+    "pre": lambda net, called: net.a.register_full_backward_pre_hook(_scaled(called)),
+    "old": lambda net, called: net.f_module.register_backward_hook(_scaled(called)),
+    "global": lambda net, called: register_module_full_backward_hook(_scaled(called)),
+    "tensor": _on_tensor,
+    "parameter": lambda net, called: net.a.weight.register_hook(lambda g: (called.append(1), g * 2)[1]),
+}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
+@pytest.mark.parametrize("kind", HOOKS)
+@pytest.mark.parametrize("checkpoint", [False, True])
+def test_backward_hooks_do_not_enter_products_and_stay(kind: str, checkpoint: bool) -> None:
+    truth, ggn = problem(Net()), cs.GGN(problem(Net())).dense()
+    net, called = Net(), []
+    if checkpoint:
+        net, truth = LayeredNet(), problem(LayeredNet())
+        ggn = cs.GGN(truth).dense()
+    if kind == "old":
+        net.f_module = net.a
+    H = cs.Hessian(problem(net), checkpoint=checkpoint)
+    before = H.dense()  # hooks that come after the first product do not enter either
+    handle = HOOKS[kind](net, called)
+    try:
+        assert torch.allclose(H.dense(), before, atol=1e-12)
+        p = problem(net)
+        torch.testing.assert_close(p.gradient(), truth.gradient())
+        torch.testing.assert_close(cs.Hessian(p, checkpoint=checkpoint).dense(), cs.Hessian(truth).dense())
+        torch.testing.assert_close(cs.GGN(p).dense(), ggn)
+        assert not called
+        F.cross_entropy(net(INPUTS).flatten(0, 1), TARGETS.flatten()).backward()
+        assert called
+    finally:
+        handle.remove()
+
+
+class LayeredNet(Net):
+    """With repeated layers, which can be computed again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Sequential(nn.Linear(D, D), nn.Tanh()) for _ in range(2)]).double()
+        self.a = self.layers[0]
+        self.a.weight = self.layers.get_parameter("0.0.weight")
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.e(x)
+        for layer in self.layers:
+            h = layer(h)
+        return self.o(h)
+
+
+def test_hooks_are_there_in_order_after_an_error() -> None:
+    class Failing(Net):
+        fails = False
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = super().forward(x)
+            if self.fails and torch.is_grad_enabled():
+                raise ValueError("no")
+            return y
+
+    net, order = Failing(), []
+    for i in range(3):
+        net.a.register_full_backward_hook(lambda *_, i=i: order.append(i))
+    p = problem(net)
+    net.fails = True
+    with pytest.raises(ValueError, match="no"):
+        p.gradient()
+    net.fails = False
+    net(INPUTS).sum().backward()
+    assert order == [0, 1, 2]
+
+
+class WrongSecond(torch.autograd.Function):
+    """sin, whose backward uses a value without a graph."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.c = x.cos()
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return g * ctx.c
+
+
+class Right(torch.autograd.Function):
+    """sin, with a backward that can be differentiated."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return g * ctx.saved_tensors[0].cos()
+
+
+class Reversed(torch.autograd.Function):
+    """The identity, whose gradient has the other sign."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return -g
+
+
+class StraightThrough(Reversed):
+    """Rounding, with the gradient of the identity."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return (4 * x).round() / 4
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return g
+
+
+class Once(WrongSecond):
+    """Marked as what it is."""
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, g: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return g * ctx.c
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("engine", ["auto", "autograd"])
+@pytest.mark.parametrize("function", [WrongSecond, Reversed, StraightThrough, Once])
+def test_function_without_second_derivative_is_refused_by_name(
+    function: Any, engine: Any, dtype: torch.dtype
+) -> None:
+    net = Net(function.apply).to(dtype)
+    H = cs.Hessian(problem(net), engine=engine)
+    for _ in range(2):
+        with pytest.raises(cs.CurvescopeError, match=function.__name__):
+            _ = H @ torch.ones(H.shape[1], dtype=dtype)
+
+
+def test_function_that_comes_after_the_first_product_is_refused() -> None:
+    net = Net()
+    H = cs.Hessian(problem(net))
+    v = torch.ones(H.shape[1], dtype=torch.float64)
+    for _ in range(4):
+        _ = H @ v
+    net.f = WrongSecond.apply
+    with pytest.raises(cs.CurvescopeError, match="WrongSecond"):
+        _ = H @ v
+
+
+def test_first_order_products_need_a_right_first_derivative_only() -> None:
+    truth = cs.GGN(problem(Net())).dense()
+    torch.testing.assert_close(cs.GGN(problem(Net(WrongSecond.apply))).dense(), truth)
+    for make in (cs.GGN, cs.EmpiricalFisher, cs.KFAC, cs.Jacobian):
+        with pytest.raises(cs.CurvescopeError, match="Reversed"):
+            make(problem(Net(Reversed.apply))).dense()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("around", [torch.tanh, torch.relu])
+def test_function_with_second_derivative_is_answered(around: Any, dtype: torch.dtype) -> None:
+    def plain(x: Tensor) -> Tensor:
+        return around(x.sin())
+
+    def custom(x: Tensor) -> Tensor:
+        return around(Right.apply(x))
+
+    truth = cs.Hessian(problem(Net(plain).to(dtype))).dense()
+    torch.testing.assert_close(cs.Hessian(problem(Net(custom).to(dtype))).dense(), truth)
+
+
+def test_hessian_of_the_net_is_that_of_double_backward() -> None:
+    H = cs.Hessian(problem(Net())).dense()  # over blocks by role, in another order
+    torch.testing.assert_close(torch.linalg.eigvalsh(H), torch.linalg.eigvalsh(double_backward()))
+
+
+def _whole(net: Net) -> nn.Module:
+    return torch.compile(net, backend="aot_eager")  # pyright: ignore[reportReturnType]
+
+
+def _in_place(net: Net) -> nn.Module:
+    net.compile(backend="aot_eager")
+    return net
+
+
+def _part(net: Net) -> nn.Module:
+    net.a = torch.compile(net.a, backend="aot_eager")  # pyright: ignore[reportAttributeAccessIssue]
+    return net
+
+
+def _function(net: Net) -> nn.Module:
+    net.f = torch.compile(torch.sin, backend="aot_eager")
+    return net
+
+
+@pytest.mark.parametrize("compiled", [_whole, _in_place, _part, _function])
+def test_compiled_module_is_measured_and_not_compiled_again(compiled: Any) -> None:
+    from torch._dynamo.utils import counters
+
+    truth = cs.Hessian(problem(Net())).dense()
+    torch._dynamo.reset()
+    net = compiled(Net())
+
+    def step() -> int:
+        F.cross_entropy(net(INPUTS).flatten(0, 1), TARGETS.flatten()).backward()
+        return counters["stats"]["unique_graphs"]
+
+    step()
+    graphs = step()
+    p = problem(net)
+    torch.testing.assert_close(cs.Hessian(p).dense(), truth)
+    cs.GGN(p).dense()
+    cs.KFAC(p)
+    p.gradient()
+    assert step() == graphs > 0
