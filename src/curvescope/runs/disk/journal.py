@@ -38,6 +38,7 @@ PATIENCE = 1.0  # seconds
 MUCH = 100 * 2**20  # bytes of which a person is told
 MAGIC, HEADER = b"CSP2", struct.Struct("<4sI8s8s8sQQI")
 CHECK = struct.Struct("<I")
+ALIGNMENT = 64  # bytes, of the memory that torch allocates on a CPU
 
 
 class Record(NamedTuple):
@@ -110,7 +111,7 @@ class Journal(Recorder):
         if self._agree(known is not None) and known is not None:
             return known.to(device=op.device, dtype=op.dtype)
         start = time.monotonic()
-        found = op @ V
+        found = laid_out(op @ V)
         self._computed += time.monotonic() - start
         if known is not None:  # written already, but not by all who have to
             return found
@@ -153,7 +154,7 @@ class Journal(Recorder):
             data = bytearray(file.read(record.size))
             if len(data) == record.size and zlib.crc32(data) == record.checksum:
                 found = np.frombuffer(data, dtype=record.dtype) if data else np.empty(0, record.dtype)
-                return torch.from_numpy(found.reshape(record.shape))
+                return laid_out(torch.from_numpy(found.reshape(record.shape)))
         del self._known[number]
         return None
 
@@ -206,6 +207,17 @@ class Journal(Recorder):
                 f"products are kept in {self.path.parent} so that a stopped run can go on: more than "
                 f"{data_size(MUCH)}, until each piece is done"
             )
+
+
+def laid_out(product: Tensor) -> Tensor:
+    """The same numbers, contiguous and at an address that torch would choose.
+
+    Inner products round differently for other strides and other alignments. A product that is read and one
+    that was just computed must not differ in either, so that a resumed run ends with the same bits.
+    """
+    if product.is_contiguous() and product.data_ptr() % ALIGNMENT == 0:
+        return product
+    return product.clone(memory_format=torch.contiguous_format)
 
 
 def _put(file: IO[bytes], data: bytes | memoryview) -> None:
