@@ -35,6 +35,7 @@ class MeasurementProgress(Recorder):
         self._step, self._expected, self._announce = step, expected, announce
         self._path = None if state is None else state / MEASURING
         self._done, self._begun, self._written = 0, time.monotonic(), -WRITE_SECONDS
+        self._first: tuple[int, float] | None = None  # products and seconds of the first, which takes longer
         self._write()
 
     def product(self, op: LinearOperator, V: Tensor) -> Tensor:
@@ -52,9 +53,11 @@ class MeasurementProgress(Recorder):
 
     def _write(self) -> None:
         seconds = time.monotonic() - self._begun
-        if self._announce and self._done:
+        if self._done and self._first is None:
+            self._first = self._done, seconds
+        elif self._announce and self._first is not None:
             self._announce = False
-            most = seconds / self._done * self._expected
+            most = (seconds - self._first[1]) / (self._done - self._first[0]) * self._expected
             if most > LONG_SECONDS:
                 print(
                     f"curvescope monitor: the first measurement, at step {self._step}, takes at most "
