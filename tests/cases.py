@@ -292,11 +292,11 @@ class Bench:
         self.model = cs.load(self.module)
         self.problem = cs.Problem(self.model, as_batches(self.data), as_package_loss(case.kind))
         self.dense = Dense(self.module, self.data, case.kind)
-        self.order = self.dense.entries(self.model)
+        self.order = torch.arange(len(self.dense.theta))  # vectors over a whole problem are in torch's order
         self._found: dict[str, Tensor] = {}
 
     def truth(self, name: str) -> Tensor:
-        """A dense matrix in the order of the package's blocks."""
+        """A dense matrix in torch's order."""
         raw = getattr(self.dense, name)
         raw = raw() if callable(raw) else raw
         return raw[self.order][:, self.order]

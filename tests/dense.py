@@ -176,12 +176,10 @@ class Dense:
         for name, shape in self.shapes.items():
             starts[name] = start
             start += shape.numel()
-        linear = {f"{path}.weight" for path, m in model.module.named_modules() if isinstance(m, nn.Linear)}
         found = []
         for name in names or tuple(model.blocks):
             head, parameter = head_of(name)
             numbers = torch.arange(self.shapes[parameter].numel()).view(self.shapes[parameter])
-            numbers = numbers.T if parameter in linear else numbers
             if head is not None:
                 numbers = slice_of_head(numbers, parameter, head, model)
             found.append(starts[parameter] + numbers.flatten())

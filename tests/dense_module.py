@@ -30,7 +30,7 @@ class Truth:
         sizes = [p.numel() for p in self.parameters.values()]
         first = dict(zip(self.parameters, torch.tensor([0, *sizes]).cumsum(0).tolist(), strict=False))
         return torch.cat(
-            [first[b.parameter] + b.positions(self.parameters[b.parameter].shape) for b in space]
+            [first[b.parameter] + b.positions(self.parameters[b.parameter].shape) for b in space.segments]
         )
 
 

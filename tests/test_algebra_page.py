@@ -31,7 +31,7 @@ def test_vectors_come_out_as_they_went_in(names, dense):
     for found in (
         names["w"],
         torch.from_numpy(names["w_numpy"]),
-        names["H"].space.join(names["by_block"]),
+        names["H"].space.from_dict(names["by_block"]),
         names["H"].space.gather(names["by_parameter"]),
         names["left"],
     ):

@@ -152,10 +152,10 @@ def test_gather_scatter_split_and_join_are_inverse(blocks: list[Block], seed: in
     assert all(tensor.shape == SHAPES[name] for name, tensor in tree.items())
     assert torch.equal(space.gather(tree), v)
     assert sum(float((t**2).sum()) for t in tree.values()) == pytest.approx(float(v @ v))
-    parts = space.split(v)
+    parts = space.to_dict(v)
     assert list(parts) == [b.name for b in blocks]
     if blocks:
-        assert torch.equal(space.join(parts), v)
+        assert torch.equal(space.from_dict(parts), v)
     for block in blocks:
         assert parts[block.name].shape == block.shape
         assert torch.equal(block.take(tree[block.parameter]), parts[block.name])
@@ -207,11 +207,11 @@ def test_slices_follow_the_order():
 def test_wrong_sizes_are_refused():
     space = space_of([POOL[0]])
     with pytest.raises(ShapeError, match=r"expected a vector of 24 entries, got \(23,\)"):
-        space.split(torch.zeros(23))
+        space.to_dict(torch.zeros(23))
     with pytest.raises(ShapeError, match=r"expected block 'a0' of shape \(4, 6\), got nothing"):
-        space.join({})
+        space.from_dict({})
     with pytest.raises(ShapeError, match=r"expected block 'a0' of shape \(4, 6\), got \(5,\)"):
-        space.join({"a0": torch.zeros(5)})
+        space.from_dict({"a0": torch.zeros(5)})
 
 
 def test_selection_keeps_the_models_order_and_refuses_overlap():

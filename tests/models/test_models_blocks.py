@@ -14,7 +14,7 @@ from oracles import Bench
 
 
 def names(model: cs.Model, *patterns: str) -> list[str]:
-    return list(model.space(*patterns).slices)
+    return [block.name for block in model.space(*patterns)]
 
 
 def test_blocks_cover_every_parameter_once(bench: Bench):
@@ -53,7 +53,7 @@ def test_names_and_order_of_a_zoo_model():
     assert found.index("L0.W_2") < found.index("L1.W_Q")
 
 
-def test_a_block_is_inputs_by_outputs():
+def test_a_role_is_inputs_by_outputs_and_a_parameter_is_as_it_is_stored():
     zoo = oracles.bench("wide-heads").model
     assert zoo.blocks["L0.W_Q"].shape == (3, 6)
     assert zoo.blocks["L0.W_O"].shape == (6, 3)
@@ -61,10 +61,9 @@ def test_a_block_is_inputs_by_outputs():
     assert zoo.heads["L0.h1.b_Q"].shape == (2,)
     assert zoo.heads["L0.h1.W_O"].shape == (2, 3)
     plain = oracles.bench("plain-normed-mlp").model
-    assert plain.blocks["up.weight"].shape == (3, 6)
-    assert plain.parameters["up.weight"].shape == (6, 3)
+    assert plain.blocks["up.weight"].shape == plain.parameters["up.weight"].shape == (6, 3)
     x = torch.randn(4, 3, generator=torch.Generator().manual_seed(0)).double()
-    W = plain.blocks["up.weight"].take(plain.parameters["up.weight"])
+    W = plain.inputs_first(plain.blocks["up.weight"]).take(plain.parameters["up.weight"])
     torch.testing.assert_close(x @ W + plain.parameters["up.bias"], plain.module.up(x))
 
 

@@ -72,11 +72,11 @@ def assert_gauge(p: cs.Problem, motion: dict[str, Tensor], answer: dict[str, Ten
     """H motion = answer over all parameters, and the GGN and the Jacobian send the motion to zero."""
     space, everything = p.space(*motion), p.space()
     motion = {name: motion[name] for name in space.slices}
-    v, scale = space.join(motion), max(float(m.norm()) for m in motion.values())
+    v, scale = space.from_dict(motion), max(float(m.norm()) for m in motion.values())
     assert scale > 0.1
     whole = hessian(p).block(["*"], list(motion)).dense()
     found = everything.scatter(whole @ v)
-    expected = space.scatter(space.join({name: answer[name] for name in motion}))
+    expected = space.scatter(space.from_dict({name: answer[name] for name in motion}))
     largest = float(whole.abs().max())
     assert max(float(t.abs().max()) for t in expected.values()) > 1e-4 * largest
     for name, tensor in found.items():
@@ -87,7 +87,7 @@ def assert_gauge(p: cs.Problem, motion: dict[str, Tensor], answer: dict[str, Ten
 
 
 def gradient(p: cs.Problem, name: str) -> Tensor:
-    return p.space(name).split(p.gradient(name))[name]
+    return p.space(name).to_dict(p.gradient(name))[name]
 
 
 def mixer(size: int, seed: int = 3) -> Tensor:
@@ -229,10 +229,10 @@ def test_values_bias_can_move_into_the_outputs_bias():
     delta = mixer(2)[0]
     motion = {"L1.h1.b_V": delta, "L1.b_O": -(delta @ value(p, "L1.h1.W_O"))}
     space = p.space(*motion)
-    v = space.join({name: motion[name] for name in space.slices})
+    v = space.from_dict({name: motion[name] for name in space.slices})
     assert float((cs.Jacobian(p).block(list(motion)) @ v).norm()) < TIGHT
     image = cs.Hessian(p).block("*", list(motion)) @ v
-    found = p.space().split(image)
+    found = p.space().to_dict(image)
     # The motion is affine in W_O: H's answer is δᵀ ∇_{b_O} in the rows of that head, and nothing else.
     answer = torch.zeros_like(found["L1.W_O"])
     answer[2:4] = torch.outer(delta, gradient(p, "L1.b_O"))
@@ -245,6 +245,6 @@ def test_norm_without_weights_makes_the_scale_of_its_input_a_symmetry():
     """Pre-norm, no residual noise in between: with ε = 0 the final norm does not see the stream's scale."""
     p = make_problem(n_layers=0, norm_eps=0.0, norm_affine=False, positions="none")
     E = value(p, "E")
-    image = p.space().split(cs.Hessian(p).block("*", "E") @ E.reshape(-1))
+    image = p.space().to_dict(cs.Hessian(p).block("*", "E") @ E.reshape(-1))
     torch.testing.assert_close(image["E"], -gradient(p, "E"), rtol=0, atol=1e-12)
     assert float(image["U"].abs().max()) < 1e-12

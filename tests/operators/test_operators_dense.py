@@ -215,9 +215,9 @@ def test_dictionary_inputs_and_objects_with_logits(tiny: Bench):
     H = cs.Hessian(cs.Problem(Named(), batches))
     names = [f"net.{name}" for name in tiny.model.blocks]
     assert sorted(names) == sorted(H.space.slices)
-    parts = tiny.model.space().split(tiny.probe())
-    v = H.space.join({f"net.{name}": part for name, part in parts.items()})
-    found = H.space.split(H @ v)
-    truth = tiny.model.space().split(tiny.found("hessian") @ tiny.probe())
+    parts = tiny.model.space().to_dict(tiny.probe())
+    v = H.space.from_dict({f"net.{name}": part for name, part in parts.items()})
+    found = H.space.to_dict(H @ v)
+    truth = tiny.model.space().to_dict(tiny.found("hessian") @ tiny.probe())
     for name, part in truth.items():
         torch.testing.assert_close(found[f"net.{name}"], part, rtol=0, atol=1e-12)

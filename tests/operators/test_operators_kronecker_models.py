@@ -95,7 +95,7 @@ def exact_diagonals(problem: cs.Problem, E: cs.EKFAC) -> float:
     for layer, spectrum in zip(E.layers, E.spectra(), strict=True):
         names = [block.name for block in layer.blocks]
         space = problem.space(*names)
-        order = torch.cat([torch.arange(space.size)[space.slices[name]] for name in names])
+        order = torch.cat([space.positions(block) for block in layer.blocks])
         G = cs.GGN(problem, *names).dense()[order][:, order]
         Q = torch.kron(*spectrum.vectors)
         difference = spectrum.values.flatten() - (Q.T @ G @ Q).diagonal()

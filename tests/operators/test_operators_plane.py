@@ -79,12 +79,12 @@ def _theta(problem):
 
 
 def _loss(problem, vector):
-    """Differentiable in the vector over all blocks, laid out inputs × outputs."""
-    parts, total = problem.space().split(vector), 0.0
+    """Differentiable in the vector over all parameters."""
+    parts, total = problem.space().to_dict(vector), 0.0
     tree = {}
     for block in problem.space():
         part = parts[block.name]
-        tree[block.parameter] = part.T if part.dim() == 2 else part
+        tree[block.parameter] = part
     for batch in problem.batches:
         z = torch.func.functional_call(problem.model.module, tree, (batch.inputs,))
         total = total + (z - batch.targets).square().sum()

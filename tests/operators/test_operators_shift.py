@@ -46,10 +46,10 @@ CASES: dict[str, tuple[float, WeightDecay, dict[str, float]]] = {
 def test_the_diagonal_is_added(name: str):
     damping, decay, by_block = CASES[name]
     H = cs.Hessian(hessian().problem, damping=damping, weight_decay=decay)
-    assert set(H.space.slices) == set(ALL)
+    assert {block.name for block in H.space} == set(ALL)
     full = truth(weights(damping, by_block))
     torch.testing.assert_close(H.dense(), full, rtol=1e-10, atol=1e-10)
-    where = H.space.slices
+    where = {block.name: H.space.positions(block) for block in H.space}
     for rows, columns in [("L0.W_Q", "L0.W_Q"), ("L0.W_Q", "L0.W_K"), ("L0.b_1", "L0.b_1")]:
         part = full[where[rows]][:, where[columns]]
         torch.testing.assert_close(H.block(rows, columns).dense(), part, rtol=1e-10, atol=1e-10)
@@ -71,10 +71,10 @@ def test_it_is_the_hessian_of_the_penalised_loss():
     x, y = problem.batches[0].inputs, problem.batches[0].targets
 
     def penalised(U: torch.Tensor) -> torch.Tensor:
-        z = torch.func.functional_call(problem.model.module, {**theta, "head.weight": U.T}, x)
+        z = torch.func.functional_call(problem.model.module, {**theta, "head.weight": U}, x)
         return ((z - y) ** 2).mean() + w / 2 * (U**2).sum()
 
-    U = theta["head.weight"].detach().T.contiguous()
+    U = theta["head.weight"].detach()
     found = torch.autograd.functional.hessian(penalised, U)
     assert isinstance(found, torch.Tensor)
     torch.testing.assert_close(H.dense(), found.reshape(8, 8), rtol=1e-9, atol=1e-9)

@@ -56,11 +56,11 @@ def test_each_source_is_its_closed_form(settings: dict[str, object]):
         front = REST if front == "unembedding" else front
         dense = term.dense([block.name for block in case.space()])
         truth[front] = truth.get(front, torch.zeros_like(dense)) + dense
-    V = columns(cs.Hessian(case), 3)
-    found = cs.Sources(case).products(V)
+    V, space = columns(cs.Hessian(case), 3), case.space()
+    found, own = cs.Sources(case).products(V), space.convert(V, space.in_blocks())
     assert found.keys() == truth.keys()
     for name, product in found.items():
-        assert relative_error(product, truth[name] @ V) < 1e-10, name
+        assert relative_error(space.convert(product, space.in_blocks()), truth[name] @ own) < 1e-10, name
 
 
 def test_one_source_alone_and_rectangular_blocks_are_those_of_all():
@@ -68,7 +68,8 @@ def test_one_source_alone_and_rectangular_blocks_are_those_of_all():
     S, V = cs.Sources(case), columns(cs.Hessian(case))
     for name, product in list(S.products(V).items())[::2]:  # every kind, in one of the two layers
         assert relative_error(cs.Source(case, name) @ V, product) < EXACT
-    rows, cols = case.space().slices["L1.W_Q"], case.space().slices["L0.W_Q"]
+    blocks = case.model.blocks
+    rows, cols = (case.space().positions(blocks[name]) for name in ("L1.W_Q", "L0.W_Q"))
     only = torch.zeros_like(V)
     only[cols] = V[cols]
     block = S["L1.attention"].block("L1.W_Q", "L0.W_Q")

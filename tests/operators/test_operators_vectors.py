@@ -38,9 +38,9 @@ def test_dictionaries_by_parameter_give_dictionaries_by_parameter():
 
 def test_dictionaries_by_block_give_dictionaries_by_block():
     H, v = hessian(), vector()
-    found = H @ H.space.split(v)
-    assert list(found) == list(H.space.slices)
-    assert_same(H.space.join(found), H @ v)
+    found = H @ H.space.to_dict(v)
+    assert list(found) == [block.name for block in H.space]
+    assert_same(H.space.from_dict(found), H @ v)
     few = H.block("L0.W_[QK]", "L0.W_V")
     assert list(few @ {"L0.W_V": torch.ones(4, 4)}) == ["L0.W_Q", "L0.W_K"]
 

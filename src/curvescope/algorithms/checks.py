@@ -135,12 +135,15 @@ def block_sizes(op: LinearOperator, slices: Mapping[str, slice]) -> dict[str, in
     }
 
 
-def check_slices(op: LinearOperator, slices: Mapping[str, slice] | None) -> dict[str, slice]:
-    """Blocks of the vector by name, in order, with plain bounds; by default those of `op.space`.
+def check_slices(
+    op: LinearOperator, slices: Mapping[str, slice] | None
+) -> tuple[LinearOperator, dict[str, slice]]:
+    """Blocks of the vector by name, in order, with plain bounds, and the operator that they are slices of.
 
-    Of a vector that is spread over ranks a rank may have nothing of a block, and only blocks can be asked
-    for.
+    By default these are the blocks of `op.space`, and the operator has them one after the other. If vectors
+    are spread over ranks, a rank may have nothing of a block, and only blocks can be asked for.
     """
+    op = op.in_blocks() if slices is None else op
     if op.pieces is not None:
         own = op.space.slices  # pyright: ignore[reportAttributeAccessIssue]
         found = dict(own if slices is None else slices)
@@ -148,7 +151,7 @@ def check_slices(op: LinearOperator, slices: Mapping[str, slice] | None) -> dict
             raise UsageError(
                 "expected the operator's own blocks where vectors are spread over ranks, got slices"
             )
-        return found
+        return op, found
     if slices is None:
         space = getattr(op, "space", None)
         if space is None:
@@ -168,4 +171,4 @@ def check_slices(op: LinearOperator, slices: Mapping[str, slice] | None) -> dict
                 f"expected block {name!r} as slice(start, stop) with 0 ≤ start < stop ≤ {n}, got {part!r}"
             )
         found[str(name)] = slice(start, stop)
-    return found
+    return op, found

@@ -69,5 +69,9 @@ class Recorded(LinearOperator):
     def _rmatmat(self, U: Tensor) -> Tensor:
         return self.recorder.product(self.op.T, U)
 
+    def in_blocks(self) -> LinearOperator:
+        own = self.op.in_blocks()
+        return self if own is self.op else Recorded(own, self.recorder)
+
     def __repr__(self) -> str:
         return repr(self.op)

@@ -1,16 +1,19 @@
 """Blocks and spaces: which entries of which parameters a vector is made of.
 
-A block is a named view of one parameter, laid out inputs × outputs, row-major, whatever the layout of
-the parameter itself: `L3.W_Q` may be the first third of the columns of a packed matrix, `L3.h5.W_Q` one
-head of it. A space is an ordered list of blocks that do not overlap; it maps flat vectors to parameters
-and back.
+A block is a named view of one parameter. A block that is named by its role is laid out inputs × outputs,
+row-major, whatever the layout of the parameter itself: `L3.W_Q` may be the first third of the columns of a
+packed matrix, `L3.h5.W_Q` one head of it. A block with the name of a parameter has that parameter's layout.
+
+A space maps flat vectors to parameters and back. There are two orders. A vector over all that varies in a
+problem is in torch's order, that of `torch.nn.utils.parameters_to_vector`. A vector over blocks that were
+chosen by name has one block after the other, each row-major. `ParamSpace.convert` goes between the two.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 from typing import final
@@ -19,6 +22,9 @@ import torch
 from torch import Tensor
 
 from curvescope.core.errors import ShapeError
+
+ORDER = "torch.nn.utils.parameters_to_vector of the parameters that vary has the right length and order"
+"""A hint for vectors over all that varies in a problem."""
 
 
 @dataclass(frozen=True)
@@ -103,42 +109,62 @@ def _starred(front: re.Match[str]) -> str:
 
 @dataclass(frozen=True)
 class ParamSpace:
-    """Flat vectors over an ordered list of blocks.
+    """Flat vectors over blocks that do not overlap.
 
-    Entry order: block after block, each row-major. `shapes` gives the shape of every parameter that a
-    block refers to.
+    A vector is made of `segments`, one after the other, each row-major: the parameters in `whole`, in the
+    order of the module and in their own layout, and the blocks of all others. A space without `whole`
+    parameters has its blocks in their order.
+
+    Args:
+        blocks: Named views of parameters.
+        shapes: Shape of every parameter that a block refers to, in the module's order.
+        whole: Parameters that all of their blocks together cover, and that are stored as torch stores them.
     """
 
     blocks: tuple[Block, ...]
     shapes: Mapping[str, tuple[int, ...]]
     dtype: torch.dtype
     device: torch.device
+    whole: frozenset[str] = frozenset()
+
+    @cached_property
+    def segments(self) -> tuple[Block, ...]:
+        """The contiguous parts of a vector, in order."""
+        if not self.whole:
+            return self.blocks
+        own: dict[str, list[Block]] = {}
+        for block in self.blocks:
+            own.setdefault(block.parameter, []).append(block)
+        found: list[Block] = []
+        for name, shape in self.shapes.items():
+            found += [whole(name, name, shape)] if name in self.whole else own.get(name, [])
+        return tuple(found)
 
     @cached_property
     def size(self) -> int:
         """Length n of a vector."""
-        return sum(block.size for block in self.blocks)
+        return sum(segment.size for segment in self.segments)
 
     @cached_property
     def slices(self) -> dict[str, slice]:
-        """Where each block lies in a vector, by name, in order."""
+        """Where each segment lies in a vector, by name, in order."""
         found, start = {}, 0
-        for block in self.blocks:
-            found[block.name] = slice(start, start + block.size)
-            start += block.size
+        for segment in self.segments:
+            found[segment.name] = slice(start, start + segment.size)
+            start += segment.size
         return found
 
     @cached_property
     def parameters(self) -> tuple[str, ...]:
-        """Names of the parameters that the blocks refer to, each once, in order."""
-        return tuple(dict.fromkeys(block.parameter for block in self.blocks))
+        """Names of the parameters that the blocks refer to, each once, in the order of the vector."""
+        return tuple(dict.fromkeys(segment.parameter for segment in self.segments))
 
     @cached_property
     def _of(self) -> dict[str, list[Block]]:
-        """The blocks of each parameter."""
+        """The segments of each parameter."""
         found: dict[str, list[Block]] = {}
-        for block in self.blocks:
-            found.setdefault(block.parameter, []).append(block)
+        for segment in self.segments:
+            found.setdefault(segment.parameter, []).append(segment)
         return found
 
     def __len__(self) -> int:
@@ -146,6 +172,71 @@ class ParamSpace:
 
     def __iter__(self) -> Iterator[Block]:
         return iter(self.blocks)
+
+    # --------------------------------------------------------------------------------- blocks of a vector
+
+    def in_blocks(self) -> ParamSpace:
+        """The same entries, one block after the other in the blocks' own layout."""
+        return replace(self, whole=frozenset()) if self.whole else self
+
+    def only(self, names: Collection[str]) -> ParamSpace:
+        """The space of some of its blocks, in the same order."""
+        blocks = tuple(block for block in self.blocks if block.name in names)
+        own = {block.parameter for block in blocks}
+        left = {block.parameter for block in self.blocks if block.name not in names}
+        shapes = {name: shape for name, shape in self.shapes.items() if name in own}
+        return replace(self, blocks=blocks, shapes=shapes, whole=(self.whole & own) - left)
+
+    def view(self, columns: Tensor, block: Block) -> Tensor:
+        """A block's place in columns (n, k), as a view (*block's axes, k) that can be written to.
+
+        Args:
+            block: One of `blocks`, or any view of a parameter that is stored as torch stores it.
+        """
+        segment = next((one for one in self._of[block.parameter] if one.name == block.name), None)
+        segment = self._of[block.parameter][0] if segment is None else segment
+        assert segment == block or (segment.is_whole and segment.order is None), f"{block.name} is not in it"
+        rows, k = columns[self.slices[segment.name]], columns.shape[1]
+        if segment == block:
+            return rows.view(*block.shape, k)
+        stored = rows.view(*self.shapes[block.parameter], k).movedim(-1, 0)
+        return block.view(stored, 1).movedim(0, -1)
+
+    def positions(self, block: Block) -> Tensor:
+        """Where the entries of a block lie in a vector, in the block's order: (size,)."""
+        return self.view(torch.arange(self.size)[:, None], block).flatten()
+
+    def to_dict(self, vector: Tensor) -> dict[str, Tensor]:
+        """The blocks of a vector, by name, each in its block's shape."""
+        if vector.dim() != 1:
+            raise ShapeError(f"expected a vector of {self.size} entries, got {tuple(vector.shape)}")
+        self._check_length(vector)
+        return {block.name: self.view(vector[:, None], block).reshape(block.shape) for block in self.blocks}
+
+    def from_dict(self, parts: Mapping[str, Tensor]) -> Tensor:
+        """The vector of named blocks; the inverse of `to_dict`. Every block must be there."""
+        for block in self.blocks:
+            if block.name not in parts or parts[block.name].numel() != block.size:
+                got = tuple(parts[block.name].shape) if block.name in parts else "nothing"
+                raise ShapeError(f"expected block {block.name!r} of shape {block.shape}, got {got}")
+        if not self.whole:
+            return torch.cat([parts[block.name].reshape(-1) for block in self.blocks])
+        found = parts[self.blocks[0].name].new_empty(self.size)
+        for block in self.blocks:
+            place = self.view(found[:, None], block)
+            place.copy_(parts[block.name].reshape(place.shape))
+        return found
+
+    def convert(self, vector: Tensor, to: ParamSpace) -> Tensor:
+        """A vector (n,), or columns (n, k), of this space in the order of another with the same entries."""
+        if to.size != self.size or set(to.parameters) != set(self.parameters):
+            raise ShapeError(f"expected a space of the same {self.size} entries, got one of {to.size}")
+        columns = vector[:, None] if vector.dim() == 1 else vector
+        self._check_length(columns)
+        found = to.gather_columns(self.scatter_columns(columns), columns.shape[1])
+        return found[:, 0] if vector.dim() == 1 else found
+
+    # --------------------------------------------------------------------------------- vectors and parameters
 
     def gather(self, tree: Mapping[str, Tensor]) -> Tensor:
         """The vector (n,) of a tree of parameter-shaped tensors; a missing parameter counts as zero."""
@@ -156,20 +247,20 @@ class ParamSpace:
         given = next((tree[name] for name in self.parameters if name in tree), None)
         like = torch.empty(0, dtype=self.dtype, device=self.device) if given is None else given
         found = like.new_empty(self.size, k)
-        for block in self.blocks:
-            rows = found[self.slices[block.name]]  # one view each: those of a split cannot be written to
-            if block.parameter not in tree:
+        for segment in self.segments:
+            rows = found[self.slices[segment.name]]  # one view each: those of a split cannot be written to
+            if segment.parameter not in tree:
                 rows.zero_()
                 continue
-            entries = block.view(tree[block.parameter], 1)
+            entries = segment.view(tree[segment.parameter], 1)
             rows.view(*entries.shape[1:], k).movedim(-1, 0).copy_(entries)
         return found
 
     def places(self, columns: Tensor, parameter: str, x: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """For each block of a parameter its place in columns (n, k), and its entries of x (k, *shape)."""
-        for block in self._of[parameter]:
-            entries = block.view(x, 1)
-            rows = columns[self.slices[block.name]]
+        """For each segment of a parameter its place in columns (n, k), and its entries of x (k, *shape)."""
+        for segment in self._of[parameter]:
+            entries = segment.view(x, 1)
+            rows = columns[self.slices[segment.name]]
             yield rows.view(*entries.shape[1:], len(x)).movedim(-1, 0), entries
 
     def total(self, k: int) -> ColumnSum:
@@ -182,55 +273,47 @@ class ParamSpace:
             name: torch.zeros(self.shapes[name], dtype=vector.dtype, device=vector.device)
             for name in self.parameters
         }
-        for block, part in zip(self.blocks, self.split(vector).values(), strict=True):
-            block.put(part, tree[block.parameter])
+        for segment, part in zip(self.segments, self._parts(vector), strict=True):
+            segment.put(part, tree[segment.parameter])
         return tree
 
     def scatter_columns(self, columns: Tensor) -> dict[str, Tensor]:
         """As `scatter` for each column of (n, k), stacked in front: (k, *parameter shape).
 
-        Of a single column, parameters that are one block share its memory.
+        Of a single column, parameters that are one segment share its memory.
         """
         if columns.shape[1] == 0:
             return {name: columns.new_zeros(0, *self.shapes[name]) for name in self.parameters}
         if columns.shape[1] == 1:
             return {name: found[None] for name, found in self._scattered_views(columns[:, 0]).items()}
         tree = {name: columns.new_zeros(columns.shape[1], *self.shapes[name]) for name in self.parameters}
-        for block, part in zip(self.blocks, self._parts(columns), strict=True):
-            block.put(part.T, tree[block.parameter], 1)
+        for segment, part in zip(self.segments, self._parts(columns), strict=True):
+            segment.put(part.T, tree[segment.parameter], 1)
         return tree
 
     def _scattered_views(self, vector: Tensor) -> dict[str, Tensor]:
-        parts = self.split(vector.contiguous())
+        parts = dict(zip(self.slices, self._parts(vector.contiguous()), strict=True))
         tree = {}
-        for name, blocks in self._of.items():
-            if blocks[0].is_whole:
-                tree[name] = blocks[0].whole_from(parts[blocks[0].name]).reshape(self.shapes[name])
+        for name, segments in self._of.items():
+            first = segments[0]
+            if first.is_whole:
+                tree[name] = first.whole_from(parts[first.name].view(first.shape)).reshape(self.shapes[name])
                 continue
             tree[name] = vector.new_zeros(self.shapes[name])
-            for block in blocks:
-                block.put(parts[block.name], tree[name])
+            for segment in segments:
+                segment.put(parts[segment.name], tree[name])
         return tree
 
-    def split(self, vector: Tensor) -> dict[str, Tensor]:
-        """The blocks of a vector, by name, each in its block's shape."""
-        if vector.dim() != 1:
-            raise ShapeError(f"expected a vector of {self.size} entries, got {tuple(vector.shape)}")
-        return {b.name: part.view(b.shape) for b, part in zip(self.blocks, self._parts(vector), strict=True)}
-
     def _parts(self, columns: Tensor) -> tuple[Tensor, ...]:
-        """The rows (of a vector: the entries) of each block."""
-        if columns.shape[0] != self.size:
-            raise ShapeError(f"expected a vector of {self.size} entries, got {tuple(columns.shape)}")
-        return columns.split([block.size for block in self.blocks])
+        """The rows (of a vector: the entries) of each segment."""
+        self._check_length(columns)
+        return columns.split([segment.size for segment in self.segments])
 
-    def join(self, parts: Mapping[str, Tensor]) -> Tensor:
-        """The vector of named blocks; the inverse of `split`. Every block must be there."""
-        for block in self.blocks:
-            if block.name not in parts or parts[block.name].numel() != block.size:
-                got = tuple(parts[block.name].shape) if block.name in parts else "nothing"
-                raise ShapeError(f"expected block {block.name!r} of shape {block.shape}, got {got}")
-        return torch.cat([parts[block.name].reshape(-1) for block in self.blocks])
+    def _check_length(self, columns: Tensor) -> None:
+        if columns.shape[0] != self.size:
+            raise ShapeError(
+                f"expected a vector of {self.size} entries, got {tuple(columns.shape)}", hint=ORDER
+            )
 
 
 @final
@@ -249,7 +332,7 @@ class ColumnSum:
 
     def whole(self) -> Tensor:
         """The sum; zero for parameters that had no term."""
-        for block in self._space:
-            if block.parameter not in self._seen:
-                self._columns[self._space.slices[block.name]].zero_()
+        for segment in self._space.segments:
+            if segment.parameter not in self._seen:
+                self._columns[self._space.slices[segment.name]].zero_()
         return self._columns

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from curvescope.core import notebook
-from curvescope.core.blocks import Block, ParamSpace, by_role
+from curvescope.core.blocks import Block, ParamSpace, by_role, whole
 from curvescope.core.errors import UsageError
 from curvescope.core.ranks.spread import Pieces, Spread
 from curvescope.models.adapters.table import Place
@@ -31,6 +31,9 @@ from curvescope.models.running.weights.widening import WIDE, Widening
 def no_settings(module: nn.Module) -> list[Change]:
     """The module is called as it is."""
     return []
+
+
+EVERYTHING = "*"
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,17 +97,24 @@ class Model:
         return self.facts.get("n_ctx")
 
     def space(self, *patterns: Params, first: Collection[str] | None = None) -> ParamSpace:
-        """Vectors over the blocks that are meant; all blocks without a word.
+        """Vectors over blocks, one after the other; without patterns, or for "*", over all in torch's order.
 
         Args:
             patterns: Globs, regular expressions, names, modules, parameters (`models.choice.params`).
             first: Names of blocks; a pattern looks among these, and only where none matches among all.
         """
-        words = words_of(patterns or ("*",), self.module, self.name)
+        words = list(words_of(patterns or (EVERYTHING,), self.module, self.name))
         chosen = select(words, self.blocks, self.heads, first=first)
         names = {block.parameter for block in chosen}
         shapes = {name: tuple(p.shape) for name, p in self.parameters.items() if name in names}
-        return ParamSpace(tuple(chosen), shapes, self.dtype, self.device)
+        covered = self._covered(chosen) if words == [EVERYTHING] else frozenset[str]()
+        return ParamSpace(tuple(chosen), shapes, self.dtype, self.device, covered)
+
+    def _covered(self, blocks: Iterable[Block]) -> frozenset[str]:
+        """Parameters whose blocks are all among these."""
+        chosen = {block.name for block in blocks}
+        left = {block.parameter for name, block in self.blocks.items() if name not in chosen}
+        return frozenset(block.parameter for block in blocks) - left
 
     def forward(
         self,
@@ -168,12 +178,24 @@ class Model:
             return self.widening.widened_forward(layer)
         return layer.forward if self.sharding is None else self.sharding.gathered_forward(layer)
 
+    def inputs_first(self, block: Block) -> Block:
+        """The block laid out inputs × outputs: a weight of `nn.Linear` that has no role is transposed."""
+        path, _, kind = block.parameter.rpartition(".")
+        if block.name != block.parameter or kind != "weight":
+            return block
+        linear = isinstance(self.module.get_submodule(path), nn.Linear)
+        return whole(block.name, block.parameter, block.split, transposed=True) if linear else block
+
     def pieces(self, space: ParamSpace) -> Pieces | None:
         """Which entries of vectors over whole blocks a space of this rank has; None where it has all."""
         if self.sharding is None:
             return None
-        whole = self.sharding.blocks
-        return Pieces(self.sharding.spread, tuple(whole[b.name] for b in space), self.sharding.shapes)
+        blocks, shapes = self.sharding.blocks, self.sharding.shapes
+        segments = [
+            whole(one.name, one.name, shapes[one.name]) if one.name in space.whole else blocks[one.name]
+            for one in space.segments
+        ]
+        return Pieces(self.sharding.spread, tuple(segments), shapes)
 
     def size_of(self, *blocks: Block) -> int:
         """Entries of blocks; where they are spread over ranks, on all of them together."""

@@ -62,7 +62,7 @@ class Look:
     def __init__(self, problem: Problem, memory: Memory, effort: Effort, call: int, *, step: int = 0):
         self.problem, self.memory, self.effort, self.call = problem, memory, effort, call
         self.step = step  # of the training loop: each has probes of its own
-        self.H = Hessian(problem)
+        self.H = Hessian(problem).in_blocks()
         self.space = self.H.space
         self.numbers: Numbers = {}
         self.blocks: dict[str, Numbers] = {}
@@ -84,7 +84,7 @@ class Look:
 
     def ends(self) -> None:
         """L, ‖g‖, λ_max, λ_min, the share of g in the top eigenspace, gᵀHg/‖g‖², overlap with the last."""
-        loss, g = self.problem.value(), self.problem.gradient()
+        loss, g = self.problem.value(), self._own(self.problem.gradient())
         size = float(g.double().norm())
         self.numbers |= {"loss": loss, "grad_norm": size}
         if not (math.isfinite(loss) and math.isfinite(size)):
@@ -114,6 +114,10 @@ class Look:
         self.memory.put("lambda_max", top, self.space)
         self.memory.put("lambda_min", bottom, self.space)
         self._searched["lambda"] = self.H, found
+
+    def _own(self, vector: Tensor) -> Tensor:
+        """A vector over the problem with one block after the other, as all vectors are here."""
+        return self.problem.space().convert(vector, self.space)
 
     def sharpness(self, optimizer: torch.optim.Optimizer | None) -> None:
         """η, its thresholds, and λ_max of what the optimizer sees."""
@@ -173,7 +177,7 @@ class Look:
         """λ_max of G, and ‖H − G‖_F / ‖H‖_F from the probes of the trace."""
         if self._ends is None or not self.problem.loss.splits:
             return
-        G = GGN(self.problem)
+        G = GGN(self.problem).in_blocks()
         with G.steady():
             X, HX = self._with_probes()
             GX = G @ X

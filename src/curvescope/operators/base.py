@@ -77,7 +77,7 @@ class CurvatureOperator(LinearOperator):
         left, right = map(self.problem.model.pieces, (self.space, self.columns))
         if left is not None and right is not None:
             self.pieces, self.shape = (left, right), (left.length, right.length)
-        self.symmetric = self.space.blocks == self.columns.blocks
+        self.symmetric = self.space.segments == self.columns.segments
         self.psd = self.symmetric and self.always_psd
 
     always_psd: bool = False
@@ -105,6 +105,14 @@ class CurvatureOperator(LinearOperator):
         found = copy.copy(self)
         chosen = self.problem.space(rows)
         found._set_spaces(chosen, None if columns is None else self.problem.space(columns))
+        return found
+
+    def in_blocks(self) -> Self:
+        """The same operator with rows and columns one block after the other."""
+        if not (self.space.whole or self.columns.whole):
+            return self
+        found = copy.copy(self)
+        found._set_spaces(self.space.in_blocks(), self.columns.in_blocks())
         return found
 
     @abstractmethod

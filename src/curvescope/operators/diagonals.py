@@ -63,13 +63,14 @@ class DiagonalCost(Result):
 
 @dataclass(frozen=True)
 class ExactDiagonal(Result):
-    """Diagonal entries, exact up to rounding, in the order of the operator's blocks."""
+    """Diagonal entries, exact up to rounding, in the order of the operator's vectors."""
 
     values: np.ndarray  # (n,)
     names: list[str]  # B blocks
     sizes: np.ndarray  # (B,) entries of each
     matrix: str
     cost: DiagonalCost
+    order: np.ndarray | None = None  # (n,) position of each entry, block after block; None: as it is
 
     def block(self, name: str) -> np.ndarray:
         """The entries of one block, row-major in its shape."""
@@ -77,7 +78,8 @@ class ExactDiagonal(Result):
             raise UsageError(f"no block is called {name!r}", hint=f"one of {', '.join(self.names)}")
         ends = np.cumsum(self.sizes)
         i = self.names.index(name)
-        return self.values[ends[i] - self.sizes[i] : ends[i]]
+        own = slice(ends[i] - self.sizes[i], ends[i])
+        return self.values[own if self.order is None else self.order[own]]
 
     def to_frame(self) -> pd.DataFrame:
         """One row per block: its trace, and the mean, median and largest entry."""
@@ -123,8 +125,9 @@ def exact_diagonal(
             hint="max_passes=…, a smaller block, less data, or cs.diagonal(op, method='roots') for a GGN",
         )
     found = _by_outputs(op) if cost.way == "outputs" else _by_entries(op)
-    sizes = np.array([block.size for block in op.space])
-    return ExactDiagonal(found, [block.name for block in op.space], sizes, type(op).__name__, cost)
+    names, sizes = zip(*((block.name, block.size) for block in op.space), strict=True)
+    order = torch.cat([op.space.positions(b) for b in op.space]).numpy() if op.space.whole else None
+    return ExactDiagonal(found, list(names), np.array(sizes), type(op).__name__, cost, order)
 
 
 def _check(op: CurvatureOperator, way: Way | None) -> None:
@@ -191,8 +194,11 @@ def _by_layers(op: GGN) -> np.ndarray | None:
     def squares() -> list[Tensor]:
         return eigenvalues_in(problem, found.layers, exact, [None] * len(found.layers), joint=False)
 
-    values = dict(zip([layer.name for layer in found.layers], engine.product(squares), strict=True))
-    return torch.cat([values[block.name].flatten() for block in op.space]).double().cpu().numpy()
+    diagonal = torch.empty(op.space.size, 1, dtype=torch.float64)
+    for layer, values in zip(found.layers, engine.product(squares), strict=True):
+        place = op.space.view(diagonal, layer.blocks[0])
+        place.copy_(values.reshape(place.shape))
+    return diagonal[:, 0].numpy()
 
 
 def _by_samples(op: CurvatureOperator) -> np.ndarray:

@@ -45,7 +45,7 @@ class Shift:
 
     def added(self, product: Tensor, V: Tensor, rows: ParamSpace, columns: ParamSpace) -> Tensor:
         """The product (m, k) and that of the shift with V (n, k)."""
-        if self.uniform is not None and rows.blocks == columns.blocks:
+        if self.uniform is not None and rows.segments == columns.segments:
             return torch.add(product, V, alpha=self.uniform)
         given = columns.scatter_columns(V)
         shared = [name for name in columns.parameters if name in rows.shapes]

@@ -115,7 +115,7 @@ class KFACDescent(CurvatureOptimizer):
         step = layerwise(spectra, layers, space, space.gather(tree)[:, None])[:, 0]
         rest = {id(p): float(group["rest"]) for group in self.param_groups for p in group["params"]}
         found = {name: g * rest[id(problem.model.parameters[name])] for name, g in tree.items()}
-        for block, part in zip(space, space.split(step).values(), strict=True):
+        for block, part in zip(space, space.to_dict(step).values(), strict=True):
             block.put(part, found[block.parameter])
         return found
 

@@ -100,7 +100,7 @@ def block_map(
     check_square(op, "block_map")
     check_count("num_probes", num_probes, at_least=1)
     check_choice("probe", probe, get_args(Probe))
-    found = check_slices(op, slices)
+    op, found = check_slices(op, slices)
     lengths = np.empty((num_probes, len(found), len(found)))
     sizes = block_sizes(op, found)
     for c, (name, columns) in enumerate(track(list(found.items()), "block map")):

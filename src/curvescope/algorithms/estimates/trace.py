@@ -209,7 +209,7 @@ def block_traces(
     check_square(op, "block_traces")
     check_count("num_probes", num_probes, at_least=1)
     check_choice("probe", probe, get_args(Probe))
-    blocks = check_slices(op, slices)
+    op, blocks = check_slices(op, slices)
     pieces = []
     for V in probe_batches(op, num_probes, seed=seed, kind=probe, what="block traces"):
         product = op @ V

@@ -296,7 +296,7 @@ def block_density(
     check_choice("basis", basis, get_args(Where))
     check_choice("probe", probe, get_args(Probe))
     check_grid(grid, width)
-    blocks = check_slices(op, slices)
+    op, blocks = check_slices(op, slices)
     sizes = block_sizes(op, blocks)
     small = {name: rows for name, rows in blocks.items() if sizes[name] <= num_steps}
     large = {name: rows for name, rows in blocks.items() if name not in small}

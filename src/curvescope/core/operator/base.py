@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from curvescope.core import notebook
-from curvescope.core.blocks import by_role
+from curvescope.core.blocks import ParamSpace, by_role
 from curvescope.core.errors import ShapeError, UsageError
 from curvescope.core.operator.checks import check_alike, number
 from curvescope.core.operator.index import Index, named_rows, positions
@@ -152,6 +152,27 @@ class LinearOperator(ABC):
         if isinstance(names, list | tuple) and names and all(isinstance(name, str) for name in names):
             index = named_rows(repr(self), named(self, side), [str(name) for name in names])
         return Selection(self.shape[axis], index, dtype=self.dtype, device=self.device)
+
+    def in_blocks(self) -> LinearOperator:
+        """The same operator with rows and columns one block after the other; itself if it has no blocks.
+
+        A vector over all that varies in a problem is in torch's order, in which a block need not be
+        contiguous. Algorithms that treat blocks apart use this one.
+        """
+        rows, columns = named(self, "space"), named(self, "columns")
+        if not any(space is not None and space.whole for space in (rows, columns)):
+            return self
+        left, right = (self._in_order(space, axis) for axis, space in enumerate((rows, columns)))
+        found = left.T @ self @ (left if self.symmetric else right)
+        for side, space in (("space", rows), ("columns", columns)):
+            if space is not None:
+                setattr(found, side, space.in_blocks())
+        return found
+
+    def _in_order(self, space: ParamSpace | None, axis: int) -> LinearOperator:
+        """The permutation of entries from a space's blocks to its own order."""
+        index = slice(None) if space is None else torch.cat([space.positions(block) for block in space])
+        return self._selection(index, "space" if axis == 0 else "columns", axis)
 
     def same_as(self, other: LinearOperator) -> bool:
         """Whether both are one matrix by how they are made; False where that is not known."""

@@ -47,16 +47,16 @@ def named_rows(who: str, space: ParamSpace | None, patterns: list[str]) -> Tenso
     if space is None:
         raise UsageError(f"{who} has no named blocks to choose {patterns[0]!r} from", hint="use numbers")
     chosen = matching(space, patterns)
-    rows = [where for name, where in space.slices.items() if name in chosen]
-    return torch.cat([torch.arange(where.start, where.stop) for where in rows])
+    return torch.cat([space.positions(block) for block in space if block.name in chosen])
 
 
 def matching(space: ParamSpace, patterns: Sequence[str]) -> set[str]:
     """Names of the blocks of a space that match one of the globs; each of them has to match some."""
     chosen: set[str] = set()
     for pattern in patterns:
-        matched = [name for name in space.slices if fnmatch.fnmatchcase(name, pattern)]
+        matched = [block.name for block in space if fnmatch.fnmatchcase(block.name, pattern)]
         if not matched:
-            raise UsageError(f"no block matches {pattern!r}", hint=near_misses(pattern, list(space.slices)))
+            names = [block.name for block in space]
+            raise UsageError(f"no block matches {pattern!r}", hint=near_misses(pattern, names))
         chosen.update(matched)
     return chosen

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from curvescope.core.blocks import ParamSpace
+from curvescope.core.blocks import ORDER, ParamSpace
 from curvescope.core.errors import ShapeError, UsageError, near_misses
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def check_vector(A: LinearOperator, v: Any) -> None:
     if v.dim() not in (1, 2) or v.shape[0] != n:
         raise ShapeError(
             f"expected a vector of {n} entries{where} or columns ({n}, k), got {tuple(v.shape)}",
-            hint="op.space.gather(tree) makes a vector from parameters",
+            hint=ORDER if named(A, "columns") is not None else None,
         )
     if v.dtype != A.dtype or v.device.type != A.device.type:
         raise ShapeError(
@@ -89,7 +89,7 @@ def in_kind(A: LinearOperator, product: Tensor, v: Vector) -> Any:
     if rows is None or columns is None:
         return product[:, 0]
     if isinstance(v, Mapping) and not v.keys() <= columns.shapes.keys():
-        return rows.split(product[:, 0].contiguous())
+        return rows.to_dict(product[:, 0].contiguous())
     tree = rows.scatter(product[:, 0])
     in_order = [tree[name] for name in rows.shapes]
     return tree if isinstance(v, Mapping) else in_order if isinstance(v, list) else tuple(in_order)
@@ -135,7 +135,7 @@ def _from_names(given: Mapping[str, Tensor], space: ParamSpace) -> Tensor:
         _check_part(name, given[name], tuple(shape), space)
     tree = {name: part.to(space.dtype) for name, part in given.items()}
     if not by_parameter:
-        return space.join(tree)
+        return space.from_dict(tree)
     vector = space.gather({name: part.contiguous() for name, part in tree.items()})
     _refuse_outside(tree, vector, space)
     return vector

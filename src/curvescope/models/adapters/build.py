@@ -55,7 +55,8 @@ def build_blocks(
 def _lora_named(others: Mapping[str, Block], blocks: Mapping[str, Block]) -> dict[str, Block]:
     """`L0.W_Q.lora_A` for the matrix that PEFT adds to W_Q, `L0.W_QKV.lora_A` where one serves all three.
 
-    An adapter that is not called `default` adds its name: `L0.W_Q.lora_A.french`.
+    An adapter that is not called `default` adds its name: `L0.W_Q.lora_A.french`. They are stored outputs ×
+    inputs, and laid out inputs × outputs, as all roles are.
     """
     roles: dict[str, list[str]] = {}
     for name, block in blocks.items():
@@ -69,18 +70,15 @@ def _lora_named(others: Mapping[str, Block], blocks: Mapping[str, Block]) -> dic
             rest_of_them = "".join(owner.rpartition("_")[2] for owner in owners[1:])
             adapter = "" if match["adapter"] == "default" else f".{match['adapter']}"
             name = f"{owners[0]}{rest_of_them}.{match['kind']}{adapter}"
-        found[name] = replace(block, name=name)
+            linear = block.parameter.endswith(".weight") and len(block.shape) == 2
+            block = whole(name, block.parameter, block.split, transposed=linear)
+        found[name] = block
     return found
 
 
 def rest(module: nn.Module, taken: set[str]) -> dict[str, Block]:
-    """The parameters that are not `taken`, whole, under their own names."""
-    linear = {f"{path}.weight".lstrip(".") for path, m in module.named_modules() if isinstance(m, nn.Linear)}
-    return {
-        key: whole(key, key, p.shape, transposed=key in linear)
-        for key, p in module.named_parameters()
-        if key not in taken
-    }
+    """The parameters that are not `taken`, whole, under their own names and in their own layout."""
+    return {key: whole(key, key, p.shape) for key, p in module.named_parameters() if key not in taken}
 
 
 def plain_name(name: str) -> str:

@@ -72,7 +72,7 @@ class KroneckerOperator(KroneckerMatrix):
         self.layers, self.left_out = found.layers, found.left_out | _too_large(whole.blocks, small)
         _check_chosen(self.layers, self.left_out, blocks)
         kept = {block.name for layer in self.layers for block in layer.blocks}
-        self.space = self.columns = problem.space(*(b.name for b in whole.blocks if b.name in kept))
+        self.space = self.columns = whole.only(kept)
         self.shape = (self.space.size, self.space.size)
         self.dtype, self.device = problem.dtype, problem.device
 

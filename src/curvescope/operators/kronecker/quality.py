@@ -156,7 +156,7 @@ def _measured(problem: Problem, layer: Layer, spectra: list[Spectrum], damping: 
     """All quantities of one layer, for every approximation."""
     names = [block.name for block in layer.blocks]
     own = problem.space(*names)  # in the model's order
-    order = torch.cat([torch.arange(own.size)[own.slices[name]] for name in names]).to(problem.device)
+    order = torch.cat([own.positions(block) for block in layer.blocks]).to(problem.device)
     G = GGN(problem, *names).dense().double()[order][:, order]
     H = Hessian(problem, *names).dense().double()[order][:, order]
     g = problem.gradient(*names).double()[order]

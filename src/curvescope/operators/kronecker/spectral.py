@@ -131,8 +131,7 @@ class KroneckerMatrix(LinearOperator):
         at = [i for i, layer in enumerate(self.layers) if chosen.issuperset(b.name for b in layer.blocks)]
         if sum(len(self.layers[i].blocks) for i in at) < len(chosen):
             return self.submatrix(patterns)
-        kept = tuple(block for block in self.space if block.name in chosen)
-        space = replace(self.space, blocks=kept)
+        space = self.space.only(chosen).in_blocks()
         return KroneckerSpectral(
             self, lambda: [self.spectra()[i] for i in at], space, tuple(self.layers[i] for i in at)
         )
@@ -176,14 +175,14 @@ class KroneckerSpectral(KroneckerMatrix):
 
 def layerwise(spectra: Sequence[Spectrum], layers: tuple[Layer, ...], space: ParamSpace, V: Tensor) -> Tensor:
     """The product with columns (size, k), layer by layer."""
-    found, slices, k = torch.zeros_like(V), space.slices, V.shape[1]
+    found, k = torch.zeros_like(V, memory_format=torch.contiguous_format), V.shape[1]
     for layer, spectrum in zip(layers, spectra, strict=True):
         m, n = layer.shape
-        at = [slices[block.name] for block in layer.blocks]
-        X = torch.cat([V[s] for s in at]).reshape(m, n, k)
-        done = spectrum.times(X).reshape(m * n, k).split([s.stop - s.start for s in at])
-        for s, part in zip(at, done, strict=True):
-            found[s] = part
+        X = torch.cat([space.view(V, block).reshape(block.size, k) for block in layer.blocks])
+        done = spectrum.times(X.view(m, n, k)).reshape(m * n, k).split([b.size for b in layer.blocks])
+        for block, part in zip(layer.blocks, done, strict=True):
+            place = space.view(found, block)
+            place.copy_(part.reshape(place.shape))
     return found
 
 

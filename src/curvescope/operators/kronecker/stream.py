@@ -83,8 +83,10 @@ class Piece:
 def look(problem: Problem, blocks: Sequence[Block], curvature: Curvature, *, joint: bool) -> Found:
     """The blocks that are linear maps: on the first sequence that counts, and on all data until each is used.
 
-    A curvature that the loss does not have raises here, before the work.
+    A curvature that the loss does not have raises here, before the work. Weights of `nn.Linear` that have no
+    role are laid out inputs × outputs in what is found, as those with a role are.
     """
+    blocks = [problem.model.inputs_first(block) for block in blocks]
     singles = (batch[i : i + 1] for batch in problem.batches for i in range(batch.num_sequences))
     one = next(s for s in singles if problem.loss.total_weight(s.targets, s.weights) > 0).map(problem.placed)
     found = Found((), {block.name: UNUSED for block in blocks})
@@ -103,8 +105,8 @@ def look(problem: Problem, blocks: Sequence[Block], curvature: Curvature, *, joi
 def pieces(problem: Problem, layers: tuple[Layer, ...], what: str, *, joint: bool) -> Iterator[Piece]:
     """All data: batches as they are, or single sequences where a module does one thing for all of them."""
     first, group = 0, None
-    for whole in problem.placed_batches(what):
-        for batch, recorded, rows in _recorded(problem, layers, whole, joint=joint):
+    for every in problem.placed_batches(what):
+        for batch, recorded, rows in _recorded(problem, layers, every, joint=joint):
             if group is None:
                 size = result_bytes(lambda batch=batch: problem.outputs(batch))[1]
                 group = directions_per_pass(problem, size)

@@ -102,10 +102,13 @@ def filter_normalised(problem: Problem, vector: Tensor, *blocks: Params) -> Tens
     first axis of a larger tensor counts. Biases and gains do not move. (Li, Xu, Taylor, Studer and Goldstein,
     Visualizing the loss landscape of neural nets, 2018, arXiv 1712.09913, section 4, and their code.)
     """
-    space = problem.space(*blocks)
-    own, weights = space.split(vector), space.split(own_vector(problem, *blocks))
-    scaled = {block.name: _scaled(block, own[block.name], weights[block.name]) for block in space}
-    return _usable(space.join(scaled), "filter-normalised direction")
+    space, own = problem.space(*blocks), own_vector(problem, *blocks)
+    found = torch.empty_like(vector)
+    for block in map(problem.model.inputs_first, space):
+        place, d, w = (space.view(x[:, None], block) for x in (found, vector, own))
+        scaled = _scaled(block, d.reshape(block.shape), w.reshape(block.shape))
+        place.copy_(scaled.reshape(place.shape))
+    return _usable(found, "filter-normalised direction")
 
 
 def own_vector(problem: Problem, *blocks: Params) -> Tensor:

@@ -92,10 +92,15 @@ def chosen(space: ParamSpace, *, most: int, stream: list[int]) -> list[str]:
 def _drawn(space: ParamSpace, names: list[str]) -> Tensor:
     """(n, k): in column j normal numbers in the j-th block, zeros elsewhere."""
     E, drawn = torch.zeros(space.size, len(names)), probes(space.size, 1, seed=SEED, kind="gaussian")[:, 0]
-    for j, name in enumerate(names):
-        rows = space.slices[name]
+    for j, rows in enumerate(_rows(space, names)):
         E[rows, j] = drawn[rows].to(E)
     return E
+
+
+def _rows(space: ParamSpace, names: list[str]) -> list[Tensor]:
+    """Positions of blocks in a vector."""
+    blocks = {block.name: block for block in space}
+    return [space.positions(blocks[name]) for name in names]
 
 
 def _right(kind: MatrixName, exact: Problem, few: Batch, space: ParamSpace, E: Tensor) -> Tensor:
@@ -107,8 +112,8 @@ def _right(kind: MatrixName, exact: Problem, few: Batch, space: ParamSpace, E: T
 
 def _sizes(right: Tensor, space: ParamSpace, names: list[str]) -> list[list[float]]:
     """Of every column ‖right_b‖ and ‖right‖, or what they are measured by at least."""
-    rows = [space.slices[name] for name in names]
-    roots = [(r.stop - r.start) ** 0.5 for r in rows]
+    rows = _rows(space, names)
+    roots = [len(r) ** 0.5 for r in rows]
     wholes = [norm(column) for column in right.unbind(1)]
     even = OF_ALL * sum(whole / root for whole, root in zip(wholes, roots, strict=True)) / len(names)
     wholes = [max(whole, even * root) for whole, root in zip(wholes, roots, strict=True)]
@@ -118,8 +123,8 @@ def _sizes(right: Tensor, space: ParamSpace, names: list[str]) -> list[list[floa
 
 def _ratios(gap: Tensor, sizes: list[list[float]], space: ParamSpace, names: list[str]) -> list[list[float]]:
     """‖gap_b‖ / ‖right_b‖ and ‖gap‖ / ‖right‖ of every column."""
-    columns = zip(gap.unbind(1), names, sizes, strict=True)
-    gaps = [((norm(column[space.slices[name]]), norm(column)), both) for column, name, both in columns]
+    columns = zip(gap.unbind(1), _rows(space, names), sizes, strict=True)
+    gaps = [((norm(column[rows]), norm(column)), both) for column, rows, both in columns]
     return [[g / s if s else g for g, s in zip(some, both, strict=True)] for some, both in gaps]
 
 

@@ -7,6 +7,7 @@ of p (u − ⟨p, u⟩), and of ways to compute it some keep more than others.
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -50,8 +51,8 @@ def bare(op: CurvatureOperator) -> CurvatureOperator:
 
 
 def spaced(problem: Problem, like: ParamSpace) -> ParamSpace:
-    """The same blocks in another type."""
-    return problem.space(*(block.name for block in like))
+    """The same blocks in the same order, in another type."""
+    return replace(problem.space(*(block.name for block in like)), whole=like.whole)
 
 
 def norm(x: Tensor) -> float:

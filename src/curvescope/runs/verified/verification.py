@@ -200,9 +200,9 @@ def _difference(op: CurvatureOperator, exact: Problem | None, v: Tensor, product
 def _worst(found: Tensor, right: Tensor, op: CurvatureOperator) -> float:
     """The largest ‖found − right‖ / ‖right‖ of a block, a block counting at least as its share of all."""
     even = SMALL_SHARE * norm(right) / op.shape[0] ** 0.5
-    errors, slices = [], op.space.slices
+    errors = []
     for block in op.space:
-        rows = slices[block.name]
+        rows = op.space.positions(block)
         size = max(norm(right[rows]), even * op.problem.model.size_of(block) ** 0.5)
         gap = norm((found - right)[rows])
         errors.append(gap / size if size else gap)

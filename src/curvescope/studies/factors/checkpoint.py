@@ -11,7 +11,7 @@ from curvescope.core.result import Result
 from curvescope.problem import Problem
 from curvescope.studies.factors.descent import best_step
 from curvescope.studies.factors.distances import between, distances, target
-from curvescope.studies.factors.matrices import Loss, approximation, ggn_rows, places
+from curvescope.studies.factors.matrices import Loss, approximation, ggn_rows
 from curvescope.studies.factors.setting import Config
 from curvescope.train import TrainConfig, train
 
@@ -41,14 +41,15 @@ def train_one(cfg: Config, problem: Problem) -> Course:
         steps=steps, lr=cfg.lr, warmup=min(10, steps), weight_decay=0.0, snapshots=cfg.checkpoints
     )
     _, _, kept = train(problem.model, problem.batches, how)
-    space = problem.space()
+    space = problem.space().in_blocks()
     return Course(np.stack([space.gather(kept[step]).numpy() for step in cfg.checkpoints]))
 
 
 def measure(cfg: Config, problem: Problem, theta: np.ndarray) -> Measured:
     """Every approximation beside the exact matrices at θ."""
     point = torch.as_tensor(theta)
-    here, loss, slices = problem.at(point), Loss(problem), list(places(problem).values())
+    space = problem.space().in_blocks()
+    here, loss, slices = problem.at(space.scatter(point)), Loss(problem), list(space.slices.values())
     value, g = loss.gradient(point)
     rows = ggn_rows(here)
     G, H = rows.T @ rows, loss.hessian(point)

@@ -74,7 +74,7 @@ def best_step(
 
 def descend(problem: Problem, method: str, *, rate: float, damping: float, steps: int, every: int) -> Descent:
     """A run from the model's own parameters, with an approximation that is made anew every few steps."""
-    loss, space = Loss(problem), problem.space()
+    loss, space = Loss(problem), problem.space().in_blocks()
     theta = space.gather({name: p.detach() for name, p in problem.parameters.items()})
     found = np.full(steps + 1, math.inf)
     slices: list[slice] = []
@@ -85,7 +85,7 @@ def descend(problem: Problem, method: str, *, rate: float, damping: float, steps
             break
         found[step] = value
         if method != IDENTITY and step % every == 0:
-            A = approximation(method, problem.at(theta))
+            A = approximation(method, problem.at(space.scatter(theta)))
             slices, factors = A.slices, roots(A, damping)
         theta = theta - rate * (g if method == IDENTITY else direction(slices, factors, g))
     else:

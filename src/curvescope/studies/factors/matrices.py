@@ -57,11 +57,14 @@ def whole(A: Tensor) -> Blocked:
 
 
 class Loss:
-    """L(θ) of a problem with one batch, as a plain function of a vector, with its derivatives."""
+    """L(θ) of a problem with one batch, as a plain function of a vector, with its derivatives.
+
+    Vectors of this study have one block after the other.
+    """
 
     def __init__(self, problem: Problem):
         (self._batch,) = problem.placed_batches("loss")
-        self._problem, self._space, self._total = problem, problem.space(), problem.num_terms
+        self._problem, self._space, self._total = problem, problem.space().in_blocks(), problem.num_terms
 
     def __call__(self, theta: Tensor) -> Tensor:
         """L(θ), to be differentiated any number of times."""
@@ -103,7 +106,7 @@ def ggn_rows(problem: Problem) -> Tensor:
 
 def places(problem: Problem) -> dict[str, slice]:
     """Where the blocks lie in a vector, by name."""
-    return problem.space().slices
+    return problem.space().in_blocks().slices
 
 
 def approximation(name: str, problem: Problem, rows: Tensor | None = None) -> Blocked:
@@ -139,7 +142,7 @@ def _slices(problem: Problem) -> list[slice]:
 
 def _written_out(K: KroneckerOperator) -> Blocked:
     """A Kronecker-factored operator, block by block."""
-    at = K.space.slices
+    at = K.space.in_blocks().slices
     parts = []
     for layer, spectrum in zip(K.layers, K.spectra(), strict=True):
         m, n = layer.shape

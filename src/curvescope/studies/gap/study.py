@@ -169,7 +169,7 @@ def replaces(cfg: Config, problem: Problem) -> bool:
 
 def chosen_blocks(cfg: Config, problem: Problem) -> list[str]:
     """The globs, or every block that they match."""
-    there = list(problem.space().slices)
+    there = [block.name for block in problem.space()]
     globs = cfg.blocks or tuple(g for g in ROLES if fnmatch.filter(there, g))
     for glob in globs:
         problem.space(glob)  # raises where it matches nothing

@@ -164,7 +164,7 @@ def measure(
     coupled = cfg.num_map_probes > 0 and len(layers) > 1
     if coupled:
         probes = {"num_probes": cfg.num_map_probes, "seed": cfg.seed}
-        work = partial(block_map, operators[HESSIAN], layers, **probes)
+        work = partial(block_map, operators[HESSIAN].in_blocks(), layers, **probes)
         pieces.append(Piece("coupling", work, "couplings between layers"))
     contents = fingerprint(problem.model, problem.batches)
     found = work_through(pieces, contents=contents, progress=progress, state=state)
@@ -196,9 +196,9 @@ def asked_ends(cfg: Config, problem: Problem) -> list[str]:
 
 
 def layer_slices(problem: Problem) -> dict[str, slice]:
-    """Where each layer lies in a vector of all parameters; what is outside, in runs by its blocks."""
+    """Where each layer lies in a vector with one block after the other; other blocks in runs."""
     runs: list[tuple[str | None, dict[str, slice]]] = []
-    for name, where in problem.space().slices.items():
+    for name, where in problem.space().in_blocks().slices.items():
         match = LAYER.fullmatch(name)
         layer = match[1] if match else None
         if not runs or runs[-1][0] != layer:
@@ -231,6 +231,8 @@ def _result(
         shares=found.take(Shares, "shares"),
         ends={name: found.take(Ends, f"ends.{name}") for name in ends},
         coupling=found.take(BlockMap, "coupling") if coupled else None,
-        outside=[name for name in outside_blocks(problem.model) if name in problem.space().slices],
+        outside=[
+            name for name in outside_blocks(problem.model) if name in problem.space().in_blocks().slices
+        ],
         notes=notes,
     )

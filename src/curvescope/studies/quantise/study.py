@@ -207,7 +207,9 @@ class _Work:
             own = {block.name: self.changes(block) for block in blocks}
             space = self.problem.space(names)
             joined = {
-                method: [space.join({n: own[n][method][i] for n in names}) for i in range(len(self.cfg.bits))]
+                method: [
+                    space.from_dict({n: own[n][method][i] for n in names}) for i in range(len(self.cfg.bits))
+                ]
                 for method in (NEAREST, INPUTS)
             }
             return measured(self.halves, names, joined, self.cfg.bits)

@@ -89,7 +89,7 @@ def measure_blocks(text: Problem, way: Way, token: int, effort: Effort) -> Block
 
 def groups(problem: Problem) -> dict[str, tuple[str, ...]]:
     """The groups that a model has, with the globs that match something."""
-    blocks = list(problem.space().slices)
+    blocks = [block.name for block in problem.space()]
     found = {
         name: tuple(glob for glob in globs if fnmatch.filter(blocks, glob)) for name, globs in GROUPS.items()
     }

@@ -12,7 +12,7 @@ PIECES = 4  # of each operator
 
 def cost(cfg: Config, problem: Problem) -> Cost:
     """Density, eigenvalues, traces and map of every operator."""
-    columns = len(mapped(problem.space(*cfg.blocks).slices, cfg))
+    columns = len(mapped(problem.space(*cfg.blocks).in_blocks().slices, cfg))
     density = cfg.num_probes * cfg.num_steps
     each = density + cfg.max_products + cfg.num_trace_probes + cfg.num_map_probes * columns
     return Cost(len(OPERATORS) * PIECES, len(OPERATORS) * each)
@@ -20,7 +20,7 @@ def cost(cfg: Config, problem: Problem) -> Cost:
 
 def steps(cfg: Config, problem: Problem) -> list[Step]:
     """The same in the order in which it is done, of eigenvalues as many products as they usually take."""
-    columns = len(mapped(problem.space(*cfg.blocks).slices, cfg))
+    columns = len(mapped(problem.space(*cfg.blocks).in_blocks().slices, cfg))
     found = []
     for name in OPERATORS:
         part = Part(problem, name, cfg.blocks)

@@ -194,7 +194,9 @@ def run(cfg: Config, *, progress: Progress | None = None, state: State | None = 
     problem = make_problem(cfg)
     how: dict[str, Any] = {"engine": cfg.engine, "checkpoint": cfg.checkpoint}
     operators = {name: make(problem, *cfg.blocks, **how) for name, make in OPERATORS.items()}
-    _map_slices(operators["hessian"], cfg)  # a pattern that matches nothing is found before the work
+    mapped(
+        operators["hessian"].in_blocks().space.slices, cfg
+    )  # a pattern that matches nothing is found before the work
     pieces = [
         Piece(f"{name}.{piece}", partial(work, op), f"{piece} of the {TITLES[name]}", partial(answer, name))
         for name, op in operators.items()
@@ -252,7 +254,7 @@ def _pieces(cfg: Config) -> dict[str, Callable[[CurvatureOperator], Result]]:
         ),
         "extremes": lambda op: _extremes(op, cfg),
         "traces": lambda op: block_traces(op, num_probes=cfg.num_trace_probes, seed=cfg.seed),
-        "map": lambda op: block_map(op, _map_slices(op, cfg), num_probes=cfg.num_map_probes, seed=cfg.seed),
+        "map": lambda op: _map(op.in_blocks(), cfg),
     }
 
 
@@ -272,8 +274,8 @@ def _extremes(op: LinearOperator, cfg: Config) -> Eigenpairs:
     return replace(found, **backwards)
 
 
-def _map_slices(op: CurvatureOperator, cfg: Config) -> dict[str, slice]:
-    return mapped(op.space.slices, cfg)
+def _map(op: CurvatureOperator, cfg: Config) -> BlockMap:
+    return block_map(op, mapped(op.space.slices, cfg), num_probes=cfg.num_map_probes, seed=cfg.seed)
 
 
 def mapped(slices: dict[str, slice], cfg: Config) -> dict[str, slice]:

@@ -246,8 +246,8 @@ def _scaled(problem: Problem, scale: float) -> Problem:
 
 
 def _measure(problem: Problem, cfg: Config) -> Scale:
-    space = problem.space(*cfg.blocks)
-    operators = GGN(problem, *cfg.blocks), Functional(problem, *cfg.blocks)
+    space = problem.space(*cfg.blocks).in_blocks()
+    operators = GGN(problem, *cfg.blocks).in_blocks(), Functional(problem, *cfg.blocks).in_blocks()
     names, b = [block.name for block in space], len(space)
     frobenius = np.full((3, b, b), math.nan)
     stderr, spectral, trace = np.zeros((3, b)), np.full((3, b), math.nan), np.full((3, b), math.nan)

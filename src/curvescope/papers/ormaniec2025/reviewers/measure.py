@@ -61,9 +61,11 @@ def sweep_of(at: MakeProblem, sigma: Sequence[float] | np.ndarray, *blocks: str,
 
 def block_norms(one: Problem, *blocks: str) -> np.ndarray:
     """Of gradient, H_o, H_f and H = H_o + H_f, exactly, from matrices that are written out: (4, b)."""
-    space = one.space(*blocks)
-    outer, functional = (kind(one, *blocks, engine="autograd").dense() for kind in (GGN, Functional))
-    gradient, whole = one.gradient(*blocks), outer + functional
+    space = one.space(*blocks).in_blocks()
+    operators = [kind(one, *blocks, engine="autograd").in_blocks() for kind in (GGN, Functional)]
+    outer, functional = (op.dense() for op in operators)
+    gradient = one.space(*blocks).convert(one.gradient(*blocks), space)
+    whole = outer + functional
     cuts = [space.slices[block.name] for block in space]
     rows = [[float(gradient[cut].norm()) for cut in cuts]]
     rows += [[float(H[cut, cut].norm()) for cut in cuts] for H in (outer, functional, whole)]

@@ -141,8 +141,8 @@ def _checkpoint(revision: str, cfg: Config) -> Propagation:
 
 def _write_out(variant: variants.Variant) -> Spectrum:
     problem = variant.problem()
-    H = Hessian(problem).dense().double().cpu().numpy()
-    where = problem.space().slices
+    H = Hessian(problem).in_blocks().dense().double().cpu().numpy()
+    where = problem.space().in_blocks().slices
     norms = np.array([[np.linalg.norm(H[r, c]) for c in where.values()] for r in where.values()])
     return Spectrum(np.linalg.eigvalsh((H + H.T) / 2), list(where), norms, problem.value())
 

@@ -106,7 +106,7 @@ def measure_rows(problem: Problem, effort: Effort) -> Rows:
     with H.steady():
         for i in track(range(effort.num_shared), "probes"):
             v = probes(H.shape[0], 1, seed=effort.seed, first=FIRST + i, dtype=H.dtype, device=H.device)
-            parts = H.space.split((H @ v)[:, 0])
+            parts = H.space.to_dict((H @ v)[:, 0])
             found.append([float(part.double().square().sum()) for part in parts.values()])
     sizes = [block.size for block in H.space]
     return Rows([block.name for block in H.space], np.array(sizes), np.array(found))
@@ -153,7 +153,7 @@ def by_layer(problem: Problem, vector: torch.Tensor) -> np.ndarray:
     Queries and keys get hardly any gradient where all weights are equal, which says nothing of depth.
     """
     found: dict[int, float] = {}
-    for name, part in problem.space().split(vector).items():
+    for name, part in problem.space().to_dict(vector).items():
         layer = LAYER.match(name)
         if layer is not None and part.dim() > 1 and not name.endswith(INSIDE):
             found[int(layer[1])] = found.get(int(layer[1]), 0.0) + float(part.double().square().sum())
