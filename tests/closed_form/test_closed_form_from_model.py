@@ -248,7 +248,7 @@ def test_stacks_against_operators(name):
     model, batches, loss, problem = make(name)
     found = stack_curvature(model, batches, loss)
     names = list(model.blocks)
-    H, ggn = cs.Hessian(problem).dense(), cs.GGN(problem).dense()
+    H, ggn = cs.Hessian(problem, *names).dense(), cs.GGN(problem, *names).dense()
     close(found.hessian().dense(names), H)
     close(found.ggn().dense(names), ggn)
     close(sum(term.dense(names) for term in found.sources().values()), H - ggn, float(H.abs().max()))
@@ -263,8 +263,9 @@ def test_stacks_take_every_loss(loss):
     batches = data(model.module.cfg)
     batches = cs.Batches([cs.Batch(b.inputs, b.targets) for b in batches])
     loss = oracles.as_package_loss(loss)
-    H = cs.Hessian(cs.Problem(model, batches, loss)).dense()
-    close(stack_curvature(model, batches, loss).hessian().dense(list(model.blocks)), H)
+    names = list(model.blocks)
+    H = cs.Hessian(cs.Problem(model, batches, loss), *names).dense()
+    close(stack_curvature(model, batches, loss).hessian().dense(names), H)
 
 
 @pytest.mark.parametrize(

@@ -200,7 +200,7 @@ def test_a_missing_parameter_counts_as_zero():
 def test_slices_follow_the_order():
     space = space_of([POOL[4], POOL[5], POOL[2]])
     assert space.slices == {"b0": slice(0, 3), "c0": slice(3, 11), "a1": slice(11, 23)}
-    assert (len(space), space.size, space.parameters) == (3, 23, ("b", "c", "a"))
+    assert (len(space), space.size, space.parameters) == (3, 23, ("a", "b", "c"))
     assert [block.name for block in space] == ["b0", "c0", "a1"]
 
 

@@ -73,17 +73,6 @@ def outputs_at(theta: Tensor) -> Tensor:
     return functional_call(MODULE, values, (TOKENS,))
 
 
-def in_order(model: cs.Model, truth: Tensor) -> Tensor:
-    """A dense matrix over raw parameters in the order of the model's blocks."""
-    starts, start = {}, 0
-    for name, p in model.parameters.items():
-        starts[name], start = start, start + p.numel()
-    shapes = {name: tuple(p.shape) for name, p in model.parameters.items()}
-    order = [starts[b.parameter] + b.positions(shapes[b.parameter]).flatten() for b in model.blocks.values()]
-    order = torch.cat(order)
-    return truth[order][:, order]
-
-
 @pytest.fixture(scope="module")
 def point() -> tuple[Tensor, Tensor]:
     """The parameters in a vector, and the Jacobian of all outputs in them."""
@@ -97,10 +86,10 @@ def test_operators_and_sources_of_a_loss(name: str, point: tuple[Tensor, Tensor]
     theta, J = point
     problem = cs.Problem(MODULE, (TOKENS, NEXT), loss)
     assert problem.num_terms == count
-    H = in_order(problem.model, jacfwd(grad(lambda t: value(outputs_at(t)) / count))(theta))
+    H = jacfwd(grad(lambda t: value(outputs_at(t)) / count))(theta)
     shape = outputs_at(theta).shape
     middle = jacfwd(grad(lambda z: value(z.view(shape)) / count))(outputs_at(theta).flatten())
-    G = in_order(problem.model, J.T @ middle @ J)
+    G = J.T @ middle @ J
     U = torch.randn(len(theta), 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     outer, parts = cs.GGN(problem) @ U, cs.Sources(problem).products(U)
     assert "L0.attention" in parts

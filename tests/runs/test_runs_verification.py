@@ -117,9 +117,9 @@ def wrong(kind):
         def changed(name, t):
             if kind == "one in a hundred":
                 t = 1.01 * t
-            elif name == rows[-1] and kind == "not symmetric":
+            elif name == "U" and kind == "not symmetric":
                 t = t + 0.1 * t.flip(-1)
-            elif name == rows[-1]:
+            elif name == "U":
                 t = t.clone()
                 t.view(len(t), -1)[:, -1] = 0
             receive(name, t)

@@ -33,7 +33,16 @@ def problem():
 @pytest.fixture(scope="module")
 def exact(problem):
     """The GGN and the Hessian, from products."""
-    return cs.GGN(problem).dense(), cs.Hessian(problem).dense()
+    return cs.GGN(problem).in_blocks().dense(), cs.Hessian(problem).in_blocks().dense()
+
+
+def own_vector(problem):
+    """The parameters, one block after the other as everywhere in this study."""
+    return problem.space(*BLOCKS).gather({name: p.detach() for name, p in problem.parameters.items()})
+
+
+def at(problem, theta):
+    return problem.at(problem.space(*BLOCKS).scatter(theta))
 
 
 def test_the_full_profile_is_a_larger_network():
@@ -54,11 +63,11 @@ def test_every_parameter_has_factors(problem):
 
 def test_exact_matrices_are_those_of_the_operators(problem, exact):
     rows, loss = matrices.ggn_rows(problem), matrices.Loss(problem)
-    theta = problem.space().gather({name: p.detach() for name, p in problem.parameters.items()})
+    theta = own_vector(problem)
     torch.testing.assert_close(rows.T @ rows, exact[0], rtol=1e-9, atol=1e-12)
     torch.testing.assert_close(loss.hessian(theta), exact[1], rtol=1e-9, atol=1e-12)
     value, g = loss.gradient(theta)
-    torch.testing.assert_close(g, problem.gradient())
+    torch.testing.assert_close(g, problem.gradient(*BLOCKS))
     assert value == pytest.approx(problem.value()) == loss.value(theta)
 
 
@@ -69,10 +78,10 @@ def test_approximations_are_those_of_the_operators(problem, exact):
     expected = {
         "identity": mean * torch.eye(len(G), dtype=G.dtype),
         "diagonal": G.diagonal().diag(),
-        "kfac": cs.KFAC(problem, kind="ggn").dense(),
-        "ekfac": cs.EKFAC(problem, kind="ggn").dense(),
-        "shampoo": cs.Shampoo(problem, kind="ggn").dense(),
-        "shampoo-squared": cs.Shampoo(problem, kind="ggn", exponent=1.0).dense(),
+        "kfac": cs.KFAC(problem, kind="ggn").in_blocks().dense(),
+        "ekfac": cs.EKFAC(problem, kind="ggn").in_blocks().dense(),
+        "shampoo": cs.Shampoo(problem, kind="ggn").in_blocks().dense(),
+        "shampoo-squared": cs.Shampoo(problem, kind="ggn", exponent=1.0).in_blocks().dense(),
         "block-diagonal": cut,
         "ggn": G,
     }
@@ -140,16 +149,16 @@ def test_a_matrix_is_no_distance_from_itself_and_scale_is_not_seen():
 
 
 def test_a_step_is_that_of_a_dense_solve(problem, exact):
-    theta = problem.space().gather({name: p.detach() for name, p in problem.parameters.items()})
+    theta = own_vector(problem)
     found = descent.descend(problem, "kfac", rate=0.1, damping=0.5, steps=1, every=1)
-    K = cs.KFAC(problem, kind="ggn")
+    K = cs.KFAC(problem, kind="ggn").in_blocks()
     alpha = 0.5 * K.trace() / len(theta)
     moved = theta - 0.1 * torch.linalg.solve(
-        K.dense() + alpha * torch.eye(len(theta), dtype=theta.dtype), problem.gradient()
+        K.dense() + alpha * torch.eye(len(theta), dtype=theta.dtype), problem.gradient(*BLOCKS)
     )
-    assert found.loss == pytest.approx([problem.value(), problem.at(moved).value()])
+    assert found.loss == pytest.approx([problem.value(), at(problem, moved).value()])
     plain = descent.descend(problem, "identity", rate=0.1, damping=0.5, steps=1, every=1)
-    assert plain.final == pytest.approx(problem.at(theta - 0.1 * problem.gradient()).value())
+    assert plain.final == pytest.approx(at(problem, theta - 0.1 * problem.gradient(*BLOCKS)).value())
 
 
 def test_curvature_is_made_anew_every_few_steps(problem, monkeypatch):
@@ -165,8 +174,8 @@ def test_curvature_is_made_anew_every_few_steps(problem, monkeypatch):
 
 
 def test_the_best_step_is_the_best_of_its_lengths(problem, exact):
-    loss, g = matrices.Loss(problem), problem.gradient()
-    theta = problem.space().gather({name: p.detach() for name, p in problem.parameters.items()})
+    loss, g = matrices.Loss(problem), problem.gradient(*BLOCKS)
+    theta = own_vector(problem)
     A = matrices.approximation("diagonal", problem)
     found = descent.best_step(loss, theta, A, exact[0], g, (1.0, 0.1))
     least = math.inf
@@ -174,7 +183,7 @@ def test_the_best_step_is_the_best_of_its_lengths(problem, exact):
         D = dense(A).diagonal()
         d = g / (D + damping * D.mean())
         unit = g @ d / (d @ exact[0] @ d)
-        least = min(least, *(problem.at(theta - t * unit * d).value() for t in descent.LENGTHS))
+        least = min(least, *(at(problem, theta - t * unit * d).value() for t in descent.LENGTHS))
     assert found == pytest.approx(problem.value() - least)
     assert found > 0
 

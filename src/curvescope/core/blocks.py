@@ -23,9 +23,6 @@ from torch import Tensor
 
 from curvescope.core.errors import ShapeError
 
-ORDER = "torch.nn.utils.parameters_to_vector of the parameters that vary has the right length and order"
-"""A hint for vectors over all that varies in a problem."""
-
 
 @dataclass(frozen=True)
 class Block:
@@ -156,16 +153,23 @@ class ParamSpace:
 
     @cached_property
     def parameters(self) -> tuple[str, ...]:
-        """Names of the parameters that the blocks refer to, each once, in the order of the vector."""
-        return tuple(dict.fromkeys(segment.parameter for segment in self.segments))
+        """Names of the parameters that the blocks refer to, in the module's order."""
+        return tuple(self._of)
 
     @cached_property
     def _of(self) -> dict[str, list[Block]]:
-        """The segments of each parameter."""
-        found: dict[str, list[Block]] = {}
+        """The segments of each parameter, in the module's order."""
+        found: dict[str, list[Block]] = {name: [] for name in self.shapes}
         for segment in self.segments:
-            found.setdefault(segment.parameter, []).append(segment)
-        return found
+            found[segment.parameter].append(segment)
+        return {name: segments for name, segments in found.items() if segments}
+
+    @property
+    def hint(self) -> str:
+        """How to make a vector of this space."""
+        if self.whole:
+            return "torch.nn.utils.parameters_to_vector of the parameters that vary has the right order"
+        return "space.from_dict(parts) makes one from blocks, space.gather(tree) from parameters"
 
     def __len__(self) -> int:
         return len(self.blocks)
@@ -193,8 +197,8 @@ class ParamSpace:
         Args:
             block: One of `blocks`, or any view of a parameter that is stored as torch stores it.
         """
-        segment = next((one for one in self._of[block.parameter] if one.name == block.name), None)
-        segment = self._of[block.parameter][0] if segment is None else segment
+        own = self._of[block.parameter]
+        segment = next((one for one in own if one.name == block.name), own[0])
         assert segment == block or (segment.is_whole and segment.order is None), f"{block.name} is not in it"
         rows, k = columns[self.slices[segment.name]], columns.shape[1]
         if segment == block:
@@ -207,9 +211,11 @@ class ParamSpace:
         return self.view(torch.arange(self.size)[:, None], block).flatten()
 
     def to_dict(self, vector: Tensor) -> dict[str, Tensor]:
-        """The blocks of a vector, by name, each in its block's shape."""
+        """The blocks of a vector by name, each in its block's shape; they may share memory with it."""
         if vector.dim() != 1:
-            raise ShapeError(f"expected a vector of {self.size} entries, got {tuple(vector.shape)}")
+            raise ShapeError(
+                f"expected a vector of {self.size} entries, got {tuple(vector.shape)}", hint=self.hint
+            )
         self._check_length(vector)
         return {block.name: self.view(vector[:, None], block).reshape(block.shape) for block in self.blocks}
 
@@ -312,7 +318,7 @@ class ParamSpace:
     def _check_length(self, columns: Tensor) -> None:
         if columns.shape[0] != self.size:
             raise ShapeError(
-                f"expected a vector of {self.size} entries, got {tuple(columns.shape)}", hint=ORDER
+                f"expected a vector of {self.size} entries, got {tuple(columns.shape)}", hint=self.hint
             )
 
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Self, final
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,7 +20,14 @@ from curvescope.distributed.sums import add_over_ranks, done_by_all, state_words
 from curvescope.models.choice.params import Params
 from curvescope.operators import Jacobian, MonteCarloFisher
 from curvescope.operators.base import CurvatureOperator
-from curvescope.operators.diagonals import PASSES, DiagonalCost, ExactDiagonal, Way, exact_diagonal
+from curvescope.operators.diagonals import (
+    PASSES,
+    DiagonalCost,
+    ExactDiagonal,
+    Way,
+    diagonal_result,
+    exact_diagonal,
+)
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -89,6 +95,12 @@ class DataParallel(LinearOperator):
             raise UsageError("a Jacobian has blocks of columns alone, got rows too")
         return type(self)(op.block(rows), group=self.group)
 
+    def in_blocks(self) -> LinearOperator:
+        if not isinstance(self.op, CurvatureOperator):
+            return super().in_blocks()
+        own = self.op.in_blocks()
+        return self if own is self.op else type(self)(own, group=self.group)
+
     def random_squares(self, count: int, *, probe: Probe, seed: int, at_once: int) -> Iterator[Tensor]:
         """Columns (n, k) whose mean is the diagonal of a GGN, without products; see `operators.draws`."""
         squares = getattr(self.op, "random_squares", None)
@@ -116,7 +128,6 @@ class DataParallel(LinearOperator):
         op, cost = self.op, DiagonalCost(0, way or "outputs")
         if not isinstance(op, CurvatureOperator):
             raise UsageError("expected a curvature operator with a diagonal, got a Jacobian")
-        sizes, names = np.array([block.size for block in op.space]), [block.name for block in op.space]
         plain = copy.copy(op)
         plain.shift = None
 
@@ -132,7 +143,7 @@ class DataParallel(LinearOperator):
         values = add_over_ranks(part, self.group) / self._terms(N)
         if op.shift is not None:
             values += op.shift.diagonal(op.space).double()
-        return ExactDiagonal(values.cpu().numpy(), names, sizes, type(op).__name__, cost)
+        return diagonal_result(values.cpu().numpy(), op, cost)
 
     @contextmanager
     def steady(self) -> Iterator[None]:

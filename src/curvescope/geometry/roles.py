@@ -19,7 +19,7 @@ def weight(model: Model, name: str) -> Tensor | None:
     block = model.blocks.get(name) or model.heads.get(name)
     if block is None:
         return None
-    found = block.take(model.module.get_parameter(block.parameter).detach()).cpu()
+    found = model.inputs_first(block).take(model.module.get_parameter(block.parameter).detach()).cpu()
     return found if model.widening is None else found.to(model.dtype)
 
 

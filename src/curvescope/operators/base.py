@@ -65,6 +65,7 @@ class CurvatureOperator(LinearOperator):
             raise UsageError(f"expected a chunk of at least 1 column, got {chunk!r}")
         if self.needs_outputs and not problem.loss.splits:
             raise unsplit(type(self).__name__)
+        problem.check_structure()
         self.problem, self.chunk = problem, chunk
         self.engine = Engine(problem, engine, checkpoint=checkpoint)
         self.dtype, self.device = problem.dtype, problem.device

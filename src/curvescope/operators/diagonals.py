@@ -125,9 +125,15 @@ def exact_diagonal(
             hint="max_passes=…, a smaller block, less data, or cs.diagonal(op, method='roots') for a GGN",
         )
     found = _by_outputs(op) if cost.way == "outputs" else _by_entries(op)
-    names, sizes = zip(*((block.name, block.size) for block in op.space), strict=True)
-    order = torch.cat([op.space.positions(b) for b in op.space]).numpy() if op.space.whole else None
-    return ExactDiagonal(found, list(names), np.array(sizes), type(op).__name__, cost, order)
+    return diagonal_result(found, op, cost)
+
+
+def diagonal_result(values: np.ndarray, op: CurvatureOperator, cost: DiagonalCost) -> ExactDiagonal:
+    """The diagonal with the names and places of the operator's blocks."""
+    space = op.space
+    names, sizes = [block.name for block in space], np.array([block.size for block in space])
+    order = torch.cat([space.positions(block) for block in space]).numpy() if space.whole else None
+    return ExactDiagonal(values, names, sizes, type(op).__name__, cost, order)
 
 
 def _check(op: CurvatureOperator, way: Way | None) -> None:

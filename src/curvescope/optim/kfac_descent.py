@@ -106,8 +106,13 @@ class KFACDescent(CurvatureOptimizer):
     def _preconditioned(self, problem: Problem, tree: dict[str, Tensor]) -> dict[str, Tensor]:
         """(K + δ I)⁻¹ g by parameter; entries of a parameter that have no factors take the rest's step."""
         self._refresh(problem, sorted(tree))
-        kept, known = self.whole(FACTORS)["layers"], problem.model.blocks
-        layers = tuple(Layer(*(known.get(name) for name in factors["blocks"])) for factors in kept)
+        kept, model = self.whole(FACTORS)["layers"], problem.model
+        layers = tuple(
+            Layer(
+                *(None if name is None else model.inputs_first(model.blocks[name]) for name in one["blocks"])
+            )
+            for one in kept
+        )
         blocks = tuple(block for layer in layers for block in layer.blocks)
         shapes = {block.parameter: tree[block.parameter].shape for block in blocks}
         space = ParamSpace(blocks, shapes, problem.dtype, problem.device)

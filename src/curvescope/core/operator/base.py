@@ -278,6 +278,14 @@ class Sum(LinearOperator):
     def T(self) -> LinearOperator:
         return self if self.symmetric else Sum(self.A.T, self.B.T)
 
+    def in_blocks(self) -> LinearOperator:
+        if any(
+            named(x, side) != named(self, side) for x in (self.A, self.B) for side in ("space", "columns")
+        ):
+            return super().in_blocks()
+        A, B = self.A.in_blocks(), self.B.in_blocks()
+        return self if A is self.A and B is self.B else Sum(A, B)
+
     def same_as(self, other: LinearOperator) -> bool:
         if not isinstance(other, Sum):
             return False
@@ -307,6 +315,10 @@ class Scaled(LinearOperator):
     @property
     def T(self) -> LinearOperator:
         return self if self.symmetric else Scaled(self.A.T, self.factor)
+
+    def in_blocks(self) -> LinearOperator:
+        own = self.A.in_blocks()
+        return self if own is self.A else Scaled(own, self.factor)
 
     def same_as(self, other: LinearOperator) -> bool:
         return isinstance(other, Scaled) and self.factor == other.factor and self.A.same_as(other.A)

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from curvescope.core.blocks import ORDER, ParamSpace
+from curvescope.core.blocks import ParamSpace
 from curvescope.core.errors import ShapeError, UsageError, near_misses
 
 if TYPE_CHECKING:
@@ -36,11 +36,11 @@ def check_vector(A: LinearOperator, v: Any) -> None:
             "expected a plain vector, got one inside a transform of torch.func",
             hint="op @ V takes columns (n, k) at once; op is linear, so its derivative along u is op @ u",
         )
-    n, where = A.here[1], "" if A.pieces is None else " on this rank"
+    n, where, space = A.here[1], "" if A.pieces is None else " on this rank", named(A, "columns")
     if v.dim() not in (1, 2) or v.shape[0] != n:
         raise ShapeError(
             f"expected a vector of {n} entries{where} or columns ({n}, k), got {tuple(v.shape)}",
-            hint=ORDER if named(A, "columns") is not None else None,
+            hint=None if space is None else space.hint,
         )
     if v.dtype != A.dtype or v.device.type != A.device.type:
         raise ShapeError(

@@ -136,6 +136,12 @@ class KroneckerMatrix(LinearOperator):
             self, lambda: [self.spectra()[i] for i in at], space, tuple(self.layers[i] for i in at)
         )
 
+    def in_blocks(self) -> KroneckerMatrix:
+        """The same matrix with rows and columns one block after the other."""
+        if not self.space.whole:
+            return self
+        return KroneckerSpectral(self, self.spectra, self.space.in_blocks(), self.layers)
+
     def trace(self) -> float:
         """tr K."""
         return math.fsum(float(s.values.sum()) for s in self.spectra())

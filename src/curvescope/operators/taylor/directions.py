@@ -38,10 +38,9 @@ def as_direction(problem: Problem, given: Any, *blocks: Params, seed: int = 0) -
     """The vector over `problem.space(*blocks)` that is meant.
 
     Args:
-        given: A vector (n,) in the order of `problem.space(*blocks)`, not that of torch's
-            `parameters_to_vector`: matrices are inputs × outputs; tensors by the names of parameters, those
-            not named do not move; "gradient" for −∇L, so that t is a learning rate; "random" for a Gaussian
-            direction of length one.
+        given: A vector (n,) in the order of `problem.space(*blocks)`, without blocks that of torch's
+            `parameters_to_vector`; tensors by the names of parameters, those not named do not move;
+            "gradient" for −∇L, so that t is a learning rate; "random" for a Gaussian direction of length one.
         seed: Of the random one.
     """
     space = problem.space(*blocks)
@@ -160,7 +159,7 @@ def _checked(given: Any, space: ParamSpace) -> Tensor:
         got = f"a tensor of {tuple(given.shape)}" if isinstance(given, Tensor) else type(given).__name__
         raise ShapeError(
             f"expected a vector of {space.size} entries, got {got}",
-            hint="problem.space(*blocks).gather(tree) makes one from parameters",
+            hint=space.hint,
         )
     return given.detach().to(space.device, space.dtype)
 

@@ -33,8 +33,7 @@ class ThirdDerivative(Result):
     """∇³L along a direction u."""
 
     value: float  # ∇³L[u,u,u]
-    vector: np.ndarray  # ∇³L[u,u,·], (n,), block after block
-    sizes: dict[str, int]  # entries of each block, in the order of `vector`
+    vector: np.ndarray  # ∇³L[u,u,·], (n,), in the order of u
 
 
 def third_derivative(problem: Problem, u: Tensor, *blocks: Params) -> ThirdDerivative:
@@ -54,8 +53,7 @@ def third_derivative(problem: Problem, u: Tensor, *blocks: Params) -> ThirdDeriv
             total += space.gather(_batch_third(problem, batch, direction))
     total /= problem.num_terms
     check_finite(total, problem)
-    sizes = {block.name: block.size for block in space}
-    return ThirdDerivative(float(total @ u.detach()), total.cpu().numpy(), sizes)
+    return ThirdDerivative(float(total @ u.detach()), total.cpu().numpy())
 
 
 def _batch_third(problem: Problem, batch: Batch, direction: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -96,7 +94,7 @@ def _check_direction(u: Any, space: ParamSpace) -> None:
         got = tuple(u.shape) if isinstance(u, Tensor) else type(u).__name__
         raise ShapeError(
             f"expected a direction u of {space.size} entries, got {got}",
-            hint="problem.space(*blocks).gather(tree) makes a vector from parameters",
+            hint=space.hint,
         )
     if u.dtype != space.dtype or u.device.type != space.device.type:
         raise ShapeError(

@@ -14,9 +14,10 @@ from curvescope.runs.verified.rounding import norm
 
 def slope(problem: Problem, space: ParamSpace, v: Tensor, h: float) -> Tensor:
     """(∇L(θ + hv) − ∇L(θ − hv)) / 2h in float64."""
-    names = [block.name for block in space]
+    own = space.in_blocks()
+    names = [block.name for block in own]
     up, down = (end.gradient(*names).double() for end in _ends(problem, space, v, h))
-    return (up - down) / (2 * h)
+    return own.convert((up - down) / (2 * h), space)
 
 
 def outer_form(problem: Problem, space: ParamSpace, v: Tensor, h: float) -> float:

@@ -221,6 +221,7 @@ def _of_blocks(names: list[str]) -> str:
 def _result(
     problem: Problem, found: Finished, ends: list[str], notes: list[str], *, coupled: bool
 ) -> Propagation:
+    varying = {block.name for block in problem.space()}
     return Propagation(
         model=problem.model.name,
         data=problem.batches.name,
@@ -231,8 +232,6 @@ def _result(
         shares=found.take(Shares, "shares"),
         ends={name: found.take(Ends, f"ends.{name}") for name in ends},
         coupling=found.take(BlockMap, "coupling") if coupled else None,
-        outside=[
-            name for name in outside_blocks(problem.model) if name in problem.space().in_blocks().slices
-        ],
+        outside=[name for name in outside_blocks(problem.model) if name in varying],
         notes=notes,
     )

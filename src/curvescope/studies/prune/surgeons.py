@@ -102,11 +102,15 @@ class ProductSurgeon(Surgeon):
     def saliencies(self, w: Tensor) -> Tensor:
         (block,) = self._whole.space
         K = KFAC(self._whole.problem, block.name, bias="separate", seed=self._seed)
-        (spectrum,) = K.spectra()
+        (spectrum,), (layer,) = K.spectra(), K.layers
+        own = K.space.positions(layer.blocks[0]).to(w.device)  # of the layer's entries, inputs × outputs
+        found = w.new_empty(len(own))
         if self._left is not None and len(w) <= MOST_LEFT:
-            return saliencies(w, _inverse_diagonal(_entries(spectrum, self._left), self.damping))
-        Qr, Qc = spectrum.vectors
-        found = (Qr.square() @ (1 / (spectrum.values + self.damping)) @ Qc.square().T).flatten()
+            left = self._left[own]
+            found[own[left]] = _inverse_diagonal(_entries(spectrum, left), self.damping)
+        else:
+            Qr, Qc = spectrum.vectors
+            found[own] = (Qr.square() @ (1 / (spectrum.values + self.damping)) @ Qc.square().T).flatten()
         return saliencies(w, found if self._left is None else found[self._left])
 
     def remove(self, w: Tensor, removed: Tensor) -> tuple[Removal, float]:

@@ -48,31 +48,43 @@ class Roundings(Result):
 
 def nearest(problem: Problem, block: Block, bits: int, steps: Steps) -> Tensor:
     """δ (n,) of rounding each weight to the nearest point."""
-    W = weights(problem, block.name).view(block.shape)
-    return (grid(W, bits, steps).rounded(W) - W).flatten()
+    W, own = matrix(problem, block)
+    return in_order(grid(W, bits, steps).rounded(W) - W, own)
 
 
 def by_inputs(
     problem: Problem, block: Block, bits: tuple[int, ...], steps: Steps, damping: float
 ) -> list[Tensor]:
     """δ (n,) for each number of bits, by the second moments of the layer's inputs."""
-    W = weights(problem, block.name).view(block.shape)
+    W, own = matrix(problem, block)
     moments = KFAC(problem, block.name, kind="forward-only", bias="separate").factors(block.name)[0]
     inverse, _ = damped_inverse(moments, damping)
-    return [(compensated(W, inverse, grid(W, b, steps)).W - W).flatten() for b in bits]
+    return [in_order(compensated(W, inverse, grid(W, b, steps)).W - W, own) for b in bits]
 
 
 def by_ggn(op: GGN, block: Block, bits: tuple[int, ...], steps: Steps, damping: float) -> list[Tensor]:
     """δ (n,) for each number of bits, by the block's GGN; weights in their order, row by row."""
-    W = weights(op.problem, block.name).view(block.shape)
-    G = op.dense()
+    W, own = matrix(op.problem, block)
+    G = op.dense()[own][:, own]
     inverse, _ = damped_inverse((G + G.T) / 2, damping)
     found = []
     for b in bits:
-        own = grid(W, b, steps)
-        flat = Grid(own.step.expand(block.shape).reshape(-1, 1), own.most)
-        found.append(compensated(W.reshape(-1, 1), inverse, flat).W.flatten() - W.flatten())
+        points = grid(W, b, steps)
+        flat = Grid(points.step.expand(W.shape).reshape(-1, 1), points.most)
+        found.append(in_order(compensated(W.reshape(-1, 1), inverse, flat).W.view(W.shape) - W, own))
     return found
+
+
+def matrix(problem: Problem, block: Block) -> tuple[Tensor, Tensor]:
+    """The weights of a block, inputs × outputs, and the position of each in a vector over the block."""
+    inputs_first = problem.model.inputs_first(block)
+    own = problem.space(block.name).positions(inputs_first).to(problem.device)
+    return weights(problem, block.name)[own].view(inputs_first.shape), own
+
+
+def in_order(matrix: Tensor, own: Tensor) -> Tensor:
+    """The vector over a block whose entries at the positions `own` are those of a matrix."""
+    return torch.empty_like(matrix).flatten().index_copy_(0, own, matrix.flatten())
 
 
 def measured(

@@ -194,9 +194,7 @@ def run(cfg: Config, *, progress: Progress | None = None, state: State | None = 
     problem = make_problem(cfg)
     how: dict[str, Any] = {"engine": cfg.engine, "checkpoint": cfg.checkpoint}
     operators = {name: make(problem, *cfg.blocks, **how) for name, make in OPERATORS.items()}
-    mapped(
-        operators["hessian"].in_blocks().space.slices, cfg
-    )  # a pattern that matches nothing is found before the work
+    mapped(problem.space(*cfg.blocks).in_blocks().slices, cfg)  # raises where a pattern matches nothing
     pieces = [
         Piece(f"{name}.{piece}", partial(work, op), f"{piece} of the {TITLES[name]}", partial(answer, name))
         for name, op in operators.items()
