@@ -22,6 +22,7 @@ import torch.distributed as dist
 from counting import Counting
 from data_tasks import Capacity
 from torch.distributed.tensor import DTensor
+from torch.nn.utils import parameters_to_vector
 
 import curvescope as cs
 from curvescope.algorithms.blocks.ends import extreme_ends
@@ -339,8 +340,27 @@ def moved(_: str) -> Case:
                 piece[0, turn] += 0.5
 
 
+def order(_: str) -> Case:
+    """Vectors are pieces of torch's own; blocks of them are found in it."""
+    module, (A, B) = zoo().module, (cs.Problem(model, data(5, 5)) for model in (zoo(), shard(zoo())))
+    (batch,) = A.batches
+    loss = torch.nn.functional.cross_entropy(module(batch.inputs).flatten(0, 1), batch.targets.flatten())
+    g = parameters_to_vector(torch.autograd.grad(loss, list(module.parameters()), create_graph=True))
+    v = torch.randn(len(g), generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    product = parameters_to_vector(torch.autograd.grad(g @ v, list(module.parameters())))
+    here = B.model.pieces(B.space()).positions()
+    yield "gradient in torch's order", g.detach()[here], B.gradient()
+    H, whole = cs.Hessian(B), cs.Hessian(A)
+    yield "product in torch's order", product[here], H @ v[here]
+    for what, make in (("H", lambda op: op), ("a sum", lambda op: 0.5 * op + op)):
+        theirs, ours = (cs.block_traces(make(op), num_probes=2) for op in (whole, H))
+        assert ours.names == [block.name for block in A.space()]
+        yield f"traces of blocks of {what}", theirs.values, ours.values
+
+
 CASES: dict[str, Callable[[str], Case]] = {
     "algorithms": algorithms,
+    "order": order,
     "counted": counted,
     "matrix": matrix,
     "moved": moved,
