@@ -44,17 +44,13 @@ class Flat(nn.Module):
 class Library:
     """Operators of one library: `make(module, pairs)` is a function of vectors, or of columns if it can.
 
-    Vectors are in the order of `module.parameters()`, unless `order` says where each entry comes from.
+    Vectors are in the order of `module.parameters()`.
     """
 
     name: str
     hessian: Callable[[nn.Module, Pairs], Multiply]
     ggn: Callable[[nn.Module, Pairs], Multiply] | None = None
     columns: bool = False
-    order: Tensor | None = None
-
-    def enter(self, v: Tensor) -> Tensor:
-        return v if self.order is None else v[self.order]
 
     def times(self, multiply: Multiply, V: Tensor) -> Tensor:
         """A product with columns, one after the other where the library takes vectors only."""
@@ -65,16 +61,11 @@ def curvescope(module: nn.Module) -> Library:
     def problem(module: nn.Module, pairs: Pairs) -> cs.Problem:
         return cs.Problem(module, cs.Batches([cs.Batch(x, y) for x, y in pairs]))
 
-    space, numbered, start = cs.load(module).space(), {}, 0
-    for name, p in module.named_parameters():
-        numbered[name] = torch.arange(start, start + p.numel()).view(p.shape)
-        start += p.numel()
     return Library(
         f"curvescope {cs.__version__}",
         lambda module, pairs: cs.Hessian(problem(module, pairs)).__matmul__,
         lambda module, pairs: cs.GGN(problem(module, pairs)).__matmul__,
         columns=True,
-        order=space.gather(numbered),
     )
 
 
@@ -201,17 +192,17 @@ class Measured:
 
 def measure_numbers(library: Library, module: nn.Module, x: Tensor, y: Tensor, v: Tensor) -> Measured:
     """Agreement with the reference, and how the product changes with the cut."""
-    found, v_own, uneven = Measured(library.name), library.enter(v), ragged(y)
+    found, uneven = Measured(library.name), ragged(y)
     want = reference(module, x, y, v)
     for kind in want:
         make = getattr(library, kind)
         if make is None:
             continue
-        found.error[kind] = distance(make(module, [(x, y)])(v_own), library.enter(want[kind]))
+        found.error[kind] = distance(make(module, [(x, y)])(v), want[kind])
         products = {}
         for name, cut in CUTS.items():
             pairs = list(zip(x.split(cut), uneven.split(cut), strict=True))
-            products[name] = make(module, pairs)(v_own).detach()
+            products[name] = make(module, pairs)(v).detach()
         whole = products.pop("one batch")
         found.change[kind] = {name: distance(product, whole) for name, product in products.items()}
     return found
@@ -225,13 +216,12 @@ def time_products(
     V = torch.randn(sum(p.numel() for p in module.parameters()), COLUMNS, generator=source)
     calls: dict[str, Callable[[], Any]] = {"gradient": lambda: gradient(module, x, y)}
     for library in libraries:
-        own = library.enter(V)
         for kind in ("hessian", "ggn"):
             if (make := getattr(library, kind)) is not None:
                 multiply = make(module, [(x, y)])
-                calls[f"{library.name} {kind}"] = lambda multiply=multiply, v=own[:, 0]: multiply(v)
+                calls[f"{library.name} {kind}"] = lambda multiply=multiply, v=V[:, 0]: multiply(v)
                 if kind == "hessian":
-                    calls[f"{library.name} columns"] = lambda multiply=multiply, library=library, V=own: (
+                    calls[f"{library.name} columns"] = lambda multiply=multiply, library=library: (
                         library.times(multiply, V)
                     )
     return interleave(calls, clock=time.process_time, **options)

@@ -157,10 +157,11 @@ def products(operator: Low, u: Tensor, v: Tensor, want: Tensor) -> dict[str, Any
     found = (operator @ v).double()
     gap = found - want
     errors = {}
-    for block, part in operator.inner.space.slices.items():
-        size = want[part].norm()
-        if size > 1e-6 * want.norm():  # what is zero but for rounding has no relative error
-            errors[block] = float(gap[part].norm() / size)
+    space = operator.inner.space
+    gaps = space.to_dict(gap)
+    for block, part in space.to_dict(want).items():
+        if part.norm() > 1e-6 * want.norm():  # what is zero but for rounding has no relative error
+            errors[block] = float(gaps[block].norm() / part.norm())
     worst = max(errors, key=lambda block: errors[block])
     turned = u.double() @ found - v.double() @ (operator @ u).double()
     return {

@@ -53,6 +53,10 @@ class Problem:
     The sum is divided once, so batch sizes, order and padding do not change anything. The model is
     evaluated in eval mode and left as it was. θ is where the model's parameters are now, or what `at` says.
 
+    A flat vector over the whole problem (a gradient, product, eigenvector or solution) is
+    `torch.nn.utils.parameters_to_vector` of the parameters that vary. A vector over blocks that were chosen
+    by name has one block after the other; `space` tells them apart and converts.
+
     Args:
         model: A `Model`, or what `load` takes.
         batches: `Batches`; (inputs, targets[, weights]), or a list or DataLoader of them; dictionaries with
@@ -133,7 +137,10 @@ class Problem:
         return {**self.model.parameters, **self.point}
 
     def space(self, *patterns: Params) -> ParamSpace:
-        """Vectors over what varies, or over the blocks that are meant: among what varies, else among all."""
+        """Vectors over what varies, in torch's order, or over the blocks that are meant, one after the other.
+
+        Blocks are looked for among what varies, else among all.
+        """
         return self.choice.space(*patterns)
 
     def at(self, parameters: Mapping[str, Tensor] | Tensor) -> Problem:

@@ -76,7 +76,7 @@ def curvlinops_dense(
     kind: str,
     **settings: Any,
 ) -> Tensor:
-    """The peer's matrix in the order of our blocks; its labels are our draws."""
+    """The peer's matrix in the order of our vectors; its labels are our draws."""
     peer = pytest.importorskip("curvlinops")
     loss = nn.CrossEntropyLoss() if problem.loss.name == "cross_entropy" else nn.MSELoss()
     tokens = isinstance(module, Attention) and not module.pooled
@@ -101,7 +101,7 @@ def curvlinops_dense(
     order, start = {}, 0
     for name, size in zip(space.parameters, sizes, strict=True):
         order[name], start = start + torch.arange(size).view(parameters[name].shape), start + size
-    at = torch.cat([block.take(order[block.parameter]).flatten() for block in space])
+    at = torch.cat([part.take(order[part.parameter]).flatten() for part in space.segments])
     dense = K @ torch.eye(start, dtype=torch.float64)
     return dense.detach()[at][:, at]
 
