@@ -52,7 +52,7 @@ def test_lanczos_in_all_blocks(dtype: torch.dtype):
     ).all()
     assert (np.abs(found.trace - truth.sum(1)) <= 5 * found.trace_stderr + 10 * slack * W * scale[:, 0]).all()
     for i in (0, 2, 3, 5):
-        u = torch.from_numpy(found.vectors[i]).double()
+        u = found.vectors[i].double()
         assert (
             float((A[i].double() @ u - found.values[i, 1] * u).norm())
             <= found.residuals[i, 1] + slack * scale[i, 0] * 10

@@ -35,7 +35,7 @@ CASES = {
     "xtrace": (3 + 2 * PAIR, lambda A, b: trace(A, num_probes=6, method="xtrace")),
     "frobenius": (2 * PAIR + 3, lambda A, b: frobenius_norm(A, num_probes=8)),
     "diagonal": (2 * 2 + 2 * PAIR, lambda A, b: diagonal(A, num_probes=8)),  # two in float64
-    "xdiag": (6 + PAIR, lambda A, b: diagonal(A, num_probes=6, method="xdiag")),
+    "xdiag": (6 + 3 + 1, lambda A, b: diagonal(A, num_probes=6, method="xdiag")),  # three of the result
     "cg": (5 + 1, lambda A, b: solve(A, b, tol=1e-3)),
     "minres": (6 + 1, lambda A, b: solve(A, b, tol=1e-3, method="minres")),
 }

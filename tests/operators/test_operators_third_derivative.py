@@ -60,7 +60,7 @@ def torch_triple_backward(problem: cs.Problem, u: Tensor) -> Tensor:
 
 
 def vector(problem: cs.Problem, u: Tensor, *blocks: str) -> Tensor:
-    return torch.from_numpy(third_derivative(problem, u, *blocks).vector)
+    return third_derivative(problem, u, *blocks).vector
 
 
 # ------------------------------------------------------------------------------- the zoo, MLPs, every loss
@@ -82,7 +82,7 @@ def test_every_case_against_forward_mode_or_differences(bench: oracles.Bench):
         truth, tolerance = along(along(grad(dense.value)))(dense.theta)[bench.order], 1e-10
     scale = float(truth.abs().max())
     assert scale > 1e-12 or bench.case.name == "mlp-relu-mse"
-    assert float((torch.from_numpy(found.vector) - truth).abs().max()) <= tolerance * scale
+    assert float((found.vector - truth).abs().max()) <= tolerance * scale
     assert found.value == pytest.approx(float(truth @ u), rel=1e-7, abs=tolerance * scale)
     assert len(found.vector) == len(truth)
 
@@ -349,7 +349,7 @@ def test_fused_attention_is_refused_with_what_to_do():
         assert "cannot be differentiated three times" in str(error)  # noqa: PT017
         assert "plain attention" in str(error)  # noqa: PT017
     else:
-        assert relative_error(torch.from_numpy(found.vector), difference(problem, unit(60))) < 1e-6
+        assert relative_error(found.vector, difference(problem, unit(60))) < 1e-6
         pytest.skip("this torch differentiates fused attention three times")
 
 
@@ -367,4 +367,4 @@ def test_the_result_is_saved_and_read(tiny: oracles.Bench, tmp_path):
     found = third_derivative(tiny.problem, unit(tiny.problem.space().size))
     back = ThirdDerivative.load(found.save(tmp_path))
     assert back.value == found.value
-    assert np.array_equal(back.vector, found.vector)
+    assert torch.equal(back.vector, found.vector)

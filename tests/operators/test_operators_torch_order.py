@@ -219,10 +219,10 @@ def test_algorithms_give_vectors_in_torchs_order(name: str):
     problem, b = case.problem, case.v
     H, G = cs.Hessian(problem), cs.GGN(problem, damping=1.0)
     found = cs.eigsh(H, 2, tol=1e-9, max_products=2000)
-    q = torch.as_tensor(found.vectors[:, 0])
+    q = found.vectors[:, 0]
     case.rounding = 1e-6
     case.close(case.hessian(q), float(found.values[0]) * q)
-    x = torch.as_tensor(cs.solve(G, b, tol=1e-12, max_products=2000).x)
+    x = cs.solve(G, b, tol=1e-12, max_products=2000).x
     case.close(G @ x, b)
     diagonal = H.dense().diagonal()
     e = torch.zeros_like(b)

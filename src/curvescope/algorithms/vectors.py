@@ -75,9 +75,9 @@ def columns_of(op: LinearOperator) -> Pieces | None:
     return None if op.pieces is None else op.pieces[1]
 
 
-def own_entries(op: LinearOperator, X: np.ndarray) -> np.ndarray:
+def own_entries(op: LinearOperator, X: Tensor) -> Tensor:
     """Those of the rows (n, …) of an operator that are here."""
-    return X if op.pieces is None else X[op.pieces[0].positions().numpy()]
+    return X if op.pieces is None else X[op.pieces[0].positions().to(X.device)]
 
 
 def vector_bytes(op: LinearOperator) -> int:

@@ -1,9 +1,10 @@
-"""Results: frozen dataclasses of numpy arrays and scalars, saved as JSON + NPZ, never pickled."""
+"""Results: frozen dataclasses of arrays, vectors and scalars, saved as JSON + NPZ, never pickled."""
 
 from __future__ import annotations
 
 import json
 import math
+import sys
 import zipfile
 import zlib
 from contextlib import suppress
@@ -34,10 +35,12 @@ class UnreadableResult(CurvescopeError):
 class Result:
     """Base of every result.
 
-    Fields are numpy arrays, numbers, strings, booleans, None, lists or dicts of these, or results.
-    `save(folder)` writes `result.json` (everything but arrays) and `arrays.npz` (the arrays, keyed by
-    their path in the result); `load` of the same class reads them back. JSON has no NaN and no infinity:
-    such a number is null, and `not_finite` at the end of the file says which one it was.
+    Fields are numpy arrays, torch tensors, numbers, strings, booleans, None, lists or dicts of these, or
+    results. Vectors of an operator are tensors on its device; eigenvalues, residuals and other numbers are
+    numpy arrays. `save(folder)` writes `result.json` (everything but arrays) and `arrays.npz` (the arrays,
+    keyed by their path in the result); `load` of the same class reads them back, tensors as tensors on the
+    CPU. JSON has no NaN and no infinity: such a number is null, and `not_finite` at the end of the file says
+    which one it was.
     """
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -127,6 +130,8 @@ def _numbers(result: Result) -> dict[str, Any]:
 
 def _short(value: Any) -> str:
     """A value of a result in a few words."""
+    if _is_tensor(value):
+        return f"tensor of {tuple(value.shape)} {value.dtype}"
     if isinstance(value, np.ndarray) and (value.ndim > 1 or value.size > FEW):
         return f"array of {value.shape} {value.dtype}"
     if isinstance(value, np.ndarray):
@@ -139,6 +144,11 @@ def _short(value: Any) -> str:
         shown = ", ".join(f"{key!r}: {_short(x)}" for key, x in value.items())
         return f"{{{shown}}}" if len(value) <= FEW else f"{{{len(value)} entries}}"
     return repr(value)
+
+
+def _is_tensor(value: Any) -> bool:
+    """Whether it is a torch tensor; asked without importing torch."""
+    return "torch" in sys.modules and isinstance(value, sys.modules["torch"].Tensor)
 
 
 def _write_npz(file: IO[bytes], arrays: dict[str, np.ndarray]) -> None:
@@ -154,6 +164,9 @@ def _pack(value: Any, path: str, arrays: dict[str, np.ndarray]) -> Any:
     if isinstance(value, Result):
         packed = {f.name: _pack(getattr(value, f.name), _join(path, f.name), arrays) for f in fields(value)}
         return {"@class": saved_name(type(value)), "fields": packed}
+    if _is_tensor(value):
+        arrays[path] = value.detach().cpu().numpy()
+        return {"@tensor": path}
     if isinstance(value, np.ndarray):
         if value.dtype.hasobject:
             raise TypeError(f"a result holds arrays of numbers and text; {path} is an array of objects")
@@ -210,6 +223,10 @@ def _unpack(value: Any, arrays: dict[str, np.ndarray]) -> Any:
         return value
     if "@array" in value:
         return arrays[value["@array"]]
+    if "@tensor" in value:
+        import torch
+
+        return torch.from_numpy(arrays[value["@tensor"]])
     if "@class" in value:
         cls = _class(value["@class"])
         return cls(**{name: _unpack(item, arrays) for name, item in value["fields"].items()})

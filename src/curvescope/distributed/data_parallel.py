@@ -137,13 +137,13 @@ class DataParallel(LinearOperator):
                 return self._zeros(op.shape[0]).double(), 0.0, self._state()
             found, N = exact_diagonal(plain, way=way, max_passes=max_passes), self.problem.num_terms
             cost = found.cost
-            return torch.as_tensor(found.values, device=self.device) * N, N, self._state()
+            return found.values.double() * N, N, self._state()
 
         part, N = done_by_all(own, device=self.device, group=self.group)
         values = add_over_ranks(part, self.group) / self._terms(N)
         if op.shift is not None:
             values += op.shift.diagonal(op.space).double()
-        return diagonal_result(values.cpu().numpy(), op, cost)
+        return diagonal_result(values, op, cost)
 
     @contextmanager
     def steady(self) -> Iterator[None]:

@@ -223,7 +223,7 @@ class Look:
         if further > self.numbers[f"{name}_error"]:
             kept = self.memory.take(name, self.space)
             assert kept is not None
-            missed = torch.as_tensor(found.vectors[:, i]).to(kept)
+            missed = found.vectors[:, i].to(kept)
             self.memory.put(name, torch.cat([missed[None], kept[: len(kept) - 1]]), self.space)
             self.numbers |= {"eigenspace_error": 1.0} if name == "lambda_max" else {}
         if further > 0:

@@ -65,27 +65,27 @@ class DiagonalCost(Result):
 class ExactDiagonal(Result):
     """Diagonal entries, exact up to rounding, in the order of the operator's vectors."""
 
-    values: np.ndarray  # (n,)
+    values: Tensor  # (n,) in the operator's dtype and on its device
     names: list[str]  # B blocks
     sizes: np.ndarray  # (B,) entries of each
     matrix: str
     cost: DiagonalCost
     order: np.ndarray | None = None  # (n,) position of each entry, block after block; None: as it is
 
-    def block(self, name: str) -> np.ndarray:
+    def block(self, name: str) -> Tensor:
         """The entries of one block, row-major in its shape."""
         if name not in self.names:
             raise UsageError(f"no block is called {name!r}", hint=f"one of {', '.join(self.names)}")
         ends = np.cumsum(self.sizes)
         i = self.names.index(name)
         own = slice(ends[i] - self.sizes[i], ends[i])
-        return self.values[own if self.order is None else self.order[own]]
+        return self.values[own if self.order is None else torch.as_tensor(self.order[own])]
 
     def to_frame(self) -> pd.DataFrame:
         """One row per block: its trace, and the mean, median and largest entry."""
         import pandas as pd
 
-        parts = [self.block(name) for name in self.names]
+        parts = [self.block(name).double().cpu().numpy() for name in self.names]
         kinds: dict[str, Callable[[np.ndarray], float]] = {
             "trace": np.sum,
             "mean": np.mean,
@@ -128,12 +128,13 @@ def exact_diagonal(
     return diagonal_result(found, op, cost)
 
 
-def diagonal_result(values: np.ndarray, op: CurvatureOperator, cost: DiagonalCost) -> ExactDiagonal:
+def diagonal_result(values: np.ndarray | Tensor, op: CurvatureOperator, cost: DiagonalCost) -> ExactDiagonal:
     """The diagonal with the names and places of the operator's blocks."""
     space = op.space
     names, sizes = [block.name for block in space], np.array([block.size for block in space])
     order = torch.cat([space.positions(block) for block in space]).numpy() if space.whole else None
-    return ExactDiagonal(values, names, sizes, type(op).__name__, cost, order)
+    found = torch.as_tensor(values).to(op.device, op.dtype)
+    return ExactDiagonal(found, names, sizes, type(op).__name__, cost, order)
 
 
 def _check(op: CurvatureOperator, way: Way | None) -> None:

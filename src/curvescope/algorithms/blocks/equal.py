@@ -34,7 +34,7 @@ class EqualBlocks(Result):
 
     values: np.ndarray  # (M, 2) λ_min, λ_max
     residuals: np.ndarray  # (M, 2)
-    vectors: np.ndarray  # (M, w) of λ_max
+    vectors: Tensor  # (M, w) of λ_max
     trace: np.ndarray  # (M,)
     trace_stderr: np.ndarray  # (M,) over probes; zero where exact
     exact: bool
@@ -121,7 +121,7 @@ def _lanczos(
 
 def _ritz(
     Q: Tensor, alpha: np.ndarray, beta: np.ndarray, lengths: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+) -> tuple[np.ndarray, np.ndarray, Tensor]:
     """Outermost Ritz values (M, 2), their residuals, and the vectors of the largest (M, w)."""
     num = len(alpha)
     values, residuals = np.zeros((num, 2)), np.zeros((num, 2))
@@ -136,7 +136,7 @@ def _ritz(
         residuals[own] = beta[own, m - 1 : m] * np.abs(S[:, -1][:, [0, -1]])
         top = torch.from_numpy(S[:, :, -1]).to(Q)
         vectors[own] = torch.bmm(top[:, None], Q[own, :m])[:, 0]
-    return values, residuals, vectors.cpu().numpy()
+    return values, residuals, vectors
 
 
 def _outside(op: LinearOperator, Q: Tensor, num_probes: int, seed: int) -> np.ndarray:

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -40,40 +39,43 @@ class DiagonalEstimate(Result):
     Of a positive semi-definite operator no value is negative: a mean below zero is noise, and the value is 0.
     """
 
-    values: np.ndarray  # (n,)
-    stderr: np.ndarray  # (n,)
+    values: Tensor  # (n,) in the operator's dtype and on its device
+    stderr: Tensor  # (n,)
     num_products: int
     seed: int
     psd: bool = False
     method: str = "hutchinson"
     probe: str = "rademacher"
     num_samples: int = 0  # that the error is taken over; 0, in results of version 0.1: the products
-    row_norms: np.ndarray | None = None  # (n,) of XDiag from few probes: bounds the intervals
+    row_norms: Tensor | None = None  # (n,) of XDiag from few probes: bounds the intervals
 
     @property
-    def interval(self) -> tuple[np.ndarray, np.ndarray]:
+    def interval(self) -> tuple[Tensor, Tensor]:
         """Ends of 95 % intervals of the entries, (n,) each, see `intervals`; nan for one probe.
 
         If XDiag had fewer than 20 products, the ends are a bound that holds at least as often.
         """
         degrees = (self.num_samples or self.num_products) - 1
-        if self.method == "roots":
-            return positive_interval(self.values, self.stderr, degrees)
+        values, stderr = to_numpy(self.values), to_numpy(self.stderr)
         count, bound = degrees + 1, 0.0
         if self.row_norms is not None:
-            bound = student(count) / math.sqrt(count) * self.row_norms
-        return mean_interval(self.values, self.stderr, degrees, nonnegative=self.psd, bound=bound)
+            bound = student(count) / math.sqrt(count) * to_numpy(self.row_norms)
+        if self.method == "roots":
+            low, high = positive_interval(values, stderr, degrees)
+        else:
+            low, high = mean_interval(values, stderr, degrees, nonnegative=self.psd, bound=bound)
+        return torch.as_tensor(low).to(self.values), torch.as_tensor(high).to(self.values)
 
     def to_frame(self) -> pd.DataFrame:
         """One row per entry."""
         import pandas as pd
 
-        low, high = self.interval
-        return pd.DataFrame({"value": self.values, "stderr": self.stderr, "low": low, "high": high})
+        names, columns = ("value", "stderr", "low", "high"), (self.values, self.stderr, *self.interval)
+        return pd.DataFrame(dict(zip(names, map(to_numpy, columns), strict=True)))
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """Entries from the largest to the smallest."""
-        return estimates.entries(ax, self.values, label="diagonal entry")
+        return estimates.entries(ax, to_numpy(self.values), label="diagonal entry")
 
 
 @of_one_matrix
@@ -88,9 +90,9 @@ def diagonal(
     """Diagonal of a square operator from `num_probes` products, or squares, without bias.
 
     Memory: for the c columns that one product takes (`columns_at_once`) 2c vectors, the probes and what a
-    product returns, whatever the number of probes, and two vectors in float64, which become the result, three
-    for Gaussian probes; besides these num_probes vectors for "xdiag", and its probes, of a byte each, or
-    Gaussian as they are.
+    product returns, whatever the number of probes, two vectors in float64, three for Gaussian probes, and the
+    result. "xdiag" takes the three vectors of its result, num_probes vectors, and its probes, of a byte each,
+    or Gaussian as they are.
 
     Args:
         num_probes: number of products; at least 4 for XDiag, which takes an even number.
@@ -116,19 +118,20 @@ def diagonal(
         samples = _drawn if method == "roots" else _products
         values, stderr = _mean(op, samples(op, num_probes, probe, seed))
     products = 0 if method == "roots" else num_probes
-    return DiagonalEstimate(_of(op, values), stderr, products, seed, op.psd, method, probe, num_probes)
+    found = _of(op, values), stderr.to(op.dtype)
+    return DiagonalEstimate(*found, products, seed, op.psd, method, probe, num_probes)
 
 
-def _of(op: LinearOperator, values: np.ndarray) -> np.ndarray:
-    """Without noise below zero, where there cannot be anything else."""
-    return np.maximum(values, 0.0, out=values) if op.psd else values
+def _of(op: LinearOperator, values: Tensor) -> Tensor:
+    """In the operator's dtype, without noise below zero if there cannot be anything else."""
+    return (values.clamp_(min=0.0) if op.psd else values).to(op.dtype)
 
 
 def _xdiag(op: LinearOperator, count: int, kind: Probe, seed: int) -> DiagonalEstimate:
     """As many products as rows write the operator out."""
     if count >= op.shape[0]:
-        values = own_entries(op, np.diagonal(to_numpy(op.dense(chunk=columns_at_once(op))))).copy()
-        products, stderr, row_norms = op.shape[0], np.zeros_like(values), None
+        values = own_entries(op, op.dense(chunk=columns_at_once(op)).diagonal()).clone()
+        products, stderr, row_norms = op.shape[0], torch.zeros_like(values), None
     else:
         values, stderr, row_norms = leave_one_out(op, count, kind=kind, seed=seed)
         products, row_norms = 2 * count, row_norms if count < ENOUGH else None
@@ -150,7 +153,7 @@ def _drawn(op: LinearOperator, count: int, kind: Probe, seed: int) -> Iterator[T
     return track(squares(count, probe=kind, seed=seed, at_once=width), "diagonal", total=-(-count // width))
 
 
-def _mean(op: LinearOperator, samples: Iterator[Tensor]) -> tuple[np.ndarray, np.ndarray]:
+def _mean(op: LinearOperator, samples: Iterator[Tensor]) -> tuple[Tensor, Tensor]:
     """The mean of columns of samples and its standard error, (n,) each; nan for a single one."""
     wide = summing_dtype(op.device)
     mean = torch.zeros(op.here[0], dtype=wide, device=op.device)
@@ -161,13 +164,12 @@ def _mean(op: LinearOperator, samples: Iterator[Tensor]) -> tuple[np.ndarray, np
         for part in parts(len(mean), mean.device, width=V.shape[1]):
             _add(mean[part], squares[part], V[part].to(wide).mul_(scale), seen)
         seen += V.shape[1]
-    values = to_numpy(mean.div_(scale))
     if seen == 1:
-        return values, np.full(op.here[0], np.nan)
-    return values, to_numpy(squares.div_(seen - 1).div_(seen).sqrt_().div_(scale))
+        return mean.div_(scale), torch.full_like(mean, math.nan)
+    return mean.div_(scale), squares.div_(seen - 1).div_(seen).sqrt_().div_(scale)
 
 
-def _slopes(op: LinearOperator, num_probes: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+def _slopes(op: LinearOperator, num_probes: int, seed: int) -> tuple[Tensor, Tensor]:
     """Slope of (A v)ᵢ on vᵢ over Gaussian v and its standard error, (n,) each; nan for a single v."""
     wide = summing_dtype(op.device)
     slope, rest, weight = (torch.zeros(op.here[0], dtype=wide, device=op.device) for _ in range(3))
@@ -179,10 +181,9 @@ def _slopes(op: LinearOperator, num_probes: int, seed: int) -> tuple[np.ndarray,
             y = product[part].to(wide).mul_(scale)
             for j, x in enumerate(V[part].to(wide).T):
                 _fit(slope[part], rest[part], weight[part], x, y[:, j])
-    values = to_numpy(slope.div_(scale))
     if num_probes == 1:
-        return values, np.full(op.here[0], np.nan)
-    return values, to_numpy(rest.div_(num_probes - 1).div_(weight).sqrt_().div_(scale))
+        return slope.div_(scale), torch.full_like(slope, math.nan)
+    return slope.div_(scale), rest.div_(num_probes - 1).div_(weight).sqrt_().div_(scale)
 
 
 def _fit(slope: Tensor, rest: Tensor, weight: Tensor, x: Tensor, y: Tensor) -> None:

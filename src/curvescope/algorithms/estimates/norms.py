@@ -146,7 +146,7 @@ def spectral_norm(
     limit = None if max_products is None else max_products // 2 - 1
     pair = eigsh(square, 1, which="LA", tol=tol, max_products=limit, seed=seed)
     assert pair.vectors is not None
-    v = torch.as_tensor(pair.vectors[:, 0].copy()).to(op.device)
+    v = pair.vectors[:, 0]
     u = A @ v
     value = float(norms(u))
     back = A.T @ (u / value) if value > 0 else torch.zeros_like(v)

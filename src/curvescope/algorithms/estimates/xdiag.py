@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from curvescope.algorithms.columns import column_blocks, summing_dtype, to_numpy
+from curvescope.algorithms.columns import column_blocks, summing_dtype
 from curvescope.algorithms.estimates.sketch import range_sketch
 from curvescope.algorithms.estimates.xtrace import left_out
 from curvescope.algorithms.sums import parts
@@ -35,9 +35,7 @@ from curvescope.core.seeds import Probe, probes
 APART = 1e3  # roundings of 1 − g² below which two probes have left the same direction out
 
 
-def leave_one_out(
-    op: LinearOperator, count: int, *, kind: Probe, seed: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def leave_one_out(op: LinearOperator, count: int, *, kind: Probe, seed: int) -> tuple[Tensor, Tensor, Tensor]:
     """The mean of the dᵢ from `count` probes, its standard error and norms of rows, (n,) each.
 
     The norm of row k is the root mean square over i of entry k of (I − Qᵢ Qᵢᵀ) A ωᵢ = γᵢ pᵢ.
@@ -53,12 +51,11 @@ def leave_one_out(
     turn, gain, g, a = (
         torch.as_tensor(M).to(wide).to(op.device) for M in (S, (S * R).sum(axis=0), *_pairs(S, eps))
     )
-    values, stderr, row_norms = np.empty(n), np.empty(n), np.empty(n)
+    values, stderr, row_norms = (fresh(op, n) for _ in range(3))
     for part in parts(n, op.device, width=4 * count):  # a dozen tables of it at a time
         q, z, omega = (M[part].to(wide) for M in (Q, Z, Omega))
         mean, error, norm = _rows(q, z * scale, omega, turn, gain, g, a)
-        values[part], stderr[part] = to_numpy(mean) / scale, to_numpy(error) / scale
-        row_norms[part] = to_numpy(norm) / scale
+        values[part], stderr[part], row_norms[part] = mean / scale, error / scale, norm / scale
     return values, stderr, row_norms
 
 

@@ -24,6 +24,7 @@ from curvescope.algorithms.spectra.smallest import smallest, unresolved
 from curvescope.algorithms.vectors import none_is_zero, on_all, vector_bytes
 from curvescope.core.errors import ShapeError, UsageError
 from curvescope.core.operator import LinearOperator, as_columns
+from curvescope.core.operator.kinds import like
 from curvescope.core.result import Result
 from curvescope.viz import estimates
 
@@ -48,7 +49,7 @@ class Eigenpairs(Result):
     """
 
     values: np.ndarray  # (k,)
-    vectors: np.ndarray | None  # (n, k) orthonormal columns, in the operator's dtype
+    vectors: Tensor | None  # (n, k) orthonormal columns on the operator's device; NumPy if v0 was
     residuals: np.ndarray  # (k,) ‖A v − λ v‖
     converged_mask: np.ndarray  # (k,) whether the residual is at most tol times the largest |eigenvalue| seen
     converged: bool  # all of them, and a search outside the vectors found nothing that belongs before them
@@ -120,6 +121,9 @@ def eigsh(
             accepted after one product, one nearby after a few. The last sweep, which looks for what they
             miss, still starts from a random vector: it takes a few products where the wanted eigenvalues
             stand apart from the others, and as many as without v0 where they do not.
+
+    Returns:
+        Eigenvectors are torch tensors in the operator's dtype and on its device, NumPy if v0 was.
     """
     check_symmetric(op, "eigsh")
     check_choice("which", which, get_args(Which))
@@ -142,10 +146,11 @@ def eigsh(
         )
         search.run()
         found = measured(search)
-    return _eigenpairs(found, tol, which, seed, vectors=vectors)
+    own = like(found.Y.clone().T, v0) if vectors else None  # without the rest of the basis
+    return _eigenpairs(found, own, tol, which, seed)
 
 
-def _eigenpairs(found: Found, tol: float, which: Which, seed: int, *, vectors: bool) -> Eigenpairs:
+def _eigenpairs(found: Found, vectors: Tensor | None, tol: float, which: Which, seed: int) -> Eigenpairs:
     """The result: what is converged, and why the smallest are not."""
     values, residuals = found.values, found.residuals
     scale = 0.0 if which == "SM" else found.scale  # what the smallest are small in is no measure of them
@@ -153,7 +158,7 @@ def _eigenpairs(found: Found, tol: float, which: Which, seed: int, *, vectors: b
     converged = bool(mask.all()) and found.verified
     return Eigenpairs(
         values=values,
-        vectors=found.Y.clone().T.cpu().numpy() if vectors else None,  # without the rest of the basis
+        vectors=vectors,
         residuals=residuals,
         converged_mask=mask,
         converged=converged,

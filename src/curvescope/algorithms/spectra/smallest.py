@@ -48,7 +48,7 @@ class _Inverting(LinearOperator):
         if not found.converged:
             residual = float(np.max(found.residual))
             raise _NotSolved(f"a system was solved to {residual:.1g} only: {found.reason}")
-        return torch.as_tensor(found.x).to(self.device)
+        return found.x
 
 
 def smallest(

@@ -47,7 +47,7 @@ def remove_by_products(
     pull = -(op @ delta)[left.to(w.device)]
     if bool(left.any()) and bool((pull != 0).any()):
         found = solve(op.submatrix(left), pull, damping=damping, max_products=max_products, tol=tol)
-        delta[left.to(w.device)] = torch.as_tensor(found.x).to(w)
+        delta[left.to(w.device)] = found.x
         residual = float(found.residual)
     increase = float(delta @ (op @ delta) + damping * delta @ delta) / 2
     return Removal(delta, increase), residual

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, get_args
 
-import torch
 from torch import Tensor
 
 from curvescope.algorithms.checks import (
@@ -56,7 +55,7 @@ class Inverse(LinearOperator):
                 f"{float(found.residual.max()):.2g} of b, {found.reason}",
                 hint="inexact=True takes what there is, inverse(…).last says what it was",
             )
-        return torch.as_tensor(found.x).to(self.device)
+        return found.x
 
 
 def inverse(

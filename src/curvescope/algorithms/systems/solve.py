@@ -31,7 +31,7 @@ from curvescope.algorithms.systems.rounds import Iteration, Refined, System, ref
 from curvescope.algorithms.vectors import columns_of, comfortable, on_all
 from curvescope.core.errors import ShapeError, UsageError
 from curvescope.core.operator import LinearOperator, Vector, as_columns
-from curvescope.core.operator.kinds import is_single
+from curvescope.core.operator.kinds import is_single, like
 from curvescope.core.result import Result
 from curvescope.core.seeds import probes
 
@@ -43,7 +43,7 @@ STEPS = 20  # of Lanczos, for the size of the largest eigenvalue
 class Solution(Result):
     """Solution of a linear system, with the residual that was measured."""
 
-    x: np.ndarray  # (n,) or (n, k), as the right-hand side
+    x: Tensor  # (n,) or (n, k), as the right-hand side; NumPy if that was
     residual: np.ndarray  # () or (k,): ‖b − (A + λ I) x‖ / ‖b‖, or 0 where b is zero
     converged: bool  # every residual is at most tol; for "lsmr", or ‖Aᵀ r‖ is at most tol ‖A‖ ‖r‖
     reason: str  # why it stopped
@@ -122,7 +122,7 @@ def solve(
     elif converged:
         reason = "converged" if small else LEAST_SQUARES
     return Solution(
-        x=X.cpu().numpy(),
+        x=like(X, b),
         residual=np.asarray(residual),
         converged=converged,
         reason=reason,

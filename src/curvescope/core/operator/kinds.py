@@ -95,6 +95,11 @@ def in_kind(A: LinearOperator, product: Tensor, v: Vector) -> Any:
     return tree if isinstance(v, Mapping) else in_order if isinstance(v, list) else tuple(in_order)
 
 
+def like(found: Tensor, given: Any) -> Any:
+    """A vector that was found, as NumPy if the one that was given is."""
+    return found.cpu().numpy() if isinstance(given, np.ndarray) else found
+
+
 def named(A: LinearOperator, side: str) -> ParamSpace | None:
     """The named blocks of the rows, "space", or of the columns, "columns", of an operator that has them."""
     space = getattr(A, side, None)

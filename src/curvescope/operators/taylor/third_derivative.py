@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -33,7 +32,7 @@ class ThirdDerivative(Result):
     """∇³L along a direction u."""
 
     value: float  # ∇³L[u,u,u]
-    vector: np.ndarray  # ∇³L[u,u,·], (n,), in the order of u
+    vector: Tensor  # ∇³L[u,u,·], (n,), in the order of u
 
 
 def third_derivative(problem: Problem, u: Tensor, *blocks: Params) -> ThirdDerivative:
@@ -53,7 +52,7 @@ def third_derivative(problem: Problem, u: Tensor, *blocks: Params) -> ThirdDeriv
             total += space.gather(_batch_third(problem, batch, direction))
     total /= problem.num_terms
     check_finite(total, problem)
-    return ThirdDerivative(float(total @ u.detach()), total.cpu().numpy())
+    return ThirdDerivative(float(total @ u.detach()), total)
 
 
 def _batch_third(problem: Problem, batch: Batch, direction: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -98,8 +98,9 @@ def _rows(op: ActivationOperator, ends: EqualBlocks, k: int) -> TokenCurvature:
     """The tokens of one batch; what the operator divides by N is taken times N."""
     N, w = op.problem.num_terms, op.width
     x, slope = (v.view(-1, w).double().cpu().numpy() for v in (op.values(), N * op.gradient()))
-    falls = -np.sign((slope * ends.vectors).sum(1, keepdims=True))
-    down = ends.vectors * np.where(falls == 0, 1.0, falls)
+    vectors = ends.vectors.cpu().numpy()
+    falls = -np.sign((slope * vectors).sum(1, keepdims=True))
+    down = vectors * np.where(falls == 0, 1.0, falls)
     sides = _decoded(op, down, k) if k else [[""] * len(x)] * 2
     sequence, position = np.array(op.tokens).T
     return TokenCurvature(

@@ -165,7 +165,7 @@ def predict(case: Case, minimum: Minimum, factors: Sequence[float] = FACTORS) ->
     systems = {GGN_NAME: solve(G, B, damping=ridge), HESSIAN: solve(H, B, method="minres", damping=ridge)}
     for factor in factors:
         systems[f"{GGN_NAME}, δ = {factor:g} λ"] = solve(G, B, damping=factor * ridge)
-    columns = {name: torch.as_tensor(found.x) for name, found in systems.items()}
+    columns = {name: found.x for name, found in systems.items()}
     columns[GRADIENTS] = B
     space, parts = here.space(), K.space
     own = torch.stack([parts.gather(space.scatter(b)) for b in B.T], dim=1)

@@ -76,7 +76,7 @@ def score(
     G = GGN(problem, *blocks, engine=engine, checkpoint=checkpoint)
     b = query.gradient(*blocks)
     found = [solve(G, b, damping=float(d), tol=tol, max_products=max_products) for d in dampings]
-    X = torch.stack([torch.as_tensor(one.x) for one in found], dim=1).to(b)
+    X = torch.stack([one.x for one in found], dim=1)
     samples = per_sample(problem, *blocks, chunk=chunk)
     products, lengths = [], []
     for _, gradients in samples.gradient_parts():

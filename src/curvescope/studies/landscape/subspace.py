@@ -70,7 +70,8 @@ def measure_subspace(problem: Problem, blocks: tuple[str, ...], effort: Effort) 
     H = Hessian(problem, *blocks)
     D = min(effort.dimension, H.shape[0])
     pairs = eigsh(H, D, which="LA", max_products=effort.max_products, seed=effort.seed)
-    U = torch.as_tensor(pairs.vectors).to(H.device, H.dtype)
+    U = pairs.vectors
+    assert U is not None
     samples = per_sample(problem, *blocks)
     parts = [torch.einsum("nd,snk->sdk", U, found).double().cpu() for _, found in samples.product_parts(U)]
     B = torch.cat(parts).numpy()

@@ -94,8 +94,8 @@ class ProductSurgeon(Surgeon):
 
     def __init__(self, op: GGN, damping: float, seed: int, left: Tensor | None = None):
         self.op = op if left is None else op.submatrix(left)
-        whole = torch.as_tensor(diagonal(op, num_probes=NUM_ROOTS, method="roots", seed=seed).values)
-        self.diagonal = (whole if left is None else whole[left.cpu()]).to(op.device, op.dtype)
+        whole = diagonal(op, num_probes=NUM_ROOTS, method="roots", seed=seed).values
+        self.diagonal = whole if left is None else whole[left]
         self.damping = damping * float(self.diagonal.mean())
         self._whole, self._left, self._seed = op, left, seed
 
@@ -133,5 +133,4 @@ def _inverse_diagonal(K: Tensor, shift: float) -> Tensor:
 
 def fisher_diagonal(problem: Problem, block: str) -> Tensor:
     """The diagonal of the empirical Fisher, exactly: (n,)."""
-    found = exact_diagonal(EmpiricalFisher(problem, block), way="outputs").values
-    return torch.as_tensor(found).to(problem.device, problem.dtype)
+    return exact_diagonal(EmpiricalFisher(problem, block), way="outputs").values

@@ -194,7 +194,7 @@ class _Work:
 
         def work() -> Roundings:
             squares = diagonal(self.ggn(block), num_probes=NUM_ROOTS, method="roots", seed=self.cfg.seed)
-            trace = float(squares.values.sum())
+            trace = float(squares.values.double().sum())
             return measured(self.halves, block.name, self.changes(block), self.cfg.bits, trace)
 
         return work

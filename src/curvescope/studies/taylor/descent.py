@@ -192,8 +192,8 @@ def top_pairs(problem: Problem, k: int, seed: int) -> Eigenpairs:
     Without that the sign of an eigenvector is one of rounding, and ahead and behind change places.
     """
     found = eigsh(Hessian(problem), min(k, problem.space().size), which="LA", seed=seed)
-    g = problem.gradient().cpu().numpy()
-    return replace(found, vectors=_vectors(found) * np.where(g @ _vectors(found) > 0, -1, 1))
+    slopes = problem.gradient() @ _vectors(found)
+    return replace(found, vectors=torch.where(slopes > 0, -1, 1) * _vectors(found))
 
 
 def settled_line(problem: Problem, pairs: Eigenpairs, tolerance: float) -> Line:
@@ -205,6 +205,6 @@ def _top(problem: Problem, v: Tensor) -> Eigenpairs:
     return eigsh(Hessian(problem), 1, which="LA", tol=1e-3, v0=v)
 
 
-def _vectors(pairs: Eigenpairs) -> np.ndarray:
+def _vectors(pairs: Eigenpairs) -> Tensor:
     assert pairs.vectors is not None
     return pairs.vectors

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import torch
 from torch import Tensor
 
 from curvescope.algorithms import Eigenpairs, QuadraticDescent
@@ -160,7 +159,7 @@ def _column(problem: Problem, pairs: Result, i: int) -> Tensor:
     """An eigenvector."""
     vectors = _as(Eigenpairs, pairs).vectors
     assert vectors is not None
-    return torch.as_tensor(vectors[:, i]).to(problem.device, problem.dtype)
+    return vectors[:, i].to(problem.device)  # from a file they are on the CPU
 
 
 def _told(name: str) -> Callable[[Result], str]:
