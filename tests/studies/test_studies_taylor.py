@@ -73,7 +73,7 @@ def test_directions_are_what_they_are_called(measured):
 def test_eigenvectors_point_downhill(cfg, monkeypatch):
     """Whichever sign the eigensolver gives."""
     problem, own = make_problem(cfg), descent.eigsh
-    g = problem.gradient().numpy()
+    g = problem.gradient()
     found = [descent.top_pairs(problem, 2, 0).vectors]
     monkeypatch.setattr(
         descent, "eigsh", lambda *given, **how: replace(pairs := own(*given, **how), vectors=-pairs.vectors)

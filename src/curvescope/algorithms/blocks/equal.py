@@ -90,9 +90,8 @@ def _written_out(op: LinearOperator, size: int, seed: int) -> EqualBlocks:
     found, U = torch.linalg.eigh((A + A.mT).double().cpu() / 2)
     values = found[:, [0, -1]].numpy()
     trace, zero = found.sum(1).numpy(), np.zeros(num)
-    return EqualBlocks(
-        values, np.zeros_like(values), U[:, :, -1].to(op.dtype).numpy(), trace, zero, True, size, seed
-    )
+    vectors = U[:, :, -1].to(op.device, op.dtype)
+    return EqualBlocks(values, np.zeros_like(values), vectors, trace, zero, True, size, seed)
 
 
 def _lanczos(
