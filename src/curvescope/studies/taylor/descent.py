@@ -121,7 +121,7 @@ def descend(
         tilt: A gradient that is taken away everywhere.
         measure: Whether to take λ_max at the end.
     """
-    rate, v = share * ceiling(pairs), torch.as_tensor(_vectors(pairs)[:, 0]).to(start)
+    rate, v = share * ceiling(pairs), _vectors(pairs)[:, 0].to(start)
     theta, last, first, rows = start.clone(), start, 0.0, []
     for k in track(range(num_steps + 1), "gradient descent"):
         here = problem.at(theta)
@@ -171,7 +171,7 @@ def settled_problem(problem: Problem, settled: Settled) -> Problem:
 
 def away(problem: Problem, pairs: Eigenpairs) -> Tensor:
     """A direction of length one that has the top eigenvector in it and much else: v + g/‖g‖."""
-    g, v = problem.gradient(), torch.as_tensor(_vectors(pairs)[:, 0]).to(problem.device, problem.dtype)
+    g, v = problem.gradient(), _vectors(pairs)[:, 0].to(problem.device)
     along = v * (1.0 if dot(g, v) >= 0 else -1.0)
     found = along + (g / math.sqrt(dot(g, g)) if bool((g != 0).any()) else 0)
     return found / math.sqrt(dot(found, found))
