@@ -232,6 +232,13 @@ def test_a_head_is_never_formed_in_full(form: str):
     assert max(sizes) < 20 * vocabulary * 4
 
 
+def test_real_numbers_are_no_class_probabilities():
+    """A regression without a loss is refused, not taken for a classification."""
+    p = cs.Problem(drawn(lambda: Net(-1)), (X, X.sum(-1, keepdim=True).expand(-1, -1, C)))
+    with pytest.raises(cs.UsageError, match="mse_mean"):
+        p.value()
+
+
 def test_squared_errors_of_torch_are_mse_mean():
     """nn.MSELoss, F.mse_loss and "mse_mean": the same numbers and the same single terms."""
     module, y = shaken(drawn(lambda: Net(-1))), SOFT

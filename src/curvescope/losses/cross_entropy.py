@@ -221,8 +221,11 @@ class ClassLoss(Loss):
         z = outputs if self._last else outputs.movedim(axis, -1) if outputs.dim() > 1 else outputs
         self._check(z.shape, targets, outputs.shape)
         self._check_classes(targets, z.shape[-1])
-        soft = targets.is_floating_point() and not self._last
-        return z, targets.movedim(axis, -1) if soft else targets
+        if not targets.is_floating_point():
+            return z, targets
+        if self._last:  # torch takes any numbers; here, they may be targets of a regression
+            _check_probabilities(targets)
+        return z, targets.movedim(axis, -1)
 
     def _check(self, shape: torch.Size, targets: Tensor, given: Sequence[int]) -> None:
         """Raise unless targets have the shape of classes, or of their probabilities.
@@ -436,6 +439,19 @@ class NegativeLogLikelihood(ClassLoss):
                 hint="end the model in log_softmax over axis 1, or use CrossEntropyLoss",
             )
         return p
+
+
+def _check_probabilities(targets: Tensor) -> None:
+    """Raise unless the targets are class probabilities."""
+    if not targets.numel():
+        return
+    low, gap = float(targets.min()), float((targets.sum(-1) - 1).abs().max())
+    if low < 0 or gap > SUM_OF_PROBABILITIES:
+        raise UsageError(
+            f"expected integer targets or class probabilities, got numbers of at least {low:.4g} whose sum "
+            f"over the classes is off 1 by up to {gap:.4g}",
+            hint="loss='mse_mean' compares outputs with real numbers",
+        )
 
 
 def _of_positions(weights: Tensor, z: Tensor) -> Tensor:
