@@ -73,7 +73,7 @@ OPERATORS: dict[str, tuple[Make, str]] = {
     ),
     "smoothed Fisher": (
         lambda _: cs.MonteCarloFisher(problem(loss=cs.CrossEntropy(0.1))),
-        r"needs label_smoothing=0",
+        r"with label_smoothing is not",
     ),
     "infinite weights": (lambda _: _infinite(), r"expected finite weights, .* ones in U \(1 entry\)"),
     "weights that became infinite": (

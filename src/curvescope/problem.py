@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -14,13 +12,10 @@ from torch import Tensor
 
 from curvescope.core import notebook
 from curvescope.core.blocks import ParamSpace, by_role
-from curvescope.core.errors import CurvescopeError, ModuleError, ShapeError, UsageError
+from curvescope.core.errors import CurvescopeError, UsageError
 from curvescope.core.progress import track
 from curvescope.core.ranks.releasing import releasing
-from curvescope.core.ranks.spread import Spread
 from curvescope.core.tensors.adding import take_each
-from curvescope.core.tensors.graph import leaves_of
-from curvescope.core.tensors.trees import leaves as tree_leaves
 from curvescope.data.batches import Batch, Batches, as_batches
 from curvescope.data.dicts import hides_start
 from curvescope.data.fit import check_ids, fitted, padding_notes, predicts_next, task_notes, warn_unshifted
@@ -31,20 +26,16 @@ from curvescope.models.capture.spots import Seen
 from curvescope.models.choice.choosing import Choice
 from curvescope.models.choice.params import Params
 from curvescope.models.finite import check_weights, not_finite, words
+from curvescope.models.forward_errors import check_left_padding, input_errors, module_errors, told_apart
 from curvescope.models.hf.module import is_transformers
 from curvescope.models.load import load
 from curvescope.models.model import Model
+from curvescope.models.parameter_store import Leaves, ParameterStore
 from curvescope.models.running.calling import Closure, Output, own_loss
-from curvescope.models.running.eager import uncompiled, without_tensor_hooks
-from curvescope.models.running.exchange import Change, evaluating, locked
-from curvescope.models.running.held import RefuseHeld, moved, refuse_half
-from curvescope.models.running.interrupts import thawed
-from curvescope.models.running.torch_checkpoints import RefuseReentrant
-from curvescope.models.running.weights.widening import HALVES, WIDE
+from curvescope.models.running.eager import differentiating, without_tensor_hooks
+from curvescope.models.running.exchange import Change, evaluating
 
 T = TypeVar("T")
-SAME_LOSS = 1e-4  # relative: what another order of operations may change, in float32
-Leaves = dict[str, Tensor]
 
 
 class Problem:
@@ -85,12 +76,14 @@ class Problem:
         params: Params | Mapping[str, Any] | None = None,
     ):
         of_function = params if isinstance(params, Mapping) else None
-        self.model: Model = load(model, output=output, params=of_function)
+        found = load(model, output=output, params=of_function)
         if loss_fn is not None or loss == "own":
-            self.model, batches, loss = _of_model(self.model, batches, loss, loss_fn, terms)
+            found, batches, loss = _of_model(found, batches, loss, loss_fn, terms)
         elif terms is not None:
             raise UsageError("expected terms beside loss_fn or loss='own', got them alone")
-        self.choice = Choice(self.model, None if isinstance(params, Mapping) else params)
+        self.model: Model = found
+        self.store = ParameterStore(found)
+        self.choice = Choice(found, None if isinstance(params, Mapping) else params)
         check_weights(self.model)
         self.loss: Loss = as_loss(loss)
         self.batches: Batches = as_batches(batches, shift=predicts_next(self.model))
@@ -100,8 +93,6 @@ class Problem:
         parts = isinstance(batches, list) and all(isinstance(batch, Batch) for batch in batches)
         if not parts:  # of another problem, which are taken at their word
             warn_unshifted(self.batches, self.model)
-        self.point: Mapping[str, Tensor] = {}
-        self._shapes = {name: p.shape for name, p in self.model.parameters.items()}
         if self.batches.share is None and not self._total_weight() > 0:  # another rank's may count
             raise UsageError(
                 "expected at least one term that counts, but every target is ignored or weighs nothing"
@@ -134,7 +125,12 @@ class Problem:
     @property
     def parameters(self) -> Leaves:
         """θ by name: the model's own parameters, or those of the point."""
-        return {**self.model.parameters, **self.point}
+        return self.store.values
+
+    @property
+    def point(self) -> Mapping[str, Tensor]:
+        """The parameters that stand in the place of the model's own, by name; see `at`."""
+        return self.store.point
 
     def space(self, *patterns: Params) -> ParamSpace:
         """Vectors over what varies, in torch's order, or over the blocks that are meant, one after the other.
@@ -154,66 +150,30 @@ class Problem:
             parameters: By name, those not named as the model has them; or a vector over `space()`.
         """
         given = self.space().scatter(parameters) if isinstance(parameters, Tensor) else dict(parameters)
-        own = self.model.parameters
-        point = {**self.point, **given}
-        for name, value in given.items():
-            if name not in own or value.shape != own[name].shape:
-                wanted = tuple(own[name].shape) if name in own else "no such parameter"
-                raise ShapeError(f"{name}: expected {wanted}, got a tensor of {tuple(value.shape)}")
-            half = self.model.widening is not None and value.dtype in HALVES
-            if (value.dtype != self.dtype and not half) or value.device != self.device:
-                raise ShapeError(
-                    f"{name}: expected {self.dtype} on {self.device}, got {value.dtype} on {value.device}"
-                )
-            if half and value is own[name]:
-                del point[name]
-            elif half:
-                point[name] = value.detach().to(WIDE)
-        found = copy.copy(self)
-        found.point = point
-        return found
+        moved = copy.copy(self)
+        moved.store = self.store.at(given)
+        return moved
 
     def placed_batches(self, what: str) -> Iterator[Batch]:
         """The batches on the model's device, real numbers in its type; shows progress when slow."""
-        if self.model.spread is not None:
-            raise UsageError(
-                f"{what}: not for a model that is spread over ranks",
-                hint="curvature operators and gradients are; or load the whole model",
-            )
-        if self.model.widening is not None:
-            raise UsageError(
-                f"{what}: not for weights that are kept in half precision",
-                hint="cs.load(…, dtype='float32'); products with Hessian, GGN, functional part take them",
-            )
-        yield from self._placed(what)
-
-    def _placed(self, what: str) -> Iterator[Batch]:
-        for batch in track(self.batches, what):
-            yield batch.map(self.placed)
+        self.store.check_plain(what)
+        yield from self.own_batches(what)
 
     def own_batches(self, what: str) -> Iterator[Batch]:
-        """As `placed_batches`; where the model is spread over ranks, this rank's sequences of each.
+        """As `placed_batches`; if the model is spread over ranks, this rank's sequences of each batch.
 
         Derivatives in its pieces are summed over the ranks. A rank for which there is no sequence left takes
         one that counts for nothing, since all of them gather parameters together.
         """
         spread = self.model.spread
-        if spread is None:
-            yield from self._placed(what)
-            return
-        for batch in track(self.batches, what):
-            yield self._share(batch, spread).map(self.placed)
-
-    def _share(self, batch: Batch, spread: Spread) -> Batch:
-        if not self.loss.splits:
+        if spread is not None and not self.loss.splits:
             raise UsageError(
                 "a function of model and batch is not for a model that is spread over ranks",
                 hint="give targets, and a loss of outputs and targets: its terms can be told apart",
             )
-        rows = spread.rows(batch.num_sequences)
-        if rows:
-            return batch[rows.start : rows.stop]
-        return Batch(batch[:1].inputs, batch[:1].targets, torch.zeros(1))
+        for batch in track(self.batches, what):
+            own = batch if spread is None else batch.share(spread.rows(batch.num_sequences))
+            yield own.map(self.placed)
 
     def placed(self, tensor: Tensor) -> Tensor:
         """A tensor on the model's device, in its type where it holds real numbers."""
@@ -229,7 +189,8 @@ class Problem:
             parameters: In place of θ's own, by name.
             changes: Of the module, for the time of the call.
         """
-        with evaluating(self.model.module), self._told_apart(batch), _looked_up(batch):
+        own = told_apart(lambda: self.answer(batch))
+        with evaluating(self.model.module), own, input_errors(batch.inputs):
             return self.model.forward({**self.point, **(parameters or {})}, batch.inputs, changes=changes)
 
     def activations(self, batch: Batch, *points: str) -> dict[str, Tensor]:
@@ -239,55 +200,25 @@ class Problem:
             self.outputs(batch, changes=seen.changes())
         return seen.values
 
-    def answer(self, batch: Batch) -> Tensor:
-        """The outputs on a placed batch of the module as its user calls it, in eval mode."""
-        try:
-            with evaluating(self.model.module):
-                return self.model.forward(self.point, batch.inputs, as_it_is=True)
-        except RuntimeError as error:
-            if type(error) is not RuntimeError:
-                raise
-            first, shapes = str(error).partition("\n")[0], [tuple(t.shape) for t in tree_leaves(batch.inputs)]
-            who = f"the forward of {self.model.name} itself"
-            if not self.loss.splits:  # a function of model and batch, whose tensors have an axis more here
-                who, shapes = f"the loss of {self.model.name} itself", [shape[1:] for shape in shapes[1:]]
-            raise ModuleError(
-                f"{who} raised an error on inputs of shape {', '.join(map(str, shapes))}: {first}",
-                hint="it does so without curvescope too: call it on a batch"
-                if self.model.widening is None
-                else "cs.load(…, dtype='float32'), if it uses parts of layers outside of them",
-            ) from error
+    def answer(self, batch: Batch, parameters: Mapping[str, Tensor] | None = None) -> Tensor:
+        """The outputs on a placed batch of the module as its user calls it, in eval mode.
 
-    @contextmanager
-    def _told_apart(self, batch: Batch) -> Iterator[None]:
-        """An error that the module raises by itself too, called as its user does, is said to be its own."""
-        try:
-            yield
-        except RuntimeError as error:
-            own = self._own_error(batch) if type(error) is RuntimeError else None
-            if own is None or str(own.__cause__) != str(error):
-                raise
-            raise own from error
-
-    def _own_error(self, batch: Batch) -> ModuleError | None:
-        try:
-            with torch.no_grad():
-                self.answer(batch)
-        except ModuleError as error:
-            return error
-        except Exception:  # whatever it raises, it is another one
-            return None
-        return None
+        Args:
+            batch: One of `placed_batches`.
+            parameters: In place of θ's own, by name.
+        """
+        errors = module_errors(self.model, batch.inputs, splits=self.loss.splits)
+        with errors, evaluating(self.model.module):
+            return self.model.forward({**self.point, **(parameters or {})}, batch.inputs, as_it_is=True)
 
     def value(self) -> float:
         """L(θ)."""
         total = 0.0
-        held = RefuseHeld(self.model.parameters, self.point) if self.point else nullcontext()
-        with differentiating(), torch.no_grad(), held:
+        with differentiating(), torch.no_grad(), self.store.refusing_held():
             for batch in self.own_batches("loss"):
                 total += self._loss(batch)
         if self.model.spread is not None:
-            total = float(self.model.spread.added(torch.tensor(total, dtype=self.dtype, device=self.device)))
+            total = float(self.store.added(torch.tensor(total, dtype=self.dtype, device=self.device)))
         return total / self.num_terms
 
     def _loss(self, batch: Batch) -> float:
@@ -297,15 +228,9 @@ class Problem:
         label behind such tokens.
         """
         ours = float(self.loss.sum(self.outputs(batch), batch.targets, batch.weights))
-        padded, spread = hides_start(batch.inputs), self.model.spread
-        if padded if spread is None else not spread.all(not padded, self.device):  # all ask, or none
+        if not self.store.agreed(not hides_start(batch.inputs)):  # all ranks ask, or none
             theirs = float(self.loss.sum(self.answer(batch), batch.targets, batch.weights))
-            if not math.isclose(ours, theirs, rel_tol=SAME_LOSS):
-                raise CurvescopeError(
-                    f"the loss of {self.model.name} is {ours:.6g} with attention that can be differentiated "
-                    f"twice and {theirs:.6g} as it is called, on sequences padded on the left",
-                    hint="pad on the right, or give the first label behind the padding no weight (-100)",
-                )
+            check_left_padding(self.model.name, ours, theirs)
         return ours
 
     def gradient(self, *patterns: Params) -> Tensor:
@@ -341,65 +266,19 @@ class Problem:
                 into = [leaves[name] for name in space.parameters]
                 with without_tensor_hooks(into):
                     take_each([value], into, lambda i, g: total.add(space.parameters[i], g[None]))
-        value = torch.stack(sums).sum(dtype=summed)
-        value = value if self.model.spread is None else self.model.spread.added(value)
+        value = self.store.added(torch.stack(sums).sum(dtype=summed))
         with differentiating():
             return value / self.num_terms, total.whole()[:, 0].div_(self.num_terms)
 
     def differentiable(
         self, names: tuple[str, ...], run: Callable[[Leaves], T], ends: Callable[[T], Sequence[Tensor | None]]
     ) -> tuple[Leaves, T]:
-        """What `run` makes of leaves for the named parameters, and the leaves: they share memory with θ.
-
-        A module may hold a parameter in a second way (a closure, a list) that leaves do not reach; then the
-        module's own parameter is the leaf.
-
-        Args:
-            names: Parameters.
-            run: A function of their leaves.
-            ends: The tensors to be differentiated in what it made.
-        """
-        parameters = self.parameters
-        leaves = {name: self._leaf(name, parameters[name]) for name in names}
-        frozen = [p for p in map(self.model.parameters.get, names) if p is not None and not p.requires_grad]
-        with locked(self.model.module), RefuseReentrant(), thawed(frozen):
-            found = run(leaves)
-        held = self._held(leaves, [end for end in ends(found) if end is not None])
-        if self.model.widening is not None:
-            refuse_half(self.model.name, held, ends(found))
-        if not held:
-            return leaves, found
-        if any(p is q for p in held.values() for q in frozen):
-            raise UsageError(
-                f"the module holds {min(held)!r} in a second way (a closure or a list), and it is frozen, so "
-                "that derivatives in it cannot be followed",
-                hint="module.requires_grad_(True)",
-            )
-        if not held.keys().isdisjoint(self.point):
-            raise moved(min(held.keys() & self.point.keys()))
-        leaves |= held
-        return leaves, run(leaves)
-
-    def _leaf(self, name: str, value: Tensor) -> Tensor:
-        """A leaf at a parameter's value, in the type that it is used in."""
-        widening = self.model.widening
-        if widening is not None and value.dtype != self.dtype:
-            return widening.leaf(name, value)
-        return value.detach().requires_grad_()
-
-    def _held(self, leaves: Leaves, ends: list[Tensor]) -> Leaves:
-        """The module's own parameters among those that have leaves, where the graph has found them."""
-        own = {id(p): name for name, p in self.model.parameters.items() if name in leaves}
-        found = (leaf for end in ends if end.requires_grad for leaf in leaves_of(end))
-        return {own[id(leaf)]: leaf for leaf in found if id(leaf) in own}
+        """Leaves for the named parameters, and what `run` makes of them; see `ParameterStore`."""
+        return self.store.differentiable(names, run, ends)
 
     def check_structure(self) -> None:
         """Raise when the module's parameters are others than those that blocks and spaces were made for."""
-        if {name: p.shape for name, p in self.model.parameters.items()} != self._shapes:
-            raise CurvescopeError(
-                f"the parameters of {self.model.name} have other names or shapes than when it was loaded",
-                hint="make a new Problem of the module as it is now",
-            )
+        self.store.check_structure()
         self.choice.check()
 
     def _repr_html_(self) -> str:
@@ -426,44 +305,10 @@ def _of_model(
     return replace(model, call=call, output=None, casts=casts), batches, ModelLoss(terms != SUM)
 
 
-@contextmanager
-def _looked_up(batch: Batch) -> Iterator[None]:
-    """An id that no embedding has, and one that is no whole number, are said in our words."""
-    try:
-        yield
-    except RuntimeError as error:
-        if "'indices'" not in str(error):  # PyTorch's word for ids
-            raise
-        kinds = ", ".join(str(t.dtype) for t in tree_leaves(batch.inputs))
-        raise UsageError(
-            f"the module looks entries up, for which it needs integer inputs, and got {kinds}",
-            hint="ids.long(), if they are whole numbers",
-        ) from error
-    except IndexError as error:
-        ids = [t for t in tree_leaves(batch.inputs) if not t.is_floating_point() and t.numel()]
-        if not ids:
-            raise
-        low, high = min(int(t.min()) for t in ids), max(int(t.max()) for t in ids)
-        raise UsageError(
-            f"the module found no entry for some of its inputs, which go from {low} to {high}: {error}",
-            hint="are there ids outside its vocabulary?",
-        ) from error
-
-
-@contextmanager
-def differentiating() -> Iterator[None]:
-    """The caller's modes do not count inside: no_grad, inference mode, autocast, `torch.compile`."""
-    with uncompiled(), torch.inference_mode(False), torch.enable_grad(), ExitStack() as off:
-        for kind in ("cpu", "cuda"):
-            if torch.is_autocast_enabled(kind):
-                off.enter_context(torch.autocast(kind, enabled=False))
-        yield
-
-
 def check_finite(total: Tensor, problem: Problem, *given: Tensor) -> None:
     """Raise when a product, with what was given, has infinite or undefined entries."""
     finite = bool(torch.isfinite(total.sum())) or bool(torch.isfinite(total).all())
-    if not (finite if problem.model.spread is None else problem.model.spread.all(finite, total.device)):
+    if not problem.store.agreed(finite):
         if not all(bool(torch.isfinite(v).all()) for v in given):
             raise UsageError(
                 "expected a vector of finite numbers, got one with infinite or undefined entries"

@@ -61,6 +61,12 @@ class Batch:
     def __getitem__(self, index: slice) -> Batch:
         return self.map(lambda tensor: tensor[index])
 
+    def share(self, rows: range) -> Batch:
+        """Some sequences; if there are none, one that counts for nothing."""
+        if rows:
+            return self[rows.start : rows.stop]
+        return Batch(self[:1].inputs, self[:1].targets, torch.zeros(1))
+
 
 class Share(NamedTuple):
     """Which part of some data batches are: consecutive sequences, of which others have the rest."""

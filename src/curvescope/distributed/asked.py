@@ -36,7 +36,7 @@ def asked(op: Any, V: Tensor, *spaces: Any) -> Asked:
         tuple(tuple(block.name for block in space) for space in spaces),
         None if shift is None else (shift.uniform, {k: _plain(w) for k, w in shift.weights.items()}),
         op.problem.loss.name,
-        _options(op.problem.loss),
+        {name: _plain(value) for name, value in op.problem.loss.options.items()},
         getattr(op, "source", None),
         getattr(op, "seed", None),
     )
@@ -53,16 +53,6 @@ def seen(V: Tensor) -> float:
     size = torch.linalg.vector_norm(flat, dtype=torch.float64)
     found = float(total / size) if float(size) else 0.0
     return found if math.isfinite(found) else 2.0
-
-
-def _options(loss: Any) -> str:
-    """The plain attributes of a loss, such as its label smoothing."""
-    plain = {
-        name: value
-        for name, value in sorted(vars(loss).items())
-        if isinstance(value, int | float | str | bool | tuple | type(None))
-    }
-    return repr(plain)
 
 
 def _plain(weight: Any) -> Any:

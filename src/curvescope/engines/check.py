@@ -32,7 +32,7 @@ from curvescope.engines.repeats import other_outputs
 from curvescope.engines.run import FusedRunner, PlainRunner, Runner, find_head, refuse_lost
 from curvescope.engines.state.digest import digest, same
 from curvescope.engines.state.snapshot import Snapshot, modes
-from curvescope.kernels.substitute import PlainAttention
+from curvescope.kernels.substitute import Head, PlainAttention
 from curvescope.models.hf.module import rounding
 from curvescope.models.model import Model
 from curvescope.models.running.fused import Fused, fuse
@@ -52,7 +52,7 @@ class Known:
 
     snapshot: Snapshot
     fused: Fused | None
-    head: int | None
+    head: Head | None
     numbers: tuple[Tensor, ...]  # in tensors that are no parameters, summed up
     entry_bytes: float  # of all results of a pass that are no views, for each entry of the data
     sizes: dict[Any, int] = field(default_factory=dict)  # of passes, by runner and shapes
@@ -109,7 +109,7 @@ class _Found(NamedTuple):
     """What fits a model (None: it is run as it is), and of one pass all results' size and our outputs."""
 
     fused: Fused | None
-    head: int | None
+    head: Head | None
     size: int
     outputs: Tensor | None = None
     why: str = ""

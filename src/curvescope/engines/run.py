@@ -21,7 +21,7 @@ from curvescope.engines.repeats import Repeats, Trace
 from curvescope.kernels.attention.hf import differentiated
 from curvescope.kernels.backends import casting
 from curvescope.kernels.head import LinearHead
-from curvescope.kernels.substitute import FindHead, PlainAttention, Substitute
+from curvescope.kernels.substitute import FindHead, Head, PlainAttention, Substitute
 from curvescope.models.running.exchange import Change, evaluation, exchanged
 from curvescope.models.running.fused import Fused
 from curvescope.problem import Leaves, Problem
@@ -94,7 +94,7 @@ class FusedRunner(Runner):
 
     name = "fast"
 
-    def __init__(self, problem: Problem, fused: Fused, head: int | None, *, checkpoint: bool = False):
+    def __init__(self, problem: Problem, fused: Fused, head: Head | None, *, checkpoint: bool = False):
         self.checkpoint, self.repeats, self._problem = checkpoint, Repeats(), problem
         self._fused, self._head = fused, head
 
@@ -111,12 +111,14 @@ class FusedRunner(Runner):
         changes = kernel_changes(problem, self._fused, second_order=second_order)
         around = partial(kernels, second_order=second_order)
         layers = _again(problem, changes, around, self.repeats) if self.checkpoint else []
-        head = self._head if lazy and problem.loss.takes_head else None
+        head = self._head if lazy else None
+        if head is not None and not problem.loss.takes_head(batch.targets, head.axis):
+            head = None
         with kernels(second_order=second_order, head=head) as mode:
             z = problem.outputs(batch, leaves, changes=[*changes, *layers, *more()])
         if mode.placeholder is None:
             return z
-        if z is mode.placeholder and mode.head is not None:
+        if head is not None and mode.head is not None and head.made(z, mode.placeholder):
             return mode.head
         return self.outputs(batch, leaves, second_order=second_order, lazy=False, more=more)
 
@@ -127,17 +129,17 @@ def kernel_changes(problem: Problem, fused: Fused, *, second_order: bool) -> lis
 
 
 @contextmanager
-def kernels(*, second_order: bool, head: int | None = None) -> Iterator[Substitute]:
+def kernels(*, second_order: bool, head: Head | None = None) -> Iterator[Substitute]:
     """PyTorch's functions are ours inside; attention that has no counterpart of ours is plain."""
     with (
         differentiated(second_order=second_order),
         PlainAttention(),
-        Substitute(second_order=second_order, head=head) as mode,
+        Substitute(second_order=second_order, head=None if head is None else head.number) as mode,
     ):
         yield mode
 
 
-def find_head(problem: Problem, fused: Fused, batch: Batch) -> tuple[int | None, Tensor]:
+def find_head(problem: Problem, fused: Fused, batch: Batch) -> tuple[Head | None, Tensor]:
     """Which linear map makes the outputs of a module with our kernels on a placed batch; these outputs."""
     changes = kernel_changes(problem, fused, second_order=False)
     with torch.no_grad(), kernels(second_order=False), FindHead() as mode:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from threading import RLock
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -88,8 +88,24 @@ class PlainAttention(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
+class Head(NamedTuple):
+    """The linear map that made some outputs: its count, and the axis of its results in them, -1 or 1."""
+
+    number: int
+    axis: int
+
+    def made(self, z: Tensor, result: Tensor) -> bool:
+        """Return True if z is the result, or for axis 1 a view of it with the last axis moved there."""
+        if self.axis == -1:
+            return z is result
+        view = result.movedim(-1, 1)
+        base = result if result._base is None else result._base
+        same = z.shape == view.shape and z.stride() == view.stride()
+        return same and z._base is base and z.storage_offset() == view.storage_offset()
+
+
 class FindHead(TorchFunctionMode):
-    """Notices which linear map made a tensor: `place(z)` is its count, to be given to `Substitute`."""
+    """Records linear maps: `place(z)` says which one made z, for `Substitute`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -101,10 +117,13 @@ class FindHead(TorchFunctionMode):
             self._made.append((found, found._version))
         return found
 
-    def place(self, z: Tensor) -> int | None:
-        """The count of the linear map whose result is z itself; None where it was worked on since."""
-        found = (i for i, (made, version) in enumerate(self._made) if made is z and version == z._version)
-        return next(found, None)
+    def place(self, z: Tensor) -> Head | None:
+        """The linear map whose result z is, or has on axis 1; None if none is, or z was worked on since."""
+        for i, (result, version) in enumerate(self._made):
+            for head in (Head(i, -1), Head(i, 1)):
+                if version == z._version and (head.axis == -1 or z.dim() > 2) and head.made(z, result):
+                    return head
+        return None
 
 
 # --------------------------------------------------------------- linear maps as (h, W, b), None: another kind

@@ -7,10 +7,9 @@ from typing import Any
 from curvescope.core.errors import UsageError, near_misses
 from curvescope.losses.base import Loss
 from curvescope.losses.cross_entropy import CrossEntropy
-from curvescope.losses.custom import CustomLoss
+from curvescope.losses.custom import CustomLoss, ModelLoss
+from curvescope.losses.elementwise import SquaredError
 from curvescope.losses.from_torch import from_torch
-from curvescope.losses.of_model import ModelLoss
-from curvescope.losses.squared_error import SquaredError
 
 __all__ = ["CrossEntropy", "CustomLoss", "Loss", "ModelLoss", "SquaredError", "as_loss"]
 

@@ -1,15 +1,19 @@
 """A loss is a sum over terms; whoever uses it divides once by the total weight of the terms.
 
-With outputs z, targets y and weights w of one batch, every loss gives
-the sum Σ_t w_t ℓ_t(z), its gradient in z, its Hessian applied to a direction in z, and Σ_t w_t. So how
-the data is cut into batches, ordered or padded cannot change the mean. Targets are a tensor, or for a loss of
-one's own a tree of tensors (a tuple or dictionary), each with the sequences on axis 0.
+With outputs z, targets y and weights w of one batch, every loss gives the sum Σ_t w_t ℓ_t(z), its gradient
+in z, its Hessian applied to a direction in z, and Σ_t w_t. So the mean does not depend on how the data is
+cut into batches, ordered or padded. Targets are a tensor, or, for a loss of your own, a tree of tensors
+(a tuple or a dictionary), each with the sequences on axis 0.
+
+A loss states what else it can do by flags and methods, and engines and operators ask for these, not for its
+name: `takes_head`, `rooted`, `diagonal`, `together`, `layout`, `term_weights`, `class_axis`.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,14 +24,35 @@ from curvescope.core.tensors.trees import Tree
 from curvescope.kernels.head import LinearHead
 
 
+class TermLayout(NamedTuple):
+    """Terms in outputs: with `axis` moved to the end, `number` equal pieces of every sequence."""
+
+    number: int
+    axis: int = -1  # counted from the last
+
+    def split(self, z: Tensor) -> Tensor:
+        """Outputs (B, …) as their terms (B, number, entries of a term)."""
+        return z.movedim(self.axis, -1).reshape(len(z), self.number, -1)
+
+    def join(self, terms: Tensor, shape: Sequence[int]) -> Tensor:
+        """Terms (…, B, number, entries of a term) as outputs (…, *shape)."""
+        if len(shape) < 2:
+            return terms.reshape(*terms.shape[:-3], *shape)
+        last = list(shape)
+        last.append(last.pop(self.axis))
+        return terms.reshape(*terms.shape[:-3], *last).movedim(-1, self.axis)
+
+
 class Loss(ABC):
     """Sum over terms, and its first two derivatives in the outputs."""
 
     name: str
     convex: bool = True  # in the outputs, so that the GGN is positive semi-definite
-    takes_head: bool = False  # whether it can make the outputs of a linear head itself, slice by slice
-    splits: bool = True  # whether it is a function of outputs, so that H is GGN + functional part
+    splits: bool = True  # into a function of outputs, so that H is GGN + functional part
     divided: bool = True  # by the total weight of its terms; False for a plain sum
+    rooted: bool = False  # `root` is known
+    diagonal: bool = False  # the Hessian in the outputs is
+    together: bool = False  # one vector of `root` may stand for all terms of a sequence at once
     notes: tuple[str, ...] = ()  # what a reader should know
 
     @abstractmethod
@@ -48,6 +73,13 @@ class Loss(ABC):
     ) -> Tensor:
         """∂²(sum)/∂z² applied to directions of shape (…, *outputs.shape)."""
 
+    @property
+    def options(self) -> dict[str, Any]:
+        """The settings as they are now, plain values and tensors by name."""
+        return {}
+
+    # ------------------------------------------------------------------------------------------- single terms
+
     def term_outer_product(
         self, outputs: Tensor, targets: Tree, weights: Tensor | None, direction: Tensor
     ) -> Tensor:
@@ -55,13 +87,18 @@ class Loss(ABC):
         raise UsageError(f"the loss {self.name!r} does not split into terms, which an empirical Fisher needs")
 
     def root_gradient(self, outputs: Tensor, targets: Tree, weights: Tensor | None) -> Tensor:
-        """Σ_t √w_t r_t: of terms that do not share outputs, what the outer product of terms is made of."""
+        """Σ_t √w_t r_t. If terms do not share outputs, the outer product of terms is made of it."""
         return self.gradient(outputs, targets, None if weights is None else weights.to(outputs.dtype).sqrt())
 
-    @property
-    def rooted(self) -> bool:
-        """Whether `root` is known."""
-        return False
+    def layout(self, outputs: Tensor) -> TermLayout | None:
+        """Where the terms are in the outputs, if each has outputs of its own."""
+        return None
+
+    def term_weights(self, targets: Tree, weights: Tensor | None) -> Tensor | None:
+        """w_t of every term, (B, …), if the weights of a batch may have this shape and leave out any term."""
+        return None
+
+    # --------------------------------------------------------------------------- square roots and likelihoods
 
     def root(self, outputs: Tensor, targets: Tree, weights: Tensor | None, noise: Tensor) -> Tensor:
         """R ε for ε of shape (…, *outputs.shape), with R Rᵀ = ∂²(sum)/∂z²; term by term."""
@@ -70,13 +107,24 @@ class Loss(ABC):
             hint="cs.exact_diagonal takes any loss, method='hutchinson' any operator",
         )
 
-    def slots(self, outputs: Tensor) -> int | None:
-        """In how many terms, equally long and one behind the other, a sequence's outputs are cut, if so."""
-        return None
-
     def sample_targets(self, outputs: Tensor, targets: Tree, source: torch.Generator) -> Tensor:
         """Targets drawn from the model's own distribution, with the ignored ones of `targets` kept."""
         raise no_likelihood(f"a log-likelihood, which the loss {self.name!r} is not")
+
+    # --------------------------------------------------------------------- logits, and a head that makes them
+
+    def class_axis(self, outputs: Tensor) -> int | None:
+        """The axis of the classes, counted from the last, if the outputs are logits."""
+        return None
+
+    def takes_head(self, targets: Tree, axis: int) -> bool:
+        """Return True if `head_sum` and `head_curvature` exist for targets like these.
+
+        Args:
+            targets: Of a batch.
+            axis: Where the model puts the classes of its linear head: -1, or 1.
+        """
+        return False
 
     def head_sum(self, head: LinearHead, targets: Tree, weights: Tensor | None, *, part: Part) -> Tensor:
         """Σ_t w_t ℓ_t of the head's outputs, or, for `functional`, ⟨its gradient held fixed, outputs⟩."""
@@ -90,7 +138,7 @@ class Loss(ABC):
 
 
 def no_likelihood(what: str) -> UsageError:
-    """What is said where targets should be drawn from a loss that is no log-likelihood."""
+    """Error for drawing targets from a loss that is not a log-likelihood."""
     return UsageError(
         f"a Monte-Carlo Fisher needs {what}",
         hint="K-FAC takes it with kind='ggn' or 'empirical', and cs.GGN and cs.EmpiricalFisher are matrices",
@@ -98,12 +146,17 @@ def no_likelihood(what: str) -> UsageError:
 
 
 def check_one_tensor(targets: Tree) -> None:
-    """Raise unless the targets are a tensor, for a loss that knows no trees."""
+    """Raise unless the targets are a tensor, for a loss that takes no trees."""
     if not isinstance(targets, Tensor):
         raise ShapeError(
             f"expected targets as one tensor, got a {type(targets).__name__}",
             hint="a tuple or dictionary of targets is for a loss of your own: cs.CustomLoss",
         )
+
+
+def has_negative(weight: Tensor | None) -> bool:
+    """Return True if some weight is below zero."""
+    return weight is not None and bool((weight < 0).any())
 
 
 def expand_weights(weights: Tensor, targets: Tensor) -> Tensor:

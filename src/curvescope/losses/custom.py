@@ -1,9 +1,14 @@
-"""Any callable as a loss: it states its sum and its number of terms, autograd does the rest."""
+"""Losses of your own: any function of outputs and targets, and the loss that a model returns itself.
+
+A function states its sum and its number of terms; autograd takes the derivatives.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from math import isfinite
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -37,6 +42,10 @@ class CustomLoss(Loss):
                 "expected two functions, sum(outputs, targets, weights) and count(targets, weights)"
             )
         self._sum, self._count, self._terms, self.name, self.convex = sum, count, terms, name, convex
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return {"convex": self.convex}
 
     def sum(self, outputs: Tensor, targets: Tree, weights: Tensor | None) -> Tensor:
         found = self._sum(outputs, targets, weights)
@@ -95,3 +104,39 @@ class CustomLoss(Loss):
             w = weights if same else expand_weights(weights, terms)  # one per term, or per sequence
             inner = inner * w.reshape(-1).to(inner)
         return (inner @ R).reshape(direction.shape)
+
+
+@dataclass(frozen=True)
+class ModelLoss(Loss):
+    """L = (1/N) Σ_b N_b f_b, N = Σ_b N_b, for outputs f_b (1,) and weights N_b; or the plain sum of f_b."""
+
+    divided: bool = True
+    name = "loss_fn"
+    splits = False
+    convex = False
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return {"divided": self.divided}
+
+    def sum(self, outputs: Tensor, targets: Tree, weights: Tensor | None) -> Tensor:
+        return outputs.sum() if weights is None else (outputs * weights.to(outputs)).sum()
+
+    def total_weight(self, targets: Tree, weights: Tensor | None) -> float:
+        return float(len(targets)) if weights is None else float(weights.sum(dtype=torch.float64))
+
+    def gradient(self, outputs: Tensor, targets: Tree, weights: Tensor | None) -> NoReturn:
+        raise unsplit("the functional part")
+
+    def hessian_product(
+        self, outputs: Tensor, targets: Tree, weights: Tensor | None, direction: Tensor
+    ) -> NoReturn:
+        raise unsplit("the GGN")
+
+
+def unsplit(what: str) -> UsageError:
+    """Error for a method that needs outputs, when only their loss is known."""
+    return UsageError(
+        f"{what} needs the model's outputs and their loss apart, which loss_fn(model, batch) does not show",
+        hint="give the loss of the outputs: cs.Problem(model, data, loss=…), e.g. a cs.CustomLoss",
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -10,8 +11,8 @@ from torch import nn
 
 from curvescope.core.errors import UsageError
 from curvescope.losses.base import Loss
-from curvescope.losses.torch_classes import ClassLoss
-from curvescope.losses.torch_entries import RULES, EntryLoss
+from curvescope.losses.cross_entropy import CrossEntropy, NegativeLogLikelihood
+from curvescope.losses.elementwise import RULES, SquaredError, TorchElementwise
 
 FUNCTIONS: dict[Any, type[nn.Module]] = {
     F.cross_entropy: nn.CrossEntropyLoss,
@@ -27,11 +28,18 @@ FUNCTIONS: dict[Any, type[nn.Module]] = {
     F.soft_margin_loss: nn.SoftMarginLoss,
 }
 """The module of each function; `functools.partial` gives its options."""
+LOSSES: dict[type[nn.Module], Callable[[Any], Loss]] = {
+    nn.CrossEntropyLoss: CrossEntropy.of,
+    nn.NLLLoss: NegativeLogLikelihood,
+    nn.MSELoss: SquaredError.of,
+    **dict.fromkeys(RULES, TorchElementwise),
+}
+"""The loss of each module."""
 OWN = "say how its terms are counted: cs.CustomLoss(sum, count), or cs.Problem(…, loss_fn=f, terms=…)"
 
 
 def from_torch(loss: Any) -> Loss | None:
-    """torch's loss as one of ours, with the reduction it has; None for what is no function and no module."""
+    """torch's loss as one of ours; None for anything but a function or a module."""
     if isinstance(loss, type):
         named = f"{loss.__name__}(), an object of that class" if issubclass(loss, nn.Module | Loss) else None
         raise UsageError(f"expected a loss, got the class {loss.__name__}", hint=named)
@@ -40,18 +48,15 @@ def from_torch(loss: Any) -> Loss | None:
         loss = _module_of(function, options, loss)
     if not isinstance(loss, nn.Module):
         return None
-    if isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss) and type(loss) in (nn.CrossEntropyLoss, nn.NLLLoss):
-        found = ClassLoss(loss)
-    elif type(loss) in RULES:
-        found = EntryLoss(loss, RULES[type(loss)])
-    else:
+    module: Any = loss
+    if type(loss) not in LOSSES:
         raise UsageError(f"expected a loss that is known, got a {type(loss).__name__} of your own", hint=OWN)
-    if loss.reduction not in ("mean", "sum", "batchmean"):
+    if module.reduction not in ("mean", "sum", "batchmean"):
         raise UsageError(
-            f"expected {found.name} with reduction 'mean' or 'sum', got {loss.reduction!r}: "
+            f"expected {type(loss).__name__} with reduction 'mean' or 'sum', got {module.reduction!r}: "
             "a loss is one number",
         )
-    return found
+    return LOSSES[type(loss)](module)
 
 
 def _module_of(function: Any, options: dict[str, Any], given: Any) -> nn.Module:

@@ -22,7 +22,7 @@ from curvescope.engines import Engine, EngineName, Receive, Tree
 from curvescope.engines.memory import columns_at_once, ran_out
 from curvescope.engines.state.plain_values import plain
 from curvescope.engines.state.structure import structure
-from curvescope.losses.of_model import unsplit
+from curvescope.losses.custom import unsplit
 from curvescope.models.choice.params import Params
 from curvescope.operators.samples.coupled import cut_sequences, refuse_cuts
 from curvescope.operators.shift import WeightDecay, shift
@@ -89,7 +89,7 @@ class CurvatureOperator(LinearOperator):
         """What the way depends on in which products are made, as `core.operator.meeting` asks: no weights."""
         problem, engine = self.problem, self.engine
         how = str(self.dtype), self.device.type, engine.wanted, engine.checkpoint
-        loss = type(problem.loss).__name__, problem.loss.name, plain(problem.loss)
+        loss = type(problem.loss).__name__, problem.loss.name, plain(problem.loss.options)
         return type(self), structure(problem.model), *loss, *how
 
     @property

@@ -1,8 +1,8 @@
 """Matrices in the outputs of a few sequences as columns: M = Σ_k r_k r_kᵀ, for the diagonal of Jᵀ M J.
 
     cross-entropy, GGN     √(w_t p_c) (e_c − p_t) at position t, for every position and class
-    squared error, GGN     √(2 c w) e_i for every entry
-    torch's losses, GGN    R e_i for every entry, with a root R of M that the loss knows (`Loss.root`)
+    diagonal losses, GGN   √(w_i ℓ_i'') e_i for every entry
+    other roots, GGN       R e_i for every entry, with a root R of M that the loss knows (`Loss.root`)
     empirical Fisher       √w_t ∂ℓ_t/∂z for every term t
     anything else          unit vectors e_i, and M e_i beside them: diag(Jᵀ M J) = Σ_i (Jᵀ e_i) ∘ (Jᵀ M e_i)
 
@@ -20,9 +20,8 @@ import torch
 from torch import Tensor
 
 from curvescope.data.batches import Batch
-from curvescope.losses import CrossEntropy, Loss, SquaredError
-from curvescope.losses.base import expand_weights
-from curvescope.losses.cross_entropy import is_counted
+from curvescope.losses import CrossEntropy, Loss
+from curvescope.losses.base import TermLayout
 
 
 class Columns(NamedTuple):
@@ -36,11 +35,11 @@ class Columns(NamedTuple):
 def ggn_columns(loss: Loss, z: Tensor, batch: Batch) -> Columns:
     """Of ∂²(sum)/∂z²."""
     z = z.detach()
-    if isinstance(loss, CrossEntropy):
-        return _softmax_columns(z, _weights(z, batch))
-    if isinstance(loss, SquaredError):
-        curvature = loss.hessian_product(z, batch.targets, batch.weights, torch.ones_like(z))
-        return _term_columns(z.shape, curvature.sqrt().reshape(len(z), -1, 1))
+    if isinstance(loss, CrossEntropy) and loss.rooted:
+        return _softmax_columns(z, loss.layout(z), *loss.root_columns(z, batch.targets, batch.weights))
+    if loss.rooted and loss.diagonal:
+        root = loss.root(z, batch.targets, batch.weights, torch.ones_like(z))
+        return _term_columns(z, TermLayout(z[0].numel()), root)
     if loss.rooted:
         units = _unit_columns(z)
         return Columns(units.number, lambda k: loss.root(z, batch.targets, batch.weights, units.make(k)))
@@ -50,18 +49,10 @@ def ggn_columns(loss: Loss, z: Tensor, batch: Batch) -> Columns:
 def fisher_columns(loss: Loss, z: Tensor, batch: Batch) -> Columns:
     """Of Σ_t w_t r_t r_tᵀ, r_t = ∂ℓ_t/∂z at the batch's targets."""
     z = z.detach()
-    if isinstance(loss, CrossEntropy):
-        return _term_columns(z.shape, _root_gradient(loss, z, batch).reshape(len(z), -1, z.shape[-1]))
-    if isinstance(loss, SquaredError):
-        width = 1 if loss.normalisation == "mean" else prod(z.shape[1:])
-        return _term_columns(z.shape, _root_gradient(loss, z, batch).reshape(len(z), -1, width))
+    layout = loss.layout(z)
+    if layout is not None:
+        return _term_columns(z, layout, loss.root_gradient(z, batch.targets, batch.weights))
     return _unit_columns(z, lambda u: loss.term_outer_product(z, batch.targets, batch.weights, u))
-
-
-def _root_gradient(loss: Loss, z: Tensor, batch: Batch) -> Tensor:
-    """√w_t ∂ℓ_t/∂z of all terms, in the outputs' shape."""
-    weights = None if batch.weights is None else batch.weights.to(z.dtype).sqrt()
-    return loss.gradient(z.detach(), batch.targets, weights)
 
 
 def several(columns: list[Columns]) -> Columns:
@@ -79,42 +70,37 @@ def several(columns: list[Columns]) -> Columns:
     return Columns(len(places), make)
 
 
-def _weights(z: Tensor, batch: Batch) -> Tensor:
-    """w_t of every position, (B, T), zero where the target is ignored."""
-    w = is_counted(batch.targets).to(z.dtype)
-    if batch.weights is not None:
-        w = w * expand_weights(batch.weights, batch.targets).to(z.dtype)
-    return w.reshape(len(z), -1)
+def _softmax_columns(z: Tensor, layout: TermLayout, p: Tensor, w: Tensor) -> Columns:
+    """√(w_t p_c) (e_c − p_t), position after position, for p (B, T, C) and weights w (B, T).
 
-
-def _softmax_columns(z: Tensor, w: Tensor) -> Columns:
-    """√(w_t p_c) (e_c − p_t), position after position, for weights (B, T); without those of no weight."""
-    B, V = len(z), z.shape[-1]
-    p = z.softmax(-1).reshape(B, -1, V)
+    Positions without weight have no columns.
+    """
+    B, T, C = p.shape
     positions = (w != 0).any(dim=0).nonzero()[:, 0]
 
     def make(some: slice) -> Tensor:
         index = torch.arange(some.start, some.stop, device=z.device)
-        t, c, k = positions[index // V], index % V, torch.arange(len(index), device=z.device)
+        t, c, k = positions[index // C], index % C, torch.arange(len(index), device=z.device)
         rows = -p[:, t]
         rows[:, k, c] += 1
         rows *= (w[:, t] * p[:, t, c]).sqrt()[..., None]
-        out = z.new_zeros(len(index), B, p.shape[1], V)
+        out = z.new_zeros(len(index), B, T, C)
         out[k, :, t] = rows.transpose(0, 1)
-        return out.reshape(-1, *z.shape)
+        return layout.join(out, z.shape)
 
-    return Columns(len(positions) * V, make)
+    return Columns(len(positions) * C, make)
 
 
-def _term_columns(shape: torch.Size, G: Tensor) -> Columns:
-    """One column for each of T terms, which have outputs of their own, from their values (B, T, W)."""
+def _term_columns(z: Tensor, layout: TermLayout, values: Tensor) -> Columns:
+    """One column for each term that is not zero: its values in a tensor like z, zeros elsewhere."""
+    G = layout.split(values)
     terms = (G != 0).any(dim=2).any(dim=0).nonzero()[:, 0]
 
     def make(some: slice) -> Tensor:
         t = terms[some]
         out = G.new_zeros(len(t), *G.shape)
         out[torch.arange(len(t), device=G.device), :, t] = G[:, t].transpose(0, 1)
-        return out.reshape(-1, *shape)
+        return layout.join(out, z.shape)
 
     return Columns(len(terms), make)
 

@@ -111,13 +111,15 @@ def intervene(
             x = problem.activations(batch, at)[at]
             step, before = delta(x), problem.outputs(batch)
             loss += float(_loss(problem, batch, before))
+            before = _classes_last(problem, before)
             tokens = before.shape[:-1].numel()
             count += tokens
             size += float(step.double().square().sum()) / x.shape[:-1].numel() * tokens
             for i, alpha in enumerate(alphas):
                 after = _moved_outputs(problem, batch, at, alpha * step)
                 sums[i] += float(_loss(problem, batch, after))
-                kl[i] += float(_kl(before, after)) if _has_logits(problem) else np.nan
+                after = _classes_last(problem, after)
+                kl[i] += np.nan if problem.loss.class_axis(after) is None else float(_kl(before, after))
                 change = (after - before).double()
                 centred = change[..., list(watch)] - change.mean(-1, keepdim=True)
                 logits[i] += centred.flatten(0, -2).sum(0).cpu().numpy()
@@ -163,8 +165,10 @@ def _loss(problem: Problem, batch: Batch, z: Tensor) -> Tensor:
     return problem.loss.sum(z, batch.targets, batch.weights)
 
 
-def _has_logits(problem: Problem) -> bool:
-    return problem.loss.name == "cross_entropy"
+def _classes_last(problem: Problem, z: Tensor) -> Tensor:
+    """Outputs with the classes of logits on the last axis; other outputs as they are."""
+    axis = problem.loss.class_axis(z)
+    return z if axis is None else z.movedim(axis, -1)
 
 
 def _kl(before: Tensor, after: Tensor) -> Tensor:

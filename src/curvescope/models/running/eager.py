@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -32,6 +32,16 @@ def eager(module: nn.Module) -> Iterator[None]:
     """Run the module without backward hooks of its parts or of tensors, and without `torch.compile`."""
     tensors = IgnoreTensorHooks() if torch.is_grad_enabled() else nullcontext()
     with uncompiled(), exchanged(_without_backward_hooks(module)), tensors:
+        yield
+
+
+@contextmanager
+def differentiating() -> Iterator[None]:
+    """Ignore the caller's modes inside: no_grad, inference mode, autocast, `torch.compile`."""
+    with uncompiled(), torch.inference_mode(False), torch.enable_grad(), ExitStack() as off:
+        for kind in ("cpu", "cuda"):
+            if torch.is_autocast_enabled(kind):
+                off.enter_context(torch.autocast(kind, enabled=False))
         yield
 
 

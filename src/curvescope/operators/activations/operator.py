@@ -19,7 +19,7 @@ from curvescope.core.errors import UsageError
 from curvescope.core.operator import LinearOperator
 from curvescope.core.parts import MatrixName
 from curvescope.engines import Engine, EngineName
-from curvescope.losses.of_model import unsplit
+from curvescope.losses.custom import unsplit
 from curvescope.operators.activations.places import Part, Token, Tokens, find_parts
 from curvescope.operators.activations.tokens import TokenBlocks
 from curvescope.operators.shift import not_negative

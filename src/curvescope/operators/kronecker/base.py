@@ -17,7 +17,7 @@ from torch import Tensor
 from curvescope.core.blocks import Block
 from curvescope.core.errors import UsageError
 from curvescope.engines import Engine
-from curvescope.losses.of_model import unsplit
+from curvescope.losses.custom import unsplit
 from curvescope.operators.kronecker.cotangents import Curvature
 from curvescope.operators.kronecker.layers import Layer
 from curvescope.operators.kronecker.moments import Pair

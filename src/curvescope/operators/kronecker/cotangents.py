@@ -22,7 +22,7 @@ from torch import Tensor
 
 from curvescope.core.errors import UsageError
 from curvescope.data.batches import Batch
-from curvescope.losses import CrossEntropy, SquaredError
+from curvescope.losses.base import TermLayout
 from curvescope.operators.curvature import sampled_targets
 from curvescope.operators.roots import Columns, ggn_columns
 from curvescope.problem import Problem
@@ -85,12 +85,12 @@ class Curvature:
             if self.kind == "mc":
                 targets = sampled_targets(problem.loss, z, batch, first, sample, self.seed)
             u = problem.loss.root_gradient(z, targets, batch.weights) * self.mc_samples**-0.5
-            yield from _apart(u, _slots(problem, z)) if self.separate else [u]
+            yield from _apart(u, _layout(problem, z)) if self.separate else [u]
 
 
-def _slots(problem: Problem, z: Tensor) -> int:
-    """In how many terms of equal size the outputs of a sequence are cut by the loss."""
-    found = problem.loss.slots(z)
+def _layout(problem: Problem, z: Tensor) -> TermLayout:
+    """Where the terms of the loss are in the outputs."""
+    found = problem.loss.layout(z)
     if found is not None:
         return found
     raise UsageError(
@@ -99,14 +99,14 @@ def _slots(problem: Problem, z: Tensor) -> int:
     )
 
 
-def _apart(u: Tensor, slots: int) -> Iterator[Tensor]:
-    """The parts of u in one slot of every sequence, those that are not zero."""
-    cut = u.reshape(len(u), slots, -1)
-    for slot in range(slots):
-        if bool(cut[:, slot].any()):
+def _apart(u: Tensor, layout: TermLayout) -> Iterator[Tensor]:
+    """The parts of u in one term of every sequence, those that are not zero."""
+    cut = layout.split(u)
+    for term in range(layout.number):
+        if bool(cut[:, term].any()):
             found = torch.zeros_like(cut)
-            found[:, slot] = cut[:, slot]
-            yield found.reshape(u.shape)
+            found[:, term] = cut[:, term]
+            yield layout.join(found, u.shape)
 
 
 def _root(problem: Problem, z: Tensor, batch: Batch, *, separate: bool) -> Columns:
@@ -114,13 +114,15 @@ def _root(problem: Problem, z: Tensor, batch: Batch, *, separate: bool) -> Colum
     loss = problem.loss
     if not loss.rooted:
         return _dense_root(problem, z, batch)
-    if separate or not isinstance(loss, CrossEntropy | SquaredError):
+    if separate or not loss.together:
         return ggn_columns(loss, z, batch)
-    C = z.shape[-1] if z.dim() > 1 else 1
+    axis = -1 if (layout := loss.layout(z)) is None else layout.axis
+    C = z.shape[axis] if z.dim() > 1 else 1
 
     def make(some: slice) -> Tensor:
-        unit = torch.eye(C, dtype=z.dtype, device=z.device)[some]
-        noise = unit.reshape(-1, *[1] * (z.dim() - 1), C).expand(-1, *z.shape) if z.dim() > 1 else unit
+        noise = torch.eye(C, dtype=z.dtype, device=z.device)[some]
+        if z.dim() > 1:
+            noise = noise.reshape(-1, *[1] * (z.dim() - 1), C).movedim(-1, axis).expand(-1, *z.shape)
         return loss.root(z, batch.targets, batch.weights, noise)
 
     return Columns(C, make)

@@ -270,8 +270,7 @@ class PerSample:
 
     def _divisors(self) -> np.ndarray:
         """What a sample's sum is divided by."""
-        weights = np.concatenate([rows.weights for rows in self._rows()])
-        return np.ones_like(weights) if self.each == "term" else weights
+        return np.concatenate([rows.divisors for rows in self._rows()])
 
     def _check(self, V: Tensor, *, own: bool = True) -> None:
         """Raise unless these are columns for all samples, or, where that goes, each sample's own."""
@@ -304,7 +303,7 @@ def per_sample(
     if each == "term" and not has_terms(problem):
         raise UsageError(
             f"the loss {problem.loss.name!r} does not say what its terms within a sequence are",
-            hint="each='sequence', or a loss that is cross_entropy or mse_mean",
+            hint="each='sequence', or a loss whose terms are targets or entries: cross_entropy, mse_mean",
         )
     return PerSample(problem, problem.space(*blocks), each, chunk)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -9,20 +10,19 @@ import torch
 from torch import Tensor
 
 from curvescope.data.batches import Batch
-from curvescope.losses import CrossEntropy, SquaredError
-from curvescope.losses.base import expand_weights
-from curvescope.losses.cross_entropy import is_counted
 from curvescope.problem import Problem
 
 Each = Literal["sequence", "term"]
 
 
 class Rows(NamedTuple):
-    """Samples of one batch: which sequences they are, and of terms which entries of their targets."""
+    """Samples of one batch: which sequences they are, and of terms which ones of their sequence."""
 
     sequences: Tensor  # (R,)
     terms: Tensor | None  # (R,)
     weights: np.ndarray  # (R,) N_x
+    divisors: np.ndarray  # (R,) the total weight of the sample's own batch, as `batch` makes it
+    shape: tuple[int, ...]  # of the terms of one sequence
 
     def batch(self, whole: Batch, rows: slice = slice(None)) -> Batch:
         """The samples as sequences of a batch; a term is its sequence with no other term that counts."""
@@ -30,14 +30,13 @@ class Rows(NamedTuple):
         found = whole.map(lambda t: t[chosen.to(t.device)])
         if self.terms is None:
             return found
-        hot = torch.nn.functional.one_hot(self.terms[rows], whole.targets[0].numel())
-        return Batch(found.inputs, found.targets, hot.reshape(found.targets.shape).to(found.targets.device))
+        hot = torch.nn.functional.one_hot(self.terms[rows], math.prod(self.shape))
+        return Batch(found.inputs, found.targets, hot.reshape(-1, *self.shape).to(found.targets.device))
 
 
 def has_terms(problem: Problem) -> bool:
-    """Whether the loss is a sum over single targets, or single entries, that a weight can leave out."""
-    loss = problem.loss
-    return isinstance(loss, CrossEntropy) or (isinstance(loss, SquaredError) and loss.normalisation == "mean")
+    """Return True if the loss is a sum over single targets, or entries, that a weight can leave out."""
+    return all(problem.loss.term_weights(b.targets, b.weights) is not None for b in problem.batches)
 
 
 def rows_of(problem: Problem, batch: Batch, each: Each) -> Rows:
@@ -46,13 +45,11 @@ def rows_of(problem: Problem, batch: Batch, each: Each) -> Rows:
         ones = (batch[i : i + 1] for i in range(batch.num_sequences))
         weights = np.array([problem.loss.total_weight(one.targets, one.weights) for one in ones])
         kept = np.flatnonzero(weights > 0)
-        return Rows(torch.as_tensor(kept), None, weights[kept])
-    targets = batch.targets
-    w = torch.ones(targets.shape, dtype=torch.float64)
-    if batch.weights is not None:
-        w = expand_weights(batch.weights, targets).double().cpu()
-    if not targets.is_floating_point():
-        w = w * is_counted(targets).cpu()
-    flat = w.reshape(len(targets), -1)
-    sequences, terms = (flat > 0).nonzero(as_tuple=True)
-    return Rows(sequences, terms, flat[sequences, terms].numpy())
+        return Rows(torch.as_tensor(kept), None, weights[kept], weights[kept], ())
+    w, own = (problem.loss.term_weights(batch.targets, given) for given in (batch.weights, None))
+    assert w is not None, "checked by has_terms"
+    assert own is not None, "checked by has_terms"
+    w, own = w.double().cpu(), own.double().cpu()
+    flat = w.reshape(len(w), -1)
+    at = sequences, terms = (flat > 0).nonzero(as_tuple=True)
+    return Rows(sequences, terms, flat[at].numpy(), own.reshape(len(w), -1)[at].numpy(), tuple(w.shape[1:]))

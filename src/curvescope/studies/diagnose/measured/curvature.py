@@ -91,12 +91,12 @@ def measure_whole(problem: Problem, effort: Effort) -> Whole:
 
 
 def uniform_loss(problem: Problem) -> float:
-    """log V, the cross-entropy of outputs that prefer nothing; nan for another loss."""
-    if problem.loss.name != "cross_entropy":
-        return math.nan
+    """log V, the cross-entropy of outputs that prefer nothing; nan for another loss, and for a sum."""
     batch = problem.batches[0].map(problem.placed)
     with torch.no_grad():
-        return math.log(problem.outputs(batch[:1]).shape[-1])
+        z = problem.outputs(batch[:1])
+    axis = problem.loss.class_axis(z)
+    return math.nan if axis is None or not problem.loss.divided else math.log(z.shape[axis])
 
 
 def measure_rows(problem: Problem, effort: Effort) -> Rows:

@@ -1,0 +1,114 @@
+"""Errors of a forward pass, said in words that lead to their cause.
+
+PyTorch says "index out of range in self" for an id that an embedding does not have, and a shape error deep
+in a module looks like one of curvescope. So inputs that do not fit are named, and an error that the module
+also raises when its user calls it is said to be its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from curvescope.core.errors import CurvescopeError, ModuleError, UsageError
+from curvescope.core.tensors.trees import Tree, leaves
+from curvescope.models.model import Model
+
+SAME_LOSS = 1e-4  # relative: what another order of operations may change, in float32
+
+
+@contextmanager
+def module_errors(model: Model, inputs: Tree, *, splits: bool) -> Iterator[None]:
+    """Raise a RuntimeError of the module, called as its user calls it, as the module's own error.
+
+    Args:
+        model: What is called inside.
+        inputs: Its inputs, for the error.
+        splits: False if the model's outputs are its loss, whose tensors have an axis more here.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if type(error) is not RuntimeError:
+            raise
+        first, shapes = str(error).partition("\n")[0], [tuple(t.shape) for t in leaves(inputs)]
+        who = f"the forward of {model.name} itself"
+        if not splits:
+            who, shapes = f"the loss of {model.name} itself", [shape[1:] for shape in shapes[1:]]
+        raise ModuleError(
+            f"{who} raised an error on inputs of shape {', '.join(map(str, shapes))}: {first}",
+            hint="it does so without curvescope too: call it on a batch"
+            if model.widening is None
+            else "cs.load(…, dtype='float32'), if it uses parts of layers outside of them",
+        ) from error
+
+
+@contextmanager
+def told_apart(call: Callable[[], Tensor]) -> Iterator[None]:
+    """Raise an error as the module's own if the module raises it without our changes, too.
+
+    Args:
+        call: Calls the module as its user does, inside `module_errors`.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        own = _own_error(call) if type(error) is RuntimeError else None
+        if own is None or str(own.__cause__) != str(error):
+            raise
+        raise own from error
+
+
+def _own_error(call: Callable[[], Tensor]) -> ModuleError | None:
+    try:
+        with torch.no_grad():
+            call()
+    except ModuleError as error:
+        return error
+    except Exception:  # whatever it raises, it is another one
+        return None
+    return None
+
+
+@contextmanager
+def input_errors(inputs: Tree) -> Iterator[None]:
+    """Raise errors of embeddings with the ids that they were given."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "'indices'" not in str(error):  # PyTorch's word for ids
+            raise
+        kinds = ", ".join(str(t.dtype) for t in leaves(inputs))
+        raise UsageError(
+            f"the module looks entries up, for which it needs integer inputs, and got {kinds}",
+            hint="ids.long(), if they are whole numbers",
+        ) from error
+    except IndexError as error:
+        ids = [t for t in leaves(inputs) if not t.is_floating_point() and t.numel()]
+        if not ids:
+            raise
+        low, high = min(int(t.min()) for t in ids), max(int(t.max()) for t in ids)
+        raise UsageError(
+            f"the module found no entry for some of its inputs, which go from {low} to {high}: {error}",
+            hint="are there ids outside its vocabulary?",
+        ) from error
+
+
+def check_left_padding(name: str, ours: float, theirs: float) -> None:
+    """Raise if a loss on sequences that are padded on the left depends on the kind of attention.
+
+    Args:
+        name: Of the model.
+        ours: The loss with attention that can be differentiated twice.
+        theirs: The loss of the module as its user calls it.
+    """
+    if not math.isclose(ours, theirs, rel_tol=SAME_LOSS):
+        raise CurvescopeError(
+            f"the loss of {name} is {ours:.6g} with attention that can be differentiated "
+            f"twice and {theirs:.6g} as it is called, on sequences padded on the left",
+            hint="pad on the right, or give the first label behind the padding no weight (-100)",
+        )
