@@ -48,13 +48,19 @@ class DiagonalEstimate(Result):
     method: str = "hutchinson"
     probe: str = "rademacher"
     num_samples: int = 0  # that the error is taken over; 0, in results of version 0.1: the products
-    row_norms: np.ndarray | None = None  # (n,) of XDiag from few probes: bounds the intervals
+    row_norms: np.ndarray | None = None  # (n,) from few probes of signs, or of XDiag: bounds the intervals
+
+    @property
+    def is_bound(self) -> bool:
+        """True if fewer than ten probes were drawn, so that the ends of `interval` are a bound."""
+        return self.row_norms is not None
 
     @property
     def interval(self) -> tuple[np.ndarray, np.ndarray]:
         """Ends of 95 % intervals of the entries, (n,) each, see `intervals`; nan for one probe.
 
-        If XDiag had fewer than 20 products, the ends are a bound that holds at least as often.
+        If `is_bound`, too few probes were drawn for that: the ends are then a bound that holds at least as
+        often.
         """
         degrees = (self.num_samples or self.num_products) - 1
         if self.method == "roots":
@@ -89,7 +95,7 @@ def diagonal(
 
     Memory: for the c columns that one product takes (`columns_at_once`) 2c vectors, the probes and what a
     product returns, whatever the number of probes, and two vectors in float64, which become the result, three
-    for Gaussian probes; besides these num_probes vectors for "xdiag", and its probes, of a byte each, or
+    for Gaussian probes or fewer than ten of signs; besides these num_probes vectors for "xdiag", and its probes, of a byte each, or
     Gaussian as they are.
 
     Args:
@@ -110,13 +116,21 @@ def diagonal(
     check_count(what, num_probes, at_least=FEWEST[method])
     if method == "xdiag":
         return _xdiag(op, num_probes // 2, probe, seed)
+    row_norms = None
     if method == "hutchinson" and probe == "gaussian":
         values, stderr = _slopes(op, num_probes, seed)
     else:
         samples = _drawn if method == "roots" else _products
         values, stderr = _mean(op, samples(op, num_probes, probe, seed))
-    products = 0 if method == "roots" else num_probes
-    return DiagonalEstimate(_of(op, values), stderr, products, seed, op.psd, method, probe, num_probes)
+        if method == "hutchinson" and 1 < num_probes < ENOUGH:
+            row_norms = _root_mean_square(values, stderr, num_probes)
+    products, values = 0 if method == "roots" else num_probes, _of(op, values)
+    return DiagonalEstimate(values, stderr, products, seed, op.psd, method, probe, num_probes, row_norms)
+
+
+def _root_mean_square(mean: np.ndarray, stderr: np.ndarray, count: int) -> np.ndarray:
+    """Of the samples with this mean and standard error: of vᵢ (A v)ᵢ for signs, an estimate of row i's norm."""
+    return np.hypot(mean, math.sqrt(count - 1) * stderr)
 
 
 def _of(op: LinearOperator, values: np.ndarray) -> np.ndarray:
