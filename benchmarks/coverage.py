@@ -52,7 +52,7 @@ class Rooted(Matrix):
 
 
 def matrices(tokens: int, blocks: tuple[str, ...]) -> dict[str, Matrix]:
-    """The blocks as matrices, symmetric to the last digit, and two flat spectra."""
+    """The blocks as matrices, symmetric to the last digit, and matrices on which few samples mislead."""
     problem = make_problem(Config(tokens=tokens, dtype="float64"))
     found = {}
     for letter, make in (("H", Hessian), ("G", GGN), ("F", Functional)):
@@ -67,7 +67,20 @@ def matrices(tokens: int, blocks: tuple[str, ...]) -> dict[str, Matrix]:
     for name, low in (("flat −1…1", -1.0), ("flat 0.5…1", 0.5)):
         A = Q @ torch.diag(torch.linspace(low, 1, 96, dtype=torch.float64)) @ Q.T
         found[name] = Rooted((A + A.T) / 2, symmetric=True, psd=low > 0)
-    return found
+    return found | misleading(Q)
+
+
+def misleading(Q: Tensor) -> dict[str, Matrix]:
+    """One eigenvalue that skews samples, five that tie them, and few entries beside a diagonal (96 rows)."""
+    n, wide = len(Q), torch.float64
+    spectra = {"one outlier": torch.ones(n, dtype=wide), "rank 5": torch.zeros(n, dtype=wide)}
+    spectra["one outlier"][0], spectra["rank 5"][:5] = 1000, 1
+    found = {name: Q @ values.diag() @ Q.T for name, values in spectra.items()}
+    noise = 1e-3 * Q @ torch.linspace(-1, 1, n, dtype=wide).diag() @ Q.T
+    found["near-diagonal"] = torch.linspace(1, 2, n, dtype=wide).diag() + noise
+    found["one pair"] = found["near-diagonal"].clone()
+    found["one pair"][0, 1] = found["one pair"][1, 0] = 1
+    return {name: Rooted((A + A.T) / 2, symmetric=True, psd=True) for name, A in found.items()}
 
 
 def estimators() -> Iterator[Row]:
@@ -107,7 +120,7 @@ def estimators() -> Iterator[Row]:
 
 def _others() -> Iterator[Row]:
     """Diagonals by other methods, Gaussian probes, and the share below a threshold."""
-    for method, counts in {"xdiag": (6, 12, 24), "roots": (4, 12)}.items():
+    for method, counts in {"xdiag": (4, 6, 8, 12, 24), "roots": (4, 12)}.items():
         for count in counts:
             yield (
                 f"diagonal, {method}",

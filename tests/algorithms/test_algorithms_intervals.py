@@ -87,7 +87,7 @@ def test_intervals_of_blocks_and_entries_hold(num_probes):
     assert 0.92 <= held([r.low for r in maps], [r.high for r in maps], norms) <= 0.98
     entries = [diagonal(op, num_probes=num_probes, seed=seed).interval for seed in SEEDS]
     low, high = np.moveaxis(np.array(entries), 1, 0)
-    assert 0.92 <= held(low, high, np.diag(A)) <= 0.98
+    assert 0.92 <= held(low, high, np.diag(A)) <= (0.98 if num_probes >= 10 else 1.0)
 
 
 def test_a_psd_operator_has_no_negative_traces():
@@ -202,15 +202,22 @@ def _misleading(kind: str) -> Matrix:
 @pytest.mark.parametrize("kind", ["outlier", "pair", "rank 5", "near-diagonal"])
 @pytest.mark.parametrize(
     ("method", "num_probes"),
-    [("hutchinson", 4), ("hutch++", 12), ("xtrace", 10), ("Frobenius", 4), ("xdiag", 4), ("xdiag", 8)],
+    [
+        *(("hutchinson", 4), ("hutch++", 12), ("xtrace", 10), ("Frobenius", 4)),
+        *(("xdiag", 4), ("xdiag", 8), ("diagonal", 4), ("diagonal", 8)),
+    ],
 )
 def test_intervals_of_few_probes_hold_where_their_scatter_misleads(kind, method, num_probes):
     """One eigenvalue skews the samples, one pair of entries gives them two values, low rank ties them."""
     op, how = _misleading(kind), {"num_probes": num_probes}
-    if method == "xdiag":
-        entries = [diagonal(op, **how, method="xdiag", seed=seed).interval for seed in SEEDS]
-        low, high = np.moveaxis(np.array(entries), 1, 0)
+    if method in ("xdiag", "diagonal"):
+        how["method"] = "hutchinson" if method == "diagonal" else method
+        runs = [diagonal(op, **how, seed=seed) for seed in SEEDS]
+        assert all(r.is_bound for r in runs)
+        low, high = np.moveaxis(np.array([r.interval for r in runs]), 1, 0)
         truth = op.A.diagonal().numpy()
+        if method == "diagonal":  # two probes of XDiag miss the pair in a quarter of the runs
+            assert ((low <= truth) & (truth <= high)).mean(axis=0).min() >= 0.90  # of every entry alone
     else:
         estimate = frobenius_norm if method == "Frobenius" else partial(trace, method=method)
         runs = [estimate(op, **how, seed=seed) for seed in SEEDS]

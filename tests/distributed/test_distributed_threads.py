@@ -13,7 +13,9 @@ SCRIPT = Path(__file__).parent / "unequal_threads.py"
 
 
 @pytest.mark.skipif(not dist.is_available(), reason="needs torch.distributed")
-@pytest.mark.parametrize("threads", [(1, 2), pytest.param((2, 1, 2), marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "threads", [(1, 2), *(pytest.param(t, marks=pytest.mark.slow) for t in ((2, 1, 2), (1, 2, 1)))]
+)
 def test_all_algorithms_agree_on_ranks_with_unequal_threads(threads, tmp_path):
     started = [
         subprocess.Popen(

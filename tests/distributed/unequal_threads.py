@@ -45,7 +45,7 @@ def results() -> Iterator[tuple[str, object]]:
     yield "diagonal", cs.diagonal(H, num_probes=4, seed=0).values
     yield "CG", cs.solve(G, b, damping=1e-2, tol=1e-3).x
     for method in ("minres", "lsmr"):
-        yield method, cs.solve(H, b, damping=1e-1, tol=1e-2, method=method).x
+        yield method, cs.solve(H, b, damping=1e-1, tol=1e-2, max_products=60, method=method).x
     yield "trust region", trust_step(H, b, radius=1.0).step
     yield "own products", followed(H, b)
     with divided("auto"):

@@ -57,6 +57,23 @@ def _on_tensor(net: Net, called: list[int]) -> Any:
     return net.a.register_forward_hook(forward_hook)
 
 
+def _on_node(name: str) -> Any:
+    """Set a hook on the node of autograd's graph that makes an output."""
+
+    def install(net: Net, called: list[int]) -> Any:
+        def doubled(*gradients: Any) -> Any:
+            called.append(1)
+            return tuple(None if g is None else 2 * g for g in gradients[0])
+
+        def forward_hook(_: Any, __: Any, y: Tensor) -> None:
+            if y.grad_fn is not None:
+                getattr(y.grad_fn, name)(doubled)
+
+        return net.a.register_forward_hook(forward_hook)
+
+    return install
+
+
 def _scaled(called: list[int]) -> Any:
     return lambda module, gi, *go: (called.append(1), tuple(None if g is None else 2 * g for g in gi))[1]
 
@@ -67,6 +84,8 @@ HOOKS = {
     "old": lambda net, called: net.f_module.register_backward_hook(_scaled(called)),
     "global": lambda net, called: register_module_full_backward_hook(_scaled(called)),
     "tensor": _on_tensor,
+    "node": _on_node("register_hook"),
+    "node, before": _on_node("register_prehook"),
     "parameter": lambda net, called: net.a.weight.register_hook(lambda g: (called.append(1), g * 2)[1]),
 }
 

@@ -321,3 +321,127 @@ def test_looking_for_roles_leaves_the_module_alone():
     assert not calls
     assert torch.equal(random, torch.get_rng_state())
     assert all(torch.equal(before[n], p) for n, p in module.state_dict().items())
+
+
+class Ordered(nn.Module):
+    """Linear layers (name, in, out) in the order in which they are used, the first perhaps with a gate."""
+
+    def __init__(self, *layers: tuple[str, int, int], gate: str = ""):
+        super().__init__()
+        self.order, self.gate_name = [name for name, _, _ in layers], gate
+        for name, before, after in (*layers, *([(gate, D, F)] if gate else [])):
+            self.add_module(name, nn.Linear(before, after))
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = dict(self.named_children())
+        h = parts[self.order[0]](x)
+        h = h * parts[self.gate_name](x).sigmoid() if self.gate_name else h
+        for name in self.order[1:]:
+            h = parts[name](h.tanh())
+        return h
+
+
+class OneClassPacked(nn.Module):
+    """Attention and feed-forward network in one module, in which `c_proj` is the output of the attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.n_head, self.norm1, self.norm2 = H, nn.LayerNorm(D), nn.LayerNorm(D)
+        self.c_attn, self.c_proj = nn.Linear(D, 3 * D), nn.Linear(D, D)
+        self.c_fc, self.mlp_out = nn.Linear(D, D), nn.Linear(D, D)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.c_attn(self.norm1(x)).chunk(3, -1)
+        x = x + self.c_proj(attend(q, k, v, H))
+        return x + self.mlp_out(self.c_fc(self.norm2(x)).tanh())
+
+
+class InLayer(nn.Module):
+    """Feed-forward layers beside the attention, used in the order of `names`."""
+
+    def __init__(self, attn: nn.Module, names: tuple[str, str], widths: tuple[int, int]):
+        super().__init__()
+        self.attn, self.names, self.norm1, self.norm2 = attn, names, nn.LayerNorm(D), nn.LayerNorm(D)
+        for name, before, after in zip(names, (D, widths[0]), widths, strict=True):
+            self.add_module(name, nn.Linear(before, after))
+
+    def forward(self, x: Tensor) -> Tensor:
+        n = self.norm1(x)
+        x = x + (self.attn(n, n, n)[0] if isinstance(self.attn, nn.MultiheadAttention) else self.attn(n))
+        first, second = (getattr(self, name) for name in self.names)
+        return x + second(first(self.norm2(x)).tanh())
+
+
+def torch_attention() -> nn.Module:
+    return nn.MultiheadAttention(D, H, batch_first=True)
+
+
+NO_FEED_FORWARD: dict[str, Any] = {
+    "names the wrong way round": lambda a: Block(a, Ordered(("fc2", D, F), ("fc1", F, D))),
+    "the same, square": lambda a: Block(a, Ordered(("linear2", D, D), ("linear1", D, D))),
+    "a bottleneck": lambda a: Block(a, Ordered(("down", D, 3), ("up", 3, D))),
+    "three": lambda a: Block(
+        a, nn.Sequential(nn.Linear(D, F), nn.GELU(), nn.Linear(F, F), nn.GELU(), nn.Linear(F, D))
+    ),
+    "three with names": lambda a: Block(a, Ordered(("fc1", D, D), ("fc2", D, D), ("fc3", D, D))),
+    "one before": lambda a: Block(a, Ordered(("before", D, D), ("fc1", D, F), ("fc2", F, D))),
+    "a gate of another name": lambda a: Block(a, Ordered(("up", D, F), ("down", F, D), gate="factor")),
+    "in the layer, the wrong way round": lambda a: InLayer(a, ("fc2", "fc1"), (F, D)),
+    "in the layer, square": lambda a: InLayer(a, ("fc2", "fc1"), (D, D)),
+}
+
+
+@pytest.mark.parametrize("attention", [lambda: Attention(LLAMA), torch_attention])
+@pytest.mark.parametrize("name", NO_FEED_FORWARD)
+def test_feed_forward_layers_need_the_order_that_their_names_say(name: str, attention: Any):
+    def make() -> nn.Module:
+        layer = NO_FEED_FORWARD[name](attention())
+        if isinstance(layer, Block) and isinstance(layer.attn, nn.MultiheadAttention):
+            return InLayerOf(layer)
+        return layer
+
+    module = made(lambda: GPT(make))
+    model = cs.load(module)
+    check_cover(model.blocks, module)
+    assert any(key.endswith("W_Q") for key in model.blocks)
+    assert not [key for key in model.blocks if key.rpartition(".")[2] in ("W_1", "W_2", "W_u", "W_g")]
+
+
+class InLayerOf(nn.Module):
+    """A block whose attention is torch's."""
+
+    def __init__(self, block: Block):
+        super().__init__()
+        self.attn, self.norm1, self.norm2, self.ff = block.attn, block.norm1, block.norm2, block.ff
+
+    def forward(self, x: Tensor) -> Tensor:
+        n = self.norm1(x)
+        x = x + self.attn(n, n, n)[0]
+        return x + self.ff(self.norm2(x))
+
+
+@pytest.mark.parametrize("attention", [lambda: Attention(LLAMA), torch_attention])
+def test_feed_forward_layers_beside_the_attention_have_roles(attention: Any):
+    model = cs.load(made(lambda: GPT(lambda: InLayer(attention(), ("fc1", "fc2"), (F, D)))))
+    assert model.blocks["L1.W_1"].parameter == "blocks.1.fc1.weight"
+    assert model.blocks["L1.W_2"].parameter == "blocks.1.fc2.weight"
+
+
+def test_the_output_of_an_attention_is_no_feed_forward_layer():
+    module = made(lambda: GPT(OneClassPacked))
+    model = cs.load(module)
+    check_cover(model.blocks, module)
+    assert model.blocks["L0.W_O"].parameter == "blocks.0.c_proj.weight"
+    assert "L0.W_2" not in model.blocks
+
+
+@pytest.mark.parametrize(
+    ("name", "is_position"),
+    [("pos_emb", True), ("embed_positions", True), ("wpe", True), ("exposure", False), ("compose", False)],
+)
+def test_a_table_of_positions_is_known_by_a_word_of_its_name(name: str, is_position: bool):
+    module = made(FOUND["q_proj"])
+    module.add_module(name, module.pos)
+    del module.pos
+    module.forward = lambda x: x  # only looked at
+    assert ("P" in cs.load(module).blocks) == is_position

@@ -15,12 +15,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.autograd.graph import GradientEdge
 
 from curvescope.core.errors import CurvescopeError
 from curvescope.core.tensors.adding import take_each
 from curvescope.core.tensors.graph import once_differentiable_node
-from curvescope.models.running.eager import without_tensor_hooks
+from curvescope.models.running.eager import gradient_edge, without_tensor_hooks
 
 Source = Tensor | GradientEdge
 """What is differentiated: a tensor, or its place in the graph once its numbers are not needed."""
@@ -116,7 +116,7 @@ def edges(sources: Sequence[Source | None]) -> list[GradientEdge | None]:
 def _edge(source: Source | None) -> GradientEdge | None:
     if source is None or isinstance(source, GradientEdge):
         return source
-    return get_gradient_edge(source) if source.requires_grad else None
+    return gradient_edge(source) if source.requires_grad else None
 
 
 def pull(

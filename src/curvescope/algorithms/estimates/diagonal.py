@@ -47,13 +47,19 @@ class DiagonalEstimate(Result):
     method: str = "hutchinson"
     probe: str = "rademacher"
     num_samples: int = 0  # that the error is taken over; 0, in results of version 0.1: the products
-    row_norms: Tensor | None = None  # (n,) of XDiag from few probes: bounds the intervals
+    row_norms: Tensor | None = None  # (n,) from few probes of signs, or of XDiag: bounds the intervals
+
+    @property
+    def is_bound(self) -> bool:
+        """True if fewer than ten probes were drawn, so that the ends of `interval` are a bound."""
+        return self.row_norms is not None
 
     @property
     def interval(self) -> tuple[Tensor, Tensor]:
         """Ends of 95 % intervals of the entries, (n,) each, see `intervals`; nan for one probe.
 
-        If XDiag had fewer than 20 products, the ends are a bound that holds at least as often.
+        If `is_bound`, too few probes were drawn for that: the ends are then a bound that holds at least as
+        often.
         """
         degrees = (self.num_samples or self.num_products) - 1
         values, stderr = to_numpy(self.values), to_numpy(self.stderr)
@@ -90,9 +96,9 @@ def diagonal(
     """Diagonal of a square operator from `num_probes` products, or squares, without bias.
 
     Memory: for the c columns that one product takes (`columns_at_once`) 2c vectors, the probes and what a
-    product returns, whatever the number of probes, two vectors in float64, three for Gaussian probes, and the
-    result. "xdiag" takes the three vectors of its result, num_probes vectors, and its probes, of a byte each,
-    or Gaussian as they are.
+    product returns, whatever the number of probes, two vectors in float64, three for Gaussian probes or fewer
+    than ten of signs, and the result. "xdiag" takes the three vectors of its result, num_probes vectors, and
+    its probes, of a byte each, or Gaussian as they are.
 
     Args:
         num_probes: number of products; at least 4 for XDiag, which takes an even number.
@@ -112,14 +118,22 @@ def diagonal(
     check_count(what, num_probes, at_least=FEWEST[method])
     if method == "xdiag":
         return _xdiag(op, num_probes // 2, probe, seed)
+    row_norms = None
     if method == "hutchinson" and probe == "gaussian":
         values, stderr = _slopes(op, num_probes, seed)
     else:
         samples = _drawn if method == "roots" else _products
         values, stderr = _mean(op, samples(op, num_probes, probe, seed))
+        if method == "hutchinson" and 1 < num_probes < ENOUGH:
+            row_norms = _root_mean_square(values, stderr, num_probes).to(op.dtype)
     products = 0 if method == "roots" else num_probes
     found = _of(op, values), stderr.to(op.dtype)
-    return DiagonalEstimate(*found, products, seed, op.psd, method, probe, num_probes)
+    return DiagonalEstimate(*found, products, seed, op.psd, method, probe, num_probes, row_norms)
+
+
+def _root_mean_square(mean: Tensor, stderr: Tensor, count: int) -> Tensor:
+    """Return that of the samples vᵢ (A v)ᵢ; for signs it estimates the norm of row i."""
+    return torch.hypot(mean, math.sqrt(count - 1) * stderr)
 
 
 def _of(op: LinearOperator, values: Tensor) -> Tensor:

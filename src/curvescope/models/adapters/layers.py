@@ -9,15 +9,18 @@ name keeps it. Layers are counted through the whole module, in the order in whic
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import nn
 
 from curvescope.core.blocks import Block
+from curvescope.core.seeds import generator
 from curvescope.models.adapters.build import WITH_HEADS, Heads, cut_block
-from curvescope.models.adapters.own_attention import OwnAttention, own_attention, reads_another
+from curvescope.models.adapters.own_attention import OwnAttention, own_attention, reads_another, without_hooks
 from curvescope.models.adapters.table import (
     Cut,
     affine,
@@ -31,6 +34,7 @@ from curvescope.models.adapters.table import (
 )
 from curvescope.models.running.packed import layout_of
 
+LOG = logging.getLogger("curvescope")
 CROSS = ("multihead_attn", "cross_attn", "cross_attention", "encoder_attn", "src_attn", "crossattention")
 NORMS = {
     "ln1": ("norm1", "ln_1", "ln1", "norm_1", "layer_norm1", "attn_norm", "attention_norm", "norm_attn"),
@@ -147,17 +151,18 @@ def _parts(
     attentions: list[str],
     own: Mapping[str, OwnAttention | None],
 ) -> Iterator[Part]:
-    prefix, first = f"{at}." if at else "", True
+    prefix, first, used = f"{at}." if at else "", True, set[str]()
     for path in attentions:
         name, linear = path.rpartition(".")[2], own[path]
         front = "cross_" if name in CROSS else "" if first else f"{name}_"
         first = first and front == "cross_"
         cuts = _attention(path, modules[path]) if linear is None else linear.cuts(path)
         for role, cut, heads in cuts:
+            used.add(cut.parameter.rpartition(".")[0])
             yield Part(role, cut, heads, front, linear is None or linear.certain)
     if at in attentions and own[at] is None:
         return  # an attention on its own
-    for role, cut in _beside(prefix, modules):
+    for role, cut in _beside(prefix, modules, used):
         yield Part(role, cut)
 
 
@@ -182,12 +187,19 @@ def _attention(path: str, part: Any) -> Iterator[tuple[str, Cut, Heads]]:
         yield role, cut, heads
 
 
-def _feed_forward(prefix: str, modules: Mapping[str, nn.Module]) -> Iterator[tuple[str, Cut]]:
-    """W_1 and W_2, or W_g, W_u and W_2 with a gate, if exactly one pair of linear layers has such names."""
+def _feed_forward(
+    prefix: str, modules: Mapping[str, nn.Module], attention: Collection[str]
+) -> Iterator[tuple[str, Cut]]:
+    """W_1 and W_2, or W_g, W_u and W_2 with a gate, if exactly one pair of linear layers has such names.
+
+    They are used in this order, and no other linear layer stands beside them except those of the `attention`.
+    """
     pairs = []
     for first, second in FEED_FORWARD:
         a, b = (modules.get(prefix + name) for name in (first, second))
-        if isinstance(a, nn.Linear) and isinstance(b, nn.Linear) and a.out_features == b.in_features:
+        if not {prefix + first, prefix + second} & set(attention) and (
+            isinstance(a, nn.Linear) and isinstance(b, nn.Linear) and a.out_features == b.in_features
+        ):
             pairs.append((prefix + first, prefix + second))
     if len(pairs) != 1:
         return
@@ -197,13 +209,54 @@ def _feed_forward(prefix: str, modules: Mapping[str, nn.Module]) -> Iterator[tup
     up = first.rpartition(".")[2].startswith("up")
     if len(gates) > 1 or (gates and not up):
         return
+    holder = modules[front.removesuffix(".")]
+    beside = holder.named_children() if front == prefix else holder.named_modules()
+    others = {front + name for name, part in beside if isinstance(part, nn.Linear)}
+    if others - {first, second, *gates, *attention} or not _in_order(holder, front, first, second):
+        return
     for gate in gates:
         yield from affine("g", gate).items()
     yield from affine("u" if gates else "1", first).items()
     yield from affine("2", second).items()
 
 
-def _beside(prefix: str, modules: Mapping[str, nn.Module]) -> Iterator[tuple[str, Cut]]:
+def _in_order(holder: nn.Module, front: str, first: str, second: str) -> bool:
+    """Return False if a run of the holder on random numbers uses `second` before `first`.
+
+    Names decide if the holder is a class of torch or cannot be run alone.
+    """
+    if type(holder).__module__.startswith("torch.nn.modules.transformer"):
+        return True
+    calls: list[str] = []
+
+    def note(name: str) -> Any:
+        return lambda *_: calls.append(name)
+
+    try:
+        own: Any = without_hooks(holder)
+        layers: list[Any] = [own.get_submodule(name.removeprefix(front)) for name in (first, second)]
+        for name, layer in zip((first, second), layers, strict=True):
+            layer.register_forward_pre_hook(note(name))
+        for layer in layers:  # the one that is used first has the width of the inputs
+            if not calls:
+                _run(own, torch.randn((1, 1, layer.in_features), generator=generator(0)).to(layer.weight))
+    except Exception as error:  # a module may refuse to be copied
+        LOG.debug("%s cannot be copied: %s", front or "the module", error)
+    return not calls or calls[0] == first
+
+
+@torch.no_grad()
+def _run(module: Any, x: torch.Tensor) -> None:
+    """Run a module as far as it goes: the user's code may raise anything."""
+    try:
+        module(x)
+    except Exception as error:
+        LOG.debug("%s cannot be run alone: %s", type(module).__name__, error)
+
+
+def _beside(
+    prefix: str, modules: Mapping[str, nn.Module], attention: Collection[str]
+) -> Iterator[tuple[str, Cut]]:
     """Norms, feed-forward matrices and scales of a layer, by their names."""
     layer = modules[prefix.removesuffix(".")]
     if isinstance(layer, nn.TransformerDecoderLayer):
@@ -214,7 +267,7 @@ def _beside(prefix: str, modules: Mapping[str, nn.Module]) -> Iterator[tuple[str
         found = next((prefix + name for name in known if prefix + name in modules), None)
         if found is not None:
             yield from norm(role, found).items()
-    yield from _feed_forward(prefix, modules)
+    yield from _feed_forward(prefix, modules, attention)
     for role, known in SCALES.items():
         for name in known:
             yield role, vector(prefix + name)

@@ -225,12 +225,7 @@ def _reads(
     part: nn.Module, names: tuple[str, ...], out: str, changes: list[tuple[int, Tensor]]
 ) -> Tensor | None:
     """The input of the output layer, (1 + changes, T, width): unchanged first, then one row per change."""
-    if any(hasattr(p, "placements") for p in part.parameters()):
-        raise ValueError("a trial needs whole parameters")
-    own: Any = copy.deepcopy(part).double().eval()  # the answer must not depend on the dtype
-    for child in own.modules():
-        for hooks in (child._forward_hooks, child._forward_pre_hooks, child._backward_hooks):
-            hooks.clear()
+    own: Any = without_hooks(part).double()  # the answer must not depend on the dtype
     like = next(own.parameters())
     seen: list[Tensor] = []
     calls: list[int] = []
@@ -264,6 +259,17 @@ def _reads(
     if sorted(calls) != list(range(len(names))) or len(seen) != 1:
         return None
     return seen[0] if seen[0].dim() == 3 and seen[0].shape[:2] == x.shape[:2] else None
+
+
+def without_hooks(part: nn.Module) -> nn.Module:
+    """A copy in eval mode that can be run on random numbers; raise ValueError if parameters are in pieces."""
+    if any(hasattr(p, "placements") for p in part.parameters()):
+        raise ValueError("a trial needs whole parameters")
+    own = copy.deepcopy(part).eval()
+    for child in own.modules():
+        for hooks in (child._forward_hooks, child._forward_pre_hooks, child._backward_hooks):
+            hooks.clear()
+    return own
 
 
 def _more(part: nn.Module, x: Tensor) -> list[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 
 from torch import nn
@@ -95,5 +96,5 @@ def own_stem(module: nn.Module, layers: Sequence[Layer]) -> Iterator[tuple[str, 
 
 
 def _is_position(path: str) -> bool:
-    name = path.rpartition(".")[2].lower()
-    return "pos" in name or name == "wpe"
+    words = re.split(r"[^a-z]+", path.rpartition(".")[2].lower())
+    return any(re.fullmatch(r"(abs|tok)?pos(i.*|e.*|s)?|wpe|pe", word) for word in words)

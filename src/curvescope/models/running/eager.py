@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import GradientEdge
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
@@ -25,6 +25,8 @@ _GLOBAL: dict[str, Any] = vars(sys.modules["torch.nn.modules.module"])
 _OWN = ("_backward_hooks", "_backward_pre_hooks")
 _OF_ALL = ("_global_backward_hooks", "_global_backward_pre_hooks")
 _SETTING_HOOKS = (Tensor.register_hook, Tensor.register_post_accumulate_grad_hook)
+
+_GRAD_FN = vars(torch._C.TensorBase)["grad_fn"].__get__
 
 
 @contextmanager
@@ -66,15 +68,38 @@ def _without_backward_hooks(module: nn.Module) -> list[Change]:
     return [Change(holder, name, OrderedDict()) for holder, name in holders if holder.get(name)]
 
 
+class WithoutHooks:
+    """A node of autograd's graph as the user's code sees it, except that it takes no hooks."""
+
+    def __init__(self, node: Any):
+        self._node = node
+
+    def register_hook(self, hook: Any) -> RemovableHandle:
+        """Ignore a hook; the handle removes nothing."""
+        return RemovableHandle(OrderedDict())
+
+    register_prehook = register_hook
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._node, name)
+
+
 class IgnoreTensorHooks(TorchFunctionMode):
-    """Ignore backward hooks that code inside sets on tensors; the handle that it gets removes nothing."""
+    """Ignore backward hooks that code inside sets on tensors and on their `grad_fn`."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         if func in _SETTING_HOOKS:
             return RemovableHandle(OrderedDict())
-        return func(*args, **(kwargs or {}))
+        found = func(*args, **(kwargs or {}))
+        return WithoutHooks(found) if func == _GRAD_FN and found is not None else found
+
+
+def gradient_edge(t: Tensor) -> GradientEdge:
+    """Return the edge of a tensor with the node itself, inside `eager` too."""
+    with torch._C.DisableTorchFunction():
+        return get_gradient_edge(t)
 
 
 @contextmanager

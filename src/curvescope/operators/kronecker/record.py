@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.autograd.graph import GradientEdge
 from torch.overrides import TorchFunctionMode
 
 from curvescope.data.batches import Batch
@@ -24,6 +24,7 @@ from curvescope.kernels.attention.multihead import multihead
 from curvescope.kernels.backends import casting
 from curvescope.kernels.head import LinearHead
 from curvescope.kernels.substitute import LINEAR_MAPS
+from curvescope.models.running.eager import gradient_edge
 from curvescope.problem import Leaves, Problem, check_finite
 
 
@@ -137,7 +138,7 @@ class _Recorder(TorchFunctionMode):
         if head is None or view is None or head.h.dim() < 2:
             return None
         bias = None if head.b is None else self._view(head.b)
-        return Use(view, head.h.detach(), get_gradient_edge(found), bias=bias)
+        return Use(view, head.h.detach(), gradient_edge(found), bias=bias)
 
     def _lookup(
         self,
@@ -155,7 +156,7 @@ class _Recorder(TorchFunctionMode):
             return None
         if padding_idx is not None and padding_idx < 0:
             padding_idx += weight.shape[0]
-        edge = get_gradient_edge(found)
+        edge = gradient_edge(found)
         return Use(view, input.detach().long(), edge, lookup=True, padding=padding_idx)
 
     def _biased(self, args: tuple[Any, Any]) -> tuple[Use, View] | None:
