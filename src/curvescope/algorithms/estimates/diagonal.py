@@ -95,8 +95,8 @@ def diagonal(
 
     Memory: for the c columns that one product takes (`columns_at_once`) 2c vectors, the probes and what a
     product returns, whatever the number of probes, and two vectors in float64, which become the result, three
-    for Gaussian probes or fewer than ten of signs; besides these num_probes vectors for "xdiag", and its probes, of a byte each, or
-    Gaussian as they are.
+    for Gaussian probes or fewer than ten of signs; besides these num_probes vectors for "xdiag", and its
+    probes, of a byte each, or Gaussian as they are.
 
     Args:
         num_probes: number of products; at least 4 for XDiag, which takes an even number.
@@ -129,7 +129,7 @@ def diagonal(
 
 
 def _root_mean_square(mean: np.ndarray, stderr: np.ndarray, count: int) -> np.ndarray:
-    """Of the samples with this mean and standard error: of vᵢ (A v)ᵢ for signs, an estimate of row i's norm."""
+    """Of samples with this mean and standard error; of vᵢ (A v)ᵢ for signs it estimates the norm of row i."""
     return np.hypot(mean, math.sqrt(count - 1) * stderr)
 
 
