@@ -21,7 +21,7 @@ from statistics import median
 import torch
 
 import curvescope as cs
-from curvescope.engines.ask import few_positions
+from curvescope.engines.reference_forward import few_positions
 from curvescope.runs.folder import environment
 from curvescope.studies.hvp.models import build
 

@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import curvescope as cs
+from curvescope.engines.batch_products import results
 from curvescope.engines.replay.cpu import Recorder, Replay
 from curvescope.engines.replay.plan import Pool
 from curvescope.engines.replay.recording import Recording, Writer
-from curvescope.engines.works import results
 from curvescope.models.running.held import DispatchMode
 from selection import pairs, some
 

@@ -26,7 +26,7 @@ from curvescope.core.ranks import everyone, group_in_step, in_step, together
 from curvescope.core.threads import own_threads, same_threads
 from curvescope.distributed.asked import Asked
 from curvescope.engines import Engine
-from curvescope.engines.state.digest import digest
+from curvescope.engines.tensor_digest import digest
 from curvescope.problem import Problem
 
 if TYPE_CHECKING:

@@ -1,9 +1,9 @@
 """The engine: how products of a problem are executed, batch by batch.
 
-    bind    what the product depends on is looked at; what is kept of another state is forgotten (watch)
-    check   a model that is new, or does something else than before, is tried on a few positions (check)
+    bind    what the product depends on is looked at; what is kept of another state is forgotten (change_detection)
+    check   a model that is new, or does something else than before, is tried on a few positions (kernel_validation)
     run     the module is run: as it is, or with our kernels; its layers kept, or computed again (run)
-    keep    the graph that does not depend on the directions is kept while memory allows (works, keep)
+    keep    the graph that does not depend on the directions is kept while memory allows (batch_products, graph_cache)
     replay  a product that is asked for again is recorded and replayed (replay)
 
 Methods take trees: tangents are {parameter: (k, *shape)}, k directions at once. Results are the same for the
@@ -28,17 +28,17 @@ from curvescope.core.errors import CurvescopeError, UsageError, near_misses
 from curvescope.core.numbers import plural
 from curvescope.core.parts import MatrixName
 from curvescope.data.batches import Batch
-from curvescope.engines import ask, works
-from curvescope.engines.check import near, num_entries, refuse_other
-from curvescope.engines.keep import Kept, KeptByAll, forget_everything
+from curvescope.engines import batch_products, reference_forward
+from curvescope.engines.batch_products import Names, Work, required
+from curvescope.engines.change_detection import Watch, moved
+from curvescope.engines.graph_cache import Kept, KeptByAll, forget_everything
+from curvescope.engines.kernel_validation import near, num_entries, refuse_other
 from curvescope.engines.memory import directions_per_pass, too_large
-from curvescope.engines.passes import Linearised, pull, pull_each
-from curvescope.engines.repeats import other_outputs
+from curvescope.engines.recompute_check import other_outputs
 from curvescope.engines.replay import cpu, cuda
 from curvescope.engines.run import PlainRunner, Runner
 from curvescope.engines.sources import SourceWork, functional_sources, refuse_unless_whole
-from curvescope.engines.watch import Watch, moved
-from curvescope.engines.works import Names, Work, there
+from curvescope.engines.vjp import Linearised, pull, pull_each
 from curvescope.kernels.substitute import PlainAttention
 from curvescope.losses.base import Part
 from curvescope.models.running.exchange import locked
@@ -129,7 +129,7 @@ class Engine:
             self._forget()
             found, sure = self._tried(work, again=True)
             if not (sure and self._watch.confirm()):  # noted, then asked once more
-                ask.refuse_random(self.problem, self._watch.few.batch)
+                reference_forward.refuse_random(self.problem, self._watch.few.batch)
                 raise CurvescopeError(
                     f"{self.problem.model.name} gave other outputs each time it was asked during a product",
                     hint="let nothing write to the model or the data meanwhile",
@@ -153,7 +153,7 @@ class Engine:
         repeated = not self._again or self._watch.agreed(self._runner.repeats.hold())
         if not repeated and (again or self._steady):
             self._forget()
-            ask.refuse_random(self.problem, self._watch.few.batch)
+            reference_forward.refuse_random(self.problem, self._watch.few.batch)
             raise other_outputs(self.problem.model)
         return found, repeated and (bool(self._steady) or self._watch.confirm())
 
@@ -195,10 +195,10 @@ class Engine:
         few, theirs = self._watch.few.batch, self._watch.few.answer
         if theirs is None or self._watch.compared or near(self._runner, few, theirs.outputs):
             return
-        ask.refuse_random(self.problem, few)
+        reference_forward.refuse_random(self.problem, few)
         refuse_other(self.problem, few)
         with PlainAttention():  # PyTorch's ways to compute attention differ where a query sees no key
-            if near(self._runner, few, ask.answer(self.problem, few).outputs):
+            if near(self._runner, few, reference_forward.answer(self.problem, few).outputs):
                 return
         if self._again:
             raise other_outputs(self.problem.model)
@@ -230,7 +230,9 @@ class Engine:
         """∂²s/∂θ_rows ∂θ_cols applied to the tangents (of the parameters cols), s the scalar of `part`."""
         self._refuse_wrong(second=True)
         columns = tuple(tangents)
-        build = partial(works.second_derivative, self.problem, self._runner, batch, part, rows, columns)
+        build = partial(
+            batch_products.second_derivative, self.problem, self._runner, batch, part, rows, columns
+        )
         self._done((index, part, rows, columns), build, batch, tangents, receive)
 
     def ggn(
@@ -238,20 +240,20 @@ class Engine:
     ) -> None:
         """Jᵀ (∂²loss/∂z²) J applied to the tangents."""
         columns = tuple(tangents)
-        build = partial(works.ggn, self.problem, self._runner, batch, rows, columns)
+        build = partial(batch_products.ggn, self.problem, self._runner, batch, rows, columns)
         self._done((index, "ggn", rows, columns), build, batch, tangents, receive)
 
     def in_activations(self, index: int, batch: Batch, part: MatrixName, at: str, tangents: Tensor) -> Tensor:
         """∂²s/∂x² at a point with activations x, or Jᵀ (∂²loss/∂z²) J, applied to tangents (k, *x.shape)."""
         self._refuse_wrong(second=part != "ggn")
-        build = partial(works.in_activations, self.problem, self._runner, batch, part, at)
+        build = partial(batch_products.in_activations, self.problem, self._runner, batch, part, at)
         total = torch.zeros_like(tangents)
         self._done((index, part, (at,), (at,)), build, batch, {at: tangents}, lambda _, x: total.copy_(x))
         return total
 
     def activation_gradient(self, batch: Batch, at: str) -> Tensor:
         """∂s/∂x for the activations x at a point."""
-        return works.activation_gradient(self.problem, self._runner, batch, at)
+        return batch_products.activation_gradient(self.problem, self._runner, batch, at)
 
     def sources(
         self, index: int, batch: Batch, rows: Names, tangents: Mapping[str, Tensor], wanted: Sequence[str]
@@ -279,23 +281,25 @@ class Engine:
     ) -> None:
         """Jᵀ M J applied to the tangents."""
         columns, group = tuple(tangents), self._directions(batch, tangents)
-        build = partial(works.linearised, self.problem, self._runner, batch, rows, columns, lazy=False)
+        build = partial(
+            batch_products.linearised, self.problem, self._runner, batch, rows, columns, lazy=False
+        )
         graph: Linearised = self._keep((index, "sandwich", rows, columns), build, batch)
         (z,), (Jv,) = graph.outputs, graph.push(list(tangents.values()), group)
         into = [graph.leaves[name] for name in rows]
-        pulled = middle(there(z).detach(), Jv)
+        pulled = middle(required(z).detach(), Jv)
         pull_each([z], [pulled], into, group, lambda number, x: receive(rows[number], x))
 
     def jacobian(self, batch: Batch, tangents: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Outputs z, and J applied to the tangents: (k, *z.shape)."""
-        graph = works.linearised(self.problem, self._runner, batch, (), tuple(tangents), lazy=False)
+        graph = batch_products.linearised(self.problem, self._runner, batch, (), tuple(tangents), lazy=False)
         group = self._directions(batch, tangents)
         (z,), (Jv,) = graph.outputs, graph.push(list(tangents.values()), group)
-        return there(z).detach(), Jv
+        return required(z).detach(), Jv
 
     def jacobian_transpose(self, batch: Batch, rows: Names, cotangents: Tensor) -> Tree:
         """Jᵀ applied to cotangents (k, *z.shape)."""
-        graph = works.linearised(self.problem, self._runner, batch, rows, (), lazy=False)
+        graph = batch_products.linearised(self.problem, self._runner, batch, rows, (), lazy=False)
         group = self._directions(batch, {"": cotangents})
         return _tree(rows, pull(graph.outputs, [cotangents], [graph.leaves[name] for name in rows], group))
 

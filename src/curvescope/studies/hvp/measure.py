@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from curvescope.core.operator import LinearOperator
 from curvescope.core.seeds import generator
-from curvescope.engines.keep import forget_everything
+from curvescope.engines.graph_cache import forget_everything
 from curvescope.engines.replay.cpu import MANY, WARM
 from curvescope.studies.hvp.contenders import CONTENDERS, PACKAGES, Product, Tree, gradient, own_gradient
 from curvescope.studies.hvp.costs import Columns, Measured

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from curvescope.core.errors import CurvescopeError
-from curvescope.engines import ask
-from curvescope.engines.check import Known, known
-from curvescope.engines.state.digest import digest, same
+from curvescope.engines import reference_forward
+from curvescope.engines.kernel_validation import Known, known
 from curvescope.engines.state.snapshot import Snapshot, modes, version
+from curvescope.engines.tensor_digest import digest, same
 from curvescope.problem import Problem
 
 
@@ -33,7 +33,7 @@ class Watch:
 
     def __init__(self, problem: Problem, *, engine: str, checkpoint: bool):
         self._problem, self._engine, self._checkpoint = problem, engine, checkpoint
-        self._few: ask.Few | None = None
+        self._few: reference_forward.Few | None = None
         self.known: Known | None = None
         self.compared = False
         self._loss: Snapshot | None = None
@@ -44,10 +44,10 @@ class Watch:
         self._side: torch.cuda.Stream | None = None
 
     @property
-    def few(self) -> ask.Few:
+    def few(self) -> reference_forward.Few:
         """A small part of the data."""
         if self._few is None:
-            self._few = ask.few_positions(self._problem)
+            self._few = reference_forward.few_positions(self._problem)
         return self._few
 
     def look(self) -> Known | None:
@@ -87,12 +87,12 @@ class Watch:
             if self._fresh:
                 self._digest, self._fresh = now, False
                 return self.agreed(not self.written())
-            answer = None if before is None else ask.answer(self._problem, self.few.batch)
+            answer = None if before is None else reference_forward.answer(self._problem, self.few.batch)
             return self.agreed(
                 self.known.snapshot.same()
                 and self._loss.same()
                 and same(now, self._digest)
-                and (answer is None or before is None or ask.alike(answer, before))
+                and (answer is None or before is None or reference_forward.alike(answer, before))
             )
 
     def agreed(self, holds: bool) -> bool:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from curvescope.core.errors import CurvescopeError
 from curvescope.data.batches import Batch
 from curvescope.data.dicts import MASK, hides_start
-from curvescope.engines.state.digest import digest, same
+from curvescope.engines.tensor_digest import digest, same
 from curvescope.models.running.exchange import Change, exchanged
 from curvescope.problem import Problem
 

@@ -24,14 +24,14 @@ from curvescope.core.ranks.spread import Spread
 from curvescope.core.seeds import drawn_on, generator
 from curvescope.core.tensors.graph import custom_functions
 from curvescope.data.batches import Batch
-from curvescope.engines import ask, works
+from curvescope.engines import batch_products, reference_forward
 from curvescope.engines.derivatives import Derivatives, compare_derivatives
 from curvescope.engines.memory import result_bytes
-from curvescope.engines.passes import pull_each
-from curvescope.engines.repeats import other_outputs
+from curvescope.engines.recompute_check import other_outputs
 from curvescope.engines.run import FusedRunner, PlainRunner, Runner, find_head, refuse_lost
-from curvescope.engines.state.digest import digest, same
 from curvescope.engines.state.snapshot import Snapshot, modes
+from curvescope.engines.tensor_digest import digest, same
+from curvescope.engines.vjp import pull_each
 from curvescope.kernels.substitute import PlainAttention
 from curvescope.models.hf.module import rounding
 from curvescope.models.model import Model
@@ -81,7 +81,9 @@ class Known:
 _known: WeakKeyDictionary[Model, dict[Any, Known]] = WeakKeyDictionary()
 
 
-def known(problem: Problem, few: ask.Few, *, engine: str, checkpoint: bool) -> tuple[Known, bool]:
+def known(
+    problem: Problem, few: reference_forward.Few, *, engine: str, checkpoint: bool
+) -> tuple[Known, bool]:
     """What is known of the problem's model, found out where nothing is or where the model has changed.
 
     With it comes whether outputs with our kernels were seen to be the module's answer just now.
@@ -146,7 +148,7 @@ def _find_out(problem: Problem, few: Batch, engine: str, checkpoint: bool) -> _F
         return _Found(None, None, _size(problem, few), why=why, functions=theirs.functions)
     repeated = runner.repeats.hold()
     if not (repeated if model.spread is None else model.spread.all(repeated, problem.device)):
-        ask.refuse_random(problem, few)
+        reference_forward.refuse_random(problem, few)
         raise other_outputs(model)
     error, length = gap.measured(model.spread, problem.device)
     if math.isfinite(length):  # else the product says
@@ -157,7 +159,7 @@ def _find_out(problem: Problem, few: Batch, engine: str, checkpoint: bool) -> _F
 def _size(problem: Problem, few: Batch) -> int:
     """Of all results where the module is asked; 0 where it cannot be, and the product will say why."""
     try:
-        return result_bytes(partial(ask.answer, problem, few), views=False)[1]
+        return result_bytes(partial(reference_forward.answer, problem, few), views=False)[1]
     except Exception:  # whatever a module raises
         return 0
 
@@ -207,7 +209,7 @@ class _Products:
         self.functions: list[str] = []
         with differentiating():
             how = (problem, runner, few, "hessian")
-            self._graph = works.gradient_graph(*how, names, names, twins=False, look=self._note)
+            self._graph = batch_products.gradient_graph(*how, names, names, twins=False, look=self._note)
 
     def _note(self, s: Tensor) -> None:
         self.functions = custom_functions(s)
@@ -277,7 +279,7 @@ def _compare(
     if problem.device.type == "cuda" and torch.get_float32_matmul_precision() != "highest":
         tolerance = max(tolerance, 0.05)
     if not error <= tolerance and not error <= 10 * _rounding(problem, few, v, theirs):
-        ask.refuse_random(problem, few)
+        reference_forward.refuse_random(problem, few)
         refuse_other(problem, few)
         raise CurvescopeError(
             f"the fast engine and autograd disagree on {problem.model.name} by {error:.1e} of the product",
@@ -306,7 +308,7 @@ def _rounding(problem: Problem, few: Batch, v: Tree, theirs: Tree | None) -> flo
 def refuse_other(problem: Problem, few: Batch) -> None:
     """Raise where the module gives something else in its plain form than when its user calls it."""
     with PlainAttention():
-        theirs = ask.answer(problem, few).outputs
+        theirs = reference_forward.answer(problem, few).outputs
     if near(PlainRunner(problem), few, theirs):
         return
     raise CurvescopeError(

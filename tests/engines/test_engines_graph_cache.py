@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import curvescope as cs
-from curvescope.engines import keep as kept
+from curvescope.engines import graph_cache as kept
 from curvescope.engines.memory import result_bytes
 from selection import pairs, some
 
