@@ -63,7 +63,7 @@ def made(on: tuple[str, ...], layers: int, d: int, T: int) -> tuple[float, list[
         mock.patch.object(substitute, "LINEAR_ON", on),
         mock.patch.object(batch_products, "TWINS_ON", on),
         mock.patch.object(cpu.Recorder, "replayed", lambda self, work, *_, **__: work),  # as it is
-        H.steady(),
+        H.frozen(),
     ):
         _ = H @ v
         with Made() as seen:

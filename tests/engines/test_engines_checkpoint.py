@@ -184,7 +184,7 @@ def test_layers_are_computed_again_where_memory_runs_out(monkeypatch, caplog):
     with caplog.at_level("WARNING", logger="curvescope"):
         torch.testing.assert_close(H @ v, expected)
     assert "layers are computed again" in caplog.text
-    with H.steady():
+    with H.frozen():
         torch.testing.assert_close(H @ v, expected)
     assert not H.engine.checkpoint  # what was asked for
 

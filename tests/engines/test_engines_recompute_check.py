@@ -123,7 +123,7 @@ def test_memory_that_runs_out_is_said_where_layers_cannot_be_computed_again(monk
 
 def in_a_row(A: cs.LinearOperator, v: Tensor) -> list[Tensor]:
     """Products that belong together."""
-    with A.steady():
+    with A.frozen():
         return [A @ v for _ in range(3)]
 
 

@@ -101,7 +101,7 @@ def test_nothing_is_moved_and_nothing_drawn():
     H, before = Hessian(problem), {name: p.detach().clone() for name, p in module.named_parameters()}
     v = torch.ones(H.shape[0])
     product, state = H @ v, torch.get_rng_state()
-    with H.steady():
+    with H.frozen():
         verify(H)
         torch.testing.assert_close(H @ v, product, rtol=0, atol=0)
     assert module.training
@@ -258,7 +258,7 @@ class Divides(Division):
         total, N = op.undivided(V, rows, columns)
         return self.share * total, N
 
-    def steady(self, op):
+    def frozen(self, op):
         return nullcontext()
 
 

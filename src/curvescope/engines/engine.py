@@ -88,7 +88,7 @@ class Engine:
         self._recorder: cpu.Recorder | cuda.Recorder | None = None
         self._groups: dict[str, int] = {}  # directions at once, by how the module is run
         self.most: int | None = None  # columns at once, where memory ran out with more
-        self._steady = 0
+        self._frozen = 0
         self._adds_up = False  # whether the sources were seen to
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -146,30 +146,30 @@ class Engine:
             unseen = not again and WRITTEN in str(error)  # also those of others, such as a loss_fn's
             if not (unseen or self._watch.written()):
                 raise
-            if self._steady:
+            if self._frozen:
                 self._forget()
                 raise moved(self.problem) from error
             return None, False
         repeated = not self._again or self._watch.agreed(self._runner.repeats.hold())
-        if not repeated and (again or self._steady):
+        if not repeated and (again or self._frozen):
             self._forget()
             reference_forward.refuse_random(self.problem, self._watch.few.batch)
             raise other_outputs(self.problem.model)
-        return found, repeated and (bool(self._steady) or self._watch.confirm())
+        return found, repeated and (bool(self._frozen) or self._watch.confirm())
 
     @contextmanager
-    def steady(self) -> Iterator[None]:
+    def frozen(self) -> Iterator[None]:
         """Products inside belong together: the whole guarantee is given once for all of them.
 
         Raises:
             CurvescopeError: The model or the data have changed before the end.
         """
         self.product(lambda: None)
-        self._steady += 1
+        self._frozen += 1
         try:
             yield
         finally:
-            self._steady -= 1
+            self._frozen -= 1
         with locked(self.problem.model.module), differentiating():
             if self._watch.look() is not None or not self._watch.confirm():
                 self._forget()
@@ -181,7 +181,7 @@ class Engine:
             if self._unkept:
                 self._compute_again()
             return
-        if self._steady:
+        if self._frozen:
             self._forget()
             raise moved(self.problem)
         self._kept.forget()

@@ -170,10 +170,10 @@ class CurvatureOperator(LinearOperator):
         return self._sum(V, rows, columns), N
 
     @contextmanager
-    def steady(self) -> Iterator[None]:
+    def frozen(self) -> Iterator[None]:
         """Products inside belong together: an error at the end if the model or the data have changed."""
         division = self._division()
-        with self.engine.steady() if division is None else division.steady(self):
+        with self.engine.frozen() if division is None else division.frozen(self):
             yield
 
     def _sum(self, V: Tensor, rows: ParamSpace, columns: ParamSpace) -> Tensor:

@@ -217,7 +217,7 @@ def _by_entries(op: CurvatureOperator) -> np.ndarray:
     """From products with unit vectors."""
     n, width = op.shape[0], min(MOST_COLUMNS, op.chunk or columns_at_once(op.problem))
     values = np.empty(n)
-    with op.steady():
+    with op.frozen():
         for start in track(range(0, n, width), "exact diagonal"):
             stop = min(start + width, n)
             entries, columns = torch.arange(start, stop), torch.arange(stop - start)

@@ -45,9 +45,9 @@ class Jacobian(LinearOperator):
         return self.engine.product(lambda: self._pull(U))
 
     @contextmanager
-    def steady(self) -> Iterator[None]:
+    def frozen(self) -> Iterator[None]:
         """Products inside belong together: an error at the end if the model or the data have changed."""
-        with self.engine.steady():
+        with self.engine.frozen():
             yield
 
     def _push(self, V: Tensor) -> Tensor:

@@ -109,9 +109,9 @@ class ActivationOperator(LinearOperator):
             return torch.cat([part.gather(work(part)[None])[:, 0] for part in self.parts])
 
     @contextmanager
-    def steady(self) -> Iterator[None]:
+    def frozen(self) -> Iterator[None]:
         """Products inside belong together: an error at the end if the model or the data have changed."""
-        with self.engine.steady():
+        with self.engine.frozen():
             yield
 
     def _matmat(self, V: Tensor) -> Tensor:

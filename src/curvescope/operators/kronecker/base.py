@@ -117,9 +117,9 @@ class KroneckerOperator(KroneckerMatrix):
         return sum(m * m + n * n for m, n in (layer.shape for layer in self.layers)) * 8
 
     @contextmanager
-    def steady(self) -> Iterator[None]:
+    def frozen(self) -> Iterator[None]:
         """Products inside belong together: an error at the end if the model or the data have changed."""
-        with self.engine.steady():
+        with self.engine.frozen():
             yield
 
 
