@@ -232,11 +232,16 @@ class Problem:
             self.outputs(batch, changes=seen.changes())
         return seen.values
 
-    def answer(self, batch: Batch) -> Tensor:
-        """The outputs on a placed batch of the module as its user calls it, in eval mode."""
+    def answer(self, batch: Batch, parameters: Mapping[str, Tensor] | None = None) -> Tensor:
+        """The outputs on a placed batch of the module as its user calls it, in eval mode.
+
+        Args:
+            batch: One of `placed_batches`.
+            parameters: In place of θ's own, by name.
+        """
         try:
             with evaluating(self.model.module):
-                return self.model.forward(self.point, batch.inputs, as_it_is=True)
+                return self.model.forward({**self.point, **(parameters or {})}, batch.inputs, as_it_is=True)
         except RuntimeError as error:
             if type(error) is not RuntimeError:
                 raise

@@ -28,13 +28,14 @@ from curvescope.core.errors import CurvescopeError, UsageError, near_misses
 from curvescope.core.numbers import plural
 from curvescope.core.parts import MatrixName
 from curvescope.data.batches import Batch
-from curvescope.engines import batch_products, reference_forward
+from curvescope.engines import batch_products
 from curvescope.engines.batch_products import Names, Work, required
-from curvescope.engines.change_detection import Watch, moved
+from curvescope.engines.change_detection import ChangeDetector, moved
 from curvescope.engines.graph_cache import Kept, KeptByAll, forget_everything
 from curvescope.engines.kernel_validation import near, num_entries, refuse_other
 from curvescope.engines.memory import directions_per_pass, too_large
 from curvescope.engines.recompute_check import other_outputs
+from curvescope.engines.reference_forward import reference, refuse_random
 from curvescope.engines.replay import cpu, cuda
 from curvescope.engines.run import PlainRunner, Runner
 from curvescope.engines.sources import SourceWork, functional_sources, refuse_unless_whole
@@ -82,7 +83,7 @@ class Engine:
         self._again = checkpoint  # whether layers are computed again, from here on
         self._unkept = False  # whether a batch's graph was larger than what may be kept
         self.wanted: EngineName = name
-        self._watch = Watch(problem, engine=name, checkpoint=checkpoint)
+        self._detector = ChangeDetector(problem, engine=name, checkpoint=checkpoint)
         self._runner: Runner = PlainRunner(problem, checkpoint=checkpoint)
         self._kept = Kept() if self._alone or sharding is None else KeptByAll(sharding.spread)
         self._recorder: cpu.Recorder | cuda.Recorder | None = None
@@ -106,12 +107,12 @@ class Engine:
     @property
     def why(self) -> str:
         """Why our kernels were not taken at the last product; empty where they were."""
-        return "" if self._watch.known is None else self._watch.known.why
+        return "" if self._detector.known is None else self._detector.known.why
 
     @property
     def attends(self) -> bool:
         """Whether our attention stands in the place of the module's own."""
-        fused = None if self._watch.known is None else self._watch.known.fused
+        fused = None if self._detector.known is None else self._detector.known.fused
         return fused is not None and (fused.attention or any(r.method == ATTEND for r in fused.replacements))
 
     # ------------------------------------------------------------------------------- bind and check
@@ -128,8 +129,8 @@ class Engine:
                 return found
             self._forget()
             found, sure = self._tried(work, again=True)
-            if not (sure and self._watch.confirm()):  # noted, then asked once more
-                reference_forward.refuse_random(self.problem, self._watch.few.batch)
+            if not (sure and self._detector.confirm()):  # noted, then asked once more
+                refuse_random(self.problem, self._detector.few.batch)
                 raise CurvescopeError(
                     f"{self.problem.model.name} gave other outputs each time it was asked during a product",
                     hint="let nothing write to the model or the data meanwhile",
@@ -144,18 +145,18 @@ class Engine:
             found = work()
         except RuntimeError as error:  # autograd refuses graphs whose numbers were written to
             unseen = not again and WRITTEN in str(error)  # also those of others, such as a loss_fn's
-            if not (unseen or self._watch.written()):
+            if not (unseen or self._detector.written()):
                 raise
             if self._frozen:
                 self._forget()
                 raise moved(self.problem) from error
             return None, False
-        repeated = not self._again or self._watch.agreed(self._runner.repeats.hold())
+        repeated = not self._again or self._detector.agreed(self._runner.repeats.hold())
         if not repeated and (again or self._frozen):
             self._forget()
-            reference_forward.refuse_random(self.problem, self._watch.few.batch)
+            refuse_random(self.problem, self._detector.few.batch)
             raise other_outputs(self.problem.model)
-        return found, repeated and (bool(self._frozen) or self._watch.confirm())
+        return found, repeated and (bool(self._frozen) or self._detector.confirm())
 
     @contextmanager
     def frozen(self) -> Iterator[None]:
@@ -171,12 +172,12 @@ class Engine:
         finally:
             self._frozen -= 1
         with locked(self.problem.model.module), differentiating():
-            if self._watch.look() is not None or not self._watch.confirm():
+            if self._detector.look() is not None or not self._detector.confirm(gradients=True):
                 self._forget()
                 raise moved(self.problem)
 
     def _bind(self) -> None:
-        known = self._watch.look()
+        known = self._detector.look()
         if known is None:
             if self._unkept:
                 self._compute_again()
@@ -188,17 +189,23 @@ class Engine:
         self._recorder, self._adds_up = None, False
         self._groups.clear()
         self._runner = known.runner(self.problem, checkpoint=self._again)
+        self._reused = True
         self._verify()
 
     def _verify(self) -> None:
         """Raise unless the module, run as it is here, gives what it gives when its user calls it."""
-        few, theirs = self._watch.few.batch, self._watch.few.answer
-        if theirs is None or self._watch.compared or near(self._runner, few, theirs.outputs):
+        few, theirs = self._detector.few.batch, self._detector.few.reference
+        if theirs is None or self._detector.compared or near(self._runner, few, theirs.outputs):
             return
-        reference_forward.refuse_random(self.problem, few)
+        if self._reused:  # other kernels may fit the module as it is now
+            self._reused = False
+            self._runner = self._detector.validated_anew().runner(self.problem, checkpoint=self._again)
+            self._verify()
+            return
+        refuse_random(self.problem, few)
         refuse_other(self.problem, few)
         with PlainAttention():  # PyTorch's ways to compute attention differ where a query sees no key
-            if near(self._runner, few, reference_forward.answer(self.problem, few).outputs):
+            if near(self._runner, few, reference(self.problem, few).outputs):
                 return
         if self._again:
             raise other_outputs(self.problem.model)
@@ -209,11 +216,11 @@ class Engine:
 
     def _refuse_wrong(self, *, second: bool) -> None:
         """Raise if a custom autograd function makes the derivatives that a product needs wrong."""
-        if self._watch.known is not None:
-            self._watch.known.derivatives.refuse(second=second)
+        if self._detector.known is not None:
+            self._detector.known.derivatives.refuse(second=second)
 
     def _forget(self) -> None:
-        self._watch.forget()
+        self._detector.forget()
         self._kept.forget()
 
     # ------------------------------------------------------------------------------- products of a batch
@@ -263,7 +270,7 @@ class Engine:
         columns = tuple(tangents)
         parts = find_sources(self.problem.model)
         if not self._adds_up:
-            refuse_unless_whole(self.problem, parts, self._watch.few.batch)
+            refuse_unless_whole(self.problem, parts, self._detector.few.batch)
             self._adds_up = True
         build = partial(functional_sources, self.problem, parts, batch, rows, columns)
         work: SourceWork = self._keep((index, "sources", rows, columns), build, batch)
@@ -349,7 +356,7 @@ class Engine:
 
     def _graph_bytes(self, batch: Batch) -> int:
         """What a graph of the batch is expected to take."""
-        known = self._watch.known
+        known = self._detector.known
         return 0 if known is None else int(GRAPH_SIZE * known.entry_bytes * num_entries(batch))
 
     def _directions(self, batch: Batch, tangents: Mapping[str, Tensor], *, plain: bool = False) -> int:
@@ -358,8 +365,8 @@ class Engine:
             return 1
         runner = PlainRunner(self.problem) if plain else self._runner
         if runner.name not in self._groups:
-            assert self._watch.known is not None, "found out before any product"
-            size = self._watch.known.pass_bytes(runner, batch)
+            assert self._detector.known is not None, "found out before any product"
+            size = self._detector.known.pass_bytes(runner, batch)
             self._groups[runner.name] = directions_per_pass(self.problem, size)
         found = self._groups[runner.name]
         return found if self.most is None else min(found, self.most)
@@ -394,7 +401,7 @@ class Engine:
         self._recorder = None
         self._groups.clear()
         try:
-            known = self._watch.computed_again()
+            known = self._detector.recomputing()
         except UsageError as error:
             LOG.info("layers cannot be computed again: %s", error)
             return False
