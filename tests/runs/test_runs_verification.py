@@ -16,7 +16,7 @@ from curvescope.operators import GGN, Functional, Hessian
 from curvescope.report.pieces.methods import methods
 from curvescope.runs.verified import checks, verification
 from curvescope.runs.verified.columns import chosen
-from curvescope.runs.verified.verification import verify
+from curvescope.runs.verified.verification import kind_of, verify
 from curvescope.studies import folder
 
 pytestmark = pytest.mark.usefixtures("undrawn", "few_sequences")
@@ -214,7 +214,7 @@ def test_every_kind_is_looked_at_once_before_its_first_product():
     problem, seen = zoo(), []
     H, G = Hessian(problem), GGN(problem)
     v = torch.ones(H.shape[0], dtype=torch.float64)
-    with looking(lambda op: seen.append((type(op).__name__, op @ v))):
+    with looking(lambda op: seen.append((type(op).__name__, op @ v)), kind_of):
         for op in (H, H.block("L0.W_Q"), G, H):
             op @ torch.ones(op.shape[0], dtype=torch.float64)
     assert [name for name, _ in seen] == ["Hessian", "GGN"]
@@ -226,7 +226,7 @@ def test_models_of_other_structure_are_looked_at_and_other_weights_are_not():
         for p in other_weights.model.parameters.values():
             p *= 1.1
     more = [zoo(), other_weights, zoo(n_layers=2), zoo("float32"), zoo(d_ff=0)]
-    with looking(lambda op: seen.append(op.problem)):
+    with looking(lambda op: seen.append(op.problem), kind_of):
         for problem in more:
             Hessian(problem) @ torch.ones(Hessian(problem).shape[0], dtype=problem.dtype)
     assert seen == [problem for problem in more if problem is not other_weights]
@@ -236,7 +236,7 @@ def test_engines_losses_and_code_are_kinds_of_their_own():
     problem, seen = zoo(), []
     ops = [Hessian(problem), Hessian(problem, engine="autograd"), Hessian(problem, checkpoint=True)]
     ops += [Hessian(cs.Problem(problem.model, problem.batches, cs.CrossEntropy(label_smoothing=0.1)))]
-    with looking(seen.append):
+    with looking(seen.append, kind_of):
         for op in (*ops, *ops):
             op @ torch.ones(op.shape[0], dtype=torch.float64)
     assert seen == ops

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from abc import abstractmethod
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Self
@@ -20,8 +20,6 @@ from curvescope.core.ranks import Division, dividing
 from curvescope.data.batches import Batch
 from curvescope.engines import Engine, EngineName, Receive, Tree
 from curvescope.engines.memory import columns_at_once, ran_out
-from curvescope.engines.state.plain_values import plain
-from curvescope.engines.state.structure import structure
 from curvescope.losses.of_model import unsplit
 from curvescope.models.choice.params import Params
 from curvescope.operators.samples.coupled import cut_sequences, refuse_cuts
@@ -82,14 +80,6 @@ class CurvatureOperator(LinearOperator):
 
     always_psd: bool = False
     needs_outputs: bool = True  # whether it is made of outputs and their loss, apart from each other
-
-    @property
-    def kind(self) -> tuple[Hashable, ...]:
-        """What the way depends on in which products are made, as `core.operator.meeting` asks: no weights."""
-        problem, engine = self.problem, self.engine
-        how = str(self.dtype), self.device.type, engine.wanted, engine.checkpoint
-        loss = type(problem.loss).__name__, problem.loss.name, plain(problem.loss)
-        return type(self), structure(problem.model), *loss, *how
 
     @property
     def parameters(self) -> Mapping[str, Tensor]:

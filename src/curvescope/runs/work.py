@@ -9,7 +9,7 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, MutableMapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -120,9 +120,15 @@ def work_through(
     from curvescope.core.operator.meeting import looking
 
     look = partial(_verified, state) if isinstance(state, Place) else None
-    with looking(look), _heard(state):
+    with looking(look, _kind), _heard(state):
         _work_off(todo, kept, progress, state)
     return Finished(kept)
+
+
+def _kind(op: CurvatureOperator) -> Hashable:
+    from curvescope.runs.verified.verification import kind_of
+
+    return kind_of(op)
 
 
 def _verified(place: Place, op: CurvatureOperator) -> None:
