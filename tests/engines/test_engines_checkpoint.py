@@ -193,7 +193,7 @@ def test_layers_are_computed_again_behind_a_graph_that_was_too_large_to_keep(cap
     p = problem()
     H, v = cs.Hessian(p), draw(p.space().size)
     expected = H @ v
-    H.engine._unkept = True  # as a GPU notes it
+    H.engine.caching.overflowed = True  # as a GPU notes it
     with caplog.at_level("WARNING", logger="curvescope"):
         torch.testing.assert_close(H @ v, expected)
         torch.testing.assert_close(H @ v, expected)

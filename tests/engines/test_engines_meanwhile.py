@@ -190,11 +190,11 @@ def test_a_graph_whose_numbers_were_written_to_is_made_anew_or_refused():
             raise RuntimeError("one of the variables needed for gradient computation has been modified")
         return 5
 
-    assert engine.product(work) == 5
+    assert engine.consistent(work) == 5
     with pytest.raises(cs.CurvescopeError, match="changed while something was computed"), engine.frozen():
-        engine.product(work)
+        engine.consistent(work)
     with pytest.raises(ZeroDivisionError):
-        engine.product(lambda: 1 // 0)
+        engine.consistent(lambda: 1 // 0)
 
 
 @pytest.mark.usefixtures("interruptible")

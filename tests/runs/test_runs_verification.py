@@ -12,6 +12,7 @@ from commands import call
 from curvescope.core.errors import CurvescopeError
 from curvescope.core.operator.meeting import looking
 from curvescope.core.ranks import Division, dividing_by
+from curvescope.engines import SecondDerivative
 from curvescope.operators import GGN, Functional, Hessian
 from curvescope.report.pieces.methods import methods
 from curvescope.runs.verified import checks, verification
@@ -111,9 +112,9 @@ def test_nothing_is_moved_and_nothing_drawn():
 
 def wrong(kind):
     """The product of a batch with a mistake in it."""
-    own = Hessian._batch_product
+    own = SecondDerivative.apply
 
-    def product(self, index, batch, rows, tangents, receive):
+    def product(self, engine, index, batch, rows, tangents, receive):
         def changed(name, t):
             if kind == "one in a hundred":
                 t = 1.01 * t
@@ -124,7 +125,7 @@ def wrong(kind):
                 t.view(len(t), -1)[:, -1] = 0
             receive(name, t)
 
-        own(self, index, batch, rows, tangents, changed)
+        own(self, engine, index, batch, rows, tangents, changed)
 
     return product
 
@@ -132,7 +133,7 @@ def wrong(kind):
 @pytest.mark.parametrize("kind", ["one in a hundred", "a block without its last entry", "not symmetric"])
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 def test_a_planted_mistake_is_caught(kind, dtype, monkeypatch):
-    monkeypatch.setattr(Hessian, "_batch_product", wrong(kind))
+    monkeypatch.setattr(SecondDerivative, "apply", wrong(kind))
     found = verify(Hessian(zoo(dtype)))
     assert not found.passed
     assert not found.checks[1].passed
@@ -297,7 +298,7 @@ def test_a_failed_check_is_exit_code_one_with_the_numbers(asked, tmp_path, monke
     settings = [f"--set={name}={value}" for name, value in asked.items() if isinstance(value, int)]
     words = ["run", "spectrum", asked["model"], "--data", "task:addition", "--out", tmp_path, *settings]
     with monkeypatch.context() as patch:
-        patch.setattr(Hessian, "_batch_product", wrong("one in a hundred"))
+        patch.setattr(SecondDerivative, "apply", wrong("one in a hundred"))
         code, out, err = call(*words, capsys=capsys)
     assert (code, out) == (1, "")
     assert "the Hessian of small failed its check" in err
@@ -310,7 +311,7 @@ def test_a_failed_check_is_exit_code_one_with_the_numbers(asked, tmp_path, monke
 def test_a_failed_check_is_a_failed_run(asked, tmp_path, monkeypatch):
     out = tmp_path / "runs"
     with monkeypatch.context() as patch:
-        patch.setattr(Hessian, "_batch_product", wrong("one in a hundred"))
+        patch.setattr(SecondDerivative, "apply", wrong("one in a hundred"))
         with pytest.raises(CurvescopeError, match=r"finite difference is off by 1\.00e-02, at most 1e-05"):
             folder.run("spectrum", asked, out=out)
     (path,) = (out / "spectrum").iterdir()

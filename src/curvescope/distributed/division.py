@@ -29,7 +29,7 @@ from curvescope.core.ranks import Apart, Division, dividing_by, in_step, place
 from curvescope.data.batches import Batch, Batches
 from curvescope.distributed.asked import asked
 from curvescope.distributed.shares import Cut, cuts, taken
-from curvescope.distributed.sums import add_over_ranks, done_by_all, state_words, frozen_on_all
+from curvescope.distributed.sums import add_over_ranks, done_by_all, frozen_on_all, state_words
 from curvescope.engines import Engine
 from curvescope.operators import MonteCarloFisher
 from curvescope.operators.base import CurvatureOperator

@@ -92,7 +92,7 @@ def _weights(device: torch.device, dtype: torch.dtype) -> Tensor:
 
 @torch.no_grad()
 def weighted_sum(t: Tensor) -> Tensor:
-    """wᵀ T r for the rows T of a tensor: no two entries have the same weight, so none change places unseen."""
+    """wᵀ T r for the rows T of a tensor: no two entries have the same weight, so none swap unseen."""
     rows = t.reshape(-1, t.shape[-1]) if t.dim() and t.numel() else t.reshape(1, -1)
     left, right = (_fixed_weights(n, t.device, t.dtype) for n in rows.shape)
     return left @ (rows @ right)

@@ -184,14 +184,14 @@ def _by_layers(op: GGN) -> np.ndarray | None:
     problem, exact = op.problem, Curvature("ggn", "separate")
     refuse_coupled(problem)
     engine = Engine(problem, "autograd")
-    found = engine.product(lambda: look(problem, op.space.blocks, exact, joint=False))
+    found = engine.consistent(lambda: look(problem, op.space.blocks, exact, joint=False))
     if len(found.layers) < len(op.space):
         return None
 
     def squares() -> list[Tensor]:
         return eigenvalues_in(problem, found.layers, exact, [None] * len(found.layers), joint=False)
 
-    values = dict(zip([layer.name for layer in found.layers], engine.product(squares), strict=True))
+    values = dict(zip([layer.name for layer in found.layers], engine.consistent(squares), strict=True))
     return torch.cat([values[block.name].flatten() for block in op.space]).double().cpu().numpy()
 
 

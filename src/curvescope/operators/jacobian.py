@@ -39,10 +39,10 @@ class Jacobian(LinearOperator):
         return found
 
     def _matmat(self, V: Tensor) -> Tensor:
-        return self.engine.product(lambda: self._push(V))
+        return self.engine.consistent(lambda: self._push(V))
 
     def _rmatmat(self, U: Tensor) -> Tensor:
-        return self.engine.product(lambda: self._pull(U))
+        return self.engine.consistent(lambda: self._pull(U))
 
     @contextmanager
     def frozen(self) -> Iterator[None]:

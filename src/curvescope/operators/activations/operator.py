@@ -97,7 +97,7 @@ class ActivationOperator(LinearOperator):
 
     def gradient(self) -> Tensor:
         """∂L/∂x, as a vector."""
-        found = self.engine.product(lambda: self._over_parts(self._slope)) / self.problem.num_terms
+        found = self.engine.consistent(lambda: self._over_parts(self._slope)) / self.problem.num_terms
         check_finite(found, self.problem)
         return found
 
@@ -123,7 +123,7 @@ class ActivationOperator(LinearOperator):
 
     def divided(self, work: Callable[[], Tensor], V: Tensor) -> Tensor:
         """What `work` makes of V by `batch_product`s, at the problem as it is, divided by N, and λ V."""
-        total = self.engine.product(lambda: work().div_(self.problem.num_terms))
+        total = self.engine.consistent(lambda: work().div_(self.problem.num_terms))
         check_finite(total, self.problem, V)
         return total.add_(V, alpha=self.damping) if self.damping else total
 

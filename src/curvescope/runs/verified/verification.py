@@ -114,7 +114,7 @@ def _left_out(op: CurvatureOperator, checks: list[Check]) -> tuple[str, ...]:
 
 
 def kind_of(op: CurvatureOperator) -> tuple[Hashable, ...]:
-    """What decides how an operator's products are made: its class, engine, loss and model, without weights."""
+    """What decides how an operator's products are made: class, engine, loss and model, without weights."""
     problem, engine = op.problem, op.engine
     how = str(op.dtype), op.device.type, engine.wanted, engine.checkpoint
     loss = type(problem.loss).__name__, problem.loss.name, plain(problem.loss)
