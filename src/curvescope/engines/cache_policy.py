@@ -1,6 +1,6 @@
 """The cache policy of an engine: what it keeps between products, and how much it computes at once.
 
-Graphs are kept while memory allows (`graph_cache`). Products that are asked for again are recorded and replayed
+Graphs are kept while memory allows (`graph_cache`), and products that are asked for again are recorded
 (`replay`). If memory runs out, fewer directions go through a pass together, and in the end layers are
 recomputed instead of being kept.
 """
