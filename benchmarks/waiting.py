@@ -23,6 +23,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import curvescope as cs
+from curvescope.engines import batch_products
 from curvescope.engines.replay import cpu
 from curvescope.kernels import substitute
 from curvescope.studies.hvp.models import GPT2

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import curvescope as cs
+from curvescope.engines import batch_products
 from curvescope.kernels import substitute
 from curvescope.studies.hvp.models import GPT2
 

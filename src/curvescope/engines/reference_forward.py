@@ -186,13 +186,10 @@ def differentiated_reference(
     point = {name: p.detach().requires_grad_() for name, p in problem.point.items()}
     own = [p for name, p in problem.model.parameters.items() if name not in point]
     frozen = [p for p in own if not p.requires_grad]
-    with (
-        torch.enable_grad(),
-        thawed(frozen) if frozen else nullcontext(),
-        IgnoreTensorHooks() if gradients else nullcontext(),
-    ):
-        z = problem.answer(batch, point).to(problem.dtype)
-        loss = problem.loss.sum(z, batch.targets, batch.weights)
+    with torch.enable_grad(), thawed(frozen) if frozen else nullcontext():
+        with IgnoreTensorHooks() if gradients else nullcontext():
+            z = problem.answer(batch, point).to(problem.dtype)
+            loss = problem.loss.sum(z, batch.targets, batch.weights)
         graph, names = _graph_of(loss), custom_functions(loss) if gradients else []
         sums = _gradient_sums(loss, [*own, *point.values()]) if gradients else None
     return Reference(z.detach().clone(), loss.detach().reshape(1), graph, sums), names
