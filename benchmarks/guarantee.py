@@ -2,7 +2,7 @@
 
     python benchmarks/guarantee.py [--device cuda] [--out FOLDER]
 
-A bare product looks at the places of numbers only, as those inside `operator.steady()` do; the guarantee adds
+A bare product looks at the places of numbers only, as those inside `operator.frozen()` do; the guarantee adds
 a snapshot of the module, sums over all numbers, and one question to the user's module. An algorithm pays for
 it once: `share_in_algorithm` is that of a density of 50 products. Times are processor time on a CPU, which
 others who use it hardly change, and wall-clock time on a GPU.
@@ -21,7 +21,7 @@ from statistics import median
 import torch
 
 import curvescope as cs
-from curvescope.engines.ask import few_positions
+from curvescope.engines.reference_forward import few_positions
 from curvescope.runs.folder import environment
 from curvescope.studies.hvp.models import build
 
@@ -51,14 +51,14 @@ def measure(name: str, problem: cs.Problem) -> dict[str, float | str | int]:
     with_, without = [], []
     for _ in range(ROUNDS):
         with_.append(seconds(lambda: H @ v, H.device))
-        with H.steady():
+        with H.frozen():
             without.append(seconds(lambda: H @ v, H.device))
     whole, bare, question = median(with_), median(without), _question(H)
     density = partial(cs.spectral_density, H, num_probes=1, num_steps=STEPS)
     pairs = []
     for _ in range(3):
         once = seconds(density, H.device)
-        with H.steady():
+        with H.frozen():
             pairs.append((once, seconds(density, H.device)))
     return {
         "model": name,

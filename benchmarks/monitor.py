@@ -175,7 +175,7 @@ def share(case: Case, steps: int, seconds: float) -> dict[str, Any]:
 def searched(problem: cs.Problem, memory: Memory, call: int, *, verify: bool) -> tuple[int, float]:
     """Products of the search for both ends of the spectrum, and its λ_max."""
     look = Look(problem, memory, Effort(top=3, tol=0.01, num_probes=4, max_products=60, seed=0), call)
-    with look.H.steady():
+    with look.H.frozen():
         look.ends()
         if verify:
             look.verify()

@@ -96,7 +96,7 @@ class Low(cs.LinearOperator):
     def graph(self, v: Tensor) -> Iterator[None]:
         """Products inside go through one graph."""
         whole = self.mode if self.scope == "all" else nullcontext()
-        with sdpa_kernel(SDPBackend.MATH), whole, self.inner.steady():
+        with sdpa_kernel(SDPBackend.MATH), whole, self.inner.frozen():
             _ = self.inner @ v
             yield
         assert self.mode.count > 0, "no matrix product was seen"

@@ -200,7 +200,7 @@ def main() -> None:
     wholes |= {name: partial(op.__matmul__, v) for name, op in operators.items()}
     with ExitStack() as opened:
         for op in operators.values():
-            opened.enter_context(op.steady())
+            opened.enter_context(op.frozen())
         lists = {}
         for name, call in wholes.items():
             call()  # graphs are built

@@ -81,9 +81,9 @@ def milliseconds(call: Any, device: str, rounds: int) -> float:
 
 
 def measured(op: Any, v: torch.Tensor, given: argparse.Namespace) -> dict[str, Any]:
-    """One operator inside `steady`, as algorithms call it."""
+    """One operator inside `frozen()`, as algorithms call it."""
     cuda = given.device != "cpu"
-    with op.steady():
+    with op.frozen():
         for _ in range(4):  # kept, recorded, replayed
             product = op @ v
         if cuda:

@@ -3,8 +3,8 @@
     python benchmarks/sharded_memory.py > benchmarks/results/sharded/memory.md
 
 A decoder of 16 layers and width 640 (79 million parameters, 315 MB in float32), four sequences of 8 tokens,
-gloo on a CPU, two products inside `steady`, layers computed again. Memory is by how much the process grew at
-its peak (VmHWM), and the parameters and the vector that were there before; that of the busiest rank. The
+gloo on a CPU, two products inside `frozen()`, layers computed again. Memory is by how much the process grew
+at its peak (VmHWM), and the parameters and the vector that were there before; that of the busiest rank. The
 prediction is `distributed.cost.sharded`.
 """
 
@@ -52,7 +52,7 @@ def measure(rank: int, ranks: int, file: str) -> None:
         H @ v
         return H @ v  # with what the first one kept
 
-    with H.steady():
+    with H.frozen():
         found = 1e6 * peak_memory(twice)[1]
     held = sum(p.nbytes for p in model.parameters.values()) + v.nbytes
     told = torch.tensor([found + held, float(held)], dtype=torch.float64)

@@ -23,7 +23,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import curvescope as cs
-from curvescope.engines import works
+from curvescope.engines import batch_products
 from curvescope.engines.replay import cpu
 from curvescope.kernels import substitute
 from curvescope.studies.hvp.models import GPT2
@@ -62,9 +62,9 @@ def made(on: tuple[str, ...], layers: int, d: int, T: int) -> tuple[float, list[
     v = torch.randn(H.shape[0])
     with (
         mock.patch.object(substitute, "LINEAR_ON", on),
-        mock.patch.object(works, "TWINS_ON", on),
+        mock.patch.object(batch_products, "TWINS_ON", on),
         mock.patch.object(cpu.Recorder, "replayed", lambda self, work, *_, **__: work),  # as it is
-        H.steady(),
+        H.frozen(),
     ):
         _ = H @ v
         with Made() as seen:

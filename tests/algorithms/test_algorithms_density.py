@@ -354,7 +354,7 @@ def test_an_algorithm_within_an_algorithm_does_not_look_at_the_matrix_again():
         times = 0
 
         @contextmanager
-        def steady(self):
+        def frozen(self):
             self.times += 1
             yield
 

@@ -100,7 +100,7 @@ def a_rank_without_data() -> str:
     parts = DataParallel(cs.Hessian(problem(share(cs.Batches([one])))))
     v = torch.ones(op.shape[1], dtype=torch.float64)
     loss = value_and_gradient(parts.problem)[0] / op.problem.value() - 1
-    with parts.steady():
+    with parts.frozen():
         return worst([apart(parts @ v, op @ v), abs(loss)])
 
 
@@ -200,12 +200,12 @@ def a_share_that_counts_nowhere() -> str:
     op = cs.Hessian(problem(some))
     v = torch.ones(op.shape[1], dtype=torch.float64)
     wanted, errors = op @ v, []
-    with DataParallel(cs.Hessian(problem(share(some)))).steady():
+    with DataParallel(cs.Hessian(problem(share(some)))).frozen():
         errors.append(apart(DataParallel(cs.Hessian(problem(share(some)))) @ v, wanted))
     for kind in ("data", "probes", "auto"):
         with divided(kind):  # pyright: ignore[reportArgumentType]
             H = cs.Hessian(problem(some))
-            with H.steady():
+            with H.frozen():
                 errors.append(apart(H @ v, wanted))
             errors.append(apart(H @ v, wanted))
     return worst(errors)
@@ -291,7 +291,7 @@ def an_error_on_one_rank() -> None:
     H @ torch.ones(H.shape[1], dtype=torch.float64)
 
 
-def _moved_on_one_rank(make: Callable[[cs.Problem], LinearOperator], *, steady: bool) -> None:
+def _moved_on_one_rank(make: Callable[[cs.Problem], LinearOperator], *, frozen: bool) -> None:
     own = cs.load(transformer())
     batches = share(data())
     H = make(cs.Problem(own, batches))
@@ -303,21 +303,21 @@ def _moved_on_one_rank(make: Callable[[cs.Problem], LinearOperator], *, steady: 
         if dist.get_rank() == 0:
             weight.data[0, 0] += 1e-9
 
-    if not steady:
+    if not frozen:
         move()
         H @ v
         return
-    with H.steady():
+    with H.frozen():
         H @ v
         move()
 
 
 def a_model_that_one_rank_changes() -> None:
-    _moved_on_one_rank(lambda p: DataParallel(cs.Hessian(p)), steady=False)
+    _moved_on_one_rank(lambda p: DataParallel(cs.Hessian(p)), frozen=False)
 
 
-def a_change_inside_steady() -> None:
-    _moved_on_one_rank(lambda p: DataParallel(cs.GGN(p)), steady=True)
+def a_change_inside_frozen() -> None:
+    _moved_on_one_rank(lambda p: DataParallel(cs.GGN(p)), frozen=True)
 
 
 def models_that_differ() -> None:
@@ -346,7 +346,7 @@ TASKS = {
         other_products,
         an_error_on_one_rank,
         a_model_that_one_rank_changes,
-        a_change_inside_steady,
+        a_change_inside_frozen,
         models_that_differ,
         draws_without_numbers,
     ],

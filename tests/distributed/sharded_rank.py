@@ -316,7 +316,7 @@ def counted(_: str) -> Case:
             V = torch.ones(op.here[1], columns, dtype=torch.float64)
             options = {"tokens": 4 * T, "ranks": R, "columns": columns, "element": 8}
             op.engine._forget()
-            with op.steady():
+            with op.frozen():
                 for kept in (False, True):
                     with Counting() as seen:
                         op @ V

@@ -40,7 +40,7 @@ the same steps, with the same seeds)
 other_products refused
 an_error_on_one_rank CurvescopeError rank 1: MemoryError: no room for a batch
 a_model_that_one_rank_changes {DIFFERENT}
-a_change_inside_steady {DIFFERENT}
+a_change_inside_frozen {DIFFERENT}
 models_that_differ {DIFFERENT}
 draws_without_numbers UsageError a Monte-Carlo Fisher draws for every sequence by its number among all data, \
 and these batches do not know theirs (distributed.numbered(batches), or distributed.share(batches))

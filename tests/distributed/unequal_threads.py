@@ -54,7 +54,7 @@ def results() -> Iterator[tuple[str, object]]:
 
 def followed(op: LinearOperator, v: torch.Tensor) -> torch.Tensor:
     """Power iteration of a user, outside any algorithm of the package."""
-    with op.steady():
+    with op.frozen():
         for _ in range(8):
             v = op @ v
             v = v / v.norm()

@@ -9,9 +9,9 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 import curvescope as cs
 from curvescope.core.errors import CurvescopeError
-from curvescope.engines import works
+from curvescope.engines import batch_products
 from curvescope.engines.checkpoint import checkpointed
-from curvescope.engines.repeats import Repeats
+from curvescope.engines.recompute_check import Repeats
 from curvescope.models.running.exchange import exchanged
 from curvescope.models.sources import repeated_layers
 from curvescope.studies.hvp.models import GPT2
@@ -172,19 +172,19 @@ def test_layers_are_computed_again_where_memory_runs_out(monkeypatch, caplog):
     of_gpt2 = cs.Problem(GPT2(3, 16, 2, 11, 8).double(), tokens)
     v = draw(of_gpt2.space().size)
     expected = cs.Hessian(of_gpt2) @ v
-    plain = works.second_derivative
+    plain = batch_products.second_derivative
 
     def short_of_memory(problem, runner, batch, *rest):
         if batch.num_sequences > 1 and not runner.checkpoint:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return plain(problem, runner, batch, *rest)
 
-    monkeypatch.setattr(works, "second_derivative", short_of_memory)
+    monkeypatch.setattr(batch_products, "second_derivative", short_of_memory)
     H = cs.Hessian(of_gpt2)
     with caplog.at_level("WARNING", logger="curvescope"):
         torch.testing.assert_close(H @ v, expected)
     assert "layers are computed again" in caplog.text
-    with H.steady():
+    with H.frozen():
         torch.testing.assert_close(H @ v, expected)
     assert not H.engine.checkpoint  # what was asked for
 
@@ -193,7 +193,7 @@ def test_layers_are_computed_again_behind_a_graph_that_was_too_large_to_keep(cap
     p = problem()
     H, v = cs.Hessian(p), draw(p.space().size)
     expected = H @ v
-    H.engine._unkept = True  # as a GPU notes it
+    H.engine.caching.overflowed = True  # as a GPU notes it
     with caplog.at_level("WARNING", logger="curvescope"):
         torch.testing.assert_close(H @ v, expected)
         torch.testing.assert_close(H @ v, expected)
@@ -205,6 +205,6 @@ def test_a_module_without_layers_says_that_memory_ran_out(monkeypatch):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     small = cs.Problem(nn.Linear(3, 2), (torch.ones(4, 3), torch.zeros(4).long()))
-    monkeypatch.setattr(works, "second_derivative", no_memory)
+    monkeypatch.setattr(batch_products, "second_derivative", no_memory)
     with pytest.raises(CurvescopeError, match="memory ran out"):
         cs.Hessian(small) @ torch.ones(8)

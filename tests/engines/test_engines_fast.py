@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import curvescope as cs
-from curvescope.engines import check
+from curvescope.engines import kernel_validation
 from curvescope.kernels import norms
 from curvescope.kernels.substitute import FindHead, Substitute
 from dense import relative_error
@@ -175,8 +175,8 @@ def test_the_module_is_left_as_it_was():
 
 def test_checked_once_per_model(monkeypatch):
     calls = []
-    inner = check._Products
-    monkeypatch.setattr(check, "_Products", lambda *a: calls.append(1) or inner(*a))
+    inner = kernel_validation._Products
+    monkeypatch.setattr(kernel_validation, "_Products", lambda *a: calls.append(1) or inner(*a))
     p = problem("gpt2")
     for _ in range(2):
         cs.Hessian(p, engine="fast") @ torch.ones(p.space().size, dtype=torch.float64)

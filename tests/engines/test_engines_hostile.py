@@ -69,20 +69,57 @@ class Rare(nn.Module):
 
 
 @pytest.mark.parametrize("where", ["slots", "a Python module"])
-def test_what_shows_only_at_rare_tokens(where):
+def test_what_shows_only_at_rare_tokens_is_seen_by_a_new_operator(where):
+    """It shows neither in tensors nor on the few positions: an operator goes on with what it has cached."""
     m, x = drawn(lambda: (Rare().double(), torch.randint(0, 49, (4, 32))))
     x[3, 29:] = 49
     P = cs.Problem(m, (x, x.roll(1, 1)))
-    H = cs.Hessian(P)
-    v = replayed(H)
+    v = replayed(cs.Hessian(P))
     if where == "slots":
         m.slotted.gain = 5.0
     else:
         settings.gain = 5.0
     try:
-        assert relative(H @ v, cs.Hessian(cs.Problem(m, (x, x.roll(1, 1))), engine="autograd") @ v) < 1e-12
+        right = cs.Hessian(cs.Problem(m, (x, x.roll(1, 1))), engine="autograd") @ v
+        assert relative(cs.Hessian(P) @ v, right) < 1e-12
     finally:
         settings.gain = 1.0
+
+
+class Scaled(nn.Module):
+    """The gradient of a part is scaled, or cut off; outputs are the same."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.e, self.o, self.share, self.cut = nn.Embedding(9, 6), nn.Linear(6, 9), 1.0, False
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.e(x))
+        h = h * self.share + h.detach() * (1 - self.share)
+        return self.o(h.detach() if self.cut else h)
+
+
+@pytest.mark.parametrize(("name", "value"), [("cut", True), ("share", 0.5)])
+def test_a_change_that_shows_only_in_gradients_is_followed_or_refused(name, value):
+    m, x = drawn(lambda: (Scaled().double(), torch.randint(0, 9, (4, 8))))
+    P = cs.Problem(m, (x, x.roll(1, 1)))
+    H = cs.Hessian(P)
+    v = replayed(H)
+    with pytest.raises(cs.CurvescopeError, match="changed while something was computed"), H.frozen():
+        setattr(m, name, value)
+    right = cs.Hessian(cs.Problem(m, (x, x.roll(1, 1))), engine="autograd") @ v
+    assert relative(H @ v, right) < 1e-12
+    with H.frozen():
+        assert relative(H @ v, right) < 1e-12
+
+
+def test_a_graph_that_is_cut_is_followed_by_single_products():
+    m, x = drawn(lambda: (Scaled().double(), torch.randint(0, 9, (4, 8))))
+    H = cs.Hessian(cs.Problem(m, (x, x.roll(1, 1))))
+    v = replayed(H)
+    m.cut = True
+    right = cs.Hessian(cs.Problem(m, (x, x.roll(1, 1))), engine="autograd") @ v
+    assert relative(H @ v, right) < 1e-12
 
 
 class Named(nn.Module):

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import curvescope as cs
-from curvescope.engines import works
+from curvescope.engines import batch_products
 from curvescope.kernels import substitute
 from curvescope.studies.hvp.models import GPT2
 
@@ -15,7 +15,7 @@ from curvescope.studies.hvp.models import GPT2
 @pytest.fixture(autouse=True)
 def everywhere(monkeypatch):
     monkeypatch.setattr(substitute, "LINEAR_ON", ("cpu", "cuda"))
-    monkeypatch.setattr(works, "TWINS_ON", ("cpu", "cuda"))
+    monkeypatch.setattr(batch_products, "TWINS_ON", ("cpu", "cuda"))
 
 
 class Normed(nn.Module):

@@ -190,11 +190,11 @@ def test_a_graph_whose_numbers_were_written_to_is_made_anew_or_refused():
             raise RuntimeError("one of the variables needed for gradient computation has been modified")
         return 5
 
-    assert engine.product(work) == 5
-    with pytest.raises(cs.CurvescopeError, match="changed while something was computed"), engine.steady():
-        engine.product(work)
+    assert engine.consistent(work) == 5
+    with pytest.raises(cs.CurvescopeError, match="changed while something was computed"), engine.frozen():
+        engine.consistent(work)
     with pytest.raises(ZeroDivisionError):
-        engine.product(lambda: 1 // 0)
+        engine.consistent(lambda: 1 // 0)
 
 
 @pytest.mark.usefixtures("interruptible")
@@ -264,7 +264,7 @@ def test_a_copy_that_is_made_meanwhile_is_no_change():
     module = Net()
     H = cs.Hessian(cs.Problem(module, (X, Y)))
     v = normal(H.shape[0])
-    with H.steady():
+    with H.frozen():
         before = H @ v
         copy.deepcopy(module)
         torch.testing.assert_close(H @ v, before, rtol=0, atol=0)

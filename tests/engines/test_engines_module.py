@@ -231,7 +231,7 @@ def test_an_algorithm_is_of_one_matrix():
     v = torch.randn(H.shape[0], dtype=torch.float64)
 
     def moving() -> None:
-        with H.steady():
+        with H.frozen():
             H @ v
             net[0].weight.data.mul_(2)
 
@@ -239,7 +239,7 @@ def test_an_algorithm_is_of_one_matrix():
         moving()
     fresh = cs.Hessian(H.problem, engine="autograd") @ v
     assert relative(H @ v, fresh) < 1e-12
-    with (2.0 * H + H).steady():
+    with (2.0 * H + H).frozen():
         assert relative((2.0 * H + H) @ v, 3 * fresh) < 1e-12
 
 

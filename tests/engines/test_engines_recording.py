@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import curvescope as cs
+from curvescope.engines.batch_products import results
 from curvescope.engines.replay.cpu import Recorder, Replay
 from curvescope.engines.replay.plan import Pool
 from curvescope.engines.replay.recording import Recording, Writer
-from curvescope.engines.works import results
 from curvescope.models.running.held import DispatchMode
 from selection import pairs, some
 
@@ -147,7 +147,7 @@ def test_an_operator_can_be_copied_and_its_memory_goes_with_it():
     twin = copy.deepcopy(H)
     for _ in range(4):
         torch.testing.assert_close(twin @ v, want, rtol=1e-9, atol=1e-12)
-    pool = weakref.ref(H.engine._recorder.pool)
+    pool = weakref.ref(H.engine.caching._recorder.pool)
     del H
     gc.collect()
     assert pool() is None

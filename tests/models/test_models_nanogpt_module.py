@@ -59,8 +59,8 @@ def test_the_fast_engine_runs_it_and_leaves_the_head_to_the_loss():
     v = torch.ones(H.shape[1], dtype=torch.float64)
     assert relative_error(H @ v, plain @ v) < 1e-10
     assert H.engine.name == "fast"
-    assert H.engine._watch.known is not None
-    assert H.engine._watch.known.head is not None
+    assert H.engine.detector.known is not None
+    assert H.engine.detector.known.head is not None
 
 
 def test_labels_are_shifted_and_ids_are_checked():

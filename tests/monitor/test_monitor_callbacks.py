@@ -12,7 +12,6 @@ from torch import nn
 
 import curvescope as cs
 from curvescope.core.errors import MissingExtra, UsageError
-from curvescope.engines.state.snapshot import Snapshot
 from curvescope.monitor.callbacks.following import Following, innermost
 
 TOKENS = (torch.arange(96).reshape(12, 8) * 7 + torch.arange(12)[:, None]) % 11
@@ -151,7 +150,6 @@ def test_the_trainer_of_lightning_notices_nothing(part, tmp_path):
     plain = lightning()
     callback = cs.lightning_callback(PROBE, part=part, out=tmp_path / "run", **QUICK)
     watched = lightning(callback)
-    assert len(Snapshot(watched)._seen) < 1000  # its trainer is not looked into
     torch.testing.assert_close(weights(watched), weights(plain), rtol=0, atol=0)
     history = callback.monitor.history
     assert list(history["step"]) == [0, 3, 6]

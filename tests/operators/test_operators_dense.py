@@ -198,7 +198,7 @@ def test_monte_carlo_fisher_is_one_matrix_and_depends_on_its_seed(tiny: Bench):
 
 def test_many_columns_go_in_groups(tiny: Bench):
     H = cs.Hessian(tiny.problem)
-    H.engine._groups["fast"] = 7
+    H.engine.caching._directions["fast"] = 7
     assert relative_error(H @ tiny.probe(17), tiny.found("hessian") @ tiny.probe(17)) < 1e-12
 
 

@@ -309,12 +309,12 @@ def test_factors_follow_the_parameters_and_fixed_ones_do_not():
     assert relative_error(K.dense(), cs.KFAC(problem, kind="ggn").dense()) < EXACT
 
 
-def test_a_change_inside_a_steady_block_is_an_error():
+def test_a_change_inside_a_frozen_block_is_an_error():
     module = small()
     inverse = cs.KFAC(cs.Problem(module, data()), "o.*").inverse(0.1)
 
     def change() -> None:
-        with inverse.steady():
+        with inverse.frozen():
             module.o.bias.data += 1.0
 
     with pytest.raises(CurvescopeError, match="changed"):

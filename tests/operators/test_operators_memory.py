@@ -20,15 +20,16 @@ def problem():
 
 def limit(monkeypatch, kind, most, error=torch.OutOfMemoryError):
     """Products of more columns than `most` run out of memory; how many each try had."""
-    own, tries = kind._batch_product, []
+    form = type(kind.form)
+    own, tries = form.apply, []
 
-    def product(self, index, batch, rows, tangents, receive):
+    def product(self, engine, index, batch, rows, tangents, receive):
         tries.append(len(next(iter(tangents.values()))))
         if tries[-1] > most:
             raise error("out of memory; can't allocate memory")
-        own(self, index, batch, rows, tangents, receive)
+        own(self, engine, index, batch, rows, tangents, receive)
 
-    monkeypatch.setattr(kind, "_batch_product", product)
+    monkeypatch.setattr(form, "apply", product)
     return tries
 
 
@@ -38,7 +39,8 @@ def test_half_as_many_columns_at_a_time(kind, error, monkeypatch, caplog):
     right = kind(problem())
     V = torch.randn(right.shape[0], 12, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     want, op = right @ V, kind(problem())
-    op.engine._groups = {"fast": 12}
+    op.engine.consistent(lambda: None)
+    op.engine.caching._directions |= {"fast": 12}
     tries = limit(monkeypatch, kind, 4, error)
     with caplog.at_level(logging.WARNING, "curvescope"):
         torch.testing.assert_close(op @ V, want)
@@ -71,6 +73,6 @@ def test_other_errors_are_raised_as_they_are(monkeypatch):
         raise RuntimeError("something else")
 
     op = Hessian(problem())
-    monkeypatch.setattr(Hessian, "_batch_product", product)
+    monkeypatch.setattr(type(Hessian.form), "apply", product)
     with pytest.raises(RuntimeError, match="something else"):
         op @ torch.ones(op.shape[0], dtype=torch.float64)

@@ -10,6 +10,7 @@ import torch
 from curvescope.algorithms.spectra.density import SpectralDensity
 from curvescope.core.errors import CurvescopeError, UsageError
 from curvescope.core.result import Result
+from curvescope.engines import SecondDerivative
 from curvescope.operators import Hessian
 from curvescope.runs.disk.place import check_writable
 from curvescope.runs.folder import Stopped
@@ -161,14 +162,14 @@ def test_a_full_disk_is_refused_and_nothing_is_left_behind(tmp_path, monkeypatch
 
 def test_memory_that_runs_out_is_a_line_in_the_log_and_no_end(settings, tmp_path, monkeypatch):
     _, want = folder.run("spectrum", settings, out=tmp_path / "right")
-    own, said = Hessian._batch_product, []
+    own, said = SecondDerivative.apply, []
 
-    def product(self, index, batch, rows, tangents, receive):
+    def product(self, engine, index, batch, rows, tangents, receive):
         if len(next(iter(tangents.values()))) > 1:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        own(self, index, batch, rows, tangents, receive)
+        own(self, engine, index, batch, rows, tangents, receive)
 
-    monkeypatch.setattr(Hessian, "_batch_product", product)
+    monkeypatch.setattr(SecondDerivative, "apply", product)
     path, found = folder.run("spectrum", settings, out=tmp_path / "runs", say=said.append)
     assert "memory ran out: from here on 1 column at a time" in said
     assert "memory ran out: from here on 1 column at a time" in (path / "log.txt").read_text(encoding="utf-8")

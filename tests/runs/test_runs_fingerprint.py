@@ -12,9 +12,9 @@ from torch import nn
 from torch.nn import functional as F
 
 import curvescope as cs
-from curvescope.engines.state.structure import structure
 from curvescope.operators import GGN, Hessian
 from curvescope.runs.contents import fingerprint
+from curvescope.runs.model_structure import structure
 from curvescope.runs.work import Contents, Piece, work_through
 
 SOURCE = """

@@ -12,11 +12,12 @@ from commands import call
 from curvescope.core.errors import CurvescopeError
 from curvescope.core.operator.meeting import looking
 from curvescope.core.ranks import Division, dividing_by
+from curvescope.engines import SecondDerivative
 from curvescope.operators import GGN, Functional, Hessian
 from curvescope.report.pieces.methods import methods
 from curvescope.runs.verified import checks, verification
 from curvescope.runs.verified.columns import chosen
-from curvescope.runs.verified.verification import verify
+from curvescope.runs.verified.verification import kind_of, verify
 from curvescope.studies import folder
 
 pytestmark = pytest.mark.usefixtures("undrawn", "few_sequences")
@@ -101,7 +102,7 @@ def test_nothing_is_moved_and_nothing_drawn():
     H, before = Hessian(problem), {name: p.detach().clone() for name, p in module.named_parameters()}
     v = torch.ones(H.shape[0])
     product, state = H @ v, torch.get_rng_state()
-    with H.steady():
+    with H.frozen():
         verify(H)
         torch.testing.assert_close(H @ v, product, rtol=0, atol=0)
     assert module.training
@@ -111,9 +112,9 @@ def test_nothing_is_moved_and_nothing_drawn():
 
 def wrong(kind):
     """The product of a batch with a mistake in it."""
-    own = Hessian._batch_product
+    own = SecondDerivative.apply
 
-    def product(self, index, batch, rows, tangents, receive):
+    def product(self, engine, index, batch, rows, tangents, receive):
         def changed(name, t):
             if kind == "one in a hundred":
                 t = 1.01 * t
@@ -124,7 +125,7 @@ def wrong(kind):
                 t.view(len(t), -1)[:, -1] = 0
             receive(name, t)
 
-        own(self, index, batch, rows, tangents, changed)
+        own(self, engine, index, batch, rows, tangents, changed)
 
     return product
 
@@ -132,7 +133,7 @@ def wrong(kind):
 @pytest.mark.parametrize("kind", ["one in a hundred", "a block without its last entry", "not symmetric"])
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 def test_a_planted_mistake_is_caught(kind, dtype, monkeypatch):
-    monkeypatch.setattr(Hessian, "_batch_product", wrong(kind))
+    monkeypatch.setattr(SecondDerivative, "apply", wrong(kind))
     found = verify(Hessian(zoo(dtype)))
     assert not found.passed
     assert not found.checks[1].passed
@@ -214,7 +215,7 @@ def test_every_kind_is_looked_at_once_before_its_first_product():
     problem, seen = zoo(), []
     H, G = Hessian(problem), GGN(problem)
     v = torch.ones(H.shape[0], dtype=torch.float64)
-    with looking(lambda op: seen.append((type(op).__name__, op @ v))):
+    with looking(lambda op: seen.append((type(op).__name__, op @ v)), kind_of):
         for op in (H, H.block("L0.W_Q"), G, H):
             op @ torch.ones(op.shape[0], dtype=torch.float64)
     assert [name for name, _ in seen] == ["Hessian", "GGN"]
@@ -226,7 +227,7 @@ def test_models_of_other_structure_are_looked_at_and_other_weights_are_not():
         for p in other_weights.model.parameters.values():
             p *= 1.1
     more = [zoo(), other_weights, zoo(n_layers=2), zoo("float32"), zoo(d_ff=0)]
-    with looking(lambda op: seen.append(op.problem)):
+    with looking(lambda op: seen.append(op.problem), kind_of):
         for problem in more:
             Hessian(problem) @ torch.ones(Hessian(problem).shape[0], dtype=problem.dtype)
     assert seen == [problem for problem in more if problem is not other_weights]
@@ -236,7 +237,7 @@ def test_engines_losses_and_code_are_kinds_of_their_own():
     problem, seen = zoo(), []
     ops = [Hessian(problem), Hessian(problem, engine="autograd"), Hessian(problem, checkpoint=True)]
     ops += [Hessian(cs.Problem(problem.model, problem.batches, cs.CrossEntropy(label_smoothing=0.1)))]
-    with looking(seen.append):
+    with looking(seen.append, kind_of):
         for op in (*ops, *ops):
             op @ torch.ones(op.shape[0], dtype=torch.float64)
     assert seen == ops
@@ -258,7 +259,7 @@ class Divides(Division):
         total, N = op.undivided(V, rows, columns)
         return self.share * total, N
 
-    def steady(self, op):
+    def frozen(self, op):
         return nullcontext()
 
 
@@ -297,7 +298,7 @@ def test_a_failed_check_is_exit_code_one_with_the_numbers(asked, tmp_path, monke
     settings = [f"--set={name}={value}" for name, value in asked.items() if isinstance(value, int)]
     words = ["run", "spectrum", asked["model"], "--data", "task:addition", "--out", tmp_path, *settings]
     with monkeypatch.context() as patch:
-        patch.setattr(Hessian, "_batch_product", wrong("one in a hundred"))
+        patch.setattr(SecondDerivative, "apply", wrong("one in a hundred"))
         code, out, err = call(*words, capsys=capsys)
     assert (code, out) == (1, "")
     assert "the Hessian of small failed its check" in err
@@ -310,7 +311,7 @@ def test_a_failed_check_is_exit_code_one_with_the_numbers(asked, tmp_path, monke
 def test_a_failed_check_is_a_failed_run(asked, tmp_path, monkeypatch):
     out = tmp_path / "runs"
     with monkeypatch.context() as patch:
-        patch.setattr(Hessian, "_batch_product", wrong("one in a hundred"))
+        patch.setattr(SecondDerivative, "apply", wrong("one in a hundred"))
         with pytest.raises(CurvescopeError, match=r"finite difference is off by 1\.00e-02, at most 1e-05"):
             folder.run("spectrum", asked, out=out)
     (path,) = (out / "spectrum").iterdir()

@@ -59,24 +59,24 @@ def test_the_result_is_shown_and_stored(cost, tmp_path):
 
 def test_products_in_a_row_and_with_columns_are_ours_alone(cost):
     m = cost.of("hessian")
-    assert len(m.steady) == len(m.steady_unit) == 2
-    assert m.steady_ratio()[0] > 0
+    assert len(m.frozen) == len(m.frozen_unit) == 2
+    assert m.frozen_ratio()[0] > 0
     (several,) = m.columns
     assert several.number == 3
     each = [a / b / 3 for a, b in zip(several.seconds, several.unit, strict=True)]
     assert several.ratio()[1:] == pytest.approx((min(each), max(each)))
-    assert cost.of("gradient").steady == []
-    assert math.isnan(cost.of("gradient").steady_ratio()[0])
+    assert cost.of("gradient").frozen == []
+    assert math.isnan(cost.of("gradient").frozen_ratio()[0])
     tables = cost.tables()
     assert set(tables["columns"]["columns"]) == {3}
     assert tables["costs"].vector_GiB[0] == pytest.approx(4 * cost.num_parameters / 2**30)
     peaks = {"first_peak_GiB", "peak_GiB"}  # which a CPU does not tell
-    assert {"steady", "error_on"} <= set(tables["costs"])
+    assert {"frozen", "error_on"} <= set(tables["costs"])
     assert peaks.isdisjoint(tables["costs"])
     card = replace(cost, measured=[replace(m, peak=2.0**30) for m in cost.measured])
     assert peaks <= set(card.tables()["costs"])
     words = str(cost.summary())
-    assert "steady" in words
+    assert "frozen" in words
     assert "3 columns" in words
     assert set(tables) <= set(cost.captions())
 

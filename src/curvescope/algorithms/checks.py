@@ -21,7 +21,7 @@ from curvescope.core.threads import same_threads
 P = ParamSpec("P")
 T = TypeVar("T")
 GIB = 2**30
-_steady: ContextVar[LinearOperator | None] = ContextVar("curvescope_steady", default=None)
+_frozen: ContextVar[LinearOperator | None] = ContextVar("curvescope_frozen", default=None)
 DEFAULT_TOL = {torch.float64: 1e-8, torch.float32: 1e-4}
 
 
@@ -33,16 +33,16 @@ def of_one_matrix(algorithm: Callable[Concatenate[LinearOperator, P], T]) -> Cal
 
     @wraps(algorithm)
     def run(op: Any, *args: P.args, **kwargs: P.kwargs) -> T:
-        if not isinstance(op, LinearOperator) or op is _steady.get():
+        if not isinstance(op, LinearOperator) or op is _frozen.get():
             return algorithm(op, *args, **kwargs)  # which says what it needs
         spread = None if op.pieces is None else op.pieces[0].spread
         threads = nullcontext() if spread is None else same_threads(partial(spread.least, device=op.device))
-        with op.steady(), threads, over(spread), recorded(op) as own:
-            token = _steady.set(own)
+        with op.frozen(), threads, over(spread), recorded(op) as own:
+            token = _frozen.set(own)
             try:
                 return algorithm(own, *args, **kwargs)
             finally:
-                _steady.reset(token)
+                _frozen.reset(token)
 
     return run
 

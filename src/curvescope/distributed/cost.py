@@ -123,7 +123,7 @@ def sharded(
         vectors: That are held beside the parameters, in pieces: 3 for a product, more for an algorithm.
         columns: Vectors in one product.
         element: Bytes of a number.
-        kept: Whether it is not the first product inside `steady`, and the first one's graphs are kept.
+        kept: Whether it is not the first product inside `frozen()`, and the first one's graphs are kept.
     """
     inside, D = decoder.layers * decoder.layer, tokens / ranks
     first, more = (0, columns) if kept else (1, columns - 1)

@@ -16,7 +16,7 @@ from curvescope.core.operator import LinearOperator
 from curvescope.core.ranks import everyone, in_step, place, together
 from curvescope.core.seeds import Probe
 from curvescope.distributed.asked import Asked, asked
-from curvescope.distributed.sums import add_over_ranks, done_by_all, state_words, steady_on_all
+from curvescope.distributed.sums import add_over_ranks, done_by_all, frozen_on_all, state_words
 from curvescope.models.choice.params import Params
 from curvescope.operators import Jacobian, MonteCarloFisher
 from curvescope.operators.base import CurvatureOperator
@@ -45,7 +45,7 @@ class DataParallel(LinearOperator):
     rank 1, and so on.
 
     An error on one rank is raised on all; so is a model that is not the same everywhere, at every product, or
-    at both ends of `steady()`. Every rank takes the same products in the same order.
+    at both ends of `frozen()`. Every rank takes the same products in the same order.
 
     Args:
         op: A curvature operator or a Jacobian, on a problem whose batches are this rank's: those of
@@ -65,7 +65,7 @@ class DataParallel(LinearOperator):
         self.symmetric, self.psd = op.symmetric, op.psd
         share = op.problem.batches.share
         self._empty = share is not None and share.empty
-        self._words: list[int] | None = None  # what all agreed on, inside `steady`
+        self._words: list[int] | None = None  # what all agreed on, inside `frozen()`
         with in_step(group):
             rank, self._ranks = place()
             with together():
@@ -146,10 +146,10 @@ class DataParallel(LinearOperator):
         return diagonal_result(values, op, cost)
 
     @contextmanager
-    def steady(self) -> Iterator[None]:
+    def frozen(self) -> Iterator[None]:
         """Products inside belong together: an error on all ranks if one finds a change."""
         engines = [self.op.engine] if self._counts else []
-        with steady_on_all(engines, self.group):
+        with frozen_on_all(engines, self.group):
             self._agree()
             before, self._words = self._words, self._state()
             try:

@@ -29,7 +29,7 @@ from curvescope.core.ranks import Apart, Division, dividing_by, in_step, place
 from curvescope.data.batches import Batch, Batches
 from curvescope.distributed.asked import asked
 from curvescope.distributed.shares import Cut, cuts, taken
-from curvescope.distributed.sums import add_over_ranks, done_by_all, state_words, steady_on_all
+from curvescope.distributed.sums import add_over_ranks, done_by_all, frozen_on_all, state_words
 from curvescope.engines import Engine
 from curvescope.operators import MonteCarloFisher
 from curvescope.operators.base import CurvatureOperator
@@ -94,7 +94,7 @@ class _Divided(Division):
     def __init__(self, parallel: Parallel, rank: int, ranks: int, group: ProcessGroup | None):
         self.parallel, self.rank, self.ranks, self.group = parallel, rank, ranks, group
         self._parts: WeakKeyDictionary[Engine, _Part] = WeakKeyDictionary()
-        self._agreed: WeakKeyDictionary[Engine, list[int]] = WeakKeyDictionary()  # inside `steady`
+        self._agreed: WeakKeyDictionary[Engine, list[int]] = WeakKeyDictionary()  # inside `frozen()`
 
     def undivided(
         self, op: CurvatureOperator, V: Tensor, rows: ParamSpace, columns: ParamSpace
@@ -114,7 +114,7 @@ class _Divided(Division):
         return add_over_ranks(found, self.group), N
 
     @contextmanager
-    def steady(self, op: CurvatureOperator) -> Iterator[None]:
+    def frozen(self, op: CurvatureOperator) -> Iterator[None]:
         """Products inside belong together: an error on all ranks if one of them finds a change."""
         part, _ = done_by_all(
             lambda: (self._part(op), 0.0, self._state(op)), device=op.device, group=self.group, same=ALL
@@ -123,7 +123,7 @@ class _Divided(Division):
         if self.parallel == "probes" or (self.parallel == "auto" and part.speed < self.ranks):
             engines.append(op.engine)
         before = self._agreed.get(op.engine)
-        with steady_on_all(engines, self.group):
+        with frozen_on_all(engines, self.group):
             self._agreed[op.engine] = self._state(op)
             try:
                 yield

@@ -26,7 +26,7 @@ from curvescope.core.ranks import everyone, group_in_step, in_step, together
 from curvescope.core.threads import own_threads, same_threads
 from curvescope.distributed.asked import Asked
 from curvescope.engines import Engine
-from curvescope.engines.state.digest import digest
+from curvescope.engines.tensor_digest import digest
 from curvescope.problem import Problem
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ def _raise(error: BaseException | None, group: ProcessGroup | None) -> None:
 
 
 @contextmanager
-def steady_on_all(engines: Iterable[Engine], group: ProcessGroup | None) -> Iterator[None]:
+def frozen_on_all(engines: Iterable[Engine], group: ProcessGroup | None) -> Iterator[None]:
     """Products inside belong together on every rank: a change that one of them finds is an error on all.
 
     Between products all ranks compute with the same number of threads, so that they take the same steps.
@@ -147,7 +147,7 @@ def steady_on_all(engines: Iterable[Engine], group: ProcessGroup | None) -> Iter
     with ExitStack() as opened:
         with in_step(group), together():
             for engine in engines:
-                opened.enter_context(engine.steady())
+                opened.enter_context(engine.frozen())
         with same_threads(least):
             yield
         with in_step(group), together():

@@ -1,5 +1,20 @@
-"""How a product is executed: one engine, put together from what is watched, run, kept and replayed."""
+"""Engines: how the product of a problem is executed."""
 
-from curvescope.engines.engine import Engine, EngineName, Middle, Receive, Tree
+from curvescope.engines.engine import Engine, EngineName
+from curvescope.engines.product_forms import (
+    GaussNewton,
+    ProductForm,
+    Sandwich,
+    SecondDerivative,
+    SourceTerm,
+)
 
-__all__ = ["Engine", "EngineName", "Middle", "Receive", "Tree"]
+__all__ = [
+    "Engine",
+    "EngineName",
+    "GaussNewton",
+    "ProductForm",
+    "Sandwich",
+    "SecondDerivative",
+    "SourceTerm",
+]

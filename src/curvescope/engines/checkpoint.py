@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from curvescope.core.errors import UsageError
-from curvescope.engines.repeats import Repeats, Trace, refuse_moving, refused
+from curvescope.engines.recompute_check import Repeats, Trace, refuse_moving, refused
 from curvescope.kernels.backends import refuse_third
 from curvescope.kernels.linear import twin_of
 from curvescope.models.model import Model

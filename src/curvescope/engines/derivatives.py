@@ -19,7 +19,7 @@ from curvescope.core.errors import CurvescopeError
 from curvescope.core.seeds import generator
 from curvescope.core.tensors.graph import custom_functions
 from curvescope.data.batches import Batch
-from curvescope.engines import works
+from curvescope.engines import batch_products
 from curvescope.engines.memory import free_bytes
 from curvescope.engines.run import PlainRunner
 from curvescope.problem import Leaves, Problem, differentiating
@@ -79,7 +79,7 @@ def _scalar(problem: Problem, batch: Batch) -> tuple[Leaves, Tensor]:
     runner = PlainRunner(problem, checkpoint=problem.model.releases)
 
     def scalar(leaves: Leaves) -> Tensor:
-        z = works.there(runner.outputs(batch, leaves, second_order=True, lazy=False))  # pyright: ignore[reportArgumentType]
+        z = batch_products.required(runner.outputs(batch, leaves, second_order=True, lazy=False))  # pyright: ignore[reportArgumentType]
         return problem.loss.sum(z, batch.targets, batch.weights)
 
     with differentiating():
@@ -120,18 +120,19 @@ def _compared(problem: Problem, batch: Batch, functions: str) -> Derivatives:
 
     def outputs(step: float) -> Tensors:
         with torch.no_grad():
-            return [works.there(PlainRunner(at(step)).outputs(batch, {}, second_order=False, lazy=False))]  # pyright: ignore[reportArgumentType]
+            z = PlainRunner(at(step)).outputs(batch, {}, second_order=False, lazy=False)
+            return [batch_products.required(z)]  # pyright: ignore[reportArgumentType]
 
     with differentiating():
         slopes = lambda step: _gradient(at(step), batch)  # noqa: E731
         slopes(STEPS[torch.float64][0])  # raises if the module holds a parameter in a second way
         directions = [d[None] for d in v]
-        graph = works.linearised(problem, runner, batch, (), names, lazy=False)
+        graph = batch_products.linearised(problem, runner, batch, (), names, lazy=False)
         first = _error([Jv[0] for Jv in graph.push(directions, 1)], outputs, problem.dtype)
         if first is not None:
             return Derivatives(_words(functions, "J v", first, "the derivative of its forward", problem))
-        work = works.second_derivative(problem, runner, batch, "hessian", names, names)
-        found = works.results(work, directions, 1, len(names))
+        work = batch_products.second_derivative(problem, runner, batch, "hessian", names, names)
+        found = batch_products.results(work, directions, 1, len(names))
         product = [torch.zeros_like(d) if x is None else x[0] for x, d in zip(found, v, strict=True)]
         second = _error(product, slopes, problem.dtype)
     if second is None:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from curvescope.data.batches import Batch
 from curvescope.engines.checkpoint import Context, checkpointed, traced
-from curvescope.engines.repeats import Repeats, Trace
+from curvescope.engines.recompute_check import Repeats, Trace
 from curvescope.kernels.attention.hf import differentiated
 from curvescope.kernels.backends import casting
 from curvescope.kernels.head import LinearHead

@@ -22,9 +22,9 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from curvescope.core.errors import CurvescopeError
 from curvescope.core.seeds import generator
 from curvescope.data.batches import Batch
-from curvescope.engines.passes import gradient
+from curvescope.engines.batch_products import Names, required, results, second_derivative
 from curvescope.engines.run import PlainRunner
-from curvescope.engines.works import Names, results, second_derivative, there
+from curvescope.engines.vjp import gradient
 from curvescope.kernels.substitute import PlainAttention
 from curvescope.models.running.exchange import Change, exchanged, parameters_at
 from curvescope.models.sources import REST, Called
@@ -110,7 +110,7 @@ def _joined(join: Callable[[list[Tensor]], Tensor], several: list[Found]) -> Fou
     """Results of several tangents as one."""
     return {
         name: [
-            None if some[0] is None else join([there(x) for x in some])
+            None if some[0] is None else join([required(x) for x in some])
             for some in zip(*(found[name] for found in several), strict=True)
         ]
         for name in several[0]

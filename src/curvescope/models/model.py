@@ -138,7 +138,7 @@ class Model:
             slow_path(self.module),
             exact(self.dtype, casts=self.casts and not as_it_is),
             passing_through(),
-            eager(self.module),
+            eager(self.module, tensor_hooks=as_it_is),
             exchanged([*all_changes, *parameters_at(self.module, parameters)]),
         ):
             found = self.call(self.module, inputs, {} if as_it_is else self.options)

@@ -178,7 +178,7 @@ class Look:
         if self._ends is None or not self.problem.loss.splits:
             return
         G = GGN(self.problem).in_blocks()
-        with G.steady():
+        with G.frozen():
             X, HX = self._with_probes()
             GX = G @ X
             self.products += X.shape[1]

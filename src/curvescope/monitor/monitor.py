@@ -306,7 +306,7 @@ class CurvatureMonitor:
                 self._fit()
                 look = Look(self._problem, self._memory, self._effort, self._calls, step=step)
                 look.stop = None if until == math.inf else lambda: clock() > until
-                with self._shown(look, parts), look.H.steady():
+                with self._shown(look, parts), look.H.frozen():
                     for part in parts:
                         start = begun if part == parts[0] else clock()
                         if part == parts[0] or start + self._budget.upper(part) <= until:

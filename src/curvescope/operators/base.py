@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import copy
 from abc import abstractmethod
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Self
 
-import torch
 from torch import Tensor
 
 from curvescope.core.blocks import ParamSpace
@@ -17,11 +16,7 @@ from curvescope.core.errors import UsageError
 from curvescope.core.operator import LinearOperator
 from curvescope.core.operator.meeting import met
 from curvescope.core.ranks import Division, dividing
-from curvescope.data.batches import Batch
-from curvescope.engines import Engine, EngineName, Receive, Tree
-from curvescope.engines.memory import columns_at_once, ran_out
-from curvescope.engines.state.plain_values import plain
-from curvescope.engines.state.structure import structure
+from curvescope.engines import Engine, EngineName, ProductForm
 from curvescope.losses.custom import unsplit
 from curvescope.models.choice.params import Params
 from curvescope.operators.samples.coupled import cut_sequences, refuse_cuts
@@ -85,14 +80,6 @@ class CurvatureOperator(LinearOperator):
     needs_outputs: bool = True  # whether it is made of outputs and their loss, apart from each other
 
     @property
-    def kind(self) -> tuple[Hashable, ...]:
-        """What the way depends on in which products are made, as `core.operator.meeting` asks: no weights."""
-        problem, engine = self.problem, self.engine
-        how = str(self.dtype), self.device.type, engine.wanted, engine.checkpoint
-        loss = type(problem.loss).__name__, problem.loss.name, plain(problem.loss.options)
-        return type(self), structure(problem.model), *loss, *how
-
-    @property
     def parameters(self) -> Mapping[str, Tensor]:
         """The model's own parameters by name, as its optimizer has them."""
         return self.problem.model.parameters
@@ -116,14 +103,10 @@ class CurvatureOperator(LinearOperator):
         found._set_spaces(self.space.in_blocks(), self.columns.in_blocks())
         return found
 
+    @property
     @abstractmethod
-    def _batch_product(
-        self, index: int, batch: Batch, rows: tuple[str, ...], tangents: Tree, receive: Receive
-    ) -> None:
-        """The sum over one batch's terms, applied to tangents {parameter: (k, *shape)}; not divided.
-
-        Each parameter's result goes to `receive(parameter, result)`.
-        """
+    def form(self) -> ProductForm:
+        """What is summed over the batches."""
 
     def _matmat(self, V: Tensor) -> Tensor:
         return self._stream(V, self.space, self.columns)
@@ -148,10 +131,11 @@ class CurvatureOperator(LinearOperator):
 
     def undivided(self, V: Tensor, rows: ParamSpace, columns: ParamSpace) -> tuple[Tensor, float]:
         """Σ_batches at the problem as it is, applied to V, and N; fewer columns at a time if memory asks."""
-        found = self._within_memory(V, rows, columns)
-        while found is None:
-            found = self._within_memory(V, rows, columns)
-        return found
+        check = partial(refuse_cuts, self.problem) if cut_sequences(self.problem) else None
+        label, chunk = type(self).__name__, self.chunk
+        return self.engine.sum_over_batches(
+            self.form, V, rows, columns, label=label, chunk=chunk, check=check
+        )
 
     def completed(self, total: Tensor, N: float, V: Tensor, rows: ParamSpace, columns: ParamSpace) -> Tensor:
         """The product with V, from its sum over the batches, which is overwritten: divided, shifted."""
@@ -159,46 +143,9 @@ class CurvatureOperator(LinearOperator):
         check_finite(total, self.problem, V)
         return total if self.shift is None else self.shift.added(total, V, rows, columns)
 
-    def _within_memory(self, V: Tensor, rows: ParamSpace, columns: ParamSpace) -> tuple[Tensor, float] | None:
-        """The sum over terms and N; None where memory ran out and fewer columns at a time are worth a try.
-
-        The error is left before the next try: it holds on to what the product had made.
-        """
-        try:
-            return self.engine.product(lambda: self._sum_and_terms(V, rows, columns))
-        except (RuntimeError, MemoryError) as error:
-            if not ran_out(error):
-                raise
-            if not (self.engine.fewer(V.shape[1]) or self.engine.computes_again()):
-                raise self.engine.too_large() from error
-        return None
-
-    def _sum_and_terms(self, V: Tensor, rows: ParamSpace, columns: ParamSpace) -> tuple[Tensor, float]:
-        """N is read before a GPU has much to do: it would be waited for."""
-        N = self.problem.num_terms
-        return self._sum(V, rows, columns), N
-
     @contextmanager
-    def steady(self) -> Iterator[None]:
+    def frozen(self) -> Iterator[None]:
         """Products inside belong together: an error at the end if the model or the data have changed."""
         division = self._division()
-        with self.engine.steady() if division is None else division.steady(self):
+        with self.engine.frozen() if division is None else division.frozen(self):
             yield
-
-    def _sum(self, V: Tensor, rows: ParamSpace, columns: ParamSpace) -> Tensor:
-        """Σ_batches, for at most `chunk` columns at a time."""
-        if cut_sequences(self.problem):
-            self.engine.keep("cuts", partial(refuse_cuts, self.problem), 0)
-        step = 1 if V.shape[1] == 1 else self.chunk or columns_at_once(self.problem)
-        step = step if self.engine.most is None else min(step, self.engine.most)
-        spread = self.problem.model.spread
-        step = step if spread is None or step == 1 else int(spread.least(step, self.device))
-        found = [torch.zeros(rows.size, 0, dtype=self.dtype, device=self.device)]
-        for start in range(0, V.shape[1], step):
-            part = V[:, start : start + step]
-            tangents = columns.scatter_columns(part)
-            total = rows.total(part.shape[1])
-            for index, batch in enumerate(self.problem.own_batches(type(self).__name__)):
-                self._batch_product(index, batch, rows.parameters, tangents, total.add)
-            found.append(total.whole())
-        return found[-1] if len(found) == 2 else torch.cat(found, dim=1)

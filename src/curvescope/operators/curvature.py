@@ -20,7 +20,7 @@ from curvescope.core.errors import UsageError
 from curvescope.core.parts import MATRIX_SYMBOLS
 from curvescope.core.seeds import Probe, generator
 from curvescope.data.batches import Batch
-from curvescope.engines import EngineName, Receive, Tree
+from curvescope.engines import EngineName, GaussNewton, Sandwich, SecondDerivative
 from curvescope.losses import Loss
 from curvescope.models.choice.params import Params
 from curvescope.operators.base import CurvatureOperator
@@ -33,20 +33,13 @@ class Hessian(CurvatureOperator):
     """∇²L, by differentiating the gradient."""
 
     needs_outputs = False
-
-    def _batch_product(
-        self, index: int, batch: Batch, rows: tuple[str, ...], tangents: Tree, receive: Receive
-    ) -> None:
-        self.engine.second_derivative(index, batch, "hessian", rows, tangents, receive)
+    form = SecondDerivative("hessian")
 
 
 class Functional(CurvatureOperator):
     """The functional part, computed directly: the Hessian of ⟨G, z(θ)⟩ with G = ∂ℓ/∂z held fixed."""
 
-    def _batch_product(
-        self, index: int, batch: Batch, rows: tuple[str, ...], tangents: Tree, receive: Receive
-    ) -> None:
-        self.engine.second_derivative(index, batch, "functional", rows, tangents, receive)
+    form = SecondDerivative("functional")
 
 
 class GGN(CurvatureOperator):
@@ -55,15 +48,12 @@ class GGN(CurvatureOperator):
     Positive semi-definite where the loss is convex in the outputs, as those of this package are.
     """
 
+    form = GaussNewton()
+
     @property
     def always_psd(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         """Whether the loss is convex."""
         return self.problem.loss.convex
-
-    def _batch_product(
-        self, index: int, batch: Batch, rows: tuple[str, ...], tangents: Tree, receive: Receive
-    ) -> None:
-        self.engine.ggn(index, batch, rows, tangents, receive)
 
     def random_squares(self, count: int, *, probe: Probe, seed: int, at_once: int) -> Iterator[Tensor]:
         """Columns (n, k) whose mean is the diagonal, without products; see `draws`."""
@@ -78,15 +68,13 @@ class EmpiricalFisher(CurvatureOperator):
 
     always_psd = True
 
-    def _batch_product(
-        self, index: int, batch: Batch, rows: tuple[str, ...], tangents: Tree, receive: Receive
-    ) -> None:
-        loss = self.problem.loss
+    @property
+    def form(self) -> Sandwich:
+        """Jᵀ M J with M = Σ_t w_t (∂ℓ_t/∂z) (∂ℓ_t/∂z)ᵀ."""
+        return Sandwich(self._middle)
 
-        def middle(z: Tensor, u: Tensor) -> Tensor:
-            return loss.term_outer_product(z, batch.targets, batch.weights, u)
-
-        self.engine.sandwich(index, batch, middle, rows, tangents, receive)
+    def _middle(self, index: int, batch: Batch, z: Tensor, u: Tensor) -> Tensor:
+        return self.problem.loss.term_outer_product(z, batch.targets, batch.weights, u)
 
 
 class MonteCarloFisher(CurvatureOperator):
@@ -124,17 +112,15 @@ class MonteCarloFisher(CurvatureOperator):
         self.seed = seed
         self.drawn = _draw_targets(problem, num_samples, seed)  # kept by this operator's blocks too
 
-    def _batch_product(
-        self, index: int, batch: Batch, rows: tuple[str, ...], tangents: Tree, receive: Receive
-    ) -> None:
-        loss = self.problem.loss
+    @property
+    def form(self) -> Sandwich:
+        """Jᵀ M J with the mean of M = Σ_t w_t (∂ℓ_t/∂z) (∂ℓ_t/∂z)ᵀ over the draws."""
+        return Sandwich(self._middle)
 
-        def middle(z: Tensor, u: Tensor) -> Tensor:
-            samples = self.drawn[index].to(z.device)
-            found = [loss.term_outer_product(z, targets, batch.weights, u) for targets in samples]
-            return torch.stack(found).mean(0)
-
-        self.engine.sandwich(index, batch, middle, rows, tangents, receive)
+    def _middle(self, index: int, batch: Batch, z: Tensor, u: Tensor) -> Tensor:
+        loss, samples = self.problem.loss, self.drawn[index].to(z.device)
+        found = [loss.term_outer_product(z, targets, batch.weights, u) for targets in samples]
+        return torch.stack(found).mean(0)
 
 
 def _draw_targets(problem: Problem, num_samples: int, seed: int) -> list[Tensor]:

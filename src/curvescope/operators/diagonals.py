@@ -194,7 +194,7 @@ def _by_layers(op: GGN) -> np.ndarray | None:
     problem, exact = op.problem, Curvature("ggn", "separate")
     refuse_coupled(problem)
     engine = Engine(problem, "autograd")
-    found = engine.product(lambda: look(problem, op.space.blocks, exact, joint=False))
+    found = engine.consistent(lambda: look(problem, op.space.blocks, exact, joint=False))
     if len(found.layers) < len(op.space):
         return None
 
@@ -202,7 +202,7 @@ def _by_layers(op: GGN) -> np.ndarray | None:
         return eigenvalues_in(problem, found.layers, exact, [None] * len(found.layers), joint=False)
 
     diagonal = torch.empty(op.space.size, 1, dtype=torch.float64)
-    for layer, values in zip(found.layers, engine.product(squares), strict=True):
+    for layer, values in zip(found.layers, engine.consistent(squares), strict=True):
         place = op.space.view(diagonal, layer.blocks[0])
         place.copy_(values.reshape(place.shape))
     return diagonal[:, 0].numpy()
@@ -230,7 +230,7 @@ def _by_entries(op: CurvatureOperator) -> np.ndarray:
     """From products with unit vectors."""
     n, width = op.shape[0], min(MOST_COLUMNS, op.chunk or columns_at_once(op.problem))
     values = np.empty(n)
-    with op.steady():
+    with op.frozen():
         for start in track(range(0, n, width), "exact diagonal"):
             stop = min(start + width, n)
             entries, columns = torch.arange(start, stop), torch.arange(stop - start)

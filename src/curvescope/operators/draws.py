@@ -52,7 +52,7 @@ def random_squares(
         R = problem.loss.root(z, batch.targets, batch.weights, noise)
         return graph.pulled(R, group).square_()
 
-    with samples.steady():
+    with samples.frozen():
         for start in range(0, count, at_once):
             draws = range(start, min(start + at_once, count))
             sums = torch.zeros(space.size, len(draws), dtype=space.dtype, device=space.device)

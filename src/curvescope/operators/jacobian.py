@@ -39,15 +39,15 @@ class Jacobian(LinearOperator):
         return found
 
     def _matmat(self, V: Tensor) -> Tensor:
-        return self.engine.product(lambda: self._push(V))
+        return self.engine.consistent(lambda: self._push(V))
 
     def _rmatmat(self, U: Tensor) -> Tensor:
-        return self.engine.product(lambda: self._pull(U))
+        return self.engine.consistent(lambda: self._pull(U))
 
     @contextmanager
-    def steady(self) -> Iterator[None]:
+    def frozen(self) -> Iterator[None]:
         """Products inside belong together: an error at the end if the model or the data have changed."""
-        with self.engine.steady():
+        with self.engine.frozen():
             yield
 
     def _push(self, V: Tensor) -> Tensor:

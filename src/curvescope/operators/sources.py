@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from curvescope.core.errors import UsageError, near_misses
-from curvescope.data.batches import Batch
-from curvescope.engines import Receive, Tree
+from curvescope.engines import SourceTerm
 from curvescope.engines.memory import columns_at_once
 from curvescope.models.choice.params import Params
 from curvescope.models.sources import REST, find_sources
@@ -42,12 +41,10 @@ class Source(CurvatureOperator):
             )
         self.source = source
 
-    def _batch_product(
-        self, index: int, batch: Batch, rows: tuple[str, ...], tangents: Tree, receive: Receive
-    ) -> None:
-        found = self.engine.sources(index, batch, rows, tangents, [self.source])
-        for name, x in found[self.source].items():
-            receive(name, x)
+    @property
+    def form(self) -> SourceTerm:
+        """The term of this source."""
+        return SourceTerm(self.source)
 
 
 class Sources(Mapping[str, Source]):
@@ -79,7 +76,7 @@ class Sources(Mapping[str, Source]):
         All of them together cost one reverse pass and one for each source, less than one after the other.
         """
         op = self._first
-        return op.engine.product(lambda: self._sum(V))
+        return op.engine.consistent(lambda: self._sum(V))
 
     def _sum(self, V: Tensor) -> dict[str, Tensor]:
         op, n = self._first, self.problem.num_terms

@@ -18,7 +18,7 @@ from torch import Tensor
 from curvescope.core.errors import CurvescopeError, UsageError
 from curvescope.core.operator import LinearOperator
 from curvescope.core.tensors.graph import leaves_of
-from curvescope.engines.passes import refuse_once_differentiable
+from curvescope.engines.vjp import refuse_once_differentiable
 from curvescope.problem import Problem
 
 Curvature = Literal["hessian", "ggn"]

@@ -15,10 +15,9 @@ import torch
 from torch import Tensor
 
 from curvescope.data.batches import Batches
-from curvescope.engines.state.plain_values import address_free
-from curvescope.engines.state.structure import made_of
 from curvescope.models.description import Description, describe
 from curvescope.models.model import Model
+from curvescope.runs.model_structure import address_free, made_of
 from curvescope.tokenizers import Tokenizer, as_tokenizer
 
 Part = Model | Batches | Tensor | str | None
@@ -41,7 +40,7 @@ def fingerprint(*parts: Part) -> Fingerprint:
     """A digest of everything that numbers may depend on: 32 hexadecimal digits.
 
     Of a model its parameters and buffers, their names, types and shapes, the words of its module and of its
-    configuration, its attributes and its code (`engines.structure`), its facts and its tokenizer; of data
+    configuration, its attributes and its code (`runs.model_structure`), its facts and its tokenizer; of data
     every tensor of every batch; of a text the text. A model that is spread over ranks, all of which ask, has
     the digest of the whole one.
     """

@@ -119,17 +119,21 @@ def work_through(
         kept = _kept(state, contents, names)
     from curvescope.core.operator.meeting import looking
 
-    look = partial(_verified, state) if isinstance(state, Place) else None
-    with looking(look), _heard(state):
+    look, kind = None, type
+    if isinstance(state, Place):
+        from curvescope.runs.verified import verification
+
+        look, kind = partial(_verified, state, verification.verify_by_all), verification.kind_of
+    with looking(look, kind), _heard(state):
         _work_off(todo, kept, progress, state)
     return Finished(kept)
 
 
-def _verified(place: Place, op: CurvatureOperator) -> None:
-    """Check an operator before its first product; raise where it fails."""
-    from curvescope.runs.verified.verification import verify_by_all
-
-    found = verify_by_all(op)
+def _verified(
+    place: Place, verify: Callable[[CurvatureOperator], Verification | None], op: CurvatureOperator
+) -> None:
+    """Check an operator before its first product; raise if it fails."""
+    found = verify(op)
     if found is not None:
         place.verified(found)
         if not found.passed:

@@ -159,7 +159,7 @@ class Timer:
         v = probes(H.shape[1], 1, seed=0, pieces=columns_of(H), **kind)[:, 0]
         by_thread = H.device.type == "cpu" and spread is None
         clock = time.thread_time if by_thread else time.monotonic
-        with H.steady():  # as in an algorithm
+        with H.frozen():  # as in an algorithm
             (H @ v).sum().item()  # so that a GPU has done it
             start, begun, count = clock(), time.monotonic(), 0
             while count < TIMED - 1 and (spread or not count or clock() - start < PATIENCE / TIMED):

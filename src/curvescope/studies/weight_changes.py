@@ -99,7 +99,7 @@ def effects(halves: Halves, block: Params, changes: Sequence[Tensor], *, held_ou
     samples, others = (per_sample(one, block) for one in halves)
     columns = _columns(changes, samples.space.size)
     own, theirs = _shares(samples.shares), _shares(others.shares)
-    with samples.steady(), others.steady():
+    with samples.frozen(), others.frozen():
         first, second = samples.gradient_products(columns).T, samples.forms(columns).T / 2
         before, before_others = samples.losses(), others.losses()
         measured, held = [], []

@@ -189,7 +189,7 @@ class LinearOperator(ABC):
         return 1.0, [self]
 
     @contextmanager
-    def steady(self) -> Iterator[None]:
+    def frozen(self) -> Iterator[None]:
         """Products inside belong together, as those of an algorithm: they are products of one matrix.
 
         Whoever keeps something between products gives its guarantee once for all of them; an operator that
@@ -198,7 +198,7 @@ class LinearOperator(ABC):
         with ExitStack() as parts:
             for part in vars(self).values():
                 if isinstance(part, LinearOperator):
-                    parts.enter_context(part.steady())
+                    parts.enter_context(part.frozen())
             yield
 
     def dense(self, *, chunk: int = 64) -> Tensor:

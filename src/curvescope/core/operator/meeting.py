@@ -1,6 +1,6 @@
 """The first product of each kind of operator, told to whoever wants to look at the operator before it.
 
-Of one kind are operators whose products are made in the same way: `op.kind` says what that depends on.
+The one who looks says which operators are of one kind, by a function of the operator.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 
 
 class _Looking(NamedTuple):
-    """Who looks, and the kinds of operators that it has seen."""
+    """Who looks, how it tells kinds of operators apart, and those that it has seen."""
 
     look: Callable[[Any], None]
+    kind: Callable[[Any], Hashable]
     seen: set[Hashable]
 
 
@@ -22,9 +23,9 @@ _looking: ContextVar[_Looking | None] = ContextVar("curvescope_looking", default
 
 
 @contextmanager
-def looking(look: Callable[[Any], None] | None) -> Iterator[None]:
+def looking(look: Callable[[Any], None] | None, kind: Callable[[Any], Hashable] = type) -> Iterator[None]:
     """Inside, `look` is called with an operator when the first product of its kind is asked for."""
-    token = _looking.set(None if look is None else _Looking(look, set()))
+    token = _looking.set(None if look is None else _Looking(look, kind, set()))
     try:
         yield
     finally:
@@ -34,7 +35,7 @@ def looking(look: Callable[[Any], None] | None) -> Iterator[None]:
 def met(op: Any) -> None:
     """Show an operator of which a product is asked for; products that are taken to look at it are not."""
     watch = _looking.get()
-    if watch is None or (kind := op.kind) in watch.seen:
+    if watch is None or (kind := watch.kind(op)) in watch.seen:
         return
     with looking(None):
         watch.look(op)

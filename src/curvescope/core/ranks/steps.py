@@ -42,8 +42,8 @@ class Division(ABC):
         """The sum over all batches applied to V (n, k), and N: the same on every rank."""
 
     @abstractmethod
-    def steady(self, op: Any) -> AbstractContextManager[None]:
-        """What `op.steady()` is on ranks: an error on all of them if one finds a change."""
+    def frozen(self, op: Any) -> AbstractContextManager[None]:
+        """What `op.frozen()` is on ranks: an error on all of them if one finds a change."""
 
 
 _in_step: ContextVar[_Ranks | None] = ContextVar("in_step", default=None)

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from curvescope.core.seeds import generator
-from curvescope.engines.passes import Receive
+from curvescope.engines.batch_products import Names, Work, results
 from curvescope.engines.replay.plan import Pool
 from curvescope.engines.replay.recording import NotRecordable, Recording, Writer
-from curvescope.engines.works import Names, Work, results
+from curvescope.engines.vjp import Receive
 
 LOG = logging.getLogger("curvescope")
 # Directions before a recording, one at a time and several at once: it costs as much as a replay saves in 10

@@ -15,8 +15,8 @@ from typing import final
 import torch
 from torch import Tensor
 
-from curvescope.engines.passes import Receive
-from curvescope.engines.works import Names, Work
+from curvescope.engines.batch_products import Names, Work
+from curvescope.engines.vjp import Receive
 
 LOG = logging.getLogger("curvescope")
 WARM = 1  # calls before the recording, in which kernels are compiled and libraries wake up

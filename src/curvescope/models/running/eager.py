@@ -30,9 +30,15 @@ _GRAD_FN = vars(torch._C.TensorBase)["grad_fn"].__get__
 
 
 @contextmanager
-def eager(module: nn.Module) -> Iterator[None]:
-    """Run the module without backward hooks of its parts or of tensors, and without `torch.compile`."""
-    tensors = IgnoreTensorHooks() if torch.is_grad_enabled() else nullcontext()
+def eager(module: nn.Module, *, tensor_hooks: bool = False) -> Iterator[None]:
+    """Run the module without backward hooks of its parts or of tensors, and without `torch.compile`.
+
+    Args:
+        module: The module that is run inside.
+        tensor_hooks: Let it set backward hooks on tensors, because no derivative is taken.
+    """
+    ignores = torch.is_grad_enabled() and not tensor_hooks
+    tensors = IgnoreTensorHooks() if ignores else nullcontext()
     with uncompiled(), exchanged(_without_backward_hooks(module)), tensors:
         yield
 

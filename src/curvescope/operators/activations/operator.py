@@ -97,7 +97,7 @@ class ActivationOperator(LinearOperator):
 
     def gradient(self) -> Tensor:
         """∂L/∂x, as a vector."""
-        found = self.engine.product(lambda: self._over_parts(self._slope)) / self.problem.num_terms
+        found = self.engine.consistent(lambda: self._over_parts(self._slope)) / self.problem.num_terms
         check_finite(found, self.problem)
         return found
 
@@ -109,9 +109,9 @@ class ActivationOperator(LinearOperator):
             return torch.cat([part.gather(work(part)[None])[:, 0] for part in self.parts])
 
     @contextmanager
-    def steady(self) -> Iterator[None]:
+    def frozen(self) -> Iterator[None]:
         """Products inside belong together: an error at the end if the model or the data have changed."""
-        with self.engine.steady():
+        with self.engine.frozen():
             yield
 
     def _matmat(self, V: Tensor) -> Tensor:
@@ -123,7 +123,7 @@ class ActivationOperator(LinearOperator):
 
     def divided(self, work: Callable[[], Tensor], V: Tensor) -> Tensor:
         """What `work` makes of V by `batch_product`s, at the problem as it is, divided by N, and λ V."""
-        total = self.engine.product(lambda: work().div_(self.problem.num_terms))
+        total = self.engine.consistent(lambda: work().div_(self.problem.num_terms))
         check_finite(total, self.problem, V)
         return total.add_(V, alpha=self.damping) if self.damping else total
 

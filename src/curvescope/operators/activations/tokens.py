@@ -38,9 +38,9 @@ class TokenBlocks(LinearOperator):
         return self.whole.width
 
     @contextmanager
-    def steady(self) -> Iterator[None]:
+    def frozen(self) -> Iterator[None]:
         """Products inside belong together."""
-        with self.whole.steady():
+        with self.whole.frozen():
             yield
 
     def _matmat(self, V: Tensor) -> Tensor:

@@ -68,7 +68,7 @@ class KroneckerOperator(KroneckerMatrix):
         self.engine = Engine(problem, "autograd")
         whole = problem.space(*blocks)
         small = [b for b in whole.blocks if b.name in blocks or max(b.shape) <= MAX_SIDE]
-        found = self.engine.product(lambda: look(problem, small, curvature, joint=self.joint))
+        found = self.engine.consistent(lambda: look(problem, small, curvature, joint=self.joint))
         self.layers, self.left_out = found.layers, found.left_out | _too_large(whole.blocks, small)
         _check_chosen(self.layers, self.left_out, blocks)
         kept = {block.name for layer in self.layers for block in layer.blocks}
@@ -99,12 +99,12 @@ class KroneckerOperator(KroneckerMatrix):
             raise UsageError(
                 f"no layer of this operator holds {name!r}", hint=f"there are {_some(self.layers)}"
             )
-        rows, columns = self.engine.product(self._kept_pairs)[at[0]]
+        rows, columns = self.engine.consistent(self._kept_pairs)[at[0]]
         return rows.clone(), columns.clone()
 
     def spectra(self) -> Sequence[Spectrum]:
         """Eigenvectors and eigenvalues of every layer, at the problem as it is."""
-        found = self.engine.product(self._kept_spectra)
+        found = self.engine.consistent(self._kept_spectra)
         return [function_of(s, s.values + self.damping) for s in found] if self.damping else found
 
     def _kept_pairs(self) -> list[Pair]:
@@ -117,9 +117,9 @@ class KroneckerOperator(KroneckerMatrix):
         return sum(m * m + n * n for m, n in (layer.shape for layer in self.layers)) * 8
 
     @contextmanager
-    def steady(self) -> Iterator[None]:
+    def frozen(self) -> Iterator[None]:
         """Products inside belong together: an error at the end if the model or the data have changed."""
-        with self.engine.steady():
+        with self.engine.frozen():
             yield
 
 

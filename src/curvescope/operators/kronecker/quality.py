@@ -115,7 +115,7 @@ def kfac_quality(
         name, size = min(large.items(), key=lambda item: item[1])
         raise UsageError(f"expected a layer of at most max_size={max_size} parameters, got {name} of {size}")
     names = [block.name for layer in small for block in layer.blocks]
-    with whole.steady():  # all of it at one point
+    with whole.frozen():  # all of it at one point
         spectra = [
             APPROXIMATIONS[name](problem, *names, **settings).spectra()
             for name in track(methods, "approximations")

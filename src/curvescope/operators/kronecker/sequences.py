@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from curvescope.data.batches import Batch
-from curvescope.engines.passes import pull
+from curvescope.engines.vjp import pull
 from curvescope.operators.kronecker.record import Recorded, Use
 from curvescope.problem import Problem
 

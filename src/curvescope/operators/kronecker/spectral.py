@@ -159,7 +159,7 @@ class KroneckerMatrix(LinearOperator):
 class KroneckerSpectral(KroneckerMatrix):
     """A matrix from the spectra of its layers.
 
-    `source` is what the spectra come from, kept steady with this operator; None where they are fixed.
+    `source` is what the spectra come from, frozen with this operator; None where they are fixed.
     """
 
     def __init__(

@@ -13,7 +13,7 @@ from curvescope.core.blocks import Block
 from curvescope.core.progress import track
 from curvescope.data.batches import Batch
 from curvescope.engines.memory import directions_per_pass, result_bytes
-from curvescope.engines.passes import pull
+from curvescope.engines.vjp import pull
 from curvescope.operators.kronecker.cotangents import Curvature
 from curvescope.operators.kronecker.layers import (
     UNUSED,

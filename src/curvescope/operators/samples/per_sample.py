@@ -58,7 +58,7 @@ class SampleTraces(Result):
 class PerSample:
     """Losses, gradients and curvature of every sample of a problem, at its parameters as they are.
 
-    Nothing is kept between calls. A model or data that change while a method runs, or inside `steady()`, are
+    Nothing is kept between calls. A model or data that change while a method runs, or inside `frozen()`, are
     an error.
     """
 
@@ -74,19 +74,19 @@ class PerSample:
         self.problem, self.space, self._cpu_bytes = problem, space, cpu_bytes
         self.each: Each = each
         self._engine, self._chunk = Engine(problem, "autograd"), chunk
-        self._tried: dict[Any, tuple[int, int]] | None = None  # sizes that memory takes, inside `steady`
-        self._checked: set[tuple[int, int, bool]] = set()  # stacked samples that agreed, inside `steady`
-        self._one_by_one = False  # they did not agree, or vmap cannot run the module, inside `steady`
+        self._tried: dict[Any, tuple[int, int]] | None = None  # sizes that memory takes, inside `frozen()`
+        self._checked: set[tuple[int, int, bool]] = set()  # stacked samples that agreed, inside `frozen()`
+        self._one_by_one = False  # they did not agree, or vmap cannot run the module, inside `frozen()`
         self._warned = False
         self._reached: set[frozenset[str]] = set()
 
     @contextmanager
-    def steady(self) -> Iterator[None]:
+    def frozen(self) -> Iterator[None]:
         """Calls inside belong together: sizes and checks of stacked samples hold for all of them."""
         if self._tried is not None:
             yield
             return
-        with self._engine.steady():
+        with self._engine.frozen():
             self._tried, self._reached = {}, set()
             self._checked, self._one_by_one = set(), False
             try:
@@ -118,7 +118,7 @@ class PerSample:
         """ℓ_x: (S,), where the problem is, or at other parameters, by name."""
         found, loss = [], self.problem.loss
         moved = {**self.problem.point, **(parameters or {})}
-        with self.steady(), differentiating(), torch.no_grad(), self._reaching(moved):
+        with self.frozen(), differentiating(), torch.no_grad(), self._reaching(moved):
             for rows, batch in zip(self._rows(), self.problem.placed_batches("losses"), strict=True):
                 z = self.problem.outputs(batch, moved)
                 own = rows.batch(batch)
@@ -194,7 +194,7 @@ class PerSample:
     @contextmanager
     def _reaching(self, moved: Mapping[str, Tensor]) -> Iterator[None]:
         """Passes inside raise where the module holds a moved parameter in a second way; once is enough."""
-        assert self._tried is not None, "inside steady"
+        assert self._tried is not None, "inside frozen"
         if not moved or frozenset(moved) in self._reached:
             yield
             return
@@ -213,7 +213,7 @@ class PerSample:
             second_order: True if `work` differentiates the outputs twice.
         """
         divisors, first = torch.as_tensor(self._divisors()), 0
-        with self.steady():
+        with self.frozen():
             for rows, whole in zip(self._rows(), self.problem.placed_batches(what), strict=True):
                 if not len(rows.sequences):
                     continue

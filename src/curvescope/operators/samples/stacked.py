@@ -29,8 +29,8 @@ from curvescope.core.progress import track
 from curvescope.core.seeds import generator
 from curvescope.core.tensors.trees import tree_map
 from curvescope.data.batches import Batch
-from curvescope.engines.passes import gradient, linearise, pull
 from curvescope.engines.run import PlainRunner
+from curvescope.engines.vjp import gradient, linearise, pull
 from curvescope.operators.roots import Columns
 from curvescope.problem import Leaves, Problem
 

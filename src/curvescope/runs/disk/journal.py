@@ -29,7 +29,7 @@ from torch import Tensor
 from curvescope.algorithms.recording import Recorder
 from curvescope.core.numbers import data_size
 from curvescope.core.operator import LinearOperator
-from curvescope.engines.state.digest import digest
+from curvescope.engines.tensor_digest import digest
 from curvescope.runs.disk.durable import Pace, sync
 
 MOST_OF_DISK = 0.25  # of what is free when it begins

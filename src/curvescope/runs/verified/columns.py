@@ -24,7 +24,7 @@ from curvescope.core.numbers import plural
 from curvescope.core.parts import MatrixName
 from curvescope.core.seeds import generator, probes
 from curvescope.data.batches import Batch
-from curvescope.engines.ask import few_positions
+from curvescope.engines.reference_forward import few_positions
 from curvescope.operators.base import CurvatureOperator
 from curvescope.problem import Problem
 from curvescope.runs.verified.checks import Check

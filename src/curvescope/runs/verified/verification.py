@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+from collections.abc import Hashable
 from contextlib import suppress
 from dataclasses import replace
 
@@ -40,6 +41,7 @@ from curvescope.engines.memory import ran_out
 from curvescope.operators import Hessian
 from curvescope.operators.base import CurvatureOperator
 from curvescope.problem import Problem
+from curvescope.runs.model_structure import plain, structure
 from curvescope.runs.verified.checks import Check, Verification
 from curvescope.runs.verified.columns import check_columns
 from curvescope.runs.verified.differences import slope, typical
@@ -111,9 +113,17 @@ def _left_out(op: CurvatureOperator, checks: list[Check]) -> tuple[str, ...]:
     return tuple(name for name in wanted if name not in there)
 
 
+def kind_of(op: CurvatureOperator) -> tuple[Hashable, ...]:
+    """What decides how an operator's products are made: class, engine, loss and model, without weights."""
+    problem, engine = op.problem, op.engine
+    how = str(op.dtype), op.device.type, engine.wanted, engine.checkpoint
+    loss = type(problem.loss).__name__, problem.loss.name, plain(problem.loss.options)
+    return type(op), structure(problem.model), *loss, *how
+
+
 def short(op: CurvatureOperator) -> str:
     """Eight digits of the kind of an operator, in whatever process."""
-    words = repr((type(op).__name__, *op.kind[1:]))
+    words = repr((type(op).__name__, *kind_of(op)[1:]))
     return hashlib.sha256(words.encode()).hexdigest()[:8]
 
 

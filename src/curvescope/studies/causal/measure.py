@@ -98,7 +98,7 @@ def _at_point(
     direct = direct_change(problem, at, vectors, ids).mean(1).numpy()
     H = ActivationHessian(problem, at, engine=engine)
     rows = []
-    with H.steady():
+    with H.frozen():
         gradient, x = H.gradient(), H.values().view(-1, H.width)
         for i, direction in enumerate(track(own, f"directions at {at}")):
             u = problem.placed(float(sigma[i]) * direction.vector)

@@ -17,7 +17,7 @@ from curvescope.studies.hvp.costs import GIB, Committed, Cost, Measured
 FILE = Path(__file__).with_name("figures.json")
 MARGIN, CPU_MARGIN = 0.10, 0.25  # a CPU's clock wanders, and CPUs of one name here are many
 KEYS = ("device", "model", "size", "tokens", "tf32", "contender")
-NUMBERS = ("gradients", "steady", "peak_GiB", "seconds")
+NUMBERS = ("gradients", "frozen", "peak_GiB", "seconds")
 Entry = dict[str, Any]
 
 
@@ -54,7 +54,7 @@ def compared(cost: Cost) -> list[str]:
     for then in cost.committed:
         m = cost.of(then.contender)
         pairs = [("gradients", m.ratio()[0], then.gradients)]
-        pairs += [("gradients, steady", m.steady_ratio()[0], then.steady)]
+        pairs += [("gradients, frozen", m.frozen_ratio()[0], then.frozen)]
         pairs += [] if on_cpu else [("GiB", m.peak / GIB, then.peak_GiB)]
         for unit, now, before in pairs:
             if now > before * (1 + margin):  # never where one of them is nan
@@ -75,7 +75,7 @@ def _entries(cost: Cost, torch_version: str) -> list[Entry]:
 
 def _figures(m: Measured) -> Entry:
     seconds = statistics.median(m.seconds) if m.seconds else math.nan
-    values = (m.ratio()[0], m.steady_ratio()[0], m.peak / GIB, seconds)
+    values = (m.ratio()[0], m.frozen_ratio()[0], m.peak / GIB, seconds)
     return {
         name: float(f"{value:.4g}") if value == value else None
         for name, value in zip(NUMBERS, values, strict=True)

@@ -46,8 +46,8 @@ class Measured(Result):
     peak: float  # bytes at most after the first product, all included; nan where it is not known (CPU)
     error: float  # ‖found − exact‖ / ‖exact‖ on a small batch, exact in float64; nan for the gradient
     note: str = ""  # why there are no numbers, or not all
-    steady: list[float] = field(default_factory=list)  # as `seconds`, inside `with operator.steady()`
-    steady_unit: list[float] = field(default_factory=list)
+    frozen: list[float] = field(default_factory=list)  # as `seconds`, inside `with operator.frozen()`
+    frozen_unit: list[float] = field(default_factory=list)
     first_peak: float = nan  # as `peak`, during the first product
     error_on: str = "the model"  # on which model the error was measured
     columns: list[Columns] = field(default_factory=list)
@@ -56,9 +56,9 @@ class Measured(Result):
         """Time in gradients, round by round."""
         return _ratio(self.seconds, self.unit)
 
-    def steady_ratio(self) -> Ratio:
+    def frozen_ratio(self) -> Ratio:
         """Time in gradients of products in a row; nan for what is not ours."""
-        return _ratio(self.steady, self.steady_unit)
+        return _ratio(self.frozen, self.frozen_unit)
 
     def line(self) -> Line:
         """Time in gradients, and the rest in words."""
@@ -67,7 +67,7 @@ class Measured(Result):
         median, low, high = self.ratio()
         seconds = f"{statistics.median(self.seconds):.3g} s"
         words = [f"{low:.2f} to {high:.2f} gradients", seconds] if median == median else []
-        words += [f"steady {self.steady_ratio()[0]:.2f}"] if self.steady else []
+        words += [f"frozen {self.frozen_ratio()[0]:.2f}"] if self.frozen else []
         words += [f"{c.number} columns {c.ratio()[0]:.2f} each" for c in self.columns]
         words += [f"first call {self.first:.1f} s"]
         if self.peak == self.peak:
@@ -84,7 +84,7 @@ class Measured(Result):
             "gradients": median,
             "low": low,
             "high": high,
-            "steady": self.steady_ratio()[0],
+            "frozen": self.frozen_ratio()[0],
             "seconds": statistics.median(self.seconds) if self.seconds else nan,
             "first_s": self.first,
             "first_peak_GiB": self.first_peak / GIB,
@@ -101,7 +101,7 @@ class Committed(Result):
 
     contender: str
     gradients: float
-    steady: float
+    frozen: float
     peak_GiB: float
     seconds: float
     torch: str
@@ -181,7 +181,7 @@ class Cost(Shown):
             if not m.seconds:
                 continue
             rows.append((m.name, m.ratio(), m.peak))
-            rows += [(f"{m.name}, steady", m.steady_ratio(), nan)] if m.steady else []
+            rows += [(f"{m.name}, frozen", m.frozen_ratio(), nan)] if m.frozen else []
             rows += [(f"{m.name}, {c.number} columns, each", c.ratio(), c.peak) for c in m.columns]
         names, ratios, peaks = zip(*rows, strict=True) if rows else ((), (), ())
         known = any(peak == peak for peak in peaks)
@@ -197,7 +197,7 @@ def _ratio(seconds: Sequence[float], unit: Sequence[float]) -> Ratio:
 def _said(known: Committed) -> str:
     """A committed figure in words."""
     words = [f"{known.gradients:.2f}×"]
-    words += [f"steady {known.steady:.2f}"] if known.steady == known.steady else []
+    words += [f"frozen {known.frozen:.2f}"] if known.frozen == known.frozen else []
     words += [f"{known.peak_GiB:.1f} GiB"] if known.peak_GiB == known.peak_GiB else []
     return f"committed: {', '.join(words)}"
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from curvescope.core.operator import LinearOperator
 from curvescope.core.seeds import generator
-from curvescope.engines.keep import forget_everything
+from curvescope.engines.graph_cache import forget_everything
 from curvescope.engines.replay.cpu import MANY, WARM
 from curvescope.studies.hvp.contenders import CONTENDERS, PACKAGES, Product, Tree, gradient, own_gradient
 from curvescope.studies.hvp.costs import Columns, Measured
@@ -101,11 +101,11 @@ class Bench:
         found = replace(found, error_on=f"{LAYERS} layers" if self.large else "the model")
         if product.operator is None:
             return found
-        with product.operator.steady():
-            steady, steady_unit = self._rounds(lambda: product.times(given))
+        with product.operator.frozen():
+            frozen, frozen_unit = self._rounds(lambda: product.times(given))
         del given
         several = [self._columns(product.operator, k) for k in self.columns if k > 1]
-        return replace(found, steady=steady, steady_unit=steady_unit, columns=several)
+        return replace(found, frozen=frozen, frozen_unit=frozen_unit, columns=several)
 
     def _rounds(self, call: Callable[[], Any], *, alone: bool = False) -> tuple[list[float], list[float]]:
         """Seconds of a call, round by round, and of a gradient next to each, or of those before."""
@@ -122,7 +122,7 @@ class Bench:
         device, source = self.x.device, generator(self.seed, 3, device=self.x.device)
         V = torch.randn(operator.shape[1], k, generator=source, device=device, dtype=operator.dtype)
         reset_peak(device)
-        with operator.steady():
+        with operator.frozen():
             _warm(lambda: operator @ V, device, MANY // k + 2 if device.type == "cpu" else 3)
             most = peak(device)
             seconds, unit = self._rounds(lambda: operator @ V)

@@ -73,7 +73,7 @@ def simulate(problem: Problem, blocks: tuple[str, ...], s: float, num_pairs: int
     """Losses of all samples at `num_pairs` pairs of points; where s = 0 they are all w*."""
     space = problem.space(*blocks)
     samples, where = per_sample(problem, *blocks), {"dtype": space.dtype, "device": space.device}
-    with samples.steady():
+    with samples.frozen():
         base = samples.losses()
         rows = []
         for j in range(num_pairs):
@@ -135,7 +135,7 @@ def _power(samples: PerSample, power: Power) -> tuple[np.ndarray, np.ndarray]:
     source = generator(power.seed, 4)
     V = torch.randn(S, n, 1, generator=source).to(samples.space.device, samples.space.dtype)
     norms = []
-    with samples.steady():
+    with samples.frozen():
         for _ in range(power.num_steps):
             V = samples.products(V / V.norm(dim=1, keepdim=True))
             norms.append(V.double().norm(dim=1)[:, 0].cpu().numpy())
@@ -144,7 +144,7 @@ def _power(samples: PerSample, power: Power) -> tuple[np.ndarray, np.ndarray]:
 
 def losses_at(samples: PerSample, delta: Tensor) -> list[np.ndarray]:
     """Every sample's loss at w* + δ and at w* − δ."""
-    with samples.steady():
+    with samples.frozen():
         return [samples.losses(offset(samples, sign * delta)) for sign in (1, -1)]
 
 

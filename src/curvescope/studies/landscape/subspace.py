@@ -77,7 +77,7 @@ def measure_subspace(problem: Problem, blocks: tuple[str, ...], effort: Effort) 
     B = torch.cat(parts).numpy()
     sigma = float(np.sqrt(2 * effort.rise / max(np.linalg.norm(B, 2, axis=(1, 2)).max(), 1e-12)))
     source, direct = generator(effort.seed, 5), []
-    with samples.steady():
+    with samples.frozen():
         for _ in range(effort.num_pairs):
             z = sigma * torch.randn(D, generator=source, dtype=torch.float64)
             direct.append(losses_at(samples, U @ z.to(U)))

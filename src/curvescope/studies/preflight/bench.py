@@ -57,7 +57,7 @@ class Bench:
         op, product, size = self._product(kind)
         seconds: list[float] = []
         opened = self._clock()
-        with op.steady():
+        with op.frozen():
             while len(seconds) < LEAST or (len(seconds) < max(calls, CALLS) and sum(seconds) < patience):
                 start = self._clock()
                 product()
@@ -66,10 +66,10 @@ class Bench:
         del product  # and the columns with it: they pass
         after = self._meter.begin()
         self.fast, self.attends, self.why = op.engine.name == "fast", op.engine.attends, op.engine.why
-        steady = statistics.median(seconds[len(seconds) // 2 :])
+        frozen = statistics.median(seconds[len(seconds) // 2 :])
         return Taken(
-            steady / kind.columns,
-            max(sum(seconds) - steady * len(seconds), 0.0),
+            frozen / kind.columns,
+            max(sum(seconds) - frozen * len(seconds), 0.0),
             max(after - before, 0),
             max(peak - after - PASSED * size, 0),
             opened - sum(seconds),

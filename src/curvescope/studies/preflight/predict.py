@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, final
 
 import torch
 
-from curvescope.engines.keep import SHARE
+from curvescope.engines.graph_cache import SHARE
 from curvescope.problem import Problem
 from curvescope.runs.disk.journal import MOST_OF_TIME, PATIENCE
 from curvescope.runs.plan import Step

@@ -103,7 +103,7 @@ def measure_rows(problem: Problem, effort: Effort) -> Rows:
     """All blocks from shared probes."""
     H = Hessian(problem, engine=effort.engine, checkpoint=effort.checkpoint)  # pyright: ignore[reportArgumentType]
     found = []
-    with H.steady():
+    with H.frozen():
         for i in track(range(effort.num_shared), "probes"):
             v = probes(H.shape[0], 1, seed=effort.seed, first=FIRST + i, dtype=H.dtype, device=H.device)
             parts = H.space.to_dict((H @ v)[:, 0])

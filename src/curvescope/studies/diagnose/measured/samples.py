@@ -31,7 +31,7 @@ def measure_samples(problem: Problem, *, num_probes: int, seed: int) -> Samples:
     copies = first_equal(problem)
     try:
         samples = per_sample(problem)
-        with samples.steady():
+        with samples.frozen():
             traces = samples.traces("ggn", num_probes=num_probes, seed=seed)
             losses, norms, numbers = samples.losses(), samples.gradient_norms(), samples.sequences
     except UsageError as error:

@@ -9,7 +9,7 @@ with random weights, which notice what such sums do not (entries that change pla
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import cache
+from functools import cache, lru_cache
 
 import torch
 from torch import Tensor
@@ -88,3 +88,17 @@ def _weighted(rows: Tensor) -> Tensor:
 @cache
 def _weights(device: torch.device, dtype: torch.dtype) -> Tensor:
     return (torch.rand(ROW, generator=generator(0), dtype=torch.float64) + 0.5).to(device, dtype)
+
+
+@torch.no_grad()
+def weighted_sum(t: Tensor) -> Tensor:
+    """wᵀ T r for the rows T of a tensor: no two entries have the same weight, so none swap unseen."""
+    rows = t.reshape(-1, t.shape[-1]) if t.dim() and t.numel() else t.reshape(1, -1)
+    left, right = (_fixed_weights(n, t.device, t.dtype) for n in rows.shape)
+    return left @ (rows @ right)
+
+
+@lru_cache(maxsize=64)
+def _fixed_weights(n: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """n numbers from 1/2 to 3/2, always the same."""
+    return (torch.rand(n, generator=generator(0, n), dtype=torch.float64) + 0.5).to(device, dtype)

@@ -24,14 +24,15 @@ from curvescope.core.ranks.spread import Spread
 from curvescope.core.seeds import drawn_on, generator
 from curvescope.core.tensors.graph import custom_functions
 from curvescope.data.batches import Batch
-from curvescope.engines import ask, works
+from curvescope.engines import batch_products
 from curvescope.engines.derivatives import Derivatives, compare_derivatives
 from curvescope.engines.memory import result_bytes
-from curvescope.engines.passes import pull_each
-from curvescope.engines.repeats import other_outputs
+from curvescope.engines.recompute_check import other_outputs
+from curvescope.engines.reference_forward import Few, Graph, reference, refuse_random
 from curvescope.engines.run import FusedRunner, PlainRunner, Runner, find_head, refuse_lost
-from curvescope.engines.state.digest import digest, same
-from curvescope.engines.state.snapshot import Snapshot, modes
+from curvescope.engines.tensor_digest import same
+from curvescope.engines.vjp import pull_each
+from curvescope.kernels.backends import casting
 from curvescope.kernels.substitute import Head, PlainAttention
 from curvescope.models.hf.module import rounding
 from curvescope.models.model import Model
@@ -50,18 +51,14 @@ Tree = Mapping[str, Tensor]
 class Known:
     """A model as it was checked: `fused` is None where it is run as it is; `head` makes its outputs."""
 
-    snapshot: Snapshot
+    graph: Graph | None  # of the user's module on the few positions
     fused: Fused | None
     head: Head | None
-    numbers: tuple[Tensor, ...]  # in tensors that are no parameters, summed up
+    numbers: tuple[Tensor, ...]  # digest of its tensors that are not parameters
     entry_bytes: float  # of all results of a pass that are no views, for each entry of the data
     sizes: dict[Any, int] = field(default_factory=dict)  # of passes, by runner and shapes
     why: str = ""  # it is run as it is
     derivatives: Derivatives = field(default_factory=Derivatives)
-
-    def holds(self) -> bool:
-        """Whether the module does what it did, with the same numbers apart from its parameters."""
-        return self.snapshot.same() and same(digest(self.snapshot.tensors), self.numbers)
 
     def runner(self, problem: Problem, *, checkpoint: bool) -> Runner:
         """How the module of the problem is run."""
@@ -81,28 +78,54 @@ class Known:
 _known: WeakKeyDictionary[Model, dict[Any, Known]] = WeakKeyDictionary()
 
 
-def known(problem: Problem, few: ask.Few, *, engine: str, checkpoint: bool) -> tuple[Known, bool]:
-    """What is known of the problem's model, found out where nothing is or where the model has changed.
+def known(
+    problem: Problem, few: Few, numbers: tuple[Tensor, ...], *, engine: str, checkpoint: bool
+) -> tuple[Known, bool]:
+    """What is known of the problem's model, found out unless its graph and its other tensors are as before.
 
-    With it comes whether outputs with our kernels were seen to be the module's answer just now.
+    Args:
+        problem: Whose model is meant.
+        few: Its module on a few positions.
+        numbers: A digest of the model's tensors that are not parameters.
+        engine: The engine's name.
+        checkpoint: Layers are computed again.
+
+    Returns:
+        It, and whether our outputs were compared with the module's own just now.
     """
-    kind = (engine, checkpoint, problem.dtype, problem.device, type(problem.loss), modes())
-    model = problem.model
-    entries = _known.setdefault(model, {})
-    holds = kind in entries and entries[kind].holds()
+    kind, model = _kind(problem, engine, checkpoint), problem.model
+    entries, graph = _known.setdefault(model, {}), None if few.reference is None else few.reference.graph
+    before = entries.get(kind)
+    holds = before is not None and before.graph == graph and same(before.numbers, numbers)
     if holds if model.spread is None else model.spread.all(holds, problem.device):
         return entries[kind], False
-    problem.check_structure()
-    snapshot = Snapshot(model.module, model.options, model.call, model.output, problem.loss)
     found = _find_out(problem, few.batch, engine, checkpoint)
-    snapshot.settle()
     entry_bytes = max(found.size - _widened_bytes(model), 0) / num_entries(few.batch)
-    numbers, derivatives = digest(snapshot.tensors), compare_derivatives(problem, few.batch, found.functions)
+    derivatives = compare_derivatives(problem, few.batch, found.functions)
     entries[kind] = Known(
-        snapshot, found.fused, found.head, numbers, entry_bytes, why=found.why, derivatives=derivatives
+        graph, found.fused, found.head, numbers, entry_bytes, why=found.why, derivatives=derivatives
     )
-    ours, theirs = found.outputs, few.answer
+    ours, theirs = found.outputs, few.reference
     return entries[kind], ours is not None and theirs is not None and _near(ours, theirs.outputs)
+
+
+def forget_known(model: Model) -> None:
+    """Find out again at the next look which kernels fit a model."""
+    _known.pop(model, None)
+
+
+def _kind(problem: Problem, engine: str, checkpoint: bool) -> tuple[Any, ...]:
+    return engine, checkpoint, problem.dtype, problem.device, type(problem.loss), modes()
+
+
+def modes() -> tuple[Any, ...]:
+    """Global settings that numbers depend on."""
+    return (
+        casting(),
+        torch.get_float32_matmul_precision(),
+        torch.backends.cudnn.allow_tf32,
+        torch.are_deterministic_algorithms_enabled(),
+    )
 
 
 class _Found(NamedTuple):
@@ -146,7 +169,7 @@ def _find_out(problem: Problem, few: Batch, engine: str, checkpoint: bool) -> _F
         return _Found(None, None, _size(problem, few), why=why, functions=theirs.functions)
     repeated = runner.repeats.hold()
     if not (repeated if model.spread is None else model.spread.all(repeated, problem.device)):
-        ask.refuse_random(problem, few)
+        refuse_random(problem, few)
         raise other_outputs(model)
     error, length = gap.measured(model.spread, problem.device)
     if math.isfinite(length):  # else the product says
@@ -157,7 +180,7 @@ def _find_out(problem: Problem, few: Batch, engine: str, checkpoint: bool) -> _F
 def _size(problem: Problem, few: Batch) -> int:
     """Of all results where the module is asked; 0 where it cannot be, and the product will say why."""
     try:
-        return result_bytes(partial(ask.answer, problem, few), views=False)[1]
+        return result_bytes(partial(reference, problem, few), views=False)[1]
     except Exception:  # whatever a module raises
         return 0
 
@@ -207,7 +230,7 @@ class _Products:
         self.functions: list[str] = []
         with differentiating():
             how = (problem, runner, few, "hessian")
-            self._graph = works.gradient_graph(*how, names, names, twins=False, look=self._note)
+            self._graph = batch_products.gradient_graph(*how, names, names, twins=False, look=self._note)
 
     def _note(self, s: Tensor) -> None:
         self.functions = custom_functions(s)
@@ -277,7 +300,7 @@ def _compare(
     if problem.device.type == "cuda" and torch.get_float32_matmul_precision() != "highest":
         tolerance = max(tolerance, 0.05)
     if not error <= tolerance and not error <= 10 * _rounding(problem, few, v, theirs):
-        ask.refuse_random(problem, few)
+        refuse_random(problem, few)
         refuse_other(problem, few)
         raise CurvescopeError(
             f"the fast engine and autograd disagree on {problem.model.name} by {error:.1e} of the product",
@@ -306,7 +329,7 @@ def _rounding(problem: Problem, few: Batch, v: Tree, theirs: Tree | None) -> flo
 def refuse_other(problem: Problem, few: Batch) -> None:
     """Raise where the module gives something else in its plain form than when its user calls it."""
     with PlainAttention():
-        theirs = ask.answer(problem, few).outputs
+        theirs = reference(problem, few).outputs
     if near(PlainRunner(problem), few, theirs):
         return
     raise CurvescopeError(

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import curvescope as cs
-from curvescope.engines import keep as kept
+from curvescope.engines import graph_cache as kept
 from curvescope.engines.memory import result_bytes
 from selection import pairs, some
 
@@ -167,11 +167,11 @@ def test_weights_that_a_pass_transposes_are_no_part_of_its_graph():
     p = cs.Problem(cs.load(wide), (tokens, tokens.roll(1, 1)))
     H = cs.Hessian(p)
     H @ torch.randn(H.shape[1])
-    known, weights = H.engine._watch.known, 4 * p.model.num_parameters
-    few = H.engine._watch.few.batch.inputs.numel()
+    known, weights = H.engine.detector.known, 4 * p.model.num_parameters
+    few = H.engine.detector.few.batch.inputs.numel()
     assert known is not None
     assert known.entry_bytes * few < weights
-    assert known.pass_bytes(H.engine._runner, p.batches[0]) > 0
+    assert known.pass_bytes(H.engine.runner, p.batches[0]) > 0
 
 
 def test_views_are_counted_apart():

@@ -17,8 +17,8 @@ from torch.autograd.graph import GradientEdge
 from curvescope.core.parts import MatrixName
 from curvescope.core.tensors.graph import leaves_of
 from curvescope.data.batches import Batch
-from curvescope.engines.passes import Linearised, Receive, gradient_edges, linearise, pull_each
 from curvescope.engines.run import PlainRunner, Runner
+from curvescope.engines.vjp import Linearised, Receive, gradient_edges, linearise, pull_each
 from curvescope.kernels.head import LinearHead
 from curvescope.kernels.linear import twin
 from curvescope.losses.base import Part
@@ -170,10 +170,10 @@ def _sandwiched(problem: Problem, batch: Batch, graph: Linearised, into: list[Te
     fixed = [None if x is None else x.detach() for x in graph.outputs]
     curvature: Callable[[Sequence[Tensor]], Sequence[Tensor | None]]
     if len(fixed) == 1:
-        z, terms = there(fixed[0]), (batch.targets, batch.weights)
+        z, terms = required(fixed[0]), (batch.targets, batch.weights)
         curvature = lambda moved: [loss.hessian_product(z, *terms, moved[0])]  # noqa: E731
     else:
-        head = LinearHead(there(fixed[0]), there(fixed[1]), fixed[2])
+        head = LinearHead(required(fixed[0]), required(fixed[1]), fixed[2])
         curvature = loss.head_curvature(head, batch.targets, batch.weights)
 
     def work(v: Sequence[Tensor], group: int, receive: Receive) -> None:
@@ -209,8 +209,8 @@ def _ends(z: Tensor | LinearHead) -> Sequence[Tensor | None]:
     return (z,) if isinstance(z, Tensor) else tuple(z)
 
 
-def there(x: Tensor | None) -> Tensor:
-    """A tensor that cannot be missing."""
+def required(x: Tensor | None) -> Tensor:
+    """Narrow `Optional[Tensor]` to `Tensor`."""
     assert isinstance(x, torch.Tensor)
     return x
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from curvescope.engines.passes import edges, gradient, pull, pull_each
+from curvescope.engines.vjp import edges, gradient, pull, pull_each
 
 
 def draw(*shape, seed=0):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from curvescope.engines.state.digest import SHORT, digest, same
+from curvescope.engines.tensor_digest import SHORT, digest, same
 
 SHAPES = [(70_000, 1), (1, 70_000), (70_001,), (20_000, 3), (3, 20_001), (90, 800), (41, 100, 2), (5_000, 63)]
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import curvescope as cs
 from curvescope.core.errors import CurvescopeError
-from curvescope.engines import works
+from curvescope.engines import batch_products
 from dense import relative_error
 
 D, V = 8, 11
@@ -105,7 +105,7 @@ def test_derivatives_that_would_get_lost_are_refused(way, kind, engine):
 def test_memory_that_runs_out_is_said_where_layers_cannot_be_computed_again(monkeypatch):
     """Nobody asked for checkpoint=True: its refusal is not what there is to say."""
     low, _ = nets("attribute", torch.float32)
-    plain = works.second_derivative
+    plain = batch_products.second_derivative
 
     def short_of_memory(problem, runner, *rest):
         raise torch.OutOfMemoryError("CUDA out of memory")
@@ -113,17 +113,17 @@ def test_memory_that_runs_out_is_said_where_layers_cannot_be_computed_again(monk
     H = cs.Hessian(cs.Problem(low, [tokens()]))
     v = torch.randn(H.shape[0], generator=torch.Generator().manual_seed(1))
     with monkeypatch.context() as patch:
-        patch.setattr(works, "second_derivative", short_of_memory)
+        patch.setattr(batch_products, "second_derivative", short_of_memory)
         with pytest.raises(CurvescopeError, match="memory"):
             H @ v
-    assert works.second_derivative is plain
+    assert batch_products.second_derivative is plain
     want = cs.Hessian(cs.Problem(low, [tokens()]), engine="autograd") @ v
     assert relative_error(H @ v, want) < 1e-5
 
 
 def in_a_row(A: cs.LinearOperator, v: Tensor) -> list[Tensor]:
     """Products that belong together."""
-    with A.steady():
+    with A.frozen():
         return [A @ v for _ in range(3)]
 
 

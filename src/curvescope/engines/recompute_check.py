@@ -10,15 +10,14 @@ what layers give again with what they gave, in every product.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from functools import lru_cache
 from typing import Any, final
 
 import torch
 from torch import Tensor, nn
 
 from curvescope.core.errors import CurvescopeError, UsageError
-from curvescope.core.seeds import generator
 from curvescope.core.tensors.graph import leaves_of
+from curvescope.engines.tensor_digest import weighted_sum
 from curvescope.models.model import Model
 
 SAME = {torch.float64: 1e-10}  # of the sum of |y|; 1e-4 in float32, where order and TF32 may differ
@@ -34,7 +33,7 @@ class Repeats:
     @torch.no_grad()
     def sums(self, outputs: Sequence[Tensor]) -> Tensor:
         """Of the outputs of one call, (outputs, 2)."""
-        found = [torch.stack([_mixed(y), y.abs().sum()]) for y in outputs]
+        found = [torch.stack([weighted_sum(y), y.abs().sum()]) for y in outputs]
         return torch.stack([x.to(found[0]) for x in found]) if found else torch.zeros(0, 2)
 
     @torch.no_grad()
@@ -51,19 +50,6 @@ class Repeats:
         """Whether all that was compared since the last time was the same."""
         noted, self._other = self._other, []
         return not noted or not bool(torch.stack(noted).any())
-
-
-def _mixed(y: Tensor) -> Tensor:
-    """A sum of all entries with weights of their own, in which they cannot change places unnoticed."""
-    rows = y.reshape(-1, y.shape[-1]) if y.dim() and y.numel() else y.reshape(1, -1)
-    return _weights(rows.shape[0], y.device, y.dtype) @ (rows @ _weights(rows.shape[1], y.device, y.dtype))
-
-
-@lru_cache(maxsize=64)
-def _weights(n: int, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Numbers from 1/2 to 3/2, always the same."""
-    drawn = torch.rand(n, generator=generator(0, n), dtype=torch.float64) + 0.5
-    return drawn.to(device, dtype)
 
 
 @final

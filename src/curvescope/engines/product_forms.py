@@ -1,0 +1,115 @@
+"""Forms of products: what a curvature operator asks its engine to sum over the batches.
+
+A form is a value. `apply` computes its product on one batch, with what the engine has cached for that batch,
+and hands the result over parameter by parameter.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, final
+
+from torch import Tensor
+
+from curvescope.data.batches import Batch
+from curvescope.engines import batch_products
+from curvescope.engines.batch_products import Names, required
+from curvescope.engines.vjp import Linearised, pull_each
+from curvescope.losses.base import Part
+
+if TYPE_CHECKING:
+    from curvescope.engines.engine import Engine
+
+Tree = dict[str, Tensor]
+Receive = Callable[[str, Tensor], object]
+"""Takes a parameter's name and its result (k, *shape)."""
+Middle = Callable[[int, Batch, Tensor, Tensor], Tensor]
+"""M u for a batch and its number, the outputs z, and u of shape (k, *z.shape)."""
+
+
+class ProductForm(ABC):
+    """What is computed of every batch."""
+
+    @abstractmethod
+    def apply(
+        self, engine: Engine, index: int, batch: Batch, rows: Names, tangents: Tree, receive: Receive
+    ) -> None:
+        """Apply the sum over one batch's terms to tangents; it is not divided.
+
+        Args:
+            engine: Executes the product, and caches what does not depend on the tangents.
+            index: The number of the batch.
+            batch: A placed one.
+            rows: Parameters that results are wanted for.
+            tangents: {parameter: (k, *shape)}, k directions at once.
+            receive: Takes each result, and is done with its memory when it returns. A parameter that the
+                result does not depend on may be missing; what comes twice is to be added.
+        """
+
+
+@final
+@dataclass(frozen=True)
+class SecondDerivative(ProductForm):
+    """∂²s/∂θ_rows ∂θ_cols, s the loss or the scalar of its functional part."""
+
+    part: Part
+
+    def apply(
+        self, engine: Engine, index: int, batch: Batch, rows: Names, tangents: Tree, receive: Receive
+    ) -> None:
+        engine.refuse_wrong(second=True)
+        columns = tuple(tangents)
+        how = engine.problem, engine.runner, batch, self.part, rows, columns
+        build = partial(batch_products.second_derivative, *how)
+        engine.cached_product((index, self.part, rows, columns), build, batch, tangents, receive)
+
+
+@final
+@dataclass(frozen=True)
+class GaussNewton(ProductForm):
+    """Jᵀ (∂²loss/∂z²) J."""
+
+    def apply(
+        self, engine: Engine, index: int, batch: Batch, rows: Names, tangents: Tree, receive: Receive
+    ) -> None:
+        columns = tuple(tangents)
+        build = partial(batch_products.ggn, engine.problem, engine.runner, batch, rows, columns)
+        engine.cached_product((index, "ggn", rows, columns), build, batch, tangents, receive)
+
+
+@final
+@dataclass(frozen=True)
+class Sandwich(ProductForm):
+    """Jᵀ M J, with M between the outputs."""
+
+    middle: Middle
+
+    def apply(
+        self, engine: Engine, index: int, batch: Batch, rows: Names, tangents: Tree, receive: Receive
+    ) -> None:
+        columns, group = tuple(tangents), engine.caching.directions(batch, tangents)
+        how = engine.problem, engine.runner, batch, rows, columns
+        build = partial(batch_products.linearised, *how, lazy=False)
+        graph: Linearised = engine.caching.graph((index, "sandwich", rows, columns), build, batch)
+        (z,), (Jv,) = graph.outputs, graph.push(list(tangents.values()), group)
+        into = [graph.leaves[name] for name in rows]
+        pulled = self.middle(index, batch, required(z).detach(), Jv)
+        pull_each([z], [pulled], into, group, lambda number, x: receive(rows[number], x))
+
+
+@final
+@dataclass(frozen=True)
+class SourceTerm(ProductForm):
+    """The part of one source in the functional part."""
+
+    source: str
+
+    def apply(
+        self, engine: Engine, index: int, batch: Batch, rows: Names, tangents: Tree, receive: Receive
+    ) -> None:
+        found = engine.sources(index, batch, rows, tangents, [self.source])
+        for name, x in found[self.source].items():
+            receive(name, x)
