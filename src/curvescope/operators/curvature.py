@@ -33,13 +33,20 @@ class Hessian(CurvatureOperator):
     """∇²L, by differentiating the gradient."""
 
     needs_outputs = False
-    form = SecondDerivative("hessian")
+
+    @property
+    def form(self) -> SecondDerivative:
+        """The second derivative of the loss."""
+        return SecondDerivative("hessian")
 
 
 class Functional(CurvatureOperator):
     """The functional part, computed directly: the Hessian of ⟨G, z(θ)⟩ with G = ∂ℓ/∂z held fixed."""
 
-    form = SecondDerivative("functional")
+    @property
+    def form(self) -> SecondDerivative:
+        """The second derivative of ⟨G, z⟩."""
+        return SecondDerivative("functional")
 
 
 class GGN(CurvatureOperator):
@@ -48,7 +55,10 @@ class GGN(CurvatureOperator):
     Positive semi-definite where the loss is convex in the outputs, as those of this package are.
     """
 
-    form = GaussNewton()
+    @property
+    def form(self) -> GaussNewton:
+        """Jᵀ (∂²ℓ/∂z²) J."""
+        return GaussNewton()
 
     @property
     def always_psd(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
