@@ -37,7 +37,7 @@ def solved_directly(op: LinearOperator, k: int, which: Which) -> Found:
     values, S = theta[best], S[:, best]
     scale = float(np.abs(theta).max())
     residuals = np.linalg.norm(A @ S - S * values, axis=0) + torch.finfo(op.dtype).eps * scale
-    Y = torch.as_tensor(own_entries(op, S).T.copy()).to(op.dtype)
+    Y = own_entries(op, torch.as_tensor(S)).T.to(op.dtype, copy=True).contiguous()
     return Found(values, Y, residuals, scale, True, op.shape[0])
 
 
