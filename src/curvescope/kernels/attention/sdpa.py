@@ -67,6 +67,8 @@ def sdpa(
         lead_shape = (*lead, heads) if query.dim() > 2 else ()
         shape = (*lead_shape, query.shape[-2], key.shape[-2])
         q, k, v = (_four(x, lead, heads, enable_gqa) for x in (query, key, value))
+        if k.shape[1] != v.shape[1]:
+            k, v = (x.repeat_interleave(heads // x.shape[1], 1) for x in (k, v))
         table = score_bias.table if isinstance(score_bias, RelativeBias) else None
         masks = attn_mask, None if isinstance(score_bias, RelativeBias) else score_bias
         bias, hidden = _masks(masks, shape)
