@@ -114,15 +114,19 @@ def _torch(
 ) -> Tensor | None:
     """PyTorch's own attention where it has every derivative that can be asked for, and is as fast.
 
-    That is the fused one if nobody differentiates, and the plain one for two reverse derivatives of short
-    sequences. None means that it has not.
+    That is the fused one if nobody differentiates, and the plain one for short sequences. A backward through
+    the tangent of the plain one raises for dual numbers, and is NaN where a mask hides all keys of a query.
+    None means that PyTorch's is not enough.
     """
-    if forward_mode() or transformed() or torch.compiler.is_compiling():
+    if torch.compiler.is_compiling():
         return None
-    if not _records(q, k, v, mask):
+    records, forward = _records(q, k, v, mask), forward_mode()
+    if not (records or forward or transformed()):
         fused: Any = torch._C._nn.scaled_dot_product_attention  # pyright: ignore[reportAttributeAccessIssue]
         return fused(q, k, v, mask, dropout_p, is_causal, **named)
-    if _by_kernels(q, k, v) or (mask is not None and mask.dtype != torch.bool and mask.dtype != q.dtype):
+    other_dtype = mask is not None and mask.dtype not in (torch.bool, q.dtype)
+    unsafe = forward and (mask is not None or (records and not transformed()))
+    if _by_kernels(q, k, v) or other_dtype or unsafe:
         return None
     if mask is not None and mask.dtype == torch.bool:  # the plain form only adds
         mask = torch.zeros_like(mask, dtype=q.dtype).masked_fill_(~mask, -torch.inf)
