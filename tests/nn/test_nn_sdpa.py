@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import grad, hessian, jacfwd, jacrev, jvp, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
@@ -155,6 +156,15 @@ def test_a_mask_of_five_axes(path):
         mask = draw(*shape, seed=4).requires_grad_()
         found, want = (torch.autograd.grad(f(*x, mask).sin().sum(), [*x, mask]) for f in (cs.sdpa, torchs))
         torch.testing.assert_close(found, want)
+
+
+@pytest.mark.parametrize("lengths", [(4, 6), (6, 4), (5, 5)])
+@pytest.mark.parametrize("kind", [causal_upper_left, causal_lower_right])
+def test_causal_biases_of_pytorch_are_masks(kind, lengths, path):
+    x, bias = qkv(Lq=lengths[0], Lk=lengths[1]), kind(*lengths)
+    mask = torch.ones(lengths, dtype=torch.bool)
+    mask = mask.tril() if kind is causal_upper_left else mask.tril(lengths[1] - lengths[0])
+    torch.testing.assert_close(cs.sdpa(*x, bias), torchs(*x, mask))
 
 
 def test_rows_without_a_key_are_zero_and_so_are_their_derivatives(path):
