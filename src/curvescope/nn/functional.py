@@ -56,6 +56,11 @@ def scaled_dot_product_attention(
 
     The first eight arguments are PyTorch's. A query that sees no key gives 0, as in PyTorch.
 
+    All derivatives of order one and two need memory linear in the length, apart from the tensors that are
+    passed: masks, biases other than a `RelativeBias`, and one byte for each score with dropout. Short
+    sequences take plain operations, which are faster there, and so do derivatives of order three and,
+    inside of `torch.compile`, transforms of `torch.func`: these hold all scores.
+
     Args:
         query: (..., H, Lq, d), with any strides.
         key: (..., H, Lk, d).
