@@ -6,11 +6,13 @@ import json
 import os
 import signal
 import socket
+import traceback
 from collections.abc import Callable
 from contextlib import redirect_stdout, suppress
 from functools import partial
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import curvescope.studies.blocks
 import curvescope.studies.spectrum  # noqa: F401
@@ -20,6 +22,7 @@ from curvescope.distributed import division
 from curvescope.operators import Hessian
 from curvescope.runs import folder as run_folder
 from curvescope.runs import work
+from torch import Tensor
 
 SMALL = "n_layers = 1\nd_model = 4\nn_heads = 1\nd_ff = 0\nvocab_size = 12\nn_ctx = 18\n"
 SETTINGS = {
@@ -96,8 +99,13 @@ def fails_alone() -> None:
 
 def wrong() -> None:
     """The rank's pieces of products are wrong."""
-    own = Hessian._sum
-    Hessian._sum = lambda *given: own(*given) * 1.01  # pyright: ignore[reportAttributeAccessIssue]
+    own = Hessian.undivided
+
+    def scaled(*given: Any) -> tuple[Tensor, float]:
+        total, num_terms = own(*given)
+        return total * 1.01, num_terms
+
+    Hessian.undivided = scaled
 
 
 def killed() -> None:
@@ -130,9 +138,13 @@ def launch(
                 file = os.open(folder / f"{name}.{rank}.{kind}", os.O_CREAT | os.O_WRONLY)
                 os.dup2(file, number)
             os.environ.update(environment(rank, ranks, port), CURVESCOPE_PATIENCE="3")
-            if trouble is not None and rank == ranks - 1:
-                trouble()
-            main(words)
+            try:
+                if trouble is not None and rank == ranks - 1:
+                    trouble()
+                main(words)
+            except Exception:  # a rank that went on as the parent would launch everything again
+                traceback.print_exc()
+                os._exit(70)
             os._exit(0)
         children.append(child)
     codes = [os.waitstatus_to_exitcode(os.waitpid(child, os.WUNTRACED)[1]) for child in children[:-1]]
@@ -159,7 +171,7 @@ def here(folder: Path, name: str, words: list[str]) -> dict[str, object]:
 
 def launch_shards(folder: Path, words: Callable[[str, str], list[str]], model: str) -> dict[str, object]:
     """Those that spread the model."""
-    lost = at_sum(12, killed, Hessian, "_sum")  # inside of a piece of several products
+    lost = at_sum(12, killed, Hessian, "undivided")  # inside of a piece of several products
     sets = [word for name, value in BLOCKS.items() for word in ("--set", f"{name}={value}")]
     data = [model, "--data", "task:addition", "--parallel", "shards", "--out"]
     blocks = ["run", "blocks", *sets, *data]
