@@ -1,4 +1,4 @@
-"""Everything on ranks is started once for all tests of this folder, and once for all workers of pytest-xdist."""
+"""Everything on ranks is started once for all tests of this folder, and for all workers of pytest."""
 
 from __future__ import annotations
 

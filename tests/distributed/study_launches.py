@@ -14,6 +14,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from torch import Tensor
+
 import curvescope.studies.blocks
 import curvescope.studies.spectrum  # noqa: F401
 from curvescope.cli import main
@@ -22,7 +24,6 @@ from curvescope.distributed import division
 from curvescope.operators import Hessian
 from curvescope.runs import folder as run_folder
 from curvescope.runs import work
-from torch import Tensor
 
 SMALL = "n_layers = 1\nd_model = 4\nn_heads = 1\nd_ff = 0\nvocab_size = 12\nn_ctx = 18\n"
 SETTINGS = {
