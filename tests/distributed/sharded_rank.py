@@ -25,8 +25,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.utils import parameters_to_vector
 
 import curvescope as cs
-from curvescope.algorithms.blocks.ends import extreme_ends
-from curvescope.algorithms.blocks.probes import own_probes
+from curvescope.algorithms.blocks.probes import extreme_ends, own_probes
 from curvescope.core.blocks import Block, ParamSpace, whole
 from curvescope.core.errors import CurvescopeError
 from curvescope.core.operator import LinearOperator

@@ -27,9 +27,8 @@ from curvescope.algorithms import (
     eigsh,
     spectral_density,
 )
-from curvescope.algorithms.blocks.ends import Ends, extreme_ends
 from curvescope.algorithms.blocks.heterogeneity import heterogeneity
-from curvescope.algorithms.blocks.probes import OwnProbes, own_probes
+from curvescope.algorithms.blocks.probes import Ends, OwnProbes, extreme_ends, own_probes
 from curvescope.core.blocks import Block
 from curvescope.core.config import setting
 from curvescope.core.errors import UsageError, near_misses

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from curvescope.algorithms.blocks.ends import extreme_ends
+from curvescope.algorithms.blocks.probes import extreme_ends
 from curvescope.core.progress import track
 from curvescope.core.result import Result
 from curvescope.data.tasks.markov import markov
