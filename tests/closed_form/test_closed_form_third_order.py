@@ -4,9 +4,8 @@ import pytest
 import torch
 from torch.func import jvp
 
-from curvescope.closed_form import norms
-from curvescope.closed_form.norms import third as norm_third
-from curvescope.closed_form.softmax import third
+from curvescope.closed_form import norms, softmax
+from curvescope.closed_form import norms as norm_third
 from curvescope.core.errors import ShapeError
 from curvescope.core.seeds import generator
 from selection import a_half, a_third
@@ -154,25 +153,25 @@ def test_softmax_and_logsumexp_along_directions(sharp):
     def log_sum(z):
         return z.exp().sum(-1).log()
 
-    close(third.softmax_second_along(p, u, v), along(softmax, *directions[:2])(z), 10)
-    close(third.softmax_third_along(p, u, v, w), along(softmax, *directions[:3])(z), 100)
-    close(third.logsumexp_third(p, u, v, w), along(log_sum, *directions[:3])(z), 100)
-    close(third.logsumexp_fourth(p, u, v, w, q), along(log_sum, *directions)(z), 1000)
+    close(softmax.softmax_second_along(p, u, v), along(softmax, *directions[:2])(z), 10)
+    close(softmax.softmax_third_along(p, u, v, w), along(softmax, *directions[:3])(z), 100)
+    close(softmax.logsumexp_third(p, u, v, w), along(log_sum, *directions[:3])(z), 100)
+    close(softmax.logsumexp_fourth(p, u, v, w, q), along(log_sum, *directions)(z), 1000)
     leaf = z.clone().requires_grad_()
     s = (g * along(softmax, (u,), (v,))(leaf)).sum()
-    close(third.softmax_third_along(p, u, v, g), torch.autograd.grad(s, leaf)[0], 100)
-    found = third.cumulants(p, u)
+    close(softmax.softmax_third_along(p, u, v, g), torch.autograd.grad(s, leaf)[0], 100)
+    found = softmax.cumulants(p, u)
     for k, name in enumerate(("mean", "variance", "third", "fourth"), start=1):
         close(getattr(found, name), along(log_sum, *[(u,)] * k)(z), 1000)
-    close(found.third, third.logsumexp_third(p, u, u, u), 100)
-    close(found.fourth, third.logsumexp_fourth(p, u, u, u, u), 1000)
+    close(found.third, softmax.logsumexp_third(p, u, u, u), 100)
+    close(found.fourth, softmax.logsumexp_fourth(p, u, u, u, u), 1000)
 
 
 def test_softmax_tensors_hold_every_contraction():
     p, _, (u, v, w, q, _) = probabilities(2, 4)
-    T3, T4 = third.logsumexp_third_tensor(p), third.softmax_third_tensor(p)
-    close(torch.einsum("nabc,na,nb,nc->n", T3, u, v, w), third.logsumexp_third(p, u, v, w), 10)
-    close(torch.einsum("nabce,na,nb,nc,ne->n", T4, u, v, w, q), third.logsumexp_fourth(p, u, v, w, q), 100)
+    T3, T4 = softmax.logsumexp_third_tensor(p), softmax.softmax_third_tensor(p)
+    close(torch.einsum("nabc,na,nb,nc->n", T3, u, v, w), softmax.logsumexp_third(p, u, v, w), 10)
+    close(torch.einsum("nabce,na,nb,nc,ne->n", T4, u, v, w, q), softmax.logsumexp_fourth(p, u, v, w, q), 100)
     for T in (T3, T4):
         close(T.transpose(1, -1), T, 1.0)
         close(T.transpose(1, 2), T, 1.0)
@@ -184,7 +183,7 @@ def test_cumulants_keep_their_digits(q):
     """Outcomes 1 and 0, far from the origin: κ₃ = q(1−q)(1−2q), κ₄ = q(1−q)(1−6q(1−q)) to the last digits."""
     q = torch.tensor(q, dtype=torch.float64)
     p, u = torch.stack([q, 1 - q]), torch.tensor([1.0, 0.0], dtype=torch.float64) + 2.0**30
-    found, v = third.cumulants(p, u), q * (1 - q)
+    found, v = softmax.cumulants(p, u), q * (1 - q)
     assert abs(float(found.variance / v - 1)) < 1e-12
     assert abs(float(found.third / (v * (1 - 2 * q)) - 1)) < 1e-12
     assert abs(float(found.fourth / (v * (1 - 6 * v)) - 1)) < 1e-12
@@ -193,4 +192,4 @@ def test_cumulants_keep_their_digits(q):
 def test_wrong_widths_are_refused():
     p, _, (u, *_) = probabilities(2, 4)
     with pytest.raises(ShapeError, match="over 4 entries"):
-        third.cumulants(p, u[:, :3])
+        softmax.cumulants(p, u[:, :3])
