@@ -23,10 +23,16 @@ from curvescope.data.whole import SUM, Terms, whole_batches
 from curvescope.losses import Loss, ModelLoss, as_loss
 from curvescope.models.capture.points import find_point
 from curvescope.models.capture.spots import Seen
-from curvescope.models.choice.choosing import Choice
-from curvescope.models.choice.params import Params
-from curvescope.models.finite import check_weights, not_finite, words
-from curvescope.models.forward_errors import check_left_padding, input_errors, module_errors, told_apart
+from curvescope.models.choice import Choice, Params
+from curvescope.models.forward_errors import (
+    check_left_padding,
+    check_weights,
+    input_errors,
+    module_errors,
+    not_finite,
+    told_apart,
+    words,
+)
 from curvescope.models.hf.module import is_transformers
 from curvescope.models.load import load
 from curvescope.models.model import Model

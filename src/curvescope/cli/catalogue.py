@@ -7,7 +7,7 @@ import typer
 from curvescope.cli import printing
 from curvescope.data.corpora import CORPORA
 from curvescope.data.task_names import TASKS
-from curvescope.models.zoo.names import BUNDLED
+from curvescope.models.zoo import BUNDLED
 from curvescope.papers import PAPERS
 from curvescope.studies import STUDIES
 

@@ -18,7 +18,7 @@ from curvescope.cli.watching import watched
 from curvescope.core.config import Settings
 from curvescope.core.errors import CurvescopeError, UsageError
 from curvescope.core.numbers import duration
-from curvescope.models.zoo.names import BUNDLED
+from curvescope.models.zoo import BUNDLED
 from curvescope.report import write_page
 from curvescope.report.choice import choose as choose_runs
 from curvescope.report.papers import is_reproduction

@@ -31,6 +31,7 @@ from torch import Tensor
 
 from curvescope.core.errors import ShapeError, UsageError
 
+
 def masked_softmax(scores: Tensor, mask: Tensor | None = None) -> Tensor:
     """Softmax over the last axis where `mask` is true (everywhere without); a row of −∞ alone gives zeros."""
     if mask is not None:

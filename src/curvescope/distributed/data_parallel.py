@@ -17,7 +17,7 @@ from curvescope.core.ranks import everyone, in_step, place, together
 from curvescope.core.seeds import Probe
 from curvescope.distributed.asked import Asked, asked
 from curvescope.distributed.sums import add_over_ranks, done_by_all, frozen_on_all, state_words
-from curvescope.models.choice.params import Params
+from curvescope.models.choice import Params
 from curvescope.operators import Jacobian, MonteCarloFisher
 from curvescope.operators.base import CurvatureOperator
 from curvescope.operators.diagonals import (

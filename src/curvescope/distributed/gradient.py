@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from curvescope.distributed.sums import add_over_ranks, done_by_all, state_words
-from curvescope.models.choice.params import Params
+from curvescope.models.choice import Params
 from curvescope.problem import Problem
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from curvescope.core.ranks import everyone, group_in_step, together
 from curvescope.distributed.sharding import shard
 from curvescope.distributed.sums import DIFFERENT, LOAD, hashed
 from curvescope.engines.tensor_digest import digest
-from curvescope.models.finite import check_weights
+from curvescope.models.forward_errors import check_weights
 from curvescope.models.model import Model
 
 

@@ -23,8 +23,7 @@ from curvescope.data.batches import Batch
 from curvescope.data.dicts import MASK, hides_start
 from curvescope.engines.tensor_digest import digest, same, weighted_sum
 from curvescope.models.running.eager import IgnoreTensorHooks, without_tensor_hooks
-from curvescope.models.running.exchange import Change, exchanged
-from curvescope.models.running.interrupts import thawed
+from curvescope.models.running.exchange import Change, exchanged, thawed
 from curvescope.problem import Problem
 
 FEW = 16  # positions of the sequence that the module is called on

@@ -18,7 +18,7 @@ from curvescope.core.operator.meeting import met
 from curvescope.core.ranks import Division, dividing
 from curvescope.engines import Engine, EngineName, ProductForm
 from curvescope.losses.custom import unsplit
-from curvescope.models.choice.params import Params
+from curvescope.models.choice import Params
 from curvescope.operators.samples.coupled import cut_sequences, refuse_cuts
 from curvescope.operators.shift import WeightDecay, shift
 from curvescope.problem import Problem, check_finite

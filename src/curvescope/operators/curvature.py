@@ -22,7 +22,7 @@ from curvescope.core.seeds import Probe, generator
 from curvescope.data.batches import Batch
 from curvescope.engines import EngineName, GaussNewton, Sandwich, SecondDerivative
 from curvescope.losses import Loss
-from curvescope.models.choice.params import Params
+from curvescope.models.choice import Params
 from curvescope.operators.base import CurvatureOperator
 from curvescope.operators.draws import random_squares
 from curvescope.operators.shift import WeightDecay

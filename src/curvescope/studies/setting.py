@@ -24,8 +24,8 @@ from curvescope.data.tasks import task_from_text
 from curvescope.data.text import text
 from curvescope.distributed.loading import spread_out
 from curvescope.geometry.roles import check_vocabulary
-from curvescope.models.finite import check_weights
-from curvescope.models.hf.experts import MIXTURE
+from curvescope.models.forward_errors import check_weights
+from curvescope.models.hf.module import MIXTURE
 from curvescope.models.load import as_device, load
 from curvescope.models.model import Model
 from curvescope.problem import Problem

@@ -8,8 +8,7 @@ import typer
 
 from curvescope.cli import printing
 from curvescope.core.blocks import Block
-from curvescope.models.choice.choosing import frozen, notes_of
-from curvescope.models.choice.selecting import select
+from curvescope.models.choice import frozen, notes_of, select
 from curvescope.models.description import PRECISION, describe, dtype_of, notes, roles, telling_facts, times
 from curvescope.models.load import load
 

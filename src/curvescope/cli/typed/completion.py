@@ -7,7 +7,7 @@ from glob import glob
 
 from curvescope.data.corpora import CORPORA
 from curvescope.data.task_names import TASKS
-from curvescope.models.zoo.names import BUNDLED, REVISIONS
+from curvescope.models.zoo import BUNDLED, REVISIONS
 from curvescope.papers import PAPERS
 from curvescope.studies import STUDIES
 

@@ -29,7 +29,7 @@ from curvescope.core.seeds import Probe, probes
 from curvescope.data.batches import Batch
 from curvescope.engines import Engine
 from curvescope.engines.memory import SHARE_OF_FREE_MEMORY, free_bytes, result_bytes
-from curvescope.models.choice.params import Params
+from curvescope.models.choice import Params
 from curvescope.models.running.held import RefuseHeld
 from curvescope.operators.samples.coupled import refuse_coupled
 from curvescope.operators.samples.rows import Each, Rows, has_terms, rows_of

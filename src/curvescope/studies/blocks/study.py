@@ -35,7 +35,7 @@ from curvescope.core.errors import UsageError, near_misses
 from curvescope.core.parts import TITLES
 from curvescope.core.progress import Progress
 from curvescope.core.result import Result
-from curvescope.models.choice.selecting import select
+from curvescope.models.choice import select
 from curvescope.operators.base import CurvatureOperator
 from curvescope.operators.curvature import OPERATORS
 from curvescope.problem import Problem
