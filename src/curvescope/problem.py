@@ -15,11 +15,20 @@ from curvescope.core.blocks import ParamSpace, by_role
 from curvescope.core.errors import CurvescopeError, UsageError
 from curvescope.core.progress import track
 from curvescope.core.ranks.releasing import releasing
-from curvescope.core.tensors.adding import take_each
+from curvescope.core.tensors import take_each
 from curvescope.data.batches import Batch, Batches, as_batches
 from curvescope.data.dicts import hides_start
-from curvescope.data.fit import check_ids, fitted, padding_notes, predicts_next, task_notes, warn_unshifted
-from curvescope.data.whole import SUM, Terms, whole_batches
+from curvescope.data.fit import (
+    SUM,
+    Terms,
+    check_ids,
+    fitted,
+    padding_notes,
+    predicts_next,
+    task_notes,
+    warn_unshifted,
+    whole_batches,
+)
 from curvescope.losses import Loss, ModelLoss, as_loss
 from curvescope.models.capture.points import find_point
 from curvescope.models.capture.spots import Seen

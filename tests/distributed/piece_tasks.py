@@ -17,7 +17,7 @@ from curvescope.core.operator import LinearOperator
 from curvescope.core.ranks import everyone, in_step, place
 from curvescope.core.seeds import probes
 from curvescope.distributed import shard
-from curvescope.distributed.loading import spread_out
+from curvescope.distributed.sharding import spread_out
 from curvescope.models.running.weights import gathering
 from curvescope.runs.contents import fingerprint
 from curvescope.runs.pieces import Pieces

@@ -30,10 +30,10 @@ from curvescope.core.blocks import Block, ParamSpace, whole
 from curvescope.core.errors import CurvescopeError
 from curvescope.core.operator import LinearOperator
 from curvescope.core.operator.matrices import LowRank
-from curvescope.core.ranks.local_blocks import local_block
 from curvescope.core.ranks.spread import Pieces, Spread
 from curvescope.data.batches import Batch, Batches
 from curvescope.distributed import cost, shard
+from curvescope.distributed.sharding import local_block
 from curvescope.models.model import Model
 from curvescope.models.running.weights.gathering import padded
 from curvescope.models.zoo import TransformerConfig

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from curvescope.closed_form.softmax import softmax_along, softmax_covariance
 from curvescope.core.errors import ShapeError
-from curvescope.core.tensors.targets import IGNORED
+from curvescope.core.tensors import IGNORED
 
 
 @dataclass(frozen=True)

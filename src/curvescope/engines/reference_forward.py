@@ -17,8 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from curvescope.core.errors import CurvescopeError
-from curvescope.core.tensors.adding import take_each
-from curvescope.core.tensors.graph import custom_functions
+from curvescope.core.tensors import custom_functions, take_each
 from curvescope.data.batches import Batch
 from curvescope.data.dicts import MASK, hides_start
 from curvescope.engines.tensor_digest import digest, same, weighted_sum

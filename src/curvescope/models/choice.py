@@ -1,9 +1,11 @@
 """Which parameters a problem is about: words for them, what they match, what is frozen.
 
-A word is a glob, a regular expression, or the name of a block or a parameter. It is compared with the names of blocks first. Where none of them matches, it is compared with the names
-of parameters, and stands for every block that lies in one: `encoder.*`, `transformer.h.0.mlp.c_fc.weight`.
+A word is a glob, a regular expression, or the name of a block or a parameter. It is compared with the names
+of blocks first. Where none of them matches, it is compared with the names of parameters, and stands for every
+block that lies in one: `encoder.*`, `transformer.h.0.mlp.c_fc.weight`.
 
-A person may also give modules, parameters and lists of them. A module inside of the model stands for all of its parameters, and a parameter for the blocks that lie in it.
+A person may also give modules, parameters and lists of them. A module inside of the model stands for all of
+its parameters, and a parameter for the blocks that lie in it.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from curvescope.core.errors import CurvescopeError, ModuleError, UsageError
-from curvescope.core.tensors.trees import Tree, leaves
+from curvescope.core.tensors import Tree, leaves
 from curvescope.models.model import Model
 
 SAME_LOSS = 1e-4  # relative: what another order of operations may change, in float32

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from curvescope.core.errors import CurvescopeError, ShapeError, UsageError
 from curvescope.core.ranks.spread import Spread
-from curvescope.core.tensors.graph import leaves_of
+from curvescope.core.tensors import leaves_of
 from curvescope.models.model import Model
 from curvescope.models.running.exchange import locked, thawed
 from curvescope.models.running.held import RefuseHeld, moved, refuse_half

@@ -16,8 +16,7 @@ from curvescope.viz import latex
 if TYPE_CHECKING:
     from curvescope.geometry.attention.directions import Directions, HeadDirections
     from curvescope.geometry.embeddings import Distances, Extremes
-    from curvescope.geometry.probes.keys import KeyProbe
-    from curvescope.geometry.probes.values import ValueProbe
+    from curvescope.geometry.probes import KeyProbe, ValueProbe
 
 TOP_WORDS = 3  # of the LaTeX tables
 
