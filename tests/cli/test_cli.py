@@ -224,13 +224,11 @@ def test_debug_shows_the_traceback(capsys):
 
 
 def test_an_unforeseen_error_is_one_line_too(monkeypatch, capsys):
-    from curvescope.cli import catalogue
-
     def fail(*, as_json):
         raise RuntimeError("first line\nsecond line")
 
-    monkeypatch.setattr(catalogue, "show", fail)
-    code, _, err = call("list", capsys=capsys)
+    monkeypatch.setattr(checkup, "show", fail)
+    code, _, err = call("doctor", capsys=capsys)
     assert code == 1
     assert err.splitlines() == ["error: RuntimeError: first line", "hint: add --debug for the traceback"]
 

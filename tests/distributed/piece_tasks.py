@@ -21,7 +21,7 @@ from curvescope.distributed.sharding import spread_out
 from curvescope.models.running.weights import gathering
 from curvescope.runs.contents import fingerprint
 from curvescope.runs.pieces import Pieces
-from curvescope.runs.ranks.in_pieces import InPieces
+from curvescope.runs.ranks.shared import InPieces
 
 NAME = "hessian.density"
 

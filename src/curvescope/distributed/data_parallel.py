@@ -102,7 +102,7 @@ class DataParallel(LinearOperator):
         return self if own is self.op else type(self)(own, group=self.group)
 
     def random_squares(self, count: int, *, probe: Probe, seed: int, at_once: int) -> Iterator[Tensor]:
-        """Columns (n, k) whose mean is the diagonal of a GGN, without products; see `operators.draws`."""
+        """Columns (n, k) whose mean is the diagonal of a GGN, without products; see `operators.curvature`."""
         squares = getattr(self.op, "random_squares", None)
         if squares is None or (self.problem.batches.share is None and self._ranks > 1):
             raise UsageError(

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from curvescope.core.errors import UsageError
-from curvescope.viz import latex
+from curvescope.viz import writers
 
 if TYPE_CHECKING:
     from curvescope.geometry.attention.directions import Directions, HeadDirections
@@ -118,7 +118,7 @@ def _circuit(layer: HeadDirections, circuit: str) -> Directions:
 
 
 def _latex(token: str) -> str:
-    return latex.escape(token, spaces=True)
+    return writers.escape(token, spaces=True)
 
 
 def _text(lines: Sequence[str]) -> str:
