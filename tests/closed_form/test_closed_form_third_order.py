@@ -5,7 +5,7 @@ import torch
 from torch.func import jvp
 
 from curvescope.closed_form import norms
-from curvescope.closed_form import softmax as softmaxes
+from curvescope.closed_form import softmax as soft
 from curvescope.core.errors import ShapeError
 from curvescope.core.seeds import generator
 from selection import a_half, a_third
@@ -153,26 +153,26 @@ def test_softmax_and_logsumexp_along_directions(sharp):
     def log_sum(z):
         return z.exp().sum(-1).log()
 
-    close(softmaxes.softmax_second_along(p, u, v), along(softmax, *directions[:2])(z), 10)
-    close(softmaxes.softmax_third_along(p, u, v, w), along(softmax, *directions[:3])(z), 100)
-    close(softmaxes.logsumexp_third(p, u, v, w), along(log_sum, *directions[:3])(z), 100)
-    close(softmaxes.logsumexp_fourth(p, u, v, w, q), along(log_sum, *directions)(z), 1000)
+    close(soft.softmax_second_along(p, u, v), along(softmax, *directions[:2])(z), 10)
+    close(soft.softmax_third_along(p, u, v, w), along(softmax, *directions[:3])(z), 100)
+    close(soft.logsumexp_third(p, u, v, w), along(log_sum, *directions[:3])(z), 100)
+    close(soft.logsumexp_fourth(p, u, v, w, q), along(log_sum, *directions)(z), 1000)
     leaf = z.clone().requires_grad_()
     s = (g * along(softmax, (u,), (v,))(leaf)).sum()
-    close(softmaxes.softmax_third_along(p, u, v, g), torch.autograd.grad(s, leaf)[0], 100)
-    found = softmaxes.cumulants(p, u)
+    close(soft.softmax_third_along(p, u, v, g), torch.autograd.grad(s, leaf)[0], 100)
+    found = soft.cumulants(p, u)
     for k, name in enumerate(("mean", "variance", "third", "fourth"), start=1):
         close(getattr(found, name), along(log_sum, *[(u,)] * k)(z), 1000)
-    close(found.third, softmaxes.logsumexp_third(p, u, u, u), 100)
-    close(found.fourth, softmaxes.logsumexp_fourth(p, u, u, u, u), 1000)
+    close(found.third, soft.logsumexp_third(p, u, u, u), 100)
+    close(found.fourth, soft.logsumexp_fourth(p, u, u, u, u), 1000)
 
 
 def test_softmax_tensors_hold_every_contraction():
     p, _, (u, v, w, q, _) = probabilities(2, 4)
-    T3, T4 = softmaxes.logsumexp_third_tensor(p), softmaxes.softmax_third_tensor(p)
-    close(torch.einsum("nabc,na,nb,nc->n", T3, u, v, w), softmaxes.logsumexp_third(p, u, v, w), 10)
+    T3, T4 = soft.logsumexp_third_tensor(p), soft.softmax_third_tensor(p)
+    close(torch.einsum("nabc,na,nb,nc->n", T3, u, v, w), soft.logsumexp_third(p, u, v, w), 10)
     close(
-        torch.einsum("nabce,na,nb,nc,ne->n", T4, u, v, w, q), softmaxes.logsumexp_fourth(p, u, v, w, q), 100
+        torch.einsum("nabce,na,nb,nc,ne->n", T4, u, v, w, q), soft.logsumexp_fourth(p, u, v, w, q), 100
     )
     for T in (T3, T4):
         close(T.transpose(1, -1), T, 1.0)
@@ -185,7 +185,7 @@ def test_cumulants_keep_their_digits(q):
     """Outcomes 1 and 0, far from the origin: κ₃ = q(1−q)(1−2q), κ₄ = q(1−q)(1−6q(1−q)) to the last digits."""
     q = torch.tensor(q, dtype=torch.float64)
     p, u = torch.stack([q, 1 - q]), torch.tensor([1.0, 0.0], dtype=torch.float64) + 2.0**30
-    found, v = softmaxes.cumulants(p, u), q * (1 - q)
+    found, v = soft.cumulants(p, u), q * (1 - q)
     assert abs(float(found.variance / v - 1)) < 1e-12
     assert abs(float(found.third / (v * (1 - 2 * q)) - 1)) < 1e-12
     assert abs(float(found.fourth / (v * (1 - 6 * v)) - 1)) < 1e-12
@@ -194,4 +194,4 @@ def test_cumulants_keep_their_digits(q):
 def test_wrong_widths_are_refused():
     p, _, (u, *_) = probabilities(2, 4)
     with pytest.raises(ShapeError, match="over 4 entries"):
-        softmaxes.cumulants(p, u[:, :3])
+        soft.cumulants(p, u[:, :3])
