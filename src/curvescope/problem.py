@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from curvescope.core import notebook
 from curvescope.core.blocks import ParamSpace, by_role
 from curvescope.core.errors import CurvescopeError, UsageError
 from curvescope.core.progress import track
@@ -49,6 +48,7 @@ from curvescope.models.parameter_store import Leaves, ParameterStore
 from curvescope.models.running.calling import Closure, Output, own_loss
 from curvescope.models.running.eager import differentiating, without_tensor_hooks
 from curvescope.models.running.exchange import Change, evaluating
+from curvescope.viz import notebook
 
 T = TypeVar("T")
 

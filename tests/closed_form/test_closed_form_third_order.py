@@ -171,9 +171,7 @@ def test_softmax_tensors_hold_every_contraction():
     p, _, (u, v, w, q, _) = probabilities(2, 4)
     T3, T4 = soft.logsumexp_third_tensor(p), soft.softmax_third_tensor(p)
     close(torch.einsum("nabc,na,nb,nc->n", T3, u, v, w), soft.logsumexp_third(p, u, v, w), 10)
-    close(
-        torch.einsum("nabce,na,nb,nc,ne->n", T4, u, v, w, q), soft.logsumexp_fourth(p, u, v, w, q), 100
-    )
+    close(torch.einsum("nabce,na,nb,nc,ne->n", T4, u, v, w, q), soft.logsumexp_fourth(p, u, v, w, q), 100)
     for T in (T3, T4):
         close(T.transpose(1, -1), T, 1.0)
         close(T.transpose(1, 2), T, 1.0)

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from curvescope.core import notebook
 from curvescope.core.blocks import Block, ParamSpace, by_role, whole
 from curvescope.core.errors import UsageError
 from curvescope.core.ranks.spread import Pieces, Spread
@@ -24,6 +23,7 @@ from curvescope.models.running.standins import GENERIC, Standin
 from curvescope.models.running.torch_checkpoints import passing_through
 from curvescope.models.running.weights.gathering import Sharding
 from curvescope.models.running.weights.widening import WIDE, Widening
+from curvescope.viz import notebook
 
 
 def no_settings(module: nn.Module) -> list[Change]:

@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from curvescope.core import notebook
 from curvescope.core.blocks import ParamSpace, by_role
 from curvescope.core.errors import ShapeError, UsageError
 from curvescope.core.operator.index import Index, named_rows, positions
@@ -236,6 +235,8 @@ class LinearOperator(ABC):
 
     def _repr_html_(self) -> str:
         """For a notebook: shape, kind, what it is made of, and its rows by role; no product is taken."""
+        from curvescope.viz import notebook
+
         made_of = {name: part for name, part in vars(self).items() if isinstance(part, LinearOperator)}
         space = named(self, "space")
         return notebook.box(

@@ -45,6 +45,24 @@ def box(thing: Any, name: str, *parts: Part) -> str:
     return f'<div class="curvescope" style="{style}"><div><b>{_text(name)}</b></div>{inside}</div>'
 
 
+def result_box(
+    result: Any,
+    opening: Callable[[], str],
+    summary: Callable[[], Iterable[Sequence[str]]],
+    figures: Callable[[], Mapping[str, Figure]],
+    tables: Callable[[], Mapping[str, pd.DataFrame]],
+) -> str:
+    """Box of a study's result: what the numbers say, those to look at first, the first figure and table."""
+    return box(
+        result,
+        type(result).__name__,
+        lambda: paragraph(opening()),
+        lambda: cards(summary()),
+        lambda: picture(lambda: next(iter(figures().values()))),
+        lambda: begun(*next(iter(tables().items()))),
+    )
+
+
 def paragraph(text: str) -> str:
     """A sentence; nothing where there is none."""
     return f"<p style='margin:.4em 0'>{_text(text, most=10 * TEXT)}</p>" if text else ""

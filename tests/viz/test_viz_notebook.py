@@ -9,10 +9,10 @@ import pandas as pd
 import pytest
 import torch
 
-from curvescope.core import notebook
 from curvescope.core.blocks import ParamSpace, whole
 from curvescope.core.operator import FunctionOperator, Identity
 from curvescope.core.result import Result
+from curvescope.viz import notebook
 
 BAD = "<script>alert('x')</script>&\""
 
