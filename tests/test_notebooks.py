@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from curvescope.core.notebook import LIMIT
 from curvescope.papers import PAPERS
+from curvescope.viz.notebook import LIMIT
 
 for package in ("jupytext", "nbformat", "nbclient", "ipykernel"):
     pytest.importorskip(package, reason="the extra dev brings it")
