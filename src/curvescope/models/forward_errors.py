@@ -154,3 +154,13 @@ def check_weights(model: Model) -> None:
             f"expected finite weights, {model.name!r} has NaN or infinite ones in {words(found)}",
             hint="the checkpoint is broken, or training diverged before it was written",
         )
+
+
+def check_vocabulary(model: Model) -> None:
+    """Raise unless the model reads tokens."""
+    tokens = model.facts.get("inputs", "tokens") == "tokens" and model.facts.get("vocab_size")
+    if not tokens or "E" not in model.blocks:
+        raise UsageError(
+            f"expected a model with a token vocabulary, got {model.name!r}, which reads no tokens",
+            hint="language models and text encoders have one",
+        )

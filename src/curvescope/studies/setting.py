@@ -21,9 +21,7 @@ from curvescope.data.labels import classification, images, num_sequences, read_l
 from curvescope.data.masking import continuation, masked_lm
 from curvescope.data.tasks import task_from_text
 from curvescope.data.text import text
-from curvescope.distributed.sharding import spread_out
-from curvescope.geometry.roles import check_vocabulary
-from curvescope.models.forward_errors import check_weights
+from curvescope.models.forward_errors import check_vocabulary, check_weights
 from curvescope.models.hf.module import MIXTURE
 from curvescope.models.load import as_device, load
 from curvescope.models.model import Model
@@ -78,6 +76,8 @@ def make_problem(cfg: ModelOnData, model: Model | None = None) -> Problem:
 def load_model(cfg: ModelOnData | TokenModel) -> Model:
     """The model, with another tokenizer where one is given; spread over ranks where these cut models."""
     if spreading():
+        from curvescope.distributed.sharding import spread_out
+
         device = as_device(cfg.device)
         model = spread_out(load(cfg.model, revision=cfg.revision, dtype=cfg.dtype, device="cpu"), device)
     else:

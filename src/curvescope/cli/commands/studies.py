@@ -140,7 +140,7 @@ def diagnose(
 
     Examples: curvescope diagnose tiny-gpt; curvescope diagnose MODEL --data notes.txt --lr 0.001 --json
     """
-    from curvescope.cli import study_run
+    from curvescope.cli import diagnosis, study_run
 
     given: dict[str, Value] = {
         "model": model,
@@ -157,7 +157,7 @@ def diagnose(
         "seed": seed,
     }
     wish = study_run.Wish(out, quiet, force=force, as_json=json, budget=budget, parallel=parallel)
-    study_run.show_diagnosis(set or [], given, wish)
+    diagnosis.show(set or [], given, wish)
 
 
 def compare(

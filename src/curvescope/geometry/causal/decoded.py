@@ -22,11 +22,12 @@ from torch import Tensor
 
 from curvescope.core.errors import ShapeError, UsageError
 from curvescope.geometry.attention.heads import heads
-from curvescope.geometry.roles import check_vocabulary, has_lens, norm_kind, norm_of, weight
+from curvescope.geometry.roles import has_lens, norm_kind, norm_of, weight
 from curvescope.geometry.sphere import fold, project
 from curvescope.geometry.vocabulary.decode import TopTokens, top_tokens
 from curvescope.geometry.vocabulary.references import Reference, reference
 from curvescope.models.capture.points import block_paths
+from curvescope.models.forward_errors import check_vocabulary
 from curvescope.models.model import Model
 from curvescope.problem import Problem
 

@@ -24,10 +24,10 @@ from curvescope.core.progress import track
 from curvescope.core.result import Result
 from curvescope.core.seeds import generator
 from curvescope.data.batches import IGNORED, Batch, Batches
-from curvescope.geometry.roles import check_vocabulary
 from curvescope.geometry.stream import Stream, stream
 from curvescope.geometry.trajectory.readout import Readout, readout
 from curvescope.geometry.vocabulary.names import names_of
+from curvescope.models.forward_errors import check_vocabulary
 from curvescope.models.model import Model
 
 

@@ -28,7 +28,6 @@ from curvescope.core.errors import CurvescopeError
 from curvescope.core.operator import LinearOperator
 from curvescope.core.ranks import everyone, from_first, place, together
 from curvescope.core.result import Result
-from curvescope.distributed.sums import first_of_ranks
 from curvescope.runs.disk.journal import Journal
 from curvescope.runs.folder import AlreadyFinished
 from curvescope.runs.pieces import PRODUCTS, Pieces
@@ -164,6 +163,8 @@ COMPUTE, KNOWN = "compute", "known"
 
 def _from_first(product: Tensor) -> Tensor:
     """Rank 0's, on all ranks."""
+    from curvescope.distributed.sums import first_of_ranks
+
     if place()[0] == 0:
         everyone(KNOWN)
     return first_of_ranks(product)
