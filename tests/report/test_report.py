@@ -9,7 +9,7 @@ import torch
 
 from curvescope.core.errors import CurvescopeError, UsageError
 from curvescope.report import write_page
-from curvescope.report.pieces.headings import heading
+from curvescope.report.parts import heading
 from curvescope.studies import folder
 from drawings import unrendered
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from curvescope.problem import Problem
-from curvescope.runs.plan import Cost, Plan, Step
+from curvescope.runs.study import Cost, Plan, Step
 from curvescope.studies.blocks.study import SMALL, Config, chosen_blocks
 from curvescope.studies.steps import Part, eigenvalues, lanczos, own_probes, probed, together
 

@@ -27,16 +27,15 @@ from curvescope.algorithms import (
     eigsh,
     spectral_density,
 )
-from curvescope.algorithms.blocks.ends import Ends, extreme_ends
 from curvescope.algorithms.blocks.heterogeneity import heterogeneity
-from curvescope.algorithms.blocks.probes import OwnProbes, own_probes
+from curvescope.algorithms.blocks.probes import Ends, OwnProbes, extreme_ends, own_probes
 from curvescope.core.blocks import Block
 from curvescope.core.config import setting
 from curvescope.core.errors import UsageError, near_misses
 from curvescope.core.parts import TITLES
 from curvescope.core.progress import Progress
 from curvescope.core.result import Result
-from curvescope.models.choice.selecting import select
+from curvescope.models.choice import select
 from curvescope.operators.base import CurvatureOperator
 from curvescope.operators.curvature import OPERATORS
 from curvescope.problem import Problem

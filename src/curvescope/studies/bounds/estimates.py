@@ -12,12 +12,13 @@ from torch import Tensor
 
 from curvescope.closed_form.bounds.block import block_forward
 from curvescope.closed_form.bounds.operator_norms import head_curvature_norms, theorem1_corrected
-from curvescope.closed_form.norms.derivatives import (
+from curvescope.closed_form.norms import (
     norm_jacobian_norm,
     norm_point,
     norm_second_derivative_norm,
 )
 from curvescope.closed_form.printed import block_theorems
+from curvescope.closed_form.printed.block_theorems import head_second_derivatives
 from curvescope.closed_form.printed.bounds import (
     PrintedBound,
     Sigma,
@@ -25,9 +26,8 @@ from curvescope.closed_form.printed.bounds import (
     theorem1_as_printed,
     theorem6_as_printed,
 )
-from curvescope.closed_form.printed.head_theorems import head_second_derivatives
 from curvescope.closed_form.printed.kronecker import Theorem, softmax_derivatives
-from curvescope.closed_form.softmax.deviations import softmax_covariance
+from curvescope.closed_form.softmax import softmax_covariance
 from curvescope.studies.bounds.comparisons import Row
 from curvescope.studies.bounds.instances import Block, Head
 from curvescope.studies.bounds.measures import (

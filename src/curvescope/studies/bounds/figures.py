@@ -10,7 +10,7 @@ from curvescope.studies.bounds import measures, words
 from curvescope.studies.bounds.comparisons import Comparisons
 from curvescope.studies.bounds.estimates import REPAIRED
 from curvescope.viz.blocks import PALETTE
-from curvescope.viz.ticks import plain_numbers
+from curvescope.viz.style import plain_numbers
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -20,12 +20,14 @@ from curvescope.closed_form.bounds.relu_network import (
     measured_network_bounds,
     relu_network_point,
 )
-from curvescope.closed_form.loss_curvature import squared_error
 from curvescope.closed_form.network.block import Architecture
 from curvescope.closed_form.network.stack import StackCurvature, stack_tape
-from curvescope.closed_form.objectives import Objective, squared_error_objective
-from curvescope.closed_form.printed.bounds import theorem1_as_printed, theorem6_as_printed
-from curvescope.closed_form.printed.precursor import precursor_as_printed
+from curvescope.closed_form.objectives import Objective, squared_error, squared_error_objective
+from curvescope.closed_form.printed.bounds import (
+    precursor_as_printed,
+    theorem1_as_printed,
+    theorem6_as_printed,
+)
 from curvescope.studies.bounds.comparisons import Row
 from curvescope.studies.bounds.instances import Block, Head, Network
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from curvescope.problem import Problem
-from curvescope.runs.plan import Cost, Plan
+from curvescope.runs.study import Cost, Plan
 from curvescope.studies.compare.settings import Config
 from curvescope.studies.compare.study import chosen_blocks
 

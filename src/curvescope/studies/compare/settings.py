@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from curvescope.core.config import as_tuples, at_least, setting
 from curvescope.core.errors import UsageError
-from curvescope.models.zoo.names import BUNDLED, REVISIONS
+from curvescope.models.zoo import BUNDLED, REVISIONS
 from curvescope.studies.gap.pair import Effort
 from curvescope.studies.setting import ModelOnData
 

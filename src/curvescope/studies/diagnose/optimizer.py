@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from curvescope.algorithms import Sharpness, preconditioned_sharpness
-from curvescope.algorithms.stability.descent import Descent
+from curvescope.algorithms.stability.optimizers import Descent
 from curvescope.core.errors import UsageError
 from curvescope.operators import Hessian
 from curvescope.problem import Problem

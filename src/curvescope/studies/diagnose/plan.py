@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from curvescope.problem import Problem
-from curvescope.runs.plan import Cost, Plan, Step
+from curvescope.runs.study import Cost, Plan, Step
 from curvescope.studies.diagnose.measured.curvature import matrices
 from curvescope.studies.diagnose.optimizer import MOST
 from curvescope.studies.diagnose.study import Config

@@ -9,8 +9,7 @@ import numpy as np
 from curvescope.viz import style
 from curvescope.viz.interactive import Scene
 from curvescope.viz.scenes import Cell, Curve, curves, grid_map, said, switched
-from curvescope.viz.scenes.curves import over
-from curvescope.viz.scenes.parts import axis
+from curvescope.viz.scenes.curves import axis, over
 from curvescope.viz.style import LOOKS, PALETTE
 
 if TYPE_CHECKING:

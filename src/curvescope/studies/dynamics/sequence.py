@@ -21,7 +21,7 @@ from curvescope.core.numbers import plural
 from curvescope.core.result import Result
 from curvescope.data.batches import Batches
 from curvescope.models.model import Model
-from curvescope.models.zoo.names import BUNDLED, REVISIONS
+from curvescope.models.zoo import BUNDLED, REVISIONS
 from curvescope.monitor import CurvatureMonitor
 from curvescope.monitor.result import Monitored
 from curvescope.problem import Problem

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from curvescope.algorithms import SpectralDensity, spectral_density
 from curvescope.algorithms.blocks.probes import OwnProbes, own_probes
-from curvescope.algorithms.estimates.jackknife import ratio_of_norms
+from curvescope.algorithms.estimates.intervals import ratio_of_norms
 from curvescope.algorithms.spectra.wasserstein import SpectralDistance, wasserstein
 from curvescope.core.operator import LinearOperator, Matrix
 from curvescope.core.result import Result

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from curvescope.algorithms.columns import columns_at_once
 from curvescope.problem import Problem
-from curvescope.runs.plan import Cost, Plan, Step
+from curvescope.runs.study import Cost, Plan, Step
 from curvescope.studies.checkpoints import checkpoint_names
 from curvescope.studies.gap.pair import ALL, Effort
 from curvescope.studies.gap.study import Config, chosen_blocks, replaces

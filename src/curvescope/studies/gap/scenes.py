@@ -9,8 +9,7 @@ import numpy as np
 from curvescope.studies.gap.pair import Number
 from curvescope.viz.interactive import Scene
 from curvescope.viz.scenes import Cell, Curve, curves, grid_map, said, switched
-from curvescope.viz.scenes.curves import over
-from curvescope.viz.scenes.parts import axis, log_axis
+from curvescope.viz.scenes.curves import axis, log_axis, over
 from curvescope.viz.style import GREY, LOOKS, Look
 
 if TYPE_CHECKING:

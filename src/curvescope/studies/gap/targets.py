@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from curvescope.algorithms.columns import column_dots
-from curvescope.algorithms.estimates.jackknife import jackknife
+from curvescope.algorithms.estimates.intervals import jackknife
 from curvescope.core.progress import track
 from curvescope.core.ranks.spread import over
 from curvescope.core.result import Result

@@ -174,7 +174,7 @@ class Cost(Shown):
 
     def figures(self) -> dict[str, Figure]:
         """Bars of time, and of memory where it is known."""
-        from curvescope.viz.cost import bars
+        from curvescope.viz.estimates import bars
 
         rows: list[tuple[str, Ratio, float]] = []
         for m in self.measured:

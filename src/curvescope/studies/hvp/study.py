@@ -21,7 +21,7 @@ from curvescope.core.errors import UsageError, near_misses
 from curvescope.core.numbers import data_size
 from curvescope.core.progress import Progress
 from curvescope.core.seeds import generator
-from curvescope.core.tensors.memory import free_bytes
+from curvescope.core.tensors import free_bytes
 from curvescope.data.batches import Batch, Batches
 from curvescope.models.load import as_device, load
 from curvescope.operators import Hessian

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from curvescope.problem import Problem
-from curvescope.runs.plan import Cost, Plan
+from curvescope.runs.study import Cost, Plan
 from curvescope.studies.influence.study import MOST_PROBES, Config, last_layer
 
 TRAINED = {"MLP": (4.0, 1.6), "Transformer": (12.0, 3.9)}  # seconds: at first, and for a sequence left out

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from curvescope.problem import Problem
-from curvescope.runs.plan import Cost, Plan
+from curvescope.runs.study import Cost, Plan
 from curvescope.studies.landscape.study import Config
 
 ALONE = 4.0  # what a sample's own product costs more than its share of a product of all of them

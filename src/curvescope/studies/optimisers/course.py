@@ -14,7 +14,7 @@ import torch
 from curvescope.core.errors import CurvescopeError, UsageError
 from curvescope.core.result import Result
 from curvescope.data.batches import Batches
-from curvescope.models.finite import not_finite
+from curvescope.models.forward_errors import not_finite
 from curvescope.optim import CurvatureOptimizer
 from curvescope.optim.objective import parts_of
 from curvescope.problem import Problem

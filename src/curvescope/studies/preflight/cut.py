@@ -17,7 +17,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from curvescope.core.errors import CurvescopeError
-from curvescope.core.tensors.trees import leaves
+from curvescope.core.tensors import leaves
 from curvescope.data.batches import IGNORED, Batch
 from curvescope.problem import Problem
 from curvescope.studies.setting import kind_of

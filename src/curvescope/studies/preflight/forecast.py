@@ -9,8 +9,7 @@ from typing import final
 from curvescope.core.config import Config
 from curvescope.models.model import Model
 from curvescope.problem import Problem
-from curvescope.runs.plan import Plan, Step
-from curvescope.runs.study import Study
+from curvescope.runs.study import Plan, Step, Study
 from curvescope.studies.preflight.bench import Clock
 from curvescope.studies.preflight.measure import Measured, measure
 from curvescope.studies.preflight.predict import Prediction, kinds_of, predict

@@ -24,7 +24,7 @@ import torch
 from curvescope.engines.graph_cache import SHARE
 from curvescope.problem import Problem
 from curvescope.runs.disk.journal import MOST_OF_TIME, PATIENCE
-from curvescope.runs.plan import Step
+from curvescope.runs.study import Step
 from curvescope.studies.preflight.bench import Kind, Taken
 from curvescope.studies.preflight.measure import Measured
 

@@ -11,8 +11,7 @@ from curvescope.studies.heads.study import joined
 if TYPE_CHECKING:
     import pandas as pd
 
-    from curvescope.geometry.probes.keys import KeyProbe
-    from curvescope.geometry.probes.values import ValueProbe
+    from curvescope.geometry.probes import KeyProbe, ValueProbe
     from curvescope.studies.probes.study import Probes
 
 BEST = 3  # words per head

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from curvescope.models.sources import find_sources
 from curvescope.problem import Problem
-from curvescope.runs.plan import Cost, Plan, Step
+from curvescope.runs.study import Cost, Plan, Step
 from curvescope.studies.propagation.shares import HESSIAN, OUTER, TOGETHER
 from curvescope.studies.propagation.study import TWICE, Config, asked_ends, layer_slices
 from curvescope.studies.steps import Part, probed

@@ -17,7 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from curvescope.algorithms import BlockMap, block_map
-from curvescope.algorithms.blocks.ends import Ends, extreme_ends
+from curvescope.algorithms.blocks.probes import Ends, extreme_ends
 from curvescope.core.config import as_tuples, at_least, setting
 from curvescope.core.errors import UsageError
 from curvescope.core.operator import LinearOperator

@@ -11,8 +11,8 @@ from curvescope.studies.prune.tables import every_set
 from curvescope.studies.weight_changes import Part
 from curvescope.viz import style
 from curvescope.viz.blocks import PALETTE
-from curvescope.viz.ticks import around_zero
-from curvescope.viz.trajectory.labels import Marks, Names, name_points
+from curvescope.viz.style import around_zero
+from curvescope.viz.trajectory import Marks, Names, name_points
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -15,8 +15,14 @@ import torch
 from torch import Tensor
 
 from curvescope.algorithms.estimates.diagonal import diagonal
-from curvescope.algorithms.surgery.matrix_free import remove_by_products
-from curvescope.algorithms.surgery.removal import Removal, damped_inverse, eliminate, remove, saliencies
+from curvescope.algorithms.surgery.removal import (
+    Removal,
+    damped_inverse,
+    eliminate,
+    remove,
+    remove_by_products,
+    saliencies,
+)
 from curvescope.core.result import Result
 from curvescope.operators import GGN, KFAC, EmpiricalFisher, exact_diagonal
 from curvescope.operators.kronecker.spectral import Spectrum

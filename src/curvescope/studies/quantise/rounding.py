@@ -17,8 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from curvescope.algorithms.surgery.compensation import compensated
-from curvescope.algorithms.surgery.grids import Grid, Steps, grid
+from curvescope.algorithms.surgery.grids import Grid, Steps, compensated, grid
 from curvescope.algorithms.surgery.removal import damped_inverse
 from curvescope.core.blocks import Block
 from curvescope.core.result import Result

@@ -18,7 +18,7 @@ from torch import Tensor
 from curvescope.algorithms.blocks.probes import OwnProbes, own_probes
 from curvescope.core.result import Result
 from curvescope.data.batches import Batches
-from curvescope.data.tasks.markov import markov, markov_transitions
+from curvescope.data.tasks.random_sequences import markov, markov_transitions
 from curvescope.models.load import load
 from curvescope.models.model import Model
 from curvescope.models.zoo.transformer import Transformer, TransformerConfig

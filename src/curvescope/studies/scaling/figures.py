@@ -8,7 +8,7 @@ import numpy as np
 
 from curvescope.studies.scaling.quantities import QUANTITIES, VARIABLES
 from curvescope.viz.blocks import PALETTE
-from curvescope.viz.ticks import plain_numbers
+from curvescope.viz.style import plain_numbers
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

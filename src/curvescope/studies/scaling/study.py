@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from curvescope.core.progress import Progress
-from curvescope.data.tasks.markov import markov_entropy_rate, markov_transitions
+from curvescope.data.tasks.random_sequences import markov_entropy_rate, markov_transitions
 from curvescope.runs.shown import Claim, Line, Shown
 from curvescope.runs.work import Piece, State, work_through
 from curvescope.studies.scaling import claims, words

@@ -16,7 +16,7 @@ from curvescope.geometry.roles import weight
 from curvescope.geometry.stream import stream
 from curvescope.models.capture import capture
 from curvescope.models.model import Model
-from curvescope.models.running.attention.attending import patterns
+from curvescope.models.running.attending import patterns
 
 Inputs = Tensor | Mapping[str, Tensor]
 

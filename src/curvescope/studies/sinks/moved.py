@@ -9,7 +9,7 @@ import numpy as np
 
 from curvescope.core.result import Result
 from curvescope.data.batches import Batches
-from curvescope.models.running.attention.attending import attending
+from curvescope.models.running.attending import attending
 from curvescope.operators import GGN, Hessian
 from curvescope.problem import Problem
 from curvescope.studies.sinks.lines import Lines, measure_lines, stacked

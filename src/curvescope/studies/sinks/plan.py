@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from curvescope.problem import Problem
-from curvescope.runs.plan import Cost, Plan
+from curvescope.runs.study import Cost, Plan
 from curvescope.studies.sinks.moved import groups
 from curvescope.studies.sinks.study import Config, prepare
 

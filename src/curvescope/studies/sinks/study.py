@@ -17,7 +17,7 @@ from curvescope.core.errors import UsageError
 from curvescope.core.numbers import plural
 from curvescope.core.progress import Progress
 from curvescope.data.batches import Batches
-from curvescope.models.running.attention.attending import Attending
+from curvescope.models.running.attending import Attending
 from curvescope.problem import Problem
 from curvescope.runs.contents import fingerprint
 from curvescope.runs.shown import Line, Shown

@@ -10,7 +10,7 @@ from torch import Tensor
 from curvescope.core.errors import UsageError
 from curvescope.data.batches import IGNORED, Batch, Batches
 from curvescope.models.model import Model
-from curvescope.models.running.attention.attending import AS_IT_IS, Attending, attending, patterns
+from curvescope.models.running.attending import AS_IT_IS, Attending, attending, patterns
 from curvescope.tokenizers import as_tokenizer
 
 UNCHANGED = "unchanged"

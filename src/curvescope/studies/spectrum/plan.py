@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from curvescope.problem import Problem
-from curvescope.runs.plan import Cost, Plan, Step
+from curvescope.runs.study import Cost, Plan, Step
 from curvescope.studies.spectrum.study import OPERATORS, Config, mapped
 from curvescope.studies.steps import Part, density, eigenvalues, probed
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from curvescope.problem import Problem
-from curvescope.runs.plan import Cost, Plan, Step
+from curvescope.runs.study import Cost, Plan, Step
 from curvescope.studies.taylor.study import Config
 
 LOSS, GRADIENT, THIRD = 0.3, 0.7, 5.0  # in products

@@ -19,7 +19,7 @@ from curvescope.core.errors import UsageError
 from curvescope.core.progress import Progress
 from curvescope.core.result import Result
 from curvescope.models.model import Model
-from curvescope.models.zoo.names import BUNDLED, REVISIONS
+from curvescope.models.zoo import BUNDLED, REVISIONS
 from curvescope.operators import Line, Plane
 from curvescope.runs.contents import fingerprint
 from curvescope.runs.shown import Line as Said

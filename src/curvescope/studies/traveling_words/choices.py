@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from curvescope.geometry.embeddings import LENGTHS
-from curvescope.geometry.probes.values import ValueProbe
+from curvescope.geometry.probes import ValueProbe
 from curvescope.geometry.sphere import Norm
 from curvescope.geometry.vocabulary.representations import How
 

@@ -11,13 +11,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from curvescope.core.errors import UsageError
-from curvescope.viz import latex
+from curvescope.viz import writers
 
 if TYPE_CHECKING:
     from curvescope.geometry.attention.directions import Directions, HeadDirections
     from curvescope.geometry.embeddings import Distances, Extremes
-    from curvescope.geometry.probes.keys import KeyProbe
-    from curvescope.geometry.probes.values import ValueProbe
+    from curvescope.geometry.probes import KeyProbe, ValueProbe
 
 TOP_WORDS = 3  # of the LaTeX tables
 
@@ -119,7 +118,7 @@ def _circuit(layer: HeadDirections, circuit: str) -> Directions:
 
 
 def _latex(token: str) -> str:
-    return latex.escape(token, spaces=True)
+    return writers.escape(token, spaces=True)
 
 
 def _text(lines: Sequence[str]) -> str:

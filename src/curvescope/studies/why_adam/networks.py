@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from curvescope.core.config import Config
 from curvescope.core.seeds import generator
-from curvescope.data.tasks.addition import VOCAB_SIZE
+from curvescope.data.tasks.algorithmic import VOCAB_SIZE
 from curvescope.models.zoo.transformer import ACTIVATIONS, Norm, Transformer, TransformerConfig
 
 HEADS = 2

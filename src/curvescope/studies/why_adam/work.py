@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from curvescope.core.result import Result
-from curvescope.data.tasks.addition import addition
+from curvescope.data.tasks.algorithmic import addition
 from curvescope.studies.why_adam.curvature import MEASURES, Blocks, ggn_blocks, hessian_blocks
 from curvescope.studies.why_adam.ensemble import Courses, Flat, Optimiser, flatten, train
 from curvescope.studies.why_adam.networks import CHOICES, network

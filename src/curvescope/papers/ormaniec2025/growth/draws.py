@@ -16,7 +16,7 @@ from torch import Tensor
 
 from curvescope.core import seeds
 from curvescope.core.parts import Symbol
-from curvescope.data.tasks.addition import addition
+from curvescope.data.tasks.algorithmic import addition
 from curvescope.models.zoo.mlp import MLP, MLPConfig
 from curvescope.models.zoo.transformer import Transformer, TransformerConfig
 from curvescope.papers.ormaniec2025.growth import streams

@@ -15,8 +15,7 @@ from torch import Tensor
 
 from curvescope.closed_form.attention.block_norms import HeadNorms
 from curvescope.closed_form.network.one_head.inner import Block, Suffix, suffix
-from curvescope.closed_form.network.one_head.last import last_blocks, pre_norm_blocks
-from curvescope.closed_form.network.one_head.layers import Task, forward
+from curvescope.closed_form.network.one_head.layers import Task, forward, last_blocks, pre_norm_blocks
 from curvescope.core.parts import PART_OF, Symbol
 from curvescope.papers.ormaniec2025.growth.draws import Source
 from curvescope.papers.ormaniec2025.growth.settings import PARTS, VOCABULARY

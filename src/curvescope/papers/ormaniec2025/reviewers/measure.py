@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from curvescope.core.result import Result
-from curvescope.core.tensors.targets import IGNORED
+from curvescope.core.tensors import IGNORED
 from curvescope.operators import GGN, Functional
 from curvescope.papers.ormaniec2025.reviewers.setting import addition_batch, embedded, problem
 from curvescope.problem import Problem

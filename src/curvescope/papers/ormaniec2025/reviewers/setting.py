@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from curvescope.core.config import at_least, setting
 from curvescope.core.seeds import generator
 from curvescope.data.batches import Batch, Batches
-from curvescope.data.tasks.addition import Targets, addition
+from curvescope.data.tasks.algorithmic import Targets, addition
 from curvescope.losses import Loss
 from curvescope.models.load import load
 from curvescope.models.zoo.transformer import Transformer, TransformerConfig

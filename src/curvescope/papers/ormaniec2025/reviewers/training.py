@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
-from curvescope.core.tensors.targets import IGNORED
+from curvescope.core.tensors import IGNORED
 
 Optimizer = Literal["gradient descent", "Adam"]
 BETAS, EPS = (0.9, 0.999), 1e-8

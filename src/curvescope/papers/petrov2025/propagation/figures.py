@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from curvescope.models.zoo.names import REVISIONS
+from curvescope.models.zoo import REVISIONS
 from curvescope.papers.petrov2025.propagation.variants import COMPONENTS, NORMS, SIGMAS
 from curvescope.studies.propagation.shares import HESSIAN, OUTER, Number
 from curvescope.viz.blocks import PALETTE

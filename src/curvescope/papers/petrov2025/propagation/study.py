@@ -15,7 +15,7 @@ import numpy as np
 from curvescope.core.config import setting
 from curvescope.core.progress import Progress
 from curvescope.core.result import Result
-from curvescope.models.zoo.names import REVISIONS
+from curvescope.models.zoo import REVISIONS
 from curvescope.operators import Hessian
 from curvescope.papers.claims import Claim
 from curvescope.papers.petrov2025.propagation import claims, variants, words

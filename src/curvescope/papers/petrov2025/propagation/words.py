@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from curvescope.core.numbers import plural
-from curvescope.models.zoo.names import REVISIONS
+from curvescope.models.zoo import REVISIONS
 from curvescope.papers.petrov2025.propagation.slopes import exponent, spectra, with_and_without
 from curvescope.papers.petrov2025.propagation.variants import COMPONENTS
 from curvescope.runs.shown import Line

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from curvescope.algorithms.estimates.jackknife import jackknife
+from curvescope.algorithms.estimates.intervals import jackknife
 from curvescope.core.numbers import plural, rounded
 from curvescope.studies.diagnose.checks import limits
 from curvescope.studies.diagnose.checks.seen import Seen, by_layer

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from curvescope.algorithms.blocks.ends import extreme_ends
+from curvescope.algorithms.blocks.probes import extreme_ends
 from curvescope.core.progress import track
 from curvescope.core.result import Result
 from curvescope.core.seeds import probes

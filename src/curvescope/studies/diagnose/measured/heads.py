@@ -22,7 +22,7 @@ from curvescope.geometry.causal.steering import intervene
 from curvescope.geometry.roles import weight
 from curvescope.models.capture import capture
 from curvescope.models.model import Model
-from curvescope.models.running.attention.attending import patterns
+from curvescope.models.running.attending import patterns
 from curvescope.problem import Problem
 
 SILENT = 0.01  # of the usual: heads that are ablated to see what they are for
