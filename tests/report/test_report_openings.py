@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from curvescope.runs.shown import FAILS, HOLDS, Claim, Shown
-from curvescope.studies.blocks import words as blocks
-from curvescope.studies.dynamics import words as dynamics
-from curvescope.studies.propagation import words as propagation
-from curvescope.studies.propagation.shares import Number
-from curvescope.studies.spectrum import words as spectrum
+from curvescope.studies.blocks import view as blocks
+from curvescope.studies.dynamics import view as dynamics
+from curvescope.studies.propagation import view as propagation
+from curvescope.studies.propagation.analysis import Number
+from curvescope.studies.spectrum import view as spectrum
 
 
 def part(values, trace, *, psd=False, converged=True):

@@ -15,12 +15,21 @@ from curvescope.core.seeds import probes
 from curvescope.models.capture import capture
 from curvescope.models.running.attention.attending import attending
 from curvescope.studies import find, sinks
-from curvescope.studies.sinks.effects import effect, interval, thresholds
-from curvescope.studies.sinks.heads import find_sinks
-from curvescope.studies.sinks.lines import Lines, measure_lines
-from curvescope.studies.sinks.moved import groups
+from curvescope.studies.sinks.analysis import (
+    HOWS,
+    UNCHANGED,
+    Lines,
+    Way,
+    effect,
+    find_sinks,
+    groups,
+    interval,
+    measure_lines,
+    possible,
+    sink_mass,
+    thresholds,
+)
 from curvescope.studies.sinks.study import cut_texts
-from curvescope.studies.sinks.ways import HOWS, UNCHANGED, Way, possible, sink_mass
 
 LAST = {"bias": 4.0, "key": 2.0, "inserted": 2.0, "softmax_one": 2.0, "gated": 0.5, "activation": 2.0}
 SMALL = {"biases": (4.0,), "strengths": (2.0,), "gates": (0.5,), "texts": 2, "num_probes": 2, "num_steps": 6}

@@ -10,10 +10,17 @@ import pytest
 from curvescope.algorithms.estimates.intervals import student
 from curvescope.runs.shown import FAILS, HOLDS, OPEN
 from curvescope.studies.why_adam import WhyAdam
-from curvescope.studies.why_adam.comparison import contrast, correlation, together, verdict
-from curvescope.studies.why_adam.networks import CHOICES
-from curvescope.studies.why_adam.tuning import Tuned, log_ratio
-from curvescope.studies.why_adam.work import MOMENTS, Measured
+from curvescope.studies.why_adam.analysis import (
+    CHOICES,
+    MOMENTS,
+    Measured,
+    Tuned,
+    contrast,
+    correlation,
+    log_ratio,
+    together,
+    verdict,
+)
 
 S = 5
 
