@@ -73,7 +73,7 @@ def network(num_layers: int) -> str:
     return f"{NETWORK}, {plural(num_layers, 'layer')}"
 
 
-HEAD, BLOCK, NETWORK, STACK, ROW = range(5)  # streams of random numbers
+HEAD_SEED, BLOCK_SEED, NETWORK_SEED, STACK_SEED, ROW_SEED = range(5)  # streams of random numbers
 NUM_CLUSTERED = 16  # tokens of `two_clusters`
 
 
@@ -125,7 +125,7 @@ class Network(NamedTuple):
 
 def random_head(sizes: Sizes, seed: int, *, data_scale: float = 1.0, weight_scale: float = 1.0) -> Head:
     """Everything random; the same numbers at every scale."""
-    source, (L, d, d_K) = generator(seed, HEAD), sizes[:3]
+    source, (L, d, d_K) = generator(seed, HEAD_SEED), sizes[:3]
     X, target = _normal(source, L, d), _normal(source, L, d)
     W_Q, W_K, W_V = (weight_scale * _normal(source, d, n) / d**0.5 for n in (d_K, d_K, d))
     return Head(data_scale * X, W_Q, W_K, W_V, target)
@@ -151,7 +151,7 @@ def two_clusters(*, sharpness: float) -> Head:
 
 def random_block(sizes: Sizes, seed: int, *, data_scale: float = 1.0, weight_scale: float = 1.0) -> Block:
     """Everything random; the same numbers at every scale."""
-    block = _block(generator(seed, BLOCK), sizes)
+    block = _block(generator(seed, BLOCK_SEED), sizes)
     W_Q, W_K, W_V, W_1, W_2 = (weight_scale * W for W in block[1:6])
     return Block(data_scale * block.X, W_Q, W_K, W_V, W_1, W_2, block.target)
 
@@ -164,17 +164,17 @@ def closing_block(sizes: Sizes, seed: int, *, output_scale: float) -> Block:
 
 def random_row(seed: int, *, width: int) -> Tensor:
     """One row for LayerNorm: (1, width)."""
-    return _normal(generator(seed, ROW, width), 1, width)
+    return _normal(generator(seed, ROW_SEED, width), 1, width)
 
 
 def random_stack(sizes: Sizes, seed: int, *, depth: int) -> list[Block]:
     """Blocks one after the other: tokens and target are those of the first; a deeper one has more blocks."""
-    return [_block(generator(seed, STACK, layer), sizes) for layer in range(depth)]
+    return [_block(generator(seed, STACK_SEED, layer), sizes) for layer in range(depth)]
 
 
 def random_network(sizes: Sizes, seed: int, *, num_layers: int, weight_scale: float) -> Network:
     """`num_layers` matrices without biases, and a random class."""
-    source = generator(seed, NETWORK, num_layers)
+    source = generator(seed, NETWORK_SEED, num_layers)
     widths = [sizes.width, *[sizes.hidden] * (num_layers - 1), sizes.classes]
     weights = [weight_scale * _normal(source, a, b) / a**0.5 for a, b in pairwise(widths)]
     label = torch.randint(0, sizes.classes, (), generator=source)

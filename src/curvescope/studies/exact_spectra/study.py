@@ -87,7 +87,8 @@ QUANTITIES = (ALL, OUTLIERS, FUNCTIONAL, QUERY_KEY, EXACT, EXACT_FUNCTIONAL, EXA
 CONTROL = "control: random symmetric matrix"
 LADDER_NUM_TOKENS, NUM_UNITS, VOCABULARY, HIDDEN = 8, 8, 8, 6
 PLAIN: dict[str, Any] = {
-    "n_layers": 1, "n_heads": 1, "n_ctx": LADDER_NUM_TOKENS, "causal": False, "norm": "none", "residual": False,
+    "n_layers": 1, "n_heads": 1, "n_ctx": LADDER_NUM_TOKENS, "causal": False, "norm": "none",
+    "residual": False,
     "positions": "none", "bias_qkv": False, "bias_o": False, "bias_ff": False, "inputs": "continuous",
     "outputs": "regression", "d_ff": 0,
 }  # fmt: skip
