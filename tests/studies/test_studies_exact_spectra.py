@@ -18,8 +18,6 @@ from curvescope.studies.exact_spectra.analysis import (
     condition_number,
     exactly_paired,
     hessians,
-    median,
-    median_difference,
     outliers,
     pairing,
     squared_error,
@@ -85,16 +83,6 @@ def test_measures_of_pairing():
     assert len(outliers(np.zeros(0))) == 0
     assert condition_number(np.array([-4.0, 0.0, 1e-20, 2.0])) == 2
     assert np.isnan(condition_number(np.zeros(2)))
-
-
-def test_an_interval_holds_the_median_of_its_draws():
-    draws = np.random.default_rng(0).normal(size=200)
-    found = median(np.append(draws, np.nan))
-    assert found.low < 0 < found.high
-    assert found.value == np.median(draws)
-    apart = median_difference(draws + 1, draws)
-    assert apart.low < 1 < apart.high
-    assert np.isnan(median(np.full(3, np.nan)).value)
 
 
 def test_what_is_compared_has_as_many_parameters():

@@ -12,6 +12,7 @@ import torch
 import curvescope as cs
 from curvescope.core.errors import UsageError
 from curvescope.studies import find, prune
+from curvescope.studies.common.weight_changes import Effects, Halves, weights
 from curvescope.studies.prune import analysis
 from curvescope.studies.prune.analysis import (
     DenseSurgeon,
@@ -30,7 +31,6 @@ from curvescope.studies.prune.analysis import (
 )
 from curvescope.studies.prune.study import Pruned
 from curvescope.studies.prune.view import differences
-from curvescope.studies.weight_changes import Effects, Halves, weights
 
 SMALL = cs.TransformerConfig(n_layers=1, d_model=6, n_heads=2, d_ff=8, n_ctx=4, vocab_size=7, seed=3)
 

@@ -9,13 +9,13 @@ import pytest
 
 import curvescope as cs
 from curvescope.studies import find, scaling
+from curvescope.studies.common.statistics import variance_interval
 from curvescope.studies.scaling.analysis import (
     Place,
     differences,
     fit_law,
     measure_cell,
     plan_data,
-    variance_interval,
 )
 
 TINY = {"widths": (2, 4), "sequences": (2, 4), "seeds": 1, "steps": 3, "held_out": 8, "fresh": 64}

@@ -8,6 +8,7 @@ import numpy as np
 
 from curvescope.core.numbers import plural, rounded, with_error
 from curvescope.runs.shown import FAILS, HOLDS, OPEN, Claim, Line, Origin, of_verdicts
+from curvescope.studies.common.statistics import of_runs
 from curvescope.studies.dynamics.analysis import (
     GENERALISED,
     MEMORISED,
@@ -244,7 +245,7 @@ def _stays(ways: list[Approach]) -> str:
     if not known:
         return OPEN
     good = [way.near >= ENOUGH for way in known]
-    return HOLDS if all(good) else FAILS if not any(good) else OPEN
+    return of_runs(good)
 
 
 def _loss_words(run: Course, way: Approach) -> str:
@@ -263,7 +264,7 @@ def _falls(runs: list[Course], ways: list[Approach]) -> str:
     if not known:
         return OPEN
     good = [ratio <= FALLEN and up > 0 for ratio, up in known]
-    return HOLDS if all(good) else FAILS if not any(good) else OPEN
+    return of_runs(good)
 
 
 def _claim_warmup(result: Dynamics) -> list[Claim]:

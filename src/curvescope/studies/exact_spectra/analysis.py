@@ -45,44 +45,13 @@ from curvescope.closed_form.spectra import (
 )
 from curvescope.core.result import Result
 from curvescope.core.seeds import generator
+from curvescope.studies.common.statistics import Interval, median_difference, median_interval
 
 if TYPE_CHECKING:
     import pandas as pd
 
 NUM_RESAMPLES = 1000
 PERCENTILES = (2.5, 97.5)
-
-
-class Median(NamedTuple):
-    """A median and the ends of its interval."""
-
-    value: float
-    low: float
-    high: float
-
-    def __str__(self) -> str:
-        return f"{self.value:.3g} [{self.low:.3g}, {self.high:.3g}]"
-
-
-def median(draws: np.ndarray, *, seed: int = 0) -> Median:
-    """The median of independent draws; nan where there is none."""
-    draws = draws[np.isfinite(draws)]
-    if not len(draws):
-        return Median(np.nan, np.nan, np.nan)
-    low, high = np.percentile(_resampled(draws, np.random.default_rng(seed)), PERCENTILES)
-    return Median(float(np.median(draws)), float(low), float(high))
-
-
-def median_difference(one: np.ndarray, other: np.ndarray, *, seed: int = 0) -> Median:
-    """Median of `one` minus median of `other`, which are independent of each other."""
-    source = np.random.default_rng(seed)
-    low, high = np.percentile(_resampled(one, source) - _resampled(other, source), PERCENTILES)
-    return Median(float(np.median(one) - np.median(other)), float(low), float(high))
-
-
-def _resampled(draws: np.ndarray, source: np.random.Generator) -> np.ndarray:
-    """Medians of draws that were drawn again, with replacement."""
-    return np.median(source.choice(draws, (NUM_RESAMPLES, len(draws))), axis=1)
 
 
 # ------------------------------------------------------------------------------------------------------ dense
@@ -503,7 +472,7 @@ class Gaps(Result):
         rows = (np.array(self.match) == match) & (np.array(self.kind) == kind)
         return self.gap[rows & (self.scale == scale) & (self.residual == residual)]
 
-    def differences(self) -> dict[tuple[str, float, float], tuple[Median, Median, Median]]:
+    def differences(self) -> dict[tuple[str, float, float], tuple[Interval, Interval, Interval]]:
         """For each match, scale and residual: gap of attention, of the MLP, and their difference."""
         found = {}
         for match in dict.fromkeys(self.match):
@@ -512,7 +481,7 @@ class Gaps(Result):
                     one, other = (
                         self.chosen(match, kind, scale, residual) for kind in (GAUSS_NEWTON_ATTENTION, MLP)
                     )
-                    both = median(one), median(other), median_difference(one, other)
+                    both = median_interval(one), median_interval(other), median_difference(one, other)
                     found[match, float(scale), float(residual)] = both
         return found
 

@@ -52,6 +52,7 @@ from curvescope.problem import Problem
 from curvescope.runs.contents import fingerprint
 from curvescope.runs.shown import Shown
 from curvescope.runs.work import Piece, State, work_through
+from curvescope.studies.common.statistics import median_interval
 from curvescope.studies.exact_spectra import analysis
 from curvescope.studies.exact_spectra.analysis import (
     ENDS,
@@ -64,7 +65,6 @@ from curvescope.studies.exact_spectra.analysis import (
     eigenvalues,
     exactly_paired,
     linear_network,
-    median,
     outliers,
     pairing,
     relu_network,
@@ -115,7 +115,7 @@ class Pairings(Result):
         for rung in dict.fromkeys(self.rung):
             row: dict[str, Any] = {"rung": rung, "draws": len(self.of(rung, self.quantity[0]))}
             for quantity in QUANTITIES:
-                value, low, high = median(self.of(rung, quantity))
+                value, low, high = median_interval(self.of(rung, quantity))
                 row |= {quantity: value, f"{quantity}, low": low, f"{quantity}, high": high}
             rows.append(row)
         return pd.DataFrame(rows)

@@ -8,8 +8,8 @@ import numpy as np
 
 from curvescope.core.numbers import plural
 from curvescope.runs.shown import Line
+from curvescope.studies.common.statistics import median_interval
 from curvescope.studies.exact_spectra import study
-from curvescope.studies.exact_spectra.analysis import median
 from curvescope.studies.exact_spectra.study import CONTROL_NOTE
 from curvescope.viz.blocks import PALETTE
 
@@ -200,7 +200,7 @@ def summary(result: ExactSpectra) -> list[Line]:
             words = f"relative error of λ_max: attention beside an MLP of as many parameters, {other}"
             found.append((f"GGN for H, {match}", str(one), words))
     for rung in ("1-D attention", "d = d_K = 4"):
-        exact = median(result.pairings.of(rung, study.EXACT))
+        exact = median_interval(result.pairings.of(rung, study.EXACT))
         found.append((f"exact pairs, {rung}", str(exact), "share of eigenvalues that come as ±λ"))
     return [*found, *(("note", "", note) for note in result.notes)]
 

@@ -11,7 +11,8 @@ import numpy as np
 from curvescope.algorithms.estimates.intervals import mean_interval
 from curvescope.algorithms.estimates.ranks import Correlation
 from curvescope.core.numbers import plural
-from curvescope.runs.shown import FAILS, HOLDS, OPEN, Claim, Line, Origin
+from curvescope.runs.shown import FAILS, HOLDS, Claim, Line, Origin
+from curvescope.studies.common.statistics import above
 from curvescope.studies.factors.analysis import (
     BLOCKS,
     DIAGONAL,
@@ -91,7 +92,8 @@ def outcomes(result: Factors) -> list[str]:
 
 def correlation(result: Factors, measure: str, outcome: str) -> Correlation:
     """ρ over approximations of a distance with an outcome, which is worse where it is larger."""
-    return over_methods(*pair(result, measure, outcome), draws=result.draws, seed=result.seed)
+    x, y = pair(result, measure, outcome)
+    return over_methods(x, y, draws=result.draws, seed=result.seed)
 
 
 def better(result: Factors, measure: str, other: str, outcome: str) -> Correlation:
@@ -110,7 +112,7 @@ def pair(result: Factors, measure: str, outcome: str) -> tuple[np.ndarray, np.nd
 
 def _above(words: str, said: str, label: str, one: Correlation | Mean) -> Claim:
     """It holds where the interval is above zero, and fails where it is below."""
-    verdict = HOLDS if one.low > 0 else FAILS if one.high < 0 else OPEN
+    verdict = above(one)
     return Claim(words, said, f"{label}{one.words}", verdict, *OURS)
 
 
@@ -133,7 +135,7 @@ def _nearer(result: Factors) -> list[Claim]:
 def _between(result: Factors) -> Claim:
     """Whether the blocks of the GGN hold less than half of its squared norm."""
     share = mean_of(result.between[:, :, 0].mean(axis=1))
-    verdict = HOLDS if share.low > 0.5 else FAILS if share.high < 0.5 else OPEN
+    verdict = above(share, 0.5)
     measured = f"{share.value:.2f} [{share.low:.2f}, {share.high:.2f}] of ‖G‖²"
     return Claim("most of the GGN lies between blocks", "more than a half", measured, verdict, *OURS)
 

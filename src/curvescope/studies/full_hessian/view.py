@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from curvescope.algorithms.estimates.intervals import student
 from curvescope.core.numbers import plural
 from curvescope.runs.shown import FAILS, HOLDS, Claim, Line
+from curvescope.studies.common.statistics import geometric_interval
 from curvescope.studies.full_hessian.analysis import ATTENTION, Dense
 from curvescope.viz import style
 from curvescope.viz.matrix import FLOOR, LABEL, colours, entries_map
@@ -126,27 +126,6 @@ INITIAL_SIZE, TRAINED_SIZE = -1.0, 1.0  # log10 of the colour bars' upper ends
 FIGURE, TEXT = "figure", "paper"
 
 
-class Spread(NamedTuple):
-    """The geometric mean over networks and its 95 % interval, not known from one network."""
-
-    mean: float
-    low: float
-    high: float
-
-    def __str__(self) -> str:
-        if not np.isfinite(self.low):
-            return f"{self.mean:.3g}"
-        return f"{self.mean:.3g} [{self.low:.3g}, {self.high:.3g}]"
-
-
-def spread(values: Sequence[float]) -> Spread:
-    """Of positive numbers, by Student's interval of their logarithms."""
-    logs = np.log(np.asarray(values, dtype=float))
-    half = student(len(logs) - 1) * logs.std(ddof=1) / np.sqrt(len(logs)) if len(logs) > 1 else np.nan
-    mean = logs.mean()
-    return Spread(float(np.exp(mean)), float(np.exp(mean - half)), float(np.exp(mean + half)))
-
-
 def claims(result: FullHessian) -> list[Claim]:
     """All claims, with verdicts computed from the numbers."""
     return [
@@ -183,7 +162,7 @@ def _counted(
     """A claim that is so in a network where a ratio is above `over`."""
     ratios = [ratio(network) for network in result.networks]
     so = [value > over for value in ratios]
-    found = f"{sum(so)} of {plural(len(so), 'network')}; {measured} {spread(ratios)}"
+    found = f"{sum(so)} of {plural(len(so), 'network')}; {measured} {geometric_interval(ratios)}"
     return Claim(words, published, found, verdict(so), source)
 
 
@@ -216,7 +195,7 @@ def output_ratio(found: Dense) -> float:
 
 
 def _brightest(result: FullHessian, stage: str) -> Claim:
-    output = spread([output_ratio(network.stages[stage]) for network in result.networks])
+    output = geometric_interval([output_ratio(network.stages[stage]) for network in result.networks])
     return _counted(
         result,
         f"value–value is the brightest pair of Q, K, V, {stage}",
@@ -241,7 +220,7 @@ def keys_and_values_ratio(levels: dict[str, float]) -> float:
 def _order(result: FullHessian, name: str) -> str:
     """The groups of the paper with their mean levels, the largest first."""
     levels = [_levels(getattr(network.norms, name), network) for network in result.networks]
-    means = {group: spread([level[group] for level in levels]).mean for group in DRAWN}
+    means = {group: geometric_interval([level[group] for level in levels]).value for group in DRAWN}
     order = sorted(DRAWN, key=lambda group: -means[group])
     return ", ".join(f"{group} {means[group]:.2g}" for group in order)
 
@@ -283,7 +262,7 @@ def _largest_weights(result: FullHessian) -> Claim:
 
 
 def _claim_stripe(result: FullHessian) -> Claim:
-    share = spread([network.initial.stripe_share for network in result.networks])
+    share = geometric_interval([network.initial.stripe_share for network in result.networks])
     return _counted(
         result,
         f"query–key has a diagonal stripe at initialisation (over {SEEN:g} times the rest)",
@@ -295,7 +274,7 @@ def _claim_stripe(result: FullHessian) -> Claim:
 
 
 def _stripe_fades(result: FullHessian) -> Claim:
-    after = spread([network.trained.stripe_ratio for network in result.networks])
+    after = geometric_interval([network.trained.stripe_ratio for network in result.networks])
     return _counted(
         result,
         "the query–key stripe is weaker after training",
@@ -332,7 +311,7 @@ def _size(result: FullHessian, stage: str, power: float) -> Claim:
     return Claim(
         f"the largest entry is about 1e{power:+.0f}, {stage} (within half a decade)",
         f"1e{power:+.0f} (colour bar)",
-        f"{sum(so)} of {plural(len(so), 'network')}; {spread(sizes)}",
+        f"{sum(so)} of {plural(len(so), 'network')}; {geometric_interval(sizes)}",
         verdict(so),
         FIGURE,
     )
@@ -507,9 +486,9 @@ def summary(result: FullHessian) -> list[Line]:
         ),
     ]
     for stage in ("initial", "trained"):
-        largest = spread([float(network.stages[stage].max_abs.max()) for network in networks])
-        bright = spread([brightest_ratio(network.stages[stage]) for network in networks])
-        stripe = spread([network.stages[stage].stripe_ratio for network in networks])
+        largest = geometric_interval([float(network.stages[stage].max_abs.max()) for network in networks])
+        bright = geometric_interval([brightest_ratio(network.stages[stage]) for network in networks])
+        stripe = geometric_interval([network.stages[stage].stripe_ratio for network in networks])
         found += [
             (f"largest entry, {stage}", str(largest), "mean over networks [95 % interval]"),
             (f"value–value, {stage}", str(bright), "times the next pair of Q, K, V, root mean square entry"),

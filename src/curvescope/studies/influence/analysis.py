@@ -23,7 +23,7 @@ deterministic: momentum descent from the model's initialisation, then L-BFGS unt
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
@@ -33,7 +33,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from curvescope.algorithms import solve
-from curvescope.algorithms.estimates.ranks import Correlation, spearman
+from curvescope.algorithms.estimates.ranks import Correlation
 from curvescope.core.errors import UsageError
 from curvescope.core.operator.matrices import Matrix
 from curvescope.core.result import Result
@@ -44,6 +44,7 @@ from curvescope.models.model import Model
 from curvescope.models.zoo import MLPConfig, TransformerConfig
 from curvescope.operators import GGN, KFAC, Hessian, per_sample
 from curvescope.problem import Problem
+from curvescope.studies.common.statistics import correlation_gain, crossed_bootstrap, mean_correlation
 from curvescope.studies.landscape.analysis import subset
 from curvescope.studies.setting import kind_of
 from curvescope.tokenizers import as_tokenizer
@@ -360,33 +361,15 @@ def _written_out(op: GGN | Hessian) -> Matrix:
 
 # ----------------------------------------------------------------------------------------------- correlations
 
-Statistic = Callable[[np.ndarray, np.ndarray], np.ndarray]
-
-
-def draws_of(shape: tuple[int, int], draws: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Queries (draws, Q) and removed sequences (draws, R), drawn with replacement, apart from each other."""
-    source = np.random.default_rng(seed & 0xFFFFFFFF)
-    queries, removed = (source.integers(0, size, (draws, size)) for size in shape)
-    return queries, removed
-
 
 def over_queries(predicted: np.ndarray, measured: np.ndarray, *, draws: int, seed: int) -> Correlation:
-    """The mean over queries of Spearman's ρ over removed sequences; both are (Q, R).
-
-    The interval is that of a bootstrap that draws queries and removed sequences alike, since both could have
-    been others and every cell depends on one of each (Owen 2007).
-    """
-    return _interval(predicted, measured, draws, seed, lambda p, m: spearman(p, m).mean(-1))
+    """The mean over queries of Spearman's ρ over removed sequences; both are (Q, R), and both are drawn."""
+    return mean_correlation(predicted, measured, draws=draws, seed=seed, groups=measured.shape[1])
 
 
 def gain(one: np.ndarray, other: np.ndarray, measured: np.ndarray, *, draws: int, seed: int) -> Correlation:
     """How much larger that mean is for one prediction than for another, on the same draws."""
-    both = np.stack([one, other], axis=-1)
-
-    def difference(p: np.ndarray, m: np.ndarray) -> np.ndarray:
-        return (spearman(p[..., 0], m) - spearman(p[..., 1], m)).mean(-1)
-
-    return _interval(both, measured, draws, seed, difference)
+    return correlation_gain(one, other, measured, draws=draws, seed=seed, groups=measured.shape[1])
 
 
 def slope(predicted: np.ndarray, measured: np.ndarray, *, draws: int, seed: int) -> Correlation:
@@ -401,7 +384,10 @@ def slope(predicted: np.ndarray, measured: np.ndarray, *, draws: int, seed: int)
             return _known_median((m / p).reshape(*m.shape[:-2], -1))
 
     left = int(((predicted != 0) | (measured != 0)).sum())
-    return replace(_interval(predicted, measured, draws, seed, ratio), count=left)
+    return replace(
+        crossed_bootstrap(ratio, predicted, measured, draws=draws, seed=seed, groups=measured.shape[1]),
+        count=left,
+    )
 
 
 def _known_median(values: np.ndarray) -> np.ndarray:
@@ -409,16 +395,3 @@ def _known_median(values: np.ndarray) -> np.ndarray:
     ordered, count = np.sort(values, axis=-1), (~np.isnan(values)).sum(-1, keepdims=True)  # nan come last
     middle = [np.take_along_axis(ordered, place, -1)[..., 0] for place in ((count - 1) // 2, count // 2)]
     return (middle[0] + middle[1]) / 2
-
-
-def _interval(
-    predicted: np.ndarray, measured: np.ndarray, draws: int, seed: int, statistic: Statistic
-) -> Correlation:
-    """A statistic of predicted (Q, R, …) and measured (Q, R) changes, with the interval over draws."""
-    rows, columns = draws_of(measured.shape, draws, seed)
-    some = (rows[:, :, None], columns[:, None, :])
-    samples = statistic(predicted[some], measured[some])
-    known = samples[np.isfinite(samples)]
-    value = float(statistic(predicted, measured))
-    low, high = np.quantile(known, [0.025, 0.975]) if 2 * len(known) > len(samples) else (np.nan, np.nan)
-    return Correlation(value, float(low), float(high), measured.size, measured.shape[1])

@@ -9,6 +9,7 @@ import numpy as np
 from curvescope.algorithms.estimates.ranks import Correlation, spearman
 from curvescope.core.numbers import plural
 from curvescope.runs.shown import FAILS, HOLDS, OPEN, Claim, Line, Origin
+from curvescope.studies.common.statistics import above, below
 from curvescope.studies.influence.analysis import (
     GGN_NAME,
     GRADIENTS,
@@ -184,18 +185,18 @@ def _claim_case(name: str, one: Comparison, how: dict[str, Any]) -> list[Claim]:
 
 
 def _ranks(words: str, one: Correlation) -> Claim:
-    verdict = HOLDS if one.low > 0 else FAILS if one.high < 0 else OPEN
+    verdict = above(one)
     return Claim(words, "ρ > 0", f"ρ = {one.words}", verdict, *OURS)
 
 
 def _better(words: str, one: Correlation) -> Claim:
-    verdict = HOLDS if one.low > 0 else FAILS if one.high < 0 else OPEN
+    verdict = above(one)
     return Claim(words, "better", f"ρ larger by {one.words}", verdict, *OURS)
 
 
 def _alike(words: str, lost: Correlation) -> Claim:
     """It holds if less than the margin is lost, and fails if more is; by the interval."""
-    verdict = HOLDS if lost.high < MARGIN else FAILS if lost.low > MARGIN else OPEN
+    verdict = below(lost, MARGIN)
     return Claim(words, f"ρ smaller by less than {MARGIN:g}", f"ρ smaller by {lost.words}", verdict, *OURS)
 
 

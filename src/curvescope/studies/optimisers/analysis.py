@@ -40,7 +40,8 @@ from curvescope.models.zoo.transformer import Transformer, TransformerConfig
 from curvescope.optim import CurvatureOptimizer
 from curvescope.optim.objective import parts_of
 from curvescope.problem import Problem
-from curvescope.runs.shown import FAILS, HOLDS, OPEN
+from curvescope.runs.shown import OPEN
+from curvescope.studies.common.statistics import below
 
 if TYPE_CHECKING:
     from curvescope.studies.optimisers.study import Compared
@@ -373,7 +374,7 @@ class Gap(NamedTuple):
     @property
     def verdict(self) -> str:
         """Whether the one's loss is lower."""
-        return HOLDS if self.high < 0 else FAILS if self.low > 0 else OPEN
+        return below(self)
 
     @property
     def words(self) -> str:

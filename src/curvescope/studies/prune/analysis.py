@@ -41,7 +41,7 @@ from curvescope.operators import GGN, KFAC, EmpiricalFisher, exact_diagonal
 from curvescope.operators.kronecker.spectral import Spectrum
 from curvescope.problem import Problem
 from curvescope.runs.work import Piece
-from curvescope.studies.weight_changes import Effects, Halves, effects, moved_parameters, weights
+from curvescope.studies.common.weight_changes import Effects, Halves, effects, moved_parameters, weights
 
 if TYPE_CHECKING:
     from curvescope.studies.prune.study import Config, Pruned

@@ -20,6 +20,7 @@ from curvescope.core.progress import Progress
 from curvescope.runs.contents import fingerprint
 from curvescope.runs.shown import Shown
 from curvescope.runs.work import State, work_through
+from curvescope.studies.common.weight_changes import HELD_OUT, Halves, head_block, make_halves
 from curvescope.studies.prune.analysis import (
     DENSE,
     PRODUCTS,
@@ -32,7 +33,6 @@ from curvescope.studies.prune.analysis import (
     layers_with_heads,
 )
 from curvescope.studies.setting import ModelOnData, notes_of
-from curvescope.studies.weight_changes import HELD_OUT, Halves, head_block, make_halves
 
 if TYPE_CHECKING:
     pass

@@ -8,7 +8,9 @@ import numpy as np
 
 from curvescope.algorithms.estimates.ranks import Correlation
 from curvescope.core.numbers import plural
-from curvescope.runs.shown import FAILS, HOLDS, OPEN, Claim, Line, Origin
+from curvescope.runs.shown import Claim, Line, Origin
+from curvescope.studies.common.statistics import Interval, above, all_below, mean_interval
+from curvescope.studies.common.weight_changes import Effects, Part
 from curvescope.studies.prune.analysis import (
     AT_MINIMUM,
     DENSE,
@@ -24,7 +26,6 @@ from curvescope.studies.prune.analysis import (
     removed_kinds,
     rows,
 )
-from curvescope.studies.weight_changes import Effects, Interval, Part, over_sequences
 from curvescope.viz import style
 from curvescope.viz.blocks import PALETTE
 from curvescope.viz.ticks import around_zero
@@ -177,7 +178,7 @@ def ranked(result: Pruned) -> dict[str, Said]:
 
 def _above(words: str, said: Said) -> Claim:
     one = said.correlation
-    verdict = HOLDS if one.low > 0 else FAILS if one.high < 0 else OPEN
+    verdict = above(one)
     published, measured = ("better", "ρ larger by") if said.difference else ("ρ > 0", "ρ =")
     return Claim(words, published, f"{measured} {one.words}", verdict, *OURS)
 
@@ -219,15 +220,14 @@ def differences(result: Pruned, one: str, other: str, data: Part, at_minimum: bo
     if not a or len(a) != len(b):
         return []
     means = [np.mean([getattr(each, data) for each in some], axis=0) for some in (a, b)]
-    return [over_sequences(values, a[0].shares_of(data)) for values in means[0] - means[1]]
+    return [mean_interval(values, a[0].shares_of(data)) for values in means[0] - means[1]]
 
 
 def _beats(words: str, found: list[Interval], result: Pruned) -> Claim:
     """It holds if the loss is lower at every sparsity, and fails if it is higher at one; by intervals."""
     shares = next(iter(result.sets.values())).sparsities
     said = ", ".join(f"{one.words} at {100 * s:.0f} %" for one, s in zip(found, shares, strict=True))
-    verdict = FAILS if any(one.low > 0 for one in found) else OPEN
-    verdict = HOLDS if all(one.high < 0 for one in found) else verdict
+    verdict = all_below(found)
     return Claim(words, "lower loss at every sparsity", f"difference of losses {said}", verdict, *OURS)
 
 

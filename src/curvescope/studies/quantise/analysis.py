@@ -28,7 +28,7 @@ from curvescope.core.blocks import Block
 from curvescope.core.result import Result
 from curvescope.operators import GGN, KFAC
 from curvescope.problem import Problem
-from curvescope.studies.weight_changes import Effects, Halves, effects, weights
+from curvescope.studies.common.weight_changes import Effects, Halves, effects, weights
 
 if TYPE_CHECKING:
     from curvescope.studies.quantise.study import Quantised

@@ -23,6 +23,7 @@ from curvescope.operators import GGN
 from curvescope.runs.contents import fingerprint
 from curvescope.runs.shown import Shown
 from curvescope.runs.work import Piece, State, work_through
+from curvescope.studies.common.weight_changes import HELD_OUT, Halves, head_block, make_halves
 from curvescope.studies.quantise.analysis import (
     INPUTS,
     NEAREST,
@@ -34,7 +35,6 @@ from curvescope.studies.quantise.analysis import (
     nearest,
 )
 from curvescope.studies.setting import ModelOnData, notes_of
-from curvescope.studies.weight_changes import HELD_OUT, Halves, head_block, make_halves
 
 if TYPE_CHECKING:
     pass

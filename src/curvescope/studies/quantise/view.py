@@ -9,7 +9,9 @@ import numpy as np
 
 from curvescope.algorithms.estimates.ranks import Correlation
 from curvescope.core.numbers import plural
-from curvescope.runs.shown import FAILS, HOLDS, OPEN, Claim, Line, Origin
+from curvescope.runs.shown import Claim, Line, Origin
+from curvescope.studies.common.statistics import Interval, all_above, all_below, below, mean_interval
+from curvescope.studies.common.weight_changes import Part
 from curvescope.studies.quantise.analysis import (
     INPUTS,
     NEAREST,
@@ -22,7 +24,6 @@ from curvescope.studies.quantise.analysis import (
     relative_error,
     rows,
 )
-from curvescope.studies.weight_changes import Interval, Part, over_sequences
 from curvescope.viz.blocks import PALETTE
 
 if TYPE_CHECKING:
@@ -131,8 +132,7 @@ def _signed(words: str, found: dict[int, Correlation]) -> Claim:
     """It holds if all intervals are above zero, and fails if one is below."""
     published = "ρ > 0" if words == FIRST else "ρ larger"
     measured = ", ".join(f"{one.words} at {b} bits" for b, one in found.items())
-    verdict = FAILS if any(one.high < 0 for one in found.values()) else OPEN
-    verdict = HOLDS if all(one.low > 0 for one in found.values()) else verdict
+    verdict = all_above(found.values())
     return Claim(words, published, measured, verdict, *OURS)
 
 
@@ -144,8 +144,7 @@ def _near(found: dict[int, Correlation], blocks: int) -> Claim:
         + (f" ({blocks - one.count} of {blocks} without any change)" if one.count < blocks else "")
         for b, one in found.items()
     )
-    verdict = FAILS if any(one.low > NEAR for one in found.values()) else OPEN
-    verdict = HOLDS if all(one.high < NEAR for one in found.values()) else verdict
+    verdict = all_below(found.values(), NEAR)
     return Claim(words, f"at most {NEAR:g}", measured, verdict, *OURS)
 
 
@@ -153,14 +152,14 @@ def held_out_differences(parts: Iterable[Roundings], one: str, other: str) -> li
     """Loss by one method less that by another, for each number of bits, on other data: means over blocks."""
     pairs = [(part.at(one), part.at(other)) for part in parts]
     found = np.mean([a.held_out - b.held_out for a, b in pairs], axis=0)
-    return [over_sequences(values, pairs[0][0].held_shares) for values in found]
+    return [mean_interval(values, pairs[0][0].held_shares) for values in found]
 
 
 def _lower(words: str, parts: list[Roundings], one: str, other: str) -> list[Claim]:
     """A claim for every number of bits: it holds if the loss is lower on other data, by its interval."""
     claims = []
     for bits, found in zip(parts[0].bits, held_out_differences(parts, one, other), strict=True):
-        verdict = HOLDS if found.high < 0 else FAILS if found.low > 0 else OPEN
+        verdict = below(found)
         said = f"difference of losses {found.words}"
         claims.append(Claim(f"{words}, {bits} bits, on other data", "lower loss", said, verdict, *OURS))
     return claims

@@ -42,7 +42,7 @@ import torch
 from torch import Tensor
 
 from curvescope.algorithms.blocks.probes import OwnProbes, own_probes
-from curvescope.algorithms.estimates.intervals import positive_interval, student
+from curvescope.algorithms.estimates.intervals import positive_interval
 from curvescope.closed_form.landscape import samples_for
 from curvescope.core.result import Result
 from curvescope.data.batches import Batches
@@ -52,6 +52,7 @@ from curvescope.models.model import Model
 from curvescope.models.zoo.transformer import Transformer, TransformerConfig
 from curvescope.operators import GGN, Functional, Hessian
 from curvescope.problem import Problem
+from curvescope.studies.common.statistics import variance_interval
 from curvescope.train import TrainConfig, train
 
 if TYPE_CHECKING:
@@ -245,19 +246,6 @@ class Needed(Result):
     def right(self) -> bool | None:
         """Whether fresh samples speak for the tolerance, not above it beyond doubt; None: not checked."""
         return None if self.rounds == 0 else self.rms_low <= self.tolerance
-
-
-def variance_interval(losses: np.ndarray) -> tuple[float, float, float]:
-    """The variance of samples (n,) and a 95 % interval, from their fourth moment, on a logarithmic scale."""
-    n = len(losses)
-    away = losses - losses.mean()
-    variance = float((away**2).sum() / (n - 1))
-    if variance == 0:
-        return 0.0, 0.0, 0.0
-    fourth = float((away**4).mean())
-    stderr = math.sqrt(max(fourth - variance**2 * (n - 3) / (n - 1), 0.0) / n)
-    step = math.exp(student(n - 1) * stderr / variance)
-    return variance, variance / step, variance * step
 
 
 def differences(fresh: np.ndarray, k: int) -> np.ndarray:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from curvescope.algorithms.estimates.intervals import student
 from curvescope.core.numbers import plural
 from curvescope.runs.shown import FAILS, HOLDS, OPEN, Claim, Line, Origin
+from curvescope.studies.common.statistics import mean_interval
 from curvescope.studies.scaling.analysis import LENGTH, LEVEL, QUANTITIES, RESIDUAL, VARIABLES, VOCAB, row
 from curvescope.viz.blocks import PALETTE
 from curvescope.viz.ticks import plain_numbers
@@ -140,11 +139,10 @@ def _exact_law(result: Scaling) -> Claim:
     claim, said = "E(L_{k+1} − L_k)² = Var/(k(k+1)), on fresh data", "measured / predicted = 1"
     if len(ratios) < 2:
         return Claim(claim, said, "too few fresh sequences", OPEN, *OURS)
-    half = student(len(ratios) - 1) * ratios.std(ddof=1) / math.sqrt(len(ratios))
-    mean = float(ratios.mean())
+    one = mean_interval(ratios)
     right = sum(bool(n.right) for n in checked)
-    shown = f"{mean:.3f} [{mean - half:.3f}, {mean + half:.3f}]; within τ in {right} of {len(checked)} cells"
-    return Claim(claim, said, shown, HOLDS if abs(mean - 1) <= half else FAILS, *OURS)
+    shown = f"{one.value:.3f} [{one.low:.3f}, {one.high:.3f}]; within τ in {right} of {len(checked)} cells"
+    return Claim(claim, said, shown, HOLDS if one.low <= 1 <= one.high else FAILS, *OURS)
 
 
 # ---------------------------------------------------------------------------------------------------- figures

@@ -32,7 +32,6 @@ from torch import Tensor
 
 from curvescope.algorithms import lanczos
 from curvescope.algorithms.checks import GIB
-from curvescope.algorithms.estimates.intervals import student
 from curvescope.core.errors import UsageError
 from curvescope.core.operator import LinearOperator
 from curvescope.core.result import Result
@@ -45,6 +44,7 @@ from curvescope.models.model import Model
 from curvescope.models.running.attention.attending import AS_IT_IS, Attending, attending, patterns
 from curvescope.operators import GGN, Hessian
 from curvescope.problem import Problem
+from curvescope.studies.common.statistics import half_width, mean_interval
 from curvescope.tokenizers import as_tokenizer
 
 if TYPE_CHECKING:
@@ -495,20 +495,11 @@ def effect(result: Sinks, name: str, quantity: Quantity) -> Effect:
     """Of a way at a strength, by the name of its measurement."""
     before, after = _logs(result, UNCHANGED, quantity), _logs(result, name, quantity)
     change = after[0] - before[0]  # (X, P), or (X, 1)
-    errors = after[1] + before[1] + _noise(change) + _unsettled(result, name, quantity)
+    errors = after[1] + before[1] + np.nan_to_num(half_width(change)) + _unsettled(result, name, quantity)
     errors = errors * (name != UNCHANGED)  # against itself
     logs = change.mean(1)
-    mean, low, high = interval(logs)
+    mean, low, high = mean_interval(logs)
     return Effect(np.exp(logs), errors, float(np.exp(mean)), float(np.exp(low)), float(np.exp(high)))
-
-
-def interval(samples: np.ndarray) -> tuple[float, float, float]:
-    """Mean and 95 % interval by Student's t; not known from one sample."""
-    mean, count = float(samples.mean()), len(samples)
-    if count < 2:
-        return mean, float("nan"), float("nan")
-    half = student(count - 1) * float(samples.std(ddof=1)) / np.sqrt(count)
-    return mean, mean - half, mean + half
 
 
 def thresholds(result: Sinks) -> np.ndarray:
@@ -549,14 +540,6 @@ def _logs(result: Sinks, name: str, quantity: Quantity) -> tuple[np.ndarray, np.
 
 def _of_split(found: Split, quantity: Quantity) -> np.ndarray:
     return found.width if quantity in ("bulk_width", "stretch") else found.outliers
-
-
-def _noise(change: np.ndarray) -> np.ndarray:
-    """Half the 95 % interval of the mean over paired probes (X,); zero for what has no probes."""
-    count = change.shape[1]
-    if count < 2:
-        return np.zeros(len(change))
-    return student(count - 1) * change.std(axis=1, ddof=1) / np.sqrt(count)
 
 
 def _unsettled(result: Sinks, name: str, quantity: Quantity) -> np.ndarray:

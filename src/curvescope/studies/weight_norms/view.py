@@ -10,6 +10,7 @@ import numpy as np
 from curvescope.algorithms.estimates.ranks import Correlation
 from curvescope.core.numbers import plural
 from curvescope.runs.shown import FAILS, HOLDS, OPEN, Claim, Line, Origin
+from curvescope.studies.common.statistics import above
 from curvescope.studies.weight_norms.analysis import ROLES
 from curvescope.viz.blocks import PALETTE
 from curvescope.viz.style import MANY
@@ -70,7 +71,7 @@ def _spectral_tells_more(result: WeightNorms, norm: str, family: str) -> Claim:
     found = result.correlation(norm, best, "difference")
     words = f"the spectral norm of weights tells more of λ_max than the Frobenius norm, {family}"
     measured = f"{best}: ρ larger by {found.words}"
-    verdict = HOLDS if found.low > 0 else FAILS if found.high < 0 else OPEN
+    verdict = above(found)
     return Claim(words, "more", measured, verdict, *OURS)
 
 

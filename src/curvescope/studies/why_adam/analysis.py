@@ -59,7 +59,6 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, jvp, vjp, vmap
 
 from curvescope.algorithms.blocks.heterogeneity import spectra_divergence
-from curvescope.algorithms.estimates.intervals import CONFIDENCE, mean_interval, student
 from curvescope.algorithms.estimates.ranks import FEWEST, Correlation, spearman
 from curvescope.core.config import Config
 from curvescope.core.result import Result
@@ -67,6 +66,7 @@ from curvescope.core.seeds import generator
 from curvescope.data.tasks.addition import VOCAB_SIZE, addition
 from curvescope.models.zoo.transformer import ACTIVATIONS, Norm, Transformer, TransformerConfig
 from curvescope.runs.shown import FAILS, HOLDS, OPEN
+from curvescope.studies.common.statistics import Interval, above, crossed_bootstrap
 
 if TYPE_CHECKING:
     from curvescope.studies.why_adam.study import Config
@@ -602,32 +602,6 @@ def _later(flat: Flat, theta: Tensor, tokens: Tensor) -> np.ndarray:
 
 # ------------------------------------------------------------------------------------------------- comparison
 
-Interval = tuple[float, float, float]
-"""Mean, low, high."""
-
-
-def contrast(*groups: np.ndarray, fixed: bool = False, tests: int = 1) -> Interval:
-    """The mean of (P, S) numbers, or that of a first group less that of a second, of the same seeds.
-
-    The ends are nan where a number is not finite.
-
-    Args:
-        fixed: of these configurations and no others, so that seeds alone vary; so it is for one.
-        tests: so many intervals cover together 95 times in 100 (Bonferroni).
-    """
-    signed = list(zip((1.0, -1.0), groups, strict=False))
-    with np.errstate(invalid="ignore"):
-        by_seed = np.sum([sign * group.mean(axis=0) for sign, group in signed], axis=0)
-        mean = float(by_seed.mean())
-    if not np.isfinite(by_seed).all():
-        return mean, math.nan, math.nan
-    means = [by_seed, *(group.mean(axis=1) for group in groups if len(group) > 1 and not fixed)]
-    variance = sum(float(values.var(ddof=1)) / len(values) for values in means)
-    degrees = min(len(values) for values in means) - 1
-    wider = student(degrees, 1 - (1 - CONFIDENCE) / tests) / student(degrees)
-    low, high = mean_interval(np.array(mean), np.array(wider * math.sqrt(variance)), degrees)
-    return mean, float(low), float(high)
-
 
 def correlation(x: np.ndarray, y: np.ndarray, *, draws: int, seed: int) -> Correlation:
     """Spearman's ρ over configurations of means over seeds: x and y are (configurations, S).
@@ -640,23 +614,16 @@ def correlation(x: np.ndarray, y: np.ndarray, *, draws: int, seed: int) -> Corre
     value = float(spearman(x.mean(axis=1), y.mean(axis=1)))
     if C < FEWEST:
         return Correlation(value, math.nan, math.nan, C * S, C)
-    source = np.random.default_rng(seed & 0xFFFFFFFF)
-    rows, columns = (source.integers(0, size, (draws, size)) for size in (C, S))
-    some = (rows[:, :, None], columns[:, None, :])
-    samples = spearman(x[some].mean(axis=-1), y[some].mean(axis=-1))
-    sure = samples[np.isfinite(samples)]
-    low, high = np.quantile(sure, [0.025, 0.975]) if 2 * len(sure) > draws else (math.nan, math.nan)
-    return Correlation(value, float(low), float(high), C * S, C)
 
+    def of_means(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        return spearman(a.mean(axis=-1), b.mean(axis=-1))
 
-def verdict(low: float, high: float) -> str:
-    """Whether an interval is above zero."""
-    return HOLDS if low > 0 else FAILS if high < 0 else OPEN
+    return crossed_bootstrap(of_means, x, y, draws=draws, seed=seed, groups=C)
 
 
 def together(one: Interval, other: Interval) -> str:
     """Whether two changes go the same way, both of them decided."""
-    signs = {verdict(*interval[1:]) for interval in (one, other)}
+    signs = {above(interval) for interval in (one, other)}
     return OPEN if OPEN in signs else HOLDS if len(signs) == 1 else FAILS
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from curvescope.algorithms.estimates.ranks import FEWEST, Correlation
 from curvescope.core.numbers import plural
 from curvescope.runs.shown import FAILS, HOLDS, OPEN, Claim, Line, Origin
+from curvescope.studies.common.statistics import Interval, above, below, contrast
 from curvescope.studies.why_adam.analysis import (
     CHECKPOINTS,
     CHOICES,
@@ -18,12 +19,9 @@ from curvescope.studies.why_adam.analysis import (
     MOMENTS,
     MOMENTUM,
     OPTIMISERS,
-    Interval,
-    contrast,
     correlation,
     pairs,
     together,
-    verdict,
     words,
 )
 from curvescope.viz import style
@@ -103,7 +101,7 @@ def correlations(result: WhyAdam) -> list[Ranked]:
 def _ranks(one: Ranked) -> Claim:
     said = f"{SAID[one.measure]} {WHEN[one.when]} ranks the gap{AMONG[one.among]}"
     measured = f"ρ = {one.found.words}, {one.found.groups} configurations"
-    return Claim(said, "ρ > 0", measured, verdict(one.found.low, one.found.high), *OURS)
+    return Claim(said, "ρ > 0", measured, above(one.found), *OURS)
 
 
 def _families(result: WhyAdam) -> list[Claim]:
@@ -114,7 +112,7 @@ def _families(result: WhyAdam) -> list[Claim]:
     for scope, fixed in SCOPES.items():
         found = contrast(*(result.gaps(names) for names in groups), fixed=fixed)
         said = f"Transformers have a larger gap than MLPs, {scope}"
-        claims.append(Claim(said, "larger", f"larger by {words(found)}", verdict(*found[1:]), *OURS))
+        claims.append(Claim(said, "larger", f"larger by {words(found)}", above(found), *OURS))
     return claims
 
 
@@ -147,7 +145,7 @@ def _factors(result: WhyAdam) -> list[Claim]:
         for scope, fixed in SCOPES.items() if found else ():
             said, sign = NARROWS[factor]
             change = changes(result, found, fixed=fixed)["gap"]
-            decided = verdict(*change[1:]) if sign > 0 else verdict(-change[2], -change[1])
+            decided = above(change) if sign > 0 else below(change)
             measured = f"{before} to {after}: gap {words(change)}, {len(found)} pairs"
             claims.append(Claim(f"{said}, {scope}", "narrower", measured, decided, *OURS))
     return claims
@@ -218,7 +216,7 @@ def _correlations(result: WhyAdam) -> list[dict[str, Any]]:
         {"measure": one.measure, "matrix": "H" if one.when == "hessian" else "GGN",
          "when": "start" if one.when == "hessian" else one.when, "among": one.among,
          "rho": one.found.value, "low": one.found.low, "high": one.found.high,
-         "configurations": one.found.groups, "above_zero": verdict(one.found.low, one.found.high)}
+         "configurations": one.found.groups, "above_zero": above(one.found)}
         for one in correlations(result)
     ]  # fmt: skip
 
@@ -335,7 +333,7 @@ def _gap(result: WhyAdam) -> Figure:
             bars = {"xerr": _ends(x), "yerr": _ends(y), "lw": 0, "elinewidth": 0.9, "capsize": 2}
             ax.errorbar(x[0], y[0], **bars, **_style(name), label=name)
         rho = ranked[measure]
-        ax.set_title(f"at the start: ρ = {rho.words}, {verdict(rho.low, rho.high)}", fontsize=9, loc="left")
+        ax.set_title(f"at the start: ρ = {rho.words}, {above(rho)}", fontsize=9, loc="left")
         ax.axhline(0, color="0.7", lw=0.8, zorder=0)
         ax.set_xlabel(LABELS[measure], fontsize=9)
         _plain(ax)
@@ -478,7 +476,7 @@ def captions(result: WhyAdam) -> dict[str, str]:
 def _verdicts(result: WhyAdam) -> str:
     """What the figure decides, in a sentence."""
     found = [
-        f"{one.measure} ρ = {one.found.words}, {verdict(one.found.low, one.found.high)}"
+        f"{one.measure} ρ = {one.found.words}, {above(one.found)}"
         for one in correlations(result)
         if one.when == "start" and one.among == "all"
     ]

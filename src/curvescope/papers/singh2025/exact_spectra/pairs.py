@@ -8,8 +8,8 @@ import numpy as np
 
 from curvescope.papers.singh2025.rules import CONDITIONS, OURS, SLIDES
 from curvescope.runs.shown import FAILS, HOLDS, Claim
+from curvescope.studies.common.statistics import median_interval
 from curvescope.studies.exact_spectra import ExactSpectra, study
-from curvescope.studies.exact_spectra.analysis import median
 
 NEAR = 0.8  # of P: sizes of partners differ by a fifth of their sum
 SAME = 1e-9
@@ -38,7 +38,7 @@ def _outliers(found: ExactSpectra) -> Claim:
         values, middle = found.sweeps.of(varied).medians("pairing")
         if middle.max() > best:
             best, where = float(middle.max()), f"{varied} = {values[middle.argmax()]:.3g}"
-    typical = median(found.pairings.of("1-D attention", study.OUTLIERS))
+    typical = median_interval(found.pairings.of("1-D attention", study.OUTLIERS))
     measured = f"P = {typical} for normal weights and unit residuals, at most {best:.2f} in a sweep ({where})"
     verdict = HOLDS if typical.low >= NEAR else CONDITIONS if best >= NEAR else FAILS
     if verdict == CONDITIONS:
@@ -78,7 +78,7 @@ def _ladder(found: ExactSpectra) -> Iterator[Claim]:
         (study.ALL, "pairing P of H", OURS),
         (study.FUNCTIONAL, "pairing P of H_f", OURS),
     ):
-        first, last = (median(found.pairings.of(name, quantity)) for name in (FIRST, LAST))
+        first, last = (median_interval(found.pairings.of(name, quantity)) for name in (FIRST, LAST))
         verdict = HOLDS if last.high < first.low else FAILS
         measured = f"{first} for {FIRST}, {last} for two layers of two heads on tokens"
         if verdict == FAILS:
@@ -89,7 +89,7 @@ def _ladder(found: ExactSpectra) -> Iterator[Claim]:
 
 def _real(found: ExactSpectra) -> Iterator[Claim]:
     """The bundled model beside the control, if it was looked at."""
-    control = median(found.pairings.of(study.CONTROL, study.OUTLIERS))
+    control = median_interval(found.pairings.of(study.CONTROL, study.OUTLIERS))
     for part in study.PARTS:
         values = {
             revision: found.pairings.of(study.rung_name(revision, part), study.OUTLIERS)

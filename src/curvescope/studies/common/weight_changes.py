@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from curvescope.algorithms.estimates.intervals import student
 from curvescope.core.errors import UsageError
 from curvescope.core.result import Result
 from curvescope.data.batches import Batch, Batches
@@ -22,6 +21,7 @@ from curvescope.models.choice.params import Params
 from curvescope.models.model import Model
 from curvescope.operators import per_sample
 from curvescope.problem import Problem
+from curvescope.studies.common.statistics import Interval, mean_interval
 from curvescope.studies.setting import ModelOnData, make_problem
 
 Part = Literal["first", "second", "predicted", "measured", "held_out"]
@@ -86,7 +86,7 @@ class Effects(Result):
 
     def interval(self, part: Part, change: int) -> Interval:
         """A part of one change, over its sequences."""
-        return over_sequences(getattr(self, part)[change], self.shares_of(part))
+        return mean_interval(getattr(self, part)[change], self.shares_of(part))
 
 
 def effects(halves: Halves, block: Params, changes: Sequence[Tensor], *, held_out: bool = True) -> Effects:
@@ -142,29 +142,3 @@ def _columns(changes: Sequence[Tensor], size: int) -> Tensor:
 def _shares(shares: np.ndarray) -> np.ndarray:
     """N_x X / N: one for sequences of equal length."""
     return shares * len(shares)
-
-
-class Interval(NamedTuple):
-    """A mean over sequences and its 95 % interval, Student's."""
-
-    value: float
-    low: float
-    high: float
-
-    @property
-    def words(self) -> str:
-        """`+0.12 [+0.05, +0.19]`."""
-        return f"{self.value:+.3g} [{self.low:+.3g}, {self.high:+.3g}]"
-
-
-def over_sequences(values: np.ndarray, shares: np.ndarray | None = None) -> Interval:
-    """The mean m of (X,) values s_x d_x; the ends are nan for a single one.
-
-    With shares s_x = N_x X / N the mean is a ratio, Σ N_x d_x / Σ N_x, whose half width is
-    t · sd(s_x (d_x − m)) / √X: sequences of unequal length that all change alike leave nothing open. Without
-    them s_x = 1.
-    """
-    count, mean = len(values), float(values.mean())
-    rest = values - mean * (1.0 if shares is None else shares)
-    half = student(count - 1) * float(rest.std(ddof=1)) / np.sqrt(count) if count > 1 else np.nan
-    return Interval(mean, mean - half, mean + half)
