@@ -107,7 +107,7 @@ def contrast(*groups: np.ndarray, fixed: bool = False, tests: int = 1) -> Interv
     return Interval(mean, float(low), float(high))
 
 
-# ---------------------------------------------------------------------------------------- medians and variances
+# -------------------------------------------------------------------------------------- medians and variances
 
 
 def median_interval(draws: np.ndarray, *, seed: int = 0) -> Interval:
@@ -144,7 +144,7 @@ def variance_interval(samples: np.ndarray) -> Interval:
     return Interval(variance, variance / step, variance * step)
 
 
-# ---------------------------------------------------------------------------------------------- crossed tables
+# --------------------------------------------------------------------------------------------- crossed tables
 
 
 def crossed_bootstrap(

@@ -269,7 +269,7 @@ def _claim_stripe(result: FullHessian) -> Claim:
         "seen",
         lambda network: network.initial.stripe_ratio,
         SEEN,
-        f"A ⊗ I holds {share.mean:.0%} of ‖H_QK‖²; entries on the stripe over those off it",
+        f"A ⊗ I holds {share.value:.0%} of ‖H_QK‖²; entries on the stripe over those off it",
     )
 
 
