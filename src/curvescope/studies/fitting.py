@@ -26,7 +26,7 @@ from curvescope.operators import Hessian
 from curvescope.problem import Problem
 from curvescope.runs.plan import Cost, Plan
 from curvescope.runs.study import Study
-from curvescope.studies.preflight.cut import cuts, part, shortest, whole, work
+from curvescope.studies.preflight.measurements import cuts, part, shortest, whole, work
 from curvescope.studies.setting import TASK, ModelOnData, make_problem
 
 QUICK, USUAL = 60.0, 180.0  # seconds

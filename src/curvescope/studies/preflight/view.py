@@ -1,4 +1,4 @@
-"""A forecast in lines for a person, and as plain data."""
+"""What a forecast says, line by line."""
 
 from __future__ import annotations
 
@@ -11,10 +11,8 @@ from curvescope.core.parts import MATRIX_SYMBOLS
 from curvescope.kernels.backends import has_triton
 from curvescope.models.description import PRECISION, dtype_of, notes, roles
 from curvescope.models.model import Model
-from curvescope.studies.preflight.advice import advice
-from curvescope.studies.preflight.cut import width
-from curvescope.studies.preflight.forecast import Forecast
-from curvescope.studies.preflight.predict import DRAWN, MARGIN, Prediction
+from curvescope.studies.preflight.measurements import width
+from curvescope.studies.preflight.prediction import DRAWN, MARGIN, Forecast, Prediction, advice
 
 NAMED = 5  # roles, and stages, that a line names; the others are added up
 PARTS = tuple(f" {MATRIX_SYMBOLS[kind]}" for kind in ("ggn", "functional"))
