@@ -36,7 +36,7 @@ from curvescope.distributed import cost, shard
 from curvescope.distributed.sharding import local_block
 from curvescope.models.model import Model
 from curvescope.models.running.weights.gathering import padded
-from curvescope.models.zoo import TransformerConfig
+from curvescope.models.zoo.transformer import TransformerConfig
 
 Case = Iterator[tuple[str, Any, Any]]
 """Names, and what the whole model and the spread one gave."""

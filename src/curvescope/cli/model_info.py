@@ -16,7 +16,7 @@ from curvescope.models.choice import frozen, notes_of, select
 from curvescope.models.description import PRECISION, describe, dtype_of, notes, roles, telling_facts, times
 from curvescope.models.load import load
 from curvescope.studies import find, folder
-from curvescope.studies.preflight import forecast, words
+from curvescope.studies.preflight import forecast, view
 
 
 def show_model(
@@ -106,9 +106,9 @@ def show_plan(
     if predicted is None:
         _show_model(study, given, as_json=as_json)
     elif as_json:
-        printing.as_json({**describe(predicted.problem.model, ()), "plan": words.as_dict(predicted)})
+        printing.as_json({**describe(predicted.problem.model, ()), "plan": view.as_dict(predicted)})
     else:
-        for line in words.lines(predicted):
+        for line in view.lines(predicted):
             typer.echo(line)
 
 
@@ -124,9 +124,9 @@ def refuse_options(given: Settings) -> None:
 def _show_model(study: str, given: Settings, *, as_json: bool) -> None:
     """Of a study without a plan what is known of the model, and that there is none."""
     model = load(str(given["model"]), revision=str(given["revision"]) if given.get("revision") else None)
-    said = words.NO_PLAN.format(study=study)
+    said = view.NO_PLAN.format(study=study)
     if as_json:
         printing.as_json({**describe(model, ()), "plan": None, "note": said})
         return
-    for line in [*words.about(model), said]:
+    for line in [*view.about(model), said]:
         typer.echo(line)

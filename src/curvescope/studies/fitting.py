@@ -25,7 +25,7 @@ from curvescope.models.zoo import BUNDLED
 from curvescope.operators import Hessian
 from curvescope.problem import Problem
 from curvescope.runs.study import Cost, Plan, Study
-from curvescope.studies.preflight.cut import cuts, part, shortest, whole, work
+from curvescope.studies.preflight.measurements import cuts, part, shortest, whole, work
 from curvescope.studies.setting import TASK, ModelOnData, make_problem
 
 QUICK, USUAL = 60.0, 180.0  # seconds

@@ -8,7 +8,7 @@ import numpy as np
 
 from curvescope.algorithms.estimates.intervals import student
 from curvescope.runs.shown import FAILS, HOLDS, OPEN, Claim, Origin
-from curvescope.studies.landscape.claims import TAUTOLOGY, interval, overlap
+from curvescope.studies.landscape.view import TAUTOLOGY, interval, overlap
 
 if TYPE_CHECKING:
     from curvescope.papers.petrov2025.convergence.study import Convergence, Curve

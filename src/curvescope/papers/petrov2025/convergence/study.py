@@ -25,7 +25,7 @@ from curvescope.papers.petrov2025.convergence.training import evaluate, fit
 from curvescope.papers.setting import FigureConfig
 from curvescope.runs.shown import Claim, Line, Shown
 from curvescope.runs.work import Piece, State, work_through
-from curvescope.studies.landscape.growth import Growth, growth
+from curvescope.studies.landscape.analysis import Growth, growth
 
 if TYPE_CHECKING:
     import pandas as pd

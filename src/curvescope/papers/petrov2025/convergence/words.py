@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from curvescope.runs.shown import Line
-from curvescope.studies.landscape.claims import interval
-from curvescope.studies.landscape.growth import EMA
+from curvescope.studies.landscape.analysis import EMA
+from curvescope.studies.landscape.view import interval
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -10,7 +10,7 @@ from curvescope.papers.claims import Claim
 from curvescope.papers.petrov2025.propagation.slopes import exponent, interval, sigma_slope, with_and_without
 from curvescope.papers.petrov2025.propagation.variants import NORMS
 from curvescope.runs.shown import FAILS, HOLDS, OPEN, Origin
-from curvescope.studies.propagation.shares import HESSIAN
+from curvescope.studies.propagation.analysis import HESSIAN
 
 if TYPE_CHECKING:
     from curvescope.papers.petrov2025.propagation.study import Spectrum, Sweeps

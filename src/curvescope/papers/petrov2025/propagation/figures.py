@@ -8,7 +8,7 @@ import numpy as np
 
 from curvescope.models.zoo import REVISIONS
 from curvescope.papers.petrov2025.propagation.variants import COMPONENTS, NORMS, SIGMAS
-from curvescope.studies.propagation.shares import HESSIAN, OUTER, Number
+from curvescope.studies.propagation.analysis import HESSIAN, OUTER, Number
 from curvescope.viz.blocks import PALETTE
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import numpy as np
 
 from curvescope.algorithms.estimates.intervals import student
 from curvescope.papers.petrov2025.propagation.variants import SIGMAS
-from curvescope.studies.propagation.shares import HESSIAN
+from curvescope.studies.propagation.analysis import HESSIAN
 
 if TYPE_CHECKING:
     from curvescope.papers.petrov2025.propagation.study import Spectrum, Sweeps

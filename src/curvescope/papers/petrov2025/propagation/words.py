@@ -12,7 +12,7 @@ from curvescope.models.zoo import REVISIONS
 from curvescope.papers.petrov2025.propagation.slopes import exponent, spectra, with_and_without
 from curvescope.papers.petrov2025.propagation.variants import COMPONENTS
 from curvescope.runs.shown import Line
-from curvescope.studies.propagation.shares import HESSIAN, OUTER
+from curvescope.studies.propagation.analysis import HESSIAN, OUTER
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -14,7 +14,7 @@ import numpy as np
 from curvescope.papers.singh2025.exact_spectra.pairs import pair_claims
 from curvescope.papers.singh2025.rules import CONDITIONS, OURS, SLIDES, factor, slope
 from curvescope.runs.shown import FAILS, HOLDS, Claim
-from curvescope.studies.exact_spectra import ExactSpectra, cases, gauss_newton, sweeps
+from curvescope.studies.exact_spectra import ExactSpectra, analysis, study
 
 ROUNDING = 1e-12  # of the largest eigenvalue
 SENSITIVE = 10.0
@@ -32,9 +32,9 @@ def verdicts(found: ExactSpectra) -> list[Claim]:
 def _closed_forms(found: ExactSpectra) -> Iterator[Claim]:
     """Closed against dense spectra, degenerate cases included."""
     for kind, published in (
-        (cases.ATTENTION, "±b, each d_K − 1 times, and three outliers"),
-        (cases.LINEAR, "±b, each m − 1 times, and two outliers"),
-        (cases.RELU, "two linear networks, one for each sign of the input"),
+        (analysis.CASE_ATTENTION, "±b, each d_K − 1 times, and three outliers"),
+        (analysis.LINEAR, "±b, each m − 1 times, and two outliers"),
+        (analysis.RELU, "two linear networks, one for each sign of the input"),
     ):
         errors = {name: error for name, error in found.spectra.errors().items() if name.startswith(kind)}
         worst = max(errors.values())
@@ -44,19 +44,19 @@ def _closed_forms(found: ExactSpectra) -> Iterator[Claim]:
 
 def _moved(found: ExactSpectra) -> Iterator[Claim]:
     """What moves the condition number, and the spectrum."""
-    for varied in (sweeps.NORM_Q, sweeps.NORM_K, sweeps.BOTH):
+    for varied in (study.NORM_Q, study.NORM_K, study.BOTH):
         yield _norms(found, varied)
-    values, kappa = found.sweeps.of(sweeps.ANGLE).medians("condition")
+    values, kappa = found.sweeps.of(study.ANGLE).medians("condition")
     measured = f"κ from {kappa.min():.3g} to {kappa.max():.3g}, largest at {values[kappa.argmax()]:g}°"
     verdict = HOLDS if values[kappa.argmax()] == 90 and factor(kappa) >= SENSITIVE else FAILS
     published = "κ is worst where w_Q and w_K are orthogonal"
     yield Claim("condition number κ and the angle", published, measured, verdict, *OURS)
     for varied, published in (
-        (sweeps.TARGET, "κ is sensitive to the targets"),
-        (sweeps.LENGTH, "κ is sensitive to the length, from 16 tokens on"),
+        (study.TARGET, "κ is sensitive to the targets"),
+        (study.LENGTH, "κ is sensitive to the length, from 16 tokens on"),
     ):
         values, kappa = found.sweeps.of(varied).medians("condition")
-        kappa = kappa[values >= 16] if varied == sweeps.LENGTH else kappa
+        kappa = kappa[values >= 16] if varied == study.LENGTH else kappa
         measured = f"κ from {kappa.min():.3g} to {kappa.max():.3g}"
         yield Claim(f"condition number κ and {varied}", published, measured, _sensitive(kappa), *OURS)
     yield _outlier_token(found)
@@ -77,7 +77,7 @@ def _norms(found: ExactSpectra, varied: str) -> Claim:
 
 
 def _outlier_token(found: ExactSpectra) -> Claim:
-    one = found.sweeps.of(sweeps.OUTLIER)
+    one = found.sweeps.of(study.OUTLIER)
     (values, size), (_, bulk) = one.medians("size"), one.medians("bulk")
     measured = (
         f"one token times {values[-1]:g}: outliers times {size[-1] / size[0]:.3g} (power "
@@ -89,7 +89,7 @@ def _outlier_token(found: ExactSpectra) -> Claim:
 def _biased(found: ExactSpectra) -> Iterator[Claim]:
     """A bias on the first token, where that is like the others and where it is large."""
     moves = {}
-    for name in (sweeps.BIAS, sweeps.LARGE_BIAS):
+    for name in (study.BIAS, study.LARGE_BIAS):
         one = found.sweeps.of(name)
         medians = {column: one.medians(column)[1] for column in ("bulk", "size")}
         moves[name] = {column: found[-1] / found[0] for column, found in medians.items()}
@@ -101,8 +101,8 @@ def _biased(found: ExactSpectra) -> Iterator[Claim]:
     ):
         true = [(one[column] > 1) == grows for one in moves.values()]
         measured = (
-            f"times {moves[sweeps.BIAS][column]:.3g} for a first token like the others, times "
-            f"{moves[sweeps.LARGE_BIAS][column]:.3g} for x₀ = {sweeps.LARGE:g}"
+            f"times {moves[study.BIAS][column]:.3g} for a first token like the others, times "
+            f"{moves[study.LARGE_BIAS][column]:.3g} for x₀ = {study.LARGE:g}"
         )
         verdict = HOLDS if all(true) else CONDITIONS if any(true) else FAILS
         measured += condition if verdict == CONDITIONS else ""
@@ -135,7 +135,7 @@ def _gauss_newton(found: ExactSpectra) -> Iterator[Claim]:
 def _residuals(found: ExactSpectra) -> Claim:
     """The gap vanishes with the loss."""
     gaps, rho = found.gaps, np.unique(found.gaps.residual)
-    attention = np.array(gaps.kind) == gauss_newton.ATTENTION
+    attention = np.array(gaps.kind) == analysis.GAUSS_NEWTON_ATTENTION
     medians = [float(np.median(gaps.gap[attention & (gaps.residual == one)])) for one in rho]
     rising = all(a < b for a, b in pairwise(medians))
     each = ", ".join(f"{gap:.2g} at ρ = {one:g}" for gap, one in zip(medians, rho, strict=True))

@@ -8,12 +8,12 @@ import numpy as np
 
 from curvescope.papers.singh2025.rules import CONDITIONS, OURS, SLIDES
 from curvescope.runs.shown import FAILS, HOLDS, Claim
-from curvescope.studies.exact_spectra import ExactSpectra, bundled, ladder, sweeps
-from curvescope.studies.exact_spectra.intervals import median
+from curvescope.studies.common.statistics import median_interval
+from curvescope.studies.exact_spectra import ExactSpectra, study
 
 NEAR = 0.8  # of P: sizes of partners differ by a fifth of their sum
 SAME = 1e-9
-M = ladder.NUM_UNITS
+M = study.NUM_UNITS
 FIRST, LAST = "1-D attention", "+ tokens, cross-entropy"
 
 
@@ -24,7 +24,7 @@ def pair_claims(found: ExactSpectra) -> list[Claim]:
 
 
 def _bulk(found: ExactSpectra) -> Claim:
-    share = found.pairings.of("1-D attention", ladder.EXACT)
+    share = found.pairings.of("1-D attention", study.EXACT)
     expected = 2 * (M - 1) / (2 * M + 1)
     measured = f"{share.min():.3f} to {share.max():.3f} of all eigenvalues are exact; ±b is {expected:.3f}"
     verdict = HOLDS if np.abs(share - expected).max() < SAME else FAILS
@@ -34,11 +34,11 @@ def _bulk(found: ExactSpectra) -> Claim:
 def _outliers(found: ExactSpectra) -> Claim:
     """P of the three outliers over everything that was varied."""
     best, where = 0.0, ""
-    for varied in sweeps.AXES:
+    for varied in study.AXES:
         values, middle = found.sweeps.of(varied).medians("pairing")
         if middle.max() > best:
             best, where = float(middle.max()), f"{varied} = {values[middle.argmax()]:.3g}"
-    typical = median(found.pairings.of("1-D attention", ladder.OUTLIERS))
+    typical = median_interval(found.pairings.of("1-D attention", study.OUTLIERS))
     measured = f"P = {typical} for normal weights and unit residuals, at most {best:.2f} in a sweep ({where})"
     verdict = HOLDS if typical.low >= NEAR else CONDITIONS if best >= NEAR else FAILS
     if verdict == CONDITIONS:
@@ -48,7 +48,7 @@ def _outliers(found: ExactSpectra) -> Claim:
 
 def _functional(found: ExactSpectra) -> Iterator[Claim]:
     for rung in ("linear network", "ReLU network", "1-D attention"):
-        P = found.pairings.of(rung, ladder.FUNCTIONAL)
+        P = found.pairings.of(rung, study.FUNCTIONAL)
         verdict = HOLDS if np.abs(P - 1).max() < SAME else FAILS
         measured = f"P from {P.min():.3f} to {P.max():.3f}"
         if verdict == FAILS:
@@ -57,7 +57,7 @@ def _functional(found: ExactSpectra) -> Iterator[Claim]:
 
 
 def _wide_heads(found: ExactSpectra) -> Claim:
-    wide, narrow = (found.pairings.of(rung, ladder.EXACT) for rung in ("d = 2, d_K = 8, W_O", "d = d_K = 4"))
+    wide, narrow = (found.pairings.of(rung, study.EXACT) for rung in ("d = 2, d_K = 8, W_O", "d = d_K = 4"))
     expected = 8 * (M - 4 + 1) / (8 * M)  # d = 2: ±σ_1, ±σ_2 of two products, d_K − 2d + 1 times each
     measured = (
         f"exact pairs {wide.min():.3f} to {wide.max():.3f} at d = 2, d_K = 8, up to {narrow.max():.3f} at "
@@ -74,11 +74,11 @@ def _wide_heads(found: ExactSpectra) -> Claim:
 def _ladder(found: ExactSpectra) -> Iterator[Claim]:
     """Does pairing decay from rung to rung? Exact pairs and P are asked apart."""
     for quantity, label, source in (
-        (ladder.EXACT, "exact pairs", SLIDES),
-        (ladder.ALL, "pairing P of H", OURS),
-        (ladder.FUNCTIONAL, "pairing P of H_f", OURS),
+        (study.EXACT, "exact pairs", SLIDES),
+        (study.ALL, "pairing P of H", OURS),
+        (study.FUNCTIONAL, "pairing P of H_f", OURS),
     ):
-        first, last = (median(found.pairings.of(name, quantity)) for name in (FIRST, LAST))
+        first, last = (median_interval(found.pairings.of(name, quantity)) for name in (FIRST, LAST))
         verdict = HOLDS if last.high < first.low else FAILS
         measured = f"{first} for {FIRST}, {last} for two layers of two heads on tokens"
         if verdict == FAILS:
@@ -89,11 +89,11 @@ def _ladder(found: ExactSpectra) -> Iterator[Claim]:
 
 def _real(found: ExactSpectra) -> Iterator[Claim]:
     """The bundled model beside the control, if it was looked at."""
-    control = median(found.pairings.of(ladder.CONTROL, ladder.OUTLIERS))
-    for part in bundled.PARTS:
+    control = median_interval(found.pairings.of(study.CONTROL, study.OUTLIERS))
+    for part in study.PARTS:
         values = {
-            revision: found.pairings.of(bundled.rung_name(revision, part), ladder.OUTLIERS)
-            for revision in bundled.REVISIONS
+            revision: found.pairings.of(study.rung_name(revision, part), study.OUTLIERS)
+            for revision in study.REVISIONS
         }
         if not all(len(one) and np.isfinite(one).all() for one in values.values()):
             continue
@@ -104,5 +104,5 @@ def _real(found: ExactSpectra) -> Iterator[Claim]:
         if verdict == CONDITIONS:
             measured += f": {', '.join(revision for revision, is_near in near.items() if is_near)} only"
         yield Claim(
-            f"outliers of {bundled.NAME}, {part}", "outliers come in pairs ±λ", measured, verdict, *SLIDES
+            f"outliers of {study.NAME}, {part}", "outliers come in pairs ±λ", measured, verdict, *SLIDES
         )

@@ -20,7 +20,7 @@ from curvescope.models.load import load
 from curvescope.models.zoo.mlp import MLP, MLPConfig
 from curvescope.models.zoo.transformer import Transformer, TransformerConfig
 from curvescope.problem import Problem
-from curvescope.studies.gap.pair import ALL, Effort, Pair, measure_pair
+from curvescope.studies.gap.analysis import ALL, Effort, Pair, measure_pair
 from curvescope.train import TrainConfig, train
 
 FAMILIES = ("transformer", "mlp")

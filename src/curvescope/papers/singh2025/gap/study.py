@@ -19,7 +19,7 @@ from curvescope.papers.singh2025.gap.courses import FAMILIES, TASKS, Course, Pla
 from curvescope.runs.shown import Line, Shown
 from curvescope.runs.work import Piece, State, work_through
 from curvescope.studies import gap
-from curvescope.studies.gap.pair import Pair
+from curvescope.studies.gap.analysis import Pair
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -10,7 +10,7 @@ from curvescope.core.numbers import plural
 from curvescope.papers.singh2025.gap.claims import LOSS, gaps
 from curvescope.papers.singh2025.gap.courses import FAMILIES, TASKS
 from curvescope.runs.shown import Line
-from curvescope.studies.gap.tables import row
+from curvescope.studies.gap.view import row
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -12,7 +12,7 @@ from curvescope.models.zoo.transformer import Transformer, TransformerConfig
 from curvescope.problem import Problem
 from curvescope.studies import sinks
 from curvescope.studies.setting import make_problem
-from curvescope.studies.sinks.ways import HOWS
+from curvescope.studies.sinks.analysis import HOWS
 from curvescope.train import TrainConfig, train
 
 TRAINED, INITIAL = "bundled, trained", "bundled, initial"

@@ -9,8 +9,7 @@ import numpy as np
 from curvescope.papers.singh2025.rules import OURS, SLIDES
 from curvescope.papers.singh2025.sinks.cases import INITIAL, TRAINED
 from curvescope.runs.shown import FAILS, HOLDS, OPEN, Claim
-from curvescope.studies.sinks.effects import Quantity, effect
-from curvescope.studies.sinks.ways import UNCHANGED, Way
+from curvescope.studies.sinks.analysis import UNCHANGED, Quantity, Way, effect
 
 if TYPE_CHECKING:
     from curvescope.papers.singh2025.sinks.study import SinkCases

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from curvescope.papers.singh2025.sinks.cases import TRAINED
-from curvescope.studies.sinks.effects import Quantity, effect
-from curvescope.studies.sinks.figures import few_ticks
-from curvescope.studies.sinks.tables import all_ways
+from curvescope.studies.sinks.analysis import Quantity, effect
+from curvescope.studies.sinks.view import all_ways, few_ticks
 from curvescope.viz.blocks import PALETTE
 
 if TYPE_CHECKING:

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 from curvescope.core.numbers import plural
 from curvescope.papers.singh2025.sinks.claims import last
 from curvescope.runs.shown import Line
-from curvescope.studies.sinks.effects import effect
-from curvescope.studies.sinks.ways import UNCHANGED
+from curvescope.studies.sinks.analysis import UNCHANGED, effect
 
 if TYPE_CHECKING:
     import pandas as pd
