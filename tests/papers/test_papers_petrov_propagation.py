@@ -10,9 +10,9 @@ import pytest
 from curvescope.algorithms.blocks.ends import Ends
 from curvescope.models.zoo.names import REVISIONS
 from curvescope.papers import find_figure
-from curvescope.papers.petrov2025.propagation import Config, Spectrum, Sweeps, variants
-from curvescope.papers.petrov2025.propagation import slopes as said
-from curvescope.papers.petrov2025.propagation.study import _measure, _write_out
+from curvescope.papers.petrov2025 import propagation as said
+from curvescope.papers.petrov2025 import propagation_models as variants
+from curvescope.papers.petrov2025.propagation import Config, Spectrum, Sweeps, _measure, _write_out
 from curvescope.studies.propagation import Propagation, Shares
 
 SEEDS, DEPTHS, STEPS = 2, [1, 2, 4], 10

@@ -12,9 +12,19 @@ from curvescope.algorithms.blocks.ends import Ends
 from curvescope.algorithms.blocks.probes import OwnProbes
 from curvescope.algorithms.spectra.wasserstein import SpectralDistance
 from curvescope.papers import find_figure
+from curvescope.papers.singh2025 import gap as claims
 from curvescope.papers.singh2025 import norms
-from curvescope.papers.singh2025.gap import Config, Course, Gaps, claims
-from curvescope.papers.singh2025.gap.courses import FAMILIES, TASKS, Place, data_of, measure_course, module_of
+from curvescope.papers.singh2025.gap import (
+    FAMILIES,
+    TASKS,
+    Config,
+    Course,
+    Gaps,
+    Place,
+    data_of,
+    measure_course,
+    module_of,
+)
 from curvescope.studies.gap import Draws, Gap, Pair
 
 SEEDS, STEPS = 3, [0, 10]

@@ -41,6 +41,7 @@ _MOVED = {  # saved in this module: now in that one, these classes
     "closed_form.bounds": {"closed_form.bounds.head": "BlockBounds"},
     "closed_form.bounds_as_printed": {"closed_form.printed.bounds": "PrintedBound"},
     "operators.third_derivative": {"operators.taylor.third_derivative": "ThirdDerivative"},
+    "papers.molina2023.setting": {"papers.molina2023.figures": "Reproduced"},
     "papers.ormaniec2025.heatmap": {"papers.ormaniec2025.heatmap.study": "Columns HeatMap"},
     "papers.ormaniec2025.histograms": {"papers.ormaniec2025.histograms.study": "Bars Histograms"},
     "papers.ormaniec2025.growth": {"papers.ormaniec2025.growth.study": "Points Sweep Growth"},

@@ -1,15 +1,17 @@
 """Papers: their figures and tables measured again, published next to measured. Imports none of them.
 
 A paper is a package here with `FIGURES` and `MORE`, a line on each, and may have `UNCLEAR`: names of
-settings that it refuses, with what to say instead. A figure is a module in it, and all that
-a study is: a frozen `Config` and `run(cfg, *, progress=None, state=None) -> Shown`. Its result has `claims`
-too, and `reproduce` writes everything into one folder.
+settings that it refuses, with what to say instead. A figure is all that a study is: a frozen `Config` and
+`run(cfg, *, progress=None, state=None) -> Shown`, called `STUDY` in a module of the figure's name. Figures
+that are studies with settings of their own are together in the module `figures`, as its `STUDIES`. Results
+have `claims` too, and `reproduce` writes everything into one folder.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from importlib import import_module
+from importlib.util import find_spec
 from typing import NamedTuple
 
 from curvescope.core.config import Config
@@ -69,4 +71,7 @@ def find_figure(paper: str, figure: str) -> Study[Config]:
         raise UsageError(
             f"expected a figure of {paper}, got {figure!r}", hint=near_misses(figure, list(known))
         )
-    return study_in(f"curvescope.papers.{paper}.{figure}")
+    package = f"curvescope.papers.{paper}"
+    if find_spec(f"{package}.{figure}") is not None:
+        return study_in(f"{package}.{figure}")
+    return import_module(f"{package}.figures").STUDIES[figure]

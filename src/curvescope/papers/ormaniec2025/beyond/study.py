@@ -26,13 +26,12 @@ from curvescope.models.load import load
 from curvescope.models.model import Model
 from curvescope.models.zoo.transformer import Transformer, TransformerConfig
 from curvescope.operators import GGN, Functional
-from curvescope.papers.claims import Claim
+from curvescope.papers.common import FigureConfig
 from curvescope.papers.ormaniec2025.growth.settings import PARTS
 from curvescope.papers.ormaniec2025.growth.slopes import fit
-from curvescope.papers.setting import FigureConfig
 from curvescope.problem import Problem
 from curvescope.runs.contents import fingerprint
-from curvescope.runs.shown import Line, Shown
+from curvescope.runs.shown import Claim, Line, Shown
 from curvescope.runs.work import Piece, State, work_through
 from curvescope.studies.setting import ModelOnData, make_batches
 from curvescope.train import TrainConfig, train

@@ -20,14 +20,13 @@ from curvescope.core.config import setting
 from curvescope.core.errors import UsageError
 from curvescope.core.progress import Progress
 from curvescope.core.result import Result
-from curvescope.papers.claims import Claim
+from curvescope.papers.common import FigureConfig
 from curvescope.papers.ormaniec2025.growth.draws import Source, sweep_tokens
 from curvescope.papers.ormaniec2025.growth.points import measure
 from curvescope.papers.ormaniec2025.growth.settings import EXPERIMENTS, REPEATS, Experiment, chosen
 from curvescope.papers.ormaniec2025.growth.slopes import Slope, slopes
 from curvescope.papers.ormaniec2025.growth.streams import PROBES
-from curvescope.papers.setting import FigureConfig
-from curvescope.runs.shown import Line, Shown
+from curvescope.runs.shown import Claim, Line, Shown
 from curvescope.runs.work import Finished, Piece, State, work_through
 
 if TYPE_CHECKING:

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from curvescope.papers.claims import AUTHORS_CODE, Claim
+from curvescope.papers.common import AUTHORS_CODE
 from curvescope.papers.ormaniec2025.growth.published import published_curves
 from curvescope.papers.ormaniec2025.growth.settings import Experiment
 from curvescope.papers.ormaniec2025.growth.slopes import Slope
-from curvescope.runs.shown import HOLDS
+from curvescope.runs.shown import HOLDS, Claim
 
 if TYPE_CHECKING:
     from curvescope.papers.ormaniec2025.growth.study import Growth, Sweep

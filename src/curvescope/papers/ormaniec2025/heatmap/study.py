@@ -21,12 +21,11 @@ from curvescope.core.errors import UsageError, near_misses
 from curvescope.core.progress import Progress
 from curvescope.core.result import Result
 from curvescope.operators import Hessian
-from curvescope.papers.claims import AGREES, AUTHORS_CODE, DIFFERS, Claim, as_printed
+from curvescope.papers.common import AGREES, AUTHORS_CODE, DIFFERS, FigureConfig, as_printed
 from curvescope.papers.ormaniec2025.small_model import IN_WORDS, heatmap_data, small_problem
-from curvescope.papers.setting import FigureConfig
 from curvescope.problem import Problem
 from curvescope.runs.contents import fingerprint
-from curvescope.runs.shown import Line, Shown
+from curvescope.runs.shown import Claim, Line, Shown
 from curvescope.runs.work import Piece, State, work_through
 from curvescope.viz.matrix import FLOOR, colours
 

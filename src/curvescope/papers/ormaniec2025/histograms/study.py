@@ -17,10 +17,9 @@ import numpy as np
 from curvescope.core.progress import Progress
 from curvescope.core.result import Result
 from curvescope.operators.curvature import BY_SYMBOL
-from curvescope.papers.claims import AGREES, AUTHORS_CODE, DIFFERS, Claim, as_printed, within
+from curvescope.papers.common import AGREES, AUTHORS_CODE, DIFFERS, FigureConfig, as_printed, within
 from curvescope.papers.ormaniec2025.small_model import IN_WORDS, Kind, histogram_data, small_problem
-from curvescope.papers.setting import FigureConfig
-from curvescope.runs.shown import Line, Shown
+from curvescope.runs.shown import Claim, Line, Shown
 from curvescope.runs.work import Piece, State, work_through
 
 if TYPE_CHECKING:

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from curvescope.core.result import Result
+from curvescope.papers.common import decided
 from curvescope.papers.ormaniec2025.reviewers.slopes import Mean, mean_of
-from curvescope.runs.shown import FAILS, HOLDS, OPEN, Claim
+from curvescope.runs.shown import FAILS, HOLDS, Claim
 
 TOLERANCE = 0.1  # of an exponent
 PAPER, OURS = "paper", "ours"
@@ -77,12 +78,12 @@ def holds_where(found: Mapping[str, Mean], power: float) -> str:
 
 def less_than(found: Mean, limit: float) -> str:
     """Whether a number is below a limit, with all of its interval."""
-    return HOLDS if found.high < limit else FAILS if found.low > limit else OPEN
+    return decided(right=found.high < limit, wrong=found.low > limit)
 
 
 def more_than(found: Mean, limit: float) -> str:
     """Whether a number is above a limit, with all of its interval."""
-    return HOLDS if found.low > limit else FAILS if found.high < limit else OPEN
+    return decided(right=found.low > limit, wrong=found.high < limit)
 
 
 def _distance(mean: Mean, power: float) -> float:

@@ -21,7 +21,7 @@ from curvescope.data.tasks.addition import Targets, addition
 from curvescope.losses import Loss
 from curvescope.models.load import load
 from curvescope.models.zoo.transformer import Transformer, TransformerConfig
-from curvescope.papers.setting import FigureConfig
+from curvescope.papers.common import FigureConfig
 from curvescope.problem import Problem
 
 DIGITS, TOKENS, CLASSES, WIDTH = 2, 9, 12, 4

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from curvescope.core.progress import Progress
 from curvescope.core.result import Result
-from curvescope.papers.claims import Claim
 from curvescope.papers.ormaniec2025.reviewers import words
 from curvescope.papers.ormaniec2025.reviewers.answers import Answer
 from curvescope.papers.ormaniec2025.reviewers.measure import Sweep
@@ -28,7 +27,7 @@ from curvescope.papers.ormaniec2025.reviewers.questions import (
 )
 from curvescope.papers.ormaniec2025.reviewers.questions.softmax import Heads
 from curvescope.papers.ormaniec2025.reviewers.setting import Config
-from curvescope.runs.shown import Line, Shown
+from curvescope.runs.shown import Claim, Line, Shown
 from curvescope.runs.work import Piece, State, work_through
 
 if TYPE_CHECKING:

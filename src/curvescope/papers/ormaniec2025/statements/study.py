@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from curvescope.core.progress import Progress
-from curvescope.papers.claims import Claim
+from curvescope.papers.common import FigureConfig
 from curvescope.papers.ormaniec2025.statements import data, depth, softmax, weights
 from curvescope.papers.ormaniec2025.statements.rows import FAILS, OURS, VERDICTS, Group
-from curvescope.papers.setting import FigureConfig
-from curvescope.runs.shown import Line, Shown
+from curvescope.runs.shown import Claim, Line, Shown
 from curvescope.runs.work import Piece, State, work_through
 
 if TYPE_CHECKING:

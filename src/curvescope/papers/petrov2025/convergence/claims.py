@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from curvescope.algorithms.estimates.intervals import student
-from curvescope.runs.shown import FAILS, HOLDS, OPEN, Claim, Origin
+from curvescope.papers.common import decided
+from curvescope.runs.shown import FAILS, HOLDS, Claim, Origin
 from curvescope.studies.landscape.claims import TAUTOLOGY, interval, overlap
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ def _rank(found: Convergence) -> Claim:
     rows = [np.arange(n), *(source.integers(0, n, n) for _ in range(RESAMPLES))]
     ratios = [_deviation(high_rank[row]) / _deviation(low_rank[row]) for row in rows]
     low, high = np.percentile(ratios[1:], ENDS)
-    verdict = HOLDS if high < 1 else FAILS if low > 1 else OPEN
+    verdict = decided(right=high < 1, wrong=low > 1)
     shown = f"rank 16 over rank 8: {ratios[0]:.2f} [{low:.2f}, {high:.2f}]"
     return Claim("E7: the curve of rank 16 ends below that of rank 8", "4e-06 and 1e-05", shown, verdict, *E7)
 
@@ -91,7 +92,7 @@ def _grows(found: Convergence, name: str, symbol: str) -> Claim:
     others = [getattr(c, "hidden" if name == "width" else "width") for c in curves]
     columns = [x, *(np.array(others) == value for value in sorted(set(others)))]
     exponent, half = _least_squares(np.array(columns, dtype=float).T, np.log([c.deviation for c in curves]))
-    verdict = HOLDS if exponent - half > 0 else FAILS if exponent + half < 0 else OPEN
+    verdict = decided(right=exponent - half > 0, wrong=exponent + half < 0)
     what = "width h" if name == "width" else "depth L"
     shown = f"k|L_{{k+1}} − L_k| ∝ {symbol}^{exponent:.2f} [{exponent - half:.2f}, {exponent + half:.2f}]"
     return Claim(f"E8: it grows with the {what}, as the bound does", "grows", shown, verdict, *READING)

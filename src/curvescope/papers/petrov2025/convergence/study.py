@@ -19,10 +19,10 @@ from curvescope.core.errors import CurvescopeError
 from curvescope.core.progress import Progress
 from curvescope.core.result import Result
 from curvescope.data.tasks.pictures import PICTURES, Pictures, check_pictures, pictures
+from curvescope.papers.common import FigureConfig
 from curvescope.papers.petrov2025.convergence import claims, words
 from curvescope.papers.petrov2025.convergence.experiments import Experiment, experiments
 from curvescope.papers.petrov2025.convergence.training import evaluate, fit
-from curvescope.papers.setting import FigureConfig
 from curvescope.runs.shown import Claim, Line, Shown
 from curvescope.runs.work import Piece, State, work_through
 from curvescope.studies.landscape.growth import Growth, growth

@@ -1,25 +1,67 @@
-"""The claims about bounds, and the rule that gives a verdict from comparisons with the truth.
+"""What the paper and its precursor state about bounds: the study `bounds`, and a verdict on every claim.
 
-A claim holds if no instance violates it, which is evidence and no proof; it fails as printed and holds
-corrected if some do and none violates a corrected form; else it fails.
+The paper measures none of its bounds, so what is published are the inequalities themselves. A claim holds if
+no instance violates it, which is evidence and no proof; it fails as printed and holds corrected if some do
+and none violates a corrected form; else it fails.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
+from curvescope.core.progress import Progress
+from curvescope.papers.common import Claimed, FigureConfig
 from curvescope.runs.shown import FAILS, HOLDS, Claim
+from curvescope.runs.study import Study
+from curvescope.runs.work import State
+from curvescope.studies import bounds
 from curvescope.studies.bounds import Bounds, Comparisons, measures, words
 from curvescope.studies.bounds.estimates import REPAIRED
 
+PROFILES = {
+    "quick": bounds.Config(num_seeds=4),
+    "full": bounds.Config(
+        num_seeds=20,
+        weight_scales=(0.03, 0.1, 0.3, 1.0, 3.0, 10.0),
+        data_scales=(0.03, 0.1, 0.3, 1.0, 3.0, 10.0),
+        depths=(1, 2, 4, 8),
+        num_layers=(1, 2, 3, 4, 6),
+    ),
+}
+EVIDENCE = "a claim that holds is violated by no instance that was tried, which is evidence and no proof"
 CORRECTED = "fails as printed, holds corrected"
 LITERAL, PROOF = "lemma, literal σ", "lemma, σ of its proof"
 HEADS = (words.HEAD, words.KEYLESS, words.CLUSTERS)
 BLOCKS = (words.BLOCK, words.CLOSING)
 WHOLE = (measures.WHOLE, measures.OUTER)
+
+
+@dataclass(frozen=True)
+class Config(FigureConfig):
+    """The profile sets the number of instances and scales."""
+
+
+@dataclass(frozen=True)
+class ClaimedBounds(Claimed):
+    """The study's comparisons as a figure of the paper."""
+
+    NAME = "bounds"
+
+    measured: Bounds
+
+    def claims(self) -> list[Claim]:
+        """Every claim with its verdict."""
+        return [_verdict(one, self.measured) for one in STATED]
+
+
+def run(cfg: Config, *, progress: Progress | None = None, state: State | None = None) -> ClaimedBounds:
+    """Measure everything, pieces of `state` excepted."""
+    found = bounds.run(PROFILES[cfg.profile], progress=progress, state=state)
+    return ClaimedBounds(found, notes=[*found.notes, EVIDENCE])
 
 
 class Fix(NamedTuple):
@@ -117,11 +159,6 @@ STATED = (
 )
 
 
-def verdicts(found: Bounds) -> list[Claim]:
-    """Every claim next to what was measured."""
-    return [_verdict(one, found) for one in STATED]
-
-
 def _verdict(one: Stated, found: Bounds) -> Claim:
     tried = _tried(one, found, one.bound)
     violated, count = int(tried.violated.sum()), len(tried.true)
@@ -151,3 +188,6 @@ def _tried(one: Stated, found: Bounds, bound: str) -> Comparisons:
         if name.startswith(words.NETWORK) == (one.bound == measures.PRECURSOR)
     )
     return table.chosen(quantity=quantities, bound=bound, instance=names)
+
+
+STUDY = Study(Config, run)

@@ -5,13 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from curvescope.core.config import at_least, setting
-from curvescope.core.progress import Progress
-from curvescope.papers.setting import FigureConfig
-from curvescope.runs.study import Study
-from curvescope.runs.work import State
+from curvescope.papers.common import FigureConfig, with_settings
 from curvescope.studies import weight_norms
-
-__all__ = ["STUDY", "Config", "run"]
 
 MODELS = {"quick": 96, "full": 300}
 TOKENS = {"quick": 128, "full": 512}
@@ -39,11 +34,4 @@ class Config(FigureConfig):
         )
 
 
-def run(
-    cfg: Config, *, progress: Progress | None = None, state: State | None = None
-) -> weight_norms.WeightNorms:
-    """The study with the settings of the profile."""
-    return weight_norms.run(cfg.of_study(), progress=progress, state=state)
-
-
-STUDY = Study(Config, run)
+STUDY = with_settings(Config, Config.of_study, weight_norms.run)
