@@ -12,7 +12,8 @@ from curvescope.operators import Hessian
 from curvescope.problem import Problem
 from curvescope.studies.dynamics.course import Course, Recipe, follow
 from curvescope.studies.dynamics.networks import modular_addition, problem_of
-from curvescope.studies.dynamics.settings import SMALL, Config
+from curvescope.studies.dynamics.settings import Config
+from curvescope.studies.dynamics.networks import SMALL
 
 SHORT, FEW = 20, 10  # measurements of a run of spikes or grokking, and of warmup
 GROKKED = 2  # networks of grokking

@@ -17,9 +17,11 @@ from curvescope.models.model import Model
 from curvescope.models.zoo.folder import zoo_model
 from curvescope.models.zoo.transformer import Transformer, TransformerConfig
 from curvescope.problem import Problem
-from curvescope.studies.dynamics.settings import AUTO, DIGITS, SAMPLE, SMALL, Config
+from curvescope.studies.dynamics.settings import Config
 from curvescope.studies.setting import TASK, make_problem
 
+SMALL, AUTO = "small", "auto"
+DIGITS, SAMPLE = "task:digits", "sample"
 Norm = Literal["none", "pre", "post"]
 WIDTH, HEADS, HIDDEN, STD = 24, 2, 48, 0.12  # of the small model; STD of its weights
 GROK_WIDTH, GROK_HEADS, GROK_HIDDEN = 32, 4, 64

@@ -27,7 +27,8 @@ from curvescope.monitor.result import Monitored
 from curvescope.problem import Problem
 from curvescope.runs.contents import fingerprint
 from curvescope.studies.checkpoints import check_alike
-from curvescope.studies.dynamics.settings import AUTO, SAMPLE, SMALL, Config
+from curvescope.studies.dynamics.settings import Config
+from curvescope.studies.dynamics.networks import AUTO, SAMPLE, SMALL
 from curvescope.studies.setting import load_model, make_batches
 
 CONFIGURATIONS = ("config.json", "config.toml", "adapter_config.json", "ckpt.pt")

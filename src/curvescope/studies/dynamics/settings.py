@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from curvescope.core.config import as_tuples, at_least, setting
 from curvescope.core.errors import UsageError, near_misses
 from curvescope.studies.setting import ModelOnData
+from curvescope.studies.dynamics.networks import AUTO, DIGITS, SAMPLE, SMALL
 
 EXPERIMENTS = {
     "edge": "gradient descent: λ_max rises to 2/η and stays there (Cohen et al. 2021)",
@@ -15,8 +16,6 @@ EXPERIMENTS = {
     "spikes": "a learning rate that rises above the ceiling, and what warned before the loss rose",
     "grokking": "modular addition: curvature before and after the model generalises",
 }
-SMALL, AUTO = "small", "auto"
-DIGITS, SAMPLE = "task:digits", "sample"
 
 
 @dataclass(frozen=True)

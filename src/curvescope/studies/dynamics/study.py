@@ -31,7 +31,8 @@ from curvescope.studies.dynamics.sequence import (
     load_point,
     measure_point,
 )
-from curvescope.studies.dynamics.settings import AUTO, SAMPLE, SMALL, Config
+from curvescope.studies.dynamics.settings import Config
+from curvescope.studies.dynamics.networks import AUTO, SAMPLE, SMALL
 from curvescope.studies.setting import notes_of
 from curvescope.viz.interactive import Scene
 

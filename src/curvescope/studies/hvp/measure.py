@@ -103,7 +103,7 @@ class Bench:
             return found
         with product.operator.frozen():
             frozen, frozen_unit = self._rounds(lambda: product.times(given))
-        del given
+        given = None  # its memory
         several = [self._columns(product.operator, k) for k in self.columns if k > 1]
         return replace(found, frozen=frozen, frozen_unit=frozen_unit, columns=several)
 

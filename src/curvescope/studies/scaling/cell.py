@@ -25,9 +25,10 @@ from curvescope.models.zoo.transformer import Transformer, TransformerConfig
 from curvescope.operators import GGN, Functional, Hessian
 from curvescope.problem import Problem
 from curvescope.studies.scaling.needed import Needed, plan_data
-from curvescope.studies.scaling.setting import LENGTH, VOCAB, Config
+from curvescope.studies.scaling.setting import Config
 from curvescope.train import TrainConfig, train
 
+LENGTH, VOCAB = 16, 16  # of a sequence, and of the language
 AT_ONCE = 512  # sequences that losses are taken of together
 
 

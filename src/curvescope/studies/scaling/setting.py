@@ -9,8 +9,8 @@ from typing import Literal, NamedTuple
 from curvescope.core.config import Config as BaseConfig
 from curvescope.core.config import at_least, setting
 from curvescope.core.errors import UsageError
+from curvescope.studies.scaling.cell import LENGTH, VOCAB
 
-LENGTH, VOCAB = 16, 16  # of a sequence, and of the language
 
 
 class Size(NamedTuple):

@@ -23,7 +23,8 @@ from curvescope.studies.scaling import claims, words
 from curvescope.studies.scaling.cell import Cell, Place, measure_cell
 from curvescope.studies.scaling.laws import Law, fit_law
 from curvescope.studies.scaling.quantities import QUANTITIES, VARIABLES, row
-from curvescope.studies.scaling.setting import VOCAB, Config
+from curvescope.studies.scaling.setting import Config
+from curvescope.studies.scaling.cell import VOCAB
 
 if TYPE_CHECKING:
     import pandas as pd

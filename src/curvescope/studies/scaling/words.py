@@ -9,7 +9,7 @@ from curvescope.runs.shown import Line
 from curvescope.studies.scaling.claims import exponent
 from curvescope.studies.scaling.laws import LEVEL, RESIDUAL
 from curvescope.studies.scaling.quantities import QUANTITIES
-from curvescope.studies.scaling.setting import LENGTH, VOCAB
+from curvescope.studies.scaling.cell import LENGTH, VOCAB
 
 if TYPE_CHECKING:
     from curvescope.studies.scaling.study import Scaling

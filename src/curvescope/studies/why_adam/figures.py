@@ -10,7 +10,7 @@ from curvescope.studies.why_adam.claims import correlations
 from curvescope.studies.why_adam.comparison import contrast, verdict
 from curvescope.studies.why_adam.curvature import MEASURES
 from curvescope.studies.why_adam.networks import CHOICES
-from curvescope.studies.why_adam.settings import CHECKPOINTS
+from curvescope.studies.why_adam.work import CHECKPOINTS
 from curvescope.studies.why_adam.work import OPTIMISERS
 from curvescope.viz import style
 from curvescope.viz.blocks import PALETTE

@@ -9,13 +9,8 @@ from curvescope.core.config import Config as BaseConfig
 from curvescope.core.config import as_tuples, at_least, setting
 from curvescope.core.errors import UsageError, near_misses
 from curvescope.studies.why_adam.networks import CHOICES, HEADS, Size
+from curvescope.studies.why_adam.work import APART, CHECKPOINTS, EVALUATED, LOOKS
 
-LOOKS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.925, 0.95, 0.975, 1.0)
-"""Shares of a run after which its loss is looked at; the mean of the last four is the final loss."""
-CHECKPOINTS = (0.25, 0.5, 1.0)
-"""Shares after which curvature is measured."""
-EVALUATED = 128  # sums whose loss is looked at
-APART = 1000  # seeds of one run of the study and of the next
 
 
 class Profile(NamedTuple):

@@ -19,7 +19,8 @@ from curvescope.runs.work import Piece, State, work_through
 from curvescope.studies.why_adam import claims, tables, words
 from curvescope.studies.why_adam.curvature import MEASURES
 from curvescope.studies.why_adam.networks import CHOICES
-from curvescope.studies.why_adam.settings import LOOKS, Config
+from curvescope.studies.why_adam.settings import Config
+from curvescope.studies.why_adam.work import LOOKS
 from curvescope.studies.why_adam.tuning import Tuned, log_ratio
 from curvescope.studies.why_adam.work import MOMENTS, OPTIMISERS, Measured, measured, tuned
 

@@ -13,9 +13,15 @@ from curvescope.data.tasks.addition import addition
 from curvescope.studies.why_adam.curvature import MEASURES, Blocks, ggn_blocks, hessian_blocks
 from curvescope.studies.why_adam.ensemble import Courses, Flat, Optimiser, flatten, train
 from curvescope.studies.why_adam.networks import CHOICES, network
-from curvescope.studies.why_adam.settings import APART, CHECKPOINTS, EVALUATED, LOOKS, Config
+from curvescope.studies.why_adam.settings import Config
 from curvescope.studies.why_adam.tuning import FIRST, Tuned, tune
 
+LOOKS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.925, 0.95, 0.975, 1.0)
+"""Shares of a run after which its loss is looked at; the mean of the last four is the final loss."""
+CHECKPOINTS = (0.25, 0.5, 1.0)
+"""Shares after which curvature is measured."""
+EVALUATED = 128  # sums whose loss is looked at
+APART = 1000  # seeds of one run of the study and of the next
 OPTIMISERS: tuple[Optimiser, ...] = ("adam", "sgd")
 MOMENTS = ["start", *(f"{name} {share:.0%}" for name in OPTIMISERS for share in CHECKPOINTS)]
 """When curvature is measured: before training, and along the chosen run of each optimiser."""
