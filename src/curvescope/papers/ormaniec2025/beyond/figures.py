@@ -12,7 +12,7 @@ from curvescope.papers.ormaniec2025.growth.settings import PARTS
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from curvescope.papers.ormaniec2025.beyond.study import Beyond
+    from curvescope.papers.ormaniec2025.beyond import Beyond
 
 MANY = 16  # blocks beyond which no numbers are written
 

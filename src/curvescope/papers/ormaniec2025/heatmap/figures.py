@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from curvescope.papers.ormaniec2025.heatmap.study import CELL
+from curvescope.papers.ormaniec2025.heatmap import CELL
 from curvescope.viz.blocks import cell_text
 from curvescope.viz.interactive import Scene, scene
 from curvescope.viz.matrix import LABEL, colours, entries_map
@@ -15,7 +15,7 @@ from curvescope.viz.matrix import LABEL, colours, entries_map
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from curvescope.papers.ormaniec2025.heatmap.study import HeatMap
+    from curvescope.papers.ormaniec2025.heatmap import HeatMap
 
 
 def draw(result: HeatMap) -> dict[str, Figure]:

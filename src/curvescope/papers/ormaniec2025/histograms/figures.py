@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from curvescope.papers.ormaniec2025.histograms.study import BLOCKS, published
+from curvescope.papers.ormaniec2025.histograms import BLOCKS, published
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from curvescope.papers.ormaniec2025.histograms.study import Bars, Histograms
+    from curvescope.papers.ormaniec2025.histograms import Bars, Histograms
 
 COLOURS = {"L0.W_V": "#7570b3", "L0.W_Q": "#1b9e77"}  # the paper's
 

@@ -14,7 +14,7 @@ from curvescope.closed_form.attention.layer import Kind
 from curvescope.closed_form.bounds import growth
 from curvescope.closed_form.loss_curvature import squared_error
 from curvescope.core.parts import HALVES
-from curvescope.papers.ormaniec2025.histograms.study import Histograms, measure
+from curvescope.papers.ormaniec2025.histograms import Histograms, measure
 from curvescope.papers.ormaniec2025.statements.rows import (
     CORRECTED,
     FAILS,
