@@ -8,7 +8,7 @@ import pytest
 import curvescope as cs
 from curvescope.core.errors import UsageError
 from curvescope.core.result import Result
-from curvescope.papers.ormaniec2025.beyond import study as beyond
+from curvescope.papers.ormaniec2025 import beyond
 from curvescope.papers.ormaniec2025.growth.settings import PARTS
 
 pytestmark = pytest.mark.usefixtures("few_sequences")

@@ -26,8 +26,8 @@ from curvescope.papers.petrov2025.convergence_networks import Experiment, evalua
 from curvescope.runs.shown import FAILS, HOLDS, Claim, Line, Origin, Shown
 from curvescope.runs.study import Study
 from curvescope.runs.work import Piece, State, work_through
-from curvescope.studies.landscape.claims import TAUTOLOGY, interval, overlap
-from curvescope.studies.landscape.growth import EMA, Growth, growth
+from curvescope.studies.landscape.analysis import EMA, Growth, growth
+from curvescope.studies.landscape.view import TAUTOLOGY, interval, overlap
 from curvescope.viz.blocks import PALETTE
 
 if TYPE_CHECKING:
@@ -48,11 +48,11 @@ NEAR = 3.0  # a factor that a number which is read off a figure may be off
 HEIGHTS = {"E7.rank8": (3333, 1e-5, E7), "E7.rank16": (3333, 4e-6, E7)}
 """k, and the published mean |L_{k+1} − L_k| there."""
 CAPTIONS = {
-    "convergence": "Mean |L_{{k+1}} − L_k| over {orders} random orders of the training pictures, smoothed as "
-    "published (moving average, {smoothed}), for networks of the published kinds. Dotted: independent "
-    "numbers with the same mean and variance (control); dashed: the limit, mean |l − mean|/k. Of E4 a number "
-    "is the mean loss of a batch, k counts pictures. The table has root mean squares (model, control, and the law "
-    "√(Var/(k(k+1)))) too.",
+    "convergence": "Mean |L_{{k+1}} − L_k| over {orders} random orders of the training pictures, smoothed "
+    "as published (moving average, {smoothed}), for networks of the published kinds. Dotted: independent "
+    "numbers with the same mean and variance (control); dashed: the limit, mean |l − mean|/k. Of E4 a "
+    "number is the mean loss of a batch, k counts pictures. The table has root mean squares (model, "
+    "control, and the law √(Var/(k(k+1)))) too.",
     "convergence_widths": "The limit of k|L_{{k+1}} − L_k|, which is the mean |l − mean| of the losses, of "
     "fully connected networks against their width; a line per number of matrices.",
     "convergence_networks": "Every network: pictures, parameters and those that were trained, validation "

@@ -28,7 +28,7 @@ from curvescope.runs.study import Study
 from curvescope.runs.work import Finished, Piece, State, work_through
 from curvescope.studies import propagation
 from curvescope.studies.propagation import Propagation
-from curvescope.studies.propagation.shares import HESSIAN, OUTER, Number
+from curvescope.studies.propagation.analysis import HESSIAN, OUTER, Number
 from curvescope.studies.setting import make_problem
 from curvescope.viz.blocks import PALETTE
 
@@ -53,17 +53,17 @@ SWITCHED = {
 """What a part may do, by what is switched off: the article's table names parts, the sentences are ours."""
 CAPTIONS = {
     "depth": "‖H‖ and λ_max at initialisation against the number of layers, by where the norms stand "
-    "({seeds}; bars are 95 % intervals over probes), and the shares of ‖H‖² by kind of source, means "
-    "over seeds.",
+    "({seeds}; bars are 95 % intervals over probes), and the shares of ‖H‖² by kind of source, means over "
+    "seeds.",
     "sigma": "Frobenius norm of the first norm's own source against the scale of what it is given: the "
     "second derivative of a norm grows as 1/σ².",
-    "components": "Largest eigenvalue, condition and trace of the whole Hessian with parts switched off, "
-    "at initialisation and after {steps} steps ({seeds}, all eigenvalues exact). Condition: "
-    "λ_max over the least eigenvalue that is positive beyond rounding; negative: share below zero.",
-    "training": "The bundled model at its checkpoints {checkpoints}: Frobenius norms of its "
-    "sources, added up by kind, and extreme eigenvalues.",
-    "models": "One row a model: norm, trace and extreme eigenvalues of the Hessian, share of the GGN, "
-    "and the strongest source.",
+    "components": "Largest eigenvalue, condition and trace of the whole Hessian with parts switched off, at "
+    "initialisation and after {steps} steps ({seeds}, all eigenvalues exact). Condition: λ_max over the "
+    "least eigenvalue that is positive beyond rounding; negative: share below zero.",
+    "training": "The bundled model at its checkpoints {checkpoints}: Frobenius norms of its sources, added "
+    "up by kind, and extreme eigenvalues.",
+    "models": "One row a model: norm, trace and extreme eigenvalues of the Hessian, share of the GGN, and "
+    "the strongest source.",
 }
 KINDS = ("ln1", "attention", "ln2", "ffn", "ln_f", "rest")
 

@@ -9,10 +9,11 @@ entry is kept.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -26,18 +27,30 @@ from curvescope.papers.ormaniec2025.small_model import IN_WORDS, heatmap_data, s
 from curvescope.problem import Problem
 from curvescope.runs.contents import fingerprint
 from curvescope.runs.shown import Claim, Line, Shown
+from curvescope.runs.study import Study
 from curvescope.runs.work import Piece, State, work_through
-from curvescope.viz.matrix import FLOOR, colours
+from curvescope.viz.blocks import cell_text
+from curvescope.viz.interactive import Scene, scene
+from curvescope.viz.matrix import FLOOR, LABEL, colours, entries_map
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
+
 
 ORDER = (
     "E", "P", "L0.W_Q", "L0.W_K", "L0.W_V", "L0.W_O", "L0.W_1", "L0.b_1", "L0.W_2", "L0.b_2", "U", "b_U",
 )  # fmt: skip
 ATTENTION = ("L0.W_Q", "L0.W_K", "L0.W_V", "L0.W_O")
 CELL = 4  # entries along a side of a pixel of the large picture
+CAPTIONS = {
+    "heatmap": "log10(|entry| + 1e-6) of the exact Hessian. Left: {parameters} parameters in {blocks} "
+    "blocks, a pixel is the mean over {cell} × {cell} entries of one block. Right: the attention part, "
+    "every entry. Colours from {low:.3f} to {high:.3f}, the ends before averaging. The published picture "
+    "blurs over 5 × 5 entries, across the borders of blocks. The table has a row per block of the upper "
+    "triangle, diagonal included. {setting}",
+    "heatmap_blocks": "Median |entry| of every block: the picture above in numbers.",
+}
 PUBLISHED = {
     "loss": "2.48540626",
     "‖H‖_F of the whole": "3.5441",
@@ -157,14 +170,11 @@ class HeatMap(Shown):
     def captions(self) -> dict[str, str]:
         """What each figure and table shows."""
         low, high = self.limits
-        return {
-            "heatmap": f"log10(|entry| + 1e-6) of the exact Hessian. Left: {sum(self.sizes):,} parameters in "
-            f"{len(self.names)} blocks, a pixel is the mean over {CELL} × {CELL} entries of one block. "
-            f"Right: the attention part, every entry. Colours from {low:.3f} to {high:.3f}, the ends before "
-            "averaging. The published picture blurs over 5 × 5 entries, across the borders of blocks. The "
-            f"table has a row per block of the upper triangle, diagonal included. {IN_WORDS}",
-            "heatmap_blocks": "Median |entry| of every block: the picture above in numbers.",
-        }
+        own = {
+            "parameters": f"{sum(self.sizes):,}", "blocks": len(self.names), "cell": CELL, "low": low,
+            "high": high, "setting": IN_WORDS,
+        }  # fmt: skip
+        return {name: text.format(**own) for name, text in CAPTIONS.items()}
 
     def tables(self) -> dict[str, pd.DataFrame]:
         """One row per pair of blocks, upper triangle with the diagonal."""
@@ -188,16 +198,12 @@ class HeatMap(Shown):
         return {"heatmap": pd.DataFrame(rows)}
 
     def figures(self) -> dict[str, Figure]:
-        """Figures by name; drawing computes nothing."""
-        from curvescope.papers.ormaniec2025.heatmap import figures
+        """The two panels of the paper, and the blocks as numbers."""
+        return {"heatmap": _panels(self), "heatmap_blocks": _blocks(self)}
 
-        return figures.draw(self)
-
-    def scenes(self) -> dict[str, Any]:
-        """The same for a browser, as plotly's JSON: a block says its numbers when pointed at."""
-        from curvescope.papers.ormaniec2025.heatmap import figures
-
-        return figures.scenes(self)
+    def scenes(self) -> dict[str, Scene]:
+        """The two panels for a browser; a block says its numbers when pointed at."""
+        return {"heatmap": _scene(self)}
 
 
 def run(cfg: Config, *, progress: Progress | None = None, state: State | None = None) -> HeatMap:
@@ -267,3 +273,95 @@ def _mirrored(columns: list[np.ndarray]) -> np.ndarray:
         found[start:stop, :stop] = part[:stop].T
         start = stop
     return found
+
+
+def _shown(result: HeatMap) -> dict[str, tuple[np.ndarray, list[str], list[int]]]:
+    """Panels: title to values, block names and block sizes in pixels."""
+    sizes = dict(zip(result.names, result.sizes, strict=True))
+    panels = {"Transformer Block": (result.picture, result.names, [n // CELL for n in result.sizes])}
+    if result.attention_names:
+        values = colours(result.attention)
+        panels["Self-Attention"] = (
+            values,
+            result.attention_names,
+            [sizes[name] for name in result.attention_names],
+        )
+    return panels
+
+
+def _panels(result: HeatMap) -> Figure:
+    import matplotlib.pyplot as plt
+
+    panels = _shown(result)
+    figure, axes = plt.subplots(
+        1, len(panels), figsize=(7.2 * len(panels) + 1, 7.4), layout="constrained", squeeze=False
+    )
+    image = None
+    for ax, (title, (values, names, sizes)) in zip(axes[0], panels.items(), strict=True):
+        image = entries_map(ax, values, names, sizes, result.limits)
+        ax.set_title(title, fontsize=17, pad=10)
+    bar = figure.colorbar(image, ax=list(axes[0]), shrink=0.8, pad=0.02)  # pyright: ignore[reportArgumentType]
+    bar.set_label(LABEL, fontsize=13)
+    return figure
+
+
+def _blocks(result: HeatMap) -> Figure:
+    import matplotlib.pyplot as plt
+
+    low, high = result.limits
+    values = colours(result.median_abs)
+    side = 1.6 + 0.62 * len(result.names)
+    figure, ax = plt.subplots(figsize=(side + 1.2, side), layout="constrained")
+    figure.get_layout_engine().set(w_pad=0.15, h_pad=0.15)  # pyright: ignore[reportOptionalMemberAccess, reportCallIssue]
+    image = ax.imshow(values, vmin=low, vmax=high, cmap="viridis")
+    ax.set_xticks(range(len(result.names)), result.names, rotation=90)
+    ax.set_yticks(range(len(result.names)), result.names)
+    ax.tick_params(length=0)
+    for (i, j), value in np.ndenumerate(result.median_abs):
+        dark = values[i, j] < (low + high) / 2 + 0.6
+        ax.text(
+            j, i, cell_text(value), ha="center", va="center", fontsize=8, color="white" if dark else "black"
+        )
+    ax.spines[:].set_linewidth(0)
+    figure.colorbar(image, ax=ax, label="log10(median |entry| + 1e-6)", shrink=0.8)
+    return figure
+
+
+def _scene(result: HeatMap) -> Scene:
+    import matplotlib.pyplot as plt
+
+    figure = _panels(result)
+    found = scene(figure)
+    plt.close(figure)
+    for number, (_, names, sizes) in enumerate(_shown(result).values(), start=1):
+        key = "" if number == 1 else str(number)
+        edges = [-0.5, *(np.cumsum(sizes) - 0.5).tolist()]
+        found["data"].append(
+            {
+                "type": "heatmap", "x": edges, "y": edges, "z": [[0] * len(names)] * len(names), "opacity": 0,
+                "showscale": False, "text": _words(result, names), "xaxis": f"x{key}", "yaxis": f"y{key}",
+                "hovertemplate": "%{text}<extra></extra>",
+            }
+        )  # fmt: skip
+    low, high = result.limits
+    bar = {"title": {"text": LABEL, "side": "right"}, "len": 0.8}
+    marker = {"colorscale": "Viridis", "cmin": low, "cmax": high, "color": [low], "colorbar": bar}
+    found["data"].append({"type": "scatter", "mode": "markers", "x": [None], "y": [None], "marker": marker,
+                          "showlegend": False, "hoverinfo": "skip"})  # fmt: skip
+    return found
+
+
+def _words(result: HeatMap, names: Sequence[str]) -> list[list[str]]:
+    place = [result.names.index(name) for name in names]
+    return [
+        [
+            f"{result.names[i]} × {result.names[j]}<br>Frobenius {result.frobenius[i, j]:.4g}<br>"
+            f"mean {result.mean_abs[i, j]:.3g}, median {result.median_abs[i, j]:.3g}, "
+            f"max {result.max_abs[i, j]:.3g}"
+            for j in place
+        ]
+        for i in place
+    ]
+
+
+STUDY = Study(Config, run)

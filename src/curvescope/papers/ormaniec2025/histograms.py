@@ -6,30 +6,48 @@ entry, 50 of them, 30 for W_Q with softmax; raw counts of all 65,536 entries; sm
 
 from __future__ import annotations
 
-import csv
 from dataclasses import dataclass
 from functools import partial
-from importlib.resources import files
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 
 from curvescope.core.progress import Progress
 from curvescope.core.result import Result
 from curvescope.operators.curvature import BY_SYMBOL
-from curvescope.papers.common import AGREES, AUTHORS_CODE, DIFFERS, FigureConfig, as_printed, within
+from curvescope.papers.common import (
+    AGREES,
+    AUTHORS_CODE,
+    DIFFERS,
+    FigureConfig,
+    as_printed,
+    plain,
+    published_table,
+    within,
+)
 from curvescope.papers.ormaniec2025.small_model import IN_WORDS, Kind, histogram_data, small_problem
 from curvescope.runs.shown import Claim, Line, Shown
+from curvescope.runs.study import Study
 from curvescope.runs.work import Piece, State, work_through
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
 
 BLOCKS = ("L0.W_V", "L0.W_Q")
 KINDS: tuple[Kind, ...] = get_args(Kind)
 SMALLEST = 1e-8
 NUM_EDGES = {("softmax", "L0.W_Q"): 30}  # 50 for the others
+CAPTIONS = {
+    "histogram_classical": "Sizes of all entries of two diagonal blocks of the exact Hessian, with softmax. "
+    "Filled: ours. Black outline: the published bars. {setting}",
+    "histogram_linear": "The same model without softmax, in front of the one with it (pale). The bars "
+    "without softmax are ours; published are those in outline. {setting}",
+    "histograms": "Bars of both figures: edges and counts.",
+    "histogram_norms": "Frobenius norms of the blocks and of their two parts, and sizes of entries.",
+}
 PUBLISHED_NORMS = {
     ("softmax", "L0.W_Q", "H"): 2.59756894e-4,
     ("softmax", "L0.W_V", "H"): 2.66764947e-2,
@@ -42,6 +60,7 @@ PUBLISHED_SIZES = {
 }
 PUBLISHED_COUNTS = {"L0.W_Q": (644, 6259), "L0.W_V": (38, 4085)}  # below SMALLEST, the tallest bar
 MEASURES = {"min": np.min, "median": np.median, "mean": np.mean, "max": np.max}
+COLOURS = {"L0.W_V": "#7570b3", "L0.W_Q": "#1b9e77"}  # the paper's
 
 
 @dataclass(frozen=True)
@@ -97,7 +116,7 @@ class Histograms(Shown):
         return [*rows, *self._without_softmax()]
 
     def _bars(self, block: str) -> Claim:
-        drawn = [row for row in published() if row["block"] == block]
+        drawn = published(block)
         ours = self.of("softmax", block)
         off = np.abs(ours.counts - np.array([int(row["count"]) for row in drawn]))
         words = f"{int((off == 0).sum())} equal" + (f", largest difference {off.max()}" if off.any() else "")
@@ -130,14 +149,7 @@ class Histograms(Shown):
 
     def captions(self) -> dict[str, str]:
         """What each figure and table shows."""
-        return {
-            "histogram_classical": "Sizes of all entries of two diagonal blocks of the exact Hessian, with "
-            f"softmax. Filled: ours. Black outline: the published bars. {IN_WORDS}",
-            "histogram_linear": "The same model without softmax, in front of the one with it (pale). The "
-            f"bars without softmax are ours; published are those in outline. {IN_WORDS}",
-            "histograms": "Bars of both figures: edges and counts.",
-            "histogram_norms": "Frobenius norms of the blocks and of their two parts, and sizes of entries.",
-        }
+        return {name: text.format(setting=IN_WORDS) for name, text in CAPTIONS.items()}
 
     def tables(self) -> dict[str, pd.DataFrame]:
         """Bars, and norms."""
@@ -167,10 +179,8 @@ class Histograms(Shown):
         return {"histograms": pd.DataFrame(bars), "histogram_norms": pd.DataFrame(norms)}
 
     def figures(self) -> dict[str, Figure]:
-        """Figures by name; drawing computes nothing."""
-        from curvescope.papers.ormaniec2025.histograms import figures
-
-        return figures.draw(self)
+        """With softmax, one above the other; without, side by side."""
+        return {"histogram_classical": _classical(self), "histogram_linear": _linear(self)}
 
 
 def run(cfg: Config, *, progress: Progress | None = None, state: State | None = None) -> Histograms:
@@ -208,10 +218,9 @@ def bar_edges(entries: np.ndarray, num: int) -> np.ndarray:
     return edges
 
 
-def published() -> list[dict[str, str]]:
-    """The bars of the published figure, row by row: attention, block, bin, edge_lo, edge_hi, count."""
-    text = (files("curvescope.papers.ormaniec2025") / "published" / "histograms.csv").read_text("utf-8")
-    return list(csv.DictReader(line for line in text.splitlines() if not line.startswith("#")))
+def published(block: str) -> list[dict[str, str]]:
+    """The bars of the published figure, with softmax: edge_lo, edge_hi, count."""
+    return [row for row in published_table("ormaniec2025", "histograms") if row["block"] == block]
 
 
 def _size(claim: str, what: str, text: str, entries: np.ndarray) -> Claim:
@@ -226,3 +235,68 @@ def _count(claim: str, published: int, measured: int) -> Claim:
     """Counts may differ by one: an entry that fell on the other side of an edge in float32."""
     verdict = AGREES if abs(published - measured) <= 1 else DIFFERS
     return Claim(claim, f"{published}", f"{measured}", verdict, AUTHORS_CODE)
+
+
+def _classical(result: Histograms) -> Figure:
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(2, 1, figsize=(7, 5.4), layout="constrained", sharex=True)
+    for ax, block in zip(axes, BLOCKS, strict=True):
+        _bars(ax, result.of("softmax", block), label="measured")
+        _outline(ax, block)
+        _mark_median(ax, result.of("softmax", block))
+        _style(ax, block)
+        ax.legend(frameon=False, fontsize=10, loc="upper left")
+    axes[-1].set_xlabel("|entry| of the Hessian block")
+    figure.supylabel("number of entries", fontsize=11)
+    return figure
+
+
+def _linear(result: Histograms) -> Figure:
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained", sharey=True)
+    for ax, block in zip(axes, BLOCKS, strict=True):
+        _bars(ax, result.of("softmax", block), label="with softmax", alpha=0.35)
+        _bars(ax, result.of("linear", block), label="without softmax")
+        _outline(ax, block)
+        _style(ax, block)
+        ax.set_xlabel("|entry| of the Hessian block")
+    low, high = zip(*(ax.get_xlim() for ax in axes), strict=True)
+    for ax in axes:
+        ax.set_xlim(min(low), max(high))
+    axes[0].legend(frameon=False, fontsize=10, loc="upper left")
+    axes[1].legend(frameon=False, fontsize=10, loc="upper right")
+    axes[0].set_ylabel("number of entries")
+    return figure
+
+
+def _bars(ax: Axes, bars: Bars, **style: Any) -> None:
+    ax.bar(
+        bars.edges[:-1], bars.counts, np.diff(bars.edges), align="edge", color=COLOURS[bars.block],
+        edgecolor="white", linewidth=0.4, **style,
+    )  # fmt: skip
+
+
+def _outline(ax: Axes, block: str) -> None:
+    """The published bars."""
+    rows = published(block)
+    edges = [float(row["edge_lo"]) for row in rows] + [float(rows[-1]["edge_hi"])]
+    ax.stairs([int(row["count"]) for row in rows], edges, color="black", lw=1.1, label="published, softmax")
+
+
+def _mark_median(ax: Axes, bars: Bars) -> None:
+    median = float(np.median(bars.entries))
+    ax.axvline(median, color="0.2", lw=1, ls="--")
+    words = f"- - median {median:.2g}, {len(bars.entries):,} entries"
+    ax.text(0.985, 0.93, words, transform=ax.transAxes, fontsize=9, color="0.25", va="top", ha="right")
+
+
+def _style(ax: Axes, block: str) -> None:
+    ax.set_xscale("log")
+    ax.set_title(block, fontsize=12, loc="left", color=COLOURS[block])
+    plain(ax, grid=False)
+    ax.margins(x=0.02)
+
+
+STUDY = Study(Config, run)

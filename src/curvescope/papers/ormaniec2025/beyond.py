@@ -27,11 +27,13 @@ from curvescope.models.model import Model
 from curvescope.models.zoo.transformer import Transformer, TransformerConfig
 from curvescope.operators import GGN, Functional
 from curvescope.papers.common import FigureConfig
+from curvescope.papers.ormaniec2025.growth.figures import TITLES
 from curvescope.papers.ormaniec2025.growth.settings import PARTS
 from curvescope.papers.ormaniec2025.growth.slopes import fit
 from curvescope.problem import Problem
 from curvescope.runs.contents import fingerprint
 from curvescope.runs.shown import Claim, Line, Shown
+from curvescope.runs.study import Study
 from curvescope.runs.work import Piece, State, work_through
 from curvescope.studies.setting import ModelOnData, make_batches
 from curvescope.train import TrainConfig, train
@@ -40,8 +42,10 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
+
 DENSE = 2500  # rows of a matrix that is formed
 SMALL = 0.05  # scales up to which exponents are fitted
+MANY = 16  # blocks beyond which no numbers are written
 
 
 @dataclass(frozen=True)
@@ -166,10 +170,8 @@ class Beyond(Shown):
         return {"beyond": pd.DataFrame(rows)}
 
     def figures(self) -> dict[str, Figure]:
-        """Figures by name; drawing computes nothing."""
-        from curvescope.papers.ormaniec2025.beyond import figures
-
-        return figures.draw(self)
+        """Both figures."""
+        return {"beyond_exponents": _exponents(self), "beyond_curves": _curves(self)}
 
 
 def run(cfg: Config, *, progress: Progress | None = None, state: State | None = None) -> Beyond:
@@ -264,3 +266,50 @@ def _measure(problem: Problem, cfg: Config) -> Scale:
             found = own_probes(block, num_probes=cfg.probes, seed=cfg.seed)
             frobenius[p, i, i], stderr[p, i], trace[p, i] = found.norm, found.norm_stderr, found.trace
     return Scale(frobenius, stderr, spectral, trace)
+
+
+def _exponents(result: Beyond) -> Figure:
+    import matplotlib.pyplot as plt
+
+    names = result.names
+    side = 2.2 + 0.36 * len(names)
+    figure, axes = plt.subplots(1, 3, figsize=(3 * side, side + 0.6), layout="constrained", sharey=True)
+    known = result.exponents[np.isfinite(result.exponents)]
+    top = float(np.abs(known).max(initial=1.0))
+    for ax, part, values in zip(axes, PARTS, result.exponents, strict=True):
+        ax.imshow(values, cmap="RdBu_r", vmin=-top, vmax=top)
+        ax.set_xticks(range(len(names)), names, rotation=90, fontsize=8)
+        ax.set_yticks(range(len(names)), names, fontsize=8)
+        ax.set_title(TITLES[part], fontsize=11)
+        if len(names) <= MANY:
+            for i, j in np.argwhere(np.isfinite(values)):
+                colour = "white" if abs(values[i, j]) > 0.7 * top else "black"
+                ax.text(j, i, f"{values[i, j]:.1f}", ha="center", va="center", fontsize=7, color=colour)
+    figure.colorbar(axes[0].images[0], ax=list(axes), label="exponent of σ", shrink=0.8)
+    return figure
+
+
+def _curves(result: Beyond) -> Figure:
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(1, 3, figsize=(13, 4.6), layout="constrained", sharey=True)
+    colours = plt.get_cmap("turbo")(np.linspace(0.05, 0.95, len(result.names)))
+    for p, (ax, part) in enumerate(zip(axes, PARTS, strict=True)):
+        for i, name in enumerate(result.names):
+            values = result.frobenius[:, p, i, i]
+            good = values > 0
+            if good.any():
+                ax.plot(result.sigma[good], values[good], color=colours[i], lw=1.4, marker=".", label=name)
+        ax.set_xscale("log")
+        ax.set_yscale("log")
+        ax.axvline(1, color="0.4", lw=0.8, ls=":")
+        ax.set_title(TITLES[part], fontsize=11)
+        ax.set_xlabel("scale σ of the embeddings")
+        ax.spines[["top", "right"]].set_visible(False)
+    axes[0].set_ylabel("‖block‖ F")
+    handles, labels = axes[2].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside right center", frameon=False, fontsize=8)
+    return figure
+
+
+STUDY = Study(Config, run)
