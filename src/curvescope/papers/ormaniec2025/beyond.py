@@ -26,10 +26,10 @@ from curvescope.models.load import load
 from curvescope.models.model import Model
 from curvescope.models.zoo.transformer import Transformer, TransformerConfig
 from curvescope.operators import GGN, Functional
-from curvescope.papers.common import FigureConfig
-from curvescope.papers.ormaniec2025.growth.figures import TITLES
-from curvescope.papers.ormaniec2025.growth.settings import PARTS
-from curvescope.papers.ormaniec2025.growth.slopes import fit
+from curvescope.papers.common import FigureConfig, logarithmic
+from curvescope.papers.ormaniec2025.growth import TITLES
+from curvescope.papers.ormaniec2025.growth_exponents import fit
+from curvescope.papers.ormaniec2025.growth_sweeps import PARTS
 from curvescope.problem import Problem
 from curvescope.runs.contents import fingerprint
 from curvescope.runs.shown import Claim, Line, Shown
@@ -300,12 +300,10 @@ def _curves(result: Beyond) -> Figure:
             good = values > 0
             if good.any():
                 ax.plot(result.sigma[good], values[good], color=colours[i], lw=1.4, marker=".", label=name)
-        ax.set_xscale("log")
-        ax.set_yscale("log")
+        logarithmic(ax, grid=False)
         ax.axvline(1, color="0.4", lw=0.8, ls=":")
         ax.set_title(TITLES[part], fontsize=11)
         ax.set_xlabel("scale σ of the embeddings")
-        ax.spines[["top", "right"]].set_visible(False)
     axes[0].set_ylabel("‖block‖ F")
     handles, labels = axes[2].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside right center", frameon=False, fontsize=8)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from curvescope.algorithms.estimates.intervals import student
-from curvescope.papers.ormaniec2025.growth.slopes import fit
+from curvescope.papers.ormaniec2025.growth_exponents import fit
 
 BEND = 0.5  # by which local slopes of one regime differ at most
 LEAST = 3  # local slopes that make a regime: a decade in the profile quick

@@ -13,7 +13,6 @@ from torch import nn
 from curvescope.papers.ormaniec2025.reviewers.answers import (
     FAILS,
     HOLDS,
-    OPEN,
     OURS,
     PAPER,
     Answer,
@@ -38,6 +37,7 @@ from curvescope.papers.ormaniec2025.reviewers.slopes import (
     regimes,
 )
 from curvescope.problem import Problem
+from curvescope.runs.shown import OPEN
 
 QUESTION = "Six decades of σ: where do regimes change?"
 CASES = ("softmax", "softmax, Pre-LN", "linear attention", "MLP")
