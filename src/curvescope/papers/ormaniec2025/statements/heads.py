@@ -1,32 +1,37 @@
-"""How the blocks of a head grow with its tokens: slopes, bounds, saturation, targets, centring."""
+"""How the blocks of one head grow with its tokens and weights, and which attention moments they are made of.
+
+A statement is a row; verdicts come from the numbers, by rules that stand here.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from curvescope.closed_form import attention
+from curvescope.closed_form.attention.hessian import AttentionCurvature
+from curvescope.closed_form.block_matrix import Pair
 from curvescope.closed_form.bounds import growth
 from curvescope.closed_form.bounds.operator_norms import attention_norm_bounds
-from curvescope.core.parts import HALVES, Half
-from curvescope.papers.ormaniec2025.statements.rows import (
-    CORRECTED,
-    FAILS,
-    HOLDS,
-    Group,
-    Head,
-    Slopes,
-    Statement,
-    local_slopes,
-    log_slope,
-    make_head,
-    name,
-    slope_verdict,
-    state,
-)
+from curvescope.closed_form.printed.kronecker import Theorem
+from curvescope.core.parts import HALVES, SYMBOLS, Half
+from curvescope.core.result import Result
+from curvescope.core.seeds import generator
+from curvescope.runs.shown import FAILS, HOLDS
 
+SLOPE = "holds as a slope for small scores, as a bound beyond"
+CORRECTED = "holds with a correction"
+VERDICTS = (HOLDS, SLOPE, CORRECTED, FAILS)
+OURS = "ours"  # where a statement stands that is not of the paper
+
+STEP = 1.001  # of the difference that gives a local slope
+Slopes = dict[tuple[Pair, Half], float]
 SMALL, TOLERANCE = 1e-3, 0.02
 BEYOND = (1.0, 3.0)
 GRID = np.logspace(-2, 1, 37)
@@ -34,6 +39,117 @@ SPREAD, FARTHER = 12.0, 40.0  # σ²Δ at which saturation is measured, and meas
 NEAR = 0.5  # of a slope there
 B = 0.1  # ∂²ℓ/∂F² of a squared error
 CLAIMS = {"outer": "slides; Theorem 3.1", "functional": "slides; Theorem 3.2"}
+SMALL_WEIGHT, LARGE_WEIGHTS, EXACT = 1e-4, (1.0, 20.0), 1e-6
+TABLES = {1: growth.WEIGHTS_Q, 2: growth.WEIGHTS_K, 3: growth.WEIGHTS_V}
+FACTOR = 3.0
+MOMENTS = ("M1", "M2", "M3")
+
+
+@dataclass(frozen=True)
+class Statement(Result):
+    """One row: what is claimed and what came out, over several random instances."""
+
+    statement: str
+    where: str
+    claimed: float
+    measured: float  # the mean over instances
+    low: float  # the least of them
+    high: float  # the largest
+    verdict: str
+    note: str
+
+
+@dataclass(frozen=True)
+class Group(Result):
+    """The statements on one subject, and the arrays of its figure."""
+
+    title: str
+    rows: list[Statement]
+    curves: dict[str, np.ndarray]
+
+
+def state(
+    statement: str,
+    where: str,
+    claimed: float,
+    values: Sequence[float] | np.ndarray | float,
+    *,
+    tolerance: float,
+    note: str = "",
+    verdict: str | None = None,
+) -> Statement:
+    """A row; without a verdict from elsewhere it holds if every value is within `tolerance` of the claim."""
+    found = np.atleast_1d(np.asarray(values, dtype=float))
+    near = bool((np.abs(found - claimed) <= tolerance).all())
+    return Statement(
+        statement,
+        where,
+        float(claimed),
+        float(found.mean()),
+        float(found.min()),
+        float(found.max()),
+        (HOLDS if near else FAILS) if verdict is None else verdict,
+        note,
+    )
+
+
+def slope_verdict(
+    claimed: float, near: np.ndarray, far: np.ndarray, *, bound_ratio: float, tolerance: float
+) -> str:
+    """What a growth law is: a slope everywhere, a slope for small scores and a bound beyond, or neither.
+
+    Args:
+        near: slopes where scores are small.
+        far: slopes at larger scales.
+        bound_ratio: the largest ‖block‖ over a bound that grows with exactly the claimed exponent.
+    """
+    if np.abs(near - claimed).max() > tolerance:
+        return FAILS
+    if np.abs(far - claimed).max() <= tolerance:
+        return HOLDS
+    return SLOPE if bound_ratio <= 1 + 1e-9 else FAILS
+
+
+class Head(NamedTuple):
+    """One attention head on one sequence, and the loss's gradient at its output."""
+
+    X: Tensor  # (L, d)
+    W_Q: Tensor  # (d, d_K)
+    W_K: Tensor
+    W_V: Tensor  # (d, d_V)
+    G: Tensor  # (L, d_V)
+
+
+def make_head(seed: int, L: int = 6, d: int = 4, d_K: int = 3, d_V: int = 3) -> Head:
+    """Standard normal entries."""
+    source = generator(seed)
+    shapes = (L, d), (d, d_K), (d, d_K), (d, d_V), (L, d_V)
+    return Head(*(torch.randn(*shape, generator=source, dtype=torch.float64) for shape in shapes))
+
+
+def local_slopes(at: Callable[[float], AttentionCurvature], scale: float) -> Slopes:
+    """d log ‖block‖_F / d log scale of a curvature `at(scale)`, by pair and part; NaN where it is zero."""
+    low, high = at(scale / STEP), at(scale * STEP)
+    return {
+        (pair, part): log_slope(float(low.frobenius(pair, part)), float(high.frobenius(pair, part)))
+        for pair in growth.PAIRS
+        for part in HALVES
+    }
+
+
+def log_slope(low: float, high: float, step: float = STEP) -> float:
+    """Slope between two values whose arguments are `step`² apart; NaN if one is not positive."""
+    return math.log(high / low) / (2 * math.log(step)) if low > 0 and high > 0 else math.nan
+
+
+def exponent(before: float, after: float, factor: float) -> float:
+    """The power p in after = factor^p · before."""
+    return math.log(after / before) / math.log(factor)
+
+
+def name(pair: Pair, part: Half) -> str:
+    """H_o(Q, K)."""
+    return f"{SYMBOLS[part]}({pair[0]}, {pair[1]})"
 
 
 def _slopes(heads: Sequence[Head], sigma: float) -> list[dict]:
@@ -247,3 +363,100 @@ def centring(num_heads: int) -> Group:
         note = "what a query sees is not centred if the sequence is"
         rows.append(state(words, "ours", claimed, values, tolerance=TOLERANCE, note=note))
     return Group("centring", rows, {})
+
+
+def growth_in_weights(num_heads: int) -> Group:
+    """Exponents of t for tW in place of one weight, at a fixed ∂ℓ/∂F."""
+    heads = [make_head(seed) for seed in range(num_heads)]
+    rows, curves = [], {}
+    for place, table in TABLES.items():
+        scales = (SMALL_WEIGHT, *LARGE_WEIGHTS)
+        found = {
+            t: [local_slopes(lambda s, h=h, place=place: _scaled(h, place, s), t) for h in heads]
+            for t in scales
+        }
+        for part in HALVES:
+            measured = []
+            for pair in growth.PAIRS:
+                exponents = table.exponents(pair, part)
+                near = np.array([slopes[pair, part] for slopes in found[SMALL_WEIGHT]])
+                measured.append(near.mean() if exponents else np.nan)
+                if exponents:
+                    far = np.array([[slopes[pair, part] for slopes in found[t]] for t in LARGE_WEIGHTS])
+                    rows.append(_weight_row(table, pair, part, near, far))
+            curves[f"{table.variable} {part}"] = np.array(measured)
+    return Group("growth in the weights", rows, curves)
+
+
+def _scaled(head: Head, place: int, t: float) -> attention.AttentionCurvature:
+    return attention.curvature(
+        *Head(*(t * value if i == place else value for i, value in enumerate(head))), B
+    )
+
+
+def _weight_row(
+    table: growth.GrowthTable, pair: Pair, part: Half, near: np.ndarray, far: np.ndarray
+) -> Statement:
+    exponents = table.exponents(pair, part)
+    claimed, slope = max(exponents), min(exponents)
+    said = " and ".join(f"t^{e}" for e in dict.fromkeys(exponents))
+    exact = np.abs(far - slope).max() <= EXACT
+    fits = np.abs(near - slope).max() <= (EXACT if table.exact else TOLERANCE)
+    note = (
+        "at every t" if exact else f"for t → 0; {far[0].mean():.2f} at t = 1, {far[1].mean():.2f} at t = 20"
+    )
+    verdict = FAILS if not fits or (table.exact and not exact) else HOLDS
+    if verdict == HOLDS and claimed != slope:
+        verdict, note = CORRECTED, f"the slope is the smaller exponent; {note}"
+    words = f"‖{name(pair, part)}‖ grows as {said} with t {table.variable}"
+    return state(words, "slides", claimed, near, tolerance=TOLERANCE, note=note, verdict=verdict)
+
+
+def attention_moments(num_heads: int) -> Group:
+    """Powers of M₁, M₂, M₃ in every block: one moment of the Kronecker form times three, the rest kept."""
+    heads = [make_head(seed, L=4, d=3, d_K=2, d_V=2) for seed in range(num_heads)]
+    theorems = [Theorem(*head) for head in heads]
+    rows, others, curves = [], [], {}
+    for part in HALVES:
+        table = growth.MOMENTS_OUTER if part == "outer" else growth.MOMENTS_FUNCTIONAL
+        for moment in MOMENTS:
+            powers = [_powers(theorem, part, moment) for theorem in theorems]
+            for pair, terms in table.items():
+                for number, term in enumerate(terms):
+                    claimed = getattr(term, moment)
+                    values = [found[pair][number] for found in powers]
+                    curves[f"{part} {''.join(pair)}{number} {moment}"] = np.array([claimed, np.mean(values)])
+                    if claimed == 0:
+                        others += values
+                        continue
+                    which = "" if len(terms) == 1 else (" (third-moment term)", " (mixed term)")[number]
+                    power = f"{moment[0]}_{moment[1]}" + ("" if claimed == 1 else f"^{claimed}")
+                    words = f"{name(pair, part)}{which} is of order {power}"
+                    rows.append(state(words, "slides; section 3", claimed, values, tolerance=EXACT))
+    words = "no other moment enters any block: largest power found"
+    rows.append(state(words, "slides; section 3", 0, np.abs(others).max(), tolerance=EXACT))
+    return Group("attention moments", rows, curves)
+
+
+def _powers(theorem: Theorem, part: Half, moment: str) -> dict[tuple[str, str], list[float]]:
+    """Power of a moment in the terms of every block; the residual F − Y is kept."""
+    moments = replace(theorem.moments, **{moment: FACTOR * getattr(theorem.moments, moment)})
+    scaled = replace(theorem, Y=theorem.Y + (moments.M1 - theorem.moments.M1) @ theorem.W_V)
+    scaled.__dict__["moments"] = moments  # the cached property, as if attention had had these
+    before, after = getattr(theorem, part)(), getattr(scaled, part)()
+    found: dict[tuple[str, str], list[float]] = {}
+    for pair in growth.PAIRS:
+        key = pair if pair in before else pair[::-1]
+        pieces = [(before[key], after[key])]
+        if part == "functional" and pair == ("Q", "K"):
+            pieces = [
+                (before[key] - theorem.mixed, after[key] - scaled.mixed),
+                (theorem.mixed, scaled.mixed),
+            ]
+        found[pair] = [_power(one, two) for one, two in pieces]
+    return found
+
+
+def _power(before: torch.Tensor, after: torch.Tensor) -> float:
+    one, two = float(before.norm()), float(after.norm())
+    return exponent(one, two, FACTOR) if one and two else 0.0
