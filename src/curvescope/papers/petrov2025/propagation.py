@@ -28,7 +28,7 @@ from curvescope.runs.study import Study
 from curvescope.runs.work import Finished, Piece, State, work_through
 from curvescope.studies import propagation
 from curvescope.studies.propagation import Propagation
-from curvescope.studies.propagation.analysis import HESSIAN, OUTER, Number
+from curvescope.studies.propagation.shares import HESSIAN, OUTER, Number
 from curvescope.studies.setting import make_problem
 from curvescope.viz.blocks import PALETTE
 

@@ -32,8 +32,8 @@ from curvescope.runs.shown import FAILS, HOLDS, OPEN, Claim, Line, Origin, Shown
 from curvescope.runs.study import Study
 from curvescope.runs.work import Piece, State, work_through
 from curvescope.studies import gap
-from curvescope.studies.gap.analysis import ALL, Effort, Pair, measure_pair
-from curvescope.studies.gap.view import row
+from curvescope.studies.gap.pair import ALL, Effort, Pair, measure_pair
+from curvescope.studies.gap.tables import row
 from curvescope.train import TrainConfig, train
 from curvescope.viz.blocks import PALETTE
 
