@@ -27,6 +27,8 @@ S = TypeVar("S", bound=Config)
 AGREES, DIFFERS = "agrees", "differs"
 AUTHORS_CODE = "authors' code"  # printed by it when it is run, or stored in its result files
 OURS: Origin = ("ours", "ours")
+Judged = tuple[str, str]
+"""What was measured, in words, and the verdict that follows: the third and fourth field of a `Claim`."""
 
 
 @dataclass(frozen=True)

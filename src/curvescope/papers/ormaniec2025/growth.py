@@ -246,13 +246,7 @@ class Growth(Shown):
 
 
 def run(cfg: Config, *, progress: Progress | None = None, state: State | None = None) -> Growth:
-    """Measure the sweeps.
-
-    Args:
-        progress: called with (what, number, total) as each piece begins.
-        state: finished pieces by name, one for each scale of a deep network or each repeat of the others;
-            filled as the study goes, used when it goes on.
-    """
+    """Measure the sweeps."""
     tokens = sweep_tokens().to(cfg.device)
     redraw = bool(cfg.redraw) or cfg.replay
     weights = lru_cache(1)(Source.weights)  # one draw for all pieces of a repeat

@@ -170,12 +170,7 @@ class Sweeps(Shown):
 
 
 def run(cfg: Config, *, progress: Progress | None = None, state: State | None = None) -> Sweeps:
-    """Measure all models.
-
-    Args:
-        progress: called with (what, number, total) as each piece begins.
-        state: finished pieces by name; filled as the figure goes, used when it goes on.
-    """
+    """Measure all models."""
     models = (
         variants.by_depth(cfg.depths, cfg.count) | variants.by_width(cfg.count) | variants.by_sigma(cfg.count)
     )

@@ -153,12 +153,7 @@ class Gaps(Shown):
 
 
 def run(cfg: Config, *, progress: Progress | None = None, state: State | None = None) -> Gaps:
-    """Measure all models.
-
-    Args:
-        progress: called with (what, number, total) as each piece begins.
-        state: finished pieces by name; filled as the figure goes, used when it goes on.
-    """
+    """Measure all models."""
     places = [Place(f, t, seed) for f in FAMILIES for t in TASKS for seed in range(cfg.count)]
     pieces = [Piece(place.name, partial(measure_course, place, cfg.steps)) for place in places]
     pieces.append(Piece("bundled", partial(gap.run, cfg.of_study()), "the bundled model"))

@@ -14,7 +14,7 @@ from curvescope.core.progress import Progress
 from curvescope.data.tasks.markov import markov
 from curvescope.models.load import load
 from curvescope.models.zoo.transformer import Transformer, TransformerConfig
-from curvescope.papers.common import OURS, FigureConfig, decided, plain
+from curvescope.papers.common import OURS, FigureConfig, Judged, decided, plain
 from curvescope.papers.singh2025 import SLIDES
 from curvescope.problem import Problem
 from curvescope.runs.shown import FAILS, HOLDS, OPEN, Claim, Line, Shown
@@ -123,29 +123,20 @@ class SinkCases(Shown):
         return {"bias": _bias(self), "spectra": self.cases[TRAINED].figures()["spectra"]}
 
     def claims(self) -> list[Claim]:
-        """All claims, with verdicts computed from the numbers."""
-        found = []
-        for name, one in self.cases.items():
-            found += [_activations(name, one), _shrinks(name, one), _grows(name, one), _stretches(name, one)]
-        trained = self.cases[TRAINED]
-        return [
-            *found,
-            _trained_sink(self),
-            _all_alike(trained),
-            _ggn_follows(trained),
-            _queries_and_keys(trained),
-            _beyond_noise(trained),
-            _no_sink_needed(trained),
+        """What the slides say of every model, and sentences of ours about the trained one."""
+        by_case = [
+            Claim(f"{said} ({name})", expected, *measure(one), *SLIDES)
+            for name, one in self.cases.items()
+            for said, expected, measure in OF_EVERY_MODEL
         ]
+        makes = Claim("training makes the bundled model's sink", "makes", *_trained_sink(self), *OURS)
+        trained = self.cases[TRAINED]
+        ours = [Claim(said, expected, *measure(trained), *OURS) for said, expected, measure in OF_THE_TRAINED]
+        return [*by_case, makes, *ours]
 
 
 def run(cfg: Config, *, progress: Progress | None = None, state: State | None = None) -> SinkCases:
-    """Measure all models.
-
-    Args:
-        progress: called with (what, number, total) as each piece begins.
-        state: finished pieces by name; filled as the figure goes, used when it goes on.
-    """
+    """Measure all models."""
     settings = {name: cfg.of_study(case) for name, case in CASES.items()}
     sweeps = {
         name: sinks.prepare(case.problem(settings[name]), settings[name], []) for name, case in CASES.items()
@@ -214,54 +205,37 @@ def by_direction(direction: int, wanted: int) -> str:
     return decided(right=direction == wanted, wrong=direction == -wanted)
 
 
-def _activations(name: str, one: Sinks) -> Claim:
+def _activations(one: Sinks) -> Judged:
     way = last(one, "activation")
     quantities: tuple[Quantity, ...] = ("lambda_max", "bulk_width", "outliers")
     effects = [effect(one, way.name, quantity) for quantity in quantities]
     still = all(np.abs(np.log(e.texts)).max() < STILL for e in effects)
     moved = any(e.direction and np.abs(np.log(e.texts)).min() >= STILL for e in effects)
-    verdict = decided(right=moved, wrong=still)
-    return Claim(
-        f"outlier activations move the spectrum ({name})",
-        "move",
-        times(one, way, *quantities),
-        verdict,
-        *SLIDES,
-    )
+    return times(one, way, *quantities), decided(right=moved, wrong=still)
 
 
-def _shrinks(name: str, one: Sinks) -> Claim:
+def _shrinks(one: Sinks) -> Judged:
     way = last(one, "bias")
-    verdict = by_direction(effect(one, way.name, "bulk_width").direction, -1)
-    return Claim(
-        f"a larger bias at the first token shrinks the bulk ({name})",
-        "shrinks",
-        times(one, way, "bulk_width"),
-        verdict,
-        *SLIDES,
-    )
+    return times(one, way, "bulk_width"), by_direction(effect(one, way.name, "bulk_width").direction, -1)
 
 
-def _grows(name: str, one: Sinks) -> Claim:
+def _grows(one: Sinks) -> Judged:
     """At the largest bias; smaller ones are told."""
     way = last(one, "bias")
-    verdict = by_direction(effect(one, way.name, "lambda_max").direction, 1)
     others = [w for w in one.ways if w.how == "bias" and w != way]
     path = ", ".join(f"{effect(one, w.name, 'lambda_max').mean:.3g} at {w.strength:g}" for w in others)
     measured = times(one, way, "lambda_max", "outliers") + (f"; λ_max × {path}" if path else "")
-    return Claim(
-        f"a larger bias at the first token grows the outliers ({name})", "grows", measured, verdict, *SLIDES
-    )
+    return measured, by_direction(effect(one, way.name, "lambda_max").direction, 1)
 
 
-def _stretches(name: str, one: Sinks) -> Claim:
+def _stretches(one: Sinks) -> Judged:
     """Over every way whose sink is larger than the model's own: λ_max over the bulk width."""
     larger = [last(one, how) for how in dict.fromkeys(one.hows) if _rise(one, last(one, how)) > GROWN]
-    directions = [effect(one, way.name, "stretch").direction for way in larger]
-    right, wrong = all(d == 1 for d in directions), all(d == -1 for d in directions)
-    verdict = OPEN if not larger else decided(right=right, wrong=wrong)
-    measured = "; ".join(times(one, way, "stretch") for way in larger) or "no way made the sink larger"
-    return Claim(f"larger sinks stretch the spectrum ({name})", "stretch", measured, verdict, *SLIDES)
+    if not larger:
+        return "no way made the sink larger", OPEN
+    directions = {effect(one, way.name, "stretch").direction for way in larger}
+    measured = "; ".join(times(one, way, "stretch") for way in larger)
+    return measured, decided(right=directions == {1}, wrong=directions == {-1})
 
 
 def _rise(one: Sinks, way: Way) -> float:
@@ -269,23 +243,22 @@ def _rise(one: Sinks, way: Way) -> float:
     return float((one.moved[way.name].mass - one.moved[UNCHANGED].mass).mean())
 
 
-def _trained_sink(result: SinkCases) -> Claim:
+def _trained_sink(result: SinkCases) -> Judged:
     before, after = (result.cases[name].heads.mass for name in (INITIAL, TRAINED))
     measured = f"mean weight on the first token {before.mean():.3f} at first, {after.mean():.3f} trained; "
     measured += f"its largest head {before.max():.3f} and {after.max():.3f}"
-    verdict = HOLDS if after.mean() > before.mean() and after.max() > 2 * before.max() else FAILS
-    return Claim("training makes the bundled model's sink", "makes", measured, verdict, *OURS)
+    grown = after.mean() > before.mean() and after.max() > 2 * before.max()
+    return measured, HOLDS if grown else FAILS
 
 
-def _all_alike(one: Sinks) -> Claim:
+def _all_alike(one: Sinks) -> Judged:
     found = {how: effect(one, last(one, how).name, "lambda_max") for how in dict.fromkeys(one.hows)}
     signs = {e.direction for e in found.values()}
     measured = ", ".join(f"{how} × {e.mean:.3g}" for how, e in found.items())
-    verdict = decided(right=signs in ({1}, {-1}), wrong={1, -1} <= signs)
-    return Claim("all ways move λ_max to the same side", "same side", measured, verdict, *OURS)
+    return measured, decided(right=signs in ({1}, {-1}), wrong={1, -1} <= signs)
 
 
-def _ggn_follows(one: Sinks) -> Claim:
+def _ggn_follows(one: Sinks) -> Judged:
     hows = list(dict.fromkeys(one.hows))
     pairs = [
         [effect(one, last(one, how).name, q).direction for q in ("lambda_max", "ggn_lambda_max")]
@@ -294,60 +267,56 @@ def _ggn_follows(one: Sinks) -> Claim:
     each = "; ".join(times(one, last(one, how), "lambda_max", "ggn_lambda_max") for how in hows)
     sure = [(a, b) for a, b in pairs if a or b]
     wrong = any(a * b == -1 for a, b in sure)
-    verdict = FAILS if wrong else HOLDS if sure and all(a == b for a, b in sure) else OPEN
     measured = f"both to the same side in {sum(a == b for a, b in sure)} of {len(sure)} ways that move one "
     measured += f"surely; {each}"
-    return Claim("the GGN's λ_max moves as the Hessian's does", "same side", measured, verdict, *OURS)
+    right = bool(sure) and not wrong and all(a == b for a, b in sure)
+    return measured, decided(right=right, wrong=wrong)
 
 
-def _queries_and_keys(one: Sinks) -> Claim:
+def _queries_and_keys(one: Sinks) -> Judged:
     """With their errors: an eigenvalue lies within."""
     group, way = "queries, keys", last(one, "bias")
     before, after = one.blocks[UNCHANGED], one.blocks[way.name]
     i = before.names.index(group)
     low, high = (side * b.errors[i] for side, b in ((-1, before), (1, after)))
-    measured = (
-        f"λ_max of these blocks {before.values[i]:.3g} → {after.values[i]:.3g} at bias {way.strength:g}"
-    )
+    measured = f"λ_max of these blocks {before.values[i]:.3g} → {after.values[i]:.3g}"
+    measured += f" at bias {way.strength:g}"
     less = after.values[i] + high < before.values[i] + low
     more = after.values[i] - high > before.values[i] - low
-    return Claim(
-        "a saturated sink takes the curvature of queries and keys",
-        "less",
-        measured,
-        decided(right=less, wrong=more),
-        *OURS,
-    )
+    return measured, decided(right=less, wrong=more)
 
 
-def _beyond_noise(one: Sinks) -> Claim:
+def _beyond_noise(one: Sinks) -> Judged:
     """The change of the bulk on each text over its error, which holds the noise of probes."""
-    way = last(one, "bias")
-    found = effect(one, way.name, "bulk_width")
+    found = effect(one, last(one, "bias").name, "bulk_width")
     ratios = np.abs(np.log(found.texts)) / np.maximum(found.errors, np.finfo(float).tiny)
     measured = f"change of the bulk over its error, text by text: {', '.join(f'{r:.2g}' for r in ratios)}"
-    return Claim(
-        "paired probes tell the bulk's change under a bias from noise",
-        "above 1",
-        measured,
-        HOLDS if ratios.min() > 1 else FAILS,
-        *OURS,
-    )
+    return measured, HOLDS if ratios.min() > 1 else FAILS
 
 
-def _no_sink_needed(one: Sinks) -> Claim:
+def _no_sink_needed(one: Sinks) -> Judged:
     """A one in the denominator and gates take weight away without a token that gets it."""
     hows = [how for how in ("softmax_one", "gated") if how in one.hows]
-    effects = [effect(one, last(one, how).name, "bulk_width") for how in hows]
+    directions = [effect(one, last(one, how).name, "bulk_width").direction for how in hows]
     measured = "; ".join(times(one, last(one, how), "bulk_width") for how in hows)
-    right, wrong = all(e.direction == -1 for e in effects), all(e.direction == 1 for e in effects)
-    return Claim(
-        "weight that goes nowhere shrinks the bulk too (softmax one, gates)",
-        "shrinks",
-        measured,
-        decided(right=right, wrong=wrong),
-        *OURS,
-    )
+    right, wrong = (all(direction == side for direction in directions) for side in (-1, 1))
+    return measured, decided(right=right, wrong=wrong)
+
+
+OF_EVERY_MODEL = (
+    ("outlier activations move the spectrum", "move", _activations),
+    ("a larger bias at the first token shrinks the bulk", "shrinks", _shrinks),
+    ("a larger bias at the first token grows the outliers", "grows", _grows),
+    ("larger sinks stretch the spectrum", "stretch", _stretches),
+)
+"""What is said, what is expected, and what was measured with a verdict."""
+OF_THE_TRAINED = (
+    ("all ways move λ_max to the same side", "same side", _all_alike),
+    ("the GGN's λ_max moves as the Hessian's does", "same side", _ggn_follows),
+    ("a saturated sink takes the curvature of queries and keys", "less", _queries_and_keys),
+    ("paired probes tell the bulk's change under a bias from noise", "above 1", _beyond_noise),
+    ("weight that goes nowhere shrinks the bulk too (softmax one, gates)", "shrinks", _no_sink_needed),
+)
 
 
 def _bias(result: SinkCases) -> Figure:
