@@ -1,14 +1,14 @@
-"""Compare what two versions of this package compute: every study and every figure of a paper, at a small size.
+"""Compare what two versions of this package compute: every study and figure of a paper, at a small size.
 
     python scripts/compare_results.py run BEFORE            # with PYTHONPATH=src of one version
     python scripts/compare_results.py run AFTER --only gap  # and of the other
     python scripts/compare_results.py compare BEFORE AFTER
 
-`run` writes a folder for each study (`studies/NAME`) and for each figure (`papers/PAPER/NAME`): `result.json` and
-`arrays.npz` as saved, `shown.json` with summary, opening, captions, tables and claims, and every figure as PNG. With
-`--stored FOLDER` it shows the results that are saved under that folder, and computes nothing. `compare` lists each
-entry that is not equal, with the size of the difference. The names of classes are compared without their modules;
-times are not compared.
+`run` writes a folder for each study (`studies/NAME`) and for each figure (`papers/PAPER/NAME`): `result.json`
+and `arrays.npz` as saved, `shown.json` with summary, opening, captions, tables and claims, and every figure
+as PNG. With `--stored FOLDER` it shows the results that are saved under that folder, and computes nothing.
+`compare` lists each entry that is not equal, with the size of the difference. The names of classes are
+compared without their modules; times are not compared.
 """
 
 from __future__ import annotations
@@ -31,52 +31,89 @@ SMALL = {"model": "MODEL", "data": "task:addition?num_sequences=4", "dtype": "fl
 FEW_TOKENS = {"tokens": 24, "seq_len": 8}
 STUDIES: dict[str, dict[str, Any]] = {
     "activations": {"tokens": 12, "seq_len": 6, "points": ["L0", "L3"], "num_steps": 4, "num_probes": 2},
-    "blocks": {**SMALL, "num_trace_probes": 2, "num_norm_probes": 2, "num_small_probes": 2, "num_sharp_steps": 3,
-               "num_steps": 6, "density": ["L*.W_Q", "L*.W_V"], "num_density_probes": 2},
-    "bounds": {"num_seeds": 2, "weight_scales": [0.1, 2.0], "data_scales": [3.0], "query_scales": [1.0, 1000.0],
-               "output_scales": [0.0], "depths": [2], "num_layers": [1, 2], "num_tokens": 4, "width": 3,
-               "head_size": 2, "hidden": 3},
+    "blocks": {
+        **SMALL, "num_trace_probes": 2, "num_norm_probes": 2, "num_small_probes": 2, "num_sharp_steps": 3,
+        "num_steps": 6, "density": ["L*.W_Q", "L*.W_V"], "num_density_probes": 2,
+    },
+    "bounds": {
+        "num_seeds": 2, "weight_scales": [0.1, 2.0], "data_scales": [3.0], "query_scales": [1.0, 1000.0],
+        "output_scales": [0.0, 0.1], "depths": [2], "num_layers": [1, 2], "num_tokens": 4, "width": 3,
+        "head_size": 2, "hidden": 3,
+    },
     "causal": {**FEW_TOKENS, "layers": [3], "alphas": [-0.1, 0.1]},
     "compare": {**FEW_TOKENS, "num_probes": 4, "num_steps": 6},
-    "diagnose": {**SMALL, "num_probes": 2, "num_steps": 4, "num_shared": 2, "block_steps": 3, "num_parts": 2,
-                 "part_steps": 4, "num_sample_probes": 2},
-    "dynamics": {"experiments": ["edge", "grokking"], "steps": 6, "every": 2, "num_sequences": 4, "num_probes": 2,
-                 **FEW_TOKENS},
+    "diagnose": {
+        **SMALL, "num_probes": 2, "num_steps": 4, "num_shared": 2, "block_steps": 3, "num_parts": 2,
+        "part_steps": 4, "num_sample_probes": 2,
+    },
+    "dynamics": {
+        "experiments": ["edge", "grokking"], "steps": 6, "every": 2, "num_sequences": 4, "num_probes": 2,
+        **FEW_TOKENS,
+    },
     "embeddings": {},
-    "exact_spectra": {"head_size": 3, "num_seeds": 2, "num_draws": 3, "num_rung_draws": 2, "bundled_tokens": 0,
-                      "seed": 1},
-    "factors": {"width": 4, "sequences": 2, "seeds": 3, "checkpoints": [0, 4], "steps": 2, "every": 2, "trials": 2,
-                "dampings": [1.0], "draws": 50},
-    "full_hessian": {"num_images": 60, "patch_size": 4, "d_model": 4, "d_ff": 3, "batch_size": 6, "seeds": 2,
-                     "steps": 1, "num_points": 2, "num_probes": 2, "num_steps": 2, "dtype": "float64"},
-    "gap": {**SMALL, "blocks": ["L*.W_V", "L*.W_2"], "max_exact": 80, "num_draws": 4, "num_density_probes": 2,
-            "num_probes": 3, "num_steps": 4},
+    "exact_spectra": {
+        "head_size": 3, "num_seeds": 2, "num_draws": 3, "num_rung_draws": 2, "bundled_tokens": 0, "seed": 1,
+    },
+    "factors": {
+        "width": 4, "sequences": 2, "seeds": 3, "checkpoints": [0, 4], "steps": 2, "every": 2, "trials": 2,
+        "dampings": [1.0], "draws": 50,
+    },
+    "full_hessian": {
+        "num_images": 60, "patch_size": 4, "d_model": 4, "d_ff": 3, "batch_size": 6, "seeds": 2, "steps": 1,
+        "num_points": 2, "num_probes": 2, "num_steps": 2, "dtype": "float64",
+    },
+    "gap": {
+        **SMALL, "blocks": ["L*.W_V", "L*.W_2"], "max_exact": 80, "num_draws": 4, "num_density_probes": 2,
+        "num_probes": 3, "num_steps": 4,
+    },
     "heads": {"layers": [0, 1], "num_samples": 5},
     "hvp": {"batch_size": 2, "seq_len": 8, "rounds": 1, "contenders": ["hessian", "ggn"]},
-    "influence": {**SMALL, "data": "task:addition", "max_products": 4, "cases": ["MLP"], "num_removed": 4,
-                  "num_checked": 2, "draws": 50},
-    "landscape": {**SMALL, "blocks": ["L0.ln*", "L0.b_*"], "num_orders": 20, "num_curved": 6, "num_probes": 8,
-                  "radii": [0.0, 0.03], "num_pairs": 3, "num_subsets": 4, "num_norms": 2, "num_steps": 6},
+    "influence": {
+        **SMALL, "data": "task:addition", "max_products": 4, "cases": ["MLP"], "num_removed": 4,
+        "num_checked": 2, "draws": 50,
+    },
+    "landscape": {
+        **SMALL, "blocks": ["L0.ln*", "L0.b_*"], "num_orders": 20, "num_curved": 8, "num_probes": 8,
+        "radii": [0.0, 0.03], "num_pairs": 3, "num_subsets": 4, "num_norms": 2, "num_steps": 6,
+    },
     "layernorm": {"tokens": 128, "seq_len": 32, "layers": [0], "num_keys": 30},
-    "optimisers": {"optimisers": ["sgd", "adamw", "newton_cg"], "arenas": ["addition"], "rates": [0.001, 0.1],
-                   "max_trials": 3, "seeds": 2, "budget": 0.02, "looks": 3, "batch_size": 4},
+    "optimisers": {
+        "optimisers": ["sgd", "adamw", "newton_cg"], "arenas": ["addition"], "rates": [0.001, 0.1],
+        "max_trials": 3, "seeds": 2, "budget": 0.02, "looks": 3, "batch_size": 4,
+    },
     "probes": {"layers": [0, -1], "num_random": 20},
     "propagation": {**SMALL, "num_probes": 3, "num_steps": 3, "num_map_probes": 2},
-    "prune": {**FEW_TOKENS, "held_out": 0.5, "blocks": ["L3.b_O", "L3.b_Q"], "num_weights": 6, "settle": 4,
-              "num_groups": 6, "draws": 50, "sparsities": [0.25, 0.5]},
-    "quantise": {**FEW_TOKENS, "held_out": 0.5, "blocks": ["L3.W_O", "L3.W_V"], "bits": [4, 3], "max_dense": 0,
-                 "draws": 50},
-    "scaling": {"widths": [2, 4], "sequences": [2, 4], "seeds": 2, "steps": 3, "held_out": 8, "fresh": 64,
-                "num_probes": 2, "num_steps": 2, "draws": 50, "measured": 4, "tolerance": 0.2},
-    "sinks": {**FEW_TOKENS, "biases": [4.0], "strengths": [2.0], "gates": [0.5], "texts": 3, "num_probes": 2,
-              "num_steps": 4, "block_steps": 2},
-    "spectrum": {**SMALL, "num_steps": 8, "num_probes": 2, "num_eigenvalues": 1, "num_trace_probes": 2,
-                 "num_map_probes": 2, "max_products": 20},
-    "taylor": {**SMALL, "num_top": 1, "num_points": 5, "plane_points": 3, "num_steps": 10, "fit_steps": 20,
-               "settle": 0.0},
-    "trajectory": {"tokens": 128, "seq_len": 32, "prompt": "To kill two birds with one stone", "num_shuffles": 1},
-    "weight_norms": {"blocks": ["L0.W_Q", "L1.W_V"], "tokens": 8, "seq_len": 8, "num_models": 4, "num_steps": 4,
-                     "draws": 50},
+    "prune": {
+        **FEW_TOKENS, "held_out": 0.5, "blocks": ["L3.b_O", "L3.b_Q"], "num_weights": 6, "settle": 4,
+        "num_groups": 6, "draws": 50, "sparsities": [0.25, 0.5],
+    },
+    "quantise": {
+        **FEW_TOKENS, "held_out": 0.5, "blocks": ["L3.W_O", "L3.W_V"], "bits": [4, 3], "max_dense": 0,
+        "draws": 50,
+    },
+    "scaling": {
+        "widths": [2, 4], "sequences": [2, 4], "seeds": 2, "steps": 3, "held_out": 8, "fresh": 64,
+        "num_probes": 2, "num_steps": 2, "draws": 50, "measured": 4, "tolerance": 0.2,
+    },
+    "sinks": {
+        **FEW_TOKENS, "biases": [4.0], "strengths": [2.0], "gates": [0.5], "texts": 3, "num_probes": 2,
+        "num_steps": 4, "block_steps": 2,
+    },
+    "spectrum": {
+        **SMALL, "num_steps": 8, "num_probes": 2, "num_eigenvalues": 1, "num_trace_probes": 2,
+        "num_map_probes": 2, "max_products": 20,
+    },
+    "taylor": {
+        **SMALL, "num_top": 1, "num_points": 5, "plane_points": 3, "num_steps": 10, "fit_steps": 20,
+        "settle": 0.0,
+    },
+    "trajectory": {
+        "tokens": 128, "seq_len": 32, "prompt": "To kill two birds with one stone", "num_shuffles": 1,
+    },
+    "weight_norms": {
+        "blocks": ["L0.W_Q", "L1.W_V"], "tokens": 8, "seq_len": 8, "num_models": 4, "num_steps": 4,
+        "draws": 50,
+    },
     "why_adam": {"seeds": 3, "steps": 10, "width": 4, "batch_size": 2, "measured": 2, "draws": 60},
 }  # fmt: skip
 PAPERS: dict[str, dict[str, dict[str, Any]]] = {
@@ -134,7 +171,7 @@ TIMES = ("*seconds*", "*rates/*time*", "*times*", "*cost*", "studies/hvp/*")
 RENAMED = {"optimizers": "optimisers", "quantize": "quantise"}
 
 
-# ------------------------------------------------------------------------------------------------------------- run
+# -------------------------------------------------------------------------------------------------------- run
 
 
 def names() -> list[str]:
@@ -190,11 +227,7 @@ def run(out: Path, only: list[str], stored: Path | None) -> int:
     model = out / "small.toml"
     model.write_text(MODEL, encoding="utf-8")
     if stored is None:
-        wanted = [
-            n
-            for n in names()
-            if (n not in SLOW if not only else any(word in n.split("/") + [n] for word in only))
-        ]
+        wanted = [n for n in names() if ({n, *n.split("/")} & set(only) if only else n not in SLOW)]
         work = {name: lambda name=name: compute(name, model) for name in wanted}
     else:
         places = sorted(stored.rglob("result.json"))
@@ -214,7 +247,7 @@ def run(out: Path, only: list[str], stored: Path | None) -> int:
     return failed
 
 
-# --------------------------------------------------------------------------------------------------------- compare
+# ---------------------------------------------------------------------------------------------------- compare
 
 
 def leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -271,7 +304,7 @@ def folders(root: Path) -> dict[str, Path]:
 def compare(before: Path, after: Path, only: list[str]) -> int:
     """Print what differs; the number of results that do."""
     old, new = folders(before), folders(after)
-    chosen = [n for n in sorted(old | new) if not only or any(word in n.split("/") + [n] for word in only)]
+    chosen = [n for n in sorted(old | new) if not only or {n, *n.split("/")} & set(only)]
     differing = 0
     for name in chosen:
         if name not in old or name not in new:

@@ -13,7 +13,7 @@ import pytest
 
 from commands import call
 from curvescope.cli import checkup
-from curvescope.studies.hvp.models import SHAPES
+from curvescope.studies.hvp.analysis import SHAPES
 
 ROOT = Path(__file__).parents[2]
 SMALL = "n_layers = 1\nd_model = 4\nn_heads = 1\nd_ff = 0\nvocab_size = 12\nn_ctx = 18\n"

@@ -8,8 +8,8 @@ import pytest
 from curvescope.papers import figures_of, find_figure
 from curvescope.papers.petrov2025 import bounds as figure
 from curvescope.studies import bounds
-from curvescope.studies.bounds import words
-from curvescope.studies.bounds.comparisons import Comparisons, Row, joined, tagged
+from curvescope.studies.bounds import analysis
+from curvescope.studies.bounds.analysis import Comparisons, Row, joined, tagged
 
 SMALL = bounds.Config(
     num_seeds=1,
@@ -63,7 +63,7 @@ def test_verdicts_are_those_of_the_theory(result: figure.ClaimedBounds):
 
 def _found(rows: list[Row]) -> bounds.Bounds:
     none = tagged("", "", 0.0, {})
-    return bounds.Bounds(1, none, tagged(words.HEAD, words.WEIGHTS, 1.0, {0: rows}))
+    return bounds.Bounds(1, none, tagged(analysis.HEAD, analysis.WEIGHTS, 1.0, {0: rows}))
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from curvescope.core.errors import CurvescopeError
 from curvescope.papers.petrov2025 import convergence as figure
 from curvescope.papers.petrov2025 import convergence_networks as networks
 from curvescope.papers.petrov2025.convergence_networks import Fit
-from curvescope.studies.landscape.growth import growth
+from curvescope.studies.landscape.analysis import growth
 
 SHAPE = (1, 1, 8, 8)
 

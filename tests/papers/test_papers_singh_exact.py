@@ -14,8 +14,8 @@ from curvescope.papers.singh2025 import SLIDES
 from curvescope.papers.singh2025 import exact_spectra as figure
 from curvescope.runs import shown
 from curvescope.studies import exact_spectra
-from curvescope.studies.exact_spectra import bundled, gauss_newton, ladder, sweeps
-from curvescope.studies.exact_spectra.cases import compare
+from curvescope.studies.exact_spectra import analysis, study
+from curvescope.studies.exact_spectra.analysis import compare
 from curvescope.viz.interactive import scene
 
 KEPT = ("linear network", "ReLU network", "1-D attention", "d = 2, d_K = 8, W_O", "d = d_K = 4")
@@ -38,21 +38,21 @@ EXPECTED = {
 @pytest.fixture(scope="module")
 def measured() -> exact_spectra.ExactSpectra:
     """Few draws; the last rung is written down."""
-    rungs = [ladder.climb(name, num_draws=4, seed=0) for name in (ladder.CONTROL, *KEPT)]
-    last = {name: [0.0, 0.1, 0.0] for name in ladder.QUANTITIES}
-    last[ladder.EXACT] = [0.0, 0.0, 0.0]
+    rungs = [study.climb(name, num_draws=4, seed=0) for name in (study.CONTROL, *KEPT)]
+    last = {name: [0.0, 0.1, 0.0] for name in study.QUANTITIES}
+    last[study.EXACT] = [0.0, 0.0, 0.0]
     real = [
-        ladder.tagged(bundled.rung_name(revision, part), {ladder.OUTLIERS: [value]})
-        for part in bundled.PARTS
+        study.tagged(study.rung_name(revision, part), {study.OUTLIERS: [value]})
+        for part in study.PARTS
         for revision, value in (("initial", 0.99), ("final", 0.5))
     ]
     return exact_spectra.ExactSpectra(
         spectra=compare(0, d_K=3, num_tokens=4),
-        sweeps=sweeps.joined([sweeps.sweep(name, d_K=4, seeds=range(4)) for name in sweeps.AXES]),
-        gaps=gauss_newton.joined(
-            [gauss_newton.measure("scalars", 1.0, rho, num_draws=40, seed=0) for rho in (0.1, 1.0)]
+        sweeps=study.sweep_joined([study.sweep(name, d_K=4, seeds=range(4)) for name in study.AXES]),
+        gaps=analysis.joined(
+            [analysis.measure("scalars", 1.0, rho, num_draws=40, seed=0) for rho in (0.1, 1.0)]
         ),
-        pairings=ladder.joined([*rungs, ladder.tagged(figure.LAST, last), *real]),
+        pairings=study.ladder_joined([*rungs, study.tagged(figure.LAST, last), *real]),
     )
 
 
@@ -79,7 +79,7 @@ def test_a_wrong_eigenvalue_fails(measured: exact_spectra.ExactSpectra):
 @pytest.mark.parametrize(("sign", "verdict"), [(1, shown.HOLDS), (-1, shown.FAILS)])
 def test_who_is_worse_is_read_from_the_draws(measured: exact_spectra.ExactSpectra, sign: int, verdict: str):
     gaps = measured.gaps
-    worse = np.array(gaps.kind) == (gauss_newton.ATTENTION if sign > 0 else gauss_newton.MLP)
+    worse = np.array(gaps.kind) == (analysis.GAUSS_NEWTON_ATTENTION if sign > 0 else analysis.MLP)
     noise = np.random.default_rng(0).uniform(0.9, 1.1, len(worse))
     moved = replace(gaps, ggn_lambda_max=gaps.lambda_max * (1 + np.where(worse, 0.5, 0.1) * noise))
     found = {claim.claim: claim for claim in figure.ClaimedSpectra(replace(measured, gaps=moved)).claims()}

@@ -11,7 +11,7 @@ from curvescope.core.errors import UsageError
 from curvescope.papers import figures_of, find_figure
 from curvescope.papers.singh2025.sinks import CASES, INITIAL, TRAINED, Config, SinkCases
 from curvescope.studies.sinks import Blocks, Heads, Lines, Moved, Sinks, measure
-from curvescope.studies.sinks.ways import HOWS, UNCHANGED
+from curvescope.studies.sinks.analysis import HOWS, UNCHANGED
 
 STRENGTHS = {"bias": 8.0, "gated": 0.9}
 

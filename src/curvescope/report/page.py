@@ -24,7 +24,7 @@ from curvescope.report.pieces.told import chosen_small, errors_told
 from curvescope.report.reading import Read, Sheet, read, told_apart
 from curvescope.report.sections import SECTIONS, rank
 from curvescope.studies.diagnose.study import Diagnosis
-from curvescope.studies.diagnose.words import verdict
+from curvescope.studies.diagnose.view import verdict
 
 if TYPE_CHECKING:
     from jinja2 import Environment

@@ -48,9 +48,9 @@ class Claim(NamedTuple):
 class Shown(Result):
     """A result with words, tables and figures, made from its own arrays: showing computes nothing.
 
-    Each of its methods below calls the function of the same name in the module `view` beside the result's own, with
-    the result as its only argument; a class may define the method itself instead. A name stands for one thing among
-    the tables and one among the figures; a caption belongs to both.
+    Each method below calls the function of the same name in the module `view` beside the result's own,
+    with the result as its only argument; a class may define the method itself instead. A name stands for one
+    thing among the tables and one among the figures; a caption belongs to both.
     """
 
     notes: list[str] = field(default_factory=list, kw_only=True)  # what a reader should know
@@ -81,13 +81,7 @@ class Shown(Result):
 
         A result with claims is introduced by their verdicts; one without says nothing by itself.
         """
-        if self._view("opening"):
-            return self._shown_by_view("opening")
-        verdicts = Counter(claim.verdict for claim in self.claims()).most_common()
-        if not verdicts:
-            return ""
-        counts = ", ".join(f"{verdict} {count}" for verdict, count in verdicts)
-        return f"Verdicts on {plural(sum(count for _, count in verdicts), 'statement')}: {counts}."
+        return self._shown_by_view("opening") if self._view("opening") else of_verdicts(self)
 
     def beside(self) -> dict[str, str]:
         """Openings of what a page shows in other sections than the study's own, by the section's name."""
@@ -134,6 +128,15 @@ class Shown(Result):
                 f"{type(self).__name__} has no method {name}, and no view with that function"
             )
         return default if show is None else show(self)
+
+
+def of_verdicts(result: Shown) -> str:
+    """How many claims of a result have which verdict; empty for a result without claims."""
+    verdicts = Counter(claim.verdict for claim in result.claims()).most_common()
+    if not verdicts:
+        return ""
+    counts = ", ".join(f"{verdict} {count}" for verdict, count in verdicts)
+    return f"Verdicts on {plural(sum(count for _, count in verdicts), 'statement')}: {counts}."
 
 
 @cache

@@ -19,8 +19,8 @@ from curvescope.runs.shown import FAILS, HOLDS, Claim
 from curvescope.runs.study import Study
 from curvescope.runs.work import State
 from curvescope.studies import bounds
-from curvescope.studies.bounds import Bounds, Comparisons, measures, words
-from curvescope.studies.bounds.estimates import REPAIRED
+from curvescope.studies.bounds import Bounds, Comparisons, analysis
+from curvescope.studies.bounds.analysis import REPAIRED
 
 PROFILES = {
     "quick": bounds.Config(num_seeds=4),
@@ -35,9 +35,9 @@ PROFILES = {
 EVIDENCE = "a claim that holds is violated by no instance that was tried, which is evidence and no proof"
 CORRECTED = "fails as printed, holds corrected"
 LITERAL, PROOF = "lemma, literal σ", "lemma, σ of its proof"
-HEADS = (words.HEAD, words.KEYLESS, words.CLUSTERS)
-BLOCKS = (words.BLOCK, words.CLOSING)
-WHOLE = (measures.WHOLE, measures.OUTER)
+HEADS = (analysis.HEAD, analysis.KEYLESS, analysis.CLUSTERS)
+BLOCKS = (analysis.BLOCK, analysis.CLOSING)
+WHOLE = (analysis.WHOLE, analysis.OUTER)
 
 
 @dataclass(frozen=True)
@@ -78,18 +78,18 @@ class Stated(NamedTuple):
     published: str
     quantities: str  # separated by blanks
     fix: Fix | None = None
-    bound: str = measures.THEOREM_6
+    bound: str = analysis.THEOREM_6
     source: str = "Theorem 6 and its proof"
     instances: tuple[str, ...] = ()  # all, where none is named
 
 
-_head = partial(Stated, bound=measures.THEOREM_1, source="Theorem 1 and its proof")
+_head = partial(Stated, bound=analysis.THEOREM_1, source="Theorem 1 and its proof")
 _norm = partial(Stated, bound=LITERAL, source="lemma on LayerNorm")
 _size = partial(Stated, source="proposition before Theorem 6")
-_network = partial(Stated, bound=measures.PRECURSOR, source="precursor, arXiv 2409.11995")
+_network = partial(Stated, bound=analysis.PRECURSOR, source="precursor, arXiv 2409.11995")
 
-SIX_BLOCKS = Fix(measures.PRIORI, "with all six blocks, and ½ for 1/L")
-WITH_ITS_OWN = Fix(measures.PRIORI, "with an estimate of its own")
+SIX_BLOCKS = Fix(analysis.PRIORI, "with all six blocks, and ½ for 1/L")
+WITH_ITS_OWN = Fix(analysis.PRIORI, "with an estimate of its own")
 WITHOUT_FACTOR = Fix(REPAIRED, "without the loss's factor, and ½ for 1/L")
 DEVIATION = Fix(PROOF, "σ the least standard deviation of a row, as in the proof")
 STATED = (
@@ -99,17 +99,17 @@ STATED = (
         "‖H‖ ≤ M, constants of the appendix",
         "‖H‖",
         SIX_BLOCKS,
-        bound=measures.APPENDIX,
+        bound=analysis.APPENDIX,
         instances=HEADS,
     ),
-    _head("Theorem 1 where all is random", "‖H‖ ≤ M", "‖H‖", instances=(words.HEAD,)),
+    _head("Theorem 1 where all is random", "‖H‖ ≤ M", "‖H‖", instances=(analysis.HEAD,)),
     _head("M covers KK", "KK is not in the maximum", "‖H_KK‖", WITH_ITS_OWN),
     _head(
         "M of the appendix covers VK",
         "VK is not in the maximum",
         "‖H_KV‖",
         WITH_ITS_OWN,
-        bound=measures.APPENDIX,
+        bound=analysis.APPENDIX,
     ),
     _head("estimate of QQ", "as in the maximum", "‖H_QQ‖"),
     _head("estimate of QK", "as in the maximum", "‖H_QK‖"),
@@ -125,7 +125,7 @@ STATED = (
     _size("size of Y", "‖Y‖_F = √(Ld)", "‖Y‖_F"),
     _size("size of S", "‖S‖ ≤ √(Ld)(1 + √min(L, d_ff) ‖W_1‖‖W_2‖)", "‖S‖"),
     Stated("Theorem 6", "‖H‖ ≤ M_tr", "‖H‖", instances=BLOCKS),
-    Stated("Theorem 6, σ of the lemma", "‖H‖ ≤ M_tr", "‖H‖", bound=measures.LITERAL, instances=BLOCKS),
+    Stated("Theorem 6, σ of the lemma", "‖H‖ ≤ M_tr", "‖H‖", bound=analysis.LITERAL, instances=BLOCKS),
     Stated("slopes of S", "five estimates of ‖B_i‖", "‖B_1‖ ‖B_2‖ ‖B_Q‖ ‖B_K‖ ‖B_V‖"),
     Stated("ξ_12", "‖ξ_12‖ ≤ √d ‖Y‖", "‖ξ_12‖"),
     Stated("ξ_21", "‖ξ_21‖ ≤ √d_ff ‖W_2‖", "‖ξ_21‖", Fix(REPAIRED, "‖Y‖_F for √d_ff ‖W_2‖")),
@@ -147,14 +147,14 @@ STATED = (
     _network(
         "precursor, Gauss–Newton part",
         "n√2 M_x² M_W^{2n} + √2 M_W² (M_W^{2n} − 1)/(M_W² − 1)",
-        measures.OUTER,
-        Fix(measures.PRIORI, "½|x|² Σ_p Π_{s≠p}‖W_s‖²"),
+        analysis.OUTER,
+        Fix(analysis.PRIORI, "½|x|² Σ_p Π_{s≠p}‖W_s‖²"),
     ),
     _network(
         "precursor, Hessian",
         "the same, the functional part left out",
-        measures.WHOLE,
-        Fix(measures.PRIORI, "½ for √2, products over s ≠ p, and the functional part"),
+        analysis.WHOLE,
+        Fix(analysis.PRIORI, "½ for √2, products over s ≠ p, and the functional part"),
     ),
 )
 
@@ -185,7 +185,7 @@ def _tried(one: Stated, found: Bounds, bound: str) -> Comparisons:
     names = one.instances or tuple(
         name
         for name in dict.fromkeys(table.instance)
-        if name.startswith(words.NETWORK) == (one.bound == measures.PRECURSOR)
+        if name.startswith(analysis.NETWORK) == (one.bound == analysis.PRECURSOR)
     )
     return table.chosen(quantity=quantities, bound=bound, instance=names)
 

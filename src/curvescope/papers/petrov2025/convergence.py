@@ -26,8 +26,8 @@ from curvescope.papers.petrov2025.convergence_networks import Experiment, evalua
 from curvescope.runs.shown import FAILS, HOLDS, Claim, Line, Origin, Shown
 from curvescope.runs.study import Study
 from curvescope.runs.work import Piece, State, work_through
-from curvescope.studies.landscape.claims import TAUTOLOGY, interval, overlap
-from curvescope.studies.landscape.growth import EMA, Growth, growth
+from curvescope.studies.landscape.analysis import EMA, Growth, growth
+from curvescope.studies.landscape.view import TAUTOLOGY, interval, overlap
 from curvescope.viz.blocks import PALETTE
 
 if TYPE_CHECKING:

@@ -7,28 +7,29 @@ where a component is switched off, all eigenvalues of a Hessian that is written 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from curvescope.algorithms.estimates.intervals import student
 from curvescope.core.config import setting
 from curvescope.core.numbers import plural
 from curvescope.core.progress import Progress
 from curvescope.core.result import Result
 from curvescope.models.zoo.names import REVISIONS
 from curvescope.operators import Hessian
-from curvescope.papers.common import FigureConfig, decided, logarithmic, plain
+from curvescope.papers.common import FigureConfig, Judged, decided, logarithmic, plain
 from curvescope.papers.petrov2025 import propagation_models as variants
 from curvescope.papers.petrov2025.propagation_models import COMPONENTS, NORMS, SIGMAS
 from curvescope.runs.shown import FAILS, HOLDS, OPEN, Claim, Line, Origin, Shown
 from curvescope.runs.study import Study
 from curvescope.runs.work import Finished, Piece, State, work_through
 from curvescope.studies import propagation
+from curvescope.studies.common.statistics import Interval, above, exponent_interval, mean_interval
 from curvescope.studies.propagation import Propagation
-from curvescope.studies.propagation.shares import HESSIAN, OUTER, Number
+from curvescope.studies.propagation.analysis import HESSIAN, OUTER, Number
 from curvescope.studies.setting import make_problem
 from curvescope.viz.blocks import PALETTE
 
@@ -156,17 +157,19 @@ class Sweeps(Shown):
         }
 
     def claims(self) -> list[Claim]:
-        """All claims, with verdicts computed from the numbers."""
+        """What the paper and the article around it say, next to what was measured."""
         whole = [s for name, s in self.spectra.items() if name.startswith("component.everything.")]
+        grows = "the norm of the Hessian grows with depth, norms"
         return [
-            _zero_blocks(whole),
-            _dominance(whole),
-            _bounded(self),
-            *(_grows(self, norm) for norm in NORMS),
-            _pre_norm(self),
-            *(_component(self, name, words) for name, words in SWITCHED.items()),
-            _adds_up(self),
-        ]
+            Claim("the Hessian of a block has many zero blocks", "many", *_zero_blocks(whole), *ARTICLE),
+            Claim("diagonal blocks dominate", "dominance", *_dominance(whole), *ARTICLE),
+            Claim("LayerNorm keeps curvature bounded", "bounded", *_bounded(self), *ARTICLE),
+            *(Claim(f"{grows} {norm}", "grows", *_grows(self, norm), *ARTICLE) for norm in NORMS),
+            Claim("pre-norm has less curvature than post-norm", "use pre-norm", *_pre_norm(self), *ARTICLE),
+            *(Claim(said, "named in a table", *_component(self, name, lowers="lower" in said), *OURS)
+              for name, said in SWITCHED.items()),
+            Claim("the Hessian is the GGN and a sum over sources", "exact", *_adds_up(self), "Theorems 3–5"),
+        ]  # fmt: skip
 
 
 def run(cfg: Config, *, progress: Progress | None = None, state: State | None = None) -> Sweeps:
@@ -220,24 +223,23 @@ def _result(cfg: Config, found: Finished, measured: list[str], written: list[str
     )
 
 
-def exponent(result: Sweeps, norm: str) -> tuple[float, float, float]:
-    """p of ‖H‖ ∝ depth^p: least squares over depths, mean over seeds, 95 % interval over seeds."""
-    slopes = []
-    for seed in range(result.seeds):
-        sizes = [
-            result.measured[f"depth.{norm}.{d}.{seed}"].shares.norm(HESSIAN).value for d in result.depths
-        ]
-        slopes.append(np.polyfit(np.log(result.depths), np.log(sizes), 1)[0])
-    return interval(np.array(slopes))
+def exponent(result: Sweeps, norm: str) -> Interval:
+    """p of ‖H‖ ∝ depth^p: mean and 95 % interval over seeds."""
+    return _exponent(result, {d: f"depth.{norm}.{d}" for d in result.depths}, HESSIAN)
 
 
-def sigma_slope(result: Sweeps) -> tuple[float, float, float]:
+def sigma_slope(result: Sweeps) -> Interval:
     """p of ‖source of the first norm‖ ∝ σ^p."""
-    slopes = []
-    for seed in range(result.seeds):
-        sizes = [result.measured[f"sigma.{s:g}.{seed}"].shares.norm("L0.ln1").value for s in SIGMAS]
-        slopes.append(np.polyfit(np.log(SIGMAS), np.log(sizes), 1)[0])
-    return interval(np.array(slopes))
+    return _exponent(result, {s: f"sigma.{s:g}" for s in SIGMAS}, "L0.ln1")
+
+
+def _exponent(result: Sweeps, models: Mapping[float, str], source: str) -> Interval:
+    """p of ‖source‖ ∝ x^p over models that are named by x, with an interval over seeds."""
+    curves = [
+        [result.measured[f"{name}.{seed}"].shares.norm(source).value for name in models.values()]
+        for seed in range(result.seeds)
+    ]
+    return exponent_interval(np.array(list(models)), np.array(curves))
 
 
 def with_and_without(result: Sweeps, name: str, steps: int) -> tuple[float, float, float]:
@@ -250,95 +252,6 @@ def with_and_without(result: Sweeps, name: str, steps: int) -> tuple[float, floa
 def spectra(result: Sweeps, name: str, steps: int) -> list[Spectrum]:
     """With one component as named, after so many steps, seed by seed."""
     return [result.spectra[f"component.{name}.{steps}.{seed}"] for seed in range(result.seeds)]
-
-
-def interval(samples: np.ndarray) -> tuple[float, float, float]:
-    """Mean and 95 % interval by Student's t; not known from one sample."""
-    mean = float(samples.mean())
-    if len(samples) < 2:
-        return mean, float("nan"), float("nan")
-    half = student(len(samples) - 1) * float(samples.std(ddof=1)) / np.sqrt(len(samples))
-    return mean, mean - half, mean + half
-
-
-def _zero_blocks(spectra: list[Spectrum]) -> Claim:
-    """Pairs of blocks without a second derivative; the loss does not depend on key biases at all."""
-    zero, keys, pairs = 0, 0, 0
-    for s in spectra:
-        empty = s.norms <= ROUNDING * s.norms.max()
-        key = np.array([name.endswith(".b_K") for name in s.names])
-        with_key = key[:, None] | key[None, :]
-        zero, keys, pairs = zero + int(empty.sum()), keys + int((empty & with_key).sum()), pairs + empty.size
-    measured = (
-        f"{zero} of {pairs} pairs of blocks are zero, {keys} of them with a key bias, which no output sees"
-    )
-    verdict = HOLDS if zero - keys > 0.1 * pairs else FAILS
-    return Claim("the Hessian of a block has many zero blocks", "many", measured, verdict, *ARTICLE)
-
-
-def _dominance(spectra: list[Spectrum]) -> Claim:
-    shares = np.array([(np.diag(s.norms) ** 2).sum() / (s.norms**2).sum() for s in spectra])
-    mean, low, high = interval(shares)
-    measured = f"diagonal blocks hold {100 * mean:.0f} % of ‖H‖² ({100 * low:.0f} to {100 * high:.0f})"
-    verdict = decided(right=low > 0.5, wrong=high < 0.5)
-    return Claim("diagonal blocks dominate", "dominance", measured, verdict, *ARTICLE)
-
-
-def _bounded(result: Sweeps) -> Claim:
-    mean, low, high = sigma_slope(result)
-    measured = f"the norm's own source grows as σ^{mean:.2f} ({low:.2f} to {high:.2f}); theory −2"
-    verdict = FAILS if high < -0.5 else HOLDS if low > -0.1 else OPEN
-    return Claim("LayerNorm keeps curvature bounded", "bounded", measured, verdict, *ARTICLE)
-
-
-def _grows(result: Sweeps, norm: str) -> Claim:
-    mean, low, high = exponent(result, norm)
-    measured = f"‖H‖ ∝ depth^{mean:.2f} ({low:.2f} to {high:.2f}) at initialisation"
-    verdict = decided(right=low > 0, wrong=high < 0)
-    return Claim(
-        f"the norm of the Hessian grows with depth, norms {norm}", "grows", measured, verdict, *ARTICLE
-    )
-
-
-def _pre_norm(result: Sweeps) -> Claim:
-    ratios = np.array(
-        [
-            result.measured[f"depth.pre.{d}.{seed}"].ends_of(HESSIAN)[0]
-            / result.measured[f"depth.post.{d}.{seed}"].ends_of(HESSIAN)[0]
-            for d in result.depths
-            for seed in range(result.seeds)
-        ]
-    )
-    measured = (
-        f"λ_max of pre- over post-norm: {ratios.min():.2g} to {ratios.max():.2g} at depths {result.depths}"
-    )
-    verdict = decided(right=ratios.max() < 1, wrong=ratios.min() > 1)
-    return Claim("pre-norm has less curvature than post-norm", "use pre-norm", measured, verdict, *ARTICLE)
-
-
-def _component(result: Sweeps, name: str, words: str) -> Claim:
-    """Whether switching a part off moves λ_max the way that is said, with every seed."""
-    found = {steps: with_and_without(result, name, steps) for steps in (0, result.steps)}
-    measured = "; ".join(
-        f"λ_max × {mean:.2g} ({low:.2g} to {high:.2g}) with {name}, {'trained' if steps else 'at first'}"
-        for steps, (mean, low, high) in found.items()
-    )
-    lowers = "lower" in words
-    right = all(low > 1 if lowers else high < 1 for _, low, high in found.values())
-    wrong = all(high < 1 if lowers else low > 1 for _, low, high in found.values())
-    return Claim(words, "named in a table", measured, decided(right=right, wrong=wrong), *OURS)
-
-
-def _adds_up(result: Sweeps) -> Claim:
-    zoo = max(
-        one.shares.residual for name, one in result.measured.items() if not name.startswith("training.")
-    )
-    trained = max(
-        one.shares.residual for name, one in result.measured.items() if name.startswith("training.")
-    )
-    measured = f"to {zoo:.0e} in float64, to {trained:.0e} on the bundled model in float32"
-    verdict = HOLDS if zoo < 1e-10 and trained < 1e-5 else FAILS
-    return Claim("the Hessian is the GGN and a sum over sources", "exact", measured, verdict, "Theorems 3–5")
 
 
 def _numbers(one: Propagation) -> dict[str, Any]:
@@ -368,6 +281,75 @@ def _component_row(name: str, steps: int, spectra: list[Spectrum]) -> dict[str, 
         "negative": float(np.mean([(s.values < -1e-12 * s.values[-1]).mean() for s in spectra])),
         "loss": float(np.mean([s.loss for s in spectra])),
     }
+
+
+def _zero_blocks(spectra: list[Spectrum]) -> Judged:
+    """Pairs of blocks without a second derivative; the loss does not depend on key biases at all."""
+    zero, keys, pairs = 0, 0, 0
+    for s in spectra:
+        empty = s.norms <= ROUNDING * s.norms.max()
+        key = np.array([name.endswith(".b_K") for name in s.names])
+        with_key = key[:, None] | key[None, :]
+        zero, keys, pairs = zero + int(empty.sum()), keys + int((empty & with_key).sum()), pairs + empty.size
+    measured = (
+        f"{zero} of {pairs} pairs of blocks are zero, {keys} of them with a key bias, which no output sees"
+    )
+    return measured, HOLDS if zero - keys > 0.1 * pairs else FAILS
+
+
+def _dominance(spectra: list[Spectrum]) -> Judged:
+    share = mean_interval(np.array([(np.diag(s.norms) ** 2).sum() / (s.norms**2).sum() for s in spectra]))
+    mean, low, high = (100 * end for end in share)
+    return f"diagonal blocks hold {mean:.0f} % of ‖H‖² ({low:.0f} to {high:.0f})", above(share, 0.5)
+
+
+def _bounded(result: Sweeps) -> Judged:
+    mean, low, high = sigma_slope(result)
+    measured = f"the norm's own source grows as σ^{mean:.2f} ({low:.2f} to {high:.2f}); theory −2"
+    return measured, FAILS if high < -0.5 else HOLDS if low > -0.1 else OPEN
+
+
+def _grows(result: Sweeps, norm: str) -> Judged:
+    mean, low, high = found = exponent(result, norm)
+    return f"‖H‖ ∝ depth^{mean:.2f} ({low:.2f} to {high:.2f}) at initialisation", above(found)
+
+
+def _pre_norm(result: Sweeps) -> Judged:
+    pre, post = (
+        np.array([
+            result.measured[f"depth.{norm}.{d}.{seed}"].ends_of(HESSIAN)[0]
+            for d in result.depths
+            for seed in range(result.seeds)
+        ])
+        for norm in ("pre", "post")
+    )  # fmt: skip
+    least, most = (pre / post).min(), (pre / post).max()
+    measured = f"λ_max of pre- over post-norm: {least:.2g} to {most:.2g} at depths {result.depths}"
+    return measured, decided(right=most < 1, wrong=least > 1)
+
+
+def _component(result: Sweeps, name: str, *, lowers: bool) -> Judged:
+    """Whether switching a part off moves λ_max the way that is said, with every seed."""
+    found = {steps: with_and_without(result, name, steps) for steps in (0, result.steps)}
+    measured = "; ".join(
+        f"λ_max × {mean:.2g} ({low:.2g} to {high:.2g}) with {name}, {'trained' if steps else 'at first'}"
+        for steps, (mean, low, high) in found.items()
+    )
+    grown, shrunk = (
+        all(low > 1 for _, low, _ in found.values()),
+        all(high < 1 for *_, high in found.values()),
+    )
+    return measured, decided(right=grown if lowers else shrunk, wrong=shrunk if lowers else grown)
+
+
+def _adds_up(result: Sweeps) -> Judged:
+    of_bundled = {name: name.startswith("training.") for name in result.measured}
+    zoo, trained = (
+        max(one.shares.residual for name, one in result.measured.items() if of_bundled[name] == bundled)
+        for bundled in (False, True)
+    )
+    measured = f"to {zoo:.0e} in float64, to {trained:.0e} on the bundled model in float32"
+    return measured, HOLDS if zoo < 1e-10 and trained < 1e-5 else FAILS
 
 
 def _depth(result: Sweeps) -> Figure:

@@ -20,8 +20,8 @@ from curvescope.runs.shown import FAILS, HOLDS, Claim
 from curvescope.runs.study import Study
 from curvescope.runs.work import State
 from curvescope.studies import exact_spectra
-from curvescope.studies.exact_spectra import ExactSpectra, bundled, cases, gauss_newton, ladder, sweeps
-from curvescope.studies.exact_spectra.intervals import median
+from curvescope.studies.common.statistics import log_slope, median_interval
+from curvescope.studies.exact_spectra import ExactSpectra, analysis, study
 
 PROFILES: dict[str, dict[str, int]] = {
     "quick": {},
@@ -36,7 +36,7 @@ BIASED = {"bulk": "|b|", "size": "the largest |outlier|", "ratio": "the largest 
 LARGE_FIRST = ": where 2x₀² is above the largest outlier before"
 NEAR = 0.8  # of P: sizes of partners differ by a fifth of their sum
 SAME = 1e-9
-M = ladder.NUM_UNITS
+M = study.NUM_UNITS
 FIRST, LAST = "1-D attention", "+ tokens, cross-entropy"
 
 
@@ -92,15 +92,15 @@ def factor(values: np.ndarray) -> float:
 
 def slope(x: np.ndarray, y: np.ndarray) -> float:
     """Exponent of y ∝ xᵃ by least squares over logarithms."""
-    return float(np.polyfit(np.log(x), np.log(y), 1)[0]) if len(x) > 1 else np.nan
+    return log_slope(x, y) if len(x) > 1 else np.nan
 
 
 def _closed_forms(found: ExactSpectra) -> Iterator[Claim]:
     """Closed against dense spectra, degenerate cases included."""
     for kind, published in (
-        (cases.ATTENTION, "±b, each d_K − 1 times, and three outliers"),
-        (cases.LINEAR, "±b, each m − 1 times, and two outliers"),
-        (cases.RELU, "two linear networks, one for each sign of the input"),
+        (analysis.CASE_ATTENTION, "±b, each d_K − 1 times, and three outliers"),
+        (analysis.LINEAR, "±b, each m − 1 times, and two outliers"),
+        (analysis.RELU, "two linear networks, one for each sign of the input"),
     ):
         errors = {name: error for name, error in found.spectra.errors().items() if name.startswith(kind)}
         worst = max(errors.values())
@@ -110,19 +110,19 @@ def _closed_forms(found: ExactSpectra) -> Iterator[Claim]:
 
 def _moved(found: ExactSpectra) -> Iterator[Claim]:
     """What moves the condition number, and the spectrum."""
-    for varied in (sweeps.NORM_Q, sweeps.NORM_K, sweeps.BOTH):
+    for varied in (study.NORM_Q, study.NORM_K, study.BOTH):
         yield _norms(found, varied)
-    values, kappa = found.sweeps.of(sweeps.ANGLE).medians("condition")
+    values, kappa = found.sweeps.of(study.ANGLE).medians("condition")
     measured = f"κ from {kappa.min():.3g} to {kappa.max():.3g}, largest at {values[kappa.argmax()]:g}°"
     verdict = HOLDS if values[kappa.argmax()] == 90 and factor(kappa) >= SENSITIVE else FAILS
     published = "κ is worst where w_Q and w_K are orthogonal"
     yield Claim("condition number κ and the angle", published, measured, verdict, *OURS)
     for varied, published in (
-        (sweeps.TARGET, "κ is sensitive to the targets"),
-        (sweeps.LENGTH, "κ is sensitive to the length, from 16 tokens on"),
+        (study.TARGET, "κ is sensitive to the targets"),
+        (study.LENGTH, "κ is sensitive to the length, from 16 tokens on"),
     ):
         values, kappa = found.sweeps.of(varied).medians("condition")
-        kappa = kappa[values >= 16] if varied == sweeps.LENGTH else kappa
+        kappa = kappa[values >= 16] if varied == study.LENGTH else kappa
         measured = f"κ from {kappa.min():.3g} to {kappa.max():.3g}"
         yield Claim(f"condition number κ and {varied}", published, measured, _sensitive(kappa), *OURS)
     yield _outlier_token(found)
@@ -143,7 +143,7 @@ def _norms(found: ExactSpectra, varied: str) -> Claim:
 
 
 def _outlier_token(found: ExactSpectra) -> Claim:
-    one = found.sweeps.of(sweeps.OUTLIER)
+    one = found.sweeps.of(study.OUTLIER)
     (values, size), (_, bulk) = one.medians("size"), one.medians("bulk")
     measured = (
         f"one token times {values[-1]:g}: outliers times {size[-1] / size[0]:.3g} (power "
@@ -155,7 +155,7 @@ def _outlier_token(found: ExactSpectra) -> Claim:
 def _biased(found: ExactSpectra) -> Iterator[Claim]:
     """A bias on the first token, where that is like the others and where it is large."""
     moves = {}
-    for name in (sweeps.BIAS, sweeps.LARGE_BIAS):
+    for name in (study.BIAS, study.LARGE_BIAS):
         one = found.sweeps.of(name)
         medians = {column: one.medians(column)[1] for column in ("bulk", "size")}
         moves[name] = {column: found[-1] / found[0] for column, found in medians.items()}
@@ -167,8 +167,8 @@ def _biased(found: ExactSpectra) -> Iterator[Claim]:
     ):
         true = [(one[column] > 1) == grows for one in moves.values()]
         measured = (
-            f"times {moves[sweeps.BIAS][column]:.3g} for a first token like the others, times "
-            f"{moves[sweeps.LARGE_BIAS][column]:.3g} for x₀ = {sweeps.LARGE:g}"
+            f"times {moves[study.BIAS][column]:.3g} for a first token like the others, times "
+            f"{moves[study.LARGE_BIAS][column]:.3g} for x₀ = {study.LARGE:g}"
         )
         verdict = HOLDS if all(true) else CONDITIONS if any(true) else FAILS
         measured += condition if verdict == CONDITIONS else ""
@@ -201,7 +201,7 @@ def _gauss_newton(found: ExactSpectra) -> Iterator[Claim]:
 def _residuals(found: ExactSpectra) -> Claim:
     """The gap vanishes with the loss."""
     gaps, rho = found.gaps, np.unique(found.gaps.residual)
-    attention = np.array(gaps.kind) == gauss_newton.ATTENTION
+    attention = np.array(gaps.kind) == analysis.GAUSS_NEWTON_ATTENTION
     medians = [float(np.median(gaps.gap[attention & (gaps.residual == one)])) for one in rho]
     rising = all(a < b for a, b in pairwise(medians))
     each = ", ".join(f"{gap:.2g} at ρ = {one:g}" for gap, one in zip(medians, rho, strict=True))
@@ -214,7 +214,7 @@ def _sensitive(medians: np.ndarray) -> str:
 
 
 def _bulk(found: ExactSpectra) -> Claim:
-    share = found.pairings.of("1-D attention", ladder.EXACT)
+    share = found.pairings.of("1-D attention", study.EXACT)
     expected = 2 * (M - 1) / (2 * M + 1)
     measured = f"{share.min():.3f} to {share.max():.3f} of all eigenvalues are exact; ±b is {expected:.3f}"
     verdict = HOLDS if np.abs(share - expected).max() < SAME else FAILS
@@ -224,11 +224,11 @@ def _bulk(found: ExactSpectra) -> Claim:
 def _outliers(found: ExactSpectra) -> Claim:
     """P of the three outliers over everything that was varied."""
     best, where = 0.0, ""
-    for varied in sweeps.AXES:
+    for varied in study.AXES:
         values, middle = found.sweeps.of(varied).medians("pairing")
         if middle.max() > best:
             best, where = float(middle.max()), f"{varied} = {values[middle.argmax()]:.3g}"
-    typical = median(found.pairings.of("1-D attention", ladder.OUTLIERS))
+    typical = median_interval(found.pairings.of("1-D attention", study.OUTLIERS))
     measured = f"P = {typical} for normal weights and unit residuals, at most {best:.2f} in a sweep ({where})"
     verdict = HOLDS if typical.low >= NEAR else CONDITIONS if best >= NEAR else FAILS
     if verdict == CONDITIONS:
@@ -238,7 +238,7 @@ def _outliers(found: ExactSpectra) -> Claim:
 
 def _functional(found: ExactSpectra) -> Iterator[Claim]:
     for rung in ("linear network", "ReLU network", "1-D attention"):
-        P = found.pairings.of(rung, ladder.FUNCTIONAL)
+        P = found.pairings.of(rung, study.FUNCTIONAL)
         verdict = HOLDS if np.abs(P - 1).max() < SAME else FAILS
         measured = f"P from {P.min():.3f} to {P.max():.3f}"
         if verdict == FAILS:
@@ -247,7 +247,7 @@ def _functional(found: ExactSpectra) -> Iterator[Claim]:
 
 
 def _wide_heads(found: ExactSpectra) -> Claim:
-    wide, narrow = (found.pairings.of(rung, ladder.EXACT) for rung in ("d = 2, d_K = 8, W_O", "d = d_K = 4"))
+    wide, narrow = (found.pairings.of(rung, study.EXACT) for rung in ("d = 2, d_K = 8, W_O", "d = d_K = 4"))
     expected = 8 * (M - 4 + 1) / (8 * M)  # d = 2: ±σ_1, ±σ_2 of two products, d_K − 2d + 1 times each
     measured = (
         f"exact pairs {wide.min():.3f} to {wide.max():.3f} at d = 2, d_K = 8, up to {narrow.max():.3f} at "
@@ -264,11 +264,11 @@ def _wide_heads(found: ExactSpectra) -> Claim:
 def _ladder(found: ExactSpectra) -> Iterator[Claim]:
     """Does pairing decay from rung to rung? Exact pairs and P are asked apart."""
     for quantity, label, source in (
-        (ladder.EXACT, "exact pairs", SLIDES),
-        (ladder.ALL, "pairing P of H", OURS),
-        (ladder.FUNCTIONAL, "pairing P of H_f", OURS),
+        (study.EXACT, "exact pairs", SLIDES),
+        (study.ALL, "pairing P of H", OURS),
+        (study.FUNCTIONAL, "pairing P of H_f", OURS),
     ):
-        first, last = (median(found.pairings.of(name, quantity)) for name in (FIRST, LAST))
+        first, last = (median_interval(found.pairings.of(name, quantity)) for name in (FIRST, LAST))
         verdict = HOLDS if last.high < first.low else FAILS
         measured = f"{first} for {FIRST}, {last} for two layers of two heads on tokens"
         if verdict == FAILS:
@@ -279,11 +279,11 @@ def _ladder(found: ExactSpectra) -> Iterator[Claim]:
 
 def _real(found: ExactSpectra) -> Iterator[Claim]:
     """The bundled model beside the control, if it was looked at."""
-    control = median(found.pairings.of(ladder.CONTROL, ladder.OUTLIERS))
-    for part in bundled.PARTS:
+    control = median_interval(found.pairings.of(study.CONTROL, study.OUTLIERS))
+    for part in study.PARTS:
         values = {
-            revision: found.pairings.of(bundled.rung_name(revision, part), ladder.OUTLIERS)
-            for revision in bundled.REVISIONS
+            revision: found.pairings.of(study.rung_name(revision, part), study.OUTLIERS)
+            for revision in study.REVISIONS
         }
         if not all(len(one) and np.isfinite(one).all() for one in values.values()):
             continue
@@ -294,7 +294,7 @@ def _real(found: ExactSpectra) -> Iterator[Claim]:
         if verdict == CONDITIONS:
             measured += f": {', '.join(revision for revision, is_near in near.items() if is_near)} only"
         yield Claim(
-            f"outliers of {bundled.NAME}, {part}", "outliers come in pairs ±λ", measured, verdict, *SLIDES
+            f"outliers of {study.NAME}, {part}", "outliers come in pairs ±λ", measured, verdict, *SLIDES
         )
 
 

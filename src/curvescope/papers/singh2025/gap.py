@@ -25,15 +25,16 @@ from curvescope.data.batches import Batches
 from curvescope.models.load import load
 from curvescope.models.zoo.mlp import MLP, MLPConfig
 from curvescope.models.zoo.transformer import Transformer, TransformerConfig
-from curvescope.papers.common import OURS, FigureConfig, decided, plain, prefixed
+from curvescope.papers.common import OURS, FigureConfig, Judged, decided, plain, prefixed
 from curvescope.papers.singh2025 import SLIDES
 from curvescope.problem import Problem
 from curvescope.runs.shown import FAILS, HOLDS, OPEN, Claim, Line, Origin, Shown
 from curvescope.runs.study import Study
 from curvescope.runs.work import Piece, State, work_through
 from curvescope.studies import gap
-from curvescope.studies.gap.pair import ALL, Effort, Pair, measure_pair
-from curvescope.studies.gap.tables import row
+from curvescope.studies.common.statistics import above, geometric_interval
+from curvescope.studies.gap.analysis import ALL, Effort, Pair, measure_pair
+from curvescope.studies.gap.view import row
 from curvescope.train import TrainConfig, train
 from curvescope.viz.blocks import PALETTE
 
@@ -139,17 +140,20 @@ class Gaps(Shown):
         return {"families": _families(self), **prefixed("bundled", self.bundled.figures())}
 
     def claims(self) -> list[Claim]:
-        """All claims, with verdicts computed from the numbers."""
-        return [
-            *(_worse(self, task, step) for task in TASKS for step in (self.steps[0], self.steps[-1])),
-            *(_vanishes(self, task) for task in TASKS),
-            _bound(self),
-            _drawn(self),
-            _large_loss(self),
-            _late(self),
-            _too_little(self),
-            _queries_and_keys(self),
+        """What the slides say, and sentences of ours, next to what was measured."""
+        worse = [
+            Claim(
+                f"{WORSE}, {LOSS[task]}, {'after training' if step else 'at first'}", "worse",
+                *_worse(self, task, step), *SLIDES,
+            )
+            for task in TASKS
+            for step in (self.steps[0], self.steps[-1])
+        ]  # fmt: skip
+        vanishes = [
+            Claim(f"{VANISHES}, {LOSS[task]}", "share → 0", *_vanishes(self, task), *OURS) for task in TASKS
         ]
+        others = [Claim(said, expected, *judge(self), *origin) for said, expected, judge, origin in SAID]
+        return [*worse, *vanishes, *others]
 
 
 def run(cfg: Config, *, progress: Progress | None = None, state: State | None = None) -> Gaps:
@@ -234,30 +238,18 @@ def gaps(result: Gaps, family: str, task: str, step: int) -> np.ndarray:
     return np.array([abs(result.pair(place, step).gap().value) for place in result.places(family, task)])
 
 
-def mean_interval(samples: np.ndarray) -> tuple[float, float, float]:
-    """Mean and 95 % interval by Student's t; not known from one sample."""
-    half = (
-        student(len(samples) - 1) * samples.std(ddof=1) / math.sqrt(len(samples))
-        if len(samples) > 1
-        else math.nan
-    )
-    return float(samples.mean()), float(samples.mean() - half), float(samples.mean() + half)
-
-
-def _worse(result: Gaps, task: str, step: int) -> Claim:
+def _worse(result: Gaps, task: str, step: int) -> Judged:
     """By the ratio of the two families' errors, seed by seed, in logarithms."""
     transformer, mlp = (gaps(result, family, task, step) for family in FAMILIES)
-    mean, low, high = mean_interval(np.log(transformer / mlp))
-    when = "after training" if step else "at first"
-    words = f"the GGN's λ_max is a worse approximation for Transformers than for MLPs, {LOSS[task]}, {when}"
+    ratio = geometric_interval(transformer / mlp)
     measured = (
         f"missed: {100 * np.median(transformer):.3g} % and {100 * np.median(mlp):.3g} % (medians); ratio "
-        f"{math.exp(mean):.3g} ({math.exp(low):.2g} to {math.exp(high):.2g})"
+        f"{ratio.value:.3g} ({ratio.low:.2g} to {ratio.high:.2g})"
     )
-    return Claim(words, "worse", measured, decided(right=low > 0, wrong=high < 0), *SLIDES)
+    return measured, above(ratio, 1)
 
 
-def _vanishes(result: Gaps, task: str) -> Claim:
+def _vanishes(result: Gaps, task: str) -> Judged:
     """The functional share where the loss is least, of all models on a task."""
     places = [place for family in FAMILIES for place in result.places(family, task)]
     first, last = (
@@ -270,84 +262,86 @@ def _vanishes(result: Gaps, task: str) -> Claim:
         f"loss × {np.median(losses):.1e}, ‖H_f‖ × {np.median(norms):.1e} (medians); share of ‖H‖ left "
         f"{share.min():.2g} to {share.max():.2g}"
     )
-    verdict = decided(right=share.max() < SMALL, wrong=share.min() > SMALL)
-    words = f"the functional part vanishes beside the GGN as the loss does, {LOSS[task]}"
-    return Claim(words, "share → 0", measured, verdict, *OURS)
+    return measured, decided(right=share.max() < SMALL, wrong=share.min() > SMALL)
 
 
-def _bound(result: Gaps) -> Claim:
+def _bound(result: Gaps) -> Judged:
     """Over all small models and steps, whose spectra are exact."""
     pairs = [pair for course in result.courses.values() for pair in course.pairs.values()]
     ratios = np.array([pair.wasserstein().value / pair.share().value for pair in pairs])
     measured = f"{ratios.min():.2g} to {ratios.max():.2g} times the share, {len(ratios)} models"
-    verdict = HOLDS if ratios.max() <= 1 + ROUNDING else FAILS
-    words = "W₁ between the spectra of H and GGN is at most the functional share, in units of ‖H‖/√n"
-    return Claim(words, "at most 1 times", measured, verdict, *THEOREM)
+    return measured, HOLDS if ratios.max() <= 1 + ROUNDING else FAILS
 
 
-def _drawn(result: Gaps) -> Claim:
-    words = "with targets drawn from the model the functional part vanishes on the average"
+def _drawn(result: Gaps) -> Judged:
     draws = result.bundled.draws
     if draws is None:
-        return Claim(words, "0", "no draws", OPEN, *OURS)
+        return "no draws", OPEN
     value, error = draws.expectation()
     half = student(draws.gram.shape[1] - 1) * error
     measured = f"‖E H_f‖²/E‖H_f‖² = {value:.3f} ({value - half:.3f} to {value + half:.3f}), bundled model"
-    return Claim(words, "0", measured, HOLDS if abs(value) <= half else FAILS, *OURS)
+    return measured, HOLDS if abs(value) <= half else FAILS
 
 
-def _large_loss(result: Gaps) -> Claim:
-    words = "at fixed parameters the functional part is larger where the loss is"
-    found = result.bundled.targets
-    if not found:
-        return Claim(words, "larger", "no other targets", OPEN, *OURS)
-    low, high = found["predicted"], found["random"]
+def _large_loss(result: Gaps) -> Judged:
+    if not result.bundled.targets:
+        return "no other targets", OPEN
+    low, high = (result.bundled.targets[kind] for kind in ("predicted", "random"))
     measured = (
         f"‖H_f‖ = {low.functional.norm:.3g} at loss {low.loss:.2f} (predicted targets), "
         f"{high.functional.norm:.3g} at loss {high.loss:.2f} (random), bundled model"
     )
     apart = high.functional.norm_low > low.functional.norm_high
     other = high.functional.norm_high < low.functional.norm_low
-    return Claim(words, "larger", measured, decided(right=apart, wrong=other), *OURS)
+    return measured, decided(right=apart, wrong=other)
 
 
-def _late(result: Gaps) -> Claim:
+def _late(result: Gaps) -> Judged:
     """Share at the first and at the last checkpoint of the bundled model."""
-    names = result.bundled.checkpoints
-    first, last = (result.bundled.pair(names[i]).share() for i in (0, -1))
-    each = [result.bundled.pair(name) for name in names]
-    measured = ", ".join(
-        f"{name} {pair.share().value:.2f} ± {pair.share().error:.2f}"
-        for name, pair in zip(names, each, strict=True)
-    )
+    shares = {name: result.bundled.pair(name).share() for name in result.bundled.checkpoints}
+    first, last = (list(shares.values())[i] for i in (0, -1))
+    measured = ", ".join(f"{name} {share.value:.2f} ± {share.error:.2f}" for name, share in shares.items())
     away = 2 * math.hypot(first.error, last.error)
-    verdict = decided(right=last.value < first.value - away and last.value < 0.5, wrong=last.value > 0.5)
-    words = "the functional part matters early in training and not late, bundled model"
-    return Claim(words, "share falls below one half", measured, verdict, *OURS)
+    right = last.value < first.value - away and last.value < 0.5
+    return measured, decided(right=right, wrong=last.value > 0.5)
 
 
-def _too_little(result: Gaps) -> Claim:
+def _too_little(result: Gaps) -> Judged:
     """The sign of the gap, over checkpoints of the bundled model."""
     pairs = {name: result.bundled.pair(name) for name in result.bundled.checkpoints}
     measured = ", ".join(f"{name} {100 * pair.gap().value:+.3g} %" for name, pair in pairs.items())
     ends = [pair.gap_interval() for pair in pairs.values()]
-    verdict = decided(right=all(low > 0 for low, _ in ends), wrong=any(high < 0 for _, high in ends))
-    return Claim("the GGN has too small a λ_max, bundled model", "1 − λ_G/λ_H > 0", measured, verdict, *OURS)
+    return measured, decided(right=all(low > 0 for low, _ in ends), wrong=any(high < 0 for _, high in ends))
 
 
-def _queries_and_keys(result: Gaps) -> Claim:
+def _queries_and_keys(result: Gaps) -> Judged:
     """Functional shares of blocks at the last checkpoint."""
     last = result.bundled.checkpoints[-1]
     shares = {block: result.bundled.pair(last, block).share() for block in result.bundled.blocks[1:]}
     own = [number for block, number in shares.items() if block.endswith(("W_Q", "W_K"))]
     rest = [number for block, number in shares.items() if not block.endswith(("W_Q", "W_K"))]
     measured = ", ".join(f"{block} {n.value:.2f} ± {n.error:.2f}" for block, n in shares.items())
-    words = "the functional part has a larger share in query and key blocks than in others, bundled model"
     if not own or not rest:
-        return Claim(words, "larger", measured, OPEN, *OURS)
+        return measured, OPEN
     least = min(n.value - 2 * n.error for n in own) > max(n.value + 2 * n.error for n in rest)
     below = max(n.value for n in own) < max(n.value for n in rest)
-    return Claim(words, "larger", measured, decided(right=least, wrong=below), *OURS)
+    return measured, decided(right=least, wrong=below)
+
+
+WORSE = "the GGN's λ_max is a worse approximation for Transformers than for MLPs"
+VANISHES = "the functional part vanishes beside the GGN as the loss does"
+SAID = (
+    ("W₁ between the spectra of H and GGN is at most the functional share, in units of ‖H‖/√n",
+     "at most 1 times", _bound, THEOREM),
+    ("with targets drawn from the model the functional part vanishes on the average", "0", _drawn, OURS),
+    ("at fixed parameters the functional part is larger where the loss is", "larger", _large_loss, OURS),
+    ("the functional part matters early in training and not late, bundled model",
+     "share falls below one half", _late, OURS),
+    ("the GGN has too small a λ_max, bundled model", "1 − λ_G/λ_H > 0", _too_little, OURS),
+    ("the functional part has a larger share in query and key blocks than in others, bundled model",
+     "larger", _queries_and_keys, OURS),
+)  # fmt: skip
+"""What is said, what is expected, what was measured with a verdict, and where it stands."""
 
 
 def _families(result: Gaps) -> Figure:

@@ -23,10 +23,8 @@ from curvescope.runs.work import State, work_through
 from curvescope.studies import sinks
 from curvescope.studies.setting import make_problem
 from curvescope.studies.sinks import Sinks
-from curvescope.studies.sinks.effects import Quantity, effect
-from curvescope.studies.sinks.figures import few_ticks
-from curvescope.studies.sinks.tables import all_ways
-from curvescope.studies.sinks.ways import HOWS, UNCHANGED, Way
+from curvescope.studies.sinks.analysis import HOWS, UNCHANGED, Quantity, Way, effect
+from curvescope.studies.sinks.view import all_ways, few_ticks
 from curvescope.train import TrainConfig, train
 from curvescope.viz.blocks import PALETTE
 

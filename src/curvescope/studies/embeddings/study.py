@@ -27,7 +27,6 @@ from curvescope.viz.writers import visible, write_all
 
 if TYPE_CHECKING:
     import pandas as pd
-    from matplotlib.figure import Figure
 
 MAX_BYTES = 1_000_000  # of the text that tokens are counted in
 ROUNDING = 1e-10  # of 1 − cos, for embeddings in float32
@@ -154,12 +153,6 @@ class Embeddings(Shown):
         if self.legacy:
             found["word_embeddings.txt"] = texts.embedding_text(self.distances, self.extremes)
         return found
-
-    def figures(self) -> dict[str, Figure]:
-        """Figures by name; drawing computes nothing."""
-        from curvescope.studies.embeddings import figures
-
-        return figures.draw(self)
 
 
 def run(cfg: Config, *, progress: Progress | None = None, state: State | None = None) -> Embeddings:

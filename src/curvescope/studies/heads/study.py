@@ -24,7 +24,6 @@ from curvescope.models.model import Model
 from curvescope.runs.contents import fingerprint
 from curvescope.runs.shown import Line, Shown
 from curvescope.runs.work import Piece, State, work_through
-from curvescope.studies.heads import scenes
 from curvescope.studies.setting import (
     FEW_LAYERS,
     TokenModel,
@@ -34,12 +33,10 @@ from curvescope.studies.setting import (
     read_data,
 )
 from curvescope.studies.traveling_words import choices, texts
-from curvescope.viz.interactive import Scene
 from curvescope.viz.writers import label, visible, write_all
 
 if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.figure import Figure
+    pass
 
 KINDS: tuple[Kind, ...] = ("Q", "K", "V")
 QUICK_LAYERS = 8  # of a model whose layers are all looked at by default
@@ -170,12 +167,6 @@ class Heads(Shown):
             "key_bias": "Tokens whose keys every query of a head prefers (+) and avoids (−): k₀ = b̂_Q Ŵ_Kᵀ.",
         }
 
-    def tables(self) -> dict[str, pd.DataFrame]:
-        """Numbers of the heads, their directions, biases and compositions."""
-        from curvescope.studies.heads import tables
-
-        return tables.make(self)
-
     def files(self) -> dict[str, str]:
         """The tables in other formats; in legacy mode the original's logs."""
         found = write_all(self.tables(), self.captions())
@@ -186,16 +177,6 @@ class Heads(Shown):
                     found[f"svd_{name}_latex_table_layer_{layer.layer}.txt"] = texts.svd_latex(layer, name)
             found["key_query_bias_logs.txt"] = texts.bias_text(self.layers)
         return found
-
-    def figures(self) -> dict[str, Figure]:
-        """Figures by name; drawing computes nothing."""
-        from curvescope.studies.heads import figures
-
-        return figures.draw(self)
-
-    def scenes(self) -> dict[str, Scene]:
-        """Scenes by name, with switches."""
-        return scenes.scenes(self)
 
 
 def run(cfg: Config, *, progress: Progress | None = None, state: State | None = None) -> Heads:

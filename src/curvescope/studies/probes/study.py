@@ -32,8 +32,7 @@ from curvescope.studies.traveling_words import choices, texts
 from curvescope.viz.writers import write_all
 
 if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.figure import Figure
+    pass
 
 
 @dataclass(frozen=True)
@@ -117,12 +116,6 @@ class Probes(Shown):
             "length of the update, and the first token's logit, in standard deviations above random.",
         }
 
-    def tables(self) -> dict[str, pd.DataFrame]:
-        """The strongest words of every head; `files` has all of them."""
-        from curvescope.studies.probes import tables
-
-        return tables.make(self)
-
     def files(self) -> dict[str, str]:
         """The tables in other formats, every word and rank as CSV, and in legacy mode the original's logs."""
         import pandas as pd
@@ -135,12 +128,6 @@ class Probes(Shown):
             found["common_noun_logs_qk.txt"] = texts.keys_text(self.keys)
             found["common_noun_logs_vo.txt"] = texts.values_text(self.values)
         return found
-
-    def figures(self) -> dict[str, Figure]:
-        """Figures by name; drawing computes nothing."""
-        from curvescope.studies.probes import figures
-
-        return figures.draw(self)
 
 
 def run(cfg: Config, *, progress: Progress | None = None, state: State | None = None) -> Probes:

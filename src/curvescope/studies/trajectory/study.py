@@ -34,8 +34,7 @@ from curvescope.studies.traveling_words import choices
 from curvescope.viz.writers import write_all
 
 if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.figure import Figure
+    pass
 
 PROMPT = "To kill two birds with one stone"
 PROMPT_WORDS = 8  # of a text of a person's own
@@ -154,21 +153,9 @@ class Trajectory(Shown):
             "tokens": "The prompt's tokens: where they should go and what the lens reads at the end.",
         }
 
-    def tables(self) -> dict[str, pd.DataFrame]:
-        """Along the depth, the changes, the shares, and the prompt's tokens."""
-        from curvescope.studies.trajectory import tables
-
-        return tables.make(self)
-
     def files(self) -> dict[str, str]:
         """The tables in other formats."""
         return write_all(self.tables(), self.captions())
-
-    def figures(self) -> dict[str, Figure]:
-        """Figures by name; drawing computes nothing."""
-        from curvescope.studies.trajectory import figures
-
-        return figures.draw(self)
 
     def scenes(self) -> dict[str, Scene]:
         """Figures to turn in a browser, as plotly's JSON."""
