@@ -9,28 +9,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from curvescope.algorithms.estimates.intervals import student
 from curvescope.core.result import Result
-from curvescope.papers.common import decided
 from curvescope.papers.ormaniec2025.growth_exponents import fit
 from curvescope.papers.ormaniec2025.reviewers.networks import Config
 from curvescope.runs.shown import FAILS, HOLDS, Claim
+from curvescope.studies.common.statistics import Interval, mean_interval
 
 BEND = 0.5  # by which local slopes of one regime differ at most
 LEAST = 3  # local slopes that make a regime: a decade in the profile quick
 TOLERANCE = 0.1  # of an exponent
 PAPER, OURS = "paper", "ours"
-
-
-class Mean(NamedTuple):
-    """A mean over seeds with the ends of its 95 % interval; NaN where there is one seed."""
-
-    value: float
-    low: float
-    high: float
-
-    def __str__(self) -> str:
-        return f"{self.value:.2f} [{self.low:.2f}, {self.high:.2f}]"
 
 
 class Regime(NamedTuple):
@@ -39,21 +27,6 @@ class Regime(NamedTuple):
     low: float
     high: float
     slope: float
-
-
-def mean_of(samples: np.ndarray) -> Mean:
-    """Mean and Student's interval over seeds."""
-    known = np.asarray(samples, dtype=float)
-    value = float(known.mean())
-    if len(known) < 2:
-        return Mean(value, math.nan, math.nan)
-    half = student(len(known) - 1) * float(known.std(ddof=1)) / math.sqrt(len(known))
-    return Mean(value, value - half, value + half)
-
-
-def ratio_of(samples: np.ndarray) -> Mean:
-    """Geometric mean of positive numbers and its interval."""
-    return Mean(*(math.exp(x) for x in mean_of(np.log(samples))))
 
 
 def exponents(sigma: np.ndarray, curves: np.ndarray, low: float = 0.0, high: float = math.inf) -> np.ndarray:
@@ -118,26 +91,26 @@ class Question:
 
 
 def answer(
-    question: int, claim: str, expected: str, found: Mean, verdict: str,
+    question: int, claim: str, expected: str, found: Interval, verdict: str,
     *, measured: str = "", source: str = OURS,
 ) -> Answer:  # fmt: skip
     """A row; what was measured is the interval unless it is said in words."""
-    return Answer(question, claim, expected, measured or str(found), *found, verdict, source)
+    return Answer(question, claim, expected, measured or f"{found:.2f}", *found, verdict, source)
 
 
-def is_order(found: Mean, power: float) -> bool:
+def is_order(found: Interval, power: float) -> bool:
     """Whether the whole interval is within TOLERANCE of the power."""
     return abs(found.low - power) <= TOLERANCE and abs(found.high - power) <= TOLERANCE
 
 
-def same_orders(slopes: Mapping[str, tuple[np.ndarray, float]]) -> tuple[Mean, str, str]:
+def same_orders(slopes: Mapping[str, tuple[np.ndarray, float]]) -> tuple[Interval, str, str]:
     """Whether every curve grows with its claimed power: {name: (slopes over seeds, power)}.
 
     Returns:
         The exponent furthest from its claim, words on what differs, and the verdict: it holds for all,
         fails for all, or holds with the exceptions that are named.
     """
-    found = {name: (mean_of(values), power) for name, (values, power) in slopes.items()}
+    found = {name: (mean_interval(values), power) for name, (values, power) in slopes.items()}
     wrong = {name: mean for name, (mean, power) in found.items() if not is_order(mean, power)}
     worst, power = max(found.values(), key=lambda pair: _distance(*pair))
     words = ", ".join(f"{name} σ^{mean.value:.2f}" for name, mean in wrong.items())
@@ -148,7 +121,7 @@ def same_orders(slopes: Mapping[str, tuple[np.ndarray, float]]) -> tuple[Mean, s
     return worst, words, f"holds with exceptions: {len(wrong)} of {len(found)}"
 
 
-def holds_where(found: Mapping[str, Mean], power: float) -> str:
+def holds_where(found: Mapping[str, Interval], power: float) -> str:
     """Verdict on a law stated for all cases: it holds, fails, or holds with those that are named."""
     right = [name for name, mean in found.items() if is_order(mean, power)]
     if len(right) == len(found):
@@ -156,17 +129,7 @@ def holds_where(found: Mapping[str, Mean], power: float) -> str:
     return f"holds with {', '.join(right)}" if right else FAILS
 
 
-def less_than(found: Mean, limit: float) -> str:
-    """Whether a number is below a limit, with all of its interval."""
-    return decided(right=found.high < limit, wrong=found.low > limit)
-
-
-def more_than(found: Mean, limit: float) -> str:
-    """Whether a number is above a limit, with all of its interval."""
-    return decided(right=found.low > limit, wrong=found.high < limit)
-
-
-def _distance(mean: Mean, power: float) -> float:
+def _distance(mean: Interval, power: float) -> float:
     """From the further end of the interval, NaN counting as infinitely far."""
     ends = abs(mean.low - power), abs(mean.high - power)
     return math.inf if any(map(math.isnan, ends)) else max(ends)

@@ -24,17 +24,12 @@ from curvescope.papers.ormaniec2025.reviewers.answers import (
     OURS,
     PAPER,
     Answer,
-    Mean,
     Question,
     Regime,
     answer,
     exponents,
     holds_where,
     is_order,
-    less_than,
-    mean_of,
-    more_than,
-    ratio_of,
     regimes,
     same_orders,
 )
@@ -54,6 +49,7 @@ from curvescope.papers.ormaniec2025.reviewers.networks import (
 )
 from curvescope.problem import Problem
 from curvescope.runs.shown import OPEN
+from curvescope.studies.common.statistics import Interval, above, below, geometric_interval, mean_interval
 
 Found = Mapping[str, Any]
 """Sweeps by the names of their pieces, among others."""
@@ -212,8 +208,8 @@ def _functional_order(found: Sweep) -> np.ndarray:
 def _dropped_answers(found: Found) -> list[Answer]:
     """Its slope, what it does to H_f, its bound, and a fit."""
     sweeps = {case: found[f"dropped.{case}"] for case in POWER_LAWS}
-    own = {case: mean_of(_slope_order(one)) for case, one in sweeps.items()}
-    parts = {case: mean_of(_functional_order(one)) for case, one in sweeps.items()}
+    own = {case: mean_interval(_slope_order(one)) for case, one in sweeps.items()}
+    parts = {case: mean_interval(_functional_order(one)) for case, one in sweeps.items()}
     rows = [
         _by_case("∂ℓ/∂F does not depend on σ, so that it may be dropped", own, 0, PAPER),
         _by_case("‖H_f(W_Q)‖ ~ σ^5 whatever the targets", parts, 5, PAPER),
@@ -221,11 +217,11 @@ def _dropped_answers(found: Found) -> list[Answer]:
     rest = np.stack([_functional_order(one) - _slope_order(one) for one in sweeps.values()])
     worst = rest[np.abs(rest - 5).max(1).argmax()]
     claim = "H_f(W_Q) over ∂ℓ/∂F grows as σ^5 in every case"
-    rows.append(answer(2, claim, "5", mean_of(worst), holds_where({"all": mean_of(worst)}, 5)))
+    rows.append(answer(2, claim, "5", mean_interval(worst), holds_where({"all": mean_interval(worst)}, 5)))
     return [*rows, _bounded(found["dropped.cross-entropy"]), _fit(found["dropped.fitted at σ = 0.1"])]
 
 
-def _by_case(claim: str, means: Mapping[str, Mean], power: float, source: str) -> Answer:
+def _by_case(claim: str, means: Mapping[str, Interval], power: float, source: str) -> Answer:
     words = "; ".join(f"{case} σ^{mean.value:.2f}" for case, mean in means.items())
     worst = max(means.values(), key=lambda mean: abs(mean.value - power))
     verdict = holds_where(means, power)
@@ -234,7 +230,7 @@ def _by_case(claim: str, means: Mapping[str, Mean], power: float, source: str) -
 
 def _bounded(one: Sweep) -> Answer:
     """‖p − y‖ ≤ √2: over all scales, largest of a seed."""
-    largest = mean_of(one.slope.max(1))
+    largest = mean_interval(one.slope.max(1))
     over = f"root mean square from {one.slope.min():.3f} to {one.slope.max():.3f} for σ from 0.0003 to 10"
     verdict = HOLDS if one.slope.max() <= BOUND else FAILS
     return answer(2, "for cross-entropy ∂ℓ/∂F is bounded by √2 at every σ", "√2", largest, verdict,
@@ -245,7 +241,7 @@ def _fit(one: Sweep) -> Answer:
     """‖H_f‖/‖H_o‖ of W_Q where F = Y, against the scales next to it."""
     share = one.curve("H_f", BLOCK) / one.curve("H_o", BLOCK)
     place = int(np.abs(one.sigma - FITTED).argmin())
-    here, beside = mean_of(share[:, place]), share[:, [place - 1, place + 1]].min()
+    here, beside = mean_interval(share[:, place]), share[:, [place - 1, place + 1]].min()
     verdict = HOLDS if share[:, place].max() < 1e-10 < beside else FAILS
     words = (
         f"‖H_f‖/‖H_o‖ of W_Q at most {share[:, place].max():.1e} at the fit, at least {beside:.1e} beside it"
@@ -268,15 +264,15 @@ def block_orders(found: Sweep, part: str = "H") -> np.ndarray:
     )
 
 
-def spread(found: Sweep, part: str = "H") -> Mean:
+def spread(found: Sweep, part: str = "H") -> Interval:
     """The largest less the smallest exponent among the blocks."""
-    return mean_of(np.ptp(block_orders(found, part), axis=1))
+    return mean_interval(np.ptp(block_orders(found, part), axis=1))
 
 
-def unlike(found: Sweep) -> Mean:
+def unlike(found: Sweep) -> Interval:
     """Decades between the largest and the least root mean square of a block's entries of H at σ = 1."""
     entries = [found.curve("H", b)[:, -1] / n for b, n in zip(found.blocks, found.sizes, strict=True)]
-    return mean_of(np.ptp(np.log10(np.stack(entries)), axis=0))
+    return mean_interval(np.ptp(np.log10(np.stack(entries)), axis=0))
 
 
 def _architecture_answers(found: Found) -> list[Answer]:
@@ -295,14 +291,14 @@ def _one_order(name: str, one: Sweep) -> Answer:
     apart = spread(one)
     source = PAPER if name in ("Transformer", "MLP") else OURS
     claim = f"{name}: all blocks of H grow with one order"
-    words = f"{shown}; largest less smallest {apart}"
-    return answer(3, claim, "one", apart, less_than(apart, APART), measured=words, source=source)
+    words = f"{shown}; largest less smallest {apart:.2f}"
+    return answer(3, claim, "one", apart, below(apart, APART), measured=words, source=source)
 
 
 def _special(sweeps: Mapping[str, Sweep], part: str) -> Answer:
     """Whether no other network has blocks of different order."""
     found = {name: spread(one, part) for name, one in sweeps.items()}
-    verdict = only_first({name: more_than(mean, APART) for name, mean in found.items()})
+    verdict = only_first({name: above(mean, APART) for name, mean in found.items()})
     words = "largest less smallest exponent: " + ", ".join(f"{n} {m.value:.2f}" for n, m in found.items())
     claim = f"blocks of {part} of different order are special to Transformers"
     return answer(3, claim, "yes", found[FIRST], verdict, measured=words, source=PAPER)
@@ -323,9 +319,9 @@ def _unlike(sweeps: Mapping[str, Sweep]) -> Answer:
     found = {name: unlike(one) for name, one in sweeps.items()}
     most = max((name for name in found if name != FIRST), key=lambda name: found[name].value)
     more, least = found[FIRST], found[most].high
-    words = ", ".join(f"{name} {mean}" for name, mean in found.items())
+    words = ", ".join(f"{name} {mean:.2f}" for name, mean in found.items())
     claim = "at σ = 1 the blocks of the Transformer are the most unlike (decades of the size of an entry)"
-    return answer(3, claim, f"more than {most}", more, more_than(more, least), measured=words)
+    return answer(3, claim, f"more than {most}", more, above(more, least), measured=words)
 
 
 def _network(case: str, seed: int) -> nn.Module:
@@ -378,7 +374,7 @@ def _regime_answers(found: Found) -> list[Answer]:
 
 def judge_tail(one: Sweep, block: str, power: float) -> Answer:
     """Verdict on the power of a block of H for large σ."""
-    slope = mean_of(exponents(one.sigma, one.curve("H", block), low=FAR))
+    slope = mean_interval(exponents(one.sigma, one.curve("H", block), low=FAR))
     verdict = HOLDS if is_order(slope, power) else OPEN if slope.low <= power <= slope.high else FAILS
     claim = f"softmax, Pre-LN, H({block.removeprefix('L0.')}) ~ σ^{power:g} for σ from {FAR:g} to 100"
     return answer(4, claim, f"σ^{power:g}", slope, verdict, source=OURS)
@@ -388,13 +384,15 @@ def judge_law(what: str, power: float, source: str, sigma: np.ndarray, curves: l
     """Verdict on one power for all σ, from the regimes of every seed: those nearest to the power decide."""
     claim, expected = f"{what} ~ σ^{power:g} over six decades", f"σ^{power:g}"
     if not all(curves):
-        none = Mean(math.nan, math.nan, math.nan)
+        none = Interval(math.nan, math.nan, math.nan)
         return answer(4, claim, expected, none, OPEN, measured="a seed without a regime", source=source)
     nearest = [min(own, key=lambda regime: abs(regime.slope - power)) for own in curves]
-    slope = mean_of(np.array([regime.slope for regime in nearest]))
-    begin, end = (ratio_of(np.array([getattr(r, side) for r in nearest])) for side in ("low", "high"))
+    slope = mean_interval(np.array([regime.slope for regime in nearest]))
+    begin, end = (
+        geometric_interval(np.array([getattr(r, side) for r in nearest])) for side in ("low", "high")
+    )
     whole = begin.value <= sigma[0] * 1.001 and end.value >= sigma[-1] * 0.999
-    words = f"slope {slope} for σ from {begin.value:.2g} to {end.value:.2g}{_others(curves, nearest)}"
+    words = f"slope {slope:.2f} for σ from {begin.value:.2g} to {end.value:.2g}{_others(curves, nearest)}"
     if not is_order(slope, power):
         verdict = FAILS
     else:
@@ -408,7 +406,7 @@ def _others(curves: list[list[Regime]], nearest: list[Regime]) -> str:
     for when, side in (("before", 0), ("after", -1)):
         others = [own[side] for own in curves]
         if all(other is not near for other, near in zip(others, nearest, strict=True)):
-            words += f"; {when} it {mean_of(np.array([other.slope for other in others]))}"
+            words += f"; {when} it {mean_interval(np.array([other.slope for other in others])):.2f}"
     return words
 
 
@@ -444,7 +442,7 @@ def _twice(one: Sweep) -> list[Answer]:
     rows = []
     for part in ("H_o", "H"):
         rest = {
-            role: mean_of(gradient_order(one, part, role) - 2 * gradient_order(one, "gradient", role))
+            role: mean_interval(gradient_order(one, part, role) - 2 * gradient_order(one, "gradient", role))
             for role in ROLES
         }
         words = ", ".join(f"{role} {mean.value:+.2f}" for role, mean in rest.items())
@@ -456,11 +454,11 @@ def _twice(one: Sweep) -> list[Answer]:
 
 def _wider(one: Sweep) -> Answer:
     """Decades between W_V and W_Q, of H against the gradient."""
-    found = {part: mean_of(apart(one, part)) for part in PARTS if part != "H_f"}
-    more: Mean = mean_of(apart(one, "H") - apart(one, "gradient"))
-    words = ", ".join(f"{part} {mean}" for part, mean in found.items())
+    found = {part: mean_interval(apart(one, part)) for part in PARTS if part != "H_f"}
+    more: Interval = mean_interval(apart(one, "H") - apart(one, "gradient"))
+    words = ", ".join(f"{part} {mean:.2f}" for part, mean in found.items())
     claim = f"the Hessian is more heterogeneous than the gradient (‖W_V‖/‖W_Q‖ at σ = {AT:g})"
-    return answer(6, claim, "more decades", more, more_than(more, 0), measured=f"decades: {words}")
+    return answer(6, claim, "more decades", more, above(more, 0), measured=f"decades: {words}")
 
 
 QUESTIONS = (

@@ -28,13 +28,8 @@ from curvescope.papers.ormaniec2025.reviewers.answers import (
     OURS,
     PAPER,
     Answer,
-    Mean,
     Question,
     answer,
-    less_than,
-    mean_of,
-    more_than,
-    ratio_of,
 )
 from curvescope.papers.ormaniec2025.reviewers.networks import (
     TOKENS,
@@ -45,6 +40,7 @@ from curvescope.papers.ormaniec2025.reviewers.networks import (
     problem,
     transformer,
 )
+from curvescope.studies.common.statistics import above, below, geometric_interval, mean_interval
 
 WAYS = ("W_Q and W_K", "one W_QK")
 MERGED_SIGMA = np.array([0.1, 0.3, 1.0])
@@ -159,36 +155,36 @@ def _curvature(one: Curved, sigma: float) -> list[Answer]:
     """Ratios of one matrix to two at a scale."""
     place = int(np.abs(one.sigma - sigma).argmin())
     negative, top = (values[:, place, 1] / values[:, place, 0] for values in (one.negative, one.largest))
-    less, lower = ratio_of(np.clip(negative, TINY, None)), ratio_of(top)
+    less, lower = geometric_interval(np.clip(negative, TINY, None)), geometric_interval(top)
     return [
-        answer(5, f"one W_QK is less indefinite at σ = {sigma:g}", "< 1 times", less, less_than(less, 1),
-               measured=f"−λ_min(H)/λ_max(H_o) {less} times that of two matrices", source=PAPER),
-        answer(5, f"one W_QK has the smaller λ_max at σ = {sigma:g}", "< 1 times", lower, less_than(lower, 1),
-               measured=f"{lower} times that of two matrices"),
+        answer(5, f"one W_QK is less indefinite at σ = {sigma:g}", "< 1 times", less, below(less, 1),
+               measured=f"−λ_min(H)/λ_max(H_o) {less:.2f} times that of two matrices", source=PAPER),
+        answer(5, f"one W_QK has the smaller λ_max at σ = {sigma:g}", "< 1 times", lower, below(lower, 1),
+               measured=f"{lower:.2f} times that of two matrices"),
     ]  # fmt: skip
 
 
 def _training(how: str, one: Trained) -> list[Answer]:
     ends, steps = one.best()[..., -1], one.steps_to()
-    lower = mean_of(ends[1] - ends[0])
-    faster = ratio_of(steps[0] / steps[1])
+    lower = mean_interval(ends[1] - ends[0])
+    faster = geometric_interval(steps[0] / steps[1])
     num, seeds = one.losses.shape[-1] - 1, ends.shape[1]
     words = f"loss {ends[1].mean():.3f} against {ends[0].mean():.3f} after {num} steps"
     words += (
         f", lower by {-lower.value:.3f} [{-lower.high:.3f}, {-lower.low:.3f}], {seeds} seeds, best rate each"
     )
     return [
-        answer(5, f"one W_QK trains to a lower loss, {how}", "difference < 0", lower, less_than(lower, 0),
+        answer(5, f"one W_QK trains to a lower loss, {how}", "difference < 0", lower, below(lower, 0),
                measured=words),
-        answer(5, f"one W_QK trains faster, {how}", "> 1 times", faster, more_than(faster, 1),
-               measured=f"{faster} times as fast to the loss that both reach"),
+        answer(5, f"one W_QK trains faster, {how}", "> 1 times", faster, above(faster, 1),
+               measured=f"{faster:.2f} times as fast to the loss that both reach"),
     ]  # fmt: skip
 
 
 def train_together(
     modules: Sequence[nn.Module], X: Tensor, targets: Tensor, *, rates: Tensor, steps: int, how: Optimizer
 ) -> Tensor:
-    """Mean cross-entropy before every step and after the last, of whole batches.
+    """Interval cross-entropy before every step and after the last, of whole batches.
 
     Args:
         modules: N of one shape, their parameters the beginnings.
@@ -286,10 +282,10 @@ def _softmax_answers(found: Mapping[str, Any]) -> list[Answer]:
     """At the usual temperature and at all of them, absolutely and relative to W_V."""
     one = found["softmax"]
     usual = TEMPERATURES.index(1.0)
-    at_one = ratio_of(one.ratio("QQ", usual))
+    at_one = geometric_interval(one.ratio("QQ", usual))
     rows = [
-        answer(7, "softmax reduces the block of W_Q", "< 1", at_one, less_than(at_one, 1), source=PAPER,
-               measured=f"‖H(Q, Q)‖ with softmax over without: {_short(at_one)}"),
+        answer(7, "softmax reduces the block of W_Q", "< 1", at_one, below(at_one, 1), source=PAPER,
+               measured=f"‖H(Q, Q)‖ with softmax over without: {at_one:.2g}"),
         _everywhere(one, "linear", "against linear attention"),
         _everywhere(one, "mean", "against linear attention divided by the number of tokens"),
     ]  # fmt: skip
@@ -305,9 +301,9 @@ def _everywhere(one: Heads, over: str, words: str) -> Answer:
 
 def _over(claim: str, ratios: list[np.ndarray], *, source: str = OURS) -> Answer:
     """Whether a ratio is below one at all temperatures, or at which."""
-    means = {tau: ratio_of(values) for tau, values in zip(TEMPERATURES, ratios, strict=True)}
-    verdict = _where({f"{tau:g}": less_than(mean, 1) for tau, mean in means.items()})
-    shown = ", ".join(f"τ = {tau:g}: {_short(mean)}" for tau, mean in means.items())
+    means = {tau: geometric_interval(values) for tau, values in zip(TEMPERATURES, ratios, strict=True)}
+    verdict = _where({f"{tau:g}": below(mean, 1) for tau, mean in means.items()})
+    shown = ", ".join(f"τ = {tau:g}: {mean:.2g}" for tau, mean in means.items())
     worst = max(means.values(), key=lambda mean: mean.high)
     return answer(7, claim, "< 1", worst, verdict, measured=shown, source=source)
 
@@ -319,10 +315,6 @@ def _where(verdicts: Mapping[str, str]) -> str:
         return kinds.pop()
     right = [tau for tau, verdict in verdicts.items() if verdict == HOLDS]
     return f"holds with τ = {', '.join(right)}" if right else "not decided"
-
-
-def _short(mean: Mean) -> str:
-    return f"{mean.value:.2g} [{mean.low:.2g}, {mean.high:.2g}]"
 
 
 QUESTIONS = (

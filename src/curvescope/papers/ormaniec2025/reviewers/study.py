@@ -21,16 +21,14 @@ from curvescope.papers.common import logarithmic, plain
 from curvescope.papers.ormaniec2025.reviewers import orders, softmax
 from curvescope.papers.ormaniec2025.reviewers.answers import (
     Answer,
-    Mean,
     exponents,
     local_slopes,
-    mean_of,
-    ratio_of,
 )
 from curvescope.papers.ormaniec2025.reviewers.networks import DATA, PARTS, Config, Sweep
 from curvescope.papers.ormaniec2025.reviewers.softmax import NAMES, RATES, WAYS, Curved, Heads, Trained
 from curvescope.runs.shown import Claim, Line, Shown
 from curvescope.runs.work import Piece, State, work_through
+from curvescope.studies.common.statistics import Interval, geometric_interval, mean_interval
 from curvescope.viz.blocks import PALETTE
 
 if TYPE_CHECKING:
@@ -188,7 +186,7 @@ def _temperature(result: Reviewers) -> list[dict[str, Any]]:
     one = result.of(softmax.Heads)["softmax"]
     return [
         {"block": block, "temperature": tau, "against": over,
-         **ratio_of(one.ratio(block, t, over=over))._asdict()}
+         **geometric_interval(one.ratio(block, t, over=over))._asdict()}
         for over in ("linear", "mean")
         for block in softmax.NAMES
         for t, tau in enumerate(one.temperatures)
@@ -203,18 +201,18 @@ def row_of(number: int, *, size: tuple[float, float], **options: Any) -> tuple[F
 
 
 def band(ax: Axes, x: np.ndarray, curves: np.ndarray, *, linear: bool = False, **style: Any) -> None:
-    """Mean of curves (seeds, x) with its interval; geometric, over what is positive, unless `linear`."""
+    """Interval of curves (seeds, x) with its interval; geometric, over what is positive, unless `linear`."""
     known = np.isfinite(curves).all(0) & (linear | (curves > 0).all(0))
     if not known.any():
         return
-    of = mean_of if linear else ratio_of
+    of = mean_interval if linear else geometric_interval
     means = np.array([of(column) for column in curves[:, known].T])
     ax.plot(x[known], means[:, 0], lw=1.4, **style)
     ax.fill_between(x[known], means[:, 1], means[:, 2], color=style["color"], alpha=0.18, lw=0)
 
 
 def dots(
-    ax: Axes, means: Sequence[Mean], places: Any, *, color: Any, label: str = "", upright: bool = False
+    ax: Axes, means: Sequence[Interval], places: Any, *, color: Any, label: str = "", upright: bool = False
 ) -> None:
     """Means with their intervals, side by side if `upright`."""
     values = np.array(means)
@@ -277,7 +275,7 @@ def _depth(result: Reviewers) -> Figure:
             found = result.of(Sweep)[f"depth.{case}"]
             for block in found.blocks:
                 role = block.partition(".")[2]
-                mean = mean_of(exponents(found.sigma, found.curve(part, block)))
+                mean = mean_interval(exponents(found.sigma, found.curve(part, block)))
                 place = -row + 0.22 * (list(ROLE_COLOURS).index(role) - 1)
                 dots(
                     ax,
@@ -320,7 +318,7 @@ def _architectures(result: Reviewers) -> Figure:
     )  # fmt: skip
     for ax, (name, one) in zip(axes, sweeps.items(), strict=True):
         for i, part in enumerate(("H_o", "H")):
-            means = [mean_of(values) for values in orders.block_orders(one, part).T]
+            means = [mean_interval(values) for values in orders.block_orders(one, part).T]
             places = np.arange(len(one.blocks)) + 0.2 * (i - 0.5)
             dots(ax, means, places, color=PALETTE[i], label=part, upright=True)
         labels = [block.removeprefix("L0.") for block in one.blocks]
@@ -361,7 +359,7 @@ def _gradient(result: Reviewers) -> Figure:
     figure, axes = row_of(3, size=(12, 3.8), sharex=True)
     for ax, part in zip(axes, ("gradient", "H_o", "H"), strict=True):
         for role in orders.ROLES:
-            slope = mean_of(orders.gradient_order(found, part, role)).value
+            slope = mean_interval(orders.gradient_order(found, part, role)).value
             curves = found.curve(part, f"L0.{role}")
             label, ls = f"{role}: σ$^{{{slope:.1f}}}$", "--" if role in ("W_K", "W_O") else "-"
             band(ax, found.sigma, curves, color=ROLE_COLOURS[role], label=label, ls=ls)
