@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from importlib import import_module
-from importlib.util import find_spec
 from typing import NamedTuple
 
 from curvescope.core.config import Config
@@ -72,6 +71,9 @@ def find_figure(paper: str, figure: str) -> Study[Config]:
             f"expected a figure of {paper}, got {figure!r}", hint=near_misses(figure, list(known))
         )
     package = f"curvescope.papers.{paper}"
-    if find_spec(f"{package}.{figure}") is not None:
+    try:
         return study_in(f"{package}.{figure}")
+    except ModuleNotFoundError as error:
+        if error.name != f"{package}.{figure}":  # something that the figure imports
+            raise
     return import_module(f"{package}.figures").STUDIES[figure]
