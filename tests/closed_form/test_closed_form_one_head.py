@@ -8,7 +8,7 @@ from curvescope.closed_form.network.one_head import inner, layers
 from curvescope.closed_form.network.one_head.layers import Task, forward
 from curvescope.core.seeds import generator
 from curvescope.data.tasks import task
-from curvescope.papers.ormaniec2025.growth.points import SCORED, embed
+from curvescope.papers.ormaniec2025.growth_sweeps import SCORED, embed
 from draws import normal
 from selection import a_half
 
