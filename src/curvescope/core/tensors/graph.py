@@ -31,6 +31,14 @@ def leaves_of(z: Tensor) -> Iterator[Tensor]:
             yield leaf
 
 
+def lookup_option(node: Node) -> str | None:
+    """The option of an embedding that makes its gradient sparse, or another one than that of the loss."""
+    if not node.name().startswith("Embedding"):
+        return None
+    options = ("scale_grad_by_freq", "sparse")
+    return next((option for option in options if getattr(node, f"_saved_{option}", False)), None)
+
+
 def once_differentiable_node(z: Tensor) -> Node | None:
     """A function marked @once_differentiable in the graph that made z, if there is one.
 
