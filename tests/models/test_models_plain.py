@@ -190,7 +190,7 @@ def test_parameters_without_axes_or_entries():
     x, y = torch.randn(4, 3, dtype=torch.float64), torch.tensor([0, 1, 2, 0])
     problem = cs.Problem(module, (x, y))
     assert problem.space().size == torch.nn.utils.parameters_to_vector(module.parameters()).numel()
-    assert [block.name for block in problem.space()][0] == "temperature"
+    assert next(block.name for block in problem.space()) == "temperature"
     G = cs.GGN(problem)
     assert list(cs.exact_diagonal(G).to_frame()["entries"]) == [1, 12, 4, 12, 3]
     K = cs.KFAC(problem)

@@ -9,15 +9,16 @@ read nor written. Settings lie in `param_groups`, everything else in `state`, so
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from curvescope.core.errors import ShapeError, UsageError
+from curvescope.core.tensors.graph import custom_functions
 from curvescope.kernels.substitute import PlainAttention
-from curvescope.optim.objective import Closure, Objective
+from curvescope.optim.objective import Closure, Objective, refuse_wrong_functions
 from curvescope.optim.replay import Replay
 
 WORK = "work"
@@ -36,6 +37,7 @@ class CurvatureOptimizer(torch.optim.Optimizer, ABC):
 
     kept: ClassVar[frozenset[str]]  # names of what is in the state of a parameter
     added: ClassVar[frozenset[str]] = frozenset()  # settings that older states do not have
+    _compared: Collection[tuple[str, ...]] = frozenset()  # names of custom functions with right products
 
     def __init__(self, params: Params, settings: dict[str, Any]):
         """A dictionary of parameters by name, as a `cs.Model` has it, is as good as the list."""
@@ -100,10 +102,21 @@ class CurvatureOptimizer(torch.optim.Optimizer, ABC):
         with torch.enable_grad(), PlainAttention():  # the one that has a second derivative
             self.count("losses")
             objective = Objective(again(), parameters, self.count)
+            self._check_functions(objective, again)
         with torch.no_grad():
             self._move(objective, again)
         self.count("steps")
         return objective.loss.detach()
+
+    def _check_functions(self, objective: Objective, closure: Closure) -> None:
+        """Have custom functions in a loss compared with finite differences before their first product."""
+        names = tuple(custom_functions(objective.loss))
+
+        def check() -> None:
+            refuse_wrong_functions(objective, closure, names)
+            self._compared = {*self._compared, names}
+
+        objective.check = check if names and names not in self._compared else None
 
     @abstractmethod
     def _move(self, objective: Objective, closure: Closure) -> None:

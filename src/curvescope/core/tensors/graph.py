@@ -39,6 +39,19 @@ def lookup_option(node: Node) -> str | None:
     return next((option for option in options if getattr(node, f"_saved_{option}", False)), None)
 
 
+def constant_rows(z: Tensor) -> Iterator[tuple[Tensor, int]]:
+    """Leaves of the graph of z with the row that a lookup holds constant: that of its `padding_idx`.
+
+    Autograd has no derivative in it, but a finite difference that moves it has.
+    """
+    for node in nodes(z):
+        if node.name().startswith("Embedding") and hasattr(node, "_saved_padding_idx"):
+            row, before = node._saved_padding_idx, node.next_functions[0][0]
+            leaf = getattr(before, "variable", None)
+            if isinstance(leaf, Tensor) and 0 <= row < len(leaf):  # −1, no padding, may be stored unsigned
+                yield leaf, row
+
+
 def once_differentiable_node(z: Tensor) -> Node | None:
     """A function marked @once_differentiable in the graph that made z, if there is one.
 
