@@ -62,6 +62,27 @@ def leaves_of(z: Tensor) -> Iterator[Tensor]:
             yield leaf
 
 
+def lookup_option(node: Node) -> str | None:
+    """The option of an embedding that makes its gradient sparse, or another one than that of the loss."""
+    if not node.name().startswith("Embedding"):
+        return None
+    options = ("scale_grad_by_freq", "sparse")
+    return next((option for option in options if getattr(node, f"_saved_{option}", False)), None)
+
+
+def constant_rows(z: Tensor) -> Iterator[tuple[Tensor, int]]:
+    """Leaves of the graph of z with the row that a lookup holds constant: that of its `padding_idx`.
+
+    Autograd has no derivative in it, but a finite difference that moves it has.
+    """
+    for node in nodes(z):
+        row = getattr(node, "_saved_padding_idx", None)
+        if node.name().startswith("Embedding") and row is not None:
+            leaf = getattr(node.next_functions[0][0], "variable", None)
+            if isinstance(leaf, Tensor) and 0 <= row < len(leaf):  # −1, no padding, may be stored unsigned
+                yield leaf, row
+
+
 def once_differentiable_node(z: Tensor) -> Node | None:
     """A function marked @once_differentiable in the graph that made z, if there is one.
 

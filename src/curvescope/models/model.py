@@ -18,7 +18,14 @@ from curvescope.models.choice import Params, select, words_of
 from curvescope.models.running.calling import Call, Output, call_module, read_output
 from curvescope.models.running.double import exact
 from curvescope.models.running.eager import eager, slow_path
-from curvescope.models.running.exchange import Change, evaluating, exchanged, locked, parameters_at
+from curvescope.models.running.exchange import (
+    Change,
+    evaluating,
+    exchanged,
+    locked,
+    parameters_at,
+    rewritten,
+)
 from curvescope.models.running.standins import GENERIC, Standin
 from curvescope.models.running.torch_checkpoints import passing_through
 from curvescope.models.running.weights.gathering import Sharding
@@ -130,7 +137,8 @@ class Model:
         call their functions, and neither backward hooks nor `torch.compile` take part (`eager`).
         """
         attention = [] if as_it_is else self.attention(self.module)
-        all_changes = [*self.settings(self.module), *attention, *self.gathered(), *changes]
+        written = rewritten(self.module, copied=not as_it_is)
+        all_changes = [*self.settings(self.module), *attention, *written, *self.gathered(), *changes]
         with (
             locked(self.module),
             slow_path(self.module),

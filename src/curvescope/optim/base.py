@@ -18,7 +18,7 @@ On a matrix that is diagonal the first two are exact with one vector z.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, ClassVar, Literal, final
@@ -30,8 +30,9 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from curvescope.core.errors import ShapeError, UsageError
 from curvescope.core.seeds import generator, probes
+from curvescope.core.tensors import custom_functions
 from curvescope.kernels.substitute import PlainAttention
-from curvescope.optim.objective import Closure, Made, Objective, unflatten
+from curvescope.optim.objective import Closure, Made, Objective, refuse_wrong_functions, unflatten
 
 WORK = "work"
 COUNTED = ("steps", "losses", "gradients", "products", "block_products")
@@ -49,6 +50,7 @@ class CurvatureOptimizer(torch.optim.Optimizer, ABC):
 
     kept: ClassVar[frozenset[str]]  # names of what is in the state of a parameter
     added: ClassVar[frozenset[str]] = frozenset()  # settings that older states do not have
+    _compared: Collection[tuple[str, ...]] = frozenset()  # names of custom functions with right products
 
     def __init__(self, params: Params, settings: dict[str, Any]):
         """A dictionary of parameters by name, as a `cs.Model` has it, is as good as the list."""
@@ -113,10 +115,21 @@ class CurvatureOptimizer(torch.optim.Optimizer, ABC):
         with torch.enable_grad(), PlainAttention():  # the one that has a second derivative
             self.count("losses")
             objective = Objective(again(), parameters, self.count)
+            self._check_functions(objective, again)
         with torch.no_grad():
             self._move(objective, again)
         self.count("steps")
         return objective.loss.detach()
+
+    def _check_functions(self, objective: Objective, closure: Closure) -> None:
+        """Have custom functions in a loss compared with finite differences before their first product."""
+        names = tuple(custom_functions(objective.loss))
+
+        def check() -> None:
+            refuse_wrong_functions(objective, closure, names)
+            self._compared = {*self._compared, names}
+
+        objective.check = check if names and names not in self._compared else None
 
     @abstractmethod
     def _move(self, objective: Objective, closure: Closure) -> None:

@@ -26,6 +26,7 @@ _alone = RLock()
 _mine = local()  # the modules that this thread holds
 _numbers = count()
 _locks: WeakKeyDictionary[nn.Module, tuple[int, Any]] = WeakKeyDictionary()
+_written_to: WeakKeyDictionary[nn.Module, set[str]] = WeakKeyDictionary()
 
 
 class Change(NamedTuple):
@@ -102,6 +103,27 @@ def parameters_at(module: nn.Module, values: Mapping[str, Tensor]) -> list[Chang
     ]
     recurrent = [part for part in module.modules() if isinstance(part, nn.RNNBase)]
     return changes + [change for part in recurrent for change in _listed(part, new)]
+
+
+def note_rewritten(part: nn.Module, name: str) -> None:
+    """Note a buffer, or a tensor in an attribute, that a submodule writes to in its forward pass."""
+    _written_to.setdefault(part, set()).add(name)
+
+
+def rewritten(module: nn.Module, *, copied: bool) -> list[Change]:
+    """The tensors that a forward pass writes to, without the graph of the pass before.
+
+    Args:
+        module: The user's.
+        copied: Copies in their place, so that the graph of each pass keeps its own numbers.
+    """
+    found = []
+    for part in module.modules() if _written_to else ():
+        for name in _written_to.get(part, ()):
+            holder = part._buffers if name in part._buffers else vars(part)
+            if isinstance(value := holder.get(name), Tensor):
+                found.append(Change(holder, name, value.detach().clone() if copied else value.detach()))
+    return found
 
 
 def _listed(part: nn.RNNBase, new: Mapping[int, Tensor]) -> list[Change]:

@@ -272,6 +272,8 @@ class Rows(NamedTuple):
 
     def take(self, x: Tensor) -> Tensor:
         """(…, rows, d) to (…, B, R, d), zero where a sequence has no row."""
+        if not x.shape[-2]:  # an expert that no token came to
+            return x.new_zeros(*x.shape[:-2], *self.at.shape, x.shape[-1])
         found = x.index_select(-2, self.at.reshape(-1)).unflatten(-2, self.at.shape)
         return found * self.there[..., None]
 

@@ -155,6 +155,7 @@ class PerSample:
         self._check(V)
 
         def work(graph: Graph, rows: slice, group: int) -> Tensor:
+            self._engine.refuse_wrong(second=part == "hessian")
             return graph.products(V[rows] if V.dim() == 3 else V, part, group)
 
         yield from self.stream(f"{part} products", work, second_order=True)

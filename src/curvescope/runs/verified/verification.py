@@ -39,6 +39,7 @@ from curvescope.core.parts import MatrixName
 from curvescope.core.ranks import dividing, from_first, place
 from curvescope.core.ranks.spread import over
 from curvescope.core.seeds import probes
+from curvescope.engines.derivatives import movable
 from curvescope.engines.memory import ran_out
 from curvescope.models.running.held import RefuseHeld
 from curvescope.operators import Hessian
@@ -100,17 +101,29 @@ def verify(op: CurvatureOperator) -> Verification | None:
 def _checks(op: CurvatureOperator) -> list[Check]:
     pieces = columns_of(op)
     V = probes(op.shape[0], 2, seed=SEED, dtype=op.dtype, device=op.device, pieces=pieces)
-    plain = bare(op)
+    plain, exact = bare(op), _exact(op.problem)
+    V[:, 0] *= _movable(op, exact)
     CV = plain @ V
     checks = [_symmetry(plain, V, CV)]
     if op.shift is not None:
         checks.append(_shift(op, V[:, 0], CV[:, 0]))
     if op.pieces is not None and type(op) is Hessian:
-        checks.append(_difference(plain, _exact(op.problem), V[:, 0], CV[:, 0].double()))
+        checks.append(_difference(plain, exact, V[:, 0], CV[:, 0].double()))
     elif op.pieces is None and part_of(op) is not None:
         with suppress(UsageError, ModuleError):  # of a module that cannot be moved to other parameters
-            checks += _of_part(plain, V[:, 0], CV[:, 0].double())
+            checks += _of_part(plain, exact, V[:, 0], CV[:, 0].double())
     return checks
+
+
+def _movable(op: CurvatureOperator, exact: Problem | None) -> Tensor | float:
+    """Zero in the entries that finite differences must not move, rows of padding, else 1."""
+    problem = op.problem if exact is None else exact
+    if problem.model.spread is not None or part_of(op) is None:
+        return 1.0
+    with suppress(UsageError, ModuleError):
+        one = next(iter(problem.batches)).map(problem.placed)[:1]
+        return op.space.gather(movable(problem, one)).to(op.device, op.dtype)
+    return 1.0
 
 
 def _left_out(op: CurvatureOperator, checks: list[Check]) -> tuple[str, ...]:
@@ -138,10 +151,9 @@ def short(op: CurvatureOperator) -> str:
     return hashlib.sha256(words.encode()).hexdigest()[:8]
 
 
-def _of_part(op: CurvatureOperator, v: Tensor, product: Tensor) -> list[Check]:
+def _of_part(op: CurvatureOperator, exact: Problem | None, v: Tensor, product: Tensor) -> list[Check]:
     """Finite differences, in float64 where that fits into memory, and the columns of a small model."""
     difference = _difference if part_of(op) == "hessian" else check_form
-    exact = _exact(op.problem)
     if exact is not None:
         try:
             small = op.problem.model.num_parameters <= SMALL
