@@ -74,6 +74,7 @@ _HOME = {
     "trace_function": "algorithms",
     "logdet": "algorithms",
     "preconditioned_sharpness": "algorithms",
+    "sdpa": "nn.functional",
     "CurvescopeError": "core.errors",
     "UsageError": "core.errors",
 }
@@ -88,6 +89,7 @@ _ROOMS = (
     "losses",
     "models",
     "monitor",
+    "nn",
     "operators",
     "optim",
     "papers",
@@ -153,6 +155,7 @@ __all__ = [
     "plane",
     "preconditioned_sharpness",
     "save",
+    "sdpa",
     "solve",
     "spectral_density",
     "spectral_norm",
@@ -210,6 +213,7 @@ if TYPE_CHECKING:
     from curvescope.models.zoo.mlp import MLP, MLPConfig
     from curvescope.models.zoo.transformer import Transformer, TransformerConfig
     from curvescope.monitor import CurvatureMonitor, lightning_callback, trainer_callback
+    from curvescope.nn.functional import sdpa
     from curvescope.operators import (
         EKFAC,
         GGN,
