@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import inspect
 import pickle
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -290,6 +292,22 @@ def test_a_made_model_keeps_class_state_hooks_signature_and_is_pickled_and_copie
         assert cs.nn.replacements(again).replaced == cs.nn.replacements(made).replaced
         torch.nn.init.zeros_(next(again.parameters()))  # another model than the one it comes from
         assert second(made, "grad of jvp") == exact != second(again, "grad of jvp")
+
+
+ELSEWHERE = """
+import pickle, sys, torch
+with open(sys.argv[1], "rb") as file:
+    model, tokens = pickle.load(file)
+print(float(model(tokens).logits.detach().sum()))
+"""
+
+
+def test_a_made_model_is_unpickled_in_another_process(tmp_path):
+    made = cs.make_twice_differentiable(make("gpt2-eager"))
+    (tmp_path / "model.pkl").write_bytes(pickle.dumps((made, draw(0))))
+    told = [sys.executable, "-c", ELSEWHERE, str(tmp_path / "model.pkl")]
+    done = subprocess.run(told, capture_output=True, text=True, check=True)
+    assert float(done.stdout) == pytest.approx(float(_logits(made).detach().sum()), rel=1e-10)
 
 
 def _shift(module: nn.Module, args: Any, output: Any) -> Any:

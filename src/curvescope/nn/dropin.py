@@ -20,19 +20,20 @@ from contextlib import ContextDecorator, ExitStack
 from dataclasses import dataclass, field
 from functools import cache, partial
 from threading import local
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
-from curvescope.core.errors import CurvescopeError, UsageError
+from curvescope.core.errors import UsageError
 from curvescope.nn import functional
 
+if TYPE_CHECKING:
+    from curvescope.nn.hf import Attention
+
 _PASSIVE = (nn.Linear, nn.Embedding, nn.Dropout, nn.Identity, nn.ModuleList, nn.ModuleDict)
-HF_NAME = "curvescope.nn"  # of our attention in configurations of transformers
-Changes = list[tuple[dict[str, Any], str, Any]]  # a dictionary, a name in it, and a value
 _FRAMES = 12  # between a call of torch and the module that made it
 
 
@@ -88,12 +89,11 @@ class twice_differentiable(ContextDecorator):
         self._entered = local()
 
     def __enter__(self) -> Replacements:
-        from curvescope.models.running.exchange import Change, exchanged
-
-        report, changes = _examined(self.model)
+        report, attention = _examined(self.model)
         with ExitStack() as stack:
-            stack.enter_context(exchanged([Change(*change) for change in changes]))
-            stack.enter_context(_Functions(report, self.model))
+            if attention is not None:
+                stack.enter_context(attention.exchanged())
+            stack.enter_context(Functions(report, self.model))
             self._entered.__dict__.setdefault("stacks", []).append(stack.pop_all())
         return report
 
@@ -117,12 +117,12 @@ def make_twice_differentiable(model: nn.Module) -> nn.Module:
     """
     if replacements(_checked(model)) is not None:
         return model
-    report, changes = _examined(model)
-    for holder, name, value in changes:
-        holder[name] = value
+    report, attention = _examined(model)
+    if attention is not None:
+        attention.exchange()
     for part in model.modules():
         if (part is model or not isinstance(part, _PASSIVE)) and not isinstance(part.forward, Forward):
-            vars(part)["forward"] = Forward(part, report, in_config=bool(changes))
+            vars(part)["forward"] = Forward(part, report)
     return model
 
 
@@ -135,14 +135,14 @@ def replacements(model: nn.Module) -> Replacements | None:
 class Forward:
     """`forward` of a module with our functions inside. It is pickled and copied with its module."""
 
-    def __init__(self, module: nn.Module, report: Replacements, *, in_config: bool):
-        self.module, self.report, self.in_config = module, report, in_config
+    def __init__(self, module: nn.Module, report: Replacements):
+        self.module, self.report = module, report
         self.before = vars(module).get("forward")  # of somebody else, who had put it there
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if _is_on():
+        if is_on():
             return self._run(*args, **kwargs)
-        with _Functions(self.report, self.module):
+        with Functions(self.report, self.module):
             return self._run(*args, **kwargs)
 
     @property
@@ -155,13 +155,15 @@ class Forward:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        if self.in_config:
-            _register()
+        if any("transformers" in words for words in self.report.replaced.values()):
+            from curvescope.nn.hf import register
+
+            register()  # where it is unpickled, transformers may not know our attention yet
 
 
-def _is_on() -> bool:
+def is_on() -> bool:
     """Whether calls in this thread are replaced already."""
-    return any(isinstance(mode, _Functions) for mode in _get_current_function_mode_stack())
+    return any(isinstance(mode, Functions) for mode in _get_current_function_mode_stack())
 
 
 def _checked(model: Any) -> nn.Module:
@@ -173,7 +175,7 @@ def _checked(model: Any) -> nn.Module:
 # -------------------------------------------------------------------------------------- calls, as they come
 
 
-class _Functions(TorchFunctionMode):
+class Functions(TorchFunctionMode):
     """Our functions in the place of PyTorch's, in this thread."""
 
     def __init__(self, report: Replacements, model: nn.Module):
@@ -328,10 +330,9 @@ _FOREIGN = {
 # ---------------------------------------------------------------------------- models, before they are called
 
 
-def _examined(model: nn.Module) -> tuple[Replacements, Changes]:
-    """What will be replaced in a model, and the changes of configurations that go with it."""
+def _examined(model: nn.Module) -> tuple[Replacements, Attention | None]:
+    """What will be replaced in a model, and the attention of what is of transformers in it."""
     report = Replacements(type(model).__name__)
-    changes: Changes = []
     for name, part in model.named_modules():
         called = _called(type(part))
         ours = [f"{f.__name__}" for f in called if f in RULES]
@@ -343,9 +344,11 @@ def _examined(model: nn.Module) -> tuple[Replacements, Changes]:
             reasons.append("cuDNN has no second derivative; torch.backends.cudnn.flags(enabled=False) has")
         if reasons:
             report.kept[name or type(part).__name__] = "; ".join(reasons)
-    for prefix, part in _of_transformers(model):
-        changes += _in_transformers(prefix, part, report)
-    return report, changes
+    attention = _of_transformers(model)
+    if attention is not None:
+        report.replaced |= attention.replaced
+        report.kept |= attention.kept
+    return report, attention
 
 
 @cache
@@ -378,77 +381,10 @@ def _named(function: types.FunctionType) -> Iterator[Any]:
             yield value
 
 
-def _of_transformers(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    """The outermost modules that bring a transformers configuration, and their names."""
+def _of_transformers(model: nn.Module) -> Attention | None:
+    """The attention of transformers' modules; None where that package was not loaded."""
     if "transformers" not in sys.modules:
-        return []
-    from curvescope.models.hf.module import is_transformers
+        return None
+    from curvescope.nn.hf import examined
 
-    names: list[tuple[str, nn.Module]] = []
-    for name, part in model.named_modules():
-        if is_transformers(part) and not any(name.startswith(f"{n}.") or n == "" for n, _ in names):
-            names.append((name, part))
-    return names
-
-
-def _in_transformers(prefix: str, module: Any, report: Replacements) -> Changes:
-    """The changes by which a transformers module takes our attention; the report says what is done."""
-    from curvescope.models.hf.module import ATTENTION, attention_is
-
-    own = getattr(module.config, ATTENTION, None)
-    dotted = f"{prefix}." if prefix else ""
-    parts = [
-        f"{dotted}{name}"
-        for name, part in module.named_modules()
-        if type(part).__name__.endswith("Attention") and hasattr(part, "config")
-    ]
-    if own is None or not parts:
-        return []
-    if own in ("sdpa", HF_NAME):
-        report.replaced |= dict.fromkeys(parts, F.scaled_dot_product_attention.__name__)
-        return []
-    reason = _why_not(module)
-    if reason is None:
-        report.replaced |= dict.fromkeys(parts, f"{own} attention of transformers")
-        return [tuple(change) for change in attention_is(module, HF_NAME)]  # pyright: ignore[reportReturnType]
-    for name in parts:
-        report.kept[name] = f"{own} attention of transformers: {reason}"
-    return []
-
-
-def _why_not(module: Any) -> str | None:
-    """Why our attention cannot take the place of a transformers module's own; None if it can."""
-    from curvescope.models.hf.module import attention_is, small_outputs
-    from curvescope.models.running.trial import rounding
-
-    if getattr(module.config, "output_attentions", False):
-        return "its weights are asked for"
-    if not getattr(module, "_supports_attention_backend", False):
-        return "this family does not let its attention be chosen"
-    _register()
-    try:
-        before, after = (small_outputs(module, attention_is(module, name)) for name in ("eager", HF_NAME))
-    except (CurvescopeError, RuntimeError, ValueError, TypeError, KeyError) as error:
-        return f"with ours it failed: {(str(error).splitlines() or [type(error).__name__])[0]}"
-    if before is None or after is None:
-        return "no small input is known on which both could be compared"
-    error = float((before - after).abs().max()) / max(float(before.abs().max()), 1e-30)
-    return None if error <= rounding(before) else f"outputs with ours differ by {error:.0e}"
-
-
-def _register() -> None:
-    """Make HF_NAME an attention of transformers: its own "sdpa", with our function, in every thread."""
-    from transformers import AttentionInterface, AttentionMaskInterface
-    from transformers.masking_utils import sdpa_mask
-
-    AttentionInterface.register(HF_NAME, _hf_attention)
-    AttentionMaskInterface.register(HF_NAME, sdpa_mask)
-
-
-def _hf_attention(module: nn.Module, *args: Any, **kwargs: Any) -> tuple[Tensor, None]:
-    from transformers.integrations.sdpa_attention import sdpa_attention_forward
-
-    if _is_on():
-        return sdpa_attention_forward(module, *args, **kwargs)
-    with _Functions(Replacements(""), module):
-        return sdpa_attention_forward(module, *args, **kwargs)
+    return examined(model)
