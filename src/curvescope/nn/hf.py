@@ -1,8 +1,8 @@
 """Attention of transformers (Hugging Face) other than its "sdpa": ours, by a name in the configuration.
 
 Models with "sdpa" call PyTorch's function, which `dropin` sees. Those with "eager", or a kernel of another
-package, get "curvescope.nn", which is transformers' own "sdpa" with our function in it, in every thread, if the
-outputs on a small input are the same. A soft cap of the scores and sinks have no such form: there eager
+package, get "curvescope.nn", which is transformers' own "sdpa" with our function in it, in every thread, if
+the outputs on a small input are the same. A soft cap of the scores and sinks have no such form: there eager
 attention stays, which has every derivative in memory quadratic in the length.
 """
 
