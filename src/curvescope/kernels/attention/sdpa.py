@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from curvescope.core.errors import ShapeError, UsageError
+from curvescope.kernels.attention.function import attend
+from curvescope.kernels.attention.mask import Mask
+from curvescope.kernels.attention.third_order import ThirdOrder
 from curvescope.kernels.attention.written_out import Scores, written_out
 
-ThirdOrder = Literal["warn", "error"]
+KERNELS = True
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,7 @@ def sdpa(
     table = score_bias.table if isinstance(score_bias, RelativeBias) else None
     if table is not None:
         _check_table(table, q, k)
+        table = table[None, :, None]
     bias = hidden = None
     for extra in (attn_mask, None if isinstance(score_bias, RelativeBias) else score_bias):
         if extra is None:
@@ -65,16 +68,16 @@ def sdpa(
         else:
             bias = extra if bias is None else bias + extra
     lengths = None if key_lengths is None else _lengths(key_lengths, lead, q)
-    scores = Scores(
-        causal=is_causal,
-        window=window,
-        lengths=lengths,
-        scale=q.shape[-1] ** -0.5 if scale is None else float(scale),
-        dropout=float(dropout_p),
-    )
+    mask = Mask(causal=is_causal, window=window, lengths=lengths)
+    scores = Scores(mask, q.shape[-1] ** -0.5 if scale is None else float(scale), float(dropout_p))
     noise = _noise(q, k, scores.dropout)
+    tensors = bias, table, hidden, noise
     with torch.autocast(q.device.type, enabled=False):
-        o = written_out(q, k, v, bias, table, hidden, noise, scores)
+        if KERNELS and 0 not in (*q.shape, *k.shape, *v.shape):
+            options = {"mask": mask, "scale": scores.scale, "dropout": scores.dropout}
+            o = attend(q, k, v, *tensors, **options, third_order=third_order)
+        else:
+            o = written_out(q, k, v, *tensors, scores)
     return o.reshape(*shape[:-1], value.shape[-1])
 
 

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from curvescope.kernels.attention.mask import Mask
+from curvescope.kernels.backends import forward_mode
 from curvescope.kernels.tensors import widen
 
 
@@ -17,9 +19,7 @@ from curvescope.kernels.tensors import widen
 class Scores:
     """How scores become weights, apart from tensors with derivatives."""
 
-    causal: bool
-    window: int | None
-    lengths: Tensor | None  # (B,)
+    mask: Mask
     scale: float
     dropout: float
 
@@ -53,33 +53,41 @@ def _weights(
     if bias is not None:
         scores = scores + bias.to(scores.dtype)
     if table is not None:
-        scores = scores + toeplitz(table, q.shape[2], k.shape[2]).to(scores.dtype)
-    unseen = _unseen(q, k, hidden, how)
+        scores = scores + _toeplitz(table, q.shape[2], k.shape[2]).to(scores.dtype)
+    unseen = _unseen(q, k, hidden, how.mask)
     if unseen is not None:
         scores = scores.masked_fill(unseen, -torch.inf)
-    if unseen is None and bias is None:
-        return scores.softmax(-1)
+    if bias is None and table is None and hidden is None and not how.mask.empties(q.shape[2], k.shape[2]):
+        return _softmax(scores)
     empty = (scores == -torch.inf).all(-1, keepdim=True)
-    return scores.masked_fill(empty, 0).softmax(-1).masked_fill(empty, 0)
+    return _softmax(scores.masked_fill(empty, 0)).masked_fill(empty, 0)
 
 
-def toeplitz(table: Tensor, queries: int, keys: int) -> Tensor:
-    """(H, Lq, Lk) with entries table[h, j − i + Lq − 1]."""
+def _softmax(scores: Tensor) -> Tensor:
+    """Softmax over keys. PyTorch's own raises in a backward through the tangent of a dual number."""
+    if not forward_mode():
+        return scores.softmax(-1)
+    weights = torch.exp(scores - scores.detach().amax(-1, keepdim=True))
+    return weights / weights.sum(-1, keepdim=True)
+
+
+def _toeplitz(table: Tensor, queries: int, keys: int) -> Tensor:
+    """(b, h, Lq, Lk) with entries table[b, h, 0, j − i + Lq − 1]."""
     row, col = (torch.arange(n, device=table.device) for n in (queries, keys))
-    return table[:, col - row[:, None] + queries - 1]
+    return table[:, :, 0, col - row[:, None] + queries - 1]
 
 
-def _unseen(q: Tensor, k: Tensor, hidden: Tensor | None, how: Scores) -> Tensor | None:
+def _unseen(q: Tensor, k: Tensor, hidden: Tensor | None, mask: Mask) -> Tensor | None:
     """True at keys that a query does not see, for every rule together; None if all are seen."""
     row = torch.arange(q.shape[2], device=q.device)[:, None]
     col = torch.arange(k.shape[2], device=q.device)
     rules = [] if hidden is None else [hidden]
-    if how.causal:
+    if mask.causal:
         rules.append(col > row)
-    if how.window is not None:
-        rules.append((col - row).abs() >= how.window)
-    if how.lengths is not None:
-        rules.append(col >= how.lengths[:, None, None, None])
+    if mask.window is not None:
+        rules.append((col - row).abs() >= mask.window)
+    if mask.lengths is not None:
+        rules.append(col >= mask.lengths[:, None, None, None])
     found = None
     for rule in rules:
         found = rule if found is None else found | rule
