@@ -273,12 +273,12 @@ def bench(
     Products are in gradients. Where the package has figures of a device of the same name, they stand beside
     those measured, and what takes over 10 % more time or memory is told. Whom to measure: --set
     'contenders=hessian,ggn checkpoint'; `curvescope run hvp --settings` lists all of them. Derivatives of
-    attention are in those of PyTorch's plain path, over lengths, widths and masks; `curvescope run attention --settings` lists what
-    can be chosen.
+    attention are in those of PyTorch's plain path, over lengths, widths and masks (`curvescope run attention
+    --settings`).
 
-    Examples: curvescope bench hvp; curvescope bench attention; curvescope bench hvp --size 124M --seq-len 1024
-    --device cuda --tf32 --columns 4 --columns 8; curvescope bench hvp --model llama --size 8B --batch-size 1
-    --device cuda --tf32
+    Examples: curvescope bench hvp; curvescope bench attention; curvescope bench hvp --size 124M --seq-len
+    1024 --device cuda --tf32 --columns 4 --columns 8; curvescope bench hvp --model llama --size 8B
+    --batch-size 1 --device cuda --tf32
     """
     from curvescope.cli import study_run
     from curvescope.core.errors import UsageError

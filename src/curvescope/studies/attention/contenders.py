@@ -130,17 +130,13 @@ def absent(name: str, device: torch.device) -> str | None:
 
 def computation(name: str, derivative: Derivative, x: Inputs) -> Callable[[], Sequence[Tensor]]:
     """What is timed: a derivative of a contender, with everything before it."""
-    attend = CONTENDERS[name](x)
-    forward = partial(_jvp, attend)
-    if name == COMPILED:
-        attend, forward = (torch.compile(f, dynamic=False) for f in (attend, forward))
+    attend: Any = CONTENDERS[name](x)
+    compiled = partial(torch.compile, dynamic=False) if name == COMPILED else lambda f: f
     if derivative == "jvp":
+        forward = compiled(partial(torch.func.jvp, attend))
         return lambda: forward(x.tensors, x.tangents)
+    attend = compiled(attend)
     return lambda: _reverse(attend, x, derivative)
-
-
-def _jvp(attend: Attend, tensors: tuple[Tensor, ...], tangents: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    return torch.func.jvp(attend, tensors, tangents)
 
 
 def _reverse(attend: Attend, x: Inputs, derivative: Derivative) -> Sequence[Tensor]:
