@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from curvescope.nn.hf import Attention
 
 _PASSIVE = (nn.Linear, nn.Embedding, nn.Dropout, nn.Identity, nn.ModuleList, nn.ModuleDict)
+_FUNCTION = (types.FunctionType, types.BuiltinFunctionType)
 _FRAMES = 12  # between a call of torch and the module that made it
 
 
@@ -334,7 +335,8 @@ def _examined(model: nn.Module) -> tuple[Replacements, Attention | None]:
     """What will be replaced in a model, and the attention of what is of transformers in it."""
     report = Replacements(type(model).__name__)
     for name, part in model.named_modules():
-        called = _called(type(part))
+        attributes = [value for value in vars(part).values() if isinstance(value, _FUNCTION)]
+        called = dict.fromkeys([*_called(type(part)), *(f for f in attributes if f in RULES or f in KEPT)])
         ours = [f"{f.__name__}" for f in called if f in RULES]
         if ours:
             report.replaced[name or type(part).__name__] = ", ".join(ours)
@@ -358,9 +360,9 @@ def _called(kind: type) -> tuple[Any, ...]:
     for base in kind.__mro__:
         if base is nn.Module:
             break
-        for method in vars(base).values():
+        for name, method in vars(base).items():
             method = inspect.unwrap(method) if callable(method) else method
-            if isinstance(method, types.FunctionType):
+            if isinstance(method, types.FunctionType) and not name.startswith("__"):
                 found |= dict.fromkeys(_named(method))
     return tuple(found)
 
