@@ -13,10 +13,10 @@ ALL = sdpa_grid.cases(2400)
 FEW = 200
 
 
-@pytest.fixture(params=["kernels", "plain"])
+@pytest.fixture(params=["kernels", "plain", "auto"])
 def path(request, monkeypatch) -> str:
     """Both ways to compute attention, whatever the size."""
-    monkeypatch.setattr(entry, "KERNELS", request.param == "kernels")
+    monkeypatch.setattr(entry, "PATH", request.param)
     return request.param
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from curvescope.kernels.attention.mask import Mask
-from curvescope.kernels.backends import forward_mode
+from curvescope.kernels.backends import forward_mode, transformed
 from curvescope.kernels.tensors import widen
 
 
@@ -65,7 +65,7 @@ def _weights(
 
 def _softmax(scores: Tensor) -> Tensor:
     """Softmax over keys. PyTorch's own raises in a backward through the tangent of a dual number."""
-    if not forward_mode():
+    if transformed() or not (forward_mode() and scores.requires_grad):
         return scores.softmax(-1)
     weights = torch.exp(scores - scores.detach().amax(-1, keepdim=True))
     return weights / weights.sum(-1, keepdim=True)
