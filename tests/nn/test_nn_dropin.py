@@ -147,6 +147,19 @@ def test_200_steps_of_training_give_the_same_losses(name, dtype):
     assert (losses(cs.make_twice_differentiable(made), 200) - before).abs().max() < limit
 
 
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_dropout_draws_the_same_numbers(attention):
+    alone, inside = (gpt2(attention, attn_pdrop=0.2, resid_pdrop=0.2).double() for _ in range(2))
+    inside.load_state_dict(alone.state_dict())
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(4)
+        before = losses(alone, 5)
+        torch.manual_seed(4)
+        with cs.twice_differentiable(inside):
+            found = losses(inside, 5)
+    torch.testing.assert_close(found, before, rtol=1e-12, atol=0)
+
+
 def second(model: nn.Module, how: str) -> Tensor:
     """vᵀ(…)v of the loss in the parameters: ∇L·v for jvp, vᵀ∇²L v for all others."""
     named = dict(model.named_parameters())
@@ -378,6 +391,24 @@ def test_many_layers_of_one_kind_are_one_line():
         text = str(replaced)
     assert "layers.layers.*.norm* (4)" in text
     assert len(text.splitlines()) == 4
+
+
+def test_a_family_without_a_choice_keeps_its_attention_and_an_encoder_with_a_decoder_does_not():
+    transformers = pytest.importorskip("transformers")
+    sizes = {"vocab_size": V, "hidden_size": D, "n_layer": 2, "n_head": 2}
+    bloom = transformers.BloomForCausalLM(transformers.BloomConfig(**sizes))
+    with cs.twice_differentiable(bloom) as replaced:
+        assert "be chosen" in replaced.kept["transformer.h.1.self_attention"]
+    sizes = {"vocab_size": V, "d_model": D, "d_ff": D, "d_kv": 8, "num_layers": 2, "num_heads": 2}
+    config = transformers.T5Config(**sizes, decoder_start_token_id=0, attn_implementation="eager")
+    t5 = transformers.T5ForConditionalGeneration(config).double().eval()
+    given = {"input_ids": draw(0), "decoder_input_ids": draw(1)[:, :5]}
+    with torch.no_grad():
+        want = t5(**given).logits
+        with cs.twice_differentiable(t5) as replaced:
+            torch.testing.assert_close(t5(**given).logits, want)
+    assert replaced.kept == {}
+    assert replaced.calls["scaled_dot_product_attention"] == 6
 
 
 def test_a_family_with_a_soft_cap_keeps_its_eager_attention():

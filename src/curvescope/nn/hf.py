@@ -49,11 +49,7 @@ def examined(model: nn.Module) -> Attention:
     found = Attention()
     for prefix, module in _outermost(model):
         own = getattr(module.config, ATTENTION, None)
-        names = [
-            f"{prefix}{name}"
-            for name, part in module.named_modules()
-            if type(part).__name__.endswith("Attention") and hasattr(part, "config")
-        ]
+        names = [f"{prefix}{name}" for name, part in module.named_modules() if _attends(part)]
         if own is None or not names:
             continue
         if own in ("sdpa", NAME):
@@ -66,6 +62,12 @@ def examined(model: nn.Module) -> Attention:
         else:
             found.kept.update(dict.fromkeys(names, f"{own} attention of transformers: {reason}"))
     return found
+
+
+def _attends(part: nn.Module) -> bool:
+    """Whether a module is an attention layer, and not what wraps one."""
+    names = [type(inner).__name__ for inner in part.modules()]
+    return names[0].endswith("Attention") and not any(name.endswith("Attention") for name in names[1:])
 
 
 def _outermost(model: nn.Module) -> list[tuple[str, Any]]:
@@ -81,15 +83,18 @@ def _why_not(module: Any) -> str | None:
     """Why our attention cannot take the place of a module's own; None if it can."""
     if getattr(module.config, "output_attentions", False):
         return "its weights are asked for"
-    if not getattr(module, "_supports_attention_backend", False):
-        return "this family does not let its attention be chosen"
     register()
+    seen = Replacements("")
     try:
-        before, after = (small_outputs(module, attention_is(module, name)) for name in ("eager", NAME))
+        before = small_outputs(module, attention_is(module, "eager"))
+        with Functions(seen, module):
+            after = small_outputs(module, attention_is(module, NAME))
     except (CurvescopeError, RuntimeError, ValueError, TypeError, KeyError) as error:
         return f"with ours it failed: {(str(error).splitlines() or [type(error).__name__])[0]}"
     if before is None or after is None:
         return "no small input is known on which both could be compared"
+    if not seen.calls["scaled_dot_product_attention"]:
+        return "this family does not let its attention be chosen"
     error = float((before - after).abs().max()) / max(float(before.abs().max()), 1e-30)
     return None if error <= rounding(before) else f"outputs with ours differ by {error:.0e}"
 
