@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from curvescope.core.result import Result
 from curvescope.runs.shown import Line, Shown
-from curvescope.studies.attention.contenders import DERIVATIVES, MATH
+from curvescope.studies.attention.contenders import CONTENDERS, DERIVATIVES, MATH
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -17,6 +19,9 @@ if TYPE_CHECKING:
 
 nan = math.nan
 MB = 1e6
+Ratio = tuple[float, float, float]
+"""Median, least, most."""
+TITLES = dict(zip(DERIVATIVES, ("forward", "backward", "JVP", "double backward"), strict=True))
 
 
 @dataclass(frozen=True)
@@ -38,7 +43,7 @@ class Timed(Result):
     error: float = nan  # ‖found − the math path's‖ / ‖the math path's‖, in the same dtype
     note: str = ""  # why there are no numbers
 
-    def ratio(self) -> tuple[float, float, float]:
+    def ratio(self) -> Ratio:
         """Time in that of the math path, round by round: median, least, most."""
         found = [a / b for a, b in zip(self.seconds, self.unit, strict=True)] if self.unit else []
         return (statistics.median(found), min(found), max(found)) if found else (nan, nan, nan)
@@ -99,9 +104,10 @@ class Cost(Shown):
         return {
             "time": f"Time in that of PyTorch's math path ({where}, width {width}, threads: {threads}), over "
             "the length: median over rounds in turns, and their range. Below 1 is faster. Heads × length "
-            "is 8,192 from 512 tokens on.",
-            "memory": "Peak memory of the same computations, beyond the tensors that are given; the dotted "
-            "line is proportional to the length. Below a few MB it is what the allocator rounds to.",
+            "is 8,192 from 512 tokens on. One thread of a CPU: seconds of the process, not of the clock.",
+            "memory": "Peak memory of the same computations, beyond the tensors that are given. The dotted "
+            "line is the size of query, key and value. It stays from 512 tokens on, because there are fewer "
+            "heads then: what is flat there is linear in the length.",
             "attention": "Ratio: time in that of the math path of the same round, its median, least and "
             "most over rounds. Error: distance to the math path's results in the same dtype. A note says "
             "why a contender has no number.",
@@ -119,20 +125,46 @@ class Cost(Shown):
 
         width, _, threads = self._middle()
         places = {mask: (width, mask, threads) for mask in ("none", "causal")}
-        names = list(dict.fromkeys(one.contender for one in self.measured if one.seconds))
-        found: dict[str, Figure] = {}
-        for title, value in (("time", Timed.ratio), ("memory", _megabytes)):
-            panels = {
-                derivative: {
-                    (name, mask): [(one.length, *value(one)) for one in self._line(name, derivative, *where)]
-                    for name in names
-                    for mask, where in places.items()
-                    if title == "memory" or name != MATH
-                }
-                for derivative in DERIVATIVES
-            }  # fmt: skip
-            found[title] = over_lengths(panels, ratios=title == "time")
-        return found
+        sizes = {one.length: one.heads * one.length for one in self.measured if one.width == width}
+        entry = {"float64": 8, "bfloat16": 2}.get(self.dtype, 4) * width / MB
+        given = [(length, 3 * entry * tokens) for length, tokens in sorted(sizes.items())] or [(1.0, 1.0)]
+        names = [name for name in CONTENDERS if any(one.contender == name for one in self.measured)]
+        curves = partial(self._panels, names=names, places=places)
+        return {
+            "time": over_lengths(
+                curves(Timed.ratio, without=MATH),
+                names,
+                label="time, in that of the math path",
+                reference=[(length, 1.0) for length, _ in given],
+                words="the math path",
+            ),
+            "memory": over_lengths(
+                curves(_megabytes),
+                names,
+                label="peak memory (MB)",
+                reference=given,
+                words="query, key and value",
+            ),
+        }
+
+    def _panels(
+        self,
+        value: Callable[[Timed], Ratio],
+        *,
+        names: list[str],
+        places: dict[str, tuple[int, str, int]],
+        without: str = "",
+    ) -> dict[str, dict[tuple[str, str], list[tuple[float, float, float, float]]]]:
+        """Curves over the length by contender and mask, for every derivative."""
+        return {
+            TITLES[derivative]: {
+                (name, mask): [(one.length, *value(one)) for one in self._line(name, derivative, *where)]
+                for name in names
+                for mask, where in places.items()
+                if name != without
+            }
+            for derivative in DERIVATIVES
+        }
 
     def _middle(self) -> tuple[int, str, int]:
         """The width, mask and threads that were measured at most lengths."""
@@ -159,7 +191,7 @@ def _range(one: Timed) -> str:
     return f"{median:.2f} ({low:.2f} to {high:.2f})"
 
 
-def _megabytes(one: Timed) -> tuple[float, float, float]:
+def _megabytes(one: Timed) -> Ratio:
     size = max(one.peak, 0.1 * MB) / MB
     return size, size, size
 
