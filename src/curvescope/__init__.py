@@ -75,6 +75,8 @@ _HOME = {
     "logdet": "algorithms",
     "preconditioned_sharpness": "algorithms",
     "sdpa": "nn.functional",
+    "twice_differentiable": "nn.dropin",
+    "make_twice_differentiable": "nn.dropin",
     "CurvescopeError": "core.errors",
     "UsageError": "core.errors",
 }
@@ -150,6 +152,7 @@ __all__ = [
     "line",
     "load",
     "logdet",
+    "make_twice_differentiable",
     "masked_lm",
     "per_sample",
     "plane",
@@ -165,6 +168,7 @@ __all__ = [
     "trace",
     "trace_function",
     "trainer_callback",
+    "twice_differentiable",
 ]
 
 
@@ -213,6 +217,7 @@ if TYPE_CHECKING:
     from curvescope.models.zoo.mlp import MLP, MLPConfig
     from curvescope.models.zoo.transformer import Transformer, TransformerConfig
     from curvescope.monitor import CurvatureMonitor, lightning_callback, trainer_callback
+    from curvescope.nn.dropin import make_twice_differentiable, twice_differentiable
     from curvescope.nn.functional import sdpa
     from curvescope.operators import (
         EKFAC,
