@@ -44,7 +44,7 @@ def test_all_rows_of_the_tables_are_found():
 
 
 def dense(A: cs.LinearOperator) -> Tensor:
-    return A.dense()
+    return A.to_dense()
 
 
 def test_there_are_twelve_of_at_most_eight_lines():
@@ -90,13 +90,13 @@ def test_density_has_the_trace_of_the_matrix(names: dict[Any, Any]):
 
 def test_a_loss_of_model_and_batch_is_that_of_the_whole(names: dict[Any, Any]):
     whole = names[7]["loss_fn"](names["net"], (names["x"], names["y"])).detach()
-    assert names[7]["problem7"].value() == pytest.approx(float(whole))
+    assert names[7]["problem7"].loss_value() == pytest.approx(float(whole))
     assert names[7]["top"].vectors.shape == (21, 3)
 
 
 def test_labels_are_shifted_once(names: dict[Any, Any]):
     own = nn.functional.cross_entropy(names["lm"](names["ids"][:, :-1]).transpose(1, 2), names["ids"][:, 1:])
-    assert names[8]["problem8"].value() == pytest.approx(float(own.detach()))
+    assert names[8]["problem8"].loss_value() == pytest.approx(float(own.detach()))
     assert any("shift" in note for note in names[8]["problem8"].notes)
 
 

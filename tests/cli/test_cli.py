@@ -125,7 +125,7 @@ def test_run_then_report(small, tmp_path, capsys):
 
 BAD = {
     "unknown command": (["spectre"], 2, "No such command"),
-    "unknown option": (["list", "--colour"], 2, "no such option --colour\nhint: known: --json, --help; "),
+    "unknown option": (["list", "--color"], 2, "no such option --color\nhint: known: --json, --help; "),
     "option with a slip": (["report", "--frobnicate"], 2, "--frobnicate\nhint: did you mean '--force'?; "),
     "no integer": (
         ["run", "spectrum", "--tokens", "many"],
@@ -224,12 +224,12 @@ def test_debug_shows_the_traceback(capsys):
 
 
 def test_an_unforeseen_error_is_one_line_too(monkeypatch, capsys):
-    from curvescope.cli import catalogue
+    from curvescope.cli import catalog
 
     def fail(*, as_json):
         raise RuntimeError("first line\nsecond line")
 
-    monkeypatch.setattr(catalogue, "show", fail)
+    monkeypatch.setattr(catalog, "show", fail)
     code, _, err = call("list", capsys=capsys)
     assert code == 1
     assert err.splitlines() == ["error: RuntimeError: first line", "hint: add --debug for the traceback"]

@@ -52,9 +52,12 @@ def test_a_padding_row_is_a_constant_where_it_is_looked_up(tied):
     want = fixed_row_hessian(m, problem.space())
     assert want[:4].any() == tied  # its use as an output is a variable
     for engine in ENGINES:
-        found = cs.Hessian(problem, engine=engine).dense()
+        found = cs.Hessian(problem, engine=engine).to_dense()
         assert relative_error(found, want) < 1e-12
-        parts = cs.GGN(problem, engine=engine).dense() + cs.Functional(problem, engine=engine).dense()
+        parts = (
+            cs.GGN(problem, engine=engine).to_dense()
+            + cs.FunctionalHessian(problem, engine=engine).to_dense()
+        )
         assert relative_error(parts, want) < 1e-12
     assert any("row 0 of e is no variable" in note for note in problem.notes)
 

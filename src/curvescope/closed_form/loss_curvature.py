@@ -23,7 +23,7 @@ def squared_error(F: Tensor, Y: Tensor, *, factor: float | None = None) -> LossD
     """Derivatives of ℓ = (c/2) ‖F − Y‖²: G = c (F − Y), B = c.
 
     `factor` is c. Unless given it is 2 / number of entries, which makes ℓ the mean squared error: for F of
-    shape (L, d_V) that is 2/(L d_V), the normalisation of Ormaniec et al. (2025).
+    shape (L, d_V) that is 2/(L d_V), the normalization of Ormaniec et al. (2025).
     """
     if F.shape != Y.shape:
         raise ShapeError(f"expected targets shaped like F {tuple(F.shape)}, got {tuple(Y.shape)}")

@@ -15,13 +15,13 @@ from curvescope.core.tensors.targets import IGNORED
 
 @dataclass(frozen=True)
 class Objective:
-    """A loss at given outputs z: all normalisation is inside."""
+    """A loss at given outputs z: all normalization is inside."""
 
     value: Tensor
     gradient: Tensor  # G, in the shape of z
     product: Callable[[Tensor], Tensor]  # u ↦ B u for u of shape (…, *z.shape)
 
-    def dense(self) -> Tensor:
+    def to_dense(self) -> Tensor:
         """B as a matrix over the entries of z. Small sizes only."""
         n = self.gradient.numel()
         directions = torch.eye(n).to(self.gradient).reshape(n, *self.gradient.shape)

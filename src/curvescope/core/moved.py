@@ -18,7 +18,6 @@ _MOVED = {  # saved in this module: now in that one, these classes
     "studies.heads": {"studies.heads.study": "Heads"},
     "studies.trajectory": {"studies.trajectory.study": "Trajectory"},
     "studies.layernorm": {"studies.layernorm.study": "NormShape LayerNorms"},
-    "algorithms.block_map": {"algorithms.blocks.norm_map": "BlockMap"},
     "algorithms.density": {"algorithms.spectra.density": "SpectralDensity"},
     "algorithms.krylov": {"algorithms.spectra.krylov": "Tridiagonals"},
     "algorithms.lanczos": {"algorithms.spectra.lanczos": "Eigenpairs"},
@@ -48,6 +47,22 @@ _MOVED = {  # saved in this module: now in that one, these classes
     "papers.ormaniec2025.statements": {"papers.ormaniec2025.statements.study": "Statements"},
     "papers.ormaniec2025.statement_rows": {"papers.ormaniec2025.statements.rows": "Statement Group"},
 }
+_RENAMED = {  # class in results saved before version 0.3: the same class now
+    "algorithms.block_map.BlockMap": "algorithms.blocks.block_norms.BlockNorms",
+    "operators.taylor.line.Line": "operators.taylor.line.LossLine",
+    "operators.taylor.plane.Plane": "operators.taylor.plane.LossPlane",
+    "studies.optimisers.course.Course": "studies.optimizers.course.Course",
+    "studies.optimisers.study.Compared": "studies.optimizers.study.Compared",
+    "studies.optimisers.tuning.Search": "studies.optimizers.tuning.Search",
+    "studies.quantise.rounding.Roundings": "studies.quantize.rounding.Roundings",
+    "studies.quantise.study.Quantised": "studies.quantize.study.Quantized",
+}
+RENAMED = {f"curvescope.{before}": f"curvescope.{now}" for before, now in _RENAMED.items()}
+"""Full name of a class in older results: the name that it has now, and is saved under."""
+
+RENAMED_FIELDS = {"centre": "center", "centred": "centered", "normalise": "normalize"}
+"""Name of a field in older results: its name now."""
+
 HOMES = {
     f"curvescope.{before}.{name}": f"curvescope.{now}"
     for before, places in _MOVED.items()

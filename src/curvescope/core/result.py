@@ -17,7 +17,7 @@ import numpy as np
 
 from curvescope.core import notebook
 from curvescope.core.errors import CurvescopeError
-from curvescope.core.moved import HOMES, SAVED_NAMES
+from curvescope.core.moved import HOMES, RENAMED, RENAMED_FIELDS, SAVED_NAMES
 from curvescope.core.numbers import with_error
 
 SCHEMA = 1
@@ -229,7 +229,11 @@ def _unpack(value: Any, arrays: dict[str, np.ndarray]) -> Any:
         return torch.from_numpy(arrays[value["@tensor"]])
     if "@class" in value:
         cls = _class(value["@class"])
-        return cls(**{name: _unpack(item, arrays) for name, item in value["fields"].items()})
+        known = {f.name for f in fields(cls)}
+        found = {name: _unpack(item, arrays) for name, item in value["fields"].items()}
+        return cls(
+            **{name if name in known else RENAMED_FIELDS.get(name, name): x for name, x in found.items()}
+        )
     return {key: _unpack(item, arrays) for key, item in value.items()}
 
 
@@ -241,6 +245,7 @@ def saved_name(cls: type[Result]) -> str:
 
 def _class(name: str) -> type[Result]:
     """A result class by its saved name; one of this package is imported if need be, nothing else is."""
+    name = RENAMED.get(name, name)
     if name not in _CLASSES and name.startswith("curvescope."):
         with suppress(ImportError):  # another version wrote it: said below
             import_module(HOMES.get(name, name.rpartition(".")[0]))

@@ -122,8 +122,8 @@ def refuse_unless_whole(problem: Problem, parts: Mapping[str, tuple[Called, ...]
 
     A part may be given something that is none of its arguments, or give what it does not return.
     """
-    names = tuple(problem.parameters)
-    v = [_random(problem.parameters[name], i)[None] for i, name in enumerate(names)]
+    names = tuple(dict(problem.named_parameters()))
+    v = [_random(problem.get_parameter(name), i)[None] for i, name in enumerate(names)]
     whole = second_derivative(problem, PlainRunner(problem), batch, "functional", names, names)
     truth = results(whole, v, 1, len(names))
     found = functional_sources(problem, parts, batch, names, names)(v, list(parts), 1)

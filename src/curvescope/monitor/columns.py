@@ -21,7 +21,7 @@ COLUMNS = {
     "trace_low": "low end of Student's 95 % interval, num_probes − 1 degrees of freedom",
     "trace_high": "its high end",
     "num_probes": "probes of the traces and of the gap, drawn anew at every step",
-    "ggn_lambda_max": "largest eigenvalue of the generalised Gauss–Newton matrix G",
+    "ggn_lambda_max": "largest eigenvalue of the generalized Gauss–Newton matrix G",
     "ggn_lambda_max_error": "likewise",
     "ggn_gap": "‖H − G‖_F / ‖H‖_F, from the probes of the trace",
     "ggn_gap_stderr": "its standard error over probes",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Self
@@ -79,10 +79,9 @@ class CurvatureOperator(LinearOperator):
     always_psd: bool = False
     needs_outputs: bool = True  # whether it is made of outputs and their loss, apart from each other
 
-    @property
-    def parameters(self) -> Mapping[str, Tensor]:
-        """The model's own parameters by name, as its optimizer has them."""
-        return self.problem.model.parameters
+    def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
+        """The model's own parameters with their names, as its optimizer has them."""
+        return self.problem.model.named_parameters()
 
     def block(self, rows: Params, columns: Params | None = None) -> Self:
         """The operator between the blocks that match `rows` and those that match `columns`.

@@ -34,7 +34,7 @@ class Shift:
 
     def __init__(self, model: Model, damping: float, weight_decay: WeightDecay):
         by_block = _by_block(model, not_negative("damping", damping), weight_decay)
-        self.weights = {name: _weight(model, name, by_block) for name in model.parameters}
+        self.weights = {name: _weight(model, name, by_block) for name in dict(model.named_parameters())}
         values = set(by_block.values())
         self.uniform = values.pop() if len(values) == 1 else None
 
@@ -48,7 +48,7 @@ class Shift:
         if self.uniform is not None and rows.segments == columns.segments:
             return torch.add(product, V, alpha=self.uniform)
         given = columns.scatter_columns(V)
-        shared = [name for name in columns.parameters if name in rows.shapes]
+        shared = [name for name in columns.parameter_names if name in rows.shapes]
         tree = {name: (given[name] * self.weights[name]).contiguous() for name in shared}
         return product + rows.gather_columns(tree, V.shape[1])
 
@@ -85,7 +85,7 @@ def _weight(model: Model, parameter: str, by_block: Mapping[str, float]) -> floa
     values = {by_block[name] for name in own}
     if len(values) < 2:
         return values.pop() if values else 0.0
-    found = torch.zeros(model.parameters[parameter].shape, dtype=model.dtype, device=model.device)
+    found = torch.zeros(model.get_parameter(parameter).shape, dtype=model.dtype, device=model.device)
     for name, block in own.items():
         block.view(found).fill_(by_block[name])
     return found

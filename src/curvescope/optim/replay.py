@@ -55,7 +55,7 @@ def _generators(device: torch.device) -> list[torch.Generator]:
 
 @contextmanager
 def kept_statistics() -> Iterator[None]:
-    """Running statistics of every normalisation that is called inside are, after it, as they were."""
+    """Running statistics of every normalization that is called inside are, after it, as they were."""
     before: dict[int, tuple[Tensor, Tensor]] = {}
 
     def remember(module: nn.Module, _: Any) -> None:

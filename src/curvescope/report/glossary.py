@@ -20,7 +20,7 @@ TERMS = (
     Term(
         "GGN, H_o",
         "the generalized Gauss–Newton matrix Jᵀ (∂²ℓ) J, or outer-product part: the Hessian of the model "
-        "linearised in its parameters; it has no negative eigenvalue for a convex loss.",
+        "linearized in its parameters; it has no negative eigenvalue for a convex loss.",
         ("GGN", "H_o", "outer-product part"),
     ),
     Term(
@@ -84,7 +84,7 @@ TERMS = (
     ),
     Term(
         "brightness",
-        "the mean of log10(|entry| + 1e-6) over a block: its colour in a picture of all entries.",
+        "the mean of log10(|entry| + 1e-6) over a block: its color in a picture of all entries.",
     ),
     Term(
         "stripe",

@@ -25,7 +25,7 @@ def block_split(
 ) -> Sequence[Axes]:
     """Draw heat maps side by side, one per panel, with lines between blocks; return their Axes.
 
-    All panels share one logarithmic colour scale, so that they can be compared; zeros and NaN stay white.
+    All panels share one logarithmic color scale, so that they can be compared; zeros and NaN stay white.
 
     Args:
         axes: where to draw, one Axes per panel; a new figure if None.
@@ -57,9 +57,9 @@ def block_split(
 def _mark_blocks(ax: Axes, names: Sequence[str], sizes: Sequence[int]) -> None:
     """Names in the middle of each block, lines where the next one begins."""
     stops = np.cumsum(sizes)
-    centres = stops - np.asarray(sizes) / 2 - 0.5
-    ax.set_xticks(centres, list(names))
-    ax.set_yticks(centres, list(names))
+    centers = stops - np.asarray(sizes) / 2 - 0.5
+    ax.set_xticks(centers, list(names))
+    ax.set_yticks(centers, list(names))
     ax.tick_params(length=0)
     for stop in stops[:-1]:
         ax.axhline(stop - 0.5, color="0.35", lw=0.7)

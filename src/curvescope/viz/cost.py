@@ -27,10 +27,10 @@ def bars(
     figure, axes = plt.subplots(
         1, 1 if memory is None else 2, figsize=(8, 0.45 * len(names) + 1.4), sharey=True, squeeze=False
     )
-    colours = [OURS if name.replace(",", "").split()[0] in _OWN else OTHERS for name in names]
+    colors = [OURS if name.replace(",", "").split()[0] in _OWN else OTHERS for name in names]
     rows = range(len(names))
     left = axes[0, 0]
-    left.barh(rows, [m for m, _, _ in ratios], color=colours)
+    left.barh(rows, [m for m, _, _ in ratios], color=colors)
     left.hlines(rows, [low for _, low, _ in ratios], [high for _, _, high in ratios], color="black", lw=1)
     left.set_yticks(rows, names)
     left.invert_yaxis()
@@ -43,7 +43,7 @@ def bars(
     left.margins(x=0.12)
     if memory is not None:
         right = axes[0, 1]
-        right.barh(rows, memory, color=colours)
+        right.barh(rows, memory, color=colors)
         right.set_xlabel("peak memory, GiB")
         right.margins(x=0.15)
         for row, amount in zip(rows, memory, strict=True):

@@ -29,7 +29,7 @@ def quality(
         error: ‖K − G‖ / ‖G‖.
         lambda_max: λ_max(K) / λ_max(G).
         cosine: Of the preconditioned gradients.
-        cosine_gradient: (layers,) of the plain gradient, as grey lines.
+        cosine_gradient: (layers,) of the plain gradient, as gray lines.
     """
     import matplotlib.pyplot as plt
 

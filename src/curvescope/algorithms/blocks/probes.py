@@ -170,7 +170,7 @@ def _zero(found: OwnProbes, op: LinearOperator) -> OwnProbes:
 
 def _written_out(op: LinearOperator, seed: int) -> OwnProbes:
     """From the matrix itself."""
-    A = to_numpy(op.dense(chunk=columns_at_once(op)))
+    A = to_numpy(op.to_dense(chunk=columns_at_once(op)))
     check_finite(A)
     trace, norm = float(np.trace(A)), length(A)
     ends, zero = None, False

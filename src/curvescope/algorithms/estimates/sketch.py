@@ -29,7 +29,7 @@ class Sketch(NamedTuple):
 
 def range_sketch(op: LinearOperator, count: int, *, kind: Probe, seed: int) -> Sketch:
     """From the first `count` probes of a seed; `count` is at most the number of rows."""
-    Q, forms = fresh(op, op.here[0], count), []
+    Q, forms = fresh(op, op.local_shape[0], count), []
     blocks = column_blocks(op, count)
     for V in probe_batches(op, count, seed=seed, kind=kind, what="sketch"):
         place = Q[:, next(blocks)].copy_(op @ V)

@@ -69,7 +69,7 @@ def leave_one_out(
 
 
 def left_out(R: np.ndarray, eps: float) -> np.ndarray:
-    """Normalised columns of R⁻ᵀ; a singular R is moved by a rounding first, which keeps them orthogonal."""
+    """Normalized columns of R⁻ᵀ; a singular R is moved by a rounding first, which keeps them orthogonal."""
     U, sigma, Vt = np.linalg.svd(R)
     floor = eps * sigma[0] if sigma[0] > 0 else 1.0
     S = (U / np.maximum(sigma, floor)) @ Vt

@@ -29,7 +29,7 @@ class Found(NamedTuple):
 
 def solved_directly(op: LinearOperator, k: int, which: Which) -> Found:
     """From the matrix itself, in float64; residuals with the rounding of vectors in the operator's type."""
-    A = to_numpy(op.dense())
+    A = to_numpy(op.to_dense())
     check_finite(A)
     theta, S = np.linalg.eigh((A + A.T) / 2)
     best = choose(theta, k, which)

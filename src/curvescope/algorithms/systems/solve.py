@@ -198,7 +198,7 @@ def _check_preconditioner(op: LinearOperator, M: LinearOperator | None, method: 
     n = op.shape[1]
     if (
         M.shape != (n, n)
-        or M.here != (op.here[1], op.here[1])
+        or M.local_shape != (op.local_shape[1], op.local_shape[1])
         or M.dtype != op.dtype
         or M.device.type != op.device.type
     ):

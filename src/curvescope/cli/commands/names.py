@@ -34,9 +34,9 @@ def list_names(json: AsJson = False) -> None:
 
     Examples: curvescope list; curvescope list --json
     """
-    from curvescope.cli import catalogue
+    from curvescope.cli import catalog
 
-    catalogue.show(as_json=json)
+    catalog.show(as_json=json)
 
 
 def info(

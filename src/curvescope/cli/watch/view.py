@@ -1,4 +1,4 @@
-"""What `curvescope watch` shows: a panel for a terminal, a line for a pipe. Both read without colour."""
+"""What `curvescope watch` shows: a panel for a terminal, a line for a pipe. Both read without color."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from curvescope.runs.growing import Growing, Row, Status
 BARS, WIDTH, GAUGE = "▁▂▃▄▅▆▇█", 40, 30
 NEAR = 0.9  # of a threshold
 MOST_BLOCKS = 5
-COLOURS = {"below": "green", "near": "yellow", "above": "red"}
+COLORS = {"below": "green", "near": "yellow", "above": "red"}
 STATES = {"finished": "bold green", "going on": "bold cyan", "measuring": "bold cyan", "stopped": "bold red"}
 RATIOS = {  # words, and the column of the threshold; through the optimizer's own diagonal P the second time
     "lr_lambda_max": ("η·λ_max", "threshold"),
@@ -134,7 +134,7 @@ def _gauge(value: float, threshold: float) -> Text:
     share = min(max(value / threshold, 0.0), 1.0) if math.isfinite(value) else 1.0
     filled = math.floor(share * GAUGE)
     bar = "█" * filled + "░" * (GAUGE - filled)
-    return Text.assemble((bar, COLOURS[word]), f" {word} {threshold:.4g}")
+    return Text.assemble((bar, COLORS[word]), f" {word} {threshold:.4g}")
 
 
 def _course(run: Growing, name: str) -> str:

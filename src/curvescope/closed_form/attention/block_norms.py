@@ -10,8 +10,8 @@ p pᵀ on the rows of W_Q, W_V, W_O and on the columns of W_K:
     W_V      (A x)_i     W_O B_i W_Oᵀ
     W_O      (A v)_i     B_i
 
-where B_i = ∂²ℓ/∂F_i², k̃ is centred under A (not, if attention is linear) and τ = ∂ℓ/∂scores, which counts for
-softmax only. Then ‖Σ_a p_a p_aᵀ ⊗ S_a‖² = Σ_ab (p_a · p_b)² ⟨S_a, S_b⟩: a Gram matrix over queries.
+where B_i = ∂²ℓ/∂F_i², k̃ is centered under A (not, if attention is linear) and τ = ∂ℓ/∂scores, which counts
+for softmax only. Then ‖Σ_a p_a p_aᵀ ⊗ S_a‖² = Σ_ab (p_a · p_b)² ⟨S_a, S_b⟩: a Gram matrix over queries.
 `hessian.AttentionCurvature.frobenius` does the same for any pair of weights and any number of
 heads; this is its fast case.
 """
@@ -136,7 +136,7 @@ class HeadNorms:
         vectors = (layer.X if weight == "Q" else layer.q[:, 0]).flatten(0, 1)
         A, slope, tau = (t[:, 0] for t in (layer.A, layer.slope, layer.tau))
         if layer.kind == "softmax":
-            feature = _centred(A, feature)
+            feature = _centered(A, feature)
         else:
             feature = feature[:, None].expand(-1, L, -1, -1)
         R = self.R.unflatten(0, (n, L))
@@ -151,7 +151,7 @@ class HeadNorms:
         return KroneckerSum(vectors, half @ half.mT, functional, on_columns=weight == "K")
 
 
-def _centred(A: Tensor, feature: Tensor) -> Tensor:
+def _centered(A: Tensor, feature: Tensor) -> Tensor:
     """f_j − Σ_l A_il f_l for every query, (n, L, S, q); differences to the most attended key come first."""
     feature = feature[:, None].expand(-1, A.shape[1], -1, -1)
     top = A.argmax(-1)[..., None, None].expand(-1, -1, 1, feature.shape[-1])

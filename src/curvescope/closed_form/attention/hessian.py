@@ -26,7 +26,7 @@ ORDER = "QKVO"
 class Split:
     """A block H[a, c, b, e] = ∂²ℓ/∂W_ac ∂W'_be in two parts; `.reshape(W.numel(), W'.numel())` is the matrix.
 
-    `outer` is JᵀBJ (generalised Gauss–Newton), `functional` is Σ_iv G_iv ∂²F_iv.
+    `outer` is JᵀBJ (generalized Gauss–Newton), `functional` is Σ_iv G_iv ∂²F_iv.
     """
 
     outer: Tensor
@@ -63,7 +63,7 @@ class AttentionCurvature:
         """The query heads."""
         return [Head(self.layer, index) for index in range(self.layer.num_heads)]
 
-    def dense(self, pair: Pair, part: Part = "total") -> Tensor:
+    def to_dense(self, pair: Pair, part: Part = "total") -> Tensor:
         """The block as an array [a, c, b, e], in any memory order; one that is zero takes no memory."""
         one, two = self._check(pair)
         pieces = list(self._pieces(pair, part))
@@ -133,7 +133,7 @@ class AttentionCurvature:
 
     def split(self, pair: Pair) -> Split:
         """Both parts of a block, dense."""
-        return Split(self.dense(pair, "outer"), self.dense(pair, "functional"))
+        return Split(self.to_dense(pair, "outer"), self.to_dense(pair, "functional"))
 
     def blocks(self) -> dict[Pair, Split]:
         """Every block, dense; of two different weights also with the weights exchanged, as a view."""
@@ -151,7 +151,7 @@ class AttentionCurvature:
         H, place = self.layer.G.new_empty(sum(sizes.values()), sum(sizes.values())), slices(sizes)
         for i, one in enumerate(self.names):
             for two in self.names[i:]:
-                here, block = H[place[one], place[two]], self.dense((one, two), part)
+                here, block = H[place[one], place[two]], self.to_dense((one, two), part)
                 here.unflatten(1, block.shape[2:]).unflatten(0, block.shape[:2]).copy_(block)
                 if one != two:
                     H[place[two], place[one]] = here.T

@@ -147,7 +147,7 @@ def _weights(model: Model, layer: int, head: int | None) -> dict[str, Tensor | N
     for role in ("W_Q", "b_Q", "W_QK", "W_K", "b_K", "W_V", "b_V", "W_O", "b_O"):
         if start + role in blocks:
             block = blocks[start + role]
-            found[role.removeprefix("W_")] = block.take(model.parameters[block.parameter].detach())
+            found[role.removeprefix("W_")] = block.take(model.get_parameter(block.parameter).detach())
     return found
 
 

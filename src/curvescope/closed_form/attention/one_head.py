@@ -113,7 +113,7 @@ def merged_blocks(
     b_V: Tensor | None = None,
     **options: Unpack[AttentionOptions],
 ) -> dict[Pair, Split]:
-    """Every block in the merged parameterisation, dense; arguments as for `merged_curvature`."""
+    """Every block in the merged parameterization, dense; arguments as for `merged_curvature`."""
     return merged_curvature(X, W_QK, W_V, G, B, b_V=b_V, **options).blocks()
 
 

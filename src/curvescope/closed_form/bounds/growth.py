@@ -66,7 +66,7 @@ def _by_pair(values: list[Exponents]) -> Mapping[Pair, Exponents]:
 DATA = _table("X", [(6,), (6,), (6,), (4,), (4,), (2,)], [(5,), (5, 3), (5,), (3,), (3,), ()], exact=False)
 """Softmax attention against the scale of the tokens."""
 
-DATA_CENTRED = _table(
+DATA_CENTERED = _table(
     "X with Σ_j x_j = 0, no mask",
     [(6,), (6,), (6,), (6,), (6,), (6,)],
     [(5,), (5, 3), (5,), (3,), (3,), ()],
@@ -79,7 +79,7 @@ DATA_LINEAR = _table(
 )
 """Attention without softmax: Σ³ in every outer block, and no functional part on the diagonal."""
 
-DATA_NORMALISED = _table("X behind LayerNorm", [(0,)] * 6, [(0,), (0,), (0,), (0,), (0,), ()], exact=True)
+DATA_NORMALIZED = _table("X behind LayerNorm", [(0,)] * 6, [(0,), (0,), (0,), (0,), (0,), ()], exact=True)
 """A norm in front, its ε negligible: nothing depends on the scale."""
 
 WEIGHTS_Q = _table(

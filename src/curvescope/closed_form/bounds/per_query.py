@@ -135,7 +135,7 @@ def head_locals(head: HeadInputs, G: Tensor, B: float | Tensor) -> HeadLocals:
 
 
 def _moments(X: Tensor, A: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-    """M2 and T of every query of one sample, by centred sums in slices of queries; u_i = W_V G_i."""
+    """M2 and T of every query of one sample, by centered sums in slices of queries; u_i = W_V G_i."""
     L, d = X.shape
     found = []
     for cut in torch.arange(L, device=X.device).split(max(1, _MAX_ENTRIES // (L * d))):

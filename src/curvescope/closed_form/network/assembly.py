@@ -37,7 +37,7 @@ def total_derivatives(tape: Tape) -> list[Tensor]:
 def gauss_newton(tape: Tape, objective: Objective) -> BlockMatrix:
     """(Dv_n)ᵀ B (Dv_n) over the input and the parameters."""
     D = total_derivatives(tape)[-1]
-    return BlockMatrix(D.mT @ objective.dense() @ D, tape.sizes)
+    return BlockMatrix(D.mT @ objective.to_dense() @ D, tape.sizes)
 
 
 def curvature_sources(tape: Tape, g: Tensor) -> dict[str, BlockMatrix]:
@@ -104,7 +104,7 @@ def assemble(tape: Tape, objective: Objective, *, functional: bool = True) -> Bl
     sizes, place = tape.sizes, slices(tape.sizes)
     everywhere = torch.arange(sum(sizes.values()))
     H = tape.output.new_zeros(len(everywhere), len(everywhere))
-    C, g = objective.dense(), objective.gradient
+    C, g = objective.to_dense(), objective.gradient
     later: list[tuple[Tensor, Tensor]] = []  # positions of θ_m, and X_m
     for stage in reversed(stages(tape)):
         n_x = stage.input.numel()

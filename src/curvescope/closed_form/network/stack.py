@@ -97,7 +97,7 @@ class StackCurvature:
     def hessian(self) -> BlockMatrix:
         """Every block of the Hessian, by backward assembly. Small models only.
 
-        Rows are the parameters, and the input `x` where that is real: `.dense(names)` chooses.
+        Rows are the parameters, and the input `x` where that is real: `.to_dense(names)` chooses.
         """
         return self._ordered(assemble(self.tape, self.objective))
 

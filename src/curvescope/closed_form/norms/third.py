@@ -97,6 +97,6 @@ def norm_third_supremum(at: NormPoint) -> Tensor:
     largest = 3 / (at.d * at.sigma**3)
     if not at.multiplicity:
         share = dot(at.x_hat, at.x_hat) / at.d
-        width = 0.0 if at.kind == "layernorm" and at.d == 1 else 1.0  # P = 0 for a single centred entry
+        width = 0.0 if at.kind == "layernorm" and at.d == 1 else 1.0  # P = 0 for a single centered entry
         largest = width * largest * ((1 - share) * (1 - 5 * share)).abs()
     return largest[..., 0]

@@ -1,14 +1,14 @@
 """Softmax: its derivatives as deviations from the mean, and the moments of what it weighs."""
 
 from curvescope.closed_form.softmax.deviations import (
-    centred,
+    centered,
     masked_softmax,
     softmax_along,
     softmax_covariance,
 )
 
 __all__ = [
-    "centred",
+    "centered",
     "masked_softmax",
     "softmax_along",
     "softmax_covariance",

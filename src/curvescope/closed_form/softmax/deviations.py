@@ -21,7 +21,7 @@ def masked_softmax(scores: Tensor, mask: Tensor | None = None) -> Tensor:
     return torch.softmax(scores.masked_fill(blind, 0.0), dim=-1).masked_fill(blind, 0.0)
 
 
-def centred(p: Tensor, u: Tensor) -> Tensor:
+def centered(p: Tensor, u: Tensor) -> Tensor:
     """u − Σ p u over the last axis, for probabilities p (…, V) and u (…, V); axes in front broadcast."""
     if p.shape[-1:] != u.shape[-1:]:
         raise ShapeError(f"expected directions over {p.shape[-1]} entries, got {tuple(u.shape)}")
@@ -34,10 +34,10 @@ def centred(p: Tensor, u: Tensor) -> Tensor:
 
 def softmax_along(p: Tensor, u: Tensor) -> Tensor:
     """Dp[u] = (diag(p) − p pᵀ) u = p ∘ (u − Σ p u): (…, V). Symmetric, so Jᵀ u too."""
-    return p * centred(p, u)
+    return p * centered(p, u)
 
 
 def softmax_covariance(p: Tensor, U: Tensor) -> Tensor:
     """U (diag(p) − p pᵀ) Uᵀ = Σ_v p_v ũ_v ũ_vᵀ for the columns of U (o, V) under p (…, V): (…, o, o)."""
-    deviation = centred(p[..., None, :], U)
+    deviation = centered(p[..., None, :], U)
     return (deviation * p[..., None, :]) @ deviation.mT

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from curvescope.closed_form.softmax.deviations import centred
+from curvescope.closed_form.softmax.deviations import centered
 from curvescope.core.errors import ShapeError, UsageError
 
 
@@ -52,7 +52,7 @@ def third_moment_along(A: Tensor, X: Tensor, U: Tensor) -> Tensor:
 def deviations(A: Tensor, X: Tensor) -> Tensor:
     """x̃_ij = x_j − Σ_l A_il x_l, (…, L, S, d)."""
     _check(A, X)
-    return centred(A[..., :, None, :], X.mT[..., None, :, :]).mT
+    return centered(A[..., :, None, :], X.mT[..., None, :, :]).mT
 
 
 def _check(A: Tensor, X: Tensor) -> None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from curvescope.closed_form.softmax.deviations import centred, softmax_along
+from curvescope.closed_form.softmax.deviations import centered, softmax_along
 
 
 @dataclass(frozen=True)
@@ -34,29 +34,29 @@ def cumulants(p: Tensor, u: Tensor) -> Cumulants:
 
     From the second on they are the derivatives along u of the cross-entropy ℓ = logsumexp(z) − z_y too.
     """
-    du = centred(p, u)
+    du = centered(p, u)
     second, third, fourth = ((p * du**k).sum(-1) for k in (2, 3, 4))
     return Cumulants((p * u).sum(-1), second, third, fourth - 3 * second**2)
 
 
 def logsumexp_third(p: Tensor, u: Tensor, v: Tensor, w: Tensor) -> Tensor:
     """D³ logsumexp[u,v,w] = ⟨ũṽw̃⟩, the third joint cumulant: (…)."""
-    return (p * centred(p, u) * centred(p, v) * centred(p, w)).sum(-1)
+    return (p * centered(p, u) * centered(p, v) * centered(p, w)).sum(-1)
 
 
 def logsumexp_fourth(p: Tensor, u: Tensor, v: Tensor, w: Tensor, q: Tensor) -> Tensor:
     """D⁴ logsumexp[u,v,w,q] = ⟨ũṽw̃q̃⟩ − ⟨ũṽ⟩⟨w̃q̃⟩ − ⟨ũw̃⟩⟨ṽq̃⟩ − ⟨ũq̃⟩⟨ṽw̃⟩: (…)."""
-    return (softmax_third_along(p, u, v, w) * centred(p, q)).sum(-1)
+    return (softmax_third_along(p, u, v, w) * centered(p, q)).sum(-1)
 
 
 def softmax_second_along(p: Tensor, u: Tensor, v: Tensor) -> Tensor:
     """D²softmax[u,v]: (…, V). With a cotangent g, ∇²⟨g, softmax⟩ u is D²softmax[u,g]."""
-    return softmax_along(p, centred(p, u) * centred(p, v))
+    return softmax_along(p, centered(p, u) * centered(p, v))
 
 
 def softmax_third_along(p: Tensor, u: Tensor, v: Tensor, w: Tensor) -> Tensor:
     """D³softmax[u,v,w]: (…, V). With a cotangent g, ∇³⟨g, softmax⟩[u,v,·] is D³softmax[u,v,g]."""
-    u, v, w = centred(p, u), centred(p, v), centred(p, w)
+    u, v, w = centered(p, u), centered(p, v), centered(p, w)
     pairs = u * _mean(p, v * w) + v * _mean(p, u * w) + w * _mean(p, u * v)
     return softmax_along(p, u * v * w) - p * pairs
 

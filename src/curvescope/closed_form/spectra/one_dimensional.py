@@ -2,7 +2,7 @@
 
 Each is a case of the reduction lemma (`reduction`): the outputs depend on the weights through a few inner
 products, so that only their derivatives in those scalars are needed. Any loss enters by its gradient G and
-Hessian B in the outputs. The small matrix is diagonalised; its characteristic polynomial is not used, because
+Hessian B in the outputs. The small matrix is diagonalized; its characteristic polynomial is not used, because
 roots of a cubic lose half of the digits where two outliers meet.
 """
 

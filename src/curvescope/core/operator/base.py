@@ -36,7 +36,7 @@ class LinearOperator(ABC):
     symmetric, `_rmatmat`. One over named blocks sets `space`, those of its rows, and `columns`.
 
     Where vectors are spread over ranks `shape` is that of the whole matrix, and a vector or a space is what
-    this rank holds, with `here` entries.
+    this rank holds, with `local_shape` entries.
     """
 
     shape: tuple[int, int]
@@ -48,7 +48,7 @@ class LinearOperator(ABC):
     keeps_names: bool = False  # entry i of a product is named as entry i of the vector, whatever the names
 
     @property
-    def here(self) -> tuple[int, int]:
+    def local_shape(self) -> tuple[int, int]:
         """Rows and columns that this process holds of vectors: `shape`, unless they are spread over ranks."""
         return self.shape if self.pieces is None else (self.pieces[0].size, self.pieces[1].size)
 
@@ -91,8 +91,8 @@ class LinearOperator(ABC):
     def __rmatmul__(self, other: Any) -> Any:
         """x A = (Aᵀ xᵀ)ᵀ for a vector (m,) or rows (k, m), in the kind of x."""
         rows = isinstance(other, Tensor | np.ndarray) and other.ndim == 2
-        if rows and other.shape[1] != self.here[0]:
-            m = self.here[0]
+        if rows and other.shape[1] != self.local_shape[0]:
+            m = self.local_shape[0]
             raise ShapeError(
                 f"expected a vector of {m} entries or rows (k, {m}) to the left, got {tuple(other.shape)}"
             )
@@ -201,7 +201,7 @@ class LinearOperator(ABC):
                     parts.enter_context(part.frozen())
             yield
 
-    def dense(self, *, chunk: int = 64) -> Tensor:
+    def to_dense(self, *, chunk: int = 64) -> Tensor:
         """The matrix itself, (m, n), from products with `chunk` columns of the identity at a time."""
         if chunk < 1:
             raise UsageError(f"expected a chunk of at least 1 column, got {chunk}")

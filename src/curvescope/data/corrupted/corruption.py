@@ -14,9 +14,9 @@ from curvescope.core.errors import UsageError
 from curvescope.core.seeds import generator
 from curvescope.data.batches import IGNORED, Batch, Batches
 from curvescope.data.corpora import MAX_BYTES
-from curvescope.data.labels import fact, images
-from curvescope.data.masking import masked_lm, tokenizer_of
-from curvescope.data.text import text
+from curvescope.data.labels import fact, image_data
+from curvescope.data.masking import masked_lm_data, tokenizer_of
+from curvescope.data.text import text_data
 
 RATE = 0.15
 
@@ -32,7 +32,7 @@ class Corrupted:
 
 def masked_text(source: str | Path, model: Any, *, rate: float = RATE, **options: Any) -> Corrupted:
     """Text as `masked_lm` hides it, with the mask token, and as it was; padding does not count."""
-    hidden = masked_lm(source, model, mask_rate=rate, **options)
+    hidden = masked_lm_data(source, model, mask_rate=rate, **options)
     shown, counted = [], []
     for batch in hidden:
         assert isinstance(batch.inputs, Mapping)
@@ -59,7 +59,7 @@ def replaced_text(
     changed by it.
     """
     check_rate(rate)
-    whole = text(source, model, seed=seed, max_bytes=max_bytes, **options)
+    whole = text_data(source, model, seed=seed, max_bytes=max_bytes, **options)
     size = tokenizer_of(model).vocab_size
     size = min(size, getattr(model, "facts", {}).get("vocab_size") or size)
 
@@ -75,13 +75,13 @@ def replaced_text(
 def hidden_patches(
     model: Any, num: int, *, rate: float = RATE, seed: int = 0, batch_size: int = 8
 ) -> Corrupted:
-    """Images as `images` makes them, and with max(1, round(rate · patches)) of their patches grey (0).
+    """Images as `images` makes them, and with max(1, round(rate · patches)) of their patches gray (0).
 
     Args:
         model: has `.facts` with image_size and patch_size.
     """
     check_rate(rate)
-    whole = images(model, num, seed, batch_size=batch_size)
+    whole = image_data(model, num, seed, batch_size=batch_size)
     size, patch = fact(model.facts, "image_size"), fact(model.facts, "patch_size")
     if size is None or patch is None:
         raise UsageError("hiding patches needs a model whose facts tell its patch_size, this one's do not")

@@ -35,7 +35,7 @@ class Reader(Protocol):
         ...
 
 
-def denoising(
+def denoising_data(
     source: str | Path,
     model: Reader,
     *,
@@ -50,17 +50,17 @@ def denoising(
 
     With the squared error this is L(θ) = 1/N Σ ‖f(x̃; θ) − f(x; θ₀)‖², N the number of entries of the hidden
     states, at θ = θ₀: targets are numbers and do not move with θ. An encoder's tokens are hidden by the mask
-    token, as in `cs.masked_lm`; a causal model's are replaced by others, drawn from the vocabulary; a vision
-    model's patches become grey. Every token counts, those at padding do not.
+    token, as in `cs.masked_lm_data`; a causal model's are replaced by others, drawn from the vocabulary; a
+    vision model's patches become gray. Every token counts, those at padding do not.
 
     Example:
         >>> model = cs.load("all-MiniLM-L6-v2")
-        >>> problem = cs.Problem(model, cs.denoising("sample", model, tokens=512), loss="mse_mean")
+        >>> problem = cs.Problem(model, cs.denoising_data("sample", model, tokens=512), loss="mse_mean")
 
     Args:
         source: A corpus, a file, a folder, or "hf:NAME"; not used by a vision model, which sees digits.
         model: A `cs.Model` with a tokenizer, or one of images.
-        tokens: Of the text, as in `cs.text` and `cs.masked_lm`; of images ⌈tokens / seq_len⌉.
+        tokens: Of the text, as in `cs.text_data` and `cs.masked_lm_data`; of images ⌈tokens / seq_len⌉.
         rate: The share that is hidden, at least one token or patch of every sequence.
     """
     if not callable(getattr(model, "evaluate", None)):

@@ -21,7 +21,7 @@ def digits(
     batch_size: int | None = None,
     dtype: Dtype = "float64",
 ) -> Batches:
-    """Images (n, 1, 8, 8) with grey values k/16 in [0, 1], and classes (n,) from 0 to 9.
+    """Images (n, 1, 8, 8) with gray values k/16 in [0, 1], and classes (n,) from 0 to 9.
 
     Construction: a randperm with `seed` of scikit-learn's 1797 images (`load_digits`); the first
     `num_sequences` of it (None: all), so that more images extend a smaller choice.

@@ -1,4 +1,4 @@
-"""Labelled pictures to train on: scikit-learn's digits, and others through the package `datasets`.
+"""Labeled pictures to train on: scikit-learn's digits, and others through the package `datasets`.
 
 Those are known by name (MNIST, Fashion-MNIST, CIFAR-10, CIFAR-100: read from the hub, or from its cache where
 there is no network), or lie in a folder that `Dataset.save_to_disk` wrote.

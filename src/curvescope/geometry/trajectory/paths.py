@@ -120,7 +120,7 @@ def follow(model: Model, prompt: str | Sequence[int]) -> Path:
         if causal and name in values:
             values[name][-1] = np.nan  # the last token has no next one
     reads = _reads(read, seen.points[0])
-    shares = metrics.shares(points, centre=read.centre)
+    shares = metrics.shares(points, center=read.center)
     return Path(
         model=model.name,
         prompt=prompt if isinstance(prompt, str) else " ".join(map(str, prompt)),
@@ -147,7 +147,7 @@ def _batch_numbers(
     current = ids[counted] if model.facts.get("causal", True) else None
     points = states.double()
     found = _point_numbers(read, points, states, batch.targets[counted], current, shuffled.to(model.device))
-    for name, value in metrics.shares(points, centre=read.centre).items():
+    for name, value in metrics.shares(points, center=read.center).items():
         found[f"share.{name}"] = value.cpu().numpy()
     return found
 

@@ -112,7 +112,7 @@ def backward(
     for tile in cuts.tiles:
         q_, k_, dO_ = _rows(Q, tile), _cols(K, tile), _rows(dO, tile)
         P = _weights(cuts, tile, q_, k_, stats, kept_P)
-        dS = _row_centred(D, tile, dO_, _cols(V, tile))
+        dS = _row_centered(D, tile, dO_, _cols(V, tile))
         dS = torch.mul(dS, P, out=tile.view(kept) if keep else dS)
         _put(dQ, tile, dS, k_, scale)
         _add(dK, tile, dS, q_, scale)
@@ -149,7 +149,7 @@ def second(
         P, dS_, dO_ = _weights(cuts, tile, q_, k_, stats, kept_P), None, None
         if dO is not None:
             dO_ = _rows(dO, tile)
-            dS_ = tile.view(dS) if D is None else _row_centred(D, tile, dO_, v_).mul_(P)
+            dS_ = tile.view(dS) if D is None else _row_centered(D, tile, dO_, v_).mul_(P)
         shared = _Shared(tile, scale, q_, k_, v_, dO_, P, dS_)
         for j in range(num):
             _add_direction(shared, moves[j], [None if x is None else x[j] for x in found])
@@ -238,11 +238,11 @@ def _weights(cuts: Plan, tile: Tile, q: Tensor, k: Tensor, stats: Tensor, kept: 
     """P of one tile: the kept one, or exp(S − LSE)."""
     if kept.numel():
         return tile.view(kept)
-    scores = _row_centred(stats, tile, q, k, cuts.scale)
+    scores = _row_centered(stats, tile, q, k, cuts.scale)
     return tile.hide(scores.exp_(), cuts.mask, cuts.lengths, 0)
 
 
-def _row_centred(stat: Tensor, tile: Tile, a: Tensor, b: Tensor, scale: float = 1.0) -> Tensor:
+def _row_centered(stat: Tensor, tile: Tile, a: Tensor, b: Tensor, scale: float = 1.0) -> Tensor:
     """scale·a bᵀ less one number per row."""
     return torch.baddbmm(_rows(stat, tile)[..., None], a, b.mT, beta=-1, alpha=scale)
 

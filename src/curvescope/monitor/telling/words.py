@@ -181,7 +181,7 @@ def captions(result: Monitored) -> dict[str, str]:
         "the measurement before, part of ‖∇L‖² in their span, and how far the Gauss–Newton matrix is "
         "from the Hessian.",
         "blocks_lambda_max": "λ_max of every block of the Hessian; a block that was not measured at a step "
-        "has the colour of the last time, white before the first.",
+        "has the color of the last time, white before the first.",
         "blocks_trace": "Trace of every block, from the probes of the whole; blue is below zero, red above.",
         "history": "One row a measurement; empty where the budget left a part out.",
         "blocks": "One row a block and measurement.",

@@ -198,7 +198,7 @@ class PerSample:
         if not moved or frozenset(moved) in self._reached:
             yield
             return
-        with RefuseHeld(self.problem.model.parameters, moved):
+        with RefuseHeld(dict(self.problem.model.named_parameters()), moved):
             yield
         self._reached.add(frozenset(moved))
 

@@ -1,4 +1,4 @@
-"""The embedding: 'the effect of layer normalisation on word embeddings', and its extreme tokens."""
+"""The embedding: 'the effect of layer normalization on word embeddings', and its extreme tokens."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def run(cfg: Config, *, progress: Progress | None = None, state: State | None = 
     d = found.distances
     claims = [
         [
-            "distance of the embedding to its normalised form",
+            "distance of the embedding to its normalized form",
             "a table (numbers not at hand)",
             f"{d.l2_mean[0]:.3f}; scaled {d.l2_mean[2]:.3f}",
             "–",
@@ -36,7 +36,7 @@ def run(cfg: Config, *, progress: Progress | None = None, state: State | None = 
         [
             "cosine distance of the two",
             "a table (numbers not at hand)",
-            f"{d.cosine_mean[0]:.4f}; centred {d.cosine_mean[1]:.4f}",
+            f"{d.cosine_mean[0]:.4f}; centered {d.cosine_mean[1]:.4f}",
             "–",
         ],
     ]

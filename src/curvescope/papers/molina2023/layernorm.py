@@ -1,4 +1,4 @@
-"""The norms: 'layer normalisation confines the features to a hyper-sphere'."""
+"""The norms: 'layer normalization confines the features to a hyper-sphere'."""
 
 from __future__ import annotations
 

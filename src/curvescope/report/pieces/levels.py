@@ -1,4 +1,4 @@
-"""How bad or good something is: a word, a symbol and a colour, so that none of them is needed alone."""
+"""How bad or good something is: a word, a symbol and a color, so that none of them is needed alone."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Level(NamedTuple):
-    """A level: its name among the page's colours, its symbol, its word."""
+    """A level: its name among the page's colors, its symbol, its word."""
 
     key: str
     symbol: str

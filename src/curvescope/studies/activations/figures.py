@@ -63,7 +63,7 @@ def _text(result: Activations) -> Figure:
     size = (10, len(chosen) * (0.55 + 0.27 * len(lines)))
     figure, axes = plt.subplots(len(chosen), 1, figsize=size, layout="constrained", squeeze=False)
     for ax, p in zip(axes[:, 0], chosen, strict=True):
-        viz.coloured_text(ax, tokens, p.relative[first], title=p.at, label="λ max |x|²")
+        viz.colored_text(ax, tokens, p.relative[first], title=p.at, label="λ max |x|²")
     return figure
 
 

@@ -151,7 +151,7 @@ def run(cfg: Config, *, progress: Progress | None = None, state: State | None = 
         problem.model.name,
         problem.batches.name,
         cfg.matrix,
-        problem.value(),
+        problem.loss_value(),
         found,
         token_names(problem, found[0]),
         notes=notes_of(cfg, problem),

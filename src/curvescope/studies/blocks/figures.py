@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from curvescope.studies.blocks.study import Blocks
 
 LAYER = re.compile(r"L(\d+)\.(.+)")
-DECADES = 4  # of the colours, below the largest value
+DECADES = 4  # of the colors, below the largest value
 PANELS_PER_ROW = 5
 CELL = 0.5  # inches that the number of a cell takes
 Numbers = Mapping[str, tuple[float, float, float]]  # value and the ends of its interval by block
@@ -88,7 +88,7 @@ def _maps(numbers: Mapping[str, Numbers], label: str, *, signed: bool) -> Figure
             right.set_xticks(range(len(outside)), outside, rotation=90, fontsize=8)
             right.set_yticks([])
         bar = figure.colorbar(image, ax=[left, right], label=label, pad=0.01, aspect=12)
-        bar.set_ticks(blocks.colour_ticks(norm), minor=False)
+        bar.set_ticks(blocks.color_ticks(norm), minor=False)
         bar.minorticks_off()
     return figure
 
@@ -99,7 +99,7 @@ def _columns(found: Numbers, names: list[str]) -> tuple[np.ndarray, np.ndarray, 
 
 
 def _scale(values: list[float], signed: bool) -> Any:
-    """Colours over four decades, on both sides of zero where values have a sign."""
+    """Colors over four decades, on both sides of zero where values have a sign."""
     from matplotlib.colors import LogNorm, SymLogNorm
 
     top = blocks.largest(values)
@@ -120,8 +120,8 @@ def _cells(ax: Axes, cells: list[list[str]], found: Numbers, norm: Any, signed: 
                 continue
             value, low, high = found[name]
             depth = 2 * abs(float(norm(value)) - 0.5) if two_sided else float(norm(value))
-            colour = "white" if depth > 0.75 else "black"
-            ax.text(j, i, blocks.cell_text(value), ha="center", va="center", fontsize=7, color=colour)
+            color = "white" if depth > 0.75 else "black"
+            ax.text(j, i, blocks.cell_text(value), ha="center", va="center", fontsize=7, color=color)
             if signed and low <= 0 <= high and low < high:
                 ax.fill_between(
                     [j - 0.5, j + 0.5],
@@ -196,7 +196,7 @@ def _densities(result: Blocks) -> Figure:
     for ax, name in zip(axes.flat, names, strict=False):
         for operator, part in result.parts.items():
             look = LOOKS[operator]
-            ax.set_prop_cycle(color=[look.colour], linestyle=[look.dash])
+            ax.set_prop_cycle(color=[look.color], linestyle=[look.dash])
             spectrum.density(ax, *part.densities[name].band(), log_y=True)
         widths = ", ".join(f"{part.densities[name].width:.2g}" for part in result.parts.values())
         ax.set_title(f"{name} (width {widths})", fontsize=8)
@@ -239,8 +239,8 @@ def _heterogeneity(result: Blocks) -> Figure:
         ax.set_title(TITLES[operator], fontsize=11, loc="left")
         if count <= 14:
             for (i, j), value in np.ndenumerate(h.divergence):
-                colour = style.ink_at(image, value)
-                ax.text(j, i, blocks.cell_text(value), ha="center", va="center", fontsize=6, color=colour)
+                color = style.ink_at(image, value)
+                ax.text(j, i, blocks.cell_text(value), ha="center", va="center", fontsize=6, color=color)
     if image is not None:
         figure.colorbar(image, ax=list(axes[0]), label="Jensen–Shannon divergence (bits)", shrink=0.9)
     return figure

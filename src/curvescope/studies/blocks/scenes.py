@@ -41,9 +41,9 @@ def _map(result: Blocks) -> Scene:
     def draw(matrix: str, quantity: str) -> Scene:
         name = matrices[matrix]
         cells = _cells(result.parts[name], quantity, size)
-        colours = "signed" if quantity in ("trace", "λ_max") else "log"
+        colors = "signed" if quantity in ("trace", "λ_max") else "log"
         label = f"{QUANTITIES[quantity]}, {TITLES[name]}"
-        return layer_map(cells, label=label, colours=colours, names=rows[quantity])
+        return layer_map(cells, label=label, colors=colors, names=rows[quantity])
 
     return switched({"matrix": list(matrices), "quantity": known}, draw)
 
@@ -114,6 +114,6 @@ def _heterogeneity(result: Blocks) -> Scene:
         symbol = next(MATRIX_SYMBOLS[o] for o, choice in CHOICES.items() if choice == matrix)
         label = f"Jensen–Shannon divergence (bits), {symbol}"
         top = max(float(one.divergence.max()) for one in parts.values()) or 1.0
-        return grid_map(h.names, h.names, cells, label=label, colours="linear", limits=(0.0, top))
+        return grid_map(h.names, h.names, cells, label=label, colors="linear", limits=(0.0, top))
 
     return switched({"matrix": list(parts)}, draw)

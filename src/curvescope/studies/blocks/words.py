@@ -172,7 +172,7 @@ def captions(result: Blocks) -> dict[str, str]:
         "sharpness": f"Largest eigenvalue λ_max of {_how_many(first)}, the sharpest first; bars reach up to "
         "the bound that holds 95 times in 100.",
         "block_map": "Every diagonal block, layers to the right and roles downwards, those of no layer "
-        "beside them; rows without a number of the chosen quantity are left out. Colours are logarithmic, on "
+        "beside them; rows without a number of the chosen quantity are left out. Colors are logarithmic, on "
         "both sides of zero where there are both signs. Empty: not measured, or not positive.",
         "traces": "Trace of every diagonal block: exact where it was written out, else from own probes or "
         f"from {plural(len(first.traces.samples), 'probe')} that all blocks share (the table tells). "

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from curvescope.studies.bounds.study import Bounds
 
-COLOURS = {
+COLORS = {
     measures.THEOREM_1: PALETTE[1],
     measures.APPENDIX: PALETTE[4],
     measures.THEOREM_6: PALETTE[1],
@@ -100,7 +100,7 @@ def _networks(ax: Axes, found: Comparisons) -> None:
 def _ratios(ax: Axes, found: Comparisons, varied: str, *, style: str = "-", suffix: str = "") -> None:
     """Median and range of bound / truth over the scale; a line for each bound."""
     for bound in dict.fromkeys(found.bound):
-        _line(ax, found.chosen(bound=bound), COLOURS[bound], style, f"{bound}{suffix}")
+        _line(ax, found.chosen(bound=bound), COLORS[bound], style, f"{bound}{suffix}")
     ax.set_yscale("log")
     if varied != "sharpness":
         ax.set_xscale("log")
@@ -120,11 +120,11 @@ def _frame(ax: Axes) -> None:
     plain_numbers(ax)
 
 
-def _line(ax: Axes, found: Comparisons, colour: str, style: str, label: str) -> None:
+def _line(ax: Axes, found: Comparisons, color: str, style: str, label: str) -> None:
     scales, middle, low, high = _over_scales(found)
     drawn = (middle > 0) & np.isfinite(middle) & ((scales > 0) | (found.varied[0] == "sharpness"))
-    ax.plot(scales[drawn], middle[drawn], f"{style}o", ms=3.5, lw=1.2, color=colour, label=label)
-    ax.fill_between(scales[drawn], low[drawn], high[drawn], color=colour, alpha=0.15, lw=0)
+    ax.plot(scales[drawn], middle[drawn], f"{style}o", ms=3.5, lw=1.2, color=color, label=label)
+    ax.fill_between(scales[drawn], low[drawn], high[drawn], color=color, alpha=0.15, lw=0)
 
 
 def _over_scales(found: Comparisons) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
@@ -144,11 +144,11 @@ def _depth(result: Bounds) -> Figure:
     pairs = sorted({*zip(parts.scale, parts.seed, strict=True)})
     here = [(parts.scale == depth) & (parts.seed == seed) for depth, seed in pairs]
     depths = np.array([depth for depth, _ in pairs])
-    for values, colour, label in (
+    for values, color, label in (
         (parts.true, PALETTE[2], "largest part in one block"),
         (parts.value, PALETTE[3], "its largest bound"),
     ):
-        _points(left, depths, np.array([values[chosen].max() for chosen in here]), colour, label)
+        _points(left, depths, np.array([values[chosen].max() for chosen in here]), color, label)
     for i, name in enumerate(dict.fromkeys(parts.quantity)):
         one = parts.chosen(quantity=name)
         _points(right, one.scale, one.ratio, PALETTE[i % len(PALETTE)], name)
@@ -166,11 +166,11 @@ def _depth(result: Bounds) -> Figure:
     return figure
 
 
-def _points(ax: Axes, x: np.ndarray, y: np.ndarray, colour: str, label: str) -> None:
+def _points(ax: Axes, x: np.ndarray, y: np.ndarray, color: str, label: str) -> None:
     """Every value, and a line through the medians."""
     scales = np.unique(x)
-    ax.plot(x, y, "o", ms=3, color=colour, alpha=0.5)
-    ax.plot(scales, [np.median(y[x == one]) for one in scales], "-D", ms=5, lw=1.4, color=colour, label=label)
+    ax.plot(x, y, "o", ms=3, color=color, alpha=0.5)
+    ax.plot(scales, [np.median(y[x == one]) for one in scales], "-D", ms=5, lw=1.4, color=color, label=label)
 
 
 def _estimates(result: Bounds) -> Figure:
@@ -182,9 +182,9 @@ def _estimates(result: Bounds) -> Figure:
         one = found.chosen(quantity=quantity, bound=bound)
         ratio = one.ratio[one.true > 0]
         low, middle, high = np.maximum([ratio.min(), np.median(ratio), ratio.max()], 1e-3)
-        colour = PALETTE[1] if one.violated.any() else PALETTE[0]
-        ax.plot([low, high], [y, y], "-", lw=1.6, color=colour, alpha=0.7)
-        ax.plot([middle], [y], "o", ms=3.5, color=colour)
+        color = PALETTE[1] if one.violated.any() else PALETTE[0]
+        ax.plot([low, high], [y, y], "-", lw=1.6, color=color, alpha=0.7)
+        ax.plot([middle], [y], "o", ms=3.5, color=color)
     ax.axvline(1, color="0.3", lw=0.8)
     ax.set_xscale("log")
     ax.set_xlim(8e-4, 1e8)

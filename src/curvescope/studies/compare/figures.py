@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 LAYER = re.compile(r"L(\d+)\.(.+)")
 IN_A_ROW = 5
 NEAR_ZERO = 1e-3  # of the largest eigenvalue: the axis of a density is linear below
-LEAST_FOLD = 10.0  # colours of a ratio go at least so far up and down
+LEAST_FOLD = 10.0  # colors of a ratio go at least so far up and down
 
 
 def draw(found: Comparison) -> dict[str, Figure]:
@@ -42,7 +42,7 @@ def _subplots(*shape: int, **options: Any) -> Any:
     return plt.subplots(*shape, layout="constrained", **options)
 
 
-def _colour(number: int) -> str:
+def _color(number: int) -> str:
     return PALETTE[number % len(PALETTE)]
 
 
@@ -57,7 +57,7 @@ def _quantities(found: Comparison) -> Figure:
         for number, side in enumerate(found.sides):
             value, low, high = side.quantity(name)
             error = np.nan_to_num([[max(value - low, 0.0)], [max(high - value, 0.0)]])
-            ax.errorbar([value], [number], xerr=error, fmt="o", ms=5, capsize=3, color=_colour(number))
+            ax.errorbar([value], [number], xerr=error, fmt="o", ms=5, capsize=3, color=_color(number))
         ax.set_title(name, fontsize=10, loc="left")
         ax.set_yticks(range(len(found.sides)), [side.name for side in found.sides], fontsize=8)
         ax.set_ylim(len(found.sides) - 0.5, -0.5)
@@ -75,7 +75,7 @@ def _densities(found: Comparison) -> Figure:
     for ax, part, title in zip(axes, ("hessian", "ggn"), ("Hessian", "GGN"), strict=True):
         ends = [abs(end) for side in found.sides for end in side.whole.densities[part].extremes]
         for number, side in enumerate(found.sides):
-            ax.set_prop_cycle(color=[_colour(number)])
+            ax.set_prop_cycle(color=[_color(number)])
             density(ax, *side.whole.densities[part].band(), log_y=True, label=side.name)
         _both_sides(ax, max(ends) or 1.0)
         if part == "ggn":
@@ -117,7 +117,7 @@ def _ratios(found: Comparison) -> Figure:
 
 
 def _fold(found: Comparison) -> float:
-    """How far colours go: to the largest change, up or down."""
+    """How far colors go: to the largest change, up or down."""
     others = range(1, len(found.sides))
     values = np.array([found.ratio(i, "‖H‖_F", block).value for i in others for block in found.blocks])
     known = values[np.isfinite(values) & (values > 0)]

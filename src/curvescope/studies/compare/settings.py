@@ -26,7 +26,7 @@ class Asked(NamedTuple):
 class Config(ModelOnData):
     """Two or more models on the same data, or one model on two or more. About a minute on a CPU."""
 
-    tokens: int = setting(256, "of a text; labelled texts and images: ⌈tokens / seq_len⌉ of them")
+    tokens: int = setting(256, "of a text; labeled texts and images: ⌈tokens / seq_len⌉ of them")
     models: tuple[str, ...] = setting(
         (), "two or more, a checkpoint as NAME@REVISION; the first is what others are compared with"
     )

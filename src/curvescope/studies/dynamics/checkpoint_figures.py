@@ -29,7 +29,7 @@ QUANTITIES = {
 SWITCH = {title: (name, error) for name, (title, error) in QUANTITIES.items()}
 OF_BLOCKS = {"λ_max": ("lambda_max", "lambda_max_error"), "trace": ("trace", "trace_stderr")}
 BLOCK_MAP = (
-    "of every block that was measured, at every checkpoint. Colours are logarithmic, on both sides of zero "
+    "of every block that was measured, at every checkpoint. Colors are logarithmic, on both sides of zero "
     "where there are both signs."
 )
 
@@ -127,4 +127,4 @@ def _map_scene(sequence: Sequence, quantity: str) -> Scene:
         for block, row in zip(blocks, values.tolist(), strict=True)
     ]
     label = f"{quantity} of the block"
-    return grid_map(blocks, sequence.names, cells, label=label, colours="signed")
+    return grid_map(blocks, sequence.names, cells, label=label, colors="signed")

@@ -196,13 +196,13 @@ def _grokking(runs: list[Course]) -> list[Claim]:
     found = [phases(run) for run in runs]
     said = []
     for run, one in zip(runs, found, strict=True):
-        at = [None if i is None else int(run.evaluated[i]) for i in (one.memorised, one.generalised)]
-        said.append(f"memorised at step {at[0]}, generalised at {at[1]}")
+        at = [None if i is None else int(run.evaluated[i]) for i in (one.memorized, one.generalized)]
+        said.append(f"memorized at step {at[0]}, generalized at {at[1]}")
     grokked = [one.delayed for one in found]
     verdict = HOLDS if all(grokked) else OPEN  # more steps might show it
     return [
         Claim(
-            "the model generalises long after it has memorised", "it does", "; ".join(said), verdict, *GROK
+            "the model generalizes long after it has memorized", "it does", "; ".join(said), verdict, *GROK
         ),
         _changed(runs, "λ_max falls when the model groks", per_loss=False),
         _changed(runs, "λ_max falls more than the loss does", per_loss=True),

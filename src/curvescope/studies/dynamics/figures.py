@@ -44,16 +44,16 @@ def _with_threshold(ax: Axes, bound: float, words: str) -> None:
     ax.axhline(bound, color="0.3", lw=1, ls="--", label=words)
 
 
-def _points(ax: Axes, run: Course, name: str, colour: str, label: str) -> None:
+def _points(ax: Axes, run: Course, name: str, color: str, label: str) -> None:
     errors = run.seen.history.get(f"{name}_error")
     ax.errorbar(
         run.measured, run.column(name), yerr=None if errors is None else np.nan_to_num(errors), fmt="-o",
-        ms=3, lw=1.2, color=colour, label=label,
+        ms=3, lw=1.2, color=color, label=label,
     )  # fmt: skip
 
 
-def _loss(ax: Axes, run: Course, colour: str = PALETTE[0], **options: Any) -> None:
-    ax.plot(np.arange(len(run.loss)), run.loss, color=colour, **{"lw": 1.0, **options})
+def _loss(ax: Axes, run: Course, color: str = PALETTE[0], **options: Any) -> None:
+    ax.plot(np.arange(len(run.loss)), run.loss, color=color, **{"lw": 1.0, **options})
     ax.set_yscale("log")
     ax.set_xlabel("step")
 
@@ -161,9 +161,9 @@ def _grokking(runs: list[Course]) -> Figure:
             ax.set_yscale("log")
         axes[2][j].set_xlabel("step")
         if found.delayed:
-            assert found.memorised is not None
-            assert found.generalised is not None
-            ends = run.evaluated[[found.memorised, found.generalised]]
+            assert found.memorized is not None
+            assert found.generalized is not None
+            ends = run.evaluated[[found.memorized, found.generalized]]
             for i in range(3):
                 axes[i][j].axvspan(*ends, color="0.92", lw=0)
     return figure

@@ -1,4 +1,4 @@
-"""When a model has memorised, when it has generalised, and its curvature in between and behind."""
+"""When a model has memorized, when it has generalized, and its curvature in between and behind."""
 
 from __future__ import annotations
 
@@ -8,37 +8,37 @@ import numpy as np
 
 from curvescope.studies.dynamics.course import Course
 
-MEMORISED, GENERALISED = 0.99, 0.95  # accuracy on the data, and on what is held out
+MEMORIZED, GENERALIZED = 0.99, 0.95  # accuracy on the data, and on what is held out
 
 
 @dataclass(frozen=True)
 class Phases:
     """Indices of measurements; None where it did not come to that."""
 
-    memorised: int | None
-    generalised: int | None
+    memorized: int | None
+    generalized: int | None
 
     @property
     def delayed(self) -> bool:
-        """Whether the model generalised, and later than it memorised."""
+        """Whether the model generalized, and later than it memorized."""
         return (
-            self.generalised is not None and self.memorised is not None and self.generalised > self.memorised
+            self.generalized is not None and self.memorized is not None and self.generalized > self.memorized
         )
 
 
 def phases(course: Course) -> Phases:
     """The first measurements with enough accuracy."""
     first = [
-        np.flatnonzero(course.accuracy >= MEMORISED),
-        np.flatnonzero(course.held_out_accuracy >= GENERALISED),
+        np.flatnonzero(course.accuracy >= MEMORIZED),
+        np.flatnonzero(course.held_out_accuracy >= GENERALIZED),
     ]
-    memorised, generalised = (int(found[0]) if len(found) else None for found in first)
-    return Phases(memorised, generalised)
+    memorized, generalized = (int(found[0]) if len(found) else None for found in first)
+    return Phases(memorized, generalized)
 
 
 @dataclass(frozen=True)
 class Change:
-    """A number behind generalising over the same before: geometric means, and the range of all ratios."""
+    """A number behind generalizing over the same before: geometric means, and the range of all ratios."""
 
     value: float
     low: float
@@ -51,7 +51,7 @@ class Change:
 
 
 def change(course: Course, name: str, *, per_loss: bool = False) -> Change | None:
-    """Of a positive number of the monitor, from memorised to generalised; None where it did not grok.
+    """Of a positive number of the monitor, from memorized to generalized; None where it did not grok.
 
     low and high are the ratios of opposite quartiles of the measurements before and behind.
     """
@@ -59,7 +59,7 @@ def change(course: Course, name: str, *, per_loss: bool = False) -> Change | Non
     if not found.delayed:
         return None
     values = course.column(name) / (course.column("loss") if per_loss else 1.0)
-    before, behind = values[found.memorised : found.generalised], values[found.generalised :]
+    before, behind = values[found.memorized : found.generalized], values[found.generalized :]
     if not (before > 0).all() or not (behind > 0).all():
         return None
     quartile = lambda part, q: float(np.quantile(np.log(part), q))  # noqa: E731

@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy, one_hot
 
 from curvescope.core.errors import UsageError
 from curvescope.data.batches import Batch, Batches
-from curvescope.data.tasks import task, task_options
+from curvescope.data.tasks import task_data, task_options
 from curvescope.models.model import Model
 from curvescope.models.zoo.folder import zoo_model
 from curvescope.models.zoo.transformer import Transformer, TransformerConfig
@@ -55,7 +55,7 @@ def read_task(cfg: Config) -> Batches:
         )
     name = data.removeprefix(TASK)
     own = {"num_sequences": cfg.num_sequences, "dtype": cfg.dtype}
-    return task(name, **{key: value for key, value in own.items() if key in task_options(name)})
+    return task_data(name, **{key: value for key, value in own.items() if key in task_options(name)})
 
 
 def small_model(batches: Batches, cfg: Config, *, seed: int, norm: Norm, layers: int) -> Model:
@@ -96,7 +96,10 @@ Evaluate = Callable[[Model], tuple[float, float, float]]
 def modular_addition(cfg: Config, seed: int) -> tuple[Problem, Evaluate]:
     """Addition modulo p, part of the pairs to train on; the function gives accuracy, and both held out."""
     options: dict[str, Any] = {"p": cfg.modulus, "fraction": cfg.fraction, "seed": seed}
-    kept, rest = task("modular_addition", **options), task("modular_addition", **options, held_out=True)
+    kept, rest = (
+        task_data("modular_addition", **options),
+        task_data("modular_addition", **options, held_out=True),
+    )
     zoo = TransformerConfig(
         n_layers=1, d_model=GROK_WIDTH, n_heads=GROK_HEADS, d_ff=GROK_HIDDEN, n_ctx=3,
         vocab_size=cfg.modulus + 1, norm="none", activation="relu", init="scaled", bias_qkv=False,

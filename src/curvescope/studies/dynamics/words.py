@@ -9,7 +9,7 @@ import numpy as np
 from curvescope.core.numbers import rounded, with_error
 from curvescope.runs.shown import Line
 from curvescope.studies.dynamics.edge import NEAR, approach
-from curvescope.studies.dynamics.grokking import GENERALISED, MEMORISED
+from curvescope.studies.dynamics.grokking import GENERALIZED, MEMORIZED
 from curvescope.studies.dynamics.spikes import SPIKE
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def captions(result: Dynamics) -> dict[str, str]:
             "blocks": f"λ_max of {result.sequence.followed()} and trace of every block, at every checkpoint.",
             "over_checkpoints": "λ_max, λ_min and trace with their errors, and the loss, over checkpoints.",
             "block_map": f"λ_max of {result.sequence.followed()} at every checkpoint, in logarithmic "
-            "colours; empty where it is not positive.",
+            "colors; empty where it is not positive.",
         }
     band = f"{100 * NEAR:.0f} %"
     return {
@@ -112,6 +112,6 @@ def captions(result: Dynamics) -> dict[str, str]:
         "every step, η λ_max with its threshold dashed, and when each number was beyond its threshold. "
         "Vertical: the first step of the spike.",
         "grokking": "Addition modulo p: accuracy on the pairs that are trained on and on the others; λ_max, "
-        f"and λ_max over the loss. Shaded: from memorised ({100 * MEMORISED:.0f} %) to generalised "
-        f"({100 * GENERALISED:.0f} %).",
+        f"and λ_max over the loss. Shaded: from memorized ({100 * MEMORIZED:.0f} %) to generalized "
+        f"({100 * GENERALIZED:.0f} %).",
     }

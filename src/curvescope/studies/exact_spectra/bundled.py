@@ -10,10 +10,10 @@ import numpy as np
 from curvescope.algorithms import eigsh
 from curvescope.core.operator import LinearOperator
 from curvescope.data.batches import Batches
-from curvescope.data.text import text
+from curvescope.data.text import text_data
 from curvescope.models.load import load
 from curvescope.models.model import Model
-from curvescope.operators import Functional, Hessian
+from curvescope.operators import FunctionalHessian, Hessian
 from curvescope.problem import Problem
 from curvescope.studies.exact_spectra.ladder import OUTLIERS, QUERY_KEY, Pairings, tagged
 from curvescope.studies.exact_spectra.pairing import ENDS, pairing
@@ -32,7 +32,7 @@ def rung_name(revision: str, part: str) -> str:
 def bundled(revision: str, num_tokens: int) -> tuple[Model, Batches]:
     """The bundled model at a revision, and some of the sample text."""
     model = load(NAME, revision=revision)
-    return model, text("sample", model, tokens=num_tokens, seq_len=SEQUENCE)
+    return model, text_data("sample", model, tokens=num_tokens, seq_len=SEQUENCE)
 
 
 def climb_bundled(revision: str, part: str, *, num_tokens: int, seed: int) -> Pairings:
@@ -40,7 +40,7 @@ def climb_bundled(revision: str, part: str, *, num_tokens: int, seed: int) -> Pa
     problem = Problem(*bundled(revision, num_tokens))
     values = {OUTLIERS: [_ends(Hessian(problem, PARTS[part]), seed)]}
     if part.endswith("W_K"):
-        values[QUERY_KEY] = [_ends(Functional(problem, PARTS[part]), seed)]
+        values[QUERY_KEY] = [_ends(FunctionalHessian(problem, PARTS[part]), seed)]
     return tagged(rung_name(revision, part), values)
 
 

@@ -29,7 +29,7 @@ WORDS = {
     "frobenius_hessian": "the relative error from the Hessian",
     "angle_hessian": "the angle from the Hessian",
 }
-FINAL, STEP = "the optimiser's loss", "the best single step"
+FINAL, STEP = "the optimizer's loss", "the best single step"
 
 
 class Mean(NamedTuple):

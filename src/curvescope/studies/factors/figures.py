@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from curvescope.studies.factors.study import Factors
 
 LOOKS = {
-    "identity": (style.GREY, "o"), "diagonal": (style.GOLD, "s"), "kfac": (style.SKY, "^"),
+    "identity": (style.GRAY, "o"), "diagonal": (style.GOLD, "s"), "kfac": (style.SKY, "^"),
     "ekfac": (style.BLUE, "v"), "shampoo": (style.PINK, "D"), "shampoo-squared": (style.ORANGE, "P"),
     "block-diagonal": (style.TEAL, "X"), "ggn": ("black", "*"),
 }  # fmt: skip
@@ -51,9 +51,9 @@ def _distances(result: Factors) -> Figure:
         for m, name in enumerate(result.approximations):
             own = result.distance(measure)[..., m]  # (S, C)
             mean, low, high = np.array([claims.mean_of(column) for column in own.T]).T
-            colour, mark = LOOKS[name]
-            ax.plot(x, mean, marker=mark, ms=4.5, lw=1.2, color=colour, label=name)
-            ax.fill_between(x, low, high, color=colour, alpha=0.1, lw=0)
+            color, mark = LOOKS[name]
+            ax.plot(x, mean, marker=mark, ms=4.5, lw=1.2, color=color, label=name)
+            ax.fill_between(x, low, high, color=color, alpha=0.1, lw=0)
         ax.set_title(LABELS[measure], fontsize=9, loc="left")
         top = TOPS.get(measure, 1.15 * float(result.distance(measure).max()))
         ax.set_ylim(-0.03 * top, top)
@@ -117,11 +117,11 @@ def _against(ax: Axes, result: Factors, measure: str, outcome: str) -> None:
         else:
             share = result.decrease[..., m] / result.decrease.max(axis=-1)
             y = np.array(claims.mean_of(share.mean(axis=1)))
-        colour, mark = LOOKS[name]
+        color, mark = LOOKS[name]
         bars = [np.abs(v[1:] - v[0])[:, None] for v in (x, y)]
         if np.isfinite(y[0]):
             ax.errorbar(
-                x[:1], y[:1], np.nan_to_num(bars[1]), np.nan_to_num(bars[0]), fmt=mark, ms=6, color=colour,
+                x[:1], y[:1], np.nan_to_num(bars[1]), np.nan_to_num(bars[0]), fmt=mark, ms=6, color=color,
                 lw=0.9, label=name,
             )  # fmt: skip
     if outcome == claims.FINAL:

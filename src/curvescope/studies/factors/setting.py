@@ -8,7 +8,7 @@ from itertools import pairwise
 from curvescope.core.config import Config as BaseConfig
 from curvescope.core.config import as_tuples, at_least, setting
 from curvescope.core.errors import UsageError, near_misses
-from curvescope.data.tasks import task
+from curvescope.data.tasks import task_data
 from curvescope.models.load import load
 from curvescope.models.zoo import TransformerConfig
 from curvescope.problem import Problem
@@ -40,9 +40,9 @@ class Config(BaseConfig):
     approximations: tuple[str, ...] = setting(tuple(APPROXIMATIONS), "of those that are known")
     damping: float = setting(0.1, "of the distances that invert, in units of the mean diagonal")
     dampings: tuple[float, ...] = setting((0.01, 0.1, 1.0, 10.0), "tried by single steps, in these units")
-    steps: int = setting(60, "of every optimiser; 0: none is run")
+    steps: int = setting(60, "of every optimizer; 0: none is run")
     every: int = setting(10, "steps between one curvature and the next")
-    trials: int = setting(16, "most runs to tune the rate and the damping of an optimiser")
+    trials: int = setting(16, "most runs to tune the rate and the damping of an optimizer")
     draws: int = setting(1000, "of the bootstrap")
     workers: int = setting(1, "processes of one thread that share the work; 1: none but this one")
     seed: int = setting(0, "of everything random")
@@ -90,5 +90,5 @@ def make_problem(cfg: Config, number: int) -> Problem:
         init="scaled",
         seed=seed,
     )
-    data = task("addition", num_sequences=cfg.sequences, digits=DIGITS, seed=seed)
+    data = task_data("addition", num_sequences=cfg.sequences, digits=DIGITS, seed=seed)
     return Problem(load(shape, dtype="float64"), data)

@@ -2,7 +2,7 @@
 
 A small Transformer is trained, and at checkpoints of its training every approximation is compared with the
 exact GGN and the exact Hessian, block by block and as a whole, and takes one step of the best length. Then
-each is the preconditioner of an optimiser of its own, tuned alike, from the same random weights.
+each is the preconditioner of an optimizer of its own, tuned alike, from the same random weights.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Factors(Shown):
-    """M approximations at C checkpoints of S trainings, over B blocks, and as optimisers."""
+    """M approximations at C checkpoints of S trainings, over B blocks, and as optimizers."""
 
     blocks: list[str]
     sizes: list[int]
@@ -42,8 +42,8 @@ class Factors(Shown):
     parts: np.ndarray  # (S, C, 6, M, B) of single blocks
     between: np.ndarray  # (S, C, 2) the share of ‖·‖² between blocks, of the GGN and of the Hessian
     decrease: np.ndarray  # (S, C, M) of the loss by the best single step
-    tuned: list[Tuned]  # by approximation; empty where no optimiser is run
-    courses: np.ndarray  # (S, M, steps + 1) losses of the optimisers
+    tuned: list[Tuned]  # by approximation; empty where no optimizer is run
+    courses: np.ndarray  # (S, M, steps + 1) losses of the optimizers
     damping: float
     every: int
     draws: int
@@ -59,7 +59,7 @@ class Factors(Shown):
 
     @property
     def final(self) -> np.ndarray:
-        """The losses of the optimisers at the end: (S, M)."""
+        """The losses of the optimizers at the end: (S, M)."""
         return self.courses[..., -1]
 
     def claims(self) -> list[Claim]:
@@ -67,7 +67,7 @@ class Factors(Shown):
         return claims.judge(self)
 
     def opening(self) -> str:
-        """What distances say of steps and optimisers, in sentences."""
+        """What distances say of steps and optimizers, in sentences."""
         return words.opening(self)
 
     def summary(self) -> list[Line]:
@@ -79,7 +79,7 @@ class Factors(Shown):
         return words.captions(self)
 
     def tables(self) -> dict[str, pd.DataFrame]:
-        """Distances, optimisers, correlations, trials and claims."""
+        """Distances, optimizers, correlations, trials and claims."""
         return tables.frames(self)
 
     def figures(self) -> dict[str, Figure]:
@@ -90,7 +90,7 @@ class Factors(Shown):
 
 
 def run(cfg: Config, *, progress: Progress | None = None, state: State | None = None) -> Factors:
-    """Train, measure, tune, and run the optimisers.
+    """Train, measure, tune, and run the optimizers.
 
     Args:
         progress: called with (what, number, total) as each piece begins.
@@ -161,10 +161,10 @@ def _pieces(cfg: Config, workers: Workers) -> list[Piece]:
     for s, k in cells:
         told = f"seed {s + 1}, after {cfg.checkpoints[k]} steps"
         found.append(Piece(_at(s, k), partial(points.take, (s, k)), told, kind="checkpoints", needs=trained))
-    return found + (_optimisers(cfg, seeds, workers) if cfg.steps else [])
+    return found + (_optimizers(cfg, seeds, workers) if cfg.steps else [])
 
 
-def _optimisers(cfg: Config, seeds: list[int], workers: Workers) -> list[Piece]:
+def _optimizers(cfg: Config, seeds: list[int], workers: Workers) -> list[Piece]:
     trials = Ahead(partial(_tune, cfg), cfg.approximations, workers)
     found = [
         Piece(_tuning(name), partial(trials.take, name), f"tuning {name}", kind="tunings")
@@ -176,7 +176,7 @@ def _optimisers(cfg: Config, seeds: list[int], workers: Workers) -> list[Piece]:
     for s, name in pairs:
         told = f"{name}, seed {s + 1}"
         work = partial(runs.take, (s, name))
-        found.append(Piece(_descent(s, name), work, told, kind="optimisers", needs=tuned))
+        found.append(Piece(_descent(s, name), work, told, kind="optimizers", needs=tuned))
     return found
 
 

@@ -26,7 +26,7 @@ def frames(result: Factors) -> dict[str, pd.DataFrame]:
         "claims": [c._asdict() for c in result.claims()],
     }
     if result.tuned:
-        found |= {"optimisers": optimisers(result), "trials": _trials(result)}
+        found |= {"optimizers": optimizers(result), "trials": _trials(result)}
     return {name: pd.DataFrame(rows) for name, rows in found.items()}
 
 
@@ -54,7 +54,7 @@ def _parts(result: Factors) -> list[dict[str, Any]]:
     ]
 
 
-def optimisers(result: Factors) -> list[dict[str, Any]]:
+def optimizers(result: Factors) -> list[dict[str, Any]]:
     """One row for every approximation: its settings, its loss at the end, its mean distances."""
     found = []
     for m, tuned in enumerate(result.tuned):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from curvescope.core.numbers import plural
 from curvescope.runs.shown import Line
 from curvescope.studies.factors import claims
-from curvescope.studies.factors.tables import optimisers
+from curvescope.studies.factors.tables import optimizers
 
 if TYPE_CHECKING:
     from curvescope.studies.factors.descent import Tuned
@@ -26,7 +26,7 @@ def opening(result: Factors) -> str:
 
 
 def summary(result: Factors) -> list[Line]:
-    """Distances at the beginning and the end, losses of the optimisers, then the claims."""
+    """Distances at the beginning and the end, losses of the optimizers, then the claims."""
     count = f"{plural(sum(result.sizes), 'parameter')} in {plural(len(result.blocks), 'block')}"
     first, last = result.loss.mean(axis=0)[[0, -1]]
     ends = f"loss {first:.3f} → {last:.3f} in {result.checkpoints[-1]} steps of Adam"
@@ -35,7 +35,7 @@ def summary(result: Factors) -> list[Line]:
         G, H = (result.of(measure, name).mean(axis=0) for measure in ("angle", "angle_hessian"))
         words = f"angle from the GGN, first to last checkpoint; from the Hessian {H[0]:.0f}° → {H[-1]:.0f}°"
         found.append((name, f"{G[0]:.0f}° → {G[-1]:.0f}°", words))
-    for row in sorted(optimisers(result), key=lambda row: row["loss"]) if result.tuned else []:
+    for row in sorted(optimizers(result), key=lambda row: row["loss"]) if result.tuned else []:
         steps = result.courses.shape[-1] - 1
         words = f"[{row['low']:.2g}, {row['high']:.2g}] after {steps} steps, lr {row['lr']:.2g}"
         found.append((f"step by {row['approximation']}", f"loss {row['loss']:.2g}", words))
@@ -72,15 +72,15 @@ def captions(result: Factors) -> dict[str, str]:
         "checkpoints; 95 % intervals by the bootstrap over seeds and approximations. For runs the distance "
         "is a mean over checkpoints.",
         "claims": "What is said about approximations, with verdicts from the intervals.",
-        "outcomes": "Outcome against distance: the loss of each optimiser at the end, where they are run, "
+        "outcomes": "Outcome against distance: the loss of each optimizer at the end, where they are run, "
         "against its mean distance, and the share of the largest single step's decrease, a mean over "
         "checkpoints; 95 % intervals over seeds. ρ as in the table of correlations.",
     }
     if result.tuned:
         found |= {
-            "optimisers": f"Optimisers θ ← θ − lr (A + δ)⁻¹ g, A made anew every {result.every} steps, δ a "
+            "optimizers": f"Optimizers θ ← θ − lr (A + δ)⁻¹ g, A made anew every {result.every} steps, δ a "
             "multiple of its mean diagonal; tuned alike on a seed of their own. loss: geometric mean over "
-            "seeds at the end, with its 95 % interval; settled: no neighbour of rate and damping is better; "
+            "seeds at the end, with its 95 % interval; settled: no neighbor of rate and damping is better; "
             "distances are means over seeds and checkpoints.",
             "trials": "Loss at the end for every rate and damping that was tried.",
         }

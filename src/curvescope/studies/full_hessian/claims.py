@@ -26,8 +26,8 @@ DRAWN = ("Q", "K", "V", "norms", "feed-forward")  # groups of the paper's curves
 FEED_FORWARD = ("L0.W_1", "L0.b_1", "L0.W_2", "L0.b_2")
 MUCH = 3.0  # times, where the paper says much and no number
 SEEN = 2.0  # times the rest: a stripe that stands out
-DECADE = 0.5  # powers of ten on both sides of a size that is read off a colour bar
-INITIAL_SIZE, TRAINED_SIZE = -1.0, 1.0  # log10 of the colour bars' upper ends
+DECADE = 0.5  # powers of ten on both sides of a size that is read off a color bar
+INITIAL_SIZE, TRAINED_SIZE = -1.0, 1.0  # log10 of the color bars' upper ends
 FIGURE, TEXT = "figure", "paper"
 
 
@@ -191,7 +191,7 @@ def _stripe(result: FullHessian) -> Claim:
     share = spread([network.initial.stripe_share for network in result.networks])
     return _counted(
         result,
-        f"query–key has a diagonal stripe at initialisation (over {SEEN:g} times the rest)",
+        f"query–key has a diagonal stripe at initialization (over {SEEN:g} times the rest)",
         "seen",
         lambda network: network.initial.stripe_ratio,
         SEEN,
@@ -204,7 +204,7 @@ def _stripe_fades(result: FullHessian) -> Claim:
     return _counted(
         result,
         "the query–key stripe is weaker after training",
-        "seen at initialisation alone",
+        "seen at initialization alone",
         lambda network: network.initial.stripe_ratio / network.trained.stripe_ratio,
         1.0,
         f"trained {after}; initial over trained",
@@ -236,7 +236,7 @@ def _size(result: FullHessian, stage: str, power: float) -> Claim:
     so = [abs(np.log10(size) - power) <= DECADE for size in sizes]
     return Claim(
         f"the largest entry is about 1e{power:+.0f}, {stage} (within half a decade)",
-        f"1e{power:+.0f} (colour bar)",
+        f"1e{power:+.0f} (color bar)",
         f"{sum(so)} of {plural(len(so), 'network')}; {spread(sizes)}",
         verdict(so),
         FIGURE,
@@ -246,8 +246,8 @@ def _size(result: FullHessian, stage: str, power: float) -> Claim:
 def _grow(result: FullHessian) -> Claim:
     return _counted(
         result,
-        "entries grow from initialisation to the trained network",
-        "the largest 100 times (colour bars)",
+        "entries grow from initialization to the trained network",
+        "the largest 100 times (color bars)",
         lambda network: float(network.trained.max_abs.max() / network.initial.max_abs.max()),
         1.0,
         "largest entry, trained over initial",

@@ -20,7 +20,7 @@ from curvescope.operators import Hessian
 from curvescope.problem import Problem
 from curvescope.studies.full_hessian.stripe import stripe
 from curvescope.studies.full_hessian.training import PATH
-from curvescope.viz.matrix import colours
+from curvescope.viz.matrix import colors
 
 ATTENTION = ("L0.W_Q", "L0.W_K", "L0.W_V", "L0.W_O")
 CELL = 4  # entries along a side of a pixel of the large picture
@@ -38,7 +38,7 @@ class Dense(Result):
     max_abs: np.ndarray
     stripe_ratio: float
     stripe_share: float
-    picture: np.ndarray  # colours, means over cells of one pair of blocks each; (0, 0) where it is not drawn
+    picture: np.ndarray  # colors, means over cells of one pair of blocks each; (0, 0) where it is not drawn
     attention: np.ndarray  # the entries between matrices of attention; (0, 0) likewise
 
     @property
@@ -72,7 +72,7 @@ def written_out(problem: Problem, names: Sequence[str]) -> np.ndarray:
     found = np.empty((stops[-1], stops[-1]), dtype=np.float64 if problem.dtype.itemsize == 8 else np.float32)
     for i, name in track(list(enumerate(names)), "columns of the Hessian"):
         part = H.block(list(names[i:]), [name])
-        columns = to_numpy(part.dense(chunk=columns_at_once(part)))
+        columns = to_numpy(part.to_dense(chunk=columns_at_once(part)))
         for row, place in part.space.slices.items():
             found[where[row], where[name]] = columns[place]
             found[where[name], where[row]] = columns[place].T
@@ -90,14 +90,14 @@ def measure(problem: Problem, *, keep: bool) -> Dense:
     H = written_out(problem, names)
     starts = np.cumsum([0, *sizes[:-1]])
     where = {name: slice(start, start + size) for name, start, size in zip(names, starts, sizes, strict=True)}
-    log = colours(H)
+    log = colors(H)
     found = stripe(H[where["L0.W_Q"], where["L0.W_K"]], problem.model.facts["d_model"])
     inside = slice(where[ATTENTION[0]].start, where[ATTENTION[-1]].stop)
     none = np.zeros((0, 0), np.float32)
     return Dense(
         names=names,
         sizes=sizes,
-        loss=problem.value(),
+        loss=problem.loss_value(),
         frobenius=np.sqrt(_sums(np.square(H, dtype=np.float64), starts)),
         brightness=_sums(log, starts) / np.outer(sizes, sizes),
         max_abs=np.maximum.reduceat(np.maximum.reduceat(np.abs(H), starts, axis=0), starts, axis=1),

@@ -10,7 +10,7 @@ import numpy as np
 from curvescope.studies.full_hessian.claims import INITIAL_SIZE, TRAINED_SIZE
 from curvescope.studies.full_hessian.dense import ATTENTION
 from curvescope.viz import style
-from curvescope.viz.matrix import FLOOR, LABEL, colours, entries_map
+from curvescope.viz.matrix import FLOOR, LABEL, colors, entries_map
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from curvescope.studies.full_hessian.study import FullHessian
 
 STAGES = ("initial", "trained")
-DECADES = 5  # of the colours of pairs, below the largest
+DECADES = 5  # of the colors of pairs, below the largest
 
 
 def draw(result: FullHessian) -> dict[str, Figure]:
@@ -34,7 +34,7 @@ def draw(result: FullHessian) -> dict[str, Figure]:
 
 
 def _entries(result: FullHessian) -> Figure:
-    """Two rows, whole network and attention; two columns, initial and trained; one scale of colours."""
+    """Two rows, whole network and attention; two columns, initial and trained; one scale of colors."""
     stages = result.networks[0].stages
     largest = max(float(found.max_abs.max()) for found in stages.values())
     limits = (math.log10(FLOOR), math.log10(largest))
@@ -44,7 +44,7 @@ def _entries(result: FullHessian) -> Figure:
         image = entries_map(column[0], found.picture, found.names, found.pixels, limits)
         column[0].set_title(f"Hessian, {stage}", fontsize=15, pad=8)
         sizes = [found.sizes[found.names.index(name)] for name in ATTENTION]
-        entries_map(column[1], colours(found.attention), ATTENTION, sizes, limits)
+        entries_map(column[1], colors(found.attention), ATTENTION, sizes, limits)
         column[1].set_title(f"Hessian (self-attention), {stage}", fontsize=15, pad=8)
     bar = figure.colorbar(image, ax=axes, shrink=0.6, pad=0.02)  # pyright: ignore[reportArgumentType]
     bar.set_label(LABEL, fontsize=12)
@@ -65,8 +65,8 @@ def _pairs(result: FullHessian) -> Figure:
     for ax, (stage, values) in zip(axes, means.items(), strict=True):
         image = ax.imshow(values, norm="log", vmin=least, vmax=top, cmap="viridis", interpolation="nearest")
         for (i, j), value in np.ndenumerate(values):
-            colour = "white" if value < least * 10 ** (0.6 * DECADES) else "black"
-            ax.text(j, i, _short(float(value)), ha="center", va="center", fontsize=6.5, color=colour)
+            color = "white" if value < least * 10 ** (0.6 * DECADES) else "black"
+            ax.text(j, i, _short(float(value)), ha="center", va="center", fontsize=6.5, color=color)
         ax.set_xticks(range(len(names)), names, rotation=90, fontsize=9)
         ax.set_yticks(range(len(names)), names, fontsize=9)
         ax.tick_params(length=0)
@@ -125,7 +125,7 @@ def _stripe(result: FullHessian) -> Figure:
     _slopes(axes[1], sizes, "largest |entry|")
     for x, power in enumerate((INITIAL_SIZE, TRAINED_SIZE)):
         axes[1].plot([x - 0.12, x + 0.12], [10**power] * 2, color=style.ORANGE, lw=2)
-    axes[1].plot([], [], color=style.ORANGE, lw=2, label="end of the published colour bar")
+    axes[1].plot([], [], color=style.ORANGE, lw=2, label="end of the published color bar")
     axes[1].set_yscale("log")
     axes[1].legend(frameon=False, fontsize=9, loc="lower right")
     return figure

@@ -61,7 +61,9 @@ def measure(problem: Problem, cfg: Config, found: Trained) -> Norms:
             own = own_probes(
                 A, num_probes=cfg.num_probes, num_steps=cfg.num_steps, max_exact=MAX_EXACT, seed=found.seed
             )
-            weights[s, g] = float(torch.linalg.vector_norm(A.space.gather(here.parameters).double()))
+            weights[s, g] = float(
+                torch.linalg.vector_norm(A.space.gather(dict(here.named_parameters())).double())
+            )
             hessian[s, g], low[s, g], high[s, g] = own.norm, own.norm_low, own.norm_high
             exact[g] = own.exact
     sizes = np.array([problem.space(*globs).size for globs in GROUPS.values()])

@@ -49,7 +49,7 @@ def notes(cfg: Config, networks: Sequence[Network]) -> list[str]:
     """What a reader should know of how the Hessians were made."""
     found = [
         "the paper does not say how many heads, which learning rate, how many epochs or which "
-        "initialisation: these are choices of ours, see the settings"
+        "initialization: these are choices of ours, see the settings"
     ]
     if cfg.data == "digits" and cfg.patch_size is None:
         found.append("patches of 2 × 2, since the paper's 4 × 4 would leave four of a picture of 8 × 8")
@@ -75,7 +75,7 @@ def captions(result: FullHessian) -> dict[str, str]:
     return {
         "hessian_entries": f"log10(|entry| + 1e-6) of the Hessian, {exact}. Top: the whole network, a pixel "
         "is the mean over up to 4 × 4 entries of a pair of blocks. Bottom: self-attention, every entry. "
-        f"Left and right: {when}, of the first network. Colours from −6 to the largest entry of both.",
+        f"Left and right: {when}, of the first network. Colors from −6 to the largest entry of both.",
         "hessian_pairs": "Root mean square entry of every pair of blocks, initial and trained: geometric "
         f"mean over {many}. The table has a row per seed, stage and pair: Frobenius norm, root mean square, "
         "brightness (the mean of log10(|entry| + 1e-6), what the eye sees) and largest entry.",
@@ -85,7 +85,7 @@ def captions(result: FullHessian) -> dict[str, str]:
         "groups of at most 64 parameters are exact. Dotted: where the trained Hessians were taken.",
         "hessian_stripe": "Left: entries of the query–key block at equal coordinates of keys (the stripe) "
         f"over those at different ones, root mean squares, each of {many}. Right: the largest entry of the "
-        "whole Hessian, with the ends of the published colour bars.",
+        "whole Hessian, with the ends of the published color bars.",
         "hessian_networks": "Every Hessian: when, its loss and validation accuracy, norm, largest entry, and "
         "the stripe: ratio of root mean square entries on it and off it, and the share of ‖H_QK‖² in A ⊗ I.",
         "hessian_accuracy": "Share of validation pictures that are classified rightly, through training.",

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from curvescope.studies.gap.study import Gap
 
 NAMES = {"hessian": "Hessian", "ggn": "GGN"}
-ALL, BOUND = Look("black", "-", "o"), Look(style.GREY, "--", "s")
+ALL, BOUND = Look("black", "-", "o"), Look(style.GRAY, "--", "s")
 
 
 def draw(result: Gap) -> dict[str, Figure]:
@@ -68,7 +68,7 @@ def _line(ax: Axes, x: np.ndarray, found: list[Number], look: Look, label: str, 
     values = np.array([number.value for number in found])
     if not np.isfinite(values).any():
         return
-    drawn = {"color": look.colour, "ls": look.dash, "marker": look.mark, "ms": 3.5, "lw": width}
+    drawn = {"color": look.color, "ls": look.dash, "marker": look.mark, "ms": 3.5, "lw": width}
     ax.errorbar(x, values, yerr=np.nan_to_num([n.error for n in found]), label=label, elinewidth=1, **drawn)
 
 
@@ -85,9 +85,9 @@ def _blocks(result: Gap) -> Figure:
     for ax, values, options, (title, digits) in panels:
         image = ax.imshow(np.ma.masked_invalid(values), aspect="auto", **options)
         for (i, j), value in np.ndenumerate(values):
-            colour = style.ink_at(image, value)
+            color = style.ink_at(image, value)
             text = f"{value:{digits}}" if np.isfinite(value) else "–"
-            ax.text(j, i, text, ha="center", va="center", fontsize=8, color=colour)
+            ax.text(j, i, text, ha="center", va="center", fontsize=8, color=color)
         ax.set_xticks(range(len(result.checkpoints)), result.checkpoints, fontsize=8)
         ax.set_yticks(range(len(result.blocks)), result.blocks, fontsize=8)
         ax.set_title(title, fontsize=10, loc="left")
@@ -106,7 +106,7 @@ def _densities(result: Gap) -> Figure:
                 x, share = _tail(pair.densities[part], sign)
                 if len(x):
                     label = f"{title}, {'λ > 0' if sign > 0 else 'λ < 0'}"
-                    ax.step(x, share, where="pre", color=LOOKS[part].colour, ls=dash, lw=1.3, label=label)
+                    ax.step(x, share, where="pre", color=LOOKS[part].color, ls=dash, lw=1.3, label=label)
         ax.set_xscale("log")
         ax.set_yscale("log")
         ax.set_xlim(left=1e-4 * max(float(d.extremes[1]) for d in pair.densities.values()))
@@ -135,7 +135,7 @@ def _targets(result: Gap) -> Figure:
         value, error = pair.share()
         look = style.look(i)
         left.errorbar(
-            pair.loss, value, yerr=np.nan_to_num(error), fmt=look.mark, color=look.colour, label=name
+            pair.loss, value, yerr=np.nan_to_num(error), fmt=look.mark, color=look.color, label=name
         )
     left.set(xlabel="loss", ylabel="‖H_f‖/‖H‖")
     left.set_ylim(bottom=0)

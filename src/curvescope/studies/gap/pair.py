@@ -23,7 +23,7 @@ from curvescope.algorithms.estimates.jackknife import ratio_of_norms
 from curvescope.algorithms.spectra.wasserstein import SpectralDistance, wasserstein
 from curvescope.core.operator import LinearOperator, Matrix
 from curvescope.core.result import Result
-from curvescope.operators import GGN, Functional, Hessian
+from curvescope.operators import GGN, FunctionalHessian, Hessian
 from curvescope.operators.base import CurvatureOperator
 from curvescope.problem import Problem
 
@@ -120,7 +120,9 @@ def measure_pair(problem: Problem, block: str, effort: Effort, *, keep: bool = F
     patterns = () if block == ALL else (block,)
     size = problem.model.size_of(*problem.space(*patterns))
     exact = size <= max(effort.max_exact, effort.num_probes + effort.num_steps)
-    H, G, F = (_operator(kind(problem, *patterns), written=exact) for kind in (Hessian, GGN, Functional))
+    H, G, F = (
+        _operator(kind(problem, *patterns), written=exact) for kind in (Hessian, GGN, FunctionalHessian)
+    )
     most = size if exact else 0
     measured = partial(own_probes, num_probes=effort.num_probes, max_exact=most, seed=effort.seed)
     densities = {}
@@ -129,7 +131,7 @@ def measure_pair(problem: Problem, block: str, effort: Effort, *, keep: bool = F
     return Pair(
         block=block,
         size=size,
-        loss=problem.value(),
+        loss=problem.loss_value(),
         hessian=measured(H, num_steps=effort.num_steps),
         ggn=measured(G, num_steps=effort.num_steps),
         functional=measured(F, num_steps=0),
@@ -140,7 +142,7 @@ def measure_pair(problem: Problem, block: str, effort: Effort, *, keep: bool = F
 
 def _operator(op: CurvatureOperator, *, written: bool) -> LinearOperator:
     """The operator itself, or its matrix, so that all that is asked of it takes its products once."""
-    return Matrix(op.dense(), symmetric=True, psd=op.psd) if written else op
+    return Matrix(op.to_dense(), symmetric=True, psd=op.psd) if written else op
 
 
 def _density(op: LinearOperator, effort: Effort, exact: bool) -> SpectralDensity:

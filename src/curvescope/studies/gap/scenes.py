@@ -11,7 +11,7 @@ from curvescope.viz.interactive import Scene
 from curvescope.viz.scenes import Cell, Curve, curves, grid_map, said, switched
 from curvescope.viz.scenes.curves import over
 from curvescope.viz.scenes.parts import axis, log_axis
-from curvescope.viz.style import GREY, LOOKS, Look
+from curvescope.viz.style import GRAY, LOOKS, Look
 
 if TYPE_CHECKING:
     from curvescope.studies.gap.study import Gap
@@ -44,10 +44,10 @@ def _course(result: Gap, quantity: str) -> Scene:
         ]
         y = log_axis("λ_max of the whole model", [curve.y for curve in found])
     else:
-        grey = Look(GREY, ":", "D")
+        gray = Look(GRAY, ":", "D")
         found = [
             _curve("W₁ of the spectra of H and GGN", [p.wasserstein() for p in pairs], result, LOOKS["ggn"]),
-            _curve("its bound, the functional share", [p.share() for p in pairs], result, grey),
+            _curve("its bound, the functional share", [p.share() for p in pairs], result, gray),
         ]
         y = axis("distance, in units of ‖H‖ / √n", rangemode="tozero")
     return curves(found, x=over(result.checkpoints, "checkpoint"), y=y)
@@ -75,5 +75,5 @@ def _blocks(result: Gap, quantity: str) -> Scene:
 
     cells = [[cell(block, name) for name in result.checkpoints] for block in result.blocks]
     label = "functional share ‖H_f‖ / ‖H‖" if quantity == SHARE else "λ_max that the GGN misses, %"
-    colours = "linear" if quantity == SHARE else "signed linear"
-    return grid_map(result.blocks, result.checkpoints, cells, label=label, colours=colours)
+    colors = "linear" if quantity == SHARE else "signed linear"
+    return grid_map(result.blocks, result.checkpoints, cells, label=label, colors=colors)

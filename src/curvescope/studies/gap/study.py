@@ -38,7 +38,7 @@ ROLES = tuple(f"L*.W_{role}" for role in "QKVO12")
 class Config(ModelOnData):
     """What to look at and how hard. The defaults take about a minute on a CPU."""
 
-    tokens: int = setting(128, "of a text; labelled texts and images: ⌈tokens / seq_len⌉ of them")
+    tokens: int = setting(128, "of a text; labeled texts and images: ⌈tokens / seq_len⌉ of them")
     checkpoints: tuple[str, ...] = setting((), MEANING)
     blocks: tuple[str, ...] = setting((), "globs, each a block of its own; by default L*.W_Q, … that exist")
     apart: bool = setting(False, "every block that a glob matches by itself, not all of them together")
@@ -131,7 +131,7 @@ def measure(
     state: State | None = None,
 ) -> Gap:
     """The study on a problem of one's own, at the parameters of these models."""
-    at = {name: problem.at(model.parameters) for name, model in points.items()}
+    at = {name: problem.at(dict(model.named_parameters())) for name, model in points.items()}
     blocks = [ALL, *chosen_blocks(cfg, problem)]
     pieces = [
         Piece(

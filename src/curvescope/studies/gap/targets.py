@@ -27,7 +27,7 @@ from curvescope.core.result import Result
 from curvescope.core.seeds import generator, probes
 from curvescope.data.batches import IGNORED, Batch
 from curvescope.losses import Loss
-from curvescope.operators import Functional
+from curvescope.operators import FunctionalHessian
 from curvescope.problem import Problem
 
 Kind = Literal["predicted", "drawn", "random"]
@@ -106,7 +106,8 @@ def measure_draws(problem: Problem, *, num_draws: int, num_probes: int, seed: in
     pieces = model.pieces(space)
     V = probes(model.size_of(*space), num_probes, seed=seed, pieces=pieces, **kind)
     products = [
-        Functional(with_targets(problem, "drawn", seed=seed, draw=draw)) @ V for draw in range(num_draws)
+        FunctionalHessian(with_targets(problem, "drawn", seed=seed, draw=draw)) @ V
+        for draw in range(num_draws)
     ]
     with over(model.spread):
         gram = [[column_dots(A, B).double().cpu().numpy() for B in products] for A in products]  # (S, S, P)

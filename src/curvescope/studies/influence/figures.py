@@ -67,7 +67,7 @@ def _retraining(result: Influence) -> Figure:
 
 
 def _against(ax: Axes, predicted: np.ndarray, measured: np.ndarray, elsewhere: np.ndarray) -> None:
-    """Measured against predicted, a colour for each query, on axes that are linear near zero."""
+    """Measured against predicted, a color for each query, on axes that are linear near zero."""
     size = np.abs(np.concatenate([predicted.ravel(), measured.ravel()]))
     linear = 10.0 ** np.round(np.log10(np.median(size) or 1e-6))
     end = 1.5 * float(size.max())

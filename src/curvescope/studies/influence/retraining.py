@@ -2,7 +2,7 @@
 
 The objective is F(θ) = Σ_i (N_i/N) ℓ_i(θ) + (λ/2) ‖θ‖², and without sequence i its term is missing while N
 stays. Its Hessian is ∇²L + λ I, so that the ridge λ is the damping: none is chosen. All is full-batch and
-deterministic: momentum descent from the model's initialisation, then L-BFGS until the gradient is gone.
+deterministic: momentum descent from the model's initialization, then L-BFGS until the gradient is gone.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch.func import functional_call
 from curvescope.algorithms import solve
 from curvescope.core.operator.matrices import Matrix
 from curvescope.core.result import Result
-from curvescope.data.tasks import task
+from curvescope.data.tasks import task_data
 from curvescope.models.load import load
 from curvescope.models.zoo import MLPConfig, TransformerConfig
 from curvescope.operators import GGN, KFAC, Hessian, per_sample
@@ -41,21 +41,21 @@ class Case(NamedTuple):
 
     @property
     def start(self) -> np.ndarray:
-        """θ at initialisation."""
+        """θ at initialization."""
         return (
-            self.problem.space().gather({k: p.detach() for k, p in self.problem.parameters.items()}).numpy()
+            self.problem.space().gather({k: p.detach() for k, p in self.problem.named_parameters()}).numpy()
         )
 
 
 def make_case(name: str, num_queries: int, seed: int) -> Case:
     """One of CASES."""
     if name == "MLP":
-        data, ridge = task("digits", num_sequences=100 + num_queries, seed=seed), 0.01
+        data, ridge = task_data("digits", num_sequences=100 + num_queries, seed=seed), 0.01
         config = MLPConfig(d_in=64, d_hidden=8, d_out=10, depth=2, activation="gelu", bias=True, seed=seed)
         images = data[0]
         pairs = (images.inputs.reshape(len(images.inputs), -1), images.targets)
     else:
-        data, ridge = task("markov", num_sequences=50 + num_queries, length=8, vocab=6, seed=seed), 0.01
+        data, ridge = task_data("markov", num_sequences=50 + num_queries, length=8, vocab=6, seed=seed), 0.01
         config = TransformerConfig(
             n_layers=1,
             d_model=8,
@@ -104,7 +104,7 @@ class Predicted(Result):
     left_out: list[str]  # blocks that K-FAC has no factors for
 
 
-def minimise(case: Case, start: np.ndarray, *, steps: int, without: int | None = None) -> Minimum:
+def minimize(case: Case, start: np.ndarray, *, steps: int, without: int | None = None) -> Minimum:
     """Descent for so many steps, then L-BFGS, on the objective without one of the sequences."""
     from scipy.optimize import minimize
 
@@ -133,8 +133,8 @@ def minimise(case: Case, start: np.ndarray, *, steps: int, without: int | None =
 
 def leave_out(case: Case, minimum: Minimum, sequence: int) -> LeftOut:
     """Train without a sequence, twice: on from the minimum, and again from the beginning."""
-    near = minimise(case, minimum.theta, steps=0, without=sequence)
-    again = minimise(case, case.start, steps=STEPS, without=sequence)
+    near = minimize(case, minimum.theta, steps=0, without=sequence)
+    again = minimize(case, case.start, steps=STEPS, without=sequence)
     before, both = losses(case, minimum.theta), (near, again)
     return LeftOut(
         sequence=sequence,
@@ -148,7 +148,7 @@ def leave_out(case: Case, minimum: Minimum, sequence: int) -> LeftOut:
 
 def losses(case: Case, theta: np.ndarray) -> np.ndarray:
     """Of every query: (Q,)."""
-    return np.array([query.at(torch.as_tensor(theta)).value() for query in case.queries])
+    return np.array([query.at(torch.as_tensor(theta)).loss_value() for query in case.queries])
 
 
 def predict(case: Case, minimum: Minimum, factors: Sequence[float] = FACTORS) -> Predicted:
@@ -183,5 +183,5 @@ def predict(case: Case, minimum: Minimum, factors: Sequence[float] = FACTORS) ->
 
 
 def _written_out(op: GGN | Hessian) -> Matrix:
-    A = op.dense()
+    A = op.to_dense()
     return Matrix((A + A.T) / 2, symmetric=True, psd=op.psd)

@@ -93,5 +93,5 @@ def score(
         residual=residual,
         converged=np.array([one.converged for one in found]),
         num_products=np.array([one.num_products for one in found]),
-        query_loss=query.value(),
+        query_loss=query.loss_value(),
     )

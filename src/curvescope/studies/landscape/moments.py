@@ -142,5 +142,5 @@ def law(s: float, losses: np.ndarray, g: Gradients, H: Hessians) -> Law:
 def root_mean_square(problem: Problem, *blocks: str) -> float:
     """Of the parameters that are moved: the unit of the radii."""
     space = problem.space(*blocks)
-    theta = space.gather({name: p.detach() for name, p in problem.parameters.items()})
+    theta = space.gather({name: p.detach() for name, p in problem.named_parameters()})
     return float(theta.double().square().mean().sqrt())

@@ -150,7 +150,7 @@ def losses_at(samples: PerSample, delta: Tensor) -> list[np.ndarray]:
 
 def offset(samples: PerSample, delta: Tensor) -> dict[str, Tensor]:
     """The parameters at w* + δ, δ a vector over the samples' blocks."""
-    here, moved = samples.problem.parameters, samples.space.scatter(delta)
+    here, moved = dict(samples.problem.named_parameters()), samples.space.scatter(delta)
     return {name: here[name].detach() + change for name, change in moved.items()}
 
 

@@ -11,7 +11,7 @@ import torch
 from curvescope.core.seeds import probes
 from curvescope.operators.base import CurvatureOperator
 from curvescope.operators.curvature import OPERATORS
-from curvescope.operators.sources import Sources
+from curvescope.operators.sources import FunctionalSources
 from curvescope.problem import Problem
 from curvescope.studies.preflight.cut import Cut, part
 from curvescope.studies.preflight.meter import Meter
@@ -83,10 +83,10 @@ class Bench:
         """The operator, a call that is done when a card has done it, and the bytes of its columns."""
         problem = self.problem
         if kind.name in ("gradient", "loss"):
-            call = problem.gradient if kind.name == "gradient" else problem.value
+            call = problem.gradient if kind.name == "gradient" else problem.loss_value
             return self._operator("hessian"), lambda: torch.as_tensor(call()).sum().item(), 0
         if kind.name in ("sources", "source"):
-            sources = Sources(problem)
+            sources = FunctionalSources(problem)
             op = sources[next(iter(sources))]
         else:
             sources, op = None, self._operator(kind.name).block(list(kind.space) or "*")

@@ -115,7 +115,7 @@ def _length(problem: Problem, batch: Batch) -> int:
 
 def _takes_less(problem: Problem, length: int) -> bool:
     try:
-        part(problem, Cut(1, min(SHORTEST, length))).value()
+        part(problem, Cut(1, min(SHORTEST, length))).loss_value()
     except (CurvescopeError, RuntimeError, ValueError, IndexError):
         return False
     return True

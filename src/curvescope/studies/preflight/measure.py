@@ -21,7 +21,7 @@ from curvescope.algorithms.vectors import orthogonalize
 from curvescope.core.errors import CurvescopeError
 from curvescope.core.numbers import data_size
 from curvescope.core.operator import Identity
-from curvescope.operators.sources import Sources
+from curvescope.operators.sources import FunctionalSources
 from curvescope.problem import Problem
 from curvescope.runs.disk.journal import Journal
 from curvescope.studies.preflight.bench import LEAST, PASSED, Bench, Clock, Kind, Taken
@@ -209,7 +209,7 @@ def _grown(
 
 def _vectors(problem: Problem, kind: Kind) -> int:
     """Vectors that pass at most while a product is taken: of all sources together, two for each."""
-    each = 4 - PASSED + (2 * len(Sources(problem)) if kind.name == "sources" else 0)
+    each = 4 - PASSED + (2 * len(FunctionalSources(problem)) if kind.name == "sources" else 0)
     return each * kind.columns
 
 

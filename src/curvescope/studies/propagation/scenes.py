@@ -14,7 +14,7 @@ from curvescope.viz.interactive import Scene
 from curvescope.viz.scenes import Curve, curves, said, switched
 from curvescope.viz.scenes.curves import over
 from curvescope.viz.scenes.parts import SignedLog, axis, log_axis
-from curvescope.viz.style import GREY, Look
+from curvescope.viz.style import GRAY, Look
 
 if TYPE_CHECKING:
     from curvescope.studies.propagation.study import Propagation
@@ -81,7 +81,7 @@ def _curve(
         for source, (value, error, *ends) in zip(places, numbers.tolist(), strict=True)
     ]
     x = np.array(list(places.values()), dtype=float)
-    look = Look(GREY, "-", "D") if apart else None
+    look = Look(GRAY, "-", "D") if apart else None
     return Curve(name, x, numbers[:, 0], words, numbers[:, 2], numbers[:, 3], look=look, line=not apart)
 
 

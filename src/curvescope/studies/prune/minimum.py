@@ -31,7 +31,7 @@ def descend(problem: Problem, block: str, evaluations: int) -> Minimum:
     def loss(x: np.ndarray) -> tuple[float, np.ndarray]:
         delta = torch.as_tensor(x).to(start)
         here = problem.at(moved_parameters(problem, block, delta))
-        return here.value(), here.gradient(block).double().cpu().numpy()
+        return here.loss_value(), here.gradient(block).double().cpu().numpy()
 
     first, slope = loss(np.zeros(len(start)))
     options = {"maxfun": evaluations, "maxiter": evaluations, "ftol": 0.0, "gtol": 1e-8, "maxcor": 30}

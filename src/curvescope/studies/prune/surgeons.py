@@ -36,7 +36,7 @@ class DenseBlock(Result):
 
 def dense_block(op: GGN, left: Tensor | None = None) -> DenseBlock:
     """Written out; with `left`, a mask (n,), over these weights alone."""
-    G = (op if left is None else op.submatrix(left)).dense().cpu().numpy()
+    G = (op if left is None else op.submatrix(left)).to_dense().cpu().numpy()
     return DenseBlock((G + G.T) / 2)
 
 

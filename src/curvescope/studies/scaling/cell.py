@@ -22,7 +22,7 @@ from curvescope.data.tasks.markov import markov, markov_transitions
 from curvescope.models.load import load
 from curvescope.models.model import Model
 from curvescope.models.zoo.transformer import Transformer, TransformerConfig
-from curvescope.operators import GGN, Functional, Hessian
+from curvescope.operators import GGN, FunctionalHessian, Hessian
 from curvescope.problem import Problem
 from curvescope.studies.scaling.needed import Needed, plan_data
 from curvescope.studies.scaling.setting import LENGTH, VOCAB, Config
@@ -123,7 +123,7 @@ def measure_cell(cfg: Config, place: Place) -> Cell:
         gradient_norm=float(problem.gradient().norm()),
         hessian=measured(Hessian(problem), num_steps=cfg.num_steps),
         ggn=measured(GGN(problem), num_steps=few),
-        functional=measured(Functional(problem), num_steps=few),
+        functional=measured(FunctionalHessian(problem), num_steps=few),
         needed=plan_data(others, new, tolerance=cfg.tolerance),
     )
 

@@ -89,14 +89,14 @@ class Lines(Result):
     def _nodes(self, earlier: int) -> Nodes:
         """Nodes, weights and residuals of all runs, (X, P, m) each; those of a space's end weigh nothing."""
         if earlier not in self._found:
-            self._found[earlier] = self._diagonalised(earlier)
+            self._found[earlier] = self._diagonalized(earlier)
         return self._found[earlier]
 
     @cached_property
     def _found(self) -> dict[int, Nodes]:
         return {}
 
-    def _diagonalised(self, earlier: int) -> Nodes:
+    def _diagonalized(self, earlier: int) -> Nodes:
         m = max(1, self.num_steps - earlier)
         T = np.zeros((*self.lengths.shape, m, m))
         steps = np.arange(m)

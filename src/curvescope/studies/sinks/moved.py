@@ -66,7 +66,7 @@ def measure_moved(texts: list[Problem], way: Way, token: int, effort: Effort, *,
     how = {"num_probes": effort.num_probes, "num_steps": effort.num_steps, "seed": effort.seed}
     one = {"num_probes": 1, "num_steps": effort.ggn_steps, "seed": effort.seed}
     with attending(model, way.attending):
-        losses = [text.value() for text in found]
+        losses = [text.loss_value() for text in found]
         own = [(x * effort.num_probes, text) for x, text in enumerate(found)]  # probes of each text
         hessians = [measure_lines(Hessian(text, **options), **how, first=first) for first, text in own]
         ggns = [measure_lines(GGN(text, **options), **one, first=first) for first, text in own]

@@ -31,16 +31,16 @@ def _densities(result: Spectrum) -> Figure:
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(2, 3, figsize=(13, 6.4), layout="constrained")
-    for (upper, lower), colour, (name, part) in zip(
+    for (upper, lower), color, (name, part) in zip(
         axes.T, blocks.PALETTE, result.parts.items(), strict=False
     ):
         d = replace(part.density, psd=name == "ggn")  # older results do not say
-        upper.set_prop_cycle(color=[colour])
+        upper.set_prop_cycle(color=[color])
         spectrum.density(upper, *d.band(), nodes=part.extremes.values, log_y=True)
         upper.set_title(TITLES[name], fontsize=11)
         upper.axvline(0, color="0.6", lw=0.6)
         upper.locator_params(axis="x", nbins=5)
-        d.plot_cumulative(lower, color=colour)
+        d.plot_cumulative(lower, color=color)
         lower.set_title(d.words, fontsize=8, color="0.3")
     return figure
 
@@ -57,7 +57,7 @@ def _maps(result: Spectrum) -> Figure:
     limits = (max(top * 1e-6, float(positive.min(initial=top))), top)
     figure, axes = plt.subplots(1, 3, figsize=(11.5, 4.2), layout="constrained", sharey=True)
     for ax, (name, values) in zip(axes, scaled.items(), strict=True):
-        blocks.heat_map(ax, maps[name].names, values, limits=limits, colour_bar=False)
+        blocks.heat_map(ax, maps[name].names, values, limits=limits, color_bar=False)
         ax.set_title(TITLES[name], fontsize=11)
     figure.colorbar(axes[0].images[0], ax=axes, label="root mean square entry", shrink=0.9)
     return figure

@@ -77,9 +77,9 @@ def _block_map(result: Spectrum) -> Scene:
             return nothing(UNMEASURED, 220)
         part = result.parts[matrices[matrix]]
         cells = _cells(part, MATRIX_SYMBOLS[matrices[matrix]], quantity)
-        colours = "signed" if quantity == "trace" else "log"
+        colors = "signed" if quantity == "trace" else "log"
         label = f"{QUANTITIES[quantity]}, {TITLES[matrices[matrix]]}"
-        return layer_map(cells, label=label, colours=colours, names=list(rows[quantity]))
+        return layer_map(cells, label=label, colors=colors, names=list(rows[quantity]))
 
     return switched({"matrix": list(matrices), "quantity": list(QUANTITIES)}, draw)
 
@@ -104,7 +104,7 @@ def _words(name: str, what: str, value: float, error: float, size: int | None) -
 
 
 def _pairs(result: Spectrum) -> Scene:
-    """Every pair of blocks, all matrices in the same colours."""
+    """Every pair of blocks, all matrices in the same colors."""
     matrices = {CHOICES[name]: name for name in result.parts}
     scales = {n: np.sqrt(np.outer(p.map.sizes, p.map.sizes)) for n, p in result.parts.items()}
     known = np.concatenate([(p.map.frobenius / scales[n]).ravel() for n, p in result.parts.items()])

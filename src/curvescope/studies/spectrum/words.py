@@ -12,7 +12,7 @@ from curvescope.core.parts import MATRIX_SYMBOLS
 from curvescope.viz.scenes import density
 
 if TYPE_CHECKING:
-    from curvescope.algorithms import BlockMap, SpectralDensity
+    from curvescope.algorithms import BlockNorms, SpectralDensity
     from curvescope.studies.spectrum.study import Spectrum
 
 
@@ -69,7 +69,7 @@ def captions(result: Spectrum) -> dict[str, str]:
         "Below: the share of eigenvalues up to λ, without a kernel. For these probes it is certain to "
         "lie in the dark band; that of all eigenvalues lies in the light one 95 times in 100.",
         "block_map": "Diagonal blocks, layers to the right and roles downwards, those of no layer "
-        "beside them; all have a trace, those of the map of pairs a norm. Colours are logarithmic, on both "
+        "beside them; all have a trace, those of the map of pairs a norm. Colors are logarithmic, on both "
         "sides of zero where there are both signs.",
         "block_maps": "Root mean square entry of every block, diagonal and not, all on one scale. "
         "Where a name is that of a layer, its blocks follow in the order of the table of norms.",
@@ -110,7 +110,7 @@ def errors(d: SpectralDensity) -> str:
     )
 
 
-def _bars(found: BlockMap) -> str:
+def _bars(found: BlockNorms) -> str:
     """What bars of norms are."""
     if found.num_products == len(found.names):
         return "from one probe for each block, so that their errors are not known"

@@ -18,7 +18,7 @@ from curvescope.algorithms import Eigenpairs, QuadraticDescent, eigsh, quadratic
 from curvescope.core.errors import CurvescopeError
 from curvescope.core.progress import track
 from curvescope.core.result import Result
-from curvescope.operators import Hessian, Line, line, per_sample
+from curvescope.operators import Hessian, LossLine, loss_line, per_sample
 from curvescope.operators.taylor.directions import dot, own_vector
 from curvescope.problem import Problem
 
@@ -177,7 +177,7 @@ def away(problem: Problem, pairs: Eigenpairs) -> Tensor:
     return found / math.sqrt(dot(found, found))
 
 
-def near(problem: Problem, pairs: Eigenpairs, along: Line) -> tuple[Tensor, Tensor]:
+def near(problem: Problem, pairs: Eigenpairs, along: LossLine) -> tuple[Tensor, Tensor]:
     """Where descent near θ* begins, within the quadratic regime along `away`, and the gradient at θ*."""
     radius = along.radius(2)
     step = NEAR.get(problem.dtype, NEAR_ROUNDED) * (
@@ -196,9 +196,9 @@ def top_pairs(problem: Problem, k: int, seed: int) -> Eigenpairs:
     return replace(found, vectors=torch.where(slopes > 0, -1, 1) * _vectors(found))
 
 
-def settled_line(problem: Problem, pairs: Eigenpairs, tolerance: float) -> Line:
+def settled_line(problem: Problem, pairs: Eigenpairs, tolerance: float) -> LossLine:
     """The loss along `away`, for the radius of the quadratic."""
-    return line(problem, away(problem, pairs), num_points=21, tolerance=tolerance, cubic=False)
+    return loss_line(problem, away(problem, pairs), num_points=21, tolerance=tolerance, cubic=False)
 
 
 def _top(problem: Problem, v: Tensor) -> Eigenpairs:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from curvescope.operators import Line
+    from curvescope.operators import LossLine
     from curvescope.studies.taylor.descent import Descent
     from curvescope.studies.taylor.study import SettledPart, Taylor
 
@@ -41,7 +41,7 @@ def _panels(count: int, width: float = 10.5, height: float = 3.9) -> tuple[Figur
     return plt.subplots(1, count, figsize=(width, height), layout="constrained", squeeze=False)
 
 
-def _line(name: str, one: Line) -> Figure:
+def _line(name: str, one: LossLine) -> Figure:
     figure, axes = _panels(2)
     left, right = axes[0]
     one.plot(left)
@@ -62,14 +62,14 @@ def _reach(found: Taylor) -> Figure:
     figure, ax = plt.subplots(figsize=(8.0, 1.5 + 0.5 * len(names)), layout="constrained")
     for i, one in enumerate(found.lines.values()):
         for j, order in enumerate(one.orders):
-            y, colour = i + 0.22 * (j - 0.5) * (len(one.orders) > 1), slices.COLOURS[NAMES[order]]
+            y, color = i + 0.22 * (j - 0.5) * (len(one.orders) > 1), slices.COLORS[NAMES[order]]
             for side, radius in one.radii[NAMES[order]].items():
                 at = radius.value * one.length
                 if not np.isfinite(at):
                     continue
                 beyond = np.isinf(radius.high)
-                inside = colour if side == "ahead" else "white"
-                ax.plot(at, y, ">" if beyond else "o", color=colour, mfc=inside, ms=6)
+                inside = color if side == "ahead" else "white"
+                ax.plot(at, y, ">" if beyond else "o", color=color, mfc=inside, ms=6)
     ax.set_xscale("log")
     ax.set_yticks(range(len(names)), names, fontsize=9)
     ax.set_ylim(len(names) - 0.5, -0.5)
@@ -77,9 +77,9 @@ def _reach(found: Taylor) -> Figure:
     ax.set_axisbelow(True)
     ax.set_xlabel("distance up to which the prediction holds")
     handles = [
-        Line2D([], [], ls="", marker="o", color=slices.COLOURS[n], mfc=m, label=f"{n}, {s}")
+        Line2D([], [], ls="", marker="o", color=slices.COLORS[n], mfc=m, label=f"{n}, {s}")
         for n in {NAMES[o]: 0 for one in found.lines.values() for o in one.orders}
-        for s, m in (("ahead", slices.COLOURS[n]), ("behind", "white"))
+        for s, m in (("ahead", slices.COLORS[n]), ("behind", "white"))
     ]
     figure.legend(handles=handles, fontsize=8, frameon=False, ncols=4, loc="outside upper center")
     ax.spines[["top", "right"]].set_visible(False)
@@ -112,15 +112,15 @@ def _trajectories(found: Taylor) -> Figure:
 
 
 def _pairs(ax: Axes, descents: list[Descent], taken: list[np.ndarray], predicted: np.ndarray) -> None:
-    """Solid lines, dashed ones of the same colour; the range is that of what was taken."""
+    """Solid lines, dashed ones of the same color; the range is that of what was taken."""
     values = np.concatenate([x[np.isfinite(x)] for x in taken])
     room = ROOM * ((values.max() - values.min()) or 1.0)
     low, high = values.min() - room, values.max() + room
     low = max(low, 0.0) if values.min() >= 0 else low
     for i, one in enumerate(descents):
-        colour = PALETTE[i % len(PALETTE)]
-        ax.plot(taken[i], color=colour, lw=1.4, label=f"{one.share:g}")
-        ax.plot(predicted[i], "--", color=colour, lw=1.1)
+        color = PALETTE[i % len(PALETTE)]
+        ax.plot(taken[i], color=color, lw=1.4, label=f"{one.share:g}")
+        ax.plot(predicted[i], "--", color=color, lw=1.1)
     ax.set_ylim(low, high)
     ax.set_xlabel("step")
     ax.spines[["top", "right"]].set_visible(False)
@@ -130,11 +130,11 @@ def _critical(own: SettledPart) -> Figure:
     figure, axes = _panels(2)
     left, right = axes[0]
     for i, one in enumerate(own.descents):
-        colour, k = PALETTE[i % len(PALETTE)], np.arange(len(one.change))
+        color, k = PALETTE[i % len(PALETTE)], np.arange(len(one.change))
         label = f"{one.share:g}"
-        left.plot(np.abs(one.along / one.along[0]), color=colour, lw=2.2, label=label)
+        left.plot(np.abs(one.along / one.along[0]), color=color, lw=2.2, label=label)
         left.plot(np.abs(1.0 - 2 * one.share) ** k, ":", color="0.1", lw=1.1)
-        right.plot(one.change, color=colour, lw=2.2, label=label)
+        right.plot(one.change, color=color, lw=2.2, label=label)
         right.plot(own.predicted.change[i], ":", color="0.1", lw=1.1)
     left.plot([], [], ":", color="0.1", lw=1.1, label="predicted")
     left.set_yscale("log")

@@ -14,14 +14,14 @@ from curvescope.viz.scenes.planes import plane
 from curvescope.viz.style import LOOKS
 
 if TYPE_CHECKING:
-    from curvescope.operators import Line, Plane
+    from curvescope.operators import LossLine, LossPlane
     from curvescope.studies.taylor.study import Taylor
 
 POINTS = 101  # of a prediction
 ROOM = 0.12  # of the range of losses, left above and below
 PLANE = (
     "The plane of the top eigenvector and the gradient, both of length one and at right angles: the loss, "
-    "the quadratic in the same colours, or their difference. Lines are of equal height; the cross is θ."
+    "the quadratic in the same colors, or their difference. Lines are of equal height; the cross is θ."
 )
 LOSS, QUADRATIC, DIFFERENCE = "loss", "quadratic", "difference"
 
@@ -39,7 +39,7 @@ def scenes(result: Taylor) -> dict[str, Scene]:
     return found
 
 
-def _slice(name: str, one: Line) -> Scene:
+def _slice(name: str, one: LossLine) -> Scene:
     """The loss with its predictions; the range is that of the loss."""
     words = f"t = %{{x:.4g}}<br>{LOSS}: %{{y:.6g}}"
     found = [Curve(LOSS, one.t, one.loss, words, look=LOOKS[LOSS])]
@@ -59,12 +59,12 @@ def _slice(name: str, one: Line) -> Scene:
     return curves(found, x=x, y=axis("loss L(θ + t d)", range=[low - room, high + room]))
 
 
-def _plane(p: Plane, shown: str) -> Scene:
-    """Loss and quadratic in the same colours, cut off where only a few points are higher."""
+def _plane(p: LossPlane, shown: str) -> Scene:
+    """Loss and quadratic in the same colors, cut off where only a few points are higher."""
     titles = ("top eigenvector", "−∇L, orthogonal to it")
     if shown == DIFFERENCE:
         label = "loss − quadratic"
-        return plane(p.a, p.b, p.loss - p.quadratic, label=label, titles=titles, colours="signed linear")
+        return plane(p.a, p.b, p.loss - p.quadratic, label=label, titles=titles, colors="signed linear")
     finite = p.loss[np.isfinite(p.loss)]
     limits = (float(finite.min()), float(np.percentile(finite, 95))) if finite.size else None
     return plane(

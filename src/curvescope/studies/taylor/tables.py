@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from curvescope.algorithms import QuadraticDescent
-    from curvescope.operators import Line
+    from curvescope.operators import LossLine
     from curvescope.studies.taylor.descent import Descent
     from curvescope.studies.taylor.study import Taylor
 
@@ -42,7 +42,7 @@ def radii(found: Taylor) -> list[dict[str, Any]]:
     return [row for name, one in found.lines.items() for row in _radii(name, one)]
 
 
-def _radii(name: str, one: Line) -> list[dict[str, Any]]:
+def _radii(name: str, one: LossLine) -> list[dict[str, Any]]:
     e, rows = one.expansion, []
     for order in one.orders:
         for side, radius in one.radii[NAMES[order]].items():

@@ -13,7 +13,7 @@ from curvescope.studies.taylor.descent import WITHIN
 
 if TYPE_CHECKING:
     from curvescope.algorithms import QuadraticDescent
-    from curvescope.operators import Line
+    from curvescope.operators import LossLine
     from curvescope.runs.shown import Line as Said
     from curvescope.studies.taylor.descent import Descent
     from curvescope.studies.taylor.study import SettledPart, Taylor
@@ -64,7 +64,7 @@ def opening(found: Taylor) -> str:
     return " ".join(said)
 
 
-def _radius(name: str, one: Line) -> Said:
+def _radius(name: str, one: LossLine) -> Said:
     """Distances on both sides of both predictions."""
     said = []
     for order in one.orders:
@@ -158,7 +158,7 @@ def captions(found: Taylor) -> dict[str, str]:
         said[key(name)] = (
             f"The loss along a line, {name}, with what derivatives at t = 0 predict. Bars below: how far a "
             "prediction holds. Right: errors against |t|, filled ahead of θ and hollow behind it, and what "
-            "is allowed; grey: rounding of the loss."
+            "is allowed; gray: rounding of the loss."
         )
     if found.plane is not None:
         said["plane"] = (

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-Optimiser = Literal["adam", "sgd"]
+Optimizer = Literal["adam", "sgd"]
 MOMENTUM = 0.9  # of SGD
 BETAS, EPS = (0.9, 0.999), 1e-8  # of Adam
 
@@ -72,7 +72,7 @@ def train(
     start: Tensor,
     batches: Tensor,
     rates: Sequence[float],
-    optimiser: Optimiser,
+    optimizer: Optimizer,
     *,
     evaluated: Tensor,
     looks: Sequence[int],
@@ -88,7 +88,7 @@ def train(
     steps = batches.shape[1]
     theta = start[:, None].repeat(1, len(rates), 1)
     lr = torch.tensor(list(rates), dtype=theta.dtype, device=theta.device)[:, None]
-    move = STEPS[optimiser](theta, lr)
+    move = STEPS[optimizer](theta, lr)
     gradient = vmap(vmap(grad(flat.loss), in_dims=(0, None)), in_dims=(0, 0))
     value = vmap(vmap(flat.loss, in_dims=(0, None)), in_dims=(0, None))
     losses, kept = [], []
@@ -133,4 +133,4 @@ def sgd(theta: Tensor, lr: Tensor) -> Move:
     return move
 
 
-STEPS: dict[Optimiser, Callable[[Tensor, Tensor], Move]] = {"adam": adam, "sgd": sgd}
+STEPS: dict[Optimizer, Callable[[Tensor, Tensor], Move]] = {"adam": adam, "sgd": sgd}

@@ -11,7 +11,7 @@ from curvescope.studies.why_adam.comparison import contrast, verdict
 from curvescope.studies.why_adam.curvature import MEASURES
 from curvescope.studies.why_adam.networks import CHOICES
 from curvescope.studies.why_adam.settings import CHECKPOINTS
-from curvescope.studies.why_adam.work import OPTIMISERS
+from curvescope.studies.why_adam.work import OPTIMIZERS
 from curvescope.viz import style
 from curvescope.viz.blocks import PALETTE
 
@@ -36,17 +36,17 @@ def draw(result: WhyAdam) -> dict[str, Figure]:
 
 
 def _style(name: str) -> dict[str, Any]:
-    """Colour: attention or MLP. Shape: single or merged, or depth. Filled: with norms."""
+    """Color: attention or MLP. Shape: single or merged, or depth. Filled: with norms."""
     choice = CHOICES[name]
     mlp = choice.family == "mlp"
-    colour = KINDS["mlp" if mlp else choice.attention]
+    color = KINDS["mlp" if mlp else choice.attention]
     shape = {1: "^", 3: "D"}[choice.hidden] if mlp else "s" if choice.merged else "o"
     return {
-        "color": colour,
+        "color": color,
         "marker": shape,
         "ms": 6,
-        "mfc": colour if choice.norm else "white",
-        "mec": colour,
+        "mfc": color if choice.norm else "white",
+        "mec": color,
     }
 
 
@@ -80,8 +80,8 @@ def _gap(result: WhyAdam) -> Figure:
 def _along(result: WhyAdam) -> Figure:
     figure, axes = _panels(2, 3, figsize=(12.5, 6.6), sharex=True, sharey="col")
     where = np.array([0.0, *(100 * share for share in CHECKPOINTS)])
-    for row, optimiser in zip(axes, OPTIMISERS, strict=True):
-        moments = ["start", *(f"{optimiser} {share:.0%}" for share in CHECKPOINTS)]
+    for row, optimizer in zip(axes, OPTIMIZERS, strict=True):
+        moments = ["start", *(f"{optimizer} {share:.0%}" for share in CHECKPOINTS)]
         for ax, measure in zip(row, MEASURES, strict=True):
             for i, name in enumerate(result.configurations):
                 each = [contrast(result.heterogeneity(measure, when, [name])) for when in moments]
@@ -89,7 +89,7 @@ def _along(result: WhyAdam) -> Figure:
                 x = where + 0.9 * (i - len(result.configurations) / 2)
                 style = _style(name) | {"ms": 4.5}
                 ax.errorbar(x, [one[0] for one in each], bars, **style, lw=0.9, elinewidth=0.6, label=name)
-            ax.set_title(f"{NAMES[optimiser]}, {LABELS[measure]}", fontsize=9, loc="left")
+            ax.set_title(f"{NAMES[optimizer]}, {LABELS[measure]}", fontsize=9, loc="left")
             ax.set_xticks(where, [f"{x:.0f}" for x in where])
             _plain(ax)
     for ax in axes[-1]:
@@ -106,8 +106,8 @@ def _tuning(result: WhyAdam) -> Figure:
     for ax in axes.flat[len(result.configurations) :]:
         ax.set_visible(False)
     for ax, name in zip(axes.flat, result.configurations, strict=False):
-        for i, optimiser in enumerate(OPTIMISERS):
-            run = result.runs[f"{name}/{optimiser}"]
+        for i, optimizer in enumerate(OPTIMIZERS):
+            run = result.runs[f"{name}/{optimizer}"]
             known = np.isfinite(run.final)
             for s, final in enumerate(run.final):
                 ax.plot(run.rates[known[s]], final[known[s]], ".", ms=3, alpha=0.5, color=PALETTE[i])
@@ -120,7 +120,7 @@ def _tuning(result: WhyAdam) -> Figure:
                 lw=1.2,
                 ms=3,
                 color=PALETTE[i],
-                label=NAMES[optimiser],
+                label=NAMES[optimizer],
             )
         ax.set_xscale("log")
         ax.set_ylim(0, 3)

@@ -10,7 +10,7 @@ from curvescope.studies.why_adam.claims import SCOPES, changes, correlations
 from curvescope.studies.why_adam.comparison import Interval, contrast, verdict
 from curvescope.studies.why_adam.curvature import MEASURES
 from curvescope.studies.why_adam.networks import FACTORS, pairs
-from curvescope.studies.why_adam.work import MOMENTS, OPTIMISERS
+from curvescope.studies.why_adam.work import MOMENTS, OPTIMIZERS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -43,11 +43,11 @@ def _gaps(result: WhyAdam) -> list[dict[str, Any]]:
     found = []
     for name in result.configurations:
         row: dict[str, Any] = {"configuration": name, "parameters": result.curvature[name].num_parameters}
-        for optimiser in OPTIMISERS:
-            run = result.runs[f"{name}/{optimiser}"]
+        for optimizer in OPTIMIZERS:
+            run = result.runs[f"{name}/{optimizer}"]
             rates, counts = np.unique(run.rates[run.chosen], return_counts=True)
-            row[f"lr_{optimiser}"] = float(rates[counts.argmax()])
-            row[f"loss_{optimiser}"] = float(run.loss.mean())
+            row[f"lr_{optimizer}"] = float(rates[counts.argmax()])
+            row[f"loss_{optimizer}"] = float(run.loss.mean())
         found.append(row | _named(contrast(result.gaps([name])), "gap"))
     return found
 
@@ -114,12 +114,12 @@ def _rates(result: WhyAdam) -> list[dict[str, Any]]:
     """Every rate that was tried."""
     found = []
     for name in result.configurations:
-        for optimiser in OPTIMISERS:
-            run = result.runs[f"{name}/{optimiser}"]
+        for optimizer in OPTIMIZERS:
+            run = result.runs[f"{name}/{optimizer}"]
             for r, rate in enumerate(run.rates):
                 final = run.final[:, r]
                 found.append(
-                    {"configuration": name, "optimiser": optimiser, "lr": float(rate),
+                    {"configuration": name, "optimizer": optimizer, "lr": float(rate),
                      "loss": float(final.mean()), "diverged": int(np.isinf(final).sum()),
                      "chosen_by": int((run.chosen == r).sum())}
                 )  # fmt: skip

@@ -31,7 +31,7 @@ def rate_of(rung: int) -> float:
 
 @dataclass(frozen=True)
 class Tuned(Result):
-    """Runs of one configuration with one optimiser: S seeds, R rates, what the chosen ones kept."""
+    """Runs of one configuration with one optimizer: S seeds, R rates, what the chosen ones kept."""
 
     rates: np.ndarray  # (R,)
     course: np.ndarray  # (S, R, K) loss on the evaluated sums

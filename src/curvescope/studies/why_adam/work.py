@@ -1,4 +1,4 @@
-"""The pieces of the study: tuning of one configuration with one optimiser, and its curvature."""
+"""The pieces of the study: tuning of one configuration with one optimizer, and its curvature."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from torch import Tensor
 from curvescope.core.result import Result
 from curvescope.data.tasks.addition import addition
 from curvescope.studies.why_adam.curvature import MEASURES, Blocks, ggn_blocks, hessian_blocks
-from curvescope.studies.why_adam.ensemble import Courses, Flat, Optimiser, flatten, train
+from curvescope.studies.why_adam.ensemble import Courses, Flat, Optimizer, flatten, train
 from curvescope.studies.why_adam.networks import CHOICES, network
 from curvescope.studies.why_adam.settings import APART, CHECKPOINTS, EVALUATED, LOOKS, Config
 from curvescope.studies.why_adam.tuning import FIRST, Tuned, tune
 
-OPTIMISERS: tuple[Optimiser, ...] = ("adam", "sgd")
-MOMENTS = ["start", *(f"{name} {share:.0%}" for name in OPTIMISERS for share in CHECKPOINTS)]
-"""When curvature is measured: before training, and along the chosen run of each optimiser."""
+OPTIMIZERS: tuple[Optimizer, ...] = ("adam", "sgd")
+MOMENTS = ["start", *(f"{name} {share:.0%}" for name in OPTIMIZERS for share in CHECKPOINTS)]
+"""When curvature is measured: before training, and along the chosen run of each optimizer."""
 
 
 @dataclass(frozen=True)
@@ -68,18 +68,18 @@ def _sums(cfg: Config, count: int, seed: int) -> Tensor:
     return drawn[0].inputs.to(cfg.device)
 
 
-def tuned(cfg: Config, name: str, optimiser: Optimiser) -> Tuned:
-    """All runs of a configuration with an optimiser."""
+def tuned(cfg: Config, name: str, optimizer: Optimizer) -> Tuned:
+    """All runs of a configuration with an optimizer."""
     flat, start = starts(cfg, name)
     data, looked_at = batches(cfg), evaluated(cfg)
     looks, checkpoints = cfg.after(LOOKS), cfg.after(CHECKPOINTS)
 
     def run(rates: list[float]) -> Courses:
         return train(
-            flat, start, data, rates, optimiser, evaluated=looked_at, looks=looks, checkpoints=checkpoints
+            flat, start, data, rates, optimizer, evaluated=looked_at, looks=looks, checkpoints=checkpoints
         )
 
-    return tune(FIRST[optimiser], run)
+    return tune(FIRST[optimizer], run)
 
 
 def measured(cfg: Config, name: str, adam: Result, sgd: Result) -> Measured:

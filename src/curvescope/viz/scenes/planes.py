@@ -1,11 +1,11 @@
-"""A function of two numbers: colours with lines of equal height."""
+"""A function of two numbers: colors with lines of equal height."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from curvescope.viz.interactive import Scene
-from curvescope.viz.scenes.maps import Colours, colour_bar, scale_of
+from curvescope.viz.scenes.maps import Colors, color_bar, scale_of
 from curvescope.viz.scenes.parts import axis, nothing, numbers
 
 
@@ -16,19 +16,19 @@ def plane(
     *,
     label: str,
     titles: tuple[str, str],
-    colours: Colours = "linear",
+    colors: Colors = "linear",
     limits: tuple[float, float] | None = None,
 ) -> Scene:
     """Values (A, B) at a (A,) to the right and b (B,) upwards, with a cross at the origin."""
-    scale = scale_of(values.ravel().tolist(), colours, limits)
+    scale = scale_of(values.ravel().tolist(), colors, limits)
     if scale is None:
         return nothing("no finite value", 220)
-    bar = colour_bar(scale, label)
-    colouring = {"start": scale.low, "end": scale.high, "size": (scale.high - scale.low) / 14}
+    bar = color_bar(scale, label)
+    coloring = {"start": scale.low, "end": scale.high, "size": (scale.high - scale.low) / 14}
     data = [
         {
             "type": "contour", "x": numbers(a), "y": numbers(b), "z": [numbers(row) for row in values.T],
-            "coloraxis": "coloraxis", "contours": colouring, "line": {"width": 0.7},
+            "coloraxis": "coloraxis", "contours": coloring, "line": {"width": 0.7},
             "hovertemplate": f"a = %{{x:.3g}}, b = %{{y:.3g}}<br>{label}: %{{z:.5g}}<extra></extra>",
         },
         {

@@ -20,7 +20,7 @@ class Names(NamedTuple):
 
     points: np.ndarray
     names: Sequence[str]
-    colour: str
+    color: str
     size: float
 
 
@@ -117,8 +117,8 @@ def _write(
 ) -> None:
     """A name whose middle is `offset` away from a point, with a thin line to it where it is far."""
     place = ax.transData.inverted().transform(middle * ax.figure.dpi / 72)
-    line = {"arrowstyle": "-", "lw": 0.4, "color": group.colour, "shrinkA": 0, "shrinkB": MARKER}
+    line = {"arrowstyle": "-", "lw": 0.4, "color": group.color, "shrinkA": 0, "shrinkB": MARKER}
     ax.annotate(
         name, place, offset, textcoords="offset points", ha="center", va="center", fontsize=group.size,
-        color=group.colour, annotation_clip=False, arrowprops=line if far else None,
+        color=group.color, annotation_clip=False, arrowprops=line if far else None,
     )  # fmt: skip

@@ -37,8 +37,8 @@ def _exponents(result: Beyond) -> Figure:
         ax.set_title(TITLES[part], fontsize=11)
         if len(names) <= MANY:
             for i, j in np.argwhere(np.isfinite(values)):
-                colour = "white" if abs(values[i, j]) > 0.7 * top else "black"
-                ax.text(j, i, f"{values[i, j]:.1f}", ha="center", va="center", fontsize=7, color=colour)
+                color = "white" if abs(values[i, j]) > 0.7 * top else "black"
+                ax.text(j, i, f"{values[i, j]:.1f}", ha="center", va="center", fontsize=7, color=color)
     figure.colorbar(axes[0].images[0], ax=list(axes), label="exponent of σ", shrink=0.8)
     return figure
 
@@ -47,13 +47,13 @@ def _curves(result: Beyond) -> Figure:
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(1, 3, figsize=(13, 4.6), layout="constrained", sharey=True)
-    colours = plt.get_cmap("turbo")(np.linspace(0.05, 0.95, len(result.names)))
+    colors = plt.get_cmap("turbo")(np.linspace(0.05, 0.95, len(result.names)))
     for p, (ax, part) in enumerate(zip(axes, PARTS, strict=True)):
         for i, name in enumerate(result.names):
             values = result.frobenius[:, p, i, i]
             good = values > 0
             if good.any():
-                ax.plot(result.sigma[good], values[good], color=colours[i], lw=1.4, marker=".", label=name)
+                ax.plot(result.sigma[good], values[good], color=colors[i], lw=1.4, marker=".", label=name)
         ax.set_xscale("log")
         ax.set_yscale("log")
         ax.axvline(1, color="0.4", lw=0.8, ls=":")

@@ -25,7 +25,7 @@ from curvescope.core.result import Result
 from curvescope.models.load import load
 from curvescope.models.model import Model
 from curvescope.models.zoo.transformer import Transformer, TransformerConfig
-from curvescope.operators import GGN, Functional
+from curvescope.operators import GGN, FunctionalHessian
 from curvescope.papers.claims import Claim
 from curvescope.papers.ormaniec2025.growth.settings import PARTS
 from curvescope.papers.ormaniec2025.growth.slopes import fit
@@ -247,12 +247,12 @@ def _scaled(problem: Problem, scale: float) -> Problem:
 
 def _measure(problem: Problem, cfg: Config) -> Scale:
     space = problem.space(*cfg.blocks).in_blocks()
-    operators = GGN(problem, *cfg.blocks).in_blocks(), Functional(problem, *cfg.blocks).in_blocks()
+    operators = GGN(problem, *cfg.blocks).in_blocks(), FunctionalHessian(problem, *cfg.blocks).in_blocks()
     names, b = [block.name for block in space], len(space)
     frobenius = np.full((3, b, b), math.nan)
     stderr, spectral, trace = np.zeros((3, b)), np.full((3, b), math.nan), np.full((3, b), math.nan)
     if space.size <= DENSE:
-        outer, functional = (op.dense() for op in operators)
+        outer, functional = (op.to_dense() for op in operators)
         cuts = [space.slices[name] for name in names]
         for p, H in enumerate((outer, functional, outer + functional)):
             frobenius[p] = [[float(H[rows, columns].norm()) for columns in cuts] for rows in cuts]

@@ -165,7 +165,7 @@ def _linear_attention(experiment: Experiment, part: str, layer: int) -> list[Law
 
 
 def _pre_norm(block: str, part: str) -> list[Law]:
-    """Attention sees normalised tokens: flat, until the stream outgrows attention's output and the norms
+    """Attention sees normalized tokens: flat, until the stream outgrows attention's output and the norms
     behind divide by σ, once for every derivative of the stream.
 
     The claimed exponents are the published fits over the whole range. Where the plateau ends was read off the

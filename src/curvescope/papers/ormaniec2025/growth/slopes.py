@@ -69,10 +69,10 @@ def interval(sigma: np.ndarray, values: np.ndarray) -> tuple[float, float]:
     n = len(values)
     if n < 2:
         return math.nan, math.nan
-    total, centre = values.sum(0), fit(sigma, values.mean(0)).slope
+    total, center = values.sum(0), fit(sigma, values.mean(0)).slope
     without = np.array([fit(sigma, (total - row) / (n - 1)).slope for row in values])
     half = float(t.ppf(0.975, n - 1)) * math.sqrt((n - 1) / n * ((without - without.mean()) ** 2).sum())
-    return centre - half, centre + half
+    return center - half, center + half
 
 
 def slopes(experiment: Experiment, sigma: np.ndarray, frobenius: np.ndarray, *, lenient: bool) -> list[Slope]:

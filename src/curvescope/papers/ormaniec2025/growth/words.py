@@ -146,7 +146,7 @@ def captions(result: Growth) -> dict[str, str]:
         "diagonal blocks against the standard deviation σ of the embeddings. Lines: mean of "
         f"{settings['repeats']} repeats ({draw}), the band is its standard error; "
         f"{_method(sweep, settings)}. Dots with bars: published mean of 20 repeats with its standard error. "
-        "Grey: slopes that the paper draws. Layers are counted from 0. "
+        "Gray: slopes that the paper draws. Layers are counted from 0. "
         f"{DATA} {NETWORKS[sweep.setting.family]}"
         for name, sweep in result.sweeps.items()
     }

@@ -10,7 +10,7 @@ import numpy as np
 from curvescope.papers.ormaniec2025.heatmap.study import CELL
 from curvescope.viz.blocks import cell_text
 from curvescope.viz.interactive import Scene, scene
-from curvescope.viz.matrix import LABEL, colours, entries_map
+from curvescope.viz.matrix import LABEL, colors, entries_map
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -28,7 +28,7 @@ def _shown(result: HeatMap) -> dict[str, tuple[np.ndarray, list[str], list[int]]
     sizes = dict(zip(result.names, result.sizes, strict=True))
     panels = {"Transformer Block": (result.picture, result.names, [n // CELL for n in result.sizes])}
     if result.attention_names:
-        values = colours(result.attention)
+        values = colors(result.attention)
         panels["Self-Attention"] = (
             values,
             result.attention_names,
@@ -57,7 +57,7 @@ def _blocks(result: HeatMap) -> Figure:
     import matplotlib.pyplot as plt
 
     low, high = result.limits
-    values = colours(result.median_abs)
+    values = colors(result.median_abs)
     side = 1.6 + 0.62 * len(result.names)
     figure, ax = plt.subplots(figsize=(side + 1.2, side), layout="constrained")
     figure.get_layout_engine().set(w_pad=0.15, h_pad=0.15)  # pyright: ignore[reportOptionalMemberAccess, reportCallIssue]

@@ -28,7 +28,7 @@ from curvescope.problem import Problem
 from curvescope.runs.contents import fingerprint
 from curvescope.runs.shown import Line, Shown
 from curvescope.runs.work import Piece, State, work_through
-from curvescope.viz.matrix import FLOOR, colours
+from curvescope.viz.matrix import FLOOR, colors
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -45,8 +45,8 @@ PUBLISHED = {
     "‖H‖_F of L0.W_Q, L0.W_Q": "2.647e-4",
     "‖H‖_F of L0.W_V, L0.W_V": "2.549e-2",
     "‖H‖_F of L0.W_Q, L0.W_V": "9.272e-3",
-    "lower end of the colours": "-6.0000",
-    "upper end of the colours": "-0.9210",
+    "lower end of the colors": "-6.0000",
+    "upper end of the colors": "-0.9210",
 }
 
 
@@ -108,7 +108,7 @@ class HeatMap(Shown):
 
     @property
     def limits(self) -> tuple[float, float]:
-        """Ends of the colours: the least and largest log10(|entry| + FLOOR), before any averaging."""
+        """Ends of the colors: the least and largest log10(|entry| + FLOOR), before any averaging."""
         return math.log10(self.min_abs.min() + FLOOR), math.log10(self.max_abs.max() + FLOOR)
 
     def pair(self, one: str, two: str) -> float:
@@ -123,7 +123,7 @@ class HeatMap(Shown):
                 found[f"‖H‖_F of {one}, {two}"] = self.pair(one, two)
         if len(self.names) == len(ORDER):
             found["‖H‖_F of the whole"] = self.norm
-            found["lower end of the colours"], found["upper end of the colours"] = self.limits
+            found["lower end of the colors"], found["upper end of the colors"] = self.limits
         rows = [
             as_printed(name, text, found[name], source=AUTHORS_CODE)
             for name, text in PUBLISHED.items()
@@ -161,7 +161,7 @@ class HeatMap(Shown):
         return {
             "heatmap": f"log10(|entry| + 1e-6) of the exact Hessian. Left: {sum(self.sizes):,} parameters in "
             f"{len(self.names)} blocks, a pixel is the mean over {CELL} × {CELL} entries of one block. "
-            f"Right: the attention part, every entry. Colours from {low:.3f} to {high:.3f}, the ends before "
+            f"Right: the attention part, every entry. Colors from {low:.3f} to {high:.3f}, the ends before "
             "averaging. The published picture blurs over 5 × 5 entries, across the borders of blocks. The "
             f"table has a row per block of the upper triangle, diagonal included. {IN_WORDS}",
             "heatmap_blocks": "Median |entry| of every block: the picture above in numbers.",
@@ -217,7 +217,7 @@ def run(cfg: Config, *, progress: Progress | None = None, state: State | None = 
 def _columns(problem: Problem, rows: list[str]) -> Columns:
     """The columns of the last of these blocks, over the rows of all of them."""
     H = Hessian(problem).block(rows, rows[-1])
-    dense = H.dense().cpu().numpy()
+    dense = H.to_dense().cpu().numpy()
     blocks = [np.abs(dense[H.space.slices[name]]) for name in rows]
     in_attention = [name for name in rows if name in ATTENTION and rows[-1] in ATTENTION]
     entries = [dense[H.space.slices[name]] for name in in_attention]
@@ -228,7 +228,7 @@ def _columns(problem: Problem, rows: list[str]) -> Columns:
         np.array([np.median(block) for block in blocks]),
         np.array([block.max() for block in blocks]),
         np.array([block.min() for block in blocks]),
-        pooled(colours(np.concatenate(blocks))).astype(np.float32),
+        pooled(colors(np.concatenate(blocks))).astype(np.float32),
         np.concatenate(entries or [dense[:0]]).astype(np.float32),
     )
 
@@ -250,7 +250,7 @@ def _joined(problem: Problem, names: list[str], columns: list[Columns]) -> HeatM
     return HeatMap(
         names,
         sizes,
-        problem.value(),
+        problem.loss_value(),
         **tables,
         picture=_mirrored([part.picture for part in columns]),
         attention_names=own,

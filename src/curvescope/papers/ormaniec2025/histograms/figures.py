@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from curvescope.papers.ormaniec2025.histograms.study import Bars, Histograms
 
-COLOURS = {"L0.W_V": "#7570b3", "L0.W_Q": "#1b9e77"}  # the paper's
+COLORS = {"L0.W_V": "#7570b3", "L0.W_Q": "#1b9e77"}  # the paper's
 
 
 def draw(result: Histograms) -> dict[str, Figure]:
@@ -58,7 +58,7 @@ def _linear(result: Histograms) -> Figure:
 
 def _bars(ax: Axes, bars: Bars, **style: Any) -> None:
     ax.bar(
-        bars.edges[:-1], bars.counts, np.diff(bars.edges), align="edge", color=COLOURS[bars.block],
+        bars.edges[:-1], bars.counts, np.diff(bars.edges), align="edge", color=COLORS[bars.block],
         edgecolor="white", linewidth=0.4, **style,
     )  # fmt: skip
 
@@ -79,6 +79,6 @@ def _mark_median(ax: Axes, bars: Bars) -> None:
 
 def _style(ax: Axes, block: str) -> None:
     ax.set_xscale("log")
-    ax.set_title(block, fontsize=12, loc="left", color=COLOURS[block])
+    ax.set_title(block, fontsize=12, loc="left", color=COLORS[block])
     ax.spines[["top", "right"]].set_visible(False)
     ax.margins(x=0.02)

@@ -194,7 +194,7 @@ def measure(
 ) -> Bars:
     """One block of the model with this attention, exactly; norms of these parts, H among them."""
     problem = small_problem(attention, histogram_data(), device=device)
-    dense = {name: BY_SYMBOL[name](problem, block).dense().cpu().numpy() for name in parts}
+    dense = {name: BY_SYMBOL[name](problem, block).to_dense().cpu().numpy() for name in parts}
     entries = np.abs(dense["H"]).ravel()
     edges = bar_edges(entries, NUM_EDGES.get((attention, block), 50))
     counts = np.histogram(entries, edges)[0]

@@ -76,10 +76,10 @@ def _dropped(result: Reviewers) -> Figure:
     for i, case in enumerate(dropped.CASES):
         found = result.of(Sweep)[f"dropped.{case}"]
         divided = found.curve("H_f", dropped.BLOCK) / found.sigma**5
-        colour, dashes = (*PALETTE, "0.35")[i], DASHES.get(case, "-")
+        color, dashes = (*PALETTE, "0.35")[i], DASHES.get(case, "-")
         for ax, curves in zip(axes, (found.slope, divided), strict=True):
             above = 3 if case in DASHES else 2  # seen on a line that it lies on
-            band(ax, found.sigma, curves, color=colour, label=case, ls=dashes, zorder=above)
+            band(ax, found.sigma, curves, color=color, label=case, ls=dashes, zorder=above)
     titles = "‖∂ℓ/∂F‖ of a term", "‖H_f(W_Q)‖/σ⁵: level where the order holds"
     for ax, title in zip(axes, titles, strict=True):
         logarithmic(ax)

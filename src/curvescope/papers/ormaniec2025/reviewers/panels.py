@@ -92,12 +92,12 @@ def draw_softmax(result: Reviewers) -> Figure:
     for ax, (over, title) in zip(axes, titles.items(), strict=True):
         for i, block in enumerate(NAMES):
             ratios = np.stack([heads.ratio(block, t, over=over) for t in range(len(heads.temperatures))], 1)
-            colour = (*PALETTE, "0.35")[i]
+            color = (*PALETTE, "0.35")[i]
             band(
                 ax,
                 heads.temperatures,
                 ratios,
-                color=colour,
+                color=color,
                 label=f"({block[0]}, {block[1]})",
                 marker="o",
                 ms=3.5,

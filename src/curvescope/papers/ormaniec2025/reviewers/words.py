@@ -30,7 +30,7 @@ QUESTIONS = {
 }  # fmt: skip
 BASE = (
     "Transformer of one layer: one softmax head, width 4, W_O, ReLU feed-forward of width 5, skips, no norm, "
-    "no biases, 152 parameters at initialisation"
+    "no biases, 152 parameters at initialization"
 )
 
 
@@ -68,7 +68,7 @@ def captions(result: Reviewers) -> dict[str, str]:
         "ends the block is zero in float64. Bands are 95 % intervals over "
         f"{result.seeds} seeds. Data: {data}. Networks: {settings}.",
         "reviewers_merged": "Left: −λ_min(H)/λ_max(H_o) over the weights of the scores, with W_Q and W_K and "
-        "with their product, against σ (cross-entropy, at initialisation). Middle and right: loss of "
+        "with their product, against σ (cross-entropy, at initialization). Middle and right: loss of "
         f"whole-batch training at σ = 1 on {merged.SUMS} sums, each way and seed with the best of "
         f"{len(merged.RATES['Adam'])} step sizes. Lines are means over {result.seeds} seeds, bands 95 % "
         f"intervals. Data: {data}. Network: the {BASE.replace('152 parameters', '120 parameters')}, its head "

@@ -57,7 +57,7 @@ def _norm(model: Model, part: str, block: str, sigma: float, seed: int) -> float
     By plain autograd: each matrix is tiny and is multiplied once, so that recording it would not pay.
     """
     problem = Problem(model, _data(seed, sigma), loss="mse")
-    return float(BY_SYMBOL[part](problem, block, engine="autograd").dense().norm())
+    return float(BY_SYMBOL[part](problem, block, engine="autograd").to_dense().norm())
 
 
 def _slope(model: Model, part: str, block: str, sigma: float, seed: int) -> float:

@@ -67,7 +67,7 @@ class Statements(Shown):
         over = f"over {self.num_heads} random heads"
         return {
             "statements_data": f"One softmax head with tokens σX. Top: norms of its blocks (one head), with "
-            f"the stated powers in grey. Middle: local slopes, mean {over}; grey lines are the stated "
+            f"the stated powers in gray. Middle: local slopes, mean {over}; gray lines are the stated "
             "exponents, which hold for small scores and are bounds beyond. Bottom: the same for tokens of "
             "mean zero, where all outer blocks grow as σ⁶.",
             "statements_weights": f"Exponents in the weights and in the attention moments, measured (mean "
@@ -113,11 +113,11 @@ def _groups(heads: int, models: int, device: str) -> dict[str, Callable[[], Grou
         "data": lambda: data.growth_in_data(heads),
         "saturation": lambda: data.saturation(heads),
         "targets": lambda: data.scaled_targets(heads),
-        "centring": lambda: data.centring(heads),
+        "centering": lambda: data.centering(heads),
         "weights": lambda: weights.growth_in_weights(heads),
         "moments": lambda: weights.attention_moments(heads),
         "softmax": lambda: softmax.heterogeneity(heads, device),
-        "parameterisation": lambda: softmax.parameterisation(heads),
+        "parameterization": lambda: softmax.parameterization(heads),
         "linear": lambda: softmax.linear(heads),
         "depth": lambda: depth.depth(models),
         "pre_norm": lambda: depth.pre_norm(models),

@@ -36,7 +36,7 @@ def of(result: Sweeps) -> list[Claim]:
 
 SWITCHED = {
     "no residual": "residual connections lower the largest eigenvalue",
-    "no norm": "normalisation lowers the largest eigenvalue",
+    "no norm": "normalization lowers the largest eigenvalue",
     "no feed-forward": "the feed-forward network raises the largest eigenvalue",
     "one head": "several heads lower the largest eigenvalue",
 }
@@ -75,7 +75,7 @@ def _bounded(result: Sweeps) -> Claim:
 
 def _grows(result: Sweeps, norm: str) -> Claim:
     mean, low, high = exponent(result, norm)
-    measured = f"‖H‖ ∝ depth^{mean:.2f} ({low:.2f} to {high:.2f}) at initialisation"
+    measured = f"‖H‖ ∝ depth^{mean:.2f} ({low:.2f} to {high:.2f}) at initialization"
     verdict = HOLDS if low > 0 else FAILS if high < 0 else OPEN
     return Claim(
         f"the norm of the Hessian grows with depth, norms {norm}", "grows", measured, verdict, *ARTICLE

@@ -70,8 +70,8 @@ def _kinds_over_depth(ax: Axes, result: Sweeps) -> None:
         ]
         shares = [np.mean([n.value for n in some]) for some in found]
         halves = [np.sqrt(np.mean([((n.high - n.low) / 2) ** 2 for n in some]) / len(some)) for some in found]
-        colour = "0.3" if kind == OUTER else PALETTE[(i - 1) % len(PALETTE)]
-        style = {"ms": 3.5, "lw": 1, "color": colour, "label": kind}
+        color = "0.3" if kind == OUTER else PALETTE[(i - 1) % len(PALETTE)]
+        style = {"ms": 3.5, "lw": 1, "color": color, "label": kind}
         ax.errorbar(result.depths, shares, yerr=np.nan_to_num(halves), fmt="--o" if i > 5 else "-o", **style)
     ax.axhline(0, color="0.6", lw=0.6)
     ax.set_title("shares of ‖H‖², pre-norm: together 1", fontsize=10, loc="left")
@@ -113,7 +113,7 @@ def _components(result: Sweeps) -> Figure:
     ):
         for i, steps in enumerate((0, result.steps)):
             rows = table[table["trained_steps"] == steps]
-            label = f"after {steps} steps" if steps else "at initialisation"
+            label = f"after {steps} steps" if steps else "at initialization"
             ax.plot(rows[column], y + 0.12 - 0.24 * i, "o", ms=5, color=PALETTE[i], label=label)
         ax.set_xscale("log" if min(table[column]) > 0 else "symlog")
         ax.set_title(title, fontsize=10, loc="left")

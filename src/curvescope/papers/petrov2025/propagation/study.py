@@ -141,10 +141,10 @@ def _checkpoint(revision: str, cfg: Config) -> Propagation:
 
 def _write_out(variant: variants.Variant) -> Spectrum:
     problem = variant.problem()
-    H = Hessian(problem).in_blocks().dense().double().cpu().numpy()
+    H = Hessian(problem).in_blocks().to_dense().double().cpu().numpy()
     where = problem.space().in_blocks().slices
     norms = np.array([[np.linalg.norm(H[r, c]) for c in where.values()] for r in where.values()])
-    return Spectrum(np.linalg.eigvalsh((H + H.T) / 2), list(where), norms, problem.value())
+    return Spectrum(np.linalg.eigvalsh((H + H.T) / 2), list(where), norms, problem.loss_value())
 
 
 def _result(cfg: Config, found: Finished, measured: list[str], written: list[str]) -> Sweeps:

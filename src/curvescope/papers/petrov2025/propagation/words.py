@@ -26,7 +26,7 @@ def summary(result: Sweeps) -> list[Line]:
     found = []
     for norm in ("pre", "post", "none"):
         value, low, high = exponent(result, norm)
-        words = f"‖H‖ ∝ depth^p at initialisation, norms {norm}; 95 % interval {low:.2f} to {high:.2f}"
+        words = f"‖H‖ ∝ depth^p at initialization, norms {norm}; 95 % interval {low:.2f} to {high:.2f}"
         found.append((f"growth with depth, {norm}", f"{value:.2f}", words))
     for name in list(COMPONENTS)[1:]:
         ratio, low, high = with_and_without(result, name, result.steps)
@@ -83,13 +83,13 @@ def captions(result: Sweeps) -> dict[str, str]:
     """What each figure and table shows."""
     seeds = plural(result.seeds, "seed")
     return {
-        "depth": "‖H‖ and λ_max at initialisation against the number of layers, by where the norms stand "
+        "depth": "‖H‖ and λ_max at initialization against the number of layers, by where the norms stand "
         f"({seeds}; bars are 95 % intervals over probes), and the shares of ‖H‖² by kind of source, means "
         "over seeds.",
         "sigma": "Frobenius norm of the first norm's own source against the scale of what it is given: the "
         "second derivative of a norm grows as 1/σ².",
         "components": "Largest eigenvalue, condition and trace of the whole Hessian with parts switched off, "
-        f"at initialisation and after {result.steps} steps ({seeds}, all eigenvalues exact). Condition: "
+        f"at initialization and after {result.steps} steps ({seeds}, all eigenvalues exact). Condition: "
         "λ_max over the least eigenvalue that is positive beyond rounding; negative: share below zero.",
         "training": f"The bundled model at its checkpoints {', '.join(REVISIONS)}: Frobenius norms of its "
         "sources, added up by kind, and extreme eigenvalues.",

@@ -31,10 +31,10 @@ def _families(result: Gaps) -> Figure:
     figure, axes = plt.subplots(2, 3, figsize=(12, 6.6), layout="constrained")
     for (left, middle, right), task in zip(axes, TASKS, strict=True):
         for i, family in enumerate(FAMILIES):
-            colour = PALETTE[1 - i]
-            _missed(left, result, family, task, colour)
-            _against_loss(middle, result, family, task, colour)
-            _distances(right, result, family, task, colour)
+            color = PALETTE[1 - i]
+            _missed(left, result, family, task, color)
+            _against_loss(middle, result, family, task, color)
+            _distances(right, result, family, task, color)
         left.set_title(f"{LOSS[task]}: λ_max that the GGN misses", fontsize=10, loc="left")
         left.set(yscale="log", ylabel="|1 − λ_max(G)/λ_max(H)|")
         left.set_xticks(range(len(result.steps)), [str(step) for step in result.steps])
@@ -52,22 +52,22 @@ def _families(result: Gaps) -> Figure:
     return figure
 
 
-def _missed(ax: Axes, result: Gaps, family: str, task: str, colour: str) -> None:
+def _missed(ax: Axes, result: Gaps, family: str, task: str, color: str) -> None:
     values = np.array([gaps(result, family, task, step) for step in result.steps])  # (steps, seeds)
     x = np.arange(len(result.steps))
-    ax.plot(x, values, "o", ms=3, color=colour, alpha=0.5)
-    ax.plot(x, np.median(values, axis=1), "-", lw=1.5, color=colour, label=NAMES[family])
+    ax.plot(x, values, "o", ms=3, color=color, alpha=0.5)
+    ax.plot(x, np.median(values, axis=1), "-", lw=1.5, color=color, label=NAMES[family])
 
 
-def _against_loss(ax: Axes, result: Gaps, family: str, task: str, colour: str) -> None:
+def _against_loss(ax: Axes, result: Gaps, family: str, task: str, color: str) -> None:
     for place in result.places(family, task):
         pairs = [result.pair(place, step) for step in result.steps]
         label = NAMES[family] if not place.seed else None
         shares = [pair.share().value for pair in pairs]
-        ax.plot([pair.loss for pair in pairs], shares, "-o", ms=3, lw=0.8, color=colour, label=label)
+        ax.plot([pair.loss for pair in pairs], shares, "-o", ms=3, lw=0.8, color=color, label=label)
 
 
-def _distances(ax: Axes, result: Gaps, family: str, task: str, colour: str) -> None:
+def _distances(ax: Axes, result: Gaps, family: str, task: str, color: str) -> None:
     pairs = [result.pair(place, step) for place in result.places(family, task) for step in result.steps]
     x, y = [pair.share().value for pair in pairs], [pair.wasserstein().value for pair in pairs]
-    ax.plot(x, y, "o", ms=3, color=colour, label=NAMES[family])
+    ax.plot(x, y, "o", ms=3, color=color, label=NAMES[family])

@@ -48,7 +48,7 @@ def captions(result: SinkCases) -> dict[str, str]:
     texts = plural(len(first.moved[UNCHANGED].loss), "text")
     return {name: own[name] for name in result.tables()} | {
         "bias": "λ_max, bulk width and stretch (λ_max over bulk width) against a bias at the first key, as "
-        f"factors, one colour for each model ({texts} each; dots are texts with their errors). The bundled "
+        f"factors, one color for each model ({texts} each; dots are texts with their errors). The bundled "
         "model reads its sample text in float32, small ones a Markov chain in float64. Parameters: "
         f"{sizes}.",
         "spectra": f"{own['spectra']} The bundled model, trained.",

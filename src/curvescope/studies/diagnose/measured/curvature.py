@@ -87,7 +87,7 @@ def measure_whole(problem: Problem, effort: Effort) -> Whole:
     """The ends and the bulk."""
     H = Hessian(problem, engine=effort.engine, checkpoint=effort.checkpoint)  # pyright: ignore[reportArgumentType]
     lines = measure_lines(H, num_probes=effort.num_probes, num_steps=effort.num_steps, seed=effort.seed)
-    return Whole(problem.value(), uniform_loss(problem), H.shape[0], lines)
+    return Whole(problem.loss_value(), uniform_loss(problem), H.shape[0], lines)
 
 
 def uniform_loss(problem: Problem) -> float:
