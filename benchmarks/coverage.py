@@ -2,8 +2,8 @@
 
     python benchmarks/coverage.py [--tokens 128] [--seeds 200] > benchmarks/results/coverage.md
 
-Blocks of the bundled model's Hessian, GGN and functional part are written out once in float64; products with
-the matrix then stand for those of the operator. One row per estimator and number of probes: the share of
+Blocks of the bundled model's Hessian, GGN and functional Hessian are written out once in float64; products
+with the matrix then stand for those of the operator. One row per estimator and number of probes: the share of
 intervals that hold the truth (the mean over blocks, the smallest and the largest), and what ± 2 standard
 errors would have held. An interval that is not stated (nan: fewer than six equal samples) is left out.
 """

@@ -3,8 +3,8 @@
     python benchmarks/sure.py --out benchmarks/results/sure
 
 A Transformer of the zoo (2 layers of width 32) is trained on 8 × 16 random tokens. At some mean losses H v,
-GGN v and the functional part of our engines in float32 are compared with float64, and with them products of
-others: double backward of `F.cross_entropy`, and other libraries where they are installed (`make peers`).
+GGN v and the functional Hessian of our engines in float32 are compared with float64, and with them products
+of others: double backward of `F.cross_entropy`, and other libraries where they are installed (`make peers`).
 """
 
 from __future__ import annotations

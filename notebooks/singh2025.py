@@ -31,7 +31,7 @@ pd.DataFrame(rows)
 
 # %% [markdown]
 # ## What the GGN leaves out
-# The functional part H − GGN of the trained model: its eigenvalues have both signs.
+# The functional Hessian H − H_o of the trained model: its eigenvalues have both signs.
 
 # %%
 cs.spectral_density(cs.FunctionalHessian(problems[None], BLOCKS), num_probes=2, num_steps=10)

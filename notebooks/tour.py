@@ -55,7 +55,7 @@ cs.block_norms(H, num_probes=2)
 
 # %% [markdown]
 # ## Two parts
-# H = GGN + functional part. The first has no negative eigenvalues, the second has both signs.
+# H = H_o + H_f. The first has no negative eigenvalues, the second has both signs.
 
 # %%
 for operator in (H, cs.GGN(problem, ATTENTION), cs.FunctionalHessian(problem, ATTENTION)):

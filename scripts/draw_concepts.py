@@ -79,7 +79,7 @@ def hessian(space: dict[str, Any]) -> Figure:
 def ggn(space: dict[str, Any]) -> Figure:
     figure, (left, right) = panels()
     steps, start = np.asarray(space["steps"]), space["problem"].loss_value()
-    lines = {"loss": ("true", "H", PALETTE[0]), "linearized model": ("linear", "G", PALETTE[1])}
+    lines = {"loss": ("true", "H", PALETTE[0]), "linearized model": ("linear", "H_o", PALETTE[1])}
     for label, (name, matrix, color) in lines.items():
         parabola = start + space["slope"] * steps + space["bends"][matrix] * steps**2 / 2
         left.plot(steps, space[name], "-", color=color, lw=1.6, label=label)
@@ -87,7 +87,7 @@ def ggn(space: dict[str, Any]) -> Figure:
     left.legend()
     titled(left, "The most negative direction of H", "distance", "loss")
     eigenvalues(right, space["values"], "H", PALETTE[0])
-    eigenvalues(right, space["values_ggn"].clamp_min(0), "G", PALETTE[1], marker="+")
+    eigenvalues(right, space["values_ggn"].clamp_min(0), "H_o", PALETTE[1], marker="+")
     right.legend()
     titled(right, "All eigenvalues", "in order", "λ")
     return figure
@@ -96,8 +96,8 @@ def ggn(space: dict[str, Any]) -> Figure:
 def functional(space: dict[str, Any]) -> Figure:
     figure, (left, *images) = panels((1.6, 1, 1, 1), height=2.3)
     step, _, _, outer, rest = np.array(space["course"]).T
-    for values, label, marker in ((outer, "‖G‖", "s-"), (rest, "‖R‖", "o-")):
-        color = PALETTE[1] if label == "‖G‖" else PALETTE[2]
+    for values, label, marker in ((outer, "‖H_o‖", "s-"), (rest, "‖H_f‖", "o-")):
+        color = PALETTE[1] if label == "‖H_o‖" else PALETTE[2]
         left.semilogy(step, values, marker, ms=4, lw=1.4, color=color, label=label)
     left.legend()
     titled(left, "Over training", "step", "Frobenius norm")

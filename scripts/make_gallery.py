@@ -30,7 +30,7 @@ ROWS = {
     "ggn_lambda_max": "λ_max of the GGN",
     "trace": "trace of H",
     "ggn_trace": "trace of the GGN",
-    "gap": "gap ‖H − GGN‖/‖H‖",
+    "gap": "gap ‖H − H_o‖/‖H‖",
 }
 
 

@@ -23,7 +23,7 @@ def names() -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def dense(names: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
-    return names["H"].to_dense(), names["G"].to_dense()
+    return names["H"].to_dense(), names["H_o"].to_dense()
 
 
 def test_vectors_come_out_as_they_went_in(names, dense):

@@ -177,7 +177,7 @@ def test_w2_block_has_no_functional_part_and_is_not_zero():
 
 
 def test_relu_curvature_between_w1_and_w2_is_bilinear_only():
-    """For ReLU the functional part is not zero: (W_1, W_2) is δ_pq Σ x_ia 1_{h>0} g_io."""
+    """For ReLU the functional Hessian is not zero: (W_1, W_2) is δ_pq Σ x_ia 1_{h>0} g_io."""
     x, params, g, B, _ = layer("relu")
     at = ffn.ffn_point(x, params, activation=activation("relu"))
     found = ffn.ffn_blocks(at, g, B, part="functional")

@@ -85,7 +85,7 @@ def problem(form: str, options: dict[str, Any], y: Tensor, *, weights: Tensor | 
 def matrices(
     module: nn.Module, x: Tensor, y: Tensor, options: dict[str, Any]
 ) -> tuple[float, Tensor, Tensor]:
-    """Value, Hessian and Gauss-Newton matrix by double backward through torch's own cross-entropy."""
+    """Value, Hessian and GGN by double backward through torch's own cross-entropy."""
     leaves = list(module.parameters())
 
     def flat(s: Tensor, into: list[Tensor]) -> Tensor:

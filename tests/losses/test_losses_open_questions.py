@@ -1,6 +1,6 @@
 """Losses that the theory leaves open: smoothed labels, distillation, contrastive and preference pairs.
 
-Each is a `CustomLoss`, or built in; H, GGN and functional part meet dense truths, and H = GGN + Σ sources.
+Each is a `CustomLoss`, or built in; H, GGN and functional Hessian meet dense truths, and H = H_o + Σ sources.
 """
 
 from __future__ import annotations

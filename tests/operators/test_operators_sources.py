@@ -1,4 +1,4 @@
-"""Sources add up to the functional part, each is its closed form, and the module is left as it was."""
+"""Sources add up to the functional Hessian, each is its closed form, and the module is left as it was."""
 
 from __future__ import annotations
 

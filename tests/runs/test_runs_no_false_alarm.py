@@ -75,7 +75,7 @@ def test_models_that_are_sure_of_their_answers(margin):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_hessians_that_are_zero(dtype):
-    """A linear model has no functional part; a head at zero leaves its layers without curvature."""
+    """A linear model has no functional Hessian; a head at zero leaves its layers without curvature."""
     passes(cs.Problem(layers("none", dtype=dtype), points(dtype, classes=False), loss="mse"))
     dead = layers("relu", dtype=dtype)
     with torch.no_grad():

@@ -42,7 +42,7 @@ def problems(batch_size: int | None = None) -> tuple[cs.Problem, cs.Problem]:
 
 
 def dense_scores(train: cs.Problem, query: cs.Problem, blocks: tuple[str, ...], damping: float) -> np.ndarray:
-    """(N_i/N) ∇ℓ_qᵀ (G + δ I)⁻¹ ∇ℓ_i with everything written out."""
+    """(N_i/N) ∇ℓ_qᵀ (H_o + δ I)⁻¹ ∇ℓ_i with everything written out."""
     x, y = (torch.cat([getattr(b, name) for b in train.batches]) for name in ("inputs", "targets"))
     alone = [cs.Problem(train.model, (x[i : i + 1], y[i : i + 1])) for i in range(len(x))]
     G = cs.GGN(train, *blocks).to_dense()

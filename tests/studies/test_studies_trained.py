@@ -1,7 +1,7 @@
 """Real weights: their spectra are those of trained models; the same shapes with fresh weights have others.
 
 What is stated was measured first; the bounds leave a factor of about two. A trained language model on text
-that it wrote itself is at the minimum of its expected loss, where H = GGN: the functional part is only
+that it wrote itself is at the minimum of its expected loss, where H = GGN: the functional Hessian is only
 sampling noise, and falls as the text grows.
 """
 

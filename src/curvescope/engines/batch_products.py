@@ -107,7 +107,7 @@ def ggn(problem: Problem, runner: Runner, batch: Batch, rows: Names, columns: Na
 
 
 def in_activations(problem: Problem, runner: Runner, batch: Batch, part: MatrixName, at: str) -> Work:
-    """The same in place of parameters for the activations x at a point: ∂²s/∂x², or its Gauss-Newton part."""
+    """The same in place of parameters for the activations x at a point: ∂²s/∂x², or its GGN."""
     added = Added(find_point(problem.model, at), batch.num_sequences)
     outputs = partial(_moved_outputs, problem, runner, batch, added, second_order=part != "ggn")
     if part == "ggn":

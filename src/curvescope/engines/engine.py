@@ -351,7 +351,7 @@ class Engine:
     def sources(
         self, index: int, batch: Batch, rows: Names, tangents: Mapping[str, Tensor], wanted: Sequence[str]
     ) -> dict[str, Tree]:
-        """The functional part applied to the tangents: each source that is wanted, and the rest."""
+        """The functional Hessian applied to the tangents: each source that is wanted, and the rest."""
         self.refuse_wrong(second=True)
         columns = tuple(tangents)
         parts = find_sources(self.problem.model)

@@ -53,7 +53,7 @@ class ProductForm(ABC):
 @final
 @dataclass(frozen=True)
 class SecondDerivative(ProductForm):
-    """∂²s/∂θ_rows ∂θ_cols, s the loss or the scalar of its functional part."""
+    """∂²s/∂θ_rows ∂θ_cols, s the loss or the scalar of its functional Hessian."""
 
     part: Part
 
@@ -103,7 +103,7 @@ class Sandwich(ProductForm):
 @final
 @dataclass(frozen=True)
 class SourceTerm(ProductForm):
-    """The part of one source in the functional part."""
+    """The part of one source in the functional Hessian."""
 
     source: str
 

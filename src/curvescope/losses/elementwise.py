@@ -30,7 +30,7 @@ from curvescope.losses.base import (
     no_likelihood,
 )
 
-ZERO = "so the GGN is zero, and the Hessian is the functional part"
+ZERO = "so the GGN is zero, and the Hessian is the functional Hessian"
 FLAT = f"L1Loss has no second derivative in the outputs but zero, {ZERO}"
 LINEAR = (
     f"KLDivLoss is linear in the outputs, log-probabilities, {ZERO}; "

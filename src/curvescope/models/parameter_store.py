@@ -101,7 +101,7 @@ class ParameterStore:
         if self.model.widening is not None:
             raise UsageError(
                 f"{what}: not for weights that are kept in half precision",
-                hint="cs.load(…, dtype='float32'); products with Hessian, GGN, functional part take them",
+                hint="cs.load(…, dtype='float32'); products with Hessian, GGN, functional Hessian take them",
             )
 
     # ------------------------------------------------------------------------------------ sums over the ranks

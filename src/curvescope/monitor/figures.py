@@ -101,7 +101,7 @@ def _curvature(result: Monitored) -> Figure:
     axes[1].set_title("λ_min", fontsize=10, loc="left")
     line(axes[2], h["step"], h["overlap"], label="overlap with the last eigenspace", color=BLUE)
     line(axes[2], h["step"], h["grad_share"], label="gradient in the top eigenspace", color=OCHRE)
-    line(axes[2], h["step"], h["ggn_gap"], h["ggn_gap_stderr"], label="‖H − G‖ / ‖H‖", color=RED)
+    line(axes[2], h["step"], h["ggn_gap"], h["ggn_gap_stderr"], label="‖H − H_o‖ / ‖H‖", color=RED)
     axes[2].set_ylim(bottom=0)
     axes[2].set_title("shares", fontsize=10, loc="left")
     if axes[2].has_data():

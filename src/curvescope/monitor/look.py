@@ -174,7 +174,7 @@ class Look:
             self.blocks.setdefault(name, {}).update(_with_interval("trace", own))
 
     def ggn(self) -> None:
-        """λ_max of G, and ‖H − G‖_F / ‖H‖_F from the probes of the trace."""
+        """λ_max of H_o, and ‖H − H_o‖_F / ‖H‖_F from the probes of the trace."""
         if self._ends is None or not self.problem.loss.splits:
             return
         G = GGN(self.problem).in_blocks()

@@ -2,10 +2,10 @@
 
 With outputs z(θ), loss L = (1/N) Σ_t w_t ℓ_t(z) and J = ∂z/∂θ:
 
-    Hessian     H   = ∇²L = GGN + FunctionalHessian
-    GGN         H_o = (1/N) Jᵀ (∂²ℓ/∂z²) J
+    Hessian            H   = ∇²L = H_o + H_f
+    GGN                H_o = (1/N) Jᵀ (∂²ℓ/∂z²) J
     FunctionalHessian  H_f = (1/N) Σ_i (∂ℓ/∂z_i) ∇²z_i
-    Fishers         = (1/N) Σ_t w_t g_t g_tᵀ, g_t = ∇ℓ_t at the data's targets or at drawn ones
+    Fishers            (1/N) Σ_t w_t g_t g_tᵀ, g_t = ∇ℓ_t at the data's targets or at drawn ones
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Hessian(CurvatureOperator):
 
 
 class FunctionalHessian(CurvatureOperator):
-    """The functional part, computed directly: the Hessian of ⟨G, z(θ)⟩ with G = ∂ℓ/∂z held fixed."""
+    """The functional Hessian, computed directly: the Hessian of ⟨G, z(θ)⟩ with G = ∂ℓ/∂z held fixed."""
 
     @property
     def form(self) -> SecondDerivative:
@@ -50,7 +50,7 @@ class FunctionalHessian(CurvatureOperator):
 
 
 class GGN(CurvatureOperator):
-    """The generalized Gauss-Newton matrix, the outer-product part: Jᵀ (∂²ℓ/∂z²) J.
+    """The generalized Gauss-Newton matrix H_o = Jᵀ (∂²ℓ/∂z²) J.
 
     Positive semi-definite where the loss is convex in the outputs, as those of this package are.
     """

@@ -1,8 +1,8 @@
-"""Who contributes which curvature: the functional part as a sum over the parts of a network.
+"""Who contributes which curvature: the functional Hessian as a sum over the parts of a network.
 
 With parts y = f(x, θ) (norms, attentions, feed-forward networks), λ = ∂ℓ/∂y and D = d(x, θ)/dθ_all,
 
-    H = GGN + Σ_f Dᵀ (λ · f'') D
+    H = H_o + Σ_f Dᵀ (λ · f'') D
 
 exactly: the second derivative of each part alone, seen through the first derivatives of all others.
 """

@@ -1,7 +1,7 @@
 """Random estimates of a diagonal of curvature, from the loss of one step.
 
     hutchinson   z ⊙ (H z), z of random signs: its mean is diag H (Bekas et al., 2007)
-    ggn          z ⊙ (G z), with the Gauss-Newton matrix, of which no entry of the mean is negative
+    ggn          z ⊙ (G z), with the GGN, of which no entry of the mean is negative
     bartlett     N ĝ ⊙ ĝ, ĝ the gradient of the mean loss of N terms at targets drawn from the model: its mean
                  is diag G for a log-likelihood whose terms weigh 0 or 1 (Liu et al., 2024, algorithm 2)
 

@@ -26,8 +26,8 @@ def quality(
     Args:
         layers: Their names.
         methods: Their names.
-        error: ‖K − G‖ / ‖G‖.
-        lambda_max: λ_max(K) / λ_max(G).
+        error: ‖K − H_o‖ / ‖H_o‖.
+        lambda_max: λ_max(K) / λ_max(H_o).
         cosine: Of the preconditioned gradients.
         cosine_gradient: (layers,) of the plain gradient, as gray lines.
     """
@@ -36,7 +36,7 @@ def quality(
     width = max(2.0 + 0.22 * len(layers), 5.5)
     fig, axes = plt.subplots(3, 1, figsize=(width, 6.4), sharex=True, layout="constrained")
     x, step = np.arange(len(layers)), 0.6 / max(len(methods), 1)
-    labels = ("‖K − G‖ / ‖G‖", "λ_max(K) / λ_max(G)", "cosine with (G + δ)⁻¹ g")
+    labels = ("‖K − H_o‖ / ‖H_o‖", "λ_max(K) / λ_max(H_o)", "cosine with (H_o + δ)⁻¹ g")
     for ax, values, label in zip(axes, (error, lambda_max, cosine), labels, strict=True):
         for i, method in enumerate(methods):
             shift = step * (i - (len(methods) - 1) / 2)

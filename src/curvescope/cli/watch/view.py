@@ -26,7 +26,7 @@ REST = {  # numbers of the last row that are shown as they are
     "lambda_min": "λ_min",
     "trace": "trace",
     "ggn_lambda_max": "λ_max of GGN",
-    "ggn_gap": "gap H − GGN",
+    "ggn_gap": "gap H − H_o",
     "grad_norm": "‖g‖",
     "curvature_along_gradient": "gᵀHg/‖g‖²",
     "grad_share": "g in top space",

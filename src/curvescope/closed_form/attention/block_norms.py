@@ -35,7 +35,7 @@ WEIGHTS: tuple[Weight, ...] = ("Q", "K", "V", "O")
 ROWS = 96  # of a Gram matrix at a time
 
 
-class BlockNorms(NamedTuple):
+class PartNorms(NamedTuple):
     """Frobenius norms of a block H = H_o + H_f, each a scalar tensor."""
 
     total: Tensor
@@ -55,15 +55,15 @@ class KroneckerSum:
     functional: Tensor | None
     on_columns: bool = False
 
-    def norms(self) -> BlockNorms:
+    def norms(self) -> PartNorms:
         """Exact Frobenius norms of the sum and of its parts."""
         vectors, *parts = self._merged
         weights = (vectors @ vectors.T).square()
         if self.functional is None:
             found = _norm(weights, parts[0])
-            return BlockNorms(found, found, torch.zeros_like(found))
+            return PartNorms(found, found, torch.zeros_like(found))
         outer, functional = parts
-        return BlockNorms(*(_norm(weights, S) for S in (outer + functional, outer, functional)))
+        return PartNorms(*(_norm(weights, S) for S in (outer + functional, outer, functional)))
 
     def product(self, V: Tensor, part: Part = "total") -> Tensor:
         """The block times matrices V (k, *shape of the weight): Σ_a p_a (p_aᵀ V) S_a."""
@@ -92,7 +92,7 @@ class HeadNorms:
 
     Args:
         layer: softmax or linear, without rotary positions; its G is ∂ℓ/∂F, its B is not looked at.
-        outer: R (n, L, o, r) with R Rᵀ the Gauss-Newton part of B, seen from the outputs of the model.
+        outer: R (n, L, o, r) with R Rᵀ the GGN of B, seen from the outputs of the model.
         functional: the rest of B, (n, L, o, o), if there is any.
     """
 
@@ -119,7 +119,7 @@ class HeadNorms:
             raise UsageError(f"expected one of {', '.join(layer.weights)}, got {weight!r}")
         return KroneckerSum(vectors, R @ R.mT, K)
 
-    def norms(self, weights: Iterable[Weight] = WEIGHTS) -> dict[Weight, BlockNorms]:
+    def norms(self, weights: Iterable[Weight] = WEIGHTS) -> dict[Weight, PartNorms]:
         """Exact norms by weight."""
         return {weight: self.block(weight).norms() for weight in weights}
 

@@ -47,7 +47,7 @@ class AttentionCurvature:
     """∂²ℓ of an attention layer in its weights, H = JᵀBJ + Σ G ∂²F.
 
     A block is named by two weights, ("Q", "K"), and a part of it by "outer", "functional" or "total". Only
-    `dense`, `split`, `blocks` and `hessian` form a block; the others work with sums over queries of small
+    `to_dense`, `split`, `blocks` and `hessian` form a block; the others work with sums over queries of small
     matrices, which are kept once made. `product` needs neither.
     """
 
@@ -183,7 +183,7 @@ class AttentionCurvature:
         return found
 
     def _pieces(self, pair: Pair, part: Part) -> Iterator[tuple[int, int, list[Term]]]:
-        """Terms of all pairs of places; heads meet in the outer part only."""
+        """Terms of all pairs of places; heads meet in H_o only."""
         for i in range(self._layout(pair[0])[1]):
             for j in range(self._layout(pair[1])[1]):
                 terms = self.terms(pair, part, slots=(i, j))

@@ -54,8 +54,8 @@ def attention_curvature(
     says which B is meant:
 
         hessian     ∂²L/∂F²: the total is the block of the model's Hessian.
-        ggn         its Gauss-Newton part: `outer` is the block of the model's GGN.
-        functional  the difference of the two: the total is the block of the model's functional part.
+        ggn         its GGN: `outer` is the block of the model's GGN.
+        functional  the difference of the two: the total is the block of the model's functional Hessian.
 
     `functional` is Σ G ∂²F, the layer's own, for all three. Weights are called Q, K, V, O and b_Q, … (QK if
     merged), whether of all heads or of one.

@@ -1,6 +1,6 @@
 """The Hessian of an attention layer times a direction, from scratch: no moments, no blocks.
 
-One forward pass with tangents, then one backward pass: the outer part pulls B dF back, the functional part
+One forward pass with tangents, then one backward pass: H_o pulls B dF back, the functional Hessian
 differentiates the pull-back of a fixed G. What happens between queries, keys, values and the heads' outputs
 is in `core`; here are the projections around it, with rotations and shared heads.
 """

@@ -55,7 +55,7 @@ def rest_of_model(
 ) -> Rest:
     """X, G and B of one placed batch, not divided by the number of terms.
 
-    B is the Hessian of the rest, its Gauss-Newton part Jᵀ (∂²ℓ/∂z²) J with J = ∂z/∂F, or their difference
+    B is the Hessian of the rest, its GGN Jᵀ (∂²ℓ/∂z²) J with J = ∂z/∂F, or their difference
     (`functional`). It takes L·d passes through the rest of the network, for all sequences at once.
     """
     if curvature not in get_args(MatrixName):

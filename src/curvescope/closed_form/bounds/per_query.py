@@ -47,7 +47,7 @@ class HeadLocals:
 
 @dataclass(frozen=True)
 class HeadFactors:
-    """The factors of the six blocks of JᵀBJ (`outer`), of the functional part, or of their sum."""
+    """The factors of the six blocks of JᵀBJ (`outer`), of the functional Hessian, or of their sum."""
 
     at: HeadLocals
     outer: bool

@@ -7,7 +7,7 @@ curvature B_i per token and Ω_i = W_2 B_i W_2ᵀ:
     H(α f, W_2)  = Σ_i f_i z̄_iᵀ ⊗ Q_i + δ_pq Σ_i f_ia D^α_ip g_io,   Q_i = D^α_i W_2 B_i
     H(W_2, W_2)  = Σ_i z̄_i z̄_iᵀ ⊗ B_i
 
-in which the outer part is what has B in it. The δ term belongs to W_2, not to b_2.
+in which H_o is what has B in it. The δ term belongs to W_2, not to b_2.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Sources (any tape): H = (Dv_n)ᵀ B (Dv_n) + Σ_p (D in_p)ᵀ K_p(g_p) (D in_p), where D is the total derivative by
 the tape's input and parameters, in_p = (x_p, θ_p), and g_p the cotangent of the output of p. The first
-term is the Gauss-Newton matrix, the others name who contributes which curvature.
+term is the GGN, the others name who contributes which curvature.
 
 Assembly (backwards, block by block): over stages x_{l+1} = f_l(x_l; θ_l), with C = ∂²ℓ/∂x_{l+1}² and
 X_m = ∂²ℓ/∂x_{l+1}∂θ_m carried along. All of this is for small models.

@@ -1,4 +1,4 @@
-"""Whole networks: exact gradient, Hessian, Gauss-Newton matrix, sources of curvature and their products.
+"""Whole networks: exact gradient, Hessian, GGN, sources of curvature and their products.
 
     tape = stack_tape(params, tokens, Architecture(num_heads=2))
     curvature = StackCurvature(tape, lambda z: cross_entropy_objective(z, targets))
@@ -102,11 +102,11 @@ class StackCurvature:
         return self._ordered(assemble(self.tape, self.objective))
 
     def ggn(self) -> BlockMatrix:
-        """Every block of the Gauss-Newton matrix Jᵀ B J, by backward assembly without curvatures."""
+        """Every block of the GGN Jᵀ B J, by backward assembly without curvatures."""
         return self._ordered(assemble(self.tape, self.objective, functional=False))
 
     def sources(self) -> dict[str, BlockMatrix]:
-        """The functional part H − GGN as a sum over its sources.
+        """The functional Hessian H − H_o as a sum over its sources.
 
         Keys: `L0.ln1`, `L0.attention.core`, `L0.attention.bilinear`, `L0.ffn.activation`,
         `L0.ffn.bilinear`, …, `ln_f`, `unembedding`.
@@ -115,7 +115,7 @@ class StackCurvature:
         return {source: self._ordered(term) for source, term in found.items()}
 
     def product(self, direction: Tree, *, part: Part = "total") -> dict[str, Tensor]:
-        """H v (`total`), GGN v (`outer`) or (H − GGN) v (`functional`), without forming a matrix.
+        """H v (`total`), GGN v (`outer`) or (H − H_o) v (`functional`), without forming a matrix.
 
         One forward sweep of tangents and one backward sweep. `direction` is a tree of parameters; a
         missing name is zero.

@@ -1,6 +1,6 @@
 """The bound of arXiv 2409.11995, the precursor of petrov2025, exactly as it is printed.
 
-It is kept to be compared with: for ‖W‖ < 1 it is false, and it is a bound of the Gauss–Newton part only
+It is kept to be compared with: for ‖W‖ < 1 it is false, and it is a bound of the GGN only
 (`bounds.relu_network` says why and has the corrected ones).
 """
 

@@ -31,7 +31,7 @@ class Corrupted:
 
 
 def masked_text(source: str | Path, model: Any, *, rate: float = RATE, **options: Any) -> Corrupted:
-    """Text as `masked_lm` hides it, with the mask token, and as it was; padding does not count."""
+    """Text as `masked_lm_data` hides it, with the mask token, and as it was; padding does not count."""
     hidden = masked_lm_data(source, model, mask_rate=rate, **options)
     shown, counted = [], []
     for batch in hidden:
@@ -51,7 +51,7 @@ def replaced_text(
     max_bytes: int | None = MAX_BYTES,
     **options: Any,
 ) -> Corrupted:
-    """Text as `text` cuts it, and with tokens replaced, for models without a mask token.
+    """Text as `text_data` cuts it, and with tokens replaced, for models without a mask token.
 
     Of a window w of m tokens, in the order of the batches, max(1, round(rate · m)) are replaced: the first of
     a randperm with (`seed`, w), each by another token of the vocabulary, all of these equally likely. The
@@ -75,7 +75,7 @@ def replaced_text(
 def hidden_patches(
     model: Any, num: int, *, rate: float = RATE, seed: int = 0, batch_size: int = 8
 ) -> Corrupted:
-    """Images as `images` makes them, and with max(1, round(rate · patches)) of their patches gray (0).
+    """Images as `image_data` makes them, and with max(1, round(rate · patches)) of their patches gray (0).
 
     Args:
         model: has `.facts` with image_size and patch_size.

@@ -148,7 +148,7 @@ class ActivationHessian(ActivationOperator):
 
 
 class ActivationGGN(ActivationOperator):
-    """The Gauss-Newton part, positive semi-definite where the loss is convex in the outputs."""
+    """The GGN, positive semi-definite where the loss is convex in the outputs."""
 
     name = "ggn"
 

@@ -149,7 +149,7 @@ class PerSample:
 
         Args:
             V: columns (n, k) for all samples, or (S, n, k), each sample's own.
-            part: `hessian`, or `ggn` for the Gauss-Newton matrix G_x.
+            part: `hessian`, or `ggn` for the GGN G_x.
         """
         if part not in get_args(Part):
             raise UsageError(f"expected 'hessian' or 'ggn', got {part!r}")

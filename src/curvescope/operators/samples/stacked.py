@@ -83,7 +83,7 @@ class Graph:
         return self._gathered([None if g is None else g[None] for g in found], 1)[..., 0]
 
     def products(self, V: Tensor, part: Part, group: int) -> Tensor:
-        """∇²s_b V, or its Gauss-Newton part: (B, n, k), from V of shape (n, k) or (B, n, k)."""
+        """∇²s_b V, or its GGN: (B, n, k), from V of shape (n, k) or (B, n, k)."""
         tangents = self._tangents(V)
         into = list(self.points.values())
         if part == "hessian":

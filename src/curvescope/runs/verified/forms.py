@@ -20,7 +20,7 @@ RELATIVE = "relative to the larger of it and ‖Cv‖"
 
 
 def check_form(op: CurvatureOperator, exact: Problem | None, v: Tensor, product: Tensor) -> Check:
-    """vᵀCv of the GGN or the functional part, from C v in float64."""
+    """vᵀCv of the GGN or the functional Hessian, from C v in float64."""
     kind = part_of(op)
     assert kind is not None, "the parts of the Hessian have forms"
     problem = op.problem if exact is None else exact

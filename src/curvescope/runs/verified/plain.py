@@ -26,7 +26,7 @@ def part_of(op: CurvatureOperator) -> MatrixName | None:
 
 
 def plain_product(part: MatrixName, problem: Problem, batch: Batch, space: ParamSpace, V: Tensor) -> Tensor:
-    """The sum over a placed batch's terms applied to columns (n, k): the functional part is H − GGN."""
+    """The sum over a placed batch's terms applied to columns (n, k): the functional Hessian is H − H_o."""
     if part == "hessian":
         return double_backward(problem, batch, space, V)
     outer = gauss_newton(problem, batch, space, V)

@@ -88,7 +88,7 @@ def _adversarial(result: Bounds) -> Figure:
 
 
 def _networks(ax: Axes, found: Comparisons) -> None:
-    """One layer, where the Gauss–Newton part is all; and the Hessian of the next larger network."""
+    """One layer, where the GGN is all; and the Hessian of the next larger network."""
     names = list(dict.fromkeys(name for name in found.instance if name.startswith(words.NETWORK)))[:2]
     for name, style in zip(names, STYLES, strict=False):
         chosen = found.chosen(instance=name, quantity=measures.WHOLE)

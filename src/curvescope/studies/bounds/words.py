@@ -81,7 +81,7 @@ def captions(result: Bounds) -> dict[str, str]:
         "adversarial": f"{ratio} Without keys and at zero loss the printed bound does not see W_Q. Two "
         "tokens that share the attention exceed 1/L, and ‖Z_1‖ its estimate by as much. The estimate of ξ_21 "
         "vanishes with W_2, the derivative does not. Small weights make the precursor's bound smaller than "
-        "the Gauss–Newton part of one layer, and than the Hessian of two.",
+        "the GGN of one layer, and than the Hessian of two.",
         "depth": f"Left: ‖H‖ of stacks of post-norm blocks, which no bound covers, and of the largest part "
         f"in one block. Right: slack of the bound of each block alone; {seeds}.",
         "estimates": f"{ratio} What the proofs of Theorems 1 and 6 estimate, printed and repaired: median "

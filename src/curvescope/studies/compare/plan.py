@@ -11,7 +11,7 @@ OF_BLOCK = 1 / 3  # of a product of the whole operator: nothing outside the bloc
 
 
 def cost(cfg: Config, problem: Problem) -> Cost:
-    """H, G and H_f of the whole, and H of every block, on every side."""
+    """H, H_o and H_f of the whole, and H of every block, on every side."""
     sizes = chosen_blocks(cfg, problem).values()
     each = cfg.num_block_probes + cfg.num_block_steps
     own = sum(size if size <= max(cfg.max_exact, each) else each for size in sizes)

@@ -1,7 +1,7 @@
 """Models, checkpoints or data sets side by side, each against the first: how their curvature differs.
 
 Every side is measured with the same random vectors on the same sample of the data, one model in memory at a
-time: H, its Gauss-Newton part G and H_f = H − G as a whole (`gap.pair`), and every diagonal block of H that
+time: H, its GGN H_o and H_f = H − H_o as a whole (`gap.pair`), and every diagonal block of H that
 is chosen (`algorithms.blocks.probes`). Blocks are matched by name. Pieces are stored in `state` as they are
 done.
 """
@@ -191,7 +191,7 @@ def _pieces(cfg: Config, seen: Sequence[Seen], side: int, problem: Callable[[int
             seed=cfg.seed,
         )
 
-    found = [Piece(f"side{side}.whole", whole, f"{name}: H, GGN and functional part")]
+    found = [Piece(f"side{side}.whole", whole, f"{name}: H, GGN and functional Hessian")]
     for number, block in enumerate(seen[side].blocks):
         found.append(Piece(f"side{side}.block{number}", partial(of_block, block), f"{name}: {block}"))
     return found

@@ -110,7 +110,7 @@ def captions(found: Comparison) -> dict[str, str]:
     how = "exact, from the whole matrix" if exact else f"from {probes} and Lanczos, the same for every side"
     return {
         "quantities": f"Every quantity of every side, {how}; bars are intervals that are meant to hold it 95 "
-        "times in 100. The functional share is ‖H_f‖/‖H‖, the λ_max gap 1 − λ_max(GGN)/λ_max(H).",
+        "times in 100. The functional share is ‖H_f‖/‖H‖, the λ_max gap 1 − λ_max(H_o)/λ_max(H).",
         "density": "Spectral densities of the Hessian and of the GGN, by stochastic Lanczos quadrature, "
         "under a kernel; bands are 95 % intervals over probes. The axis is logarithmic on both sides of 0.",
         "block_ratios": f"Frobenius norm of every diagonal block of the Hessian over that of {first.name}, "

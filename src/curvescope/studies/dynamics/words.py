@@ -85,7 +85,7 @@ def captions(result: Dynamics) -> dict[str, str]:
     if result.sequence is not None:
         return {
             "checkpoints": "Every checkpoint, measured as the monitor measures: both ends of the spectrum "
-            "with their errors, trace ± standard error over probes, λ_max of the GGN, ‖H − G‖/‖H‖, the "
+            "with their errors, trace ± standard error over probes, λ_max of the GGN, ‖H − H_o‖/‖H‖, the "
             "share of the gradient in the top eigenspace.",
             "blocks": f"λ_max of {result.sequence.followed()} and trace of every block, at every checkpoint.",
             "over_checkpoints": "λ_max, λ_min and trace with their errors, and the loss, over checkpoints.",

@@ -36,7 +36,7 @@ def bundled(revision: str, num_tokens: int) -> tuple[Model, Batches]:
 
 
 def climb_bundled(revision: str, part: str, *, num_tokens: int, seed: int) -> Pairings:
-    """Pairing of the outliers of the Hessian, and of the functional part, of one part of the model."""
+    """Pairing of the outliers of the Hessian, and of the functional Hessian, of one part of the model."""
     problem = Problem(*bundled(revision, num_tokens))
     values = {OUTLIERS: [_ends(Hessian(problem, PARTS[part]), seed)]}
     if part.endswith("W_K"):

@@ -39,7 +39,7 @@ def _rows(values: Tensor, theta: Tensor) -> Tensor:
 
 
 def both_parts(outputs: Function, loss: Function, theta: Tensor) -> tuple[Tensor, Tensor]:
-    """Hessian and Gauss–Newton matrix JᵀBJ of loss(outputs(θ)): (R, n, n) each.
+    """Hessian and GGN JᵀBJ of loss(outputs(θ)): (R, n, n) each.
 
     Args:
         outputs: θ (R, n) to f (R, N).

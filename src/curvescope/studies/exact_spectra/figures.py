@@ -136,7 +136,7 @@ def _gaps(result: ExactSpectra) -> Figure:
         _plain(ax)
     handles, labels = axes[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, fontsize=8, frameon=False, ncols=6, loc="outside lower center")
-    axes[0][0].set_ylabel("|λ_max(GGN) − λ_max(H)| / λ_max(H)", fontsize=9)
+    axes[0][0].set_ylabel("|λ_max(H_o) − λ_max(H)| / λ_max(H)", fontsize=9)
     return figure
 
 

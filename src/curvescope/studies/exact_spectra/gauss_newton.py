@@ -1,4 +1,4 @@
-"""How well the Gauss–Newton matrix gives λ_max: attention beside networks without it, of as many parameters.
+"""How well the GGN gives λ_max: attention beside networks without it, of as many parameters.
 
 Targets are outputs plus ρ times normal numbers, so that the loss is ρ² in expectation for every network;
 weights of n rows have the standard deviation scale/√n, tokens 1.
@@ -83,7 +83,7 @@ MATCHES: dict[str, tuple[Network, Network]] = {
 
 @dataclass(frozen=True)
 class Gaps(Result):
-    """Columns: a row is one draw. The gap is |λ_max(GGN) − λ_max(H)| / |λ_max(H)|."""
+    """Columns: a row is one draw. The gap is |λ_max(H_o) − λ_max(H)| / |λ_max(H)|."""
 
     match: list[str]  # networks that are compared with each other
     kind: list[str]  # attention or MLP
@@ -96,7 +96,7 @@ class Gaps(Result):
 
     @property
     def gap(self) -> np.ndarray:
-        """Relative error of λ_max if the Gauss–Newton matrix is taken for the Hessian."""
+        """Relative error of λ_max if the GGN is taken for the Hessian."""
         return np.abs(self.ggn_lambda_max - self.lambda_max) / np.abs(self.lambda_max)
 
     def chosen(self, match: str, kind: str, scale: float, residual: float) -> np.ndarray:

@@ -1,6 +1,6 @@
 """Paired spectra, from networks where pairs are exact to real ones: an assumption less on each rung.
 
-A rung has one or several rows: a quantity of its Hessian, of the functional part, or of the part of it in
+A rung has one or several rows: a quantity of its Hessian, of the functional Hessian, or of the part of it in
 queries and keys, over random draws of weights and data. Squared error, with targets that are outputs plus
 normal numbers; the last small network reads tokens and has cross-entropy.
 """

@@ -4,7 +4,7 @@ P = 1 − Σ_i |p_i − n_i| / Σ_i (p_i + n_i)
 
 with the positive eigenvalues p_1 ≥ p_2 ≥ … and the negative ones' sizes n_1 ≥ n_2 ≥ …, zeros where one side
 has fewer. P is 1 if and only if the spectrum is symmetric, and 0 if and only if all signs agree, as for a
-Gauss–Newton matrix. A random symmetric matrix comes near 1 too, so a P near 1 is no evidence of structure:
+GGN. A random symmetric matrix comes near 1 too, so a P near 1 is no evidence of structure:
 that is the share of eigenvalues whose partner is there to rounding.
 """
 

@@ -71,7 +71,7 @@ def captions(result: ExactSpectra) -> dict[str, str]:
         "a feed-forward layer with skip connections.",
         "pairing": f"{formula} Outliers are the three largest eigenvalues of each sign that are not "
         "repeated. Exact pairs: the share of eigenvalues whose negative is one too, to 1e-9 of the largest. "
-        "H_f is the functional part. An assumption less on each rung; medians over draws with intervals of "
+        "H_f: the functional Hessian. An assumption less on each rung; medians over draws with intervals of "
         "the bootstrap, of the bundled model one text and no interval. The control: "
         f"{CONTROL_NOTE}.",
     }

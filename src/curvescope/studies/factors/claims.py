@@ -120,7 +120,7 @@ def _between(result: Factors) -> Claim:
     """Whether the blocks of the GGN hold less than half of its squared norm."""
     share = mean_of(result.between[:, :, 0].mean(axis=1))
     verdict = HOLDS if share.low > 0.5 else FAILS if share.high < 0.5 else OPEN
-    measured = f"{share.value:.2f} [{share.low:.2f}, {share.high:.2f}] of ‖G‖²"
+    measured = f"{share.value:.2f} [{share.low:.2f}, {share.high:.2f}] of ‖H_o‖²"
     return Claim("most of the GGN lies between blocks", "more than a half", measured, verdict, *OURS)
 
 

@@ -1,6 +1,6 @@
 """The stripe of the query–key block: how much of it is a matrix ⊗ the identity over d_K.
 
-With entries (r, t) of W_Q and (r', t') of W_K, t the coordinate of a key, the functional part of the block
+With entries (r, t) of W_Q and (r', t') of W_K, t the coordinate of a key, the functional Hessian of the block
 has the term s (Σ_i x_i (Σ_i u_i)ᵀ) ⊗ I: it lies at t = t' alone (Ormaniec et al., Theorem 3.2).
 """
 

@@ -151,7 +151,7 @@ def _targets(result: Gap) -> Figure:
         right.set_yticks(2.0 ** -np.arange(3), ["1", "0.5", "0.25"])
         right.set_ylim(0.9 * min(norms.min(), counts[-1] ** -0.5), 1.15)
         right.set_xlabel("draws of targets from the model")
-        right.set_title("the functional part averages out", fontsize=10, loc="left")
+        right.set_title("the functional Hessian averages out", fontsize=10, loc="left")
         right.legend(fontsize=8, frameon=False)
     for ax in axes[0]:
         _plain(ax)

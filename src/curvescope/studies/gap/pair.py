@@ -1,12 +1,12 @@
-"""The Hessian and the GGN of one block side by side, and what is between them, the functional part.
+"""The Hessian and the GGN of one block side by side, and what is between them, the functional Hessian.
 
-With H = G + H_f and n parameters, the numbers of a block are
+With H = H_o + H_f and n parameters, the numbers of a block are
 
-    λ_max(H), λ_max(G),   relative gap  1 − λ_max(G) / λ_max(H),
+    λ_max(H), λ_max(H_o),   relative gap  1 − λ_max(H_o) / λ_max(H),
     tr, ‖·‖_F of all three,   functional share  ‖H_f‖_F / ‖H‖_F,
-    W₁ between the spectra of H and G, in units of ρ = ‖H‖_F / √n, the root mean square eigenvalue of H.
+    W₁ between the spectra of H and H_o, in units of ρ = ‖H‖_F / √n, the root mean square eigenvalue of H.
 
-In that unit W₁ is at most the functional share (Hoffman and Wielandt). The functional part is computed
+In that unit W₁ is at most the functional share (Hoffman and Wielandt). The functional Hessian is computed
 directly: where it is small, a difference of two products would be rounding.
 """
 
@@ -50,7 +50,7 @@ class Number(NamedTuple):
 
 @dataclass(frozen=True)
 class Pair(Result):
-    """H, G and H_f of one block at one point."""
+    """H, H_o and H_f of one block at one point."""
 
     block: str
     size: int
@@ -59,7 +59,7 @@ class Pair(Result):
     ggn: OwnProbes
     functional: OwnProbes
     distance: SpectralDistance | None  # None without density probes
-    densities: dict[str, SpectralDensity]  # of H and G; empty where they are not kept
+    densities: dict[str, SpectralDensity]  # of H and H_o; empty where they are not kept
 
     @property
     def scale(self) -> float:
@@ -72,7 +72,7 @@ class Pair(Result):
         return Number(float(ends.values[1]), float(ends.residuals[1]))
 
     def gap(self) -> Number:
-        """1 − λ_max(G) / λ_max(H), its error that of both eigenvalues; nan unless λ_max(H) > 0."""
+        """1 − λ_max(H_o) / λ_max(H), its error that of both eigenvalues; nan unless λ_max(H) > 0."""
         (h, h_error), (g, g_error) = self.top("hessian"), self.top("ggn")
         if not h > 0:
             return Number(math.nan, math.nan)

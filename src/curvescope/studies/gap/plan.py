@@ -31,7 +31,7 @@ def cost(cfg: Config, problem: Problem) -> Cost:
 
 
 def _products(cfg: Config, block: str, size: int) -> int:
-    """Of H, G and H_f of one block."""
+    """Of H, H_o and H_f of one block."""
     effort = cfg.effort(block)
     if size <= effort.max_exact:
         return 5 * size

@@ -1,8 +1,8 @@
 """How well the GGN predicts the Hessian: λ_max, trace, norm and density, per block and over training.
 
 Every block is measured at every checkpoint (`pair`), and the whole model at the last one with other targets
-(`targets`): the loss small, large, and drawn from the model itself, where the functional part vanishes on the
-average. Checkpoints are those of a bundled model, or models of the same shape that `checkpoints` names; the
+(`targets`): the loss small, large, and drawn from the model itself, where H_f vanishes on the average.
+Checkpoints are those of a bundled model, or models of the same shape that `checkpoints` names; the
 data are the same for all. Pieces are stored in `state` as they are done.
 """
 
@@ -66,7 +66,7 @@ class Config(ModelOnData):
 
 @dataclass(frozen=True)
 class Gap(Shown):
-    """H and G of a model's blocks over checkpoints, and of the whole with other targets."""
+    """H and H_o of a model's blocks over checkpoints, and of the whole with other targets."""
 
     model: str
     data: str

@@ -1,4 +1,4 @@
-"""The tables of the study `gap`: what is known of H and G, one row each."""
+"""The tables of the study `gap`: what is known of H and H_o, one row each."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from curvescope.studies.gap.study import Gap
 
-SHORT = {"hessian": "H", "ggn": "G", "functional": "f"}
+SHORT = {"hessian": "H", "ggn": "H_o", "functional": "H_f"}
 OVER_TRAINING = (
     "checkpoint", "loss", "functional_share", "functional_share_error", "lambda_max_gap",
     "lambda_max_gap_error", "trace_gap", "trace_gap_error", "wasserstein", "wasserstein_error",

@@ -1,7 +1,7 @@
 """The same model with other targets: the loss is made small and large while no parameter moves.
 
 H_f = Σ (∂ℓ/∂f) ∂²f is linear in what the outputs miss, while the GGN of cross-entropy and of the squared
-error does not see the targets at all. So between targets only the functional part changes. Targets drawn
+error does not see the targets at all. So between targets only the functional Hessian changes. Targets drawn
 from the model itself miss nothing on the average: E[∂ℓ/∂f] = 0, hence E[H_f] = 0. That is seen in S draws by
 
     ‖E H_f‖² ≈ Σ_{s≠t} ⟨H_f^s, H_f^t⟩ / (S (S − 1)),

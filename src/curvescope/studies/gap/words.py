@@ -31,7 +31,7 @@ def summary(result: Gap) -> list[Line]:
             f"‖E H_f‖² / E‖H_f‖² over {plural(result.draws.gram.shape[1], 'draw')} of targets from the "
             "model: zero in theory; ± is a standard error"
         )
-        found.append(("functional part of drawn targets", with_error(value, error), words))
+        found.append(("functional Hessian of drawn targets", with_error(value, error), words))
     return [*found, *(("note", "", note) for note in result.notes)]
 
 
@@ -39,7 +39,9 @@ def opening(result: Gap) -> str:
     """How much of the Hessian the GGN leaves out, at the last checkpoint and since the first."""
     last = result.checkpoints[-1]
     pair = result.pair(last)
-    said = f"The functional part, which the GGN leaves out, is {with_error(*pair.share())} of ‖H‖ at {last}"
+    said = (
+        f"The functional Hessian, which the GGN leaves out, is {with_error(*pair.share())} of ‖H‖ at {last}"
+    )
     if np.isfinite(pair.gap().value):
         said += f"; the GGN's λ_max is {off(*pair.gap_interval())} the Hessian's"
     if len(result.checkpoints) == 1:
@@ -49,7 +51,7 @@ def opening(result: Gap) -> str:
 
 
 def off(low: float, high: float) -> str:
-    """`25.1 to 27.6 % below`, from both ends of 1 − λ_max(G)/λ_max(H)."""
+    """`25.1 to 27.6 % below`, from both ends of 1 − λ_max(H_o)/λ_max(H)."""
     if low < 0 < high:
         return f"between {rounded(-100 * low, 3)} % above and {rounded(100 * high, 3)} % below"
     near, far = sorted((abs(100 * low), abs(100 * high)))
@@ -57,7 +59,7 @@ def off(low: float, high: float) -> str:
 
 
 def _percent(pair: Pair) -> str:
-    """`25.1 to 27.6 %`, where 1 − λ_max(G)/λ_max(H) lies."""
+    """`25.1 to 27.6 %`, where 1 − λ_max(H_o)/λ_max(H) lies."""
     low, high = pair.gap_interval()
     return f"{between(100 * low, 100 * high, 3)} %"
 
@@ -69,9 +71,9 @@ def whole(pair: Pair) -> list[Line]:
     assert g is not None
     found = [
         (
-            "λ_max, H against G",
+            "λ_max, H against H_o",
             _percent(pair),
-            f"1 − λ_max(G)/λ_max(H); λ_max {between(float(h.values[1]), h.high)} and "
+            f"1 − λ_max(H_o)/λ_max(H); λ_max {between(float(h.values[1]), h.high)} and "
             f"{between(float(g.values[1]), g.high)}; {LIES_BETWEEN}",
         ),
         (
@@ -89,7 +91,7 @@ def whole(pair: Pair) -> list[Line]:
     ]
     if pair.distance is not None:
         words = (
-            f"W₁ of the spectra of H and G in units of ‖H‖/√n = {pair.scale:.3g}, without its bias; "
+            f"W₁ of the spectra of H and H_o in units of ‖H‖/√n = {pair.scale:.3g}, without its bias; "
             "at most the functional share"
         )
         found.append(("Wasserstein distance", with_error(*pair.wasserstein()), words))
@@ -128,13 +130,13 @@ def _targets(result: Gap) -> Line:
 
 
 WHAT = (
-    "H = G + H_f, G the GGN and H_f the functional part. λ_max from Lanczos steps: an eigenvalue lies within "
-    "the error, and the largest is below high 95 times in 100; λ_max gap is 1 − λ_max(G)/λ_max(H). Traces "
-    "and Frobenius norms with standard errors and 95 % intervals over probes; trace gap is tr H_f/tr H; "
-    "functional share is ‖H_f‖/‖H‖. Wasserstein: W₁ between the spectra of H and G, in units of the root "
-    "mean square eigenvalue ‖H‖/√n, at most the functional share; its error is that over probes (stderr, "
-    "and a 95 % interval) and how far the last half of the Lanczos steps has moved it (from least to "
-    "most); unresolved bounds what they may leave open."
+    "H = H_o + H_f, H_o the GGN and H_f the functional Hessian. λ_max from Lanczos steps: an eigenvalue "
+    "lies within the error, and the largest is below high 95 times in 100; λ_max gap is 1 − "
+    "λ_max(H_o)/λ_max(H). Traces and Frobenius norms with standard errors and 95 % intervals over probes; "
+    "trace gap is tr H_f/tr H; functional share is ‖H_f‖/‖H‖. Wasserstein: W₁ between the spectra of H and "
+    "H_o, in units of the root mean square eigenvalue ‖H‖/√n, at most the functional share; its error is "
+    "that over probes (stderr, and a 95 % interval) and how far the last half of the Lanczos steps has "
+    "moved it (from least to most); unresolved bounds what they may leave open."
 )
 
 
@@ -144,8 +146,8 @@ def captions(result: Gap) -> dict[str, str]:
     found = {
         "gap": f"One row per checkpoint and block; 'all' is the whole model. {WHAT}",
         "training": f"The whole model at {where}. {WHAT}",
-        "over_training": f"Functional share, λ_max of H and G, and Wasserstein distance at {where}; bars are "
-        "errors over probes, of λ_max residuals, within which an eigenvalue lies.",
+        "over_training": f"Functional share, λ_max of H and H_o, and Wasserstein distance at {where}; bars "
+        "are errors over probes, of λ_max residuals, within which an eigenvalue lies.",
         "blocks": f"By block, at {where}: how much of λ_max the GGN misses, in percent (below zero: it has "
         "too much), and the functional share ‖H_f‖/‖H‖.",
     }

@@ -1,16 +1,16 @@
 """Influence of every training sequence on the loss of a query, by one linear system for each query.
 
 The training loss is L = Σ_i (N_i/N) ℓ_i over sequences i of N_i terms each, N in all. Without sequence i, the
-others weighing what they did, its minimum moves by (N_i/N) (∇²L)⁻¹ ∇ℓ_i to first order. With the Gauss-Newton
-matrix G of L for ∇²L, and a damping δ, the loss of a query q therefore changes by about
+others weighing what they did, its minimum moves by (N_i/N) (∇²L)⁻¹ ∇ℓ_i to first order.
+With the GGN H_o of L for ∇²L, and a damping δ, the loss of a query q therefore changes by about
 
-    s_i = (N_i/N) ∇ℓ_qᵀ (G + δ I)⁻¹ ∇ℓ_i.
+    s_i = (N_i/N) ∇ℓ_qᵀ (H_o + δ I)⁻¹ ∇ℓ_i.
 
 So s_i > 0 says that sequence i has helped: without it the query's loss is higher. The influence function of
-the literature (Koh & Liang 2017), the slope in the weight of sequence i, is −∇ℓ_qᵀ (G + δ I)⁻¹ ∇ℓ_i.
+the literature (Koh & Liang 2017), the slope in the weight of sequence i, is −∇ℓ_qᵀ (H_o + δ I)⁻¹ ∇ℓ_i.
 
-x = (G + δ I)⁻¹ ∇ℓ_q is solved for once. Its residual r bounds the error of every score, because no eigenvalue
-of G + δ I is below δ: |s_i − s̃_i| ≤ (N_i/N) ‖r‖ ‖∇ℓ_i‖ / δ. Rounding comes on top.
+x = (H_o + δ I)⁻¹ ∇ℓ_q is solved for once. Its residual r bounds the error of every score, because no
+eigenvalue of H_o + δ I is below δ: |s_i − s̃_i| ≤ (N_i/N) ‖r‖ ‖∇ℓ_i‖ / δ. Rounding comes on top.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Scores(Result):
     error: np.ndarray  # (D, S) bound by the residual
     sequences: np.ndarray  # (S,) which sequence of the data
     shares: np.ndarray  # (S,) N_i/N
-    residual: np.ndarray  # (D,) ‖∇ℓ_q − (G + δ I) x‖ / ‖∇ℓ_q‖
+    residual: np.ndarray  # (D,) ‖∇ℓ_q − (H_o + δ I) x‖ / ‖∇ℓ_q‖
     converged: np.ndarray  # (D,)
     num_products: np.ndarray  # (D,)
     query_loss: float

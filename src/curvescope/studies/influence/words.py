@@ -71,9 +71,9 @@ def notes(scores: list[Scores]) -> list[str]:
 def captions(result: Influence) -> dict[str, str]:
     """What each figure and table shows."""
     meaning = (
-        "Score: (N_i/N) ∇ℓ_qᵀ (G + δ I)⁻¹ ∇ℓ_i, by which the query's loss is predicted to change if sequence "
-        "i is left out and the others weigh what they did; positive: it has helped. ± bounds what the "
-        "residual of the linear system may change"
+        "Score: (N_i/N) ∇ℓ_qᵀ (H_o + δ I)⁻¹ ∇ℓ_i, by which the query's loss is predicted to "
+        "change if sequence i is left out and the others weigh what they did; positive: it has helped. "
+        "± bounds what the residual of the linear system may change"
     )
     found = {
         "sequences": f"Every training sequence, the most helpful first. {meaning}.",

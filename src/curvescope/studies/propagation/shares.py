@@ -1,6 +1,6 @@
 """How much of the Hessian each source is: traces, norms and shares from vectors that all of them see.
 
-With H = Σ_s A_s over the GGN and the sources of the functional part, ‖H‖² = Σ_s ⟨A_s, H⟩, so that
+With H = Σ_s A_s over the GGN and the sources of the functional Hessian, ‖H‖² = Σ_s ⟨A_s, H⟩, so that
 
     share of s = ⟨A_s, H⟩ / ‖H‖²,    Σ_s share = 1.
 

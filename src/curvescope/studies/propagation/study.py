@@ -1,4 +1,4 @@
-"""Where curvature comes from: H = GGN + Σ over sources, each norm, attention and feed-forward network.
+"""Where curvature comes from: H = H_o + Σ over sources, each norm, attention and feed-forward network.
 
 The split is exact (`operators.sources`), and nothing here stands for curvature that is no second derivative.
 Every source has a trace, a Frobenius norm, extreme eigenvalues and its share of ‖H‖², and layers a map of how

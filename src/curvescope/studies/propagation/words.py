@@ -156,7 +156,7 @@ def captions(result: Propagation) -> dict[str, str]:
     how = "from all unit vectors, exactly" if exact else f"from {probes} that all of them see"
     bars = "" if exact else "; bars are 95 % intervals"
     what = (
-        "H = GGN + Σ over sources: the second derivative of each norm, attention and feed-forward network "
+        "H = H_o + Σ over sources: the second derivative of each norm, attention and feed-forward network "
         "alone, seen through the first derivatives of all others. " + REST_WORDS.format(_outside(result))
     )
     return {

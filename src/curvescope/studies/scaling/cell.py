@@ -60,7 +60,7 @@ class Cell(Result):
     gradient_norm: float  # of the loss whose curvature is measured
     hessian: OwnProbes
     ggn: OwnProbes
-    functional: OwnProbes  # H − GGN
+    functional: OwnProbes  # H − H_o
     needed: Needed
 
     @property
@@ -89,7 +89,7 @@ class Cell(Result):
         return value, 2 * value * math.hypot(*parts)
 
     def gap(self) -> tuple[float, float]:
-        """‖H − GGN‖_F / ‖H‖_F and its error."""
+        """‖H − H_o‖_F / ‖H‖_F and its error."""
         value = self.functional.norm / self.hessian.norm
         parts = (
             self.functional.norm_stderr / self.functional.norm,

@@ -92,11 +92,9 @@ def _gradient(result: Scaling) -> Claim:
 
 def _gauss_newton(result: Scaling) -> Claim:
     gap = result.values("gap")[:, 0]
-    shown = f"‖H − GGN‖_F/‖H‖_F from {gap.min():.2f} to {gap.max():.2f}, median {np.median(gap):.2f}"
+    shown = f"‖H − H_o‖_F/‖H‖_F from {gap.min():.2f} to {gap.max():.2f}, median {np.median(gap):.2f}"
     verdict = HOLDS if gap.max() <= SMALL else FAILS
-    return Claim(
-        "the Gauss–Newton part stands for the Hessian", f"at most {SMALL:g}", shown, verdict, *PRECURSOR
-    )
+    return Claim("the GGN stands for the Hessian", f"at most {SMALL:g}", shown, verdict, *PRECURSOR)
 
 
 def _formula(result: Scaling) -> Claim:

@@ -38,7 +38,7 @@ QUANTITIES = {
     "effective_rank": Quantity("tr²/‖GGN‖_F²", Cell.rank),
     "trace_over_top": Quantity("tr/λ_max, GGN", _of_top),
     "spread": Quantity("n λ_max/tr, GGN", _spread),
-    "gap": Quantity("‖H − GGN‖_F/‖H‖_F", Cell.gap),
+    "gap": Quantity("‖H − H_o‖_F/‖H‖_F", Cell.gap),
     "gradient_squared": Quantity("‖∇L‖²", lambda c: (c.gradient_norm**2, 0.0)),
 }
 VARIABLES = {"N": "parameters", "D": "tokens"}

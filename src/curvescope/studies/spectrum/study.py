@@ -1,6 +1,6 @@
 """The spectrum of a model: density, extreme eigenvalues, traces and norms of every block.
 
-For the Hessian H and its parts H = GGN + functional. Each piece is stored in `state` when it is done, so a
+For the Hessian H and its parts H = H_o + H_f. Each piece is stored in `state` when it is done, so a
 run that was stopped goes on from there and ends with the same numbers.
 """
 
@@ -106,7 +106,7 @@ class Spectrum(Shown):
             ("λ_max", rounded(ends[-1]), f"largest eigenvalue of the Hessian{unsure}"),
             ("λ_min", rounded(ends[0]), f"{abs(ends[0] / ends[-1]):.2g} of the largest, in size{unsure}"),
             ("trace", with_error(*H.trace), f"of the GGN {with_error(*G.trace)}; ± is a standard error"),
-            ("functional part", rounded(max(abs(F.extremes.values))), "its largest eigenvalue in size"),
+            ("functional Hessian", rounded(max(abs(F.extremes.values))), "its largest eigenvalue in size"),
             *(("note", "", note) for note in self.notes),
         ]
 

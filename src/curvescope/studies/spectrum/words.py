@@ -54,7 +54,7 @@ def opening(result: Spectrum) -> str:
     top, functional = float(G.extremes.values[-1]), float(np.abs(F.extremes.values).max())
     negative = ", which brings every negative one" if low < 0 else ""
     return (
-        f"{said} The GGN alone reaches {rounded(top)}, the functional part {rounded(functional)} in size"
+        f"{said} The GGN alone reaches {rounded(top)}, the functional Hessian {rounded(functional)} in size"
         f"{negative}."
     )
 

@@ -1,4 +1,4 @@
-"""The outer part JᵀBJ between two weights of an attention layer, as a factored term."""
+"""H_o JᵀBJ between two weights of an attention layer, as a factored term."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from curvescope.papers.ormaniec2025.growth.study import Growth, Sweep
 
 COLORS = {"W_V": "#7570b3", "W_Q": "#1b9e77", "W": "#2060c0"}
-TITLES = {"H_o": "$H_o$ (Gauss–Newton)", "H_f": "$H_f$ (functional)", "H": "$H$"}
+TITLES = {"H_o": "$H_o$ (GGN)", "H_f": "$H_f$ (functional Hessian)", "H": "$H$"}
 LINES = 24  # of a family of guides, at most
 TICKS = {
     "log": (0.01, 0.1, 1, 10),

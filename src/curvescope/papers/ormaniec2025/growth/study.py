@@ -1,6 +1,6 @@
 """Growth: Frobenius norms of the blocks of W_Q and W_V against the scale σ of the embeddings.
 
-H = H_o + H_f, Gauss-Newton part and functional part, in all sweeps of the paper: softmax attention of depth 1
+H = H_o + H_f, GGN and functional Hessian, in all sweeps of the paper: softmax attention of depth 1
 to 5, on logarithmic and linear grids, pre-norm, linear attention of depth 1 to 3, and linear MLPs. Everything
 is in float64. Layers are counted from 0. What is exact and what comes from probes stands in `points`;
 by default one draw of the embeddings is scaled along σ, so that curves are smooth.

@@ -145,7 +145,7 @@ def _softmax_with_skips(num_models: int) -> list[Statement]:
 
 
 def _curves() -> dict[str, np.ndarray]:
-    """Norms of W_Q's outer part against σ, for linear attention, softmax and an MLP."""
+    """Norms of W_Q's GGN against σ, for linear attention, softmax and an MLP."""
     curves = {"sigma": SIGMA}
     for D in LAYER_DEPTHS:
         model = _model(LINEAR, D, 0)

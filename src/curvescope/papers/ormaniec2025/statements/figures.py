@@ -65,7 +65,7 @@ def _data(result: Statements) -> Figure:
 
 
 def _words(part: str) -> str:
-    return "outer-product part" if part == "outer" else "functional part, ∂ℓ/∂F fixed"
+    return "GGN" if part == "outer" else "functional Hessian, ∂ℓ/∂F fixed"
 
 
 def _norms(ax: Axes, curves: dict[str, np.ndarray], part: str, pairs: Sequence[str]) -> None:

@@ -54,7 +54,7 @@ def heterogeneity(num_heads: int, device: str) -> Group:
         for pair in (("Q", "Q"), ("K", "K"), ("V", "V"))
     ]
     rows.append(
-        state("without softmax the functional part is zero on the diagonal", "slides", 0, norms,
+        state("without softmax the functional Hessian is zero on the diagonal", "slides", 0, norms,
               tolerance=0.0, note="the largest norm of H_f(Q, Q), H_f(K, K), H_f(V, V)")
     )  # fmt: skip
     found = Histograms(

@@ -69,14 +69,14 @@ class Statements(Shown):
             "statements_data": f"One softmax head with tokens σX. Top: norms of its blocks (one head), with "
             f"the stated powers in gray. Middle: local slopes, mean {over}; gray lines are the stated "
             "exponents, which hold for small scores and are bounds beyond. Bottom: the same for tokens of "
-            "mean zero, where all outer blocks grow as σ⁶.",
+            "mean zero, where all blocks of H_o grow as σ⁶.",
             "statements_weights": f"Exponents in the weights and in the attention moments, measured (mean "
             f"{over}) with the claimed one in brackets; a dash is a block that is zero.",
-            "statements_softmax": "Left: how much larger the outer block of W_V is than that of W_Q, with "
+            "statements_softmax": "Left: how much larger the block of H_o of W_V is than that of W_Q, with "
             "softmax and without; a line per head. Middle: how negative the Hessian over the scores' weights "
             "is, with W_Q and W_K and with their product. Right: entries of the paper's model (5, 25, 50, "
             "75, 95 %).",
-            "statements_depth": "Left: the outer block of the first W_Q of linear attention, softmax "
+            "statements_depth": "Left: the block of H_o of the first W_Q of linear attention, softmax "
             "attention with skips, and the first layer of a linear MLP. Right: one layer with Pre-LN (solid) "
             "and without a norm (dashed).",
             "statements": f"Every statement: claimed, measured as the mean of instances ({self.num_heads} "

@@ -36,7 +36,7 @@ def of(result: Gaps) -> list[Claim]:
 
 
 def gaps(result: Gaps, family: str, task: str, step: int) -> np.ndarray:
-    """|1 − λ_max(G)/λ_max(H)| of all seeds."""
+    """|1 − λ_max(H_o)/λ_max(H)| of all seeds."""
     return np.array([abs(result.pair(place, step).gap().value) for place in result.places(family, task)])
 
 
@@ -77,7 +77,7 @@ def _vanishes(result: Gaps, task: str) -> Claim:
         f"{share.min():.2g} to {share.max():.2g}"
     )
     verdict = HOLDS if share.max() < SMALL else FAILS if share.min() > SMALL else OPEN
-    words = f"the functional part vanishes beside the GGN as the loss does, {LOSS[task]}"
+    words = f"the functional Hessian vanishes beside the GGN as the loss does, {LOSS[task]}"
     return Claim(words, "share → 0", measured, verdict, *OURS)
 
 
@@ -92,7 +92,7 @@ def _bound(result: Gaps) -> Claim:
 
 
 def _drawn(result: Gaps) -> Claim:
-    words = "with targets drawn from the model the functional part vanishes on the average"
+    words = "with targets drawn from the model the functional Hessian vanishes on the average"
     draws = result.bundled.draws
     if draws is None:
         return Claim(words, "0", "no draws", OPEN, *OURS)
@@ -103,7 +103,7 @@ def _drawn(result: Gaps) -> Claim:
 
 
 def _large_loss(result: Gaps) -> Claim:
-    words = "at fixed parameters the functional part is larger where the loss is"
+    words = "at fixed parameters the functional Hessian is larger where the loss is"
     found = result.bundled.targets
     if not found:
         return Claim(words, "larger", "no other targets", OPEN, *OURS)
@@ -130,7 +130,7 @@ def _late(result: Gaps) -> Claim:
     verdict = (
         HOLDS if last.value < first.value - away and last.value < 0.5 else FAILS if last.value > 0.5 else OPEN
     )
-    words = "the functional part matters early in training and not late, bundled model"
+    words = "the functional Hessian matters early in training and not late, bundled model"
     return Claim(words, "share falls below one half", measured, verdict, *OURS)
 
 
@@ -142,7 +142,13 @@ def _too_little(result: Gaps) -> Claim:
     verdict = (
         HOLDS if all(low > 0 for low, _ in ends) else FAILS if any(high < 0 for _, high in ends) else OPEN
     )
-    return Claim("the GGN has too small a λ_max, bundled model", "1 − λ_G/λ_H > 0", measured, verdict, *OURS)
+    return Claim(
+        "the GGN has too small a λ_max, bundled model",
+        "1 − λ_max(H_o)/λ_max(H) > 0",
+        measured,
+        verdict,
+        *OURS,
+    )
 
 
 def _queries_and_keys(result: Gaps) -> Claim:
@@ -152,7 +158,7 @@ def _queries_and_keys(result: Gaps) -> Claim:
     own = [number for block, number in shares.items() if block.endswith(("W_Q", "W_K"))]
     rest = [number for block, number in shares.items() if not block.endswith(("W_Q", "W_K"))]
     measured = ", ".join(f"{block} {n.value:.2f} ± {n.error:.2f}" for block, n in shares.items())
-    words = "the functional part has a larger share in query and key blocks than in others, bundled model"
+    words = "the functional Hessian has a larger share in query and key blocks than in others, bundled model"
     if not own or not rest:
         return Claim(words, "larger", measured, OPEN, *OURS)
     least = min(n.value - 2 * n.error for n in own) > max(n.value + 2 * n.error for n in rest)

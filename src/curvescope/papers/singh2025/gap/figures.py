@@ -36,7 +36,7 @@ def _families(result: Gaps) -> Figure:
             _against_loss(middle, result, family, task, color)
             _distances(right, result, family, task, color)
         left.set_title(f"{LOSS[task]}: λ_max that the GGN misses", fontsize=10, loc="left")
-        left.set(yscale="log", ylabel="|1 − λ_max(G)/λ_max(H)|")
+        left.set(yscale="log", ylabel="|1 − λ_max(H_o)/λ_max(H)|")
         left.set_xticks(range(len(result.steps)), [str(step) for step in result.steps])
         left.set_xlabel("steps")
         middle.set(xscale="log", yscale="log", xlabel="loss", ylabel="‖H_f‖/‖H‖")
