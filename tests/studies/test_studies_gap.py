@@ -152,8 +152,8 @@ def test_which_way_the_ggn_is_off_is_told_only_where_it_is_known(low: float, hig
 @pytest.mark.usefixtures("unrendered")
 def test_tables_words_and_figures_are_complete(written: gap.Gap):
     tables = written.tables()
-    promised = {"checkpoint", "block", "loss", "lambda_max_H", "lambda_max_H_error", "lambda_max_G"}
-    promised |= {"trace_H", "trace_G", "wasserstein", "wasserstein_error", "functional_share"}
+    promised = {"checkpoint", "block", "loss", "lambda_max_H", "lambda_max_H_error", "lambda_max_H_o"}
+    promised |= {"trace_H", "trace_H_o", "wasserstein", "wasserstein_error", "functional_share"}
     assert promised <= set(tables["gap"])
     assert len(tables["gap"]) == 2 * len(written.blocks)
     assert list(tables["training"]["checkpoint"]) == ["one", "other"]
