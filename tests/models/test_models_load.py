@@ -164,3 +164,16 @@ def test_logits_behind_a_loss_are_found_by_their_shape_and_said():
         value = cs.Problem(module, (x, y)).loss_value()
     assert value == pytest.approx(float(nn.functional.cross_entropy(module(x)[2], y).detach()))
     assert cs.Problem(module, (x, y), output=2).loss_value() == value
+
+
+def test_parameters_are_iterated_as_those_of_a_module():
+    problem = cs.Problem(cs.load(nn.Linear(3, 2)), (torch.ones(4, 3), torch.tensor([0, 1, 0, 1])))
+    moved = problem.at({"bias": torch.ones(2)})
+    assert [name for name, _ in moved.named_parameters()] == ["weight", "bias"]
+    for own, theirs in zip(problem.model.parameters(), problem.model.module.parameters(), strict=True):
+        assert own is theirs
+    assert torch.equal(list(moved.parameters())[1], torch.ones(2))
+    assert torch.equal(moved.get_parameter("bias"), torch.ones(2))
+    assert moved.get_parameter("weight") is problem.model.module.weight
+    with pytest.raises(cs.UsageError, match="wieght"):
+        moved.get_parameter("wieght")
