@@ -11,7 +11,7 @@ from curvescope.engines import graph_cache as kept
 from curvescope.engines.memory import result_bytes
 from selection import pairs, some
 
-MAKERS = {"hessian": cs.Hessian, "ggn": cs.GGN, "functional": cs.Functional}
+MAKERS = {"hessian": cs.Hessian, "ggn": cs.GGN, "functional": cs.FunctionalHessian}
 
 
 def problem() -> cs.Problem:
@@ -36,7 +36,7 @@ def test_new_parameters_are_noticed(engine, name, write):
     operator = MAKERS[name](p, engine=engine)
     v = direction(operator)
     before = operator @ v
-    W = p.model.parameters["L0.W_1"]
+    W = p.model.get_parameter("L0.W_1")
     if write == "no_grad":
         with torch.no_grad():
             W.mul_(1.5)
@@ -111,7 +111,7 @@ def test_a_copy_keeps_its_own():
     before = H @ v
     other = copy.deepcopy(H)
     with torch.no_grad():
-        other.problem.model.parameters["L0.W_1"].mul_(3)
+        other.problem.model.get_parameter("L0.W_1").mul_(3)
     assert not torch.allclose(other @ v, before)
     assert torch.equal(H @ v, before)
 

@@ -409,7 +409,7 @@ class CurvatureMonitor:
     def _open(self, folder: Path) -> Files:
         """The folder, and what a run that was killed left there."""
         problem = self._problem
-        shapes = {name: tuple(p.shape) for name, p in self._model.parameters.items()}
+        shapes = {name: tuple(p.shape) for name, p in self._model.named_parameters()}
         settings = {
             "loss": problem.loss.name,
             "every": self.every,

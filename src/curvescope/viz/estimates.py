@@ -86,10 +86,10 @@ def bars(
     figure, axes = plt.subplots(
         1, 1 if memory is None else 2, figsize=(8, 0.45 * len(names) + 1.4), sharey=True, squeeze=False
     )
-    colours = [OURS if name.replace(",", "").split()[0] in _OWN else OTHERS for name in names]
+    colors = [OURS if name.replace(",", "").split()[0] in _OWN else OTHERS for name in names]
     rows = range(len(names))
     left = axes[0, 0]
-    left.barh(rows, [m for m, _, _ in ratios], color=colours)
+    left.barh(rows, [m for m, _, _ in ratios], color=colors)
     left.hlines(rows, [low for _, low, _ in ratios], [high for _, _, high in ratios], color="black", lw=1)
     left.set_yticks(rows, names)
     left.invert_yaxis()
@@ -102,7 +102,7 @@ def bars(
     left.margins(x=0.12)
     if memory is not None:
         right = axes[0, 1]
-        right.barh(rows, memory, color=colours)
+        right.barh(rows, memory, color=colors)
         right.set_xlabel("peak memory, GiB")
         right.margins(x=0.15)
         for row, amount in zip(rows, memory, strict=True):
@@ -200,17 +200,17 @@ def quality(
     Args:
         layers: Their names.
         methods: Their names.
-        error: ‖K − G‖ / ‖G‖.
-        lambda_max: λ_max(K) / λ_max(G).
+        error: ‖K − H_o‖ / ‖H_o‖.
+        lambda_max: λ_max(K) / λ_max(H_o).
         cosine: Of the preconditioned gradients.
-        cosine_gradient: (layers,) of the plain gradient, as grey lines.
+        cosine_gradient: (layers,) of the plain gradient, as gray lines.
     """
     import matplotlib.pyplot as plt
 
     width = max(2.0 + 0.22 * len(layers), 5.5)
     fig, axes = plt.subplots(3, 1, figsize=(width, 6.4), sharex=True, layout="constrained")
     x, step = np.arange(len(layers)), 0.6 / max(len(methods), 1)
-    labels = ("‖K − G‖ / ‖G‖", "λ_max(K) / λ_max(G)", "cosine with (G + δ)⁻¹ g")
+    labels = ("‖K − H_o‖ / ‖H_o‖", "λ_max(K) / λ_max(H_o)", "cosine with (H_o + δ)⁻¹ g")
     for ax, values, label in zip(axes, (error, lambda_max, cosine), labels, strict=True):
         for i, method in enumerate(methods):
             shift = step * (i - (len(methods) - 1) / 2)

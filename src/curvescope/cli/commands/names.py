@@ -36,7 +36,7 @@ from curvescope.studies import STUDIES
 
 LOSSES = {
     "cross_entropy": "a term is one target that counts",
-    "mse": "squared error in the theory's normalisation; a term is one sequence",
+    "mse": "squared error in the theory's normalization; a term is one sequence",
     "mse_mean": "squared error as a plain mean; a term is one entry",
 }
 

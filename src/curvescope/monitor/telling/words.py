@@ -119,7 +119,7 @@ def _gap(h: dict[str, np.ndarray]) -> Line | None:
     if i is None:
         return None
     words = f"at step {h['step'][i]:.0f}; λ_max of the GGN {h['ggn_lambda_max'][i]:.4g}"
-    return "‖H − GGN‖ / ‖H‖", rounded(float(h["ggn_gap"][i])), _interval(h, "ggn_gap", i) + words
+    return "‖H − H_o‖ / ‖H‖", rounded(float(h["ggn_gap"][i])), _interval(h, "ggn_gap", i) + words
 
 
 def _interval(h: dict[str, np.ndarray], name: str, i: int) -> str:
@@ -178,10 +178,10 @@ def captions(result: Monitored) -> dict[str, str]:
         "training": "Loss and norm of its gradient on the probe batches, in eval mode.",
         "curvature": "Trace with its standard error over probes, exact inside the subspace of the "
         "eigenvectors; the smallest eigenvalue; and shares: overlap of the top eigenvectors with those of "
-        "the measurement before, part of ‖∇L‖² in their span, and how far the Gauss–Newton matrix is "
+        "the measurement before, part of ‖∇L‖² in their span, and how far the GGN is "
         "from the Hessian.",
         "blocks_lambda_max": "λ_max of every block of the Hessian; a block that was not measured at a step "
-        "has the colour of the last time, white before the first.",
+        "has the color of the last time, white before the first.",
         "blocks_trace": "Trace of every block, from the probes of the whole; blue is below zero, red above.",
         "history": "One row a measurement; empty where the budget left a part out.",
         "blocks": "One row a block and measurement.",

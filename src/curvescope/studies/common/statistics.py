@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -53,6 +53,16 @@ class Interval(NamedTuple):
     def words(self) -> str:
         """`+0.12 [+0.05, +0.19]`."""
         return f"{self.value:+.3g} [{self.low:+.3g}, {self.high:+.3g}]"
+
+
+class WithInterval(Protocol):
+    """Any number with the ends of its 95 % interval."""
+
+    @property
+    def low(self) -> float: ...
+
+    @property
+    def high(self) -> float: ...
 
 
 # ------------------------------------------------------------------------------------------------------ means
@@ -174,10 +184,12 @@ def crossed_bootstrap(
         groups: Stated in the result: what the interval is over.
     """
     source = np.random.default_rng(seed & 0xFFFFFFFF)
-    drawn = {axis: source.integers(0, y.shape[axis], (draws, y.shape[axis])) for axis in axes}
+    index = [np.arange(size)[None] for size in y.shape]
+    for axis in axes:
+        index[axis] = source.integers(0, y.shape[axis], (draws, y.shape[axis]))
     some = tuple(
-        drawn.get(axis, np.arange(size)[None]).reshape(-1, *(size if i == axis else 1 for i in range(y.ndim)))
-        for axis, size in enumerate(y.shape)
+        rows.reshape(-1, *(size if i == axis else 1 for i in range(y.ndim)))
+        for axis, (rows, size) in enumerate(zip(index, y.shape, strict=True))
     )
     samples = statistic(x[some], y[some])
     known = samples[np.isfinite(samples)]
@@ -233,22 +245,22 @@ def exponent_interval(x: np.ndarray, curves: np.ndarray) -> Interval:
 # --------------------------------------------------------------------------------------------------- verdicts
 
 
-def above(one: Interval | Correlation, than: float = 0.0) -> str:
+def above(one: WithInterval, than: float = 0.0) -> str:
     """Verdict that a number is above another: open while its interval holds that."""
     return HOLDS if one.low > than else FAILS if one.high < than else OPEN
 
 
-def below(one: Interval | Correlation, than: float = 0.0) -> str:
+def below(one: WithInterval, than: float = 0.0) -> str:
     """Verdict that a number is below another: open while its interval holds that."""
     return HOLDS if one.high < than else FAILS if one.low > than else OPEN
 
 
-def all_above(several: Iterable[Interval | Correlation], than: float = 0.0) -> str:
+def all_above(several: Iterable[WithInterval], than: float = 0.0) -> str:
     """Verdict that all numbers are above another: fails if one is surely not."""
     return _of_all([above(one, than) for one in several])
 
 
-def all_below(several: Iterable[Interval | Correlation], than: float = 0.0) -> str:
+def all_below(several: Iterable[WithInterval], than: float = 0.0) -> str:
     """Verdict that all numbers are below another: fails if one is surely not."""
     return _of_all([below(one, than) for one in several])
 

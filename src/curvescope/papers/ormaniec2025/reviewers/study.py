@@ -41,7 +41,7 @@ R = TypeVar("R", bound=Result)
 QUESTIONS = sorted([*orders.QUESTIONS, *softmax.QUESTIONS], key=lambda question: question.number)
 BASE = (
     "Transformer of one layer: one softmax head, width 4, W_O, ReLU feed-forward of width 5, skips, no norm, "
-    "no biases, {parameters} parameters at initialisation"
+    "no biases, {parameters} parameters at initialization"
 )
 OVER = "Means over {seeds} seeds of weights and embeddings, with 95 % intervals"
 CAPTIONS = {
@@ -59,7 +59,7 @@ CAPTIONS = {
     "ends the block is zero in float64. Bands are 95 % intervals over {seeds} seeds. Data: {data}. "
     "Networks: {settings}.",
     "reviewers_merged": "Left: −λ_min(H)/λ_max(H_o) over the weights of the scores, with W_Q and W_K and "
-    "with their product, against σ (cross-entropy, at initialisation). Middle and right: loss of "
+    "with their product, against σ (cross-entropy, at initialization). Middle and right: loss of "
     "whole-batch training at σ = 1 on {sums} sums, each way and seed with the best of {rates} step sizes. "
     "Lines are means over {seeds} seeds, bands 95 % intervals. Data: {data}. Network: the {merged}, its "
     "head of width 2: W_Q and W_K together have as many entries as W_QK.",
@@ -75,7 +75,7 @@ CAPTIONS = {
     "reviewers_ranges": "Regimes of σ, seed by seed: ranges whose local slopes are within 0.5 of each other.",
     "reviewers_temperature": "‖block‖ of H with softmax over without: geometric mean and 95 % interval.",
 }
-ROLE_COLOURS: dict[str, str] = dict(zip(("W_Q", "W_K", "W_V", "W_O"), PALETTE, strict=False))
+ROLE_COLORS: dict[str, str] = dict(zip(("W_Q", "W_K", "W_V", "W_O"), PALETTE, strict=False))
 DASHES = {"targets ∝ σ": ":", "fitted at σ = 0.1": "--"}
 
 
@@ -253,8 +253,8 @@ def _softmax(result: Reviewers) -> Figure:
     for ax, (over, title) in zip(axes, titles.items(), strict=True):
         for i, block in enumerate(NAMES):
             ratios = np.stack([heads.ratio(block, t, over=over) for t in range(len(heads.temperatures))], 1)
-            colour = (*PALETTE, "0.35")[i]
-            style = {"color": colour, "label": f"({block[0]}, {block[1]})", "marker": "o", "ms": 3.5}
+            color = (*PALETTE, "0.35")[i]
+            style = {"color": color, "label": f"({block[0]}, {block[1]})", "marker": "o", "ms": 3.5}
             band(ax, heads.temperatures, ratios, **style)
         logarithmic(ax)
         ax.axhline(1, color="0.4", lw=0.8, ls=":")
@@ -270,18 +270,18 @@ def _depth(result: Reviewers) -> Figure:
     for ax, part in zip(axes, ("H_o", "H"), strict=True):
         for (of, role), power in orders.ORDERS.items():
             if of == part:
-                ax.axvline(power, color=ROLE_COLOURS[role], lw=0.8, ls=":", zorder=0)
+                ax.axvline(power, color=ROLE_COLORS[role], lw=0.8, ls=":", zorder=0)
         for row, case in enumerate(orders.DEPTH_CASES):
             found = result.of(Sweep)[f"depth.{case}"]
             for block in found.blocks:
                 role = block.partition(".")[2]
                 mean = mean_interval(exponents(found.sigma, found.curve(part, block)))
-                place = -row + 0.22 * (list(ROLE_COLOURS).index(role) - 1)
+                place = -row + 0.22 * (list(ROLE_COLORS).index(role) - 1)
                 dots(
                     ax,
                     [mean],
                     [place],
-                    color=ROLE_COLOURS[role],
+                    color=ROLE_COLORS[role],
                     label=role if not row and block[1] == "0" else "",
                 )
         ax.set_title(f"exponents of ‖{part}‖", fontsize=10, loc="left")
@@ -297,10 +297,10 @@ def _dropped(result: Reviewers) -> Figure:
     for i, case in enumerate(orders.TARGETS):
         found = result.of(Sweep)[f"dropped.{case}"]
         divided = found.curve("H_f", orders.BLOCK) / found.sigma**5
-        colour, dashes = (*PALETTE, "0.35")[i], DASHES.get(case, "-")
+        color, dashes = (*PALETTE, "0.35")[i], DASHES.get(case, "-")
         for ax, curves in zip(axes, (found.slope, divided), strict=True):
             above = 3 if case in DASHES else 2  # seen on a line that it lies on
-            band(ax, found.sigma, curves, color=colour, label=case, ls=dashes, zorder=above)
+            band(ax, found.sigma, curves, color=color, label=case, ls=dashes, zorder=above)
     titles = "‖∂ℓ/∂F‖ of a term", "‖H_f(W_Q)‖/σ⁵: level where the order holds"
     for ax, title in zip(axes, titles, strict=True):
         logarithmic(ax)
@@ -362,7 +362,7 @@ def _gradient(result: Reviewers) -> Figure:
             slope = mean_interval(orders.gradient_order(found, part, role)).value
             curves = found.curve(part, f"L0.{role}")
             label, ls = f"{role}: σ$^{{{slope:.1f}}}$", "--" if role in ("W_K", "W_O") else "-"
-            band(ax, found.sigma, curves, color=ROLE_COLOURS[role], label=label, ls=ls)
+            band(ax, found.sigma, curves, color=ROLE_COLORS[role], label=label, ls=ls)
         logarithmic(ax)
         ax.set_ylim(found.curve(part, "L0.W_Q")[:, 0].min() / 10, 1e6)
         ax.axvline(1, color="0.4", lw=0.8, ls=":")
