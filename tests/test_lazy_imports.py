@@ -62,7 +62,7 @@ def reason(here: str, names: list[str]) -> str:
         return "Triton"
     if here.startswith("curvescope.cli."):
         return "commands"
-    if names[0].startswith("curvescope.viz") or last <= {"figures", "tables", "words"}:
+    if names[0].startswith("curvescope.viz") or last <= {"figures", "tables", "view", "words"}:
         return "pictures"
     if here in READERS:
         return "torch"
