@@ -25,7 +25,7 @@ from curvescope.geometry.embeddings import distances, extremes, token_scores
 from curvescope.models.zoo.folder import zoo_model
 from curvescope.studies import traveling_words
 from curvescope.tokenizers import CharTokenizer
-from curvescope.viz import latex, writers
+from curvescope.viz import writers
 
 NASTY = [
     r"\alpha", "50%_&#{x}~^$", "a--b,,c", "''``", "\n", "\t\r", "\x00\x1b", " lead", "trail ", "  ", "",
@@ -77,18 +77,18 @@ def read_latex(source: str) -> str:
 @pytest.mark.parametrize("text", NASTY)
 @pytest.mark.parametrize("spaces", [False, True])
 def test_latex_gives_back_the_text(text, spaces):
-    assert read_latex(latex.escape(text, spaces=spaces)) == text
+    assert read_latex(writers.escape(text, spaces=spaces)) == text
 
 
 @settings(max_examples=300, deadline=None)
 @given(st.text())
 def test_latex_gives_back_any_text(text):
-    assert read_latex(latex.escape(text, spaces=True)) == text
+    assert read_latex(writers.escape(text, spaces=True)) == text
 
 
 def test_a_code_cannot_be_taken_for_text():
-    assert latex.escape("\n") != latex.escape("\\n")
-    assert latex.escape("\\n") == r"\textbackslash{}n"
+    assert writers.escape("\n") != writers.escape("\\n")
+    assert writers.escape("\\n") == r"\textbackslash{}n"
 
 
 def frame() -> pd.DataFrame:
@@ -118,7 +118,7 @@ def test_tables_have_as_many_cells_as_columns_and_labels_occur_once():
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="needs pdflatex")
 def test_latex_compiles(tmp_path):
     tables = {"nasty": frame(), "long": pd.concat([frame()] * 3)}
-    text = writers.write_all(tables, {"nasty": f"{''.join(latex.MATH)} 100 % & more"}, tokens=["tok_en"])
+    text = writers.write_all(tables, {"nasty": f"{''.join(writers.MATH)} 100 % & more"}, tokens=["tok_en"])
     (tmp_path / "tables.tex").write_text(text["tables.tex"], encoding="ascii")
     strict = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "tables.tex"]
     done = subprocess.run(strict, cwd=tmp_path, capture_output=True, text=True, errors="replace", check=False)

@@ -13,7 +13,7 @@ import torch
 import curvescope as cs
 from curvescope.core.errors import CurvescopeError
 from curvescope.data.tasks.pictures import pictures
-from curvescope.papers.petrov2025 import full_hessian as figure
+from curvescope.papers.petrov2025.figures import FullHessianConfig
 from curvescope.studies import find, full_hessian
 from curvescope.studies.full_hessian import analysis, view
 from curvescope.studies.full_hessian.analysis import GROUPS, stripe
@@ -210,6 +210,6 @@ def test_pictures_of_the_hub(monkeypatch):
 
 def test_the_study_and_the_figure_are_found():
     assert find("full_hessian").Config is full_hessian.Config
-    assert figure.Config().study.seeds == 3
-    assert figure.Config(profile="full").study == full_hessian.Config()
-    assert figure.Config(seeds=1).study.seeds == 1
+    assert FullHessianConfig().of_study().seeds == 3
+    assert FullHessianConfig(profile="full").of_study() == full_hessian.Config()
+    assert FullHessianConfig(seeds=1).of_study().seeds == 1

@@ -7,7 +7,7 @@ import torch
 
 from curvescope.core.errors import CurvescopeError
 from curvescope.operators.base import CurvatureOperator
-from curvescope.runs.plan import Step
+from curvescope.runs.study import Step
 from curvescope.studies import STUDIES, find, folder
 from curvescope.studies.fitting import Timer
 from curvescope.studies.preflight import forecast, view

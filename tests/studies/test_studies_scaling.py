@@ -155,7 +155,7 @@ def test_the_study_is_found_and_refuses_bad_settings():
 
 
 def test_the_figure_of_the_paper_asks_the_study():
-    from curvescope.papers.petrov2025.scaling import Config
+    from curvescope.papers.petrov2025.figures import ScalingConfig as Config
 
     assert Config().of_study() == scaling.Config(seeds=2)
     assert Config(profile="full").of_study() == scaling.Config(seeds=5)

@@ -14,7 +14,7 @@ from curvescope.core.config import Config, Plain, Settings
 from curvescope.core.errors import CurvescopeError, UsageError
 from curvescope.core.progress import Progress
 from curvescope.core.ranks import alone, everyone, from_first, spreading, together
-from curvescope.runs.disk.place import check_writable, full_disk_said
+from curvescope.runs.disk.durable import check_writable, full_disk_said
 from curvescope.runs.folder import (
     ASKED,
     CONFIG,

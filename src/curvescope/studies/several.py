@@ -10,7 +10,7 @@ from typing import NamedTuple
 from curvescope.core.config import Settings, Value
 from curvescope.core.errors import CurvescopeError
 from curvescope.core.progress import Progress
-from curvescope.models.zoo.names import BUNDLED
+from curvescope.models.zoo import BUNDLED
 from curvescope.runs.folder import Say
 from curvescope.studies import find, folder
 from curvescope.studies.setting import ModelOnData, TokenModel, load_model, load_token_model

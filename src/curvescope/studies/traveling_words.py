@@ -21,16 +21,15 @@ import numpy as np
 
 from curvescope.core.errors import UsageError
 from curvescope.geometry.embeddings import LENGTHS
-from curvescope.geometry.probes.values import ValueProbe
+from curvescope.geometry.probes import ValueProbe
 from curvescope.geometry.sphere import Norm
 from curvescope.geometry.vocabulary.representations import How
-from curvescope.viz import latex
+from curvescope.viz import writers
 
 if TYPE_CHECKING:
     from curvescope.geometry.attention.directions import Directions, HeadDirections
     from curvescope.geometry.embeddings import Distances, Extremes
-    from curvescope.geometry.probes.keys import KeyProbe
-    from curvescope.geometry.probes.values import ValueProbe
+    from curvescope.geometry.probes import KeyProbe, ValueProbe
 
 DISTANCES: dict[str, Any] = {"norm": Norm("layernorm", eps=1e-5), "all_rows": True}
 SCORES: dict[str, Any] = {"which": "input", "scores": LENGTHS, "all_rows": True}
@@ -153,7 +152,7 @@ def _circuit(layer: HeadDirections, circuit: str) -> Directions:
 
 
 def _latex(token: str) -> str:
-    return latex.escape(token, spaces=True)
+    return writers.escape(token, spaces=True)
 
 
 def _text(lines: Sequence[str]) -> str:

@@ -28,7 +28,7 @@ from curvescope.studies.bounds.analysis import (
     Comparisons,
 )
 from curvescope.viz.blocks import PALETTE
-from curvescope.viz.ticks import plain_numbers
+from curvescope.viz.style import plain_numbers
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

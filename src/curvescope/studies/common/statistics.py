@@ -43,9 +43,11 @@ class Interval(NamedTuple):
     high: float
 
     def __str__(self) -> str:
-        if not np.isfinite(self.low):
-            return f"{self.value:.3g}"
-        return f"{self.value:.3g} [{self.low:.3g}, {self.high:.3g}]"
+        return f"{self:.3g}"
+
+    def __format__(self, spec: str) -> str:
+        value, low, high = (format(number, spec or ".3g") for number in self)
+        return f"{value} [{low}, {high}]" if np.isfinite(self.low) else value
 
     @property
     def words(self) -> str:

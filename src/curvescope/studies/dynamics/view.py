@@ -31,8 +31,7 @@ from curvescope.viz import style
 from curvescope.viz.blocks import PALETTE
 from curvescope.viz.interactive import Scene
 from curvescope.viz.scenes import Cell, Curve, curves, grid_map, said, switched
-from curvescope.viz.scenes.curves import over
-from curvescope.viz.scenes.parts import axis
+from curvescope.viz.scenes.curves import axis, over
 from curvescope.viz.style import LOOKS
 from curvescope.viz.style import PALETTE as SERIES
 

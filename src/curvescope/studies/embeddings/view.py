@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from curvescope.studies.embeddings.study import WORDS, Embeddings
 from curvescope.viz import geometry as viz
 from curvescope.viz.blocks import PALETTE
 from curvescope.viz.trajectory import short
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from curvescope.studies.embeddings.study import WORDS, Embeddings
 
 SHOWN = ("original", "scale", "bias", "bias_and_scale", "max_logit", "min_logit")
 NAMED = 5  # tokens named at each end of a histogram

@@ -13,8 +13,7 @@ from curvescope.studies.gap.analysis import Number, Pair
 from curvescope.viz import style
 from curvescope.viz.interactive import Scene
 from curvescope.viz.scenes import Cell, Curve, curves, grid_map, said, switched
-from curvescope.viz.scenes.curves import over
-from curvescope.viz.scenes.parts import axis, log_axis
+from curvescope.viz.scenes.curves import axis, log_axis, over
 from curvescope.viz.style import GREY, LOOKS, PALETTE, Look
 
 if TYPE_CHECKING:

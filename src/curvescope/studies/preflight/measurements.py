@@ -37,7 +37,7 @@ from curvescope.core.errors import CurvescopeError
 from curvescope.core.numbers import data_size
 from curvescope.core.operator import Identity
 from curvescope.core.seeds import probes
-from curvescope.core.tensors.trees import leaves
+from curvescope.core.tensors import leaves
 from curvescope.data.batches import IGNORED, Batch
 from curvescope.engines.memory import free_bytes
 from curvescope.operators.base import CurvatureOperator

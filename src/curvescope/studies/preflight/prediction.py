@@ -29,8 +29,7 @@ from curvescope.engines.graph_cache import SHARE
 from curvescope.models.model import Model
 from curvescope.problem import Problem
 from curvescope.runs.disk.journal import MOST_OF_TIME, PATIENCE
-from curvescope.runs.plan import Plan, Step
-from curvescope.runs.study import Study
+from curvescope.runs.study import Plan, Step, Study
 from curvescope.studies import find
 from curvescope.studies.preflight.measurements import Clock, Kind, Measured, Taken, measure
 from curvescope.studies.setting import TASK, ModelOnData, make_problem

@@ -19,8 +19,7 @@ from curvescope.core.config import as_tuples, at_least, setting
 from curvescope.core.errors import UsageError
 from curvescope.core.progress import Progress
 from curvescope.data.corpora import read_source
-from curvescope.geometry.probes.keys import KeyProbe, probe_keys
-from curvescope.geometry.probes.values import ValueProbe, probe_values
+from curvescope.geometry.probes import KeyProbe, ValueProbe, probe_keys, probe_values
 from curvescope.geometry.vocabulary.representations import Representation, represent
 from curvescope.geometry.vocabulary.words import select_words
 from curvescope.models.model import Model

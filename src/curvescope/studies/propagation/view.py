@@ -18,8 +18,7 @@ from curvescope.viz import style
 from curvescope.viz.blocks import PALETTE, cell_text
 from curvescope.viz.interactive import Scene
 from curvescope.viz.scenes import Curve, curves, said, switched
-from curvescope.viz.scenes.curves import over
-from curvescope.viz.scenes.parts import SignedLog, axis, log_axis
+from curvescope.viz.scenes.curves import SignedLog, axis, log_axis, over
 from curvescope.viz.style import GREY, Look
 
 if TYPE_CHECKING:

@@ -28,8 +28,8 @@ from curvescope.studies.prune.analysis import (
 )
 from curvescope.viz import style
 from curvescope.viz.blocks import PALETTE
-from curvescope.viz.ticks import around_zero
-from curvescope.viz.trajectory.labels import Marks, Names, name_points
+from curvescope.viz.style import around_zero
+from curvescope.viz.trajectory import Marks, Names, name_points
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -11,7 +11,7 @@ from curvescope.runs.shown import FAILS, HOLDS, OPEN, Claim, Line, Origin
 from curvescope.studies.common.statistics import mean_interval
 from curvescope.studies.scaling.analysis import LENGTH, LEVEL, QUANTITIES, RESIDUAL, VARIABLES, VOCAB, row
 from curvescope.viz.blocks import PALETTE
-from curvescope.viz.ticks import plain_numbers
+from curvescope.viz.style import plain_numbers
 
 if TYPE_CHECKING:
     import pandas as pd

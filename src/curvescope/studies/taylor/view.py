@@ -14,8 +14,8 @@ from curvescope.viz import slices
 from curvescope.viz.blocks import PALETTE
 from curvescope.viz.interactive import Scene
 from curvescope.viz.scenes import Curve, curves, switched
-from curvescope.viz.scenes.parts import axis
-from curvescope.viz.scenes.planes import plane
+from curvescope.viz.scenes.curves import axis
+from curvescope.viz.scenes.maps import plane
 from curvescope.viz.style import LOOKS
 
 if TYPE_CHECKING:
