@@ -28,10 +28,10 @@ import pandas as pd
 import torch
 
 from curvescope.core.result import Result
+from curvescope.runs.disk.durable import write_figures, write_tables
 from curvescope.runs.folder import environment
 from curvescope.runs.verified.checks import Verification
 from curvescope.runs.work import Place
-from curvescope.runs.writing import write_figures, write_tables
 from curvescope.studies import hvp
 from curvescope.studies.hvp import study
 from curvescope.studies.hvp.analysis import CONTENDERS, PACKAGES, SHAPES, build

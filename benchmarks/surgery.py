@@ -18,8 +18,8 @@ from _stored import GUIDES, RESULTS, arguments, claim_rows, put_table, spread, s
 from curvescope.core.result import Result
 from curvescope.data.tasks import task
 from curvescope.models.load import load
-from curvescope.models.zoo import TransformerConfig
 from curvescope.models.zoo.folder import save
+from curvescope.models.zoo.transformer import TransformerConfig
 from curvescope.runs.shown import Shown
 from curvescope.studies import prune, quantise
 from curvescope.studies.common.statistics import over_models

@@ -114,7 +114,7 @@ STUDIES: dict[str, dict[str, Any]] = {
         "blocks": ["L0.W_Q", "L1.W_V"], "tokens": 8, "seq_len": 8, "num_models": 4, "num_steps": 4,
         "draws": 50,
     },
-    "why_adam": {"seeds": 3, "steps": 10, "width": 4, "batch_size": 2, "measured": 2, "draws": 60},
+    "why_adam": {"seeds": 3, "steps": 40, "width": 4, "batch_size": 2, "measured": 2, "draws": 60},
 }  # fmt: skip
 PAPERS: dict[str, dict[str, dict[str, Any]]] = {
     "molina2023": {

@@ -40,6 +40,7 @@ OWN = {  # pages with a test of their own, which runs their code and asks more o
     "monitor.md": "test_monitor_page.py",
     "own_modules.md": "test_own_modules_page.py",
     "petrov2025.md": "test_petrov_page.py",
+    "second_derivatives.md": "test_second_derivatives_page.py",
     "slides.md": "test_slides_page.py",
     "taylor.md": "test_taylor_page.py",
     "transformerlens.md": "test_activations_page.py",

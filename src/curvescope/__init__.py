@@ -24,7 +24,7 @@ _HOME = {
     "masked_lm": "data.masking",
     "classification": "data.labels",
     "images": "data.labels",
-    "denoising": "data.corrupted.denoising",
+    "denoising": "data.denoising",
     "task": "data.tasks",
     "CrossEntropy": "losses",
     "SquaredError": "losses",
@@ -74,6 +74,9 @@ _HOME = {
     "trace_function": "algorithms",
     "logdet": "algorithms",
     "preconditioned_sharpness": "algorithms",
+    "sdpa": "nn.functional",
+    "twice_differentiable": "nn.dropin",
+    "make_twice_differentiable": "nn.dropin",
     "CurvescopeError": "core.errors",
     "UsageError": "core.errors",
 }
@@ -88,6 +91,7 @@ _ROOMS = (
     "losses",
     "models",
     "monitor",
+    "nn",
     "operators",
     "optim",
     "papers",
@@ -148,11 +152,13 @@ __all__ = [
     "line",
     "load",
     "logdet",
+    "make_twice_differentiable",
     "masked_lm",
     "per_sample",
     "plane",
     "preconditioned_sharpness",
     "save",
+    "sdpa",
     "solve",
     "spectral_density",
     "spectral_norm",
@@ -162,6 +168,7 @@ __all__ = [
     "trace",
     "trace_function",
     "trainer_callback",
+    "twice_differentiable",
 ]
 
 
@@ -198,7 +205,7 @@ if TYPE_CHECKING:
     from curvescope.core.errors import CurvescopeError, UsageError
     from curvescope.core.operator import Diagonal, Identity, LinearOperator, LowRank, Matrix
     from curvescope.data.batches import Batch, Batches
-    from curvescope.data.corrupted.denoising import denoising
+    from curvescope.data.denoising import denoising
     from curvescope.data.labels import classification, images
     from curvescope.data.masking import masked_lm
     from curvescope.data.tasks import task
@@ -210,6 +217,8 @@ if TYPE_CHECKING:
     from curvescope.models.zoo.mlp import MLP, MLPConfig
     from curvescope.models.zoo.transformer import Transformer, TransformerConfig
     from curvescope.monitor import CurvatureMonitor, lightning_callback, trainer_callback
+    from curvescope.nn.dropin import make_twice_differentiable, twice_differentiable
+    from curvescope.nn.functional import sdpa
     from curvescope.operators import (
         EKFAC,
         GGN,

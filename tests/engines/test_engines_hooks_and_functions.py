@@ -259,6 +259,40 @@ def test_function_with_second_derivative_is_answered(around: Any, dtype: torch.d
     torch.testing.assert_close(cs.Hessian(problem(Net(custom).to(dtype))).dense(), truth)
 
 
+@pytest.mark.parametrize("tied", [False, True])
+def test_function_beside_a_padding_row_is_answered(tied: bool) -> None:
+    def net(f: Any) -> Net:
+        made = Net(f)
+        made.e.padding_idx = int(INPUTS[0, 0])
+        if tied:
+            made.o.weight = made.e.weight
+        return made
+
+    truth = cs.Hessian(problem(net(torch.sin)))
+    H = cs.Hessian(problem(net(Right.apply)))
+    torch.testing.assert_close(H.dense(), truth.dense())
+    with pytest.raises(cs.CurvescopeError, match="WrongSecond"):
+        cs.Hessian(problem(net(WrongSecond.apply))).dense()
+
+
+@pytest.mark.parametrize("function", [WrongSecond, Once, StraightThrough])
+def test_curvature_of_samples_needs_a_right_second_derivative(function: Any) -> None:
+    v = torch.ones(cs.Hessian(problem(Net())).shape[0], 1).double()
+    samples = cs.per_sample(problem(Net(function.apply)))
+    for ask in (lambda: samples.products(v), lambda: samples.forms(v), samples.traces):
+        with pytest.raises(cs.CurvescopeError, match=function.__name__):
+            ask()
+
+
+def test_first_derivatives_of_samples_do_not() -> None:
+    v = torch.ones(cs.Hessian(problem(Net())).shape[0], 1).double()
+    samples, plain = (cs.per_sample(problem(Net(f))) for f in (WrongSecond.apply, torch.sin))
+    torch.testing.assert_close(samples.gradients(), plain.gradients())
+    torch.testing.assert_close(samples.products(v, "ggn"), plain.products(v, "ggn"))
+    right = cs.per_sample(problem(Net(Right.apply)))
+    torch.testing.assert_close(right.products(v), plain.products(v))
+
+
 def test_hessian_of_the_net_is_that_of_double_backward() -> None:
     H = cs.Hessian(problem(Net())).dense()  # over blocks by role, in another order
     torch.testing.assert_close(torch.linalg.eigvalsh(H), torch.linalg.eigvalsh(double_backward()))

@@ -170,3 +170,33 @@ def test_uninitialized_lazy_layer_is_named() -> None:
         cs.load(lazy)
     lazy(torch.zeros(1, 2, dtype=torch.long))
     assert cs.load(lazy).num_parameters == 45
+
+
+class Odd(nn.Module):
+    """Parameters without axes and without entries beside ordinary ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.temperature, self.nothing = nn.Parameter(torch.tensor(0.7)), nn.Parameter(torch.zeros(0))
+        self.first, self.last = nn.Linear(3, 4), nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(torch.tanh(self.first(x) * self.temperature))
+
+
+def test_parameters_without_axes_or_entries():
+    torch.manual_seed(0)
+    module = Odd().double()
+    x, y = torch.randn(4, 3, dtype=torch.float64), torch.tensor([0, 1, 2, 0])
+    problem = cs.Problem(module, (x, y))
+    assert problem.space().size == torch.nn.utils.parameters_to_vector(module.parameters()).numel()
+    assert next(block.name for block in problem.space()) == "temperature"
+    G = cs.GGN(problem)
+    assert list(cs.exact_diagonal(G).to_frame()["entries"]) == [1, 12, 4, 12, 3]
+    K = cs.KFAC(problem)
+    assert "temperature" in K.left_out
+    assert K.shape[0] == 12 + 4 + 12 + 3
+    numbers = cs.CurvatureMonitor(module, (x, y), budget=1.0, raise_errors=True).step(0)
+    assert numbers is not None
+    assert numbers["trace_low"] < numbers["trace_high"]
+    assert len(cs.block_density(cs.Hessian(problem))) == 5

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import curvescope as cs
 import oracles
@@ -250,3 +250,34 @@ def test_losses_of_torch_and_what_is_added_are_in_the_diagonal(make, loss, more)
     if make is cs.GGN and loss == "cross_entropy" and more:
         estimate = cs.diagonal(A, method="roots", num_probes=400)
         assert float((torch.as_tensor(estimate.values) - truth).abs().max()) < 0.05
+
+
+class Routed(nn.Module):
+    """Two experts; the sign of a feature chooses which of them a token goes to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = nn.ModuleList(nn.Linear(3, 3) for _ in range(2))
+        self.head = nn.Linear(3, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        flat, out = x.reshape(-1, 3), torch.zeros_like(x).reshape(-1, 3)
+        for number, expert in enumerate(self.experts):
+            (at,) = ((flat[:, 0] > 0) == bool(number)).nonzero(as_tuple=True)
+            out = out.index_add(0, at, torch.tanh(expert(flat[at])))
+        return self.head(out.reshape(x.shape))
+
+
+@pytest.mark.parametrize("make", [cs.GGN, cs.EmpiricalFisher])
+def test_experts_that_no_token_of_a_batch_goes_to(make):
+    source = torch.Generator().manual_seed(0)
+    x, y = torch.randn(4, 2, 3, generator=source).double(), torch.randint(0, 4, (4, 2), generator=source)
+    x[2:, :, 0] = x[2:, :, 0].abs()  # the second batch is all of one expert
+    torch.manual_seed(0)
+    problem = cs.Problem(Routed().double(), [(x[:2], y[:2]), (x[2:], y[2:])])
+    op = make(problem)
+    found = cs.exact_diagonal(op, way="outputs").values
+    assert relative_error(found, op.dense().diagonal()) < 1e-12
+    one = cs.KFAC(problem)
+    other = cs.KFAC(cs.Problem(problem.model, (x, y)))
+    assert relative_error(one.dense(), other.dense()) < 1e-12

@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from curvescope.algorithms.blocks.ends import Ends
-from curvescope.models.zoo.names import REVISIONS
+from curvescope.algorithms.blocks.probes import Ends
+from curvescope.models.zoo import REVISIONS
 from curvescope.papers import find_figure
 from curvescope.papers.petrov2025 import propagation as said
 from curvescope.papers.petrov2025 import propagation_models as variants

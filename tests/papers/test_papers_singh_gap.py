@@ -8,8 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from curvescope.algorithms.blocks.ends import Ends
-from curvescope.algorithms.blocks.probes import OwnProbes
+from curvescope.algorithms.blocks.probes import Ends, OwnProbes
 from curvescope.algorithms.spectra.wasserstein import SpectralDistance
 from curvescope.papers import find_figure
 from curvescope.papers.singh2025 import norms

@@ -2,7 +2,7 @@
 
 import pytest
 
-from curvescope.report.pieces.findings import RESTS_ON, findings
+from curvescope.report.pieces.cards import RESTS_ON, findings
 from curvescope.report.sections import SECTIONS
 from curvescope.studies import folder
 from curvescope.studies.diagnose.checks import CHECKS

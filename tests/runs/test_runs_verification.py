@@ -142,6 +142,42 @@ def test_a_planted_mistake_is_caught(kind, dtype, monkeypatch):
     assert "failed its check" in str(found.refusal())
 
 
+def padded(dtype, *, tied, looks_up):
+    """A table whose padding row occurs in the data, looked up by a layer or by a function."""
+
+    class Padded(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.e = nn.Embedding(7, 4, padding_idx=0 if looks_up == "layer" else None)
+            self.l, self.o = nn.Linear(4, 4), nn.Linear(4, 7, bias=False)
+            nn.init.normal_(self.e.weight)
+            if tied:
+                self.o.weight = self.e.weight
+
+        def forward(self, x):
+            h = self.e(x) if looks_up == "layer" else nn.functional.embedding(x, self.e.weight, padding_idx=0)
+            return self.o(torch.tanh(self.l(h)))
+
+    torch.manual_seed(0)
+    ids = torch.tensor([[0, 1, 2], [3, 0, 4]])
+    return cs.Problem(Padded().to(dtype), (ids, ids.roll(1, 1)))
+
+
+@pytest.mark.parametrize("kind", [Hessian, GGN, Functional])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("looks_up", ["layer", "function"])
+def test_a_padding_row_leaves_differences_as_sharp_as_they_are(kind, dtype, tied, looks_up):
+    problem = padded(dtype, tied=tied, looks_up=looks_up)
+    found = verify(kind(problem))
+    assert len(found.checks) == 3
+    for check in found.checks:
+        assert check.error < check.tolerance / 20
+    assert found.checks[1].tolerance == verification.TOLERANCE[dtype]
+    wrong = verify(with_more(kind, lambda op, found, *rest: 1.5 * found)(problem))
+    assert not wrong.checks[1].passed
+
+
 def with_more(kind, change):
     """An operator that is one of a kind, with something added to its products."""
 

@@ -9,8 +9,11 @@ from torch.autograd.functional import hessian as autodiff_hessian
 
 import curvescope as cs
 from curvescope.closed_form.bounds.block import theorem6_corrected
-from curvescope.closed_form.printed.bounds import theorem1_as_printed, theorem6_as_printed
-from curvescope.closed_form.printed.precursor import precursor_as_printed
+from curvescope.closed_form.printed.bounds import (
+    precursor_as_printed,
+    theorem1_as_printed,
+    theorem6_as_printed,
+)
 from curvescope.studies import bounds, find
 from curvescope.studies.bounds import analysis
 from curvescope.studies.bounds.analysis import Row, slack, tagged

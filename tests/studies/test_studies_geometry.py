@@ -21,7 +21,7 @@ from curvescope.cli import main
 from curvescope.core.errors import MissingExtra, UsageError
 from curvescope.core.result import Result
 from curvescope.report import write_page
-from curvescope.runs.writing import write_figures, write_tables
+from curvescope.runs.disk.durable import write_figures, write_tables
 from curvescope.studies import find, folder
 from curvescope.studies import trajectory as trajectory_study
 from curvescope.studies.trajectory import view

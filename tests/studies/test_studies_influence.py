@@ -17,7 +17,8 @@ from curvescope.core.errors import CurvescopeError, UsageError
 from curvescope.core.operator import Matrix
 from curvescope.core.result import Result
 from curvescope.data.corpora import read_source
-from curvescope.models.zoo import MLPConfig, TransformerConfig
+from curvescope.models.zoo.mlp import MLPConfig
+from curvescope.models.zoo.transformer import TransformerConfig
 from curvescope.studies import influence
 from curvescope.studies.influence import analysis, view
 from curvescope.studies.influence.view import says, short

@@ -11,7 +11,7 @@ from matplotlib import pyplot as plt
 import curvescope as cs
 from curvescope.closed_form.landscape import three_terms
 from curvescope.core.errors import UsageError
-from curvescope.runs.writing import write_tables
+from curvescope.runs.disk.durable import write_tables
 from curvescope.studies import landscape
 from curvescope.studies.landscape import analysis, view
 from curvescope.studies.setting import make_problem

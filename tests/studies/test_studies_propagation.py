@@ -11,7 +11,7 @@ import torch
 
 import curvescope as cs
 import oracles
-from curvescope.algorithms.blocks.ends import extreme_ends
+from curvescope.algorithms.blocks.probes import extreme_ends
 from curvescope.report.glossary import used_in
 from curvescope.studies import find, propagation
 from curvescope.studies.propagation.study import layer_slices

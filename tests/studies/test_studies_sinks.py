@@ -13,7 +13,7 @@ import curvescope as cs
 import oracles
 from curvescope.core.seeds import probes
 from curvescope.models.capture import capture
-from curvescope.models.running.attention.attending import attending
+from curvescope.models.running.attending import attending
 from curvescope.studies import find, sinks
 from curvescope.studies.sinks.analysis import (
     HOWS,

@@ -11,7 +11,7 @@
     printed     what papers print: Kronecker forms, theorems and bounds, as stated and put right
 
 Everything here is written out, and nothing knows the matrix-free operators, so that each can be the
-other's oracle. The one exception is `attention.rest`: what a layer sees of the network behind it is
+other's oracle. The one exception is `attention.model_layer`: what a layer sees of the network behind it is
 differentiated by machine.
 """
 

@@ -15,7 +15,6 @@ from typing import IO, Any, Self
 
 import numpy as np
 
-from curvescope.core import notebook
 from curvescope.core.errors import CurvescopeError
 from curvescope.core.numbers import with_error
 
@@ -62,6 +61,8 @@ class Result:
 
     def _repr_html_(self) -> str:
         """For a notebook: its numbers, the beginning of its table or its fields, and its figure."""
+        from curvescope.viz import notebook
+
         own: Any = self
         parts = [lambda: notebook.facts(_numbers(self))]
         if hasattr(self, "to_frame"):

@@ -21,6 +21,7 @@ from curvescope.core.errors import CurvescopeError
 from curvescope.engines.kernel_validation import Known, forget_known, known, modes
 from curvescope.engines.reference_forward import Few, alike, few_positions
 from curvescope.engines.tensor_digest import digest, same
+from curvescope.models.running.exchange import note_rewritten
 from curvescope.problem import Problem
 
 MOST = 20_000  # objects that are searched for tensors of a loss
@@ -61,7 +62,16 @@ class ChangeDetector:
             self._few = few_positions(self._problem)
             after = _versions(self._tensors_by_slot())
             self._written |= {slot for slot, version in before.items() if after.get(slot) != version}
+            self._note_written()
         return self._few
+
+    def _note_written(self) -> None:
+        """Tell whoever runs the module which tensors it writes to."""
+        parts = {id(part): part for part in self._problem.model.module.modules()}
+        for number, attribute, key in self._written:
+            name = key if attribute == "_buffers" else attribute
+            if number in parts and (attribute == "_buffers" or key is None):
+                note_rewritten(parts[number], name)
 
     def look(self) -> Known | None:
         """Return what is known of the model, or None if all tensors have the versions of the last look."""

@@ -20,11 +20,10 @@ from torch import Tensor
 
 from curvescope.core.errors import CurvescopeError, ShapeError, UsageError
 from curvescope.core.ranks.spread import Spread
-from curvescope.core.tensors.graph import leaves_of
+from curvescope.core.tensors import lookup_option, nodes
 from curvescope.models.model import Model
-from curvescope.models.running.exchange import locked
+from curvescope.models.running.exchange import locked, thawed
 from curvescope.models.running.held import RefuseHeld, moved, refuse_half
-from curvescope.models.running.interrupts import thawed
 from curvescope.models.running.torch_checkpoints import RefuseReentrant
 from curvescope.models.running.weights.widening import HALVES, WIDE
 
@@ -162,10 +161,24 @@ class ParameterStore:
         return value.detach().requires_grad_()
 
     def _held(self, leaves: Leaves, ends: list[Tensor]) -> Leaves:
-        """The module's own parameters among those that have leaves, if the graph reaches them."""
+        """The module's own parameters among those that have leaves, if the graph reaches them.
+
+        Raises:
+            UsageError: An embedding in the graph scales its gradients, or makes sparse ones.
+        """
         own = {id(p): name for name, p in self.model.parameters.items() if name in leaves}
-        reached = (leaf for end in ends if end.requires_grad for leaf in leaves_of(end))
-        return {own[id(leaf)]: leaf for leaf in reached if id(leaf) in own}
+        found = {}
+        for node in (node for end in ends if end.requires_grad for node in nodes(end)):
+            leaf, option = getattr(node, "variable", None), lookup_option(node)
+            if option is not None:
+                raise UsageError(
+                    f"expected gradients of the loss, dense ones: {self.model.name} calls an embedding with "
+                    f"{option}=True",
+                    hint=f"{option}=False gives the same outputs",
+                )
+            if id(leaf) in own:
+                found[own[id(leaf)]] = leaf
+        return found
 
 
 def _shapes(model: Model) -> dict[str, torch.Size]:

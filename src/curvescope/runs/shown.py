@@ -11,10 +11,9 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from curvescope.core import notebook
 from curvescope.core.numbers import plural
 from curvescope.core.result import Result
-from curvescope.viz import style
+from curvescope.viz import notebook, style
 from curvescope.viz.interactive import Scene
 
 if TYPE_CHECKING:
@@ -67,14 +66,7 @@ class Shown(Result):
 
     def _repr_html_(self) -> str:
         """For a notebook: what the numbers say, those to look at first, the first figure and table."""
-        return notebook.box(
-            self,
-            type(self).__name__,
-            lambda: notebook.paragraph(self.opening()),
-            lambda: notebook.cards(self.summary()),
-            lambda: notebook.picture(lambda: next(iter(self.figures().values()))),
-            lambda: notebook.begun(*next(iter(self.tables().items()))),
-        )
+        return notebook.result_box(self, self.opening, self.summary, self.figures, self.tables)
 
     def opening(self) -> str:
         """One or two sentences on what these numbers say, written from them; a page's section begins so.

@@ -24,6 +24,7 @@ STUDIES = {
     "quantise": "weights rounded to 8, 4 and 3 bits: what curvature predicts and what is measured, and GPTQ",
     "influence": "which training sequences moved a prediction: exact inverse products, against retraining",
     "hvp": "what a product costs: time in gradients, memory and error of our engines and other libraries",
+    "attention": "what attention costs that has every derivative: beside PyTorch's plain path, by length",
     "activations": "how sharply the loss bends in the state of every token, layer by layer, and along what",
     "causal": "directions of heads and layers, steered and ablated: predicted against found; logits by head",
     "optimisers": "optimisers that use curvature beside SGD and AdamW, tuned alike: by step, work and time",

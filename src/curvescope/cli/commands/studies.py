@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from curvescope.cli.typed import completion
+from curvescope.cli.typed import options
 from curvescope.cli.typed.options import (
     MODEL,
     AsJson,
@@ -38,11 +38,11 @@ Tables = Annotated[bool, typer.Option("--tables", help="Print the tables too.")]
 
 def run(
     study: Annotated[
-        str, typer.Argument(help="Name of a study: see `curvescope list`.", autocompletion=completion.studies)
+        str, typer.Argument(help="Name of a study: see `curvescope list`.", autocompletion=options.studies)
     ],
     model: Annotated[
         str | None,
-        typer.Argument(help=f"{MODEL} Default: the study's own.", autocompletion=completion.models),
+        typer.Argument(help=f"{MODEL} Default: the study's own.", autocompletion=options.models),
     ] = None,
     data: Data = None,
     tokens: Tokens = None,
@@ -112,7 +112,7 @@ def run(
 
 
 def diagnose(
-    model: Annotated[str, typer.Argument(help=MODEL, autocompletion=completion.models)] = "tiny-gpt",
+    model: Annotated[str, typer.Argument(help=MODEL, autocompletion=options.models)] = "tiny-gpt",
     data: Data = None,
     lr: Annotated[float | None, typer.Option("--lr", help="The learning rate that is meant.")] = None,
     optimizer: Annotated[
@@ -167,7 +167,7 @@ def compare(
             metavar="SIDE",
             help="Models as in `run`, checkpoints as NAME@REVISION; one with several --data. Default: "
             "tiny-gpt@initial tiny-gpt@final.",
-            autocompletion=completion.sides,
+            autocompletion=options.sides,
         ),
     ] = None,
     data: Annotated[
@@ -175,7 +175,7 @@ def compare(
         typer.Option(
             "--data",
             help="Corpus (sample, python-stdlib), file, folder, or task:NAME; repeatable for one model.",
-            autocompletion=completion.data,
+            autocompletion=options.data,
         ),
     ] = None,
     tokens: Tokens = None,
@@ -235,24 +235,29 @@ def compare(
 
 
 def bench(
-    what: Annotated[str, typer.Argument(help="hvp: products of our engines and of other libraries.")],
-    model: Annotated[
+    what: Annotated[
         str,
+        typer.Argument(
+            help="hvp: products of our engines and of other libraries; attention: its derivatives."
+        ),
+    ],
+    model: Annotated[
+        str | None,
         typer.Option(
             "--model", help="gpt2, llama, neox or encoder (nn.TransformerEncoder), with random weights."
         ),
-    ] = "gpt2",
+    ] = None,
     size: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--size", help="small (a million parameters), 124M, 350M, 1.5B, or 8B (a Llama on CUDA)."
         ),
-    ] = "small",
-    batch_size: Annotated[int, typer.Option("--batch-size", help="Sequences.")] = 8,
-    seq_len: Annotated[int, typer.Option("--seq-len", help="Tokens of each.")] = 128,
+    ] = None,
+    batch_size: Annotated[int | None, typer.Option("--batch-size", help="Sequences.")] = None,
+    seq_len: Annotated[int | None, typer.Option("--seq-len", help="Tokens of each.")] = None,
     device: Device = None,
     seed: Seed = None,
-    tf32: Annotated[bool, typer.Option("--tf32", help="Matrix products in TF32.")] = False,
+    tf32: Annotated[bool | None, typer.Option("--tf32", help="Matrix products in TF32.")] = None,
     columns: Annotated[
         list[int] | None,
         typer.Option("--columns", help="Our products with so many columns at once too; may be repeated."),
@@ -263,20 +268,23 @@ def bench(
     out: Out = Path("runs"),
     quiet: Quiet = False,
 ) -> None:
-    """What a Hessian or Gauss-Newton product costs here: time in gradients, memory, distance to float64.
+    """What a Hessian or Gauss-Newton product costs here, or a derivative of attention: time and memory.
 
-    Where the package has figures of a device of the same name, they stand beside those measured, and what
-    takes over 10 % more time or memory is told. Whom to measure: --set 'contenders=hessian,ggn checkpoint';
-    `curvescope run hvp --settings` lists all of them.
+    Products are in gradients. Where the package has figures of a device of the same name, they stand beside
+    those measured, and what takes over 10 % more time or memory is told. Whom to measure: --set
+    'contenders=hessian,ggn checkpoint'; `curvescope run hvp --settings` lists all of them. Derivatives of
+    attention are in those of PyTorch's plain path, over lengths, widths and masks (`curvescope run attention
+    --settings`).
 
-    Examples: curvescope bench hvp; curvescope bench hvp --size 124M --seq-len 1024 --device cuda --tf32
-    --columns 4 --columns 8; curvescope bench hvp --model llama --size 8B --batch-size 1 --device cuda --tf32
+    Examples: curvescope bench hvp; curvescope bench attention; curvescope bench hvp --size 124M --seq-len
+    1024 --device cuda --tf32 --columns 4 --columns 8; curvescope bench hvp --model llama --size 8B
+    --batch-size 1 --device cuda --tf32
     """
     from curvescope.cli import study_run
     from curvescope.core.errors import UsageError
 
-    if what != "hvp":
-        raise UsageError(f"expected hvp, got {what!r}", hint="curvescope bench hvp")
+    if what not in ("hvp", "attention"):
+        raise UsageError(f"expected hvp or attention, got {what!r}", hint="curvescope bench hvp")
     given: dict[str, Value] = {
         "model": model,
         "size": size,
@@ -288,4 +296,4 @@ def bench(
         "columns": columns,
     }
     wish = study_run.Wish(out, quiet, force=force, tables=True, as_json=json)
-    study_run.show("hvp", None, set or [], given, wish)
+    study_run.show(what, None, set or [], given, wish)

@@ -39,3 +39,11 @@ def fold(x: Tensor, dim: int | None, num: int) -> Tensor:
 def unfold(x: Tensor, num: int) -> Tensor:
     """(num·B, …) as (num, B, …)."""
     return x.unflatten(0, (num, -1))
+
+
+def fold_wide(x: Tensor | None, dim: int | None, num: int, batch: int) -> Tensor | None:
+    """`num` batches of a tensor (b, …) whose b may be 1 and broadcasts: (num·B, …)."""
+    if x is None:
+        return None
+    x = lead(x, dim, num)
+    return x.expand(num, batch, *x.shape[2:]).flatten(0, 1)

@@ -12,7 +12,7 @@ from curvescope.core.errors import ShapeError
 
 @dataclass(frozen=True)
 class Mask:
-    """Query i sees key j where j < length, and, if causal, i − window < j ≤ i."""
+    """Query i sees key j where j < length, j ≤ i if causal, and |i − j| < window."""
 
     causal: bool = False
     window: int | None = None
@@ -24,10 +24,15 @@ class Mask:
 
     def keys(self, start: int, stop: int, num_keys: int) -> tuple[int, int]:
         """First and last (excluded) key that some query in [start, stop) may see, lengths aside."""
-        if not self.causal:
-            return 0, num_keys
-        first = 0 if self.window is None else max(0, start - self.window + 1)
-        return first, min(stop, num_keys)
+        last = min(stop, num_keys) if self.causal else num_keys
+        if self.window is None:
+            return 0, last
+        last = min(last, stop + self.window - 1)
+        return min(max(0, start - self.window + 1), last), last
+
+    def empties(self, queries: int, keys: int) -> bool:
+        """Whether a query may be without keys."""
+        return self.lengths is not None or (self.window is not None and queries >= keys + self.window)
 
 
 @dataclass(frozen=True)
@@ -51,25 +56,28 @@ class Tile:
 
     def hide(self, scores: Tensor, mask: Mask, lengths: Tensor | None, value: float) -> Tensor:
         """Set the scores of unseen keys to `value`, in place; `lengths` has one entry per key head."""
-        if mask.causal:
+        if mask.causal or mask.window is not None:
             split = scores.view(scores.shape[0], self.group, -1, scores.shape[2])
-            self._hide_future(split, mask.window, value)
+            self._hide_far(split, mask, value)
         if lengths is not None:
             place = torch.arange(self.keys.start, self.keys.stop, device=scores.device)
             scores.masked_fill_(place >= lengths[self.heads, None, None], value)
         return scores
 
-    def _hide_future(self, scores: Tensor, window: int | None, value: float) -> None:
+    def _hide_far(self, scores: Tensor, mask: Mask, value: float) -> None:
         diagonal = self.rows.start - self.keys.start  # column of the key at the first row's own place
-        cut = window is not None and diagonal + _count(self.rows) > window
+        ahead = 0 if mask.causal else (mask.window or 1) - 1  # so many keys behind its own a query sees
+        cut = mask.window is not None and diagonal + _count(self.rows) > mask.window
+        back = diagonal - (mask.window or 0)
         if value == 0:
-            scores.tril_(diagonal)
+            scores.tril_(diagonal + ahead)
             if cut:
-                scores.triu_(diagonal - window + 1)
+                scores.triu_(back + 1)
             return
-        unseen = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu_(diagonal + 1)
+        unseen = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device)
+        unseen.triu_(diagonal + ahead + 1)
         if cut:
-            unseen |= torch.ones_like(unseen).tril_(diagonal - window)
+            unseen |= torch.ones_like(unseen).tril_(back)
         scores.masked_fill_(unseen, value)
 
 
@@ -84,6 +92,8 @@ def cut(
         for row in range(0, queries, row_count):
             stop = min(row + row_count, queries)
             seen = slice(*mask.keys(row, stop, keys))
+            if seen.start == seen.stop:
+                continue
             tile = Tile(slice(head, min(head + head_count, heads)), slice(row, stop), seen, group, offset)
             tiles.append(tile)
             offset += torch.Size(tile.shape).numel()

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from curvescope.core.errors import CurvescopeError
-from curvescope.core.tensors.graph import nodes
+from curvescope.core.tensors import nodes
 
 FUSED = ("LayerNormBackward", "BatchNormBackward", "RmsNormBackward", "GroupNormBackward")
 
@@ -69,7 +69,7 @@ def _channels(t: Tensor | None, x: Tensor) -> Tensor | None:
     return None if t is None else t.reshape(1, -1, *[1] * (x.dim() - 2))
 
 
-def _layer_norm(
+def plain_layer_norm(
     input: Tensor,
     normalized_shape: Sequence[int],
     weight: Tensor | None = None,
@@ -77,12 +77,14 @@ def _layer_norm(
     eps: float = 1e-5,
     cudnn_enable: bool = True,
 ) -> Tensor:
+    """F.layer_norm in plain arithmetic."""
     return _affine(_normalised(input, range(-len(normalized_shape), 0), eps), weight, bias)
 
 
-def _rms_norm(
+def plain_rms_norm(
     input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None
 ) -> Tensor:
+    """F.rms_norm in plain arithmetic."""
     eps = torch.finfo(input.dtype).eps if eps is None else eps
     return _affine(_normalised(input, range(-len(normalized_shape), 0), eps, centre=False), weight, None)
 
@@ -152,10 +154,10 @@ def _weights_first(norm: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 _REPLACED: dict[Any, Callable[..., Tensor]] = {
-    F.layer_norm: _layer_norm,
-    torch.layer_norm: _layer_norm,
-    F.rms_norm: _rms_norm,
-    torch.rms_norm: _rms_norm,
+    F.layer_norm: plain_layer_norm,
+    torch.layer_norm: plain_layer_norm,
+    F.rms_norm: plain_rms_norm,
+    torch.rms_norm: plain_rms_norm,
     F.group_norm: _group_norm,
     torch.group_norm: _group_norm,
     F.batch_norm: _batch_norm,

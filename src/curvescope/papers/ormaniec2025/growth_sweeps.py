@@ -19,12 +19,11 @@ from torch import Tensor
 
 from curvescope.closed_form.attention.block_norms import HeadNorms
 from curvescope.closed_form.network.one_head.inner import Block, Suffix, suffix
-from curvescope.closed_form.network.one_head.last import last_blocks, pre_norm_blocks
-from curvescope.closed_form.network.one_head.layers import Task, forward
+from curvescope.closed_form.network.one_head.layers import Task, forward, last_blocks, pre_norm_blocks
 from curvescope.core import seeds
 from curvescope.core.errors import UsageError, near_misses
 from curvescope.core.parts import PART_OF, SYMBOLS, Symbol
-from curvescope.data.tasks.addition import addition
+from curvescope.data.tasks.algorithmic import addition
 from curvescope.models.zoo.mlp import MLP, MLPConfig
 from curvescope.models.zoo.transformer import Transformer, TransformerConfig
 

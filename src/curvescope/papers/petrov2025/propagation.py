@@ -18,7 +18,7 @@ from curvescope.core.config import setting
 from curvescope.core.numbers import plural
 from curvescope.core.progress import Progress
 from curvescope.core.result import Result
-from curvescope.models.zoo.names import REVISIONS
+from curvescope.models.zoo import REVISIONS
 from curvescope.operators import Hessian
 from curvescope.papers.common import FigureConfig, Judged, decided
 from curvescope.papers.petrov2025 import propagation_models as variants

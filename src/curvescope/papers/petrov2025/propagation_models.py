@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from curvescope.data.tasks.markov import markov
+from curvescope.data.tasks.random_sequences import markov
 from curvescope.models.load import load
 from curvescope.models.zoo.transformer import Transformer, TransformerConfig
 from curvescope.problem import Problem

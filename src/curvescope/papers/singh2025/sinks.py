@@ -11,7 +11,7 @@ import torch
 from curvescope.core.config import setting
 from curvescope.core.numbers import plural
 from curvescope.core.progress import Progress
-from curvescope.data.tasks.markov import markov
+from curvescope.data.tasks.random_sequences import markov
 from curvescope.models.load import load
 from curvescope.models.zoo.transformer import Transformer, TransformerConfig
 from curvescope.papers.common import OURS, FigureConfig, Judged, decided

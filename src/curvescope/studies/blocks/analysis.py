@@ -9,9 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from curvescope.algorithms import BlockTraces, Eigenpairs, SpectralDensity
-from curvescope.algorithms.blocks.ends import Ends
 from curvescope.algorithms.blocks.heterogeneity import Heterogeneity
-from curvescope.algorithms.blocks.probes import OwnProbes
+from curvescope.algorithms.blocks.probes import Ends, OwnProbes
 from curvescope.core.numbers import below_noise
 from curvescope.core.result import Result
 

@@ -27,22 +27,21 @@ from curvescope.algorithms import (
     eigsh,
     spectral_density,
 )
-from curvescope.algorithms.blocks.ends import Ends, extreme_ends
 from curvescope.algorithms.blocks.heterogeneity import heterogeneity
-from curvescope.algorithms.blocks.probes import OwnProbes, own_probes
+from curvescope.algorithms.blocks.probes import Ends, OwnProbes, extreme_ends, own_probes
 from curvescope.core.blocks import Block
 from curvescope.core.config import setting
 from curvescope.core.errors import UsageError, near_misses
 from curvescope.core.parts import TITLES
 from curvescope.core.progress import Progress
 from curvescope.core.result import Result
-from curvescope.models.choice.selecting import select
+from curvescope.models.choice import select
 from curvescope.operators.base import CurvatureOperator
 from curvescope.operators.curvature import OPERATORS
 from curvescope.problem import Problem
 from curvescope.runs.contents import fingerprint
-from curvescope.runs.plan import Cost, Plan, Step
 from curvescope.runs.shown import Shown
+from curvescope.runs.study import Cost, Plan, Step
 from curvescope.runs.work import Finished, Piece, State, work_through
 from curvescope.studies.blocks.analysis import Part
 from curvescope.studies.common.planning import (

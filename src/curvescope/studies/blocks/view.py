@@ -275,13 +275,13 @@ def _maps(numbers: Mapping[str, Numbers], label: str, *, signed: bool) -> Figure
     for (left, right), (operator, found) in zip(axes, numbers.items(), strict=True):
         cells = [[f"L{layer}.{role}" for role in roles] for layer in layers]
         image = _figure_cells(left, cells, found, norm, signed)
-        left.set_xticks(range(len(roles)), roles, rotation=90, fontsize=8)
-        left.set_yticks(range(len(layers)), [f"L{layer}" for layer in layers], fontsize=8)
-        left.set_title(TITLES[operator], fontsize=11, loc="left")
+        left.set_xticks(range(len(roles)), roles, rotation=90)
+        left.set_yticks(range(len(layers)), [f"L{layer}" for layer in layers])
+        left.set_title(TITLES[operator], fontsize=11)
         right.set_visible(bool(outside))
         if outside:
             _figure_cells(right, [outside], found, norm, signed)
-            right.set_xticks(range(len(outside)), outside, rotation=90, fontsize=8)
+            right.set_xticks(range(len(outside)), outside, rotation=90)
             right.set_yticks([])
         bar = figure.colorbar(image, ax=[left, right], label=label, pad=0.01, aspect=12)
         bar.set_ticks(blocks.colour_ticks(norm), minor=False)
@@ -365,7 +365,7 @@ def _extremes(result: Blocks) -> Figure:
         series = {label: _ends(pairs, i) for label, i in ends.items()}
         values += [float(value) for found, *_ in series.values() for value in found]
         blocks.bars(ax, list(part.extremes), series, label="eigenvalue of the block", log=False)
-        ax.set_title(TITLES[operator], fontsize=11, loc="left")
+        ax.set_title(TITLES[operator], fontsize=11)
     top = blocks.largest(values)
     smallest = min((abs(value) for value in values if abs(value) >= 1e-6 * top), default=top)
     axes[0, 0].set_yscale("symlog", linthresh=10.0 ** np.floor(np.log10(smallest)), linscale=0.7)
@@ -410,8 +410,6 @@ def _figure_densities(result: Blocks) -> Figure:
         [TITLES[o] for o in result.parts],
         loc="outside upper right",
         ncols=3,
-        frameon=False,
-        fontsize=8,
     )
     return figure
 
@@ -432,7 +430,7 @@ def _figure_heterogeneity(result: Blocks) -> Figure:
         small = 8 if count <= 20 else 6
         ax.set_xticks(range(count), h.names, rotation=90, fontsize=small)
         ax.set_yticks(range(count), h.names, fontsize=small)
-        ax.set_title(TITLES[operator], fontsize=11, loc="left")
+        ax.set_title(TITLES[operator], fontsize=11)
         if count <= 14:
             for (i, j), value in np.ndenumerate(h.divergence):
                 colour = style.ink_at(image, value)

@@ -30,27 +30,22 @@ from curvescope.closed_form.bounds.relu_network import (
     measured_network_bounds,
     relu_network_point,
 )
-from curvescope.closed_form.loss_curvature import squared_error
 from curvescope.closed_form.network.block import Architecture
 from curvescope.closed_form.network.stack import StackCurvature, stack_tape
-from curvescope.closed_form.norms.derivatives import (
-    norm_jacobian_norm,
-    norm_point,
-    norm_second_derivative_norm,
-)
-from curvescope.closed_form.objectives import Objective, squared_error_objective
+from curvescope.closed_form.norms import norm_jacobian_norm, norm_point, norm_second_derivative_norm
+from curvescope.closed_form.objectives import Objective, squared_error, squared_error_objective
 from curvescope.closed_form.printed import block_theorems
+from curvescope.closed_form.printed.block_theorems import head_second_derivatives
 from curvescope.closed_form.printed.bounds import (
     PrintedBound,
     Sigma,
     layernorm_norms_as_printed,
+    precursor_as_printed,
     theorem1_as_printed,
     theorem6_as_printed,
 )
-from curvescope.closed_form.printed.head_theorems import head_second_derivatives
 from curvescope.closed_form.printed.kronecker import Theorem, softmax_derivatives
-from curvescope.closed_form.printed.precursor import precursor_as_printed
-from curvescope.closed_form.softmax.deviations import softmax_covariance
+from curvescope.closed_form.softmax import softmax_covariance
 from curvescope.core.numbers import plural
 from curvescope.core.result import Result
 from curvescope.core.seeds import generator

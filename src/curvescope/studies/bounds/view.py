@@ -28,7 +28,7 @@ from curvescope.studies.bounds.analysis import (
     Comparisons,
 )
 from curvescope.viz.blocks import PALETTE
-from curvescope.viz.ticks import plain_numbers
+from curvescope.viz.style import plain_numbers
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -145,8 +145,8 @@ def _slack(result: Bounds) -> Figure:
     for row, instance in zip(axes, (HEAD, BLOCK), strict=True):
         for ax, varied in zip(row, (WEIGHTS, DATA), strict=True):
             _ratios(ax, result.bounds.chosen(instance=instance, varied=varied), varied)
-            ax.set_title(f"{instance}, {LABELS[varied]}", fontsize=10, loc="left")
-        row[0].legend(fontsize=8, frameon=False)
+            ax.set_title(f"{instance}, {LABELS[varied]}")
+        row[0].legend()
         for ax in row:
             _frame(ax)
     figure.supylabel("bound / ‖H‖", fontsize=10)
@@ -156,14 +156,14 @@ def _slack(result: Bounds) -> Figure:
 def _adversarial(result: Bounds) -> Figure:
     figure, axes = _panels(2, 2, size=(10.5, 7.6))
     _ratios(axes[0][0], result.bounds.chosen(instance=KEYLESS), "W_Q")
-    axes[0][0].set_title("‖H‖ of a head with W_K = 0 at zero loss", fontsize=10, loc="left")
+    axes[0][0].set_title("‖H‖ of a head with W_K = 0 at zero loss")
     _ratios(axes[0][1], result.estimates.chosen(instance=CLUSTERS, quantity="‖∂A/∂T‖"), "sharpness")
-    axes[0][1].set_title("‖∂A/∂T‖ where two of 16 tokens share the attention", fontsize=10, loc="left")
+    axes[0][1].set_title("‖∂A/∂T‖ where two of 16 tokens share the attention")
     _ratios(axes[1][0], result.estimates.chosen(instance=CLOSING, quantity="‖ξ_21‖"), "W_2")
-    axes[1][0].set_title("‖ξ_21‖, the derivative of ∂S/∂W_1 in W_2", fontsize=10, loc="left")
+    axes[1][0].set_title("‖ξ_21‖, the derivative of ∂S/∂W_1 in W_2")
     _networks(axes[1][1], result.bounds)
     for ax in axes.flat:
-        ax.legend(fontsize=8, frameon=False)
+        ax.legend()
         _frame(ax)
     figure.supylabel("bound / truth", fontsize=10)
     return figure
@@ -176,7 +176,7 @@ def _networks(ax: Axes, found: Comparisons) -> None:
         chosen = found.chosen(instance=name, quantity=analysis.WHOLE)
         layers = name.removeprefix(f"{NETWORK}, ")
         _ratios(ax, chosen, WEIGHTS, style=style, suffix=f", {layers}")
-    ax.set_title("‖H‖ of fully connected ReLU networks", fontsize=10, loc="left")
+    ax.set_title("‖H‖ of fully connected ReLU networks")
 
 
 def _ratios(ax: Axes, found: Comparisons, varied: str, *, style: str = "-", suffix: str = "") -> None:
@@ -188,8 +188,8 @@ def _ratios(ax: Axes, found: Comparisons, varied: str, *, style: str = "-", suff
         ax.set_xscale("log")
     else:
         ax.set_xticks(np.unique(found.scale))
-    ax.set_xlabel(LABELS[varied], fontsize=9)
-    _plain(ax)
+    ax.set_xlabel(LABELS[varied])
+    ax.grid(visible=True)
 
 
 def _frame(ax: Axes) -> None:
@@ -235,14 +235,14 @@ def _depth(result: Bounds) -> Figure:
         one = parts.chosen(quantity=name)
         _points(right, one.scale, one.ratio, PALETTE[i % len(PALETTE)], name)
     right.axhline(1, color="0.3", lw=0.8)
-    left.set_title("norms", fontsize=10, loc="left")
-    right.set_title("bound / truth, part of the Hessian in one block", fontsize=10, loc="left")
+    left.set_title("norms")
+    right.set_title("bound / truth, part of the Hessian in one block")
     for ax, place in ((left, "upper left"), (right, "lower left")):
         ax.set_yscale("log")
-        ax.set_xlabel(LABELS[DEPTH], fontsize=9)
+        ax.set_xlabel(LABELS[DEPTH])
         ax.set_xticks(np.unique(stack.scale), [f"{n:g}" for n in np.unique(stack.scale)])
-        ax.legend(fontsize=8, frameon=False, loc=place, ncols=1 if ax is left else 2)
-        _plain(ax)
+        ax.legend(loc=place, ncols=1 if ax is left else 2)
+        ax.grid(visible=True)
     right.set_ylim(bottom=0.3)  # room for the legend below one
     plain_numbers(right)
     return figure
@@ -272,13 +272,6 @@ def _estimates(result: Bounds) -> Figure:
     ax.set_xlim(8e-4, 1e8)
     ax.set_yticks(range(len(names)), [f"{one} · {bound}" for one, bound in names[::-1]], fontsize=6.5)
     ax.set_ylim(-1, len(names))
-    ax.set_xlabel(
-        "bound / truth: median and range (red: violated somewhere; cut at 1e-3 and 1e8)", fontsize=9
-    )
-    _plain(ax)
+    ax.set_xlabel("bound / truth: median and range (red: violated somewhere; cut at 1e-3 and 1e8)")
+    ax.grid(visible=True)
     return figure
-
-
-def _plain(ax: Axes) -> None:
-    ax.spines[["top", "right"]].set_visible(False)
-    ax.grid(lw=0.3, color="0.9")

@@ -14,8 +14,7 @@ from curvescope.core.errors import CurvescopeError
 from curvescope.core.progress import track
 from curvescope.core.result import Result
 from curvescope.geometry.causal.attribution import Attribution, logit_attribution
-from curvescope.geometry.causal.decoded import decode_at, direct_change
-from curvescope.geometry.causal.directions import Direction, layer_directions
+from curvescope.geometry.causal.decoded import Direction, decode_at, direct_change, layer_directions
 from curvescope.geometry.causal.steering import ablation, intervene, spread_along, steer
 from curvescope.operators.activations import ActivationHessian
 from curvescope.problem import Problem

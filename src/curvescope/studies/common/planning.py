@@ -14,7 +14,7 @@ from curvescope.core.parts import MATRIX_SYMBOLS
 from curvescope.operators.base import CurvatureOperator
 from curvescope.operators.curvature import OPERATORS
 from curvescope.problem import Problem
-from curvescope.runs.plan import Step
+from curvescope.runs.study import Step
 
 Globs = tuple[str, ...]
 # Products of eigsh in float32 until it is sure, over trained and untrained models and their three operators:

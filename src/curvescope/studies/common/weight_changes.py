@@ -17,7 +17,7 @@ from torch import Tensor
 from curvescope.core.errors import UsageError
 from curvescope.core.result import Result
 from curvescope.data.batches import Batch, Batches
-from curvescope.models.choice.params import Params
+from curvescope.models.choice import Params
 from curvescope.models.model import Model
 from curvescope.operators import per_sample
 from curvescope.problem import Problem

@@ -16,8 +16,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from curvescope.algorithms.blocks.ends import Ends
-from curvescope.algorithms.blocks.probes import OwnProbes
+from curvescope.algorithms.blocks.probes import Ends, OwnProbes
 from curvescope.algorithms.estimates.intervals import student
 from curvescope.studies.gap.analysis import Pair
 

@@ -22,12 +22,12 @@ from curvescope.core.config import as_tuples, at_least, setting
 from curvescope.core.errors import UsageError
 from curvescope.core.progress import Progress
 from curvescope.core.result import Result
-from curvescope.models.zoo.names import BUNDLED, REVISIONS
+from curvescope.models.zoo import BUNDLED, REVISIONS
 from curvescope.operators import Hessian
 from curvescope.problem import Problem
 from curvescope.runs.contents import fingerprint
-from curvescope.runs.plan import Cost, Plan
 from curvescope.runs.shown import Shown
+from curvescope.runs.study import Cost, Plan
 from curvescope.runs.work import Finished, Piece, State, work_through
 from curvescope.studies.compare.analysis import OF_BLOCKS, QUANTITIES, Estimate
 from curvescope.studies.gap.analysis import ALL, Effort, Pair, measure_pair

@@ -144,14 +144,13 @@ def _quantities(found: Comparison) -> Figure:
             value, low, high = side.quantity(name)
             error = np.nan_to_num([[max(value - low, 0.0)], [max(high - value, 0.0)]])
             ax.errorbar([value], [number], xerr=error, fmt="o", ms=5, capsize=3, color=_colour(number))
-        ax.set_title(name, fontsize=10, loc="left")
-        ax.set_yticks(range(len(found.sides)), [side.name for side in found.sides], fontsize=8)
+        ax.set_title(name)
+        ax.set_yticks(range(len(found.sides)), [side.name for side in found.sides])
         ax.set_ylim(len(found.sides) - 0.5, -0.5)
         ax.margins(x=0.15)
         ax.locator_params(axis="x", nbins=4)
         ax.tick_params(axis="x", labelsize=8)
         ax.grid(axis="x", lw=0.3, color="0.9")
-        ax.spines[["top", "right"]].set_visible(False)
     return figure
 
 
@@ -166,7 +165,7 @@ def _densities(found: Comparison) -> Figure:
         _both_sides(ax, max(ends) or 1.0)
         if part == "ggn":
             ax.set_xlim(left=0.0)
-        ax.set_title(title, fontsize=11, loc="left")
+        ax.set_title(title, fontsize=11)
     axes[1].set_ylabel("")
     return figure
 
@@ -195,9 +194,9 @@ def _ratios(found: Comparison) -> Figure:
     for number, row in enumerate(axes, start=1):
         for ax, grid in zip(row, grids, strict=True):
             _cells(ax, found, number, grid, fold)
-            ax.set_xticks(range(len(grid[0])), [_role(name) for name in grid[0]], fontsize=8)
+            ax.set_xticks(range(len(grid[0])), [_role(name) for name in grid[0]])
         title = f"‖H_bb‖ of {found.sides[number].name} over {found.sides[0].name}"
-        row[0].set_title(title, fontsize=10, loc="left")
+        row[0].set_title(title)
         figure.colorbar(row[0].images[0], ax=list(row), label="ratio", pad=0.01, aspect=12)
     return figure
 

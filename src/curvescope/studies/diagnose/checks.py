@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple, get_args
 import numpy as np
 
 from curvescope.algorithms import Sharpness
-from curvescope.algorithms.estimates.jackknife import jackknife
+from curvescope.algorithms.estimates.intervals import jackknife
 from curvescope.core.numbers import plural, rounded, with_error
 from curvescope.core.result import Result
 from curvescope.studies.diagnose.measurements import BlockEnds, Depth, Heads, Parts, Rows, Samples, Whole

@@ -34,8 +34,8 @@ import torch
 from torch import Tensor
 
 from curvescope.algorithms import Sharpness, preconditioned_sharpness
-from curvescope.algorithms.blocks.ends import extreme_ends
-from curvescope.algorithms.stability.descent import Descent
+from curvescope.algorithms.blocks.probes import extreme_ends
+from curvescope.algorithms.stability.optimizers import Descent
 from curvescope.core.errors import CurvescopeError, UsageError
 from curvescope.core.progress import track
 from curvescope.core.result import Result
@@ -45,7 +45,7 @@ from curvescope.geometry.roles import weight
 from curvescope.geometry.stream import stream
 from curvescope.models.capture import capture
 from curvescope.models.model import Model
-from curvescope.models.running.attention.attending import patterns
+from curvescope.models.running.attending import patterns
 from curvescope.operators import Hessian, per_sample
 from curvescope.problem import Problem
 from curvescope.studies.sinks.analysis import Lines, measure_lines

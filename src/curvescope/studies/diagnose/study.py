@@ -18,8 +18,8 @@ from curvescope.core.errors import UsageError
 from curvescope.core.progress import Progress
 from curvescope.problem import Problem
 from curvescope.runs.contents import fingerprint
-from curvescope.runs.plan import Cost, Plan, Step
 from curvescope.runs.shown import Shown
+from curvescope.runs.study import Cost, Plan, Step
 from curvescope.runs.work import Piece, State, work_through
 from curvescope.studies.common.planning import PlannedMatrix, lanczos, together
 from curvescope.studies.diagnose import measurements

@@ -205,7 +205,7 @@ def _legend(figure: Figure, severities: list[str]) -> None:
 
     kinds = [kind for kind in COLOURS if kind in severities]
     handles = [Line2D([], [], marker="o", ls="", color=COLOURS[kind], label=kind) for kind in kinds]
-    figure.legend(handles=handles, loc="outside upper left", ncols=len(kinds), frameon=False, fontsize=9)
+    figure.legend(handles=handles, loc="outside upper left", ncols=len(kinds), fontsize=9)
 
 
 def _layers(found: Diagnosis) -> Figure:
@@ -227,8 +227,7 @@ def _layers(found: Diagnosis) -> Figure:
         ax.set_ylim(float(np.nanmin(values)) / span / 1.5, float(np.nanmax(values)) * span * 1.5)
         step = max(1, len(x) // 12)
         ax.set_xticks(x[::step], names[::step])
-        ax.set_title(label, fontsize=10, loc="left")
-        ax.spines[["top", "right"]].set_visible(False)
+        ax.set_title(label)
     return figure
 
 
@@ -260,7 +259,7 @@ def _heads(found: Diagnosis) -> Figure:
         values = np.array([row[key] for row in rows], dtype=float).reshape(L, h)
         image = ax.imshow(values, vmin=low, vmax=high, cmap=style.MAP, aspect="auto")
         _numbers(ax, values, image)
-        ax.set_title(title, fontsize=10, loc="left")
+        ax.set_title(title)
         ax.set_xticks(range(h)[:: max(1, h // 12)])
         ax.set_yticks(range(L)[:: max(1, L // 12)])
         ax.set(xlabel="head", ylabel="layer")

@@ -47,8 +47,8 @@ from curvescope.core.result import Result
 from curvescope.data.batches import Batch, Batches
 from curvescope.data.tasks import task, task_options
 from curvescope.models.model import Model
+from curvescope.models.zoo import BUNDLED, REVISIONS
 from curvescope.models.zoo.folder import zoo_model
-from curvescope.models.zoo.names import BUNDLED, REVISIONS
 from curvescope.models.zoo.transformer import Transformer, TransformerConfig
 from curvescope.monitor import CurvatureMonitor
 from curvescope.monitor.result import Monitored

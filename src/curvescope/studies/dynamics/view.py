@@ -31,8 +31,7 @@ from curvescope.viz import style
 from curvescope.viz.blocks import PALETTE
 from curvescope.viz.interactive import Scene
 from curvescope.viz.scenes import Cell, Curve, curves, grid_map, said, switched
-from curvescope.viz.scenes.curves import over
-from curvescope.viz.scenes.parts import axis
+from curvescope.viz.scenes.curves import axis, over
 from curvescope.viz.style import LOOKS
 from curvescope.viz.style import PALETTE as SERIES
 
@@ -376,10 +375,9 @@ def panels(rows: int, columns: int, **options: Any) -> Any:
 
 def plain(ax: Axes, title: str = "") -> None:
     """Two spines, a light grid, a title on the left."""
-    ax.spines[["top", "right"]].set_visible(False)
-    ax.grid(lw=0.3, color="0.9")
+    ax.grid(visible=True)
     if title:
-        ax.set_title(title, fontsize=10, loc="left")
+        ax.set_title(title)
 
 
 def draw(sequence: Sequence) -> dict[str, Figure]:
@@ -405,7 +403,7 @@ def _course(sequence: Sequence) -> Figure:
             lw=1.3,
             color=SERIES[i % len(SERIES)],
         )
-        ax.set_xticks(x, sequence.names, fontsize=8, rotation=30 if len(x) > 4 else 0)
+        ax.set_xticks(x, sequence.names, rotation=30 if len(x) > 4 else 0)
         plain(ax, title)
     return figure
 
@@ -418,11 +416,11 @@ def _map(sequence: Sequence, blocks: list[str], values: np.ndarray) -> Figure:
     known = np.ma.masked_less_equal(np.ma.masked_invalid(values), 0)
     look = {"norm": LogNorm()} if known.count() else {}
     image = ax.imshow(known, aspect="auto", cmap=style.MAP, interpolation="nearest", **look)
-    ax.set_xticks(range(len(sequence.names)), sequence.names, fontsize=8, rotation=30)
+    ax.set_xticks(range(len(sequence.names)), sequence.names, rotation=30)
     stride = max(1, -(-len(blocks) // TALL))
     ax.set_yticks(range(0, len(blocks), stride), blocks[::stride], fontsize=7)
     ax.tick_params(length=0)
-    ax.set_title("λ_max of single blocks", fontsize=10, loc="left")
+    ax.set_title("λ_max of single blocks")
     figure.colorbar(image, ax=ax, shrink=0.6)
     return figure
 
@@ -518,7 +516,7 @@ def _figure_edge(runs: list[Course]) -> Figure:
         _points(top, run, "lambda_max", PALETTE[1], "λ_max")
         plain(top, f"gradient descent, η = {rate:.3g}")
         top.set_ylim(bottom=0)
-        top.legend(fontsize=8, frameon=False, loc="lower right")
+        top.legend(loc="lower right")
         _loss(bottom, run)
         plain(bottom)
     axes[0][0].set_ylabel("λ_max")
@@ -533,7 +531,7 @@ def _figure_adam(run: Course) -> Figure:
     _with_threshold(axes[0][0], bound, f"{bound * rate:.0f}/η = {bound:,.0f}")
     _points(axes[0][0], run, "sharpness", PALETTE[1], "λ_max of P^(−½) H P^(−½)")
     axes[0][0].set_ylim(bottom=0)
-    axes[0][0].legend(fontsize=8, frameon=False, loc="lower right")
+    axes[0][0].legend(loc="lower right")
     _points(axes[0][1], run, "lambda_max", PALETTE[0], "λ_max of H")
     axes[0][1].set_ylim(bottom=0)
     plain(axes[0][0], f"Adam, η = {rate:.3g}: preconditioned sharpness")
@@ -587,7 +585,7 @@ def _figure_spikes(result: Dynamics) -> Figure:
         plain(ratio, "η λ_max, threshold 2")
         for i, (_, on) in enumerate(alarms(run).items()):
             marks.plot(run.measured[on], np.full(int(on.sum()), i), "s", ms=4, color=PALETTE[1])
-        marks.set_yticks(range(len(SIGNALS)), list(SIGNALS), fontsize=8)
+        marks.set_yticks(range(len(SIGNALS)), list(SIGNALS))
         marks.set_ylim(len(SIGNALS) - 0.5, -0.5)
         marks.set_xlabel("step")
         plain(marks, "beyond its threshold")
@@ -604,7 +602,7 @@ def _figure_grokking(runs: list[Course]) -> Figure:
         found = phases(run)
         axes[0][j].plot(run.evaluated, run.accuracy, color=PALETTE[0], lw=1.4, label="trained on")
         axes[0][j].plot(run.evaluated, run.held_out_accuracy, color=PALETTE[1], lw=1.4, label="held out")
-        axes[0][j].legend(fontsize=8, frameon=False, loc="lower right")
+        axes[0][j].legend(loc="lower right")
         plain(axes[0][j], f"accuracy, seed {run.seed}")
         _points(axes[1][j], run, "lambda_max", PALETTE[1], "")
         plain(axes[1][j], "λ_max of the training loss")

@@ -42,10 +42,9 @@ def _distances(result: Embeddings) -> Figure:
         ax.bar(range(len(mean)), mean, yerr=bars, color=PALETTE[0], width=0.65, ecolor="0.3", capsize=3)
         for i, value in enumerate(mean):
             ax.text(i, value + std[i], f" {value:.3g}", ha="center", va="bottom", fontsize=8)
-        ax.set_xticks(range(len(mean)), [s.replace(" & ", "\n& ") for s in d.settings], fontsize=8)
-        ax.set_title(words, fontsize=10, loc="left")
+        ax.set_xticks(range(len(mean)), [s.replace(" & ", "\n& ") for s in d.settings])
+        ax.set_title(words)
         ax.margins(y=0.15)
-        ax.spines[["top", "right"]].set_visible(False)
     return figure
 
 
@@ -88,7 +87,6 @@ def _reach(result: Embeddings) -> Figure:
     _name_outermost(ax, result, x, y)
     ax.set_xlabel("β·u, in every state")
     ax.set_ylabel("√d |P(γ ∘ u)|, in the best state")
-    ax.spines[["top", "right"]].set_visible(False)
     return figure
 
 
@@ -104,7 +102,6 @@ def _reach_by_count(result: Embeddings) -> Figure:
     _name_outermost(ax, result, x, y)
     ax.set_xlabel("log₁₀(1 + count in the text)")
     ax.set_ylabel("√d |P(γ ∘ u)|, in the best state")
-    ax.spines[["top", "right"]].set_visible(False)
     return figure
 
 

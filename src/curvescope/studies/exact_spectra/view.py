@@ -67,9 +67,9 @@ def _spectra(result: ExactSpectra) -> Figure:
     ax.plot([], [], "o", ms=6, mfc="none", mec=PALETTE[1], label="dense Hessian, double backward")
     ax.set_yticks(range(len(names)), names[::-1], fontsize=7)
     ax.set_ylim(-0.7, len(names) - 0.3)
-    ax.set_xlabel("eigenvalue / largest |eigenvalue|", fontsize=9)
-    ax.legend(fontsize=8, frameon=False, ncols=2, loc="lower center", bbox_to_anchor=(0.5, 1.0))
-    _plain(ax)
+    ax.set_xlabel("eigenvalue / largest |eigenvalue|")
+    ax.legend(ncols=2, loc="lower center", bbox_to_anchor=(0.5, 1.0))
+    ax.grid(visible=True)
     return figure
 
 
@@ -83,7 +83,7 @@ def _sweeps(result: ExactSpectra) -> Figure:
         ax.axhline(0, color="0.4", lw=0.7)
         _horizontal(ax, varied)
     handles, labels = axes[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, fontsize=8, frameon=False, ncols=len(CURVES), loc="outside upper center")
+    figure.legend(handles, labels, ncols=len(CURVES), loc="outside upper center")
     figure.supylabel("eigenvalue (linear between ±0.01)", fontsize=10)
     return figure
 
@@ -112,8 +112,8 @@ def _curve(ax: Axes, found: Sweeps, name: str, colour: str, style: str, label: s
 def _horizontal(ax: Axes, varied: str) -> None:
     if varied not in LINEAR_AXES:
         ax.set_xscale("log")
-    ax.set_xlabel(LABELS.get(varied, varied), fontsize=9)
-    _plain(ax)
+    ax.set_xlabel(LABELS.get(varied, varied))
+    ax.grid(visible=True)
 
 
 def _gaps(result: ExactSpectra) -> Figure:
@@ -134,12 +134,12 @@ def _gaps(result: ExactSpectra) -> Figure:
         ax.set_yscale("log")
         ax.set_xticks(scales, [f"{one:g}" for one in scales])
         ax.minorticks_off()
-        ax.set_title(f"{match}: {counts[match]} parameters each", fontsize=10, loc="left")
-        ax.set_xlabel("scale of the weights", fontsize=9)
-        _plain(ax)
+        ax.set_title(f"{match}: {counts[match]} parameters each")
+        ax.set_xlabel("scale of the weights")
+        ax.grid(visible=True)
     handles, labels = axes[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, fontsize=8, frameon=False, ncols=6, loc="outside lower center")
-    axes[0][0].set_ylabel("|λ_max(GGN) − λ_max(H)| / λ_max(H)", fontsize=9)
+    figure.legend(handles, labels, ncols=6, loc="outside lower center")
+    axes[0][0].set_ylabel("|λ_max(GGN) − λ_max(H)| / λ_max(H)")
     return figure
 
 
@@ -162,17 +162,12 @@ def _pairing(result: ExactSpectra) -> Figure:
             error = np.array([value - low, high - value])[:, there]
             ax.errorbar(value[there], y[there], xerr=error, fmt="o", ms=4, lw=1.2, color=colour, label=short)
         ax.set_xlim(-0.03, 1.03)
-        ax.set_xlabel(label, fontsize=9)
-        ax.set_yticks(height, list(table["rung"]), fontsize=8)
-        _plain(ax)
+        ax.set_xlabel(label)
+        ax.set_yticks(height, list(table["rung"]))
+        ax.grid(visible=True)
     handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, fontsize=8, frameon=False, ncols=4, loc="outside upper center")
+    figure.legend(handles, labels, ncols=4, loc="outside upper center")
     return figure
-
-
-def _plain(ax: Axes) -> None:
-    ax.spines[["top", "right"]].set_visible(False)
-    ax.grid(lw=0.3, color="0.9")
 
 
 # --------------------------------------------------------------------------------------------------- captions

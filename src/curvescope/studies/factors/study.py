@@ -21,7 +21,7 @@ from curvescope.core.numbers import plural
 from curvescope.core.progress import Progress
 from curvescope.data.tasks import task
 from curvescope.models.load import load
-from curvescope.models.zoo import TransformerConfig
+from curvescope.models.zoo.transformer import TransformerConfig
 from curvescope.problem import Problem
 from curvescope.runs.shown import Shown
 from curvescope.runs.work import Finished, Piece, State, work_through

@@ -292,15 +292,14 @@ def _distances(result: Factors) -> Figure:
             colour, mark = LOOKS[name]
             ax.plot(x, mean, marker=mark, ms=4.5, lw=1.2, color=colour, label=name)
             ax.fill_between(x, low, high, color=colour, alpha=0.1, lw=0)
-        ax.set_title(LABELS[measure], fontsize=9, loc="left")
+        ax.set_title(LABELS[measure], fontsize=9)
         top = TOPS.get(measure, 1.15 * float(result.distance(measure).max()))
         ax.set_ylim(-0.03 * top, top)
         ax.set_xticks(x, [str(step) for step in result.checkpoints])
-        _plain(ax)
     for ax in axes[-1]:
-        ax.set_xlabel("steps of training", fontsize=9)
+        ax.set_xlabel("steps of training")
     handles, labels = axes[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=8, fontsize=8, frameon=False)
+    figure.legend(handles, labels, loc="outside lower center", ncols=8)
     return figure
 
 
@@ -319,7 +318,7 @@ def _blocks(result: Factors) -> Figure:
         for (b, m), value in np.ndenumerate(values):
             ax.text(m, b, f"{value:.0f}", ha="center", va="center", fontsize=8,
                     color=style.ink_at(image, value))  # fmt: skip
-        ax.set_title(f"{LABELS[measure]}, block by block", fontsize=9, loc="left")
+        ax.set_title(f"{LABELS[measure]}, block by block", fontsize=9)
         ax.set_xticks(range(len(result.approximations)), result.approximations, rotation=30, ha="right")
         ax.set_yticks(range(len(result.blocks)), result.blocks)
         ax.tick_params(labelsize=8, length=0)
@@ -336,13 +335,13 @@ def _outcomes(result: Factors) -> Figure:
         for ax, measure in zip(row, shown, strict=True):
             _against(ax, result, measure, outcome)
             rho = correlation(result, measure, outcome)
-            ax.set_title(f"ρ = {rho.words}", fontsize=8.5, loc="left")
+            ax.set_title(f"ρ = {rho.words}", fontsize=8.5)
         final = outcome == FINAL
-        row[0].set_ylabel("loss at the end" if final else "share of the best decrease", fontsize=9)
+        row[0].set_ylabel("loss at the end" if final else "share of the best decrease")
     for ax, measure in zip(axes[-1], shown, strict=True):
         ax.set_xlabel(LABELS[measure], fontsize=8.5)
     handles, labels = axes[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=8, fontsize=8, frameon=False)
+    figure.legend(handles, labels, loc="outside lower center", ncols=8)
     return figure
 
 
@@ -366,12 +365,6 @@ def _against(ax: Axes, result: Factors, measure: str, outcome: str) -> None:
         ax.set_yscale("log")
         for axis in (ax.yaxis.set_major_formatter, ax.yaxis.set_minor_formatter):
             axis("{x:g}")
-    _plain(ax)
-
-
-def _plain(ax: Axes) -> None:
-    ax.tick_params(which="both", labelsize=8)
-    ax.spines[["top", "right"]].set_visible(False)
 
 
 # --------------------------------------------------------------------------------------------------- captions

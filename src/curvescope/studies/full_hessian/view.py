@@ -399,7 +399,7 @@ def _figure_norms(result: FullHessian) -> Figure:
     every = [network.norms for network in result.networks]
     _curves(axes[0], result, every, "weights", "norm of the parameters")
     _curves(axes[1], result, every, "hessian", "Frobenius norm of the Hessian block")
-    axes[1].legend(frameon=False, fontsize=9, loc="center left", bbox_to_anchor=(1, 0.5))
+    axes[1].legend(fontsize=9, loc="center left", bbox_to_anchor=(1, 0.5))
     return figure
 
 
@@ -424,7 +424,7 @@ def _curves(ax: Axes, result: FullHessian, every: list[Norms], name: str, label:
     ax.minorticks_off()
     ax.set_xlabel("step")
     ax.set_ylabel(label)
-    _plain(ax)
+    ax.grid(visible=True)
 
 
 def _figure_stripe(result: FullHessian) -> Figure:
@@ -438,7 +438,7 @@ def _figure_stripe(result: FullHessian) -> Figure:
         axes[1].plot([x - 0.12, x + 0.12], [10**power] * 2, color=style.ORANGE, lw=2)
     axes[1].plot([], [], color=style.ORANGE, lw=2, label="end of the published colour bar")
     axes[1].set_yscale("log")
-    axes[1].legend(frameon=False, fontsize=9, loc="lower right")
+    axes[1].legend(fontsize=9, loc="lower right")
     return figure
 
 
@@ -449,7 +449,7 @@ def _slopes(ax: Axes, rows: list[list[float]], label: str) -> None:
     ax.set_xticks([0, 1], STAGES)
     ax.set_xlim(-0.4, 1.4)
     ax.set_ylabel(label)
-    _plain(ax)
+    ax.grid(visible=True)
 
 
 def _panels(rows: int, columns: int, size: tuple[float, float]) -> tuple[Figure, Any]:
@@ -457,11 +457,6 @@ def _panels(rows: int, columns: int, size: tuple[float, float]) -> tuple[Figure,
     import matplotlib.pyplot as plt
 
     return plt.subplots(rows, columns, figsize=size, layout="constrained")
-
-
-def _plain(ax: Axes) -> None:
-    ax.spines[["top", "right"]].set_visible(False)
-    ax.grid(lw=0.3, color="0.9")
 
 
 # --------------------------------------------------------------------------------------------------- captions

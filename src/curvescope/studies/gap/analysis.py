@@ -34,7 +34,7 @@ from torch import Tensor
 from curvescope.algorithms import SpectralDensity, spectral_density
 from curvescope.algorithms.blocks.probes import OwnProbes, own_probes
 from curvescope.algorithms.columns import column_dots
-from curvescope.algorithms.estimates.jackknife import jackknife, ratio_of_norms
+from curvescope.algorithms.estimates.intervals import jackknife, ratio_of_norms
 from curvescope.algorithms.spectra.wasserstein import SpectralDistance, wasserstein
 from curvescope.core.operator import LinearOperator, Matrix
 from curvescope.core.progress import track

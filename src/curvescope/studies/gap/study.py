@@ -19,8 +19,8 @@ from curvescope.core.progress import Progress
 from curvescope.models.model import Model
 from curvescope.problem import Problem
 from curvescope.runs.contents import fingerprint
-from curvescope.runs.plan import Cost, Plan, Step
 from curvescope.runs.shown import Shown
+from curvescope.runs.study import Cost, Plan, Step
 from curvescope.runs.work import Finished, Piece, State, work_through
 from curvescope.studies.checkpoints import MEANING, checkpoint_names, load_checkpoints
 from curvescope.studies.common.planning import PlannedMatrix, planned_own_probes, together

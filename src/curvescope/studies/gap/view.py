@@ -13,8 +13,7 @@ from curvescope.studies.gap.analysis import Number, Pair
 from curvescope.viz import style
 from curvescope.viz.interactive import Scene
 from curvescope.viz.scenes import Cell, Curve, curves, grid_map, said, switched
-from curvescope.viz.scenes.curves import over
-from curvescope.viz.scenes.parts import axis, log_axis
+from curvescope.viz.scenes.curves import axis, log_axis, over
 from curvescope.viz.style import GREY, LOOKS, PALETTE, Look
 
 if TYPE_CHECKING:
@@ -116,20 +115,20 @@ def _figure_over_training(result: Gap) -> Figure:
     for i, block in enumerate(result.blocks[1:7]):
         shares = [result.pair(name, block).share() for name in result.checkpoints]
         _line(axes[0][0], x, shares, style.look(i), block, width=0.9)
-    axes[0][0].set_title("functional share ‖H_f‖/‖H‖", fontsize=10, loc="left")
+    axes[0][0].set_title("functional share ‖H_f‖/‖H‖")
     axes[0][0].set_ylim(bottom=0)
     for part, name in NAMES.items():
         _line(axes[0][1], x, [pair.top(part) for pair in pairs], LOOKS[part], name)
-    axes[0][1].set_title("λ_max of the whole model", fontsize=10, loc="left")
+    axes[0][1].set_title("λ_max of the whole model")
     axes[0][1].set_yscale("log")
     _line(axes[0][2], x, [pair.wasserstein() for pair in pairs], LOOKS["hessian"], "W₁ / (‖H‖/√n)")
     _line(axes[0][2], x, [pair.share() for pair in pairs], BOUND, "‖H_f‖/‖H‖, which bounds W₁")
-    axes[0][2].set_title("distance of the spectra", fontsize=10, loc="left")
+    axes[0][2].set_title("distance of the spectra")
     axes[0][2].set_ylim(bottom=0)
     for ax in axes[0]:
-        ax.set_xticks(x, ticks, fontsize=8)
-        ax.legend(fontsize=7, frameon=False)
-        _plain(ax)
+        ax.set_xticks(x, ticks)
+        ax.legend(fontsize=7)
+        ax.grid(visible=True)
     return figure
 
 
@@ -158,9 +157,9 @@ def _figure_blocks(result: Gap) -> Figure:
             colour = style.ink_at(image, value)
             text = f"{value:{digits}}" if np.isfinite(value) else "–"
             ax.text(j, i, text, ha="center", va="center", fontsize=8, color=colour)
-        ax.set_xticks(range(len(result.checkpoints)), result.checkpoints, fontsize=8)
-        ax.set_yticks(range(len(result.blocks)), result.blocks, fontsize=8)
-        ax.set_title(title, fontsize=10, loc="left")
+        ax.set_xticks(range(len(result.checkpoints)), result.checkpoints)
+        ax.set_yticks(range(len(result.blocks)), result.blocks)
+        ax.set_title(title)
         ax.tick_params(length=0)
     return figure
 
@@ -182,10 +181,10 @@ def _densities(result: Gap) -> Figure:
         ax.set_xlim(left=1e-4 * max(float(d.extremes[1]) for d in pair.densities.values()))
         ax.set_xlabel("|λ|")
         value, error = pair.wasserstein()
-        ax.set_title(f"{name}: W₁ = {value:.2f} ± {error:.2f} rms", fontsize=9, loc="left")
-        _plain(ax)
+        ax.set_title(f"{name}: W₁ = {value:.2f} ± {error:.2f} rms", fontsize=9)
+        ax.grid(visible=True)
     axes[0][0].set_ylabel("share of eigenvalues beyond")
-    axes[0][0].legend(fontsize=7, frameon=False)
+    axes[0][0].legend(fontsize=7)
     return figure
 
 
@@ -209,8 +208,8 @@ def _figure_targets(result: Gap) -> Figure:
         )
     left.set(xlabel="loss", ylabel="‖H_f‖/‖H‖")
     left.set_ylim(bottom=0)
-    left.set_title("targets exchanged, parameters fixed", fontsize=10, loc="left")
-    left.legend(fontsize=8, frameon=False)
+    left.set_title("targets exchanged, parameters fixed")
+    left.legend()
     if result.draws is not None:
         counts, norms = result.draws.shrinking()
         right.plot(counts, norms, "o", color=PALETTE[0], label="‖mean of H_f‖")
@@ -221,16 +220,11 @@ def _figure_targets(result: Gap) -> Figure:
         right.set_yticks(2.0 ** -np.arange(3), ["1", "0.5", "0.25"])
         right.set_ylim(0.9 * min(norms.min(), counts[-1] ** -0.5), 1.15)
         right.set_xlabel("draws of targets from the model")
-        right.set_title("the functional part averages out", fontsize=10, loc="left")
-        right.legend(fontsize=8, frameon=False)
+        right.set_title("the functional part averages out")
+        right.legend()
     for ax in axes[0]:
-        _plain(ax)
+        ax.grid(visible=True)
     return figure
-
-
-def _plain(ax: Axes) -> None:
-    ax.spines[["top", "right"]].set_visible(False)
-    ax.grid(lw=0.3, color="0.9")
 
 
 # ----------------------------------------------------------------------------------------------------- scenes

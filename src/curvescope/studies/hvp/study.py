@@ -36,7 +36,7 @@ from curvescope.core.operator import LinearOperator
 from curvescope.core.progress import Progress
 from curvescope.core.result import Result
 from curvescope.core.seeds import generator
-from curvescope.core.tensors.memory import free_bytes
+from curvescope.core.tensors import free_bytes
 from curvescope.data.batches import Batch, Batches
 from curvescope.engines.graph_cache import forget_everything
 from curvescope.engines.replay.cpu import MANY, WARM
@@ -224,7 +224,7 @@ class Cost(Shown):
 
     def figures(self) -> dict[str, Figure]:
         """Bars of time, and of memory where it is known."""
-        from curvescope.viz.cost import bars
+        from curvescope.viz.estimates import bars
 
         rows: list[tuple[str, Ratio, float]] = []
         for m in self.measured:

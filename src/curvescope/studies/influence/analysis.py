@@ -41,7 +41,8 @@ from curvescope.data.batches import IGNORED, Batch, Batches
 from curvescope.data.tasks import task
 from curvescope.models.load import load
 from curvescope.models.model import Model
-from curvescope.models.zoo import MLPConfig, TransformerConfig
+from curvescope.models.zoo.mlp import MLPConfig
+from curvescope.models.zoo.transformer import TransformerConfig
 from curvescope.operators import GGN, KFAC, Hessian, per_sample
 from curvescope.problem import Problem
 from curvescope.studies.common.statistics import correlation_gain, crossed_bootstrap, mean_correlation

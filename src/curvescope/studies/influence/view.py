@@ -239,9 +239,8 @@ def _scores(result: Influence) -> Figure:
         ax.set(
             xlabel="training sequence, by score at the first δ", ylabel="predicted change of the query's loss"
         )
-        ax.set_title(short(query, 52), fontsize=9, loc="left")
-        _plain(ax)
-    axes[0, 0].legend(fontsize=8, frameon=False)
+        ax.set_title(short(query, 52), fontsize=9)
+    axes[0, 0].legend()
     return figure
 
 
@@ -257,8 +256,8 @@ def _retraining(result: Influence) -> Figure:
             predicted, measured = one.predicted[method], getattr(one, trained)
             _against(ax, predicted, measured, one.elsewhere & (trained == "again"))
             rho = over_queries(predicted, measured, draws=result.draws, seed=result.seed)
-            ax.set_title(f"{name}, {method}, {TITLES[trained]}\nρ = {rho.words}", fontsize=9, loc="left")
-    axes[0, 0].legend(fontsize=7, frameon=False, ncols=2)
+            ax.set_title(f"{name}, {method}, {TITLES[trained]}\nρ = {rho.words}", fontsize=9)
+    axes[0, 0].legend(fontsize=7, ncols=2)
     return figure
 
 
@@ -280,11 +279,6 @@ def _against(ax: Axes, predicted: np.ndarray, measured: np.ndarray, elsewhere: n
         axis.set_ticks([t * linear for t in (-10, -1, 0, 1, 10) if abs(t) * linear <= end])
         limit(-end, end)
     ax.set(xlabel="predicted change", ylabel="measured change")
-    _plain(ax)
-
-
-def _plain(ax: Axes) -> None:
-    ax.spines[["top", "right"]].set_visible(False)
 
 
 # --------------------------------------------------------------------------------------------------- captions

@@ -20,8 +20,8 @@ from curvescope.core.result import Result
 from curvescope.operators.samples.per_sample import per_sample
 from curvescope.problem import Problem
 from curvescope.runs.contents import fingerprint
-from curvescope.runs.plan import Cost, Plan
 from curvescope.runs.shown import Shown
+from curvescope.runs.study import Cost, Plan
 from curvescope.runs.work import Finished, Piece, State, work_through
 from curvescope.studies.landscape.analysis import (
     Budget,

@@ -401,12 +401,12 @@ def _figure_three_terms(found: Landscape) -> Figure:
         x, law, 2 * error, color="0.1", ls="--", lw=1, capsize=3, label="law, ± 2 standard errors"
     )
     middle.errorbar(x + 0.08, drawn, 2 * spread, color=RED, fmt="o", ms=4, label="simulation")
-    middle.set_title("k(k+1) E(L$_{k+1}$ − L$_k$)²", fontsize=10)
-    middle.legend(fontsize=8)
+    middle.set_title("k(k+1) E(L$_{k+1}$ − L$_k$)²")
+    middle.legend()
     right.axhspan(-SIGMAS, SIGMAS, color="0.9")
     right.axhline(0, color="0.5", lw=0.8)
     right.plot(x, z, "o-", color=RED, lw=0.8)
-    right.set_title("(simulation − law) / standard error", fontsize=10)
+    right.set_title("(simulation − law) / standard error")
     for ax in (middle, right):
         ax.set_xticks(x, labels)
         ax.set_xlabel("radius s")
@@ -427,8 +427,8 @@ def _bounds(found: Landscape) -> Figure:
     left.set_yscale("log")
     left.set_xticks(x, [f"{row['distance']:.2g}" for row in rows])
     left.set_xlabel("distance ‖w − w*‖")
-    left.set_title("(k+1)|L$_{k+1}$ − L$_k$| and its bounds", fontsize=10)
-    left.legend(fontsize=8)
+    left.set_title("(k+1)|L$_{k+1}$ − L$_k$| and its bounds")
+    left.legend()
     table = assumption1(found)
     k = [row["k"] for row in table]
     right.plot(k, [row["law"] for row in table], "--", color="0.1", lw=1, label="law")
@@ -468,8 +468,8 @@ def _log_log(ax: Axes, label: str, title: str) -> None:
     ax.set_xscale("log")
     ax.set_yscale("log")
     ax.set_xlabel(label)
-    ax.set_title(title, fontsize=10)
-    ax.legend(fontsize=8)
+    ax.set_title(title)
+    ax.legend()
 
 
 def _ticks(ax: Axes, places: np.ndarray) -> None:

@@ -33,7 +33,7 @@ from curvescope.core.seeds import generator
 from curvescope.data.batches import Batch, Batches
 from curvescope.data.tasks import task
 from curvescope.data.text import text
-from curvescope.models.finite import not_finite
+from curvescope.models.forward_errors import not_finite
 from curvescope.models.load import load
 from curvescope.models.model import Model
 from curvescope.models.zoo.transformer import Transformer, TransformerConfig

@@ -155,8 +155,8 @@ def figures(result: Compared) -> dict[str, Figure]:
     for row, arena in zip(axes, result.arenas, strict=True):
         for ax, axis in zip(row, LABELS, strict=True):
             _panel(ax, result, arena, axis)
-        row[0].set_ylabel(f"{arena}: held-out loss", fontsize=9)
-    axes[0][-1].legend(fontsize=7, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+        row[0].set_ylabel(f"{arena}: held-out loss")
+    axes[0][-1].legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     return {"courses": figure}
 
 
@@ -180,10 +180,9 @@ def _panel(ax: Axes, result: Compared, arena: str, axis: str) -> None:
     top = max(float(course.loss[0]) for name in result.optimisers for course in result.of(arena, name))
     least = min(float(course.loss.min()) for name in result.optimisers for course in result.of(arena, name))
     ax.set_ylim(least - 0.05 * (top - least), top + 0.15 * (top - least))
-    ax.set_xlabel(LABELS[axis], fontsize=9)
+    ax.set_xlabel(LABELS[axis])
     ax.set_xlim(left=0)
     ax.tick_params(labelsize=7)
-    ax.spines[["top", "right"]].set_visible(False)
 
 
 # --------------------------------------------------------------------------------------------------- captions

@@ -13,8 +13,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-    from curvescope.geometry.probes.keys import KeyProbe
-    from curvescope.geometry.probes.values import ValueProbe
+    from curvescope.geometry.probes import KeyProbe, ValueProbe
     from curvescope.studies.probes.study import Probes
 
 BEST = 3  # words per head

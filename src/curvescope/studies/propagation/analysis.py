@@ -20,7 +20,7 @@ from torch import Tensor
 
 from curvescope.algorithms.columns import column_dots
 from curvescope.algorithms.estimates.intervals import mean_interval, positive_interval
-from curvescope.algorithms.rounding import is_rounding
+from curvescope.algorithms.sums import is_rounding
 from curvescope.core.progress import track
 from curvescope.core.result import Result
 from curvescope.core.seeds import probes

@@ -17,7 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from curvescope.algorithms import BlockMap, block_map
-from curvescope.algorithms.blocks.ends import Ends, extreme_ends
+from curvescope.algorithms.blocks.probes import Ends, extreme_ends
 from curvescope.core.config import as_tuples, at_least, setting
 from curvescope.core.errors import UsageError
 from curvescope.core.operator import LinearOperator
@@ -26,8 +26,8 @@ from curvescope.models.sources import find_sources, outside_blocks
 from curvescope.operators import GGN, Hessian, Sources
 from curvescope.problem import Problem
 from curvescope.runs.contents import fingerprint
-from curvescope.runs.plan import Cost, Plan, Step
 from curvescope.runs.shown import Shown
+from curvescope.runs.study import Cost, Plan, Step
 from curvescope.runs.work import Finished, Piece, State, work_through
 from curvescope.studies.common.planning import PlannedMatrix, probed
 from curvescope.studies.propagation.analysis import HESSIAN, OUTER, TOGETHER, Shares, measure_shares

@@ -18,8 +18,7 @@ from curvescope.viz import style
 from curvescope.viz.blocks import PALETTE, cell_text
 from curvescope.viz.interactive import Scene
 from curvescope.viz.scenes import Curve, curves, said, switched
-from curvescope.viz.scenes.curves import over
-from curvescope.viz.scenes.parts import SignedLog, axis, log_axis
+from curvescope.viz.scenes.curves import SignedLog, axis, log_axis, over
 from curvescope.viz.style import GREY, Look
 
 if TYPE_CHECKING:
@@ -87,11 +86,11 @@ def _figure_by_layer(ax: Axes, result: Propagation) -> None:
     ticks = [*layers, *(max(layers, default=-1) + 1 + i for i in range(len(outside)))]
     every = max(1, len(layers) // 12)
     names = [f"L{layer}" if layer % every == 0 else "" for layer in layers] + outside
-    ax.set_xticks(ticks, names, rotation=90 if len(ticks) > 8 else 0, fontsize=8)
+    ax.set_xticks(ticks, names, rotation=90 if len(ticks) > 8 else 0)
     ax.set_yscale("log")
-    ax.set_title("Frobenius norm of each source", fontsize=10, loc="left")
-    ax.legend(fontsize=8, frameon=False, ncols=2)
-    _plain(ax)
+    ax.set_title("Frobenius norm of each source")
+    ax.legend(ncols=2)
+    ax.grid(visible=True)
 
 
 def _points(ax: Axes, x: np.ndarray, found: list[Number], look: style.Look, *, label: str = "") -> None:
@@ -115,8 +114,8 @@ def _shares(ax: Axes, result: Propagation) -> None:
     size = 8 if len(names) <= MOST_NAMED else 5
     ax.set_yticks(y, [_named(result, name) for name in names], fontsize=size)
     ax.axvline(0, color="0.4", lw=0.6)
-    ax.set_title("share of ‖H‖²: together 1, below zero takes away", fontsize=10, loc="left")
-    _plain(ax)
+    ax.set_title("share of ‖H‖²: together 1, below zero takes away")
+    ax.grid(visible=True)
 
 
 def _eigenvalues(ax: Axes, result: Propagation) -> None:
@@ -137,9 +136,9 @@ def _eigenvalues(ax: Axes, result: Propagation) -> None:
     ax.set_yscale("symlog", linthresh=10.0 ** np.floor(np.log10(top * 1e-3)))
     ax.set_ylim(-3 * top, 3 * top)
     ax.set_xticks(x, names, rotation=90, fontsize=8 if len(names) <= MOST_NAMED else 5)
-    ax.set_title("extreme eigenvalues of each source", fontsize=10, loc="left")
-    ax.legend(fontsize=8, frameon=False)
-    _plain(ax)
+    ax.set_title("extreme eigenvalues of each source")
+    ax.legend()
+    ax.grid(visible=True)
 
 
 def _coupling(ax: Axes, result: Propagation) -> None:
@@ -161,7 +160,7 @@ def _coupling(ax: Axes, result: Propagation) -> None:
     ax.set_xticks(range(len(m.names)), [fill(name, 10) for name in m.names], rotation=90, fontsize=size)
     ax.set_yticks(range(len(m.names)), m.names, fontsize=size)
     ax.figure.colorbar(image, ax=ax, shrink=0.8)
-    ax.set_title("coupling of layers, ‖H_lm‖ / √(‖H_ll‖ ‖H_mm‖)", fontsize=10, loc="left")
+    ax.set_title("coupling of layers, ‖H_lm‖ / √(‖H_ll‖ ‖H_mm‖)")
 
 
 def _norms(result: Propagation) -> Figure:
@@ -183,8 +182,8 @@ def _norms(result: Propagation) -> Figure:
         if np.isfinite(value):
             colour = "white" if float(norm(max(value, norm.vmin or 0.0))) > 0.75 else "black"
             ax.text(j, i, cell_text(float(value)), ha="center", va="center", fontsize=8, color=colour)
-    ax.set_xticks(range(len(columns)), columns, fontsize=8)
-    ax.set_yticks(range(len(rows)), [f"L{layer}" for layer in layers] or [""], fontsize=8)
+    ax.set_xticks(range(len(columns)), columns)
+    ax.set_yticks(range(len(rows)), [f"L{layer}" for layer in layers] or [""])
     figure.colorbar(image, ax=ax, label="Frobenius norm of the source")
     return figure
 
@@ -197,11 +196,6 @@ def _named(result: Propagation, name: str) -> str:
 
 def _value(result: Propagation, name: str) -> float:
     return result.shares.norm(name).value if name in result.sources else np.nan
-
-
-def _plain(ax: Axes) -> None:
-    ax.spines[["top", "right"]].set_visible(False)
-    ax.grid(lw=0.3, color="0.9")
 
 
 # ----------------------------------------------------------------------------------------------------- scenes

@@ -25,13 +25,13 @@ from torch import Tensor
 
 from curvescope.algorithms.estimates.diagonal import diagonal
 from curvescope.algorithms.estimates.ranks import Correlation, difference, rank_correlation
-from curvescope.algorithms.surgery.matrix_free import remove_by_products
 from curvescope.algorithms.surgery.removal import (
     Removal,
     damped_inverse,
     diagonal_saliencies,
     eliminate,
     remove,
+    remove_by_products,
     saliencies,
 )
 from curvescope.core.result import Result

@@ -28,8 +28,8 @@ from curvescope.studies.prune.analysis import (
 )
 from curvescope.viz import style
 from curvescope.viz.blocks import PALETTE
-from curvescope.viz.ticks import around_zero
-from curvescope.viz.trajectory.labels import Marks, Names, name_points
+from curvescope.viz.style import around_zero
+from curvescope.viz.trajectory import Marks, Names, name_points
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -271,10 +271,10 @@ def _samples(result: Pruned) -> Figure:
             _equal(ax)
         row[0].set_ylabel(f"{kind}\nmeasured increase", fontsize=8)
     for ax, (_, _, title) in zip(axes[0], PANELS, strict=True):
-        ax.set_title(f"{title}\n", fontsize=9, loc="left")
+        ax.set_title(f"{title}\n", fontsize=9)
     for ax in axes[-1]:
         ax.set_xlabel("predicted", fontsize=8)
-    axes[0][0].legend(fontsize=7, frameon=False)
+    axes[0][0].legend(fontsize=7)
     return figure
 
 
@@ -289,7 +289,6 @@ def _equal(ax: Axes) -> None:
     ax.xaxis.get_offset_text().set_fontsize(7)
     ax.yaxis.get_offset_text().set_fontsize(7)
     ax.tick_params(labelsize=7)
-    ax.spines[["top", "right"]].set_visible(False)
 
 
 def _sets(result: Pruned) -> Figure:
@@ -316,9 +315,8 @@ def _sets(result: Pruned) -> Figure:
             ax.axhline(0, color="0.5", lw=0.6)
             around_zero(ax, 0.01)
             ax.tick_params(labelsize=8)
-            ax.spines[["top", "right"]].set_visible(False)
-        column[0].set_title(name, fontsize=9, loc="left")
-        column[1].set_xlabel("weights that go, %", fontsize=9)
+        column[0].set_title(name, fontsize=9)
+        column[1].set_xlabel("weights that go, %")
     axes[0][0].set_ylabel("increase of the loss on the data of curvature", fontsize=8)
     axes[1][0].set_ylabel("on other data", fontsize=8)
     handles, labels = axes[0][0].get_legend_handles_labels()
@@ -339,9 +337,9 @@ def _heads(result: Pruned) -> Figure:
             x, y = predicted(heads, how, predictor), measured(heads, how)
             ax.plot(x, y, "o", ms=4, color=PALETTE[heads.layer % len(PALETTE)])
         _equal(ax)
-        ax.set_title(f"{title}\n", fontsize=10, loc="left")
-        ax.set_xlabel("predicted, gᵀδ + ½ δᵀHδ", fontsize=9)
-    axes[0].set_ylabel("measured increase of the loss", fontsize=9)
+        ax.set_title(f"{title}\n")
+        ax.set_xlabel("predicted, gᵀδ + ½ δᵀHδ")
+    axes[0].set_ylabel("measured increase of the loss")
     figure.draw_without_rendering()  # where the axes are
     for ax, (how, predictor, _) in zip(axes, panels, strict=True):
         _name_heads(ax, result, how, predictor)

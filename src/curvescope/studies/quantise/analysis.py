@@ -21,8 +21,7 @@ from torch import Tensor
 
 from curvescope.algorithms.estimates.intervals import median_interval
 from curvescope.algorithms.estimates.ranks import Correlation, difference, rank_correlation
-from curvescope.algorithms.surgery.compensation import compensated
-from curvescope.algorithms.surgery.grids import Grid, Steps, grid
+from curvescope.algorithms.surgery.grids import Grid, Steps, compensated, grid
 from curvescope.algorithms.surgery.removal import damped_inverse
 from curvescope.core.blocks import Block
 from curvescope.core.result import Result

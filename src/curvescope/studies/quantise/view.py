@@ -188,10 +188,10 @@ def _predictions(result: Quantised) -> Figure:
             x, y = predicted(result, "both orders", i, method), increases(result, i, method)
             ax.plot(x, y, mark, ms=4, alpha=0.75, color=PALETTE[k], label=method)
         _scaled(ax)
-        ax.set_title(f"{b} bits", fontsize=10, loc="left")
-        ax.set_xlabel("predicted, gᵀδ + ½ δᵀHδ", fontsize=9)
-    axes[0][0].set_ylabel("measured increase of the loss", fontsize=9)
-    axes[0][0].legend(fontsize=8, frameon=False)
+        ax.set_title(f"{b} bits")
+        ax.set_xlabel("predicted, gᵀδ + ½ δᵀHδ")
+    axes[0][0].set_ylabel("measured increase of the loss")
+    axes[0][0].legend()
     return figure
 
 
@@ -204,7 +204,6 @@ def _scaled(ax: Axes) -> None:
     ax.locator_params(nbins=5)
     ax.ticklabel_format(style="sci", scilimits=(-2, 3), useMathText=True)
     ax.tick_params(labelsize=7)
-    ax.spines[["top", "right"]].set_visible(False)
 
 
 def _sensitivity(result: Quantised) -> Figure:
@@ -233,12 +232,11 @@ def _sensitivity(result: Quantised) -> Figure:
             label = "predicted" if k == 0 else None
             ax.plot(place, said, "_", ms=8, mew=1.6, color="black", label=label)
         ax.axhline(0, color="0.5", lw=0.6)
-        ax.set_ylabel(f"{b} bits", fontsize=9)
+        ax.set_ylabel(f"{b} bits")
         ax.ticklabel_format(axis="y", style="sci", scilimits=(-2, 3), useMathText=True)
         ax.tick_params(labelsize=7)
-        ax.spines[["top", "right"]].set_visible(False)
-    axes[0, 0].set_title("increase of the loss by one block", fontsize=10, loc="left")
-    axes[0, 0].legend(fontsize=8, frameon=False, ncols=3)
+    axes[0, 0].set_title("increase of the loss by one block")
+    axes[0, 0].legend(ncols=3)
     axes[-1, 0].set_xticks(x, names, rotation=90, fontsize=7)
     return figure
 

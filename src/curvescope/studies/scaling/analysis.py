@@ -46,7 +46,7 @@ from curvescope.algorithms.estimates.intervals import positive_interval
 from curvescope.closed_form.landscape import samples_for
 from curvescope.core.result import Result
 from curvescope.data.batches import Batches
-from curvescope.data.tasks.markov import markov, markov_transitions
+from curvescope.data.tasks.random_sequences import markov, markov_transitions
 from curvescope.models.load import load
 from curvescope.models.model import Model
 from curvescope.models.zoo.transformer import Transformer, TransformerConfig

@@ -20,7 +20,7 @@ from curvescope.core.config import Config as BaseConfig
 from curvescope.core.config import at_least, setting
 from curvescope.core.errors import UsageError
 from curvescope.core.progress import Progress
-from curvescope.data.tasks.markov import markov_entropy_rate, markov_transitions
+from curvescope.data.tasks.random_sequences import markov_entropy_rate, markov_transitions
 from curvescope.runs.shown import Shown
 from curvescope.runs.work import Piece, State, work_through
 from curvescope.studies.scaling.analysis import (

@@ -11,7 +11,7 @@ from curvescope.runs.shown import FAILS, HOLDS, OPEN, Claim, Line, Origin
 from curvescope.studies.common.statistics import mean_interval
 from curvescope.studies.scaling.analysis import LENGTH, LEVEL, QUANTITIES, RESIDUAL, VARIABLES, VOCAB, row
 from curvescope.viz.blocks import PALETTE
-from curvescope.viz.ticks import plain_numbers
+from curvescope.viz.style import plain_numbers
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -167,7 +167,7 @@ def _grid(result: Scaling) -> Figure:
     for i, variable in enumerate(VARIABLES):
         for j, quantity in enumerate(SHOWN):
             _panel(axes[i][j], result, quantity, variable)
-        axes[i][-1].legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
+        axes[i][-1].legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
     figure.suptitle("Loss and curvature over model size and data size", fontsize=12)
     return figure
 
@@ -186,13 +186,13 @@ def _panel(ax: Axes, result: Scaling, quantity: str, variable: str) -> None:
             middle = np.exp(np.log(q[here]).mean() + law.exponent * (np.log(ends) - np.log(x[here]).mean()))
             ax.plot(ends, middle, "-" if law.supported else ":", lw=1, color=colour)
     ax.set(xscale="log", yscale="log", xlabel=f"{variable}, {VARIABLES[variable]}")
-    ax.set_xticks(np.unique(x), [_short(value) for value in np.unique(x)], fontsize=8)
+    ax.set_xticks(np.unique(x), [_short(value) for value in np.unique(x)])
     ax.set_xticks([], minor=True)
     plain_numbers(ax)
     ax.tick_params(axis="y", which="both", labelsize=7)
     title = f"{QUANTITIES[quantity].symbol} ∝ {variable}$^{{{law.exponent:+.2f}}}$"
-    ax.set_title(f"{title}\n[{law.low:+.2f}, {law.high:+.2f}]", fontsize=9, loc="left")
-    _plain(ax)
+    ax.set_title(f"{title}\n[{law.low:+.2f}, {law.high:+.2f}]", fontsize=9)
+    ax.grid(visible=True)
 
 
 def _short(count: float) -> str:
@@ -218,10 +218,10 @@ def _exponents(result: Scaling) -> Figure:
             ax.plot([law.low, law.high], [-i, -i], "-", lw=1.6, color=PALETTE[0])
             ax.plot(law.exponent, -i, "o", ms=6, color=PALETTE[0], mfc=face)
         ax.axvline(0, color="0.4", lw=0.7)
-        ax.set_title(f"exponent of {variable}, {VARIABLES[variable]}", fontsize=10, loc="left")
-        _plain(ax)
+        ax.set_title(f"exponent of {variable}, {VARIABLES[variable]}")
+        ax.grid(visible=True)
     axes[1].axvline(GUIDE, color=PALETTE[1], lw=1, ls="--", label="1/√D")
-    axes[1].legend(fontsize=8, frameon=False)
+    axes[1].legend()
     axes[0].set_yticks(-np.arange(len(names)), [QUANTITIES[name].symbol for name in names], fontsize=9)
     return figure
 
@@ -241,25 +241,20 @@ def _needed(result: Scaling) -> Figure:
         r = np.array([(one.rms, one.rms_low, one.rms_high) for one in needed]) / needed[0].tolerance
         right.errorbar(shifted, r[:, 0], yerr=_bars(r), **style)
     left.set(xscale="log", yscale="log", xlabel="D, tokens trained on", ylabel="k, sequences")
-    left.set_title(f"needed for τ = {result.cells[0].needed.tolerance:g} nats", fontsize=10, loc="left")
-    left.legend(fontsize=8, frameon=False)
+    left.set_title(f"needed for τ = {result.cells[0].needed.tolerance:g} nats")
+    left.legend()
     plain_numbers(left)
     right.axhline(1, color="0.4", lw=0.8)
     right.set(xscale="log", xlabel="D, tokens trained on", ylabel="rms of L$_{k+1}$ − L$_k$ over τ")
-    right.set_title("checked on fresh sequences", fontsize=10, loc="left")
-    _plain(left)
-    _plain(right)
+    right.set_title("checked on fresh sequences")
+    left.grid(visible=True)
+    right.grid(visible=True)
     return figure
 
 
 def _bars(triples: np.ndarray) -> np.ndarray:
     """Distances down and up from (value, low, high)."""
     return np.nan_to_num(np.maximum([triples[:, 0] - triples[:, 1], triples[:, 2] - triples[:, 0]], 0.0))
-
-
-def _plain(ax: Axes) -> None:
-    ax.spines[["top", "right"]].set_visible(False)
-    ax.grid(lw=0.3, color="0.9")
 
 
 # --------------------------------------------------------------------------------------------------- captions

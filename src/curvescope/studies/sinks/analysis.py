@@ -41,7 +41,7 @@ from curvescope.geometry.roles import weight
 from curvescope.geometry.stream import stream
 from curvescope.models.capture import capture
 from curvescope.models.model import Model
-from curvescope.models.running.attention.attending import AS_IT_IS, Attending, attending, patterns
+from curvescope.models.running.attending import AS_IT_IS, Attending, attending, patterns
 from curvescope.operators import GGN, Hessian
 from curvescope.problem import Problem
 from curvescope.studies.common.statistics import half_width, mean_interval

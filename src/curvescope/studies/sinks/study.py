@@ -17,11 +17,11 @@ from curvescope.core.errors import UsageError
 from curvescope.core.numbers import plural
 from curvescope.core.progress import Progress
 from curvescope.data.batches import Batches
-from curvescope.models.running.attention.attending import Attending
+from curvescope.models.running.attending import Attending
 from curvescope.problem import Problem
 from curvescope.runs.contents import fingerprint
-from curvescope.runs.plan import Cost, Plan
 from curvescope.runs.shown import Shown
+from curvescope.runs.study import Cost, Plan
 from curvescope.runs.work import Finished, Piece, State, work_through
 from curvescope.studies.setting import ModelOnData, make_problem, notes_of
 from curvescope.studies.sinks.analysis import (

@@ -178,11 +178,10 @@ def _spectra(result: Sinks) -> Figure:
                 _follow(ax, result, names, quantity, colour=PALETTE[row], dashed=i > 0)
             ax.axhline(1, color="0.5", lw=0.6)
             ax.set_yscale("log")
-            ax.set_xticks(range(len(ways)), [f"{s:g}" for s in strengths], fontsize=8)
+            ax.set_xticks(range(len(ways)), [f"{s:g}" for s in strengths])
             ax.tick_params(axis="y", which="both", labelsize=7)
-            ax.spines[["top", "right"]].set_visible(False)
             if column == 0:
-                ax.set_ylabel(label, fontsize=9)
+                ax.set_ylabel(label)
         masses = [result.moved[name].mass.mean() for name in names]
         reached = "" if np.isnan(masses[-1]) else f"\nsink mass {masses[0]:.2f} → {masses[-1]:.2f}"
         axes[0][column].set_title(f"{how}{reached}", fontsize=9)
@@ -238,11 +237,10 @@ def _heads(result: Sinks) -> Figure:
         ax.plot(x, heads.massive, "-o", ms=4, lw=1.2, color=PALETTE[1], label="first token")
         ax.plot(x, heads.massive_others, "-o", ms=4, lw=1.2, color=PALETTE[0], label="other tokens")
         every = max(1, len(x) // 12)
-        ax.set_xticks(x[::every], heads.points[::every], fontsize=8)
+        ax.set_xticks(x[::every], heads.points[::every])
         ax.set_ylim(0)
-        ax.set_title("largest over median |x| in the stream", fontsize=10, loc="left")
-        ax.legend(fontsize=8, frameon=False)
-        ax.spines[["top", "right"]].set_visible(False)
+        ax.set_title("largest over median |x| in the stream")
+        ax.legend()
     return figure
 
 
@@ -257,7 +255,7 @@ def _map(ax: Axes, values: np.ndarray, title: str, limits: tuple[float, float]) 
     ax.set_yticks(range(0, values.shape[0], max(1, values.shape[0] // NUMBERED)))
     ax.set_xlabel("head", fontsize=8)
     ax.set_ylabel("layer", fontsize=8)
-    ax.set_title(title, fontsize=10, loc="left")
+    ax.set_title(title)
     ax.figure.colorbar(image, ax=ax, shrink=0.85)
 
 
@@ -279,9 +277,9 @@ def _blocks(result: Sinks) -> Figure:
         ax.text(
             j, i, f"× {value:.2g}", ha="center", va="center", fontsize=8, color="black" if faint else "white"
         )
-    ax.set_xticks(range(len(ways)), [f"{way.how} {way.strength:g}" for way in ways], fontsize=8)
+    ax.set_xticks(range(len(ways)), [f"{way.how} {way.strength:g}" for way in ways])
     rows = [f"{name} ({value:.3g})" for name, value in zip(before.names, before.values, strict=True)]
-    ax.set_yticks(range(len(rows)), rows, fontsize=8)
+    ax.set_yticks(range(len(rows)), rows)
     figure.colorbar(image, ax=ax, label="λ_max, times")
     return figure
 

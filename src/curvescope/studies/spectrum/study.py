@@ -34,8 +34,8 @@ from curvescope.operators.base import CurvatureOperator
 from curvescope.operators.curvature import OPERATORS
 from curvescope.problem import Problem
 from curvescope.runs.contents import fingerprint
-from curvescope.runs.plan import Cost, Plan, Step
 from curvescope.runs.shown import Line, Shown
+from curvescope.runs.study import Cost, Plan, Step
 from curvescope.runs.work import Finished, Piece, State, work_through
 from curvescope.studies.common.planning import PlannedMatrix, density, eigenvalues, probed
 from curvescope.studies.setting import ModelOnData, make_problem, notes_of

@@ -15,9 +15,9 @@ from curvescope.core.parts import MATRIX_SYMBOLS, TITLES
 from curvescope.viz import blocks, spectrum
 from curvescope.viz.interactive import Scene
 from curvescope.viz.scenes import Cell, density, estimated, grid_map, layer_map, said, switched
+from curvescope.viz.scenes.curves import nothing
 from curvescope.viz.scenes.density import Spectrum as Shape
 from curvescope.viz.scenes.density import eigenvalue_words, spectra
-from curvescope.viz.scenes.parts import nothing
 from curvescope.viz.style import LOOKS
 
 if TYPE_CHECKING:

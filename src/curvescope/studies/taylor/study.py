@@ -19,12 +19,12 @@ from curvescope.core.errors import UsageError
 from curvescope.core.progress import Progress
 from curvescope.core.result import Result
 from curvescope.models.model import Model
-from curvescope.models.zoo.names import BUNDLED, REVISIONS
+from curvescope.models.zoo import BUNDLED, REVISIONS
 from curvescope.operators import Line, Plane
 from curvescope.problem import Problem
 from curvescope.runs.contents import fingerprint
-from curvescope.runs.plan import Cost, Plan, Step
 from curvescope.runs.shown import Shown
+from curvescope.runs.study import Cost, Plan, Step
 from curvescope.runs.work import Finished, State, work_through
 from curvescope.studies.checkpoints import load_checkpoints
 from curvescope.studies.setting import ModelOnData, make_problem, notes_of

@@ -14,8 +14,8 @@ from curvescope.viz import slices
 from curvescope.viz.blocks import PALETTE
 from curvescope.viz.interactive import Scene
 from curvescope.viz.scenes import Curve, curves, switched
-from curvescope.viz.scenes.parts import axis
-from curvescope.viz.scenes.planes import plane
+from curvescope.viz.scenes.curves import axis
+from curvescope.viz.scenes.maps import plane
 from curvescope.viz.style import LOOKS
 
 if TYPE_CHECKING:
@@ -404,7 +404,7 @@ def _line(name: str, one: Line) -> Figure:
     figure, axes = _panels(2)
     left, right = axes[0]
     one.plot(left)
-    left.set_title(f"loss along a line: {name}", fontsize=10, loc="left")
+    left.set_title(f"loss along a line: {name}")
     left.set_xlabel(f"t, in units of ‖d‖ = {one.length:.3g}")
     differences = {NAMES[order]: one.loss - one.expansion.predicted(one.t, order) for order in one.orders}
     allowed = one.agreement.tolerance * one.expansion.terms(one.t)
@@ -440,8 +440,7 @@ def _reach(found: Taylor) -> Figure:
         for n in {NAMES[o]: 0 for one in found.lines.values() for o in one.orders}
         for s, m in (("ahead", slices.COLOURS[n]), ("behind", "white"))
     ]
-    figure.legend(handles=handles, fontsize=8, frameon=False, ncols=4, loc="outside upper center")
-    ax.spines[["top", "right"]].set_visible(False)
+    figure.legend(handles=handles, ncols=4, loc="outside upper center")
     return figure
 
 
@@ -464,9 +463,9 @@ def _trajectories(found: Taylor) -> Figure:
     )
     _pairs(right, found.descents, [d.gradient_norm for d in found.descents], predicted.gradient_norm)
     left.plot([], [], "--", color="0.4", lw=1.1, label="predicted")
-    left.set_title("loss", fontsize=10, loc="left")
-    right.set_title("norm of the gradient", fontsize=10, loc="left")
-    left.legend(fontsize=8, frameon=False, title="learning rate / (2/λ_max)", title_fontsize=8)
+    left.set_title("loss")
+    right.set_title("norm of the gradient")
+    left.legend(title="learning rate / (2/λ_max)", title_fontsize=8)
     return figure
 
 
@@ -482,7 +481,6 @@ def _pairs(ax: Axes, descents: list[Descent], taken: list[np.ndarray], predicted
         ax.plot(predicted[i], "--", color=colour, lw=1.1)
     ax.set_ylim(low, high)
     ax.set_xlabel("step")
-    ax.spines[["top", "right"]].set_visible(False)
 
 
 def _critical(own: SettledPart) -> Figure:
@@ -499,12 +497,11 @@ def _critical(own: SettledPart) -> Figure:
     left.set_yscale("log")
     left.set_ylim(bottom=max(float(left.get_ylim()[0]), 1e-9))
     _signed_decades(right, [one.change for one in own.descents])
-    left.set_title("gradient along the top eigenvector, over its start", fontsize=10, loc="left")
-    right.set_title("change of the loss without its slope", fontsize=10, loc="left")
-    left.legend(fontsize=8, frameon=False, title="learning rate / (2/λ_max)", title_fontsize=8)
+    left.set_title("gradient along the top eigenvector, over its start")
+    right.set_title("change of the loss without its slope")
+    left.legend(title="learning rate / (2/λ_max)", title_fontsize=8)
     for ax in (left, right):
         ax.set_xlabel("step")
-        ax.spines[["top", "right"]].set_visible(False)
     return figure
 
 

@@ -29,8 +29,8 @@ from curvescope.models.model import Model
 from curvescope.runs.contents import fingerprint
 from curvescope.runs.shown import Line, Scene, Shown
 from curvescope.runs.work import Piece, State, work_through
+from curvescope.studies import traveling_words
 from curvescope.studies.setting import TASK, TokenModelOnData, load_token_model, read_data, short_notes
-from curvescope.studies.traveling_words import choices
 from curvescope.viz.writers import write_all
 
 if TYPE_CHECKING:
@@ -216,7 +216,7 @@ def _picture_apart(cfg: Config, model: Model, path: Path) -> Projection:
     points = norm(stream(model, ids[None].to(model.device)).points[0].double().cpu()).numpy()  # (T, N, d)
     groups = [E[ids].numpy(), *(points[:, n] for n in range(points.shape[1]))]
     found = project_apart(
-        E[: choices.FITTED_ROWS].numpy(),
+        E[: traveling_words.FITTED_ROWS].numpy(),
         groups,
         seed=cfg.seed,
         neighbours=cfg.neighbours,

@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from curvescope.algorithms.blocks.ends import extreme_ends
+from curvescope.algorithms.blocks.probes import extreme_ends
 from curvescope.core.progress import track
 from curvescope.core.result import Result
-from curvescope.data.tasks.markov import markov
+from curvescope.data.tasks.random_sequences import markov
 from curvescope.models.load import load
 from curvescope.models.zoo.transformer import Transformer, TransformerConfig
 from curvescope.operators import Hessian

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from curvescope.algorithms.blocks.ends import extreme_ends
+from curvescope.algorithms.blocks.probes import extreme_ends
 from curvescope.algorithms.estimates.ranks import Correlation, difference, mean_within, rank_correlation
 from curvescope.core.config import as_tuples, at_least, setting
 from curvescope.core.progress import Progress

@@ -110,11 +110,11 @@ def _training(result: WeightNorms) -> Figure:
     left.set(xlabel="spectral norm ‖W‖₂ of the block's weights", ylabel="λ_max of the block")
     _log_norms(left)
     left.set_yscale("log" if (tops > 0).all() else "symlog")
-    left.legend(fontsize=7, frameon=False, ncols=2)
+    left.legend(fontsize=7, ncols=2)
     names = {"within, all": "within.all", "pooled, all": "blocks.all"} | {r: f"blocks.{r}" for r in roles}
     _forest(right, result, names)
-    right.set_title("rank correlation of λ_max with ‖W‖", fontsize=10, loc="left")
-    _plain(left)
+    right.set_title("rank correlation of λ_max with ‖W‖")
+    left.grid(visible=True)
     return figure
 
 
@@ -129,12 +129,12 @@ def _forest(ax: Axes, result: WeightNorms, rows: dict[str, str]) -> None:
             color=PALETTE[i], label=label,
         )  # fmt: skip
     ax.axvline(0, color="0.5", lw=0.8)
-    ax.set_yticks(y, list(rows), fontsize=8)
+    ax.set_yticks(y, list(rows))
     ax.set_xlim(-1.05, 1.05)
     ax.set_xticks([-1, -0.5, 0, 0.5, 1])
     ax.set_xlabel("Spearman's ρ")
-    ax.legend(fontsize=8, frameon=False, loc="lower left")
-    _plain(ax)
+    ax.legend(loc="lower left")
+    ax.grid(visible=True)
 
 
 def _figure_random(result: WeightNorms) -> Figure:
@@ -148,9 +148,9 @@ def _figure_random(result: WeightNorms) -> Figure:
             ax.plot(models.spectral[:, j], models.lambda_max, "o", ms=3.5, color=PALETTE[i], label=label)
         _log_norms(ax)
         ax.set_yscale("log")
-        ax.set_title(role, fontsize=10, loc="left")
-        ax.legend(fontsize=7, frameon=False, loc="upper left")
-        _plain(ax)
+        ax.set_title(role)
+        ax.legend(fontsize=7, loc="upper left")
+        ax.grid(visible=True)
     low, high = axes[0][0].get_ylim()
     axes[0][0].set_ylim(low, high * (high / low) ** 0.25)  # room for the legends
     figure.supxlabel("spectral norm ‖W‖₂", fontsize=10)
@@ -165,11 +165,6 @@ def _log_norms(ax: Axes) -> None:
     ticks = [tick for tick in TICKS if low <= tick <= high]
     ax.set_xticks(ticks, [f"{tick:g}" for tick in ticks], minor=False)
     ax.minorticks_off()
-
-
-def _plain(ax: Axes) -> None:
-    ax.spines[["top", "right"]].set_visible(False)
-    ax.grid(lw=0.3, color="0.9")
 
 
 # --------------------------------------------------------------------------------------------------- captions

@@ -63,7 +63,7 @@ from curvescope.algorithms.estimates.ranks import FEWEST, Correlation, spearman
 from curvescope.core.config import Config
 from curvescope.core.result import Result
 from curvescope.core.seeds import generator
-from curvescope.data.tasks.addition import VOCAB_SIZE, addition
+from curvescope.data.tasks.algorithmic import VOCAB_SIZE, addition
 from curvescope.models.zoo.transformer import ACTIVATIONS, Norm, Transformer, TransformerConfig
 from curvescope.runs.shown import FAILS, HOLDS, OPEN
 from curvescope.studies.common.statistics import Interval, above, crossed_bootstrap

@@ -333,11 +333,10 @@ def _gap(result: WhyAdam) -> Figure:
             bars = {"xerr": _ends(x), "yerr": _ends(y), "lw": 0, "elinewidth": 0.9, "capsize": 2}
             ax.errorbar(x[0], y[0], **bars, **_style(name), label=name)
         rho = ranked[measure]
-        ax.set_title(f"at the start: ρ = {rho.words}, {above(rho)}", fontsize=9, loc="left")
+        ax.set_title(f"at the start: ρ = {rho.words}, {above(rho)}", fontsize=9)
         ax.axhline(0, color="0.7", lw=0.8, zorder=0)
-        ax.set_xlabel(LABELS[measure], fontsize=9)
-        _plain(ax)
-    axes[0].set_ylabel("gap: log₁₀ loss with SGD / with Adam", fontsize=9)
+        ax.set_xlabel(LABELS[measure])
+    axes[0].set_ylabel("gap: log₁₀ loss with SGD / with Adam")
     _legend(figure, axes[0])
     return figure
 
@@ -354,11 +353,10 @@ def _along(result: WhyAdam) -> Figure:
                 x = where + 0.9 * (i - len(result.configurations) / 2)
                 style = _style(name) | {"ms": 4.5}
                 ax.errorbar(x, [one[0] for one in each], bars, **style, lw=0.9, elinewidth=0.6, label=name)
-            ax.set_title(f"{NAMES[optimiser]}, {LABELS[measure]}", fontsize=9, loc="left")
+            ax.set_title(f"{NAMES[optimiser]}, {LABELS[measure]}", fontsize=9)
             ax.set_xticks(where, [f"{x:.0f}" for x in where])
-            _plain(ax)
     for ax in axes[-1]:
-        ax.set_xlabel("share of the run, %", fontsize=9)
+        ax.set_xlabel("share of the run, %")
     _legend(figure, axes[0, 0])
     return figure
 
@@ -389,13 +387,12 @@ def _tuning(result: WhyAdam) -> Figure:
             )
         ax.set_xscale("log")
         ax.set_ylim(0, 3)
-        ax.set_title(name, fontsize=9, loc="left")
-        _plain(ax)
+        ax.set_title(name, fontsize=9)
     for ax in axes[:, 0]:
-        ax.set_ylabel("final loss", fontsize=9)
+        ax.set_ylabel("final loss")
     for ax in axes[-1]:
-        ax.set_xlabel("learning rate", fontsize=9)
-    axes[0, 0].legend(fontsize=8, frameon=False)
+        ax.set_xlabel("learning rate")
+    axes[0, 0].legend()
     return figure
 
 
@@ -407,12 +404,7 @@ def _ends(interval: tuple[float, float, float]) -> np.ndarray:
 
 def _legend(figure: Figure, ax: Axes) -> None:
     handles, labels = ax.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside right center", fontsize=8, frameon=False)
-
-
-def _plain(ax: Axes) -> None:
-    ax.spines[["top", "right"]].set_visible(False)
-    ax.tick_params(labelsize=8)
+    figure.legend(handles, labels, loc="outside right center")
 
 
 # --------------------------------------------------------------------------------------------------- captions

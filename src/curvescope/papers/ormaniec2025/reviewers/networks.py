@@ -21,9 +21,9 @@ from torch import Tensor, nn
 from curvescope.core.config import at_least, setting
 from curvescope.core.result import Result
 from curvescope.core.seeds import generator
-from curvescope.core.tensors.targets import IGNORED
+from curvescope.core.tensors import IGNORED
 from curvescope.data.batches import Batch, Batches
-from curvescope.data.tasks.addition import Targets, addition
+from curvescope.data.tasks.algorithmic import Targets, addition
 from curvescope.losses import Loss
 from curvescope.models.load import load
 from curvescope.models.zoo.transformer import Transformer, TransformerConfig

@@ -21,7 +21,7 @@ from curvescope.closed_form.attention.layer import Kind
 from curvescope.closed_form.bounds.growth import PAIRS
 from curvescope.core.result import Result
 from curvescope.core.seeds import generator
-from curvescope.core.tensors.targets import IGNORED
+from curvescope.core.tensors import IGNORED
 from curvescope.operators import GGN, Hessian
 from curvescope.papers.ormaniec2025.reviewers.answers import (
     HOLDS,

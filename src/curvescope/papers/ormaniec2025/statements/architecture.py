@@ -16,7 +16,7 @@ from curvescope.closed_form import attention
 from curvescope.closed_form.attention import linear as linear_attention
 from curvescope.closed_form.attention.layer import Kind
 from curvescope.closed_form.bounds import growth
-from curvescope.closed_form.loss_curvature import squared_error
+from curvescope.closed_form.objectives import squared_error
 from curvescope.core.parts import HALVES
 from curvescope.core.seeds import generator
 from curvescope.data.batches import Batches

@@ -1,0 +1,251 @@
+"""Arguments of PyTorch's `scaled_dot_product_attention`, brought into the form of our kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch._C._functorch import is_functorch_wrapped_tensor
+
+from curvescope.core.errors import ShapeError, UsageError
+from curvescope.kernels.attention.function import attend, own_precision
+from curvescope.kernels.attention.mask import Mask
+from curvescope.kernels.attention.operators import compiled
+from curvescope.kernels.attention.third_order import ThirdOrder
+from curvescope.kernels.attention.written_out import Scores, written_out
+from curvescope.kernels.backends import forward_mode, transformed
+
+PATH: Literal["auto", "kernels", "plain"] = "auto"
+PLAIN_LENGTHS, PLAIN_SCORES = (
+    128 * 128,
+    1 << 21,
+)  # Lq·Lk, and of all heads: up to here plain is faster on a CPU
+
+
+@dataclass(frozen=True)
+class RelativeBias:
+    """A bias of the scores that depends on j − i alone: `table[h, j − i + Lq − 1]` for query i and key j.
+
+    Args:
+        table: (H, Lq + Lk − 1), or (1, Lq + Lk − 1) for all heads; it may require a gradient. ALiBi is
+            `slopes[:, None] * torch.arange(1 - Lq, Lk)`, T5 `embedding(buckets(torch.arange(1 - Lq, Lk))).T`.
+    """
+
+    table: Tensor
+
+
+def sdpa(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+    *,
+    score_bias: Tensor | RelativeBias | None,
+    window: int | None,
+    key_lengths: Tensor | None,
+    third_order: ThirdOrder,
+) -> Tensor:
+    """What `curvescope.nn.functional.scaled_dot_product_attention` says."""
+    _check(query, key, value, dropout_p, enable_gqa, window, third_order)
+    query, key, value = _cast(query, key, value)
+    plainest = score_bias is None and window is None and key_lengths is None
+    with own_precision(query):
+        if plainest and PATH == "auto" and not (is_causal and attn_mask is not None):
+            given = query, key, value, attn_mask, dropout_p, is_causal
+            found = _torch(*given, scale=scale, enable_gqa=enable_gqa)
+            if found is not None:
+                return found
+        lead = torch.broadcast_shapes(query.shape[:-3], key.shape[:-3], value.shape[:-3])
+        heads = _heads(query, key, value, enable_gqa)
+        lead_shape = (*lead, heads) if query.dim() > 2 else ()
+        shape = (*lead_shape, query.shape[-2], key.shape[-2])
+        q, k, v = (_four(x, lead, heads, enable_gqa) for x in (query, key, value))
+        if k.shape[1] != v.shape[1]:
+            k, v = (x.repeat_interleave(heads // x.shape[1], 1) for x in (k, v))
+        table = score_bias.table if isinstance(score_bias, RelativeBias) else None
+        masks = attn_mask, None if isinstance(score_bias, RelativeBias) else score_bias
+        bias, hidden = _masks(masks, shape)
+        if key_lengths is not None:
+            key_lengths = _lengths(key_lengths, lead, q)
+            if is_functorch_wrapped_tensor(key_lengths):
+                beyond = torch.arange(k.shape[2], device=k.device) >= key_lengths[:, None, None, None]
+                hidden, key_lengths = beyond if hidden is None else hidden | beyond, None
+        mask = Mask(causal=is_causal, window=window, lengths=key_lengths)
+        scores = Scores(mask, q.shape[-1] ** -0.5 if scale is None else float(scale), float(dropout_p))
+        tensors = bias, _table(table, q, k), hidden, _noise(q, k, scores.dropout)
+        if _by_kernels(q, k, v):
+            options: Any = {"mask": mask, "scale": scores.scale, "dropout": scores.dropout}
+            if torch.compiler.is_compiling():
+                o = compiled(q, k, v, *tensors, **options)
+            else:
+                o = attend(q, k, v, *tensors, **options, third_order=third_order)
+        else:
+            o = written_out(q, k, v, *tensors, scores)
+    return o.reshape(*shape[:-1], value.shape[-1])
+
+
+def _torch(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    **named: Any,
+) -> Tensor | None:
+    """PyTorch's own attention where it has every derivative that can be asked for, and is as fast.
+
+    That is the fused one if nobody differentiates, and the plain one for two reverse derivatives of short
+    sequences. None means that it has not.
+    """
+    if forward_mode() or transformed() or torch.compiler.is_compiling():
+        return None
+    if not torch.is_grad_enabled() or not any(x is not None and x.requires_grad for x in (q, k, v, mask)):
+        fused: Any = torch._C._nn.scaled_dot_product_attention  # pyright: ignore[reportAttributeAccessIssue]
+        return fused(q, k, v, mask, dropout_p, is_causal, **named)
+    if _by_kernels(q, k, v) or (mask is not None and mask.dtype != torch.bool and mask.dtype != q.dtype):
+        return None
+    if mask is not None and mask.dtype == torch.bool:  # the plain form only adds
+        mask = torch.zeros_like(mask, dtype=q.dtype).masked_fill_(~mask, -torch.inf)
+    plain: Any = torch._scaled_dot_product_attention_math  # pyright: ignore[reportPrivateImportUsage]
+    return plain(q, k, v, mask, dropout_p, is_causal, **named)[0]
+
+
+def _by_kernels(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Whether the kernels are faster than plain operations, or need the memory less."""
+    if 0 in (*q.shape, *k.shape, *v.shape):
+        return False
+    if torch.compiler.is_compiling() and (forward_mode() or transformed()):
+        return False  # operators have a backward and no forward mode
+    if PATH != "auto":
+        return PATH == "kernels"
+    lengths = q.shape[-2] * k.shape[-2]
+    short = (
+        lengths <= PLAIN_LENGTHS and lengths * max(q.shape[:-2].numel(), k.shape[:-2].numel()) <= PLAIN_SCORES
+    )
+    return not (short and q.device.type == "cpu")
+
+
+def _check(
+    q: Tensor, k: Tensor, v: Tensor, dropout_p: float, enable_gqa: bool, window: int | None, third_order: str
+) -> None:
+    """Raise unless shapes, types and options fit each other."""
+    if third_order not in ("warn", "error"):
+        raise UsageError(f"expected third_order 'warn' or 'error', got {third_order!r}")
+    if not 0 <= dropout_p <= 1:
+        raise UsageError(f"expected a dropout probability between 0 and 1, got {dropout_p}")
+    if window is not None and window < 1:
+        raise UsageError(f"expected window >= 1, got {window}")
+    shapes = f"query {tuple(q.shape)}, key {tuple(k.shape)}, value {tuple(v.shape)}"
+    if any(x.is_nested for x in (q, k, v)):
+        raise UsageError(
+            "expected query, key and value that are not nested", hint="pad them, with key_lengths"
+        )
+    if q.dim() < 2 or not q.dim() == k.dim() == v.dim():
+        raise ShapeError(
+            f"expected query, key and value with the same number of axes, at least 2, got {shapes}"
+        )
+    if q.shape[-1] != k.shape[-1] or k.shape[-2] != v.shape[-2]:
+        raise ShapeError(f"expected queries and keys of one size, and as many keys as values, got {shapes}")
+    if not (q.dtype == k.dtype == v.dtype and q.device == k.device == v.device):
+        raise ShapeError(
+            "expected query, key and value of one dtype on one device, got "
+            + ", ".join(f"{x.dtype} on {x.device}" for x in (q, k, v)),
+            hint="cast or move them first",
+        )
+    if not q.is_floating_point():
+        raise ShapeError(f"expected floating-point query, key and value, got {q.dtype}")
+    if enable_gqa and q.dim() < 3:
+        raise ShapeError(f"expected an axis of heads with enable_gqa=True, got {shapes}")
+
+
+def _cast(*tensors: Tensor) -> Sequence[Tensor]:
+    """Tensors as autocast gives them to PyTorch's attention."""
+    device = tensors[0].device.type
+    if not torch.is_autocast_enabled(device) or tensors[0].dtype == torch.float64:
+        return tensors
+    return [x.to(torch.get_autocast_dtype(device)) for x in tensors]
+
+
+def _heads(q: Tensor, k: Tensor, v: Tensor, enable_gqa: bool) -> int:
+    """Number of query heads; 1 for tensors without an axis of heads."""
+    if q.dim() == 2:
+        return 1
+    counts = [x.shape[-3] for x in (q, k, v)]
+    if enable_gqa:
+        if any(n == 0 or counts[0] % n for n in counts[1:]):
+            raise ShapeError(
+                f"expected a number of query heads that key and value heads divide, got {counts}"
+            )
+        return counts[0]
+    (heads,) = torch.broadcast_shapes(*((n,) for n in counts))
+    return heads
+
+
+def _four(x: Tensor, lead: torch.Size, heads: int, enable_gqa: bool) -> Tensor:
+    """(B, H, L, d), where axes that are broadcast are views without a copy if there is one batch axis."""
+    if x.dim() == 2:
+        return x[None, None]
+    num = x.shape[-3] if enable_gqa else heads
+    x = x.expand(*lead, num, *x.shape[-2:])
+    return x[None] if x.dim() == 3 else x.flatten(0, -4)
+
+
+def _mask_four(mask: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """A mask in its own shape, with four axes that broadcast to those of the scores."""
+    try:
+        fits = torch.broadcast_shapes(mask.shape, shape) == torch.Size(shape)
+    except RuntimeError:
+        fits = False
+    if not fits:
+        raise ShapeError(f"expected a mask that broadcasts to {shape}, got {tuple(mask.shape)}")
+    if mask.dim() > 4:
+        return mask.expand(*shape[:-3], *mask.shape[-3:]).flatten(0, -4)
+    if len(shape) > 4 and mask.dim() == 4 and mask.shape[0] > 1:  # the last of several batch axes
+        return mask.expand(*shape[:-3], *mask.shape[-3:]).flatten(0, -4)
+    return mask[(None,) * (4 - mask.dim())]
+
+
+def _masks(masks: Sequence[Tensor | None], shape: tuple[int, ...]) -> tuple[Tensor | None, Tensor | None]:
+    """The sum of what is added to the scores, and True where a key is hidden."""
+    bias = hidden = None
+    for mask in masks:
+        if mask is None:
+            continue
+        mask = _mask_four(mask, shape)
+        if mask.dtype == torch.bool:
+            hidden = ~mask if hidden is None else hidden | ~mask
+        else:
+            bias = mask if bias is None else bias + mask
+    return bias, hidden
+
+
+def _table(table: Tensor | None, q: Tensor, k: Tensor) -> Tensor | None:
+    """The table of a `RelativeBias` with four axes, as `Extras` has it."""
+    if table is None:
+        return None
+    width = q.shape[2] + k.shape[2] - 1
+    if table.dim() != 2 or table.shape[0] not in (1, q.shape[1]) or table.shape[1] != width:
+        raise ShapeError(f"expected a table of shape ({q.shape[1]}, {width}), got {tuple(table.shape)}")
+    return table[None, :, None]
+
+
+def _lengths(lengths: Tensor, lead: torch.Size, q: Tensor) -> Tensor:
+    if lengths.is_floating_point() or lengths.dtype == torch.bool:
+        raise ShapeError(f"expected whole numbers as key_lengths, got {lengths.dtype}")
+    return lengths.to(q.device).expand(lead).reshape(q.shape[0])
+
+
+def _noise(q: Tensor, k: Tensor, p: float) -> Tensor | None:
+    """True where a weight is kept; the random numbers are those that PyTorch's plain attention draws."""
+    if p == 0:
+        return None
+    shape = (*q.shape[:3], k.shape[2])
+    return torch.empty(shape, dtype=q.dtype, device=q.device).bernoulli_(1 - p).bool()
