@@ -17,8 +17,8 @@ from torch.func import functional_call, grad, hessian, jacfwd
 
 import curvescope as cs
 from curvescope.closed_form import attention
-from curvescope.closed_form.loss_curvature import squared_error
 from curvescope.closed_form.network.from_model import stack_curvature
+from curvescope.closed_form.objectives import squared_error
 
 OURS, MATRIX = "blocks", "matrix"
 OTHERS = {"hessian": "torch.func.hessian", "jacfwd": "jacfwd(grad)", "rows": "row by row"}

@@ -29,8 +29,8 @@ import curvescope as cs
 from curvescope.data.batches import Batches
 from curvescope.data.tasks import task
 from curvescope.models.load import load
-from curvescope.models.running.attention.attending import Attending, attending
-from curvescope.models.zoo.names import REVISIONS
+from curvescope.models.running.attending import Attending, attending
+from curvescope.models.zoo import REVISIONS
 from curvescope.operators import Hessian
 from curvescope.problem import Problem
 from curvescope.studies.diagnose import Config, diagnose

@@ -101,7 +101,7 @@ def work(name: str, model: Path, out: Path, counter: Path) -> None:
 
     from curvescope.data.tasks import task
     from curvescope.operators.base import CurvatureOperator
-    from curvescope.papers.ormaniec2025.beyond.study import Beyond
+    from curvescope.papers.ormaniec2025.beyond import Beyond
     from curvescope.studies import setting
     from curvescope.studies.blocks.study import Blocks
     from curvescope.studies.spectrum.study import Spectrum

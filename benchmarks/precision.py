@@ -38,7 +38,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import curvescope as cs
 from curvescope.core.seeds import generator
 from curvescope.runs.folder import environment
-from curvescope.studies.hvp.models import SHAPES, build
+from curvescope.studies.hvp.analysis import SHAPES, build
 
 Format = Literal["float32", "tf32", "fp16", "bf16"]
 Scope = Literal["all", "products"]

@@ -22,7 +22,7 @@ import torch.distributed as dist
 
 import curvescope as cs
 from curvescope.distributed import shard
-from curvescope.studies.hvp.models import SHAPES, build
+from curvescope.studies.hvp.analysis import SHAPES, build
 
 LINE = "{operator:8} {way:22} {ms:9.1f} ms {times:6.2f} × {GiB:7.1f} GiB {error:.1e}"
 

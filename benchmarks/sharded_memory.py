@@ -25,7 +25,7 @@ from _timing import peak_memory
 
 import curvescope as cs
 from curvescope.distributed import cost, shard
-from curvescope.models.zoo import TransformerConfig
+from curvescope.models.zoo.transformer import TransformerConfig
 
 LAYERS, WIDTH, WORDS, SEQUENCES, TOKENS = 16, 640, 256, 4, 8
 RANKS = (1, 2, 4)

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 import curvescope as cs
 from curvescope.core.seeds import generator
 from curvescope.runs.folder import environment
-from curvescope.studies.hvp.contenders import CONTENDERS, PACKAGES
+from curvescope.studies.hvp.analysis import CONTENDERS, PACKAGES
 
 STEPS = (200, 500, 1000, 2000, 4000, 6000)
 OURS = {"H": cs.Hessian, "GGN": cs.GGN, "functional": cs.Functional}

@@ -18,15 +18,15 @@ from _stored import GUIDES, RESULTS, arguments, claim_rows, put_table, spread, s
 from curvescope.core.result import Result
 from curvescope.data.tasks import task
 from curvescope.models.load import load
-from curvescope.models.zoo import TransformerConfig
 from curvescope.models.zoo.folder import save
+from curvescope.models.zoo.transformer import TransformerConfig
 from curvescope.runs.shown import Shown
 from curvescope.studies import prune, quantise
-from curvescope.studies.over_models import over_models
-from curvescope.studies.prune.claims import ranked as prune_ranked
+from curvescope.studies.common.statistics import over_models
 from curvescope.studies.prune.study import Pruned
-from curvescope.studies.quantise.claims import ranked as quantise_ranked
+from curvescope.studies.prune.view import ranked as prune_ranked
 from curvescope.studies.quantise.study import Quantised
+from curvescope.studies.quantise.view import ranked as quantise_ranked
 from curvescope.train import TrainConfig, train
 
 SEEDS = range(5)

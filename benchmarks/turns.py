@@ -30,7 +30,7 @@ def works() -> dict[str, Callable[[], object]]:
 
     import curvescope as cs
     from curvescope.closed_form import attention
-    from curvescope.closed_form.loss_curvature import squared_error
+    from curvescope.closed_form.objectives import squared_error
 
     torch.manual_seed(0)
     module = GPT2LMHeadModel(GPT2Config(n_layer=4, n_embd=128, n_head=4, vocab_size=1024, n_positions=128))

@@ -16,7 +16,7 @@ import curvescope as cs
 from curvescope.data.baselines import uniform_loss, unigram_loss
 from curvescope.data.corpora import corpus_text, stdlib_files
 from curvescope.data.text import windows
-from curvescope.models.zoo.names import REVISIONS
+from curvescope.models.zoo import REVISIONS
 
 
 def main() -> None:

@@ -68,11 +68,21 @@ def interruptible() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def early_recordings() -> Iterator[None]:
+def early_recordings() -> Iterator[int]:
     """Products are recorded at the third, so that tests of few products are tests of replays too."""
+    from curvescope.engines.replay import cpu
+
+    shipped = cpu.WARM
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("curvescope.engines.replay.cpu.WARM", 2)
-        yield
+        patch.setattr(cpu, "WARM", 2)
+        yield shipped
+
+
+@pytest.fixture
+def shipped_threshold(early_recordings: int, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Products are recorded when a user's are: after so many directions, which is the value."""
+    monkeypatch.setattr("curvescope.engines.replay.cpu.WARM", early_recordings)
+    return early_recordings
 
 
 @pytest.fixture

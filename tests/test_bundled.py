@@ -8,7 +8,7 @@ import curvescope as cs
 from curvescope.data.baselines import uniform_loss, unigram_loss
 from curvescope.data.corpora import corpus_text
 from curvescope.models.model import check_cover
-from curvescope.models.zoo.names import REVISIONS
+from curvescope.models.zoo import REVISIONS
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from curvescope.studies.landscape import words
+from curvescope.studies.landscape import view
 
 PAGE = (Path(__file__).parent.parent / "docs" / "landscape.md").read_text(encoding="utf-8")
 
@@ -23,6 +23,6 @@ def test_the_examples_run():
 
 
 def test_the_tables_it_names_have_captions():
-    source = Path(words.__file__).read_text(encoding="utf-8")
+    source = Path(view.__file__).read_text(encoding="utf-8")
     for name in re.findall(r"`(\w+)\.csv`", PAGE):
         assert f'"{name}": ' in source, name

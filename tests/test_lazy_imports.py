@@ -62,6 +62,8 @@ def reason(here: str, names: list[str]) -> str:
         return "Triton"
     if here.startswith("curvescope.cli."):
         return "commands"
+    if names[0].startswith("curvescope.distributed."):
+        return "ranks"
     if names[0].startswith("curvescope.viz") or last <= {"figures", "tables", "words"}:
         return "pictures"
     if here == "curvescope.nn.dropin":

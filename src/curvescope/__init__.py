@@ -24,7 +24,7 @@ _HOME = {
     "masked_lm": "data.masking",
     "classification": "data.labels",
     "images": "data.labels",
-    "denoising": "data.corrupted.denoising",
+    "denoising": "data.denoising",
     "task": "data.tasks",
     "CrossEntropy": "losses",
     "SquaredError": "losses",
@@ -205,7 +205,7 @@ if TYPE_CHECKING:
     from curvescope.core.errors import CurvescopeError, UsageError
     from curvescope.core.operator import Diagonal, Identity, LinearOperator, LowRank, Matrix
     from curvescope.data.batches import Batch, Batches
-    from curvescope.data.corrupted.denoising import denoising
+    from curvescope.data.denoising import denoising
     from curvescope.data.labels import classification, images
     from curvescope.data.masking import masked_lm
     from curvescope.data.tasks import task

@@ -10,23 +10,37 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from curvescope.core import notebook
 from curvescope.core.blocks import ParamSpace, by_role
 from curvescope.core.errors import CurvescopeError, UsageError
 from curvescope.core.progress import track
 from curvescope.core.ranks.releasing import releasing
-from curvescope.core.tensors.adding import take_each
+from curvescope.core.tensors import take_each
 from curvescope.data.batches import Batch, Batches, as_batches
 from curvescope.data.dicts import hides_start
-from curvescope.data.fit import check_ids, fitted, padding_notes, predicts_next, task_notes, warn_unshifted
-from curvescope.data.whole import SUM, Terms, whole_batches
+from curvescope.data.fit import (
+    SUM,
+    Terms,
+    check_ids,
+    fitted,
+    padding_notes,
+    predicts_next,
+    task_notes,
+    warn_unshifted,
+    whole_batches,
+)
 from curvescope.losses import Loss, ModelLoss, as_loss
 from curvescope.models.capture.points import find_point
 from curvescope.models.capture.spots import Seen
-from curvescope.models.choice.choosing import Choice
-from curvescope.models.choice.params import Params
-from curvescope.models.finite import check_weights, not_finite, words
-from curvescope.models.forward_errors import check_left_padding, input_errors, module_errors, told_apart
+from curvescope.models.choice import Choice, Params
+from curvescope.models.forward_errors import (
+    check_left_padding,
+    check_weights,
+    input_errors,
+    module_errors,
+    not_finite,
+    told_apart,
+    words,
+)
 from curvescope.models.hf.module import is_transformers
 from curvescope.models.load import load
 from curvescope.models.model import Model
@@ -34,6 +48,7 @@ from curvescope.models.parameter_store import Leaves, ParameterStore
 from curvescope.models.running.calling import Closure, Output, own_loss
 from curvescope.models.running.eager import differentiating, without_tensor_hooks
 from curvescope.models.running.exchange import Change, evaluating
+from curvescope.viz import notebook
 
 T = TypeVar("T")
 

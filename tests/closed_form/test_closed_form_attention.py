@@ -7,9 +7,9 @@ import torch
 from closed_form_attention_oracle import differentiate, random_instance
 
 from curvescope.closed_form import attention
+from curvescope.closed_form.attention import head as attention_head
+from curvescope.closed_form.attention import terms as attention_terms
 from curvescope.closed_form.attention.multihead import multihead_blocks
-from curvescope.closed_form.attention.sums import head as attention_head
-from curvescope.closed_form.attention.sums import terms as attention_terms
 from curvescope.core.errors import CurvescopeError
 from curvescope.core.seeds import generator
 from selection import some

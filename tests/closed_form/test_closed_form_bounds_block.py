@@ -8,8 +8,8 @@ from torch.autograd.functional import jacobian
 
 from curvescope.closed_form.bounds.block import block_forward, theorem6_corrected
 from curvescope.closed_form.bounds.operator_norms import head_curvature_norms
+from curvescope.closed_form.printed.block_theorems import head, head_second_derivatives
 from curvescope.closed_form.printed.bounds import layernorm_norms_as_printed, theorem6_as_printed
-from curvescope.closed_form.printed.head_theorems import head, head_second_derivatives
 from curvescope.core.errors import ShapeError, UsageError
 from curvescope.core.seeds import generator
 from oracles import normal, whole_number

@@ -51,7 +51,7 @@ def test_a_figure_marks_what_was_not_computed():
     matplotlib.use("Agg", force=True)
     import matplotlib.pyplot as plt
 
-    from curvescope.viz.attention import block_split
+    from curvescope.viz.matrix import block_split
 
     values = np.array([[1.0, 0.0, np.nan], [0.0, 1e-3, np.nan], [np.nan, np.nan, np.nan]])
     figure, axes = plt.subplots(1, 2)

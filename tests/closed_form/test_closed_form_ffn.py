@@ -8,7 +8,7 @@ from torch.autograd.functional import hessian, jacobian
 from curvescope.closed_form import ffn
 from curvescope.closed_form.block_matrix import symmetric
 from curvescope.closed_form.ffn import statistics as ffn_statistics
-from curvescope.closed_form.ffn.activations import activation
+from curvescope.closed_form.ffn.layer import activation
 from curvescope.core.errors import ShapeError, UsageError
 from curvescope.core.seeds import generator
 from selection import pairs

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.func import grad, jacfwd, vmap
 
-from curvescope.closed_form.softmax.moments import attention_moments, third_moment_along
+from curvescope.closed_form.softmax import attention_moments, third_moment_along
 from curvescope.core.errors import ShapeError, UsageError
 from curvescope.core.seeds import generator
 

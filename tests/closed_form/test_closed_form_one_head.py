@@ -4,11 +4,11 @@ import pytest
 import torch
 
 import curvescope as cs
-from curvescope.closed_form.network.one_head import inner, last
+from curvescope.closed_form.network.one_head import inner, layers
 from curvescope.closed_form.network.one_head.layers import Task, forward
 from curvescope.core.seeds import generator
 from curvescope.data.tasks import task
-from curvescope.papers.ormaniec2025.growth.points import SCORED, embed
+from curvescope.papers.ormaniec2025.growth_sweeps import SCORED, embed
 from draws import normal
 from selection import a_half
 
@@ -58,13 +58,13 @@ def assert_close(found, expected):
 @pytest.mark.parametrize(("kind", "depth"), a_half(CASES, shift=1))
 def test_last_layer_is_exact(kind, depth):
     network = Network(kind, depth)
-    found = last.last_blocks(network.layers()[-1], network.weights["U"], network.task)
+    found = layers.last_blocks(network.layers()[-1], network.weights["U"], network.task)
     check_last(network, found)
 
 
 def test_pre_norm_is_exact():
     network = Network("softmax", 1, norm="pre", std=0.3)
-    check_last(network, last.pre_norm_blocks(network.x, network.weights, network.task))
+    check_last(network, layers.pre_norm_blocks(network.x, network.weights, network.task))
 
 
 def check_last(network, found):
@@ -103,6 +103,6 @@ def test_inner_products_do_not_depend_on_the_cut_into_sequences_nor_on_the_other
 def test_last_layers_are_linear_where_they_should_be():
     for kind, depth in CASES:
         network = Network(kind, depth)
-        found = last.last_blocks(network.layers()[-1], network.weights["U"], network.task)
+        found = layers.last_blocks(network.layers()[-1], network.weights["U"], network.task)
         zero = {weight: float(norm.functional) == 0.0 for weight, norm in found.norms("QV").items()}
         assert zero == {"Q": kind == "linear", "V": True}

@@ -5,7 +5,7 @@ import torch
 
 from curvescope.closed_form.attention.core import core_point, core_push, core_vjp
 from curvescope.closed_form.objectives import class_targets, cross_entropy_objective
-from curvescope.closed_form.softmax.deviations import (
+from curvescope.closed_form.softmax import (
     centred,
     masked_softmax,
     softmax_along,

@@ -11,14 +11,13 @@ import torch
 from curvescope.closed_form import attention
 from curvescope.closed_form.bounds import growth
 from curvescope.closed_form.bounds.operator_norms import attention_norm_bounds
-from curvescope.closed_form.norms.derivatives import norm_curvature_supremum, norm_point
+from curvescope.closed_form.norms import norm_curvature_supremum, norm_point
 from curvescope.closed_form.printed import block_theorems
-from curvescope.closed_form.printed.kronecker import Theorem, softmax_derivatives
-from curvescope.closed_form.printed.norm_theorems import (
+from curvescope.closed_form.printed.block_theorems import (
     layernorm_jacobian_theorem2,
     layernorm_second_derivative_theorem3,
 )
-from curvescope.closed_form.printed.vec_rules import kron, kron_derivatives
+from curvescope.closed_form.printed.kronecker import Theorem, kron, kron_derivatives, softmax_derivatives
 from curvescope.closed_form.spectra.one_dimensional import attention_1d_spectrum
 from curvescope.core.seeds import generator
 

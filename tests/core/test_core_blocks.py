@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from curvescope.core.blocks import Block, ParamSpace, whole
 from curvescope.core.errors import ShapeError, UsageError
-from curvescope.models.choice.selecting import select
+from curvescope.models.choice import select
 from curvescope.models.model import check_cover
 
 D, H, K = 4, 3, 2

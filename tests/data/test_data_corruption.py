@@ -7,7 +7,7 @@ import torch
 
 from curvescope.core.errors import UsageError
 from curvescope.core.seeds import generator
-from curvescope.data.corrupted.corruption import hidden_patches, masked_text, replaced_text
+from curvescope.data.denoising import hidden_patches, masked_text, replaced_text
 from curvescope.data.labels import images
 from curvescope.data.text import text
 from curvescope.tokenizers import ByteTokenizer

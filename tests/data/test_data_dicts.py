@@ -10,8 +10,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import curvescope as cs
-from curvescope.data.batches import as_batches
-from curvescope.data.checks import SHUFFLED
+from curvescope.data.batches import SHUFFLED, as_batches
 from curvescope.data.dicts import SHIFTED
 
 X = torch.tensor([[0, 1, 2, 3], [4, 3, 2, 1]])

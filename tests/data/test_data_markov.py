@@ -7,7 +7,11 @@ import torch
 
 from curvescope.core.errors import UsageError
 from curvescope.data.tasks import task
-from curvescope.data.tasks.markov import markov_entropy_rate, markov_transitions, stationary_distribution
+from curvescope.data.tasks.random_sequences import (
+    markov_entropy_rate,
+    markov_transitions,
+    stationary_distribution,
+)
 
 
 def test_entropy_rate_of_chains_whose_rate_is_known():

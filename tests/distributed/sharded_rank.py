@@ -25,19 +25,18 @@ from torch.distributed.tensor import DTensor
 from torch.nn.utils import parameters_to_vector
 
 import curvescope as cs
-from curvescope.algorithms.blocks.ends import extreme_ends
-from curvescope.algorithms.blocks.probes import own_probes
+from curvescope.algorithms.blocks.probes import extreme_ends, own_probes
 from curvescope.core.blocks import Block, ParamSpace, whole
 from curvescope.core.errors import CurvescopeError
 from curvescope.core.operator import LinearOperator
 from curvescope.core.operator.matrices import LowRank
-from curvescope.core.ranks.local_blocks import local_block
 from curvescope.core.ranks.spread import Pieces, Spread
 from curvescope.data.batches import Batch, Batches
 from curvescope.distributed import cost, shard
+from curvescope.distributed.sharding import local_block
 from curvescope.models.model import Model
 from curvescope.models.running.weights.gathering import padded
-from curvescope.models.zoo import TransformerConfig
+from curvescope.models.zoo.transformer import TransformerConfig
 
 Case = Iterator[tuple[str, Any, Any]]
 """Names, and what the whole model and the spread one gave."""

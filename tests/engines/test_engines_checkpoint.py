@@ -14,7 +14,7 @@ from curvescope.engines.checkpoint import checkpointed
 from curvescope.engines.recompute_check import Repeats
 from curvescope.models.running.exchange import exchanged
 from curvescope.models.sources import repeated_layers
-from curvescope.studies.hvp.models import GPT2
+from curvescope.studies.hvp.analysis import GPT2
 from selection import pairs
 
 MAKERS = {

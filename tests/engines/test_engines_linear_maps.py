@@ -9,7 +9,7 @@ from torch import nn
 import curvescope as cs
 from curvescope.engines import batch_products
 from curvescope.kernels import substitute
-from curvescope.studies.hvp.models import GPT2
+from curvescope.studies.hvp.analysis import GPT2
 
 
 @pytest.fixture(autouse=True)

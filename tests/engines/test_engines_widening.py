@@ -10,7 +10,7 @@ from torch import nn
 
 import curvescope as cs
 from curvescope.core.errors import ShapeError, UsageError
-from curvescope.studies.hvp.models import GPT2
+from curvescope.studies.hvp.analysis import GPT2
 
 
 def tokens(vocabulary=11, shape=(3, 8)):

@@ -13,7 +13,7 @@ from curvescope.geometry import Norm, decode_heads, heads, reference, rows_refer
 from curvescope.geometry.attention.directions import Directions
 from curvescope.geometry.vocabulary.decode import GROUP, SPARE
 from curvescope.geometry.vocabulary.references import Reference
-from curvescope.studies.traveling_words import choices
+from curvescope.studies import traveling_words
 from curvescope.tokenizers import ByteTokenizer, CharTokenizer
 
 
@@ -229,7 +229,7 @@ def test_a_planted_head_is_read_exactly():
 
 def test_one_side_of_the_raw_matrices():
     model = cs.load(transformer(vocab_size=11, d_model=6, n_layers=2))
-    found = decode_heads(model, 1, k=3, num=2, **choices.DIRECTIONS)
+    found = decode_heads(model, 1, k=3, num=2, **traveling_words.DIRECTIONS)
     assert found.qk.left.ids.shape == (4, 1, 3)
     assert not found.folded
     assert found.query_bias is not None

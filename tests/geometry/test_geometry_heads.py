@@ -13,7 +13,7 @@ from assets import ASSETS
 from cases import transformer
 from curvescope.core.errors import UsageError
 from curvescope.geometry import check_heads, circuits, copying_score, heads
-from curvescope.geometry.attention.check import sphere_input
+from curvescope.geometry.attention.energy import sphere_input
 from curvescope.models.capture import capture
 from selection import pairs, some
 
@@ -77,7 +77,7 @@ def test_zoo_heads_are_the_models_own_attention(name, folded):
 @pytest.mark.parametrize("field", ["b_Q", "W_K"])
 def test_the_check_notices_a_missing_matrix(monkeypatch, field):
     model = zoo("biases")
-    import curvescope.geometry.attention.check as module
+    import curvescope.geometry.attention.energy as module
 
     def wrong(*arguments, **options):
         found = heads(*arguments, **options)

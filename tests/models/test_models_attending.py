@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import curvescope as cs
 import oracles
 from curvescope.models.capture import capture
-from curvescope.models.running.attention.attending import AS_IT_IS, Attending, attending, patterns
+from curvescope.models.running.attending import AS_IT_IS, Attending, attending, patterns
 from selection import most, pairs
 
 WAYS = {

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import curvescope as cs
 import oracles
-from curvescope.models.choice.params import as_params
+from curvescope.models.choice import as_params
 
 
 def drawn(shape: tuple[int, ...]) -> Tensor:

@@ -230,7 +230,7 @@ class Sometimes(nn.Module):
 
 
 @pytest.mark.parametrize("make", [cs.KFAC, cs.EKFAC, cs.Shampoo])
-def test_a_layer_that_some_sequences_use_is_one_in_any_order(make: Any):
+def test_a_layer_that_some_sequences_use_is_one_in_any_order(make):
     """Its factors are those of the sequences that use it; products do not depend on the order of data."""
     module = drawn(Sometimes).double()
     x = torch.randn(4, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)

@@ -7,7 +7,7 @@ import torch
 from packed_net import hessian
 
 import curvescope as cs
-from curvescope.operators.shift import WeightDecay
+from curvescope.operators.base import WeightDecay
 
 
 def truth(weights: torch.Tensor) -> torch.Tensor:

@@ -133,7 +133,7 @@ def test_blocks_are_parts_of_the_whole(tiny: oracles.Bench, blocks: tuple[str, .
 
 def test_softmax_regression_has_the_third_cumulants_of_its_logits():
     """L = mean of logsumexp(xW) − (xW)_y, hence ∇³L[u,u,u] is the mean of κ₃ of xU under softmax(xW)."""
-    from curvescope.closed_form.softmax.third import cumulants
+    from curvescope.closed_form.softmax import cumulants
 
     source = torch.Generator().manual_seed(3)
     x, y = torch.randn(7, 4, generator=source).double(), torch.randint(0, 3, (7,), generator=source)

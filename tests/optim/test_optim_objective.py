@@ -12,7 +12,7 @@ from torch import nn
 import curvescope as cs
 from curvescope import optim
 from curvescope.core.errors import CurvescopeError, UsageError
-from curvescope.optim.diagonals import diagonal_of
+from curvescope.optim.base import diagonal_of
 from curvescope.optim.objective import Objective, StepCurvature, flatten
 
 NET = network()

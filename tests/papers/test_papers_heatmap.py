@@ -7,7 +7,7 @@ import torch
 from curvescope.closed_form.network.from_model import attention_curvature
 from curvescope.core.errors import UsageError
 from curvescope.operators import Hessian
-from curvescope.papers.ormaniec2025.heatmap import study as heatmap
+from curvescope.papers.ormaniec2025 import heatmap
 from curvescope.papers.ormaniec2025.small_model import heatmap_data, small_problem
 
 COLUMNS = ["row", "col", "rows", "cols", "frobenius", "mean_abs", "median_abs", "max_abs"]

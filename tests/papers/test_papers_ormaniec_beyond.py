@@ -8,8 +8,8 @@ import pytest
 import curvescope as cs
 from curvescope.core.errors import UsageError
 from curvescope.core.result import Result
-from curvescope.papers.ormaniec2025.beyond import study as beyond
-from curvescope.papers.ormaniec2025.growth.settings import PARTS
+from curvescope.papers.ormaniec2025 import beyond
+from curvescope.papers.ormaniec2025.growth_sweeps import PARTS
 
 pytestmark = pytest.mark.usefixtures("few_sequences")
 SETTINGS = {"blocks": ("E", "L0.W_[QKV]"), "d_model": 4, "n_heads": 1, "activation": "relu", "scales": 7}

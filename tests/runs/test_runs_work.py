@@ -12,11 +12,11 @@ import curvescope as cs
 from curvescope.core.errors import CurvescopeError
 from curvescope.core.result import Result
 from curvescope.runs.contents import fingerprint
+from curvescope.runs.disk.durable import write_tables
 from curvescope.runs.folder import RunFolder
 from curvescope.runs.pieces import Pieces
 from curvescope.runs.shown import Shown
 from curvescope.runs.work import Piece, work_through
-from curvescope.runs.writing import write_tables
 from curvescope.studies import heads
 
 

@@ -8,9 +8,8 @@ import torch
 from matplotlib import pyplot as plt
 
 import curvescope as cs
-from curvescope.algorithms.blocks.ends import Ends
 from curvescope.algorithms.blocks.heterogeneity import heterogeneity
-from curvescope.algorithms.blocks.probes import OwnProbes, own_probes
+from curvescope.algorithms.blocks.probes import Ends, OwnProbes, own_probes
 from curvescope.core.errors import UsageError
 from curvescope.core.operator import Matrix
 from curvescope.operators import GGN, Functional, Hessian

@@ -17,9 +17,9 @@ from curvescope.core.result import Result
 from curvescope.operators import GGN, Hessian
 from curvescope.studies import find
 from curvescope.studies.compare import Comparison, Config, run
-from curvescope.studies.compare.quantities import EQUAL, LARGER, OPEN, QUANTITIES, SMALLER, Estimate
-from curvescope.studies.compare.settings import split
-from curvescope.studies.compare.words import changed
+from curvescope.studies.compare.analysis import EQUAL, LARGER, OPEN, QUANTITIES, SMALLER, Estimate
+from curvescope.studies.compare.study import split
+from curvescope.studies.compare.view import changed
 from curvescope.studies.setting import make_problem
 
 SMALL = "n_layers = {}\nd_model = 4\nn_heads = 1\nd_ff = 0\nvocab_size = 12\nn_ctx = 18\nnorm = {!r}\n"

@@ -23,16 +23,15 @@ from curvescope.models.load import load
 from curvescope.models.zoo.folder import save
 from curvescope.runs.work import Contents
 from curvescope.studies import diagnose, find
-from curvescope.studies.diagnose.checks.all import CHECKS
-from curvescope.studies.diagnose.checks.attention import dead_heads
-from curvescope.studies.diagnose.checks.seen import Seen
-from curvescope.studies.diagnose.checks.steps import below
-from curvescope.studies.diagnose.finding import Finding, judged
-from curvescope.studies.diagnose.measured.curvature import by_layer, measure_rows
-from curvescope.studies.diagnose.measured.depth import measure_depth
-from curvescope.studies.diagnose.measured.heads import measure_heads
-from curvescope.studies.diagnose.measured.samples import first_equal
-from curvescope.studies.diagnose.optimizer import sgd_sharpness
+from curvescope.studies.diagnose.checks import CHECKS, Finding, Seen, below, dead_heads, judged
+from curvescope.studies.diagnose.measurements import (
+    by_layer,
+    first_equal,
+    measure_depth,
+    measure_heads,
+    measure_rows,
+    sgd_sharpness,
+)
 from saved_models import save_family
 
 

@@ -20,13 +20,23 @@ from curvescope.monitor.columns import BLOCK_COLUMNS, COLUMNS
 from curvescope.monitor.result import Monitored
 from curvescope.runs.shown import FAILS, HOLDS, OPEN
 from curvescope.studies import dynamics, find
-from curvescope.studies.dynamics import networks
-from curvescope.studies.dynamics.course import Recipe, accumulate, follow, make_optimizer
-from curvescope.studies.dynamics.edge import approach, later_loss
-from curvescope.studies.dynamics.grokking import change, phases
-from curvescope.studies.dynamics.networks import problem_of
-from curvescope.studies.dynamics.sequence import find_points
-from curvescope.studies.dynamics.spikes import alarms, false_alarms, onset, warned
+from curvescope.studies.dynamics import analysis
+from curvescope.studies.dynamics.analysis import (
+    Recipe,
+    accumulate,
+    alarms,
+    approach,
+    change,
+    false_alarms,
+    find_points,
+    follow,
+    later_loss,
+    make_optimizer,
+    onset,
+    phases,
+    problem_of,
+    warned,
+)
 from scenes import checked
 
 READS_PAIRS = {"d_model": 2, "n_heads": 1, "d_ff": 3, "n_ctx": 3, "vocab_size": 24}
@@ -202,7 +212,7 @@ class Stop(Exception):
 
 def test_a_run_goes_on_to_the_same_numbers(monkeypatch: pytest.MonkeyPatch):
     for name in ("WIDTH", "HIDDEN"):
-        monkeypatch.setattr(networks, name, 4)
+        monkeypatch.setattr(analysis, name, 4)
 
     def stop(what: str, number: int, total: int) -> None:
         if number == 2:

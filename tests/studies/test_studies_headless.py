@@ -10,7 +10,7 @@ import torch
 import curvescope as cs
 from commands import call
 from curvescope.core.errors import UsageError
-from curvescope.data.corrupted.denoising import NOTE
+from curvescope.data.denoising import NOTE
 from curvescope.studies import blocks, spectrum
 from curvescope.studies.setting import ModelOnData, make_problem, notes_of
 from saved_models import TINY, WORDS, save_bert

@@ -14,13 +14,23 @@ from curvescope.core.result import Result
 from curvescope.runs.shown import FAILS, HOLDS, OPEN
 from curvescope.studies import find, optimisers
 from curvescope.studies.folder import Limit, fitted
-from curvescope.studies.optimisers.arenas import ARENAS
-from curvescope.studies.optimisers.comparison import band, gap
-from curvescope.studies.optimisers.contenders import CONTENDERS
-from curvescope.studies.optimisers.course import Course, run_course, work_of
-from curvescope.studies.optimisers.figures import COLOURS
+from curvescope.studies.optimisers.analysis import (
+    ARENAS,
+    CONTENDERS,
+    Course,
+    Search,
+    band,
+    begin,
+    gap,
+    go_on,
+    lowest,
+    neighbours,
+    run_course,
+    rung,
+    work_of,
+)
 from curvescope.studies.optimisers.study import FULL, merge
-from curvescope.studies.optimisers.tuning import Search, begin, go_on, lowest, neighbours, rung
+from curvescope.studies.optimisers.view import COLOURS
 
 CFG = optimisers.Config(
     optimisers=("sgd", "adamw", "newton_cg", "kfac_descent"),

@@ -11,7 +11,7 @@ import torch
 
 import curvescope as cs
 import oracles
-from curvescope.algorithms.blocks.ends import extreme_ends
+from curvescope.algorithms.blocks.probes import extreme_ends
 from curvescope.report.glossary import used_in
 from curvescope.studies import find, propagation
 from curvescope.studies.propagation.study import layer_slices
@@ -141,7 +141,7 @@ def test_a_source_that_is_nothing_but_rounding_is_zero(
             noise = torch.randn(n, n, generator=torch.Generator().manual_seed(1), dtype=V.dtype)
             return {**super().products(V), "rest": 1e-13 * noise @ V}
 
-    monkeypatch.setattr("curvescope.studies.propagation.shares.Sources", Rounded)
+    monkeypatch.setattr("curvescope.studies.propagation.analysis.Sources", Rounded)
     cfg = propagation.Config(max_exact=max_exact, num_probes=6, num_map_probes=0, num_steps=0)
     result = propagation.measure(case, cfg, [])
     (row,) = result.tables()["sources"].query("source == 'rest'").to_dict("records")

@@ -12,14 +12,25 @@ import torch
 import curvescope as cs
 from curvescope.core.errors import UsageError
 from curvescope.studies import find, prune
-from curvescope.studies.prune import surgeons
-from curvescope.studies.prune.claims import differences
-from curvescope.studies.prune.heads import Heads, measure_heads
-from curvescope.studies.prune.minimum import Minimum, descend
-from curvescope.studies.prune.removals import iterated, one_shot, random_groups, sample, single_weights
+from curvescope.studies.common.weight_changes import Effects, Halves, weights
+from curvescope.studies.prune import analysis
+from curvescope.studies.prune.analysis import (
+    DenseSurgeon,
+    Heads,
+    Minimum,
+    ProductSurgeon,
+    Surgeon,
+    dense_block,
+    descend,
+    iterated,
+    measure_heads,
+    one_shot,
+    random_groups,
+    sample,
+    single_weights,
+)
 from curvescope.studies.prune.study import Pruned
-from curvescope.studies.prune.surgeons import DenseSurgeon, ProductSurgeon, Surgeon, dense_block
-from curvescope.studies.weight_changes import Effects, Halves, weights
+from curvescope.studies.prune.view import differences
 
 SMALL = cs.TransformerConfig(n_layers=1, d_model=6, n_heads=2, d_ff=8, n_ctx=4, vocab_size=7, seed=3)
 
@@ -112,7 +123,7 @@ def test_surgeons_with_and_without_the_matrix_agree(monkeypatch):
     K += part.damping * torch.eye(len(K), dtype=K.dtype)
     inverse = torch.linalg.inv(K[left][:, left])  # what is gone makes up for nothing
     torch.testing.assert_close(part.saliencies(w[left]), w[left] ** 2 / 2 / inverse.diagonal(), **tight)
-    monkeypatch.setattr(surgeons, "MOST_LEFT", 23)
+    monkeypatch.setattr(analysis, "MOST_LEFT", 23)
     inverse = torch.linalg.inv(K)
     torch.testing.assert_close(part.saliencies(w[left]), (w**2 / 2 / inverse.diagonal())[left], **tight)
     assert part.order(w[left], 2) is None

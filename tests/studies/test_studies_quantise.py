@@ -12,10 +12,9 @@ import curvescope as cs
 from curvescope.algorithms.surgery.grids import grid
 from curvescope.core.errors import UsageError
 from curvescope.studies import find, quantise
-from curvescope.studies.quantise.correlations import relative_error
-from curvescope.studies.quantise.rounding import by_ggn, by_inputs, measured, nearest
+from curvescope.studies.common.weight_changes import Effects, Halves, weights
+from curvescope.studies.quantise.analysis import by_ggn, by_inputs, measured, nearest, relative_error
 from curvescope.studies.quantise.study import Quantised
-from curvescope.studies.weight_changes import Effects, Halves, weights
 
 
 def layer() -> Halves:

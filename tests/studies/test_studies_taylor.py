@@ -15,7 +15,7 @@ from curvescope.core.errors import CurvescopeError, UsageError
 from curvescope.core.result import Result
 from curvescope.studies import taylor
 from curvescope.studies.setting import make_problem
-from curvescope.studies.taylor import descent
+from curvescope.studies.taylor import analysis
 from scenes import checked
 
 TOML = """
@@ -72,13 +72,13 @@ def test_directions_are_what_they_are_called(measured):
 
 def test_eigenvectors_point_downhill(cfg, monkeypatch):
     """Whichever sign the eigensolver gives."""
-    problem, own = make_problem(cfg), descent.eigsh
+    problem, own = make_problem(cfg), analysis.eigsh
     g = problem.gradient()
-    found = [descent.top_pairs(problem, 2, 0).vectors]
+    found = [analysis.top_pairs(problem, 2, 0).vectors]
     monkeypatch.setattr(
-        descent, "eigsh", lambda *given, **how: replace(pairs := own(*given, **how), vectors=-pairs.vectors)
+        analysis, "eigsh", lambda *given, **how: replace(pairs := own(*given, **how), vectors=-pairs.vectors)
     )
-    found.append(descent.top_pairs(problem, 2, 0).vectors)
+    found.append(analysis.top_pairs(problem, 2, 0).vectors)
     assert (g @ found[0] < 0).all()
     np.testing.assert_array_equal(found[0], found[1])
 
@@ -167,7 +167,7 @@ def test_the_way_to_a_checkpoint_ends_there():
 def test_no_ceiling_is_one_sentence():
     flat = cs.eigsh(cs.Matrix(-torch.eye(3, dtype=torch.float64)), 1)
     with pytest.raises(CurvescopeError, match="λ_max is -1, so gradient descent has no ceiling here"):
-        descent.ceiling(flat)
+        analysis.ceiling(flat)
 
 
 def test_descent_that_leaves_the_numbers_ends_there():
@@ -180,7 +180,7 @@ def test_descent_that_leaves_the_numbers_ends_there():
     problem = cs.Problem(Power(), [batch], loss_fn=lambda model, batch: (model.w**6).sum())
     pairs = cs.eigsh(cs.Hessian(problem), 1)
     start = torch.tensor([4.0], dtype=torch.float64)
-    found = descent.descend(problem, start, pairs, 1.05, 30)
+    found = analysis.descend(problem, start, pairs, 1.05, 30)
     assert found.diverged
     assert 1 < found.num_finite < 31
     assert np.isnan(found.change[-1])

@@ -14,12 +14,27 @@ from curvescope.core.errors import UsageError
 from curvescope.core.result import Result
 from curvescope.data.tasks import task
 from curvescope.studies import why_adam
-from curvescope.studies.why_adam import tuning
-from curvescope.studies.why_adam.curvature import Blocks, ggn_blocks, hessian_blocks
-from curvescope.studies.why_adam.ensemble import Courses, flatten, train
-from curvescope.studies.why_adam.networks import CHOICES, Size, network, pairs
-from curvescope.studies.why_adam.tuning import FIRST, Tuned, choose, rate_of, tune
-from curvescope.studies.why_adam.work import batches, evaluated, starts
+from curvescope.studies.why_adam import analysis
+from curvescope.studies.why_adam.analysis import (
+    CHOICES,
+    FIRST,
+    Blocks,
+    Courses,
+    Size,
+    Tuned,
+    batches,
+    choose,
+    evaluated,
+    flatten,
+    ggn_blocks,
+    hessian_blocks,
+    network,
+    pairs,
+    rate_of,
+    starts,
+    train,
+    tune,
+)
 
 SMALL = Size(width=4, layers=1, digits=1)
 SOME = ("softmax-single-norm", "softmax-merged-norm", "mlp1-norm")
@@ -159,7 +174,7 @@ def test_the_rate_of_a_seed_is_chosen_by_the_others():
 def done():
     state: dict[str, Result] = {}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tuning, "MOST", 1)
+        patch.setattr(analysis, "MOST", 1)
         return why_adam.run(CFG, state=state), state
 
 

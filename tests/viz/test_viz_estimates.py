@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import curvescope as cs
-from curvescope.core.notebook import LIMIT, LONG
+from curvescope.viz.notebook import LIMIT, LONG
 
 A = cs.Matrix(torch.diag(torch.tensor([5.0, 3.0, 2.0, 1.0, -1.0, -4.0], dtype=torch.float64)), symmetric=True)
 SLICES = {"L0.W_Q": slice(0, 4), "L0.W_K": slice(4, 6)}

@@ -9,8 +9,8 @@ import pytest
 
 from curvescope.viz import style
 from curvescope.viz.scenes import Cell, Curve, curves, grid_map, layer_map, said, switched
+from curvescope.viz.scenes.curves import SignedLog, log_axis, numbers
 from curvescope.viz.scenes.density import DENSITY, SHARE, Spectrum, spectra
-from curvescope.viz.scenes.parts import SignedLog, log_axis, numbers
 
 
 def test_every_combination_of_choices_has_a_variant_and_the_first_is_the_scene():

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 from matplotlib import pyplot as plt
 
-from curvescope.core import notebook
 from curvescope.runs.shown import Shown
-from curvescope.viz import history, spectrum, style
+from curvescope.viz import history, notebook, spectrum, style
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from torch import Tensor
 from curvescope.algorithms.checks import GIB
 from curvescope.core.errors import UsageError
 from curvescope.core.operator import LinearOperator
-from curvescope.core.tensors.memory import free_bytes, free_host_bytes
+from curvescope.core.tensors import free_bytes, free_host_bytes
 
 Where = Literal["auto", "device", "host"]
 

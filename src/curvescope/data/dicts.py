@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from curvescope.core.errors import UsageError
-from curvescope.core.tensors.targets import IGNORED
+from curvescope.core.tensors import IGNORED
 
 LABELS = ("labels", "label")
 IDS, EMBEDDED, MASK = "input_ids", "inputs_embeds", "attention_mask"

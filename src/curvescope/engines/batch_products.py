@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
 from curvescope.core.parts import MatrixName
-from curvescope.core.tensors.graph import leaves_of
+from curvescope.core.tensors import leaves_of
 from curvescope.data.batches import Batch
 from curvescope.engines.run import PlainRunner, Runner
 from curvescope.engines.vjp import Linearised, Receive, gradient_edges, linearise, pull_each

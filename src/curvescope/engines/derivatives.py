@@ -17,7 +17,7 @@ from torch import Tensor
 
 from curvescope.core.errors import CurvescopeError
 from curvescope.core.seeds import generator
-from curvescope.core.tensors.graph import custom_functions
+from curvescope.core.tensors import custom_functions
 from curvescope.data.batches import Batch
 from curvescope.engines import batch_products
 from curvescope.engines.memory import free_bytes

@@ -22,7 +22,7 @@ from torch import Tensor
 from curvescope.core.errors import CurvescopeError
 from curvescope.core.ranks.spread import Spread
 from curvescope.core.seeds import drawn_on, generator
-from curvescope.core.tensors.graph import custom_functions
+from curvescope.core.tensors import custom_functions
 from curvescope.data.batches import Batch
 from curvescope.engines import batch_products
 from curvescope.engines.derivatives import Derivatives, compare_derivatives

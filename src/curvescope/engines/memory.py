@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 
 from curvescope.core.errors import CurvescopeError
 from curvescope.core.numbers import data_size, plural
-from curvescope.core.tensors.memory import free_bytes
+from curvescope.core.tensors import free_bytes
 from curvescope.data.batches import Batch
 from curvescope.models.running.held import DispatchMode
 from curvescope.problem import Problem

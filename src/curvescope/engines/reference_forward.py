@@ -17,14 +17,12 @@ import torch
 from torch import Tensor, nn
 
 from curvescope.core.errors import CurvescopeError
-from curvescope.core.tensors.adding import take_each
-from curvescope.core.tensors.graph import custom_functions
+from curvescope.core.tensors import custom_functions, take_each
 from curvescope.data.batches import Batch
 from curvescope.data.dicts import MASK, hides_start
 from curvescope.engines.tensor_digest import digest, same, weighted_sum
 from curvescope.models.running.eager import IgnoreTensorHooks, without_tensor_hooks
-from curvescope.models.running.exchange import Change, exchanged
-from curvescope.models.running.interrupts import thawed
+from curvescope.models.running.exchange import Change, exchanged, thawed
 from curvescope.problem import Problem
 
 FEW = 16  # positions of the sequence that the module is called on

@@ -18,8 +18,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
 from curvescope.core.errors import CurvescopeError
-from curvescope.core.tensors.adding import take_each
-from curvescope.core.tensors.graph import once_differentiable_node
+from curvescope.core.tensors import once_differentiable_node, take_each
 from curvescope.models.running.eager import gradient_edge, without_tensor_hooks
 
 Source = Tensor | GradientEdge

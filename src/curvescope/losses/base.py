@@ -20,7 +20,7 @@ from torch import Tensor
 
 from curvescope.core.errors import ShapeError, UsageError
 from curvescope.core.parts import LossPart as Part
-from curvescope.core.tensors.trees import Tree
+from curvescope.core.tensors import Tree
 from curvescope.kernels.head import LinearHead
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from curvescope.core.errors import ShapeError, UsageError
-from curvescope.core.tensors.trees import Tree
+from curvescope.core.tensors import Tree
 from curvescope.losses.base import Loss, expand_weights
 
 SumFunction = Callable[[Tensor, Tree, Tensor | None], Tensor]

@@ -10,22 +10,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from curvescope.core import notebook
 from curvescope.core.blocks import Block, ParamSpace, by_role, whole
 from curvescope.core.errors import UsageError
 from curvescope.core.ranks.spread import Pieces, Spread
 from curvescope.models.adapters.table import Place
-from curvescope.models.choice.params import Params, words_of
-from curvescope.models.choice.selecting import select
-from curvescope.models.running.attention.slow_path import slow_path
+from curvescope.models.choice import Params, select, words_of
 from curvescope.models.running.calling import Call, Output, call_module, read_output
 from curvescope.models.running.double import exact
-from curvescope.models.running.eager import eager
+from curvescope.models.running.eager import eager, slow_path
 from curvescope.models.running.exchange import Change, evaluating, exchanged, locked, parameters_at
 from curvescope.models.running.standins import GENERIC, Standin
 from curvescope.models.running.torch_checkpoints import passing_through
 from curvescope.models.running.weights.gathering import Sharding
 from curvescope.models.running.weights.widening import WIDE, Widening
+from curvescope.viz import notebook
 
 
 def no_settings(module: nn.Module) -> list[Change]:
@@ -100,7 +98,7 @@ class Model:
         """Vectors over blocks, one after the other; without patterns, or for "*", over all in torch's order.
 
         Args:
-            patterns: Globs, regular expressions, names, modules, parameters (`models.choice.params`).
+            patterns: Globs, regular expressions, names, modules, parameters (`models.choice`).
             first: Names of blocks; a pattern looks among these, and only where none matches among all.
         """
         words = list(words_of(patterns or (EVERYTHING,), self.module, self.name))

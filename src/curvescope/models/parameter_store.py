@@ -20,11 +20,10 @@ from torch import Tensor
 
 from curvescope.core.errors import CurvescopeError, ShapeError, UsageError
 from curvescope.core.ranks.spread import Spread
-from curvescope.core.tensors.graph import leaves_of
+from curvescope.core.tensors import leaves_of
 from curvescope.models.model import Model
-from curvescope.models.running.exchange import locked
+from curvescope.models.running.exchange import locked, thawed
 from curvescope.models.running.held import RefuseHeld, moved, refuse_half
-from curvescope.models.running.interrupts import thawed
 from curvescope.models.running.torch_checkpoints import RefuseReentrant
 from curvescope.models.running.weights.widening import HALVES, WIDE
 

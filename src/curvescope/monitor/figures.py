@@ -10,7 +10,7 @@ from curvescope.monitor.telling.words import ceiling, is_near
 from curvescope.viz.history import line, panels, positive, step_map
 from curvescope.viz.interactive import Scene
 from curvescope.viz.scenes import Cell, Curve, curves, grid_map, said, switched
-from curvescope.viz.scenes.parts import axis, log_axis
+from curvescope.viz.scenes.curves import axis, log_axis
 from curvescope.viz.style import GREY, LOOKS, PALETTE, Look
 
 if TYPE_CHECKING:

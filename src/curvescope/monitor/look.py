@@ -22,11 +22,9 @@ from torch import Tensor
 
 from curvescope.algorithms.columns import mean_and_stderr
 from curvescope.algorithms.estimates.intervals import mean_interval, student
-from curvescope.algorithms.spectra.following import Ends, follow_ends
+from curvescope.algorithms.spectra.following import Ends, Outside, follow_ends, ratio_and_stderr
 from curvescope.algorithms.spectra.lanczos import Eigenpairs, eigsh
-from curvescope.algorithms.spectra.projected import Outside, ratio_and_stderr
-from curvescope.algorithms.stability.descent import Descent
-from curvescope.algorithms.stability.optimizers import read_optimizer
+from curvescope.algorithms.stability.optimizers import Descent, read_optimizer
 from curvescope.algorithms.stability.sharpness import seen_by
 from curvescope.algorithms.sums import norms, to_numpy
 from curvescope.core.blocks import ParamSpace

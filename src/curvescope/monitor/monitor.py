@@ -16,8 +16,7 @@ from curvescope.algorithms.checks import check_count, check_number
 from curvescope.algorithms.recording import recording
 from curvescope.core.errors import UsageError, near_misses, warn
 from curvescope.core.threads import thread_slowdown
-from curvescope.models.choice.choosing import frozen
-from curvescope.models.choice.params import Params
+from curvescope.models.choice import Params, frozen
 from curvescope.models.description import describe
 from curvescope.models.running.calling import Output
 from curvescope.monitor.budget import MARGIN, Budget, Clock

@@ -14,7 +14,7 @@ from torch import Tensor
 from curvescope.core.errors import UsageError
 from curvescope.core.operator import LinearOperator
 from curvescope.engines import Engine, EngineName
-from curvescope.models.choice.params import Params
+from curvescope.models.choice import Params
 from curvescope.problem import Problem
 
 

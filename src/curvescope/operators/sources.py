@@ -17,7 +17,7 @@ from torch import Tensor
 from curvescope.core.errors import UsageError, near_misses
 from curvescope.engines import SourceTerm
 from curvescope.engines.memory import columns_at_once
-from curvescope.models.choice.params import Params
+from curvescope.models.choice import Params
 from curvescope.models.sources import REST, find_sources
 from curvescope.operators.base import CurvatureOperator
 from curvescope.problem import Problem

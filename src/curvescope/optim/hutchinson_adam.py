@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import final
 
 from curvescope.core.errors import UsageError
-from curvescope.optim.base import CurvatureOptimizer, Params, check_betas, check_settings
-from curvescope.optim.diagonals import diagonal_of
+from curvescope.optim.base import CurvatureOptimizer, Params, check_betas, check_settings, diagonal_of
 from curvescope.optim.objective import Closure, Objective
 
 MEAN, SQUARE, MEASURED = "mean", "square", "measured"

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from curvescope.core.blocks import ParamSpace
 from curvescope.core.errors import UsageError
-from curvescope.models.choice.choosing import Choice
+from curvescope.models.choice import Choice
 from curvescope.operators.kronecker.approximations import KFAC
 from curvescope.operators.kronecker.cotangents import Kind
 from curvescope.operators.kronecker.layers import Layer

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from curvescope.core.errors import CurvescopeError, UsageError
 from curvescope.core.operator import LinearOperator
-from curvescope.core.tensors.graph import leaves_of
+from curvescope.core.tensors import leaves_of
 from curvescope.engines.vjp import refuse_once_differentiable
 from curvescope.problem import Problem
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from itertools import chain
 
 from curvescope.core.errors import UsageError, near_misses
-from curvescope.models.zoo.names import REVISIONS
+from curvescope.models.zoo import REVISIONS
 from curvescope.studies.several import Wanted
 
 SAMPLE = {"tokens": 128}

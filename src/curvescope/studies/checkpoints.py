@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from curvescope.core.errors import UsageError
 from curvescope.models.model import Model
-from curvescope.models.zoo.names import BUNDLED, REVISIONS
+from curvescope.models.zoo import BUNDLED, REVISIONS
 from curvescope.studies.setting import ModelOnData, load_model
 
 HERE = "now"  # the checkpoint of a model that has no others

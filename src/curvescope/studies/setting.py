@@ -14,18 +14,15 @@ import torch
 from curvescope.core.config import Config, setting
 from curvescope.core.errors import UsageError
 from curvescope.core.ranks import spreading
+from curvescope.data import denoising
 from curvescope.data.batches import IGNORED, Batches
-from curvescope.data.continuation import continuation
 from curvescope.data.corpora import CORPORA, read_source
-from curvescope.data.corrupted import denoising
 from curvescope.data.labels import classification, images, num_sequences, read_labelled, sample
-from curvescope.data.masking import masked_lm
+from curvescope.data.masking import continuation, masked_lm
 from curvescope.data.tasks import task_from_text
 from curvescope.data.text import text
-from curvescope.distributed.loading import spread_out
-from curvescope.geometry.roles import check_vocabulary
-from curvescope.models.finite import check_weights
-from curvescope.models.hf.experts import MIXTURE
+from curvescope.models.forward_errors import check_vocabulary, check_weights
+from curvescope.models.hf.module import MIXTURE
 from curvescope.models.load import as_device, load
 from curvescope.models.model import Model
 from curvescope.problem import Problem
@@ -79,6 +76,8 @@ def make_problem(cfg: ModelOnData, model: Model | None = None) -> Problem:
 def load_model(cfg: ModelOnData | TokenModel) -> Model:
     """The model, with another tokenizer where one is given; spread over ranks where these cut models."""
     if spreading():
+        from curvescope.distributed.sharding import spread_out
+
         device = as_device(cfg.device)
         model = spread_out(load(cfg.model, revision=cfg.revision, dtype=cfg.dtype, device="cpu"), device)
     else:

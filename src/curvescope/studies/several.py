@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from curvescope.core.config import Settings, Value
 from curvescope.core.progress import Progress
-from curvescope.models.zoo.names import BUNDLED
+from curvescope.models.zoo import BUNDLED
 from curvescope.runs.folder import Say
 from curvescope.studies import find, folder
 

@@ -6,7 +6,7 @@ from dataclasses import fields
 
 from curvescope.core.config import Settings
 from curvescope.core.errors import CurvescopeError
-from curvescope.models.zoo.names import BUNDLED
+from curvescope.models.zoo import BUNDLED
 from curvescope.studies.setting import ModelOnData, TokenModel, load_model, load_token_model
 
 GEOMETRY = ("heads", "trajectory", "embeddings", "layernorm", "probes")  # studies of one stream of tokens

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from curvescope.algorithms.estimates.intervals import student
-from curvescope.algorithms.estimates.jackknife import jackknife
+from curvescope.algorithms.estimates.intervals import jackknife, student
 from curvescope.algorithms.spectra.density import SpectralDensity
 from curvescope.core.errors import UsageError
 from curvescope.core.result import Result

@@ -19,8 +19,7 @@ from curvescope.algorithms.checks import (
     of_one_matrix,
 )
 from curvescope.algorithms.columns import column_blocks, to_numpy
-from curvescope.algorithms.estimates.intervals import student
-from curvescope.algorithms.estimates.mean_square import column_norms, mean_square
+from curvescope.algorithms.estimates.intervals import column_norms, mean_square, student
 from curvescope.core.operator import LinearOperator
 from curvescope.core.progress import track
 from curvescope.core.result import Result

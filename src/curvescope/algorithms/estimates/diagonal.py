@@ -12,8 +12,13 @@ from torch import Tensor
 
 from curvescope.algorithms.checks import check_choice, check_count, check_square, of_one_matrix
 from curvescope.algorithms.columns import columns_at_once, probe_batches, summing_dtype, to_numpy
-from curvescope.algorithms.estimates.intervals import ENOUGH, mean_interval, positive_interval, student
-from curvescope.algorithms.estimates.mean_square import safe_scale
+from curvescope.algorithms.estimates.intervals import (
+    ENOUGH,
+    mean_interval,
+    positive_interval,
+    safe_scale,
+    student,
+)
 from curvescope.algorithms.estimates.xdiag import leave_one_out
 from curvescope.algorithms.sums import parts
 from curvescope.algorithms.vectors import own_entries

@@ -21,10 +21,14 @@ from curvescope.algorithms.columns import (
     probe_batches,
     to_numpy,
 )
-from curvescope.algorithms.estimates.intervals import ENOUGH, form_interval, mean_interval
-from curvescope.algorithms.estimates.mean_square import column_norms, mean_square
-from curvescope.algorithms.estimates.sketch import range_sketch, small_matrices
-from curvescope.algorithms.estimates.xtrace import leave_one_out
+from curvescope.algorithms.estimates.intervals import (
+    ENOUGH,
+    column_norms,
+    form_interval,
+    mean_interval,
+    mean_square,
+)
+from curvescope.algorithms.estimates.xtrace import leave_one_out, range_sketch, small_matrices
 from curvescope.algorithms.sums import add_up
 from curvescope.core.operator import LinearOperator
 from curvescope.core.result import Result

@@ -25,8 +25,7 @@ import torch
 from torch import Tensor
 
 from curvescope.algorithms.columns import column_blocks, summing_dtype
-from curvescope.algorithms.estimates.sketch import range_sketch
-from curvescope.algorithms.estimates.xtrace import left_out
+from curvescope.algorithms.estimates.xtrace import left_out, range_sketch
 from curvescope.algorithms.sums import parts
 from curvescope.algorithms.vectors import columns_of, fresh
 from curvescope.core.operator import LinearOperator

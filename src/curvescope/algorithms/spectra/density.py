@@ -22,14 +22,6 @@ from curvescope.algorithms.checks import (
 )
 from curvescope.algorithms.columns import mean_and_stderr
 from curvescope.algorithms.estimates.intervals import positive_interval, student
-from curvescope.algorithms.spectra.broadening import (
-    GRID_POINTS,
-    broadened,
-    check_grid,
-    check_range,
-    default_width,
-    even_grid,
-)
 from curvescope.algorithms.spectra.distribution import (
     Cumulative,
     Outliers,
@@ -38,7 +30,16 @@ from curvescope.algorithms.spectra.distribution import (
     outliers,
     share_within,
 )
-from curvescope.algorithms.spectra.log_density import LogDensity, log_density
+from curvescope.algorithms.spectra.log_density import (
+    GRID_POINTS,
+    LogDensity,
+    broadened,
+    check_grid,
+    check_range,
+    default_width,
+    even_grid,
+    log_density,
+)
 from curvescope.algorithms.spectra.quadrature import Measure, exact_measures, lanczos_measures
 from curvescope.core.errors import UsageError
 from curvescope.core.operator import LinearOperator

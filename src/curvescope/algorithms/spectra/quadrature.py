@@ -17,9 +17,8 @@ from torch import Tensor
 from curvescope.algorithms.bases import TOGETHER_GIB, Where, placed
 from curvescope.algorithms.checks import GIB, block_pieces, block_sizes
 from curvescope.algorithms.columns import columns_at_once
-from curvescope.algorithms.rounding import is_rounding, length
 from curvescope.algorithms.spectra.krylov import Recurrence, Tridiagonals
-from curvescope.algorithms.sums import add_up, to_numpy
+from curvescope.algorithms.sums import add_up, is_rounding, length, to_numpy
 from curvescope.algorithms.vectors import check_finite
 from curvescope.core.operator import LinearOperator
 from curvescope.core.progress import track

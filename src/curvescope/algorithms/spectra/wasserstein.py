@@ -16,8 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from curvescope.algorithms.estimates.intervals import student
-from curvescope.algorithms.estimates.jackknife import jackknife
+from curvescope.algorithms.estimates.intervals import jackknife, student
 from curvescope.algorithms.spectra.density import SpectralDensity
 from curvescope.core.errors import UsageError
 from curvescope.core.result import Result

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from curvescope.cli.typed import completion
+from curvescope.cli.typed import options
 from curvescope.cli.typed.options import (
     MODEL,
     AsJson,
@@ -38,11 +38,11 @@ Tables = Annotated[bool, typer.Option("--tables", help="Print the tables too.")]
 
 def run(
     study: Annotated[
-        str, typer.Argument(help="Name of a study: see `curvescope list`.", autocompletion=completion.studies)
+        str, typer.Argument(help="Name of a study: see `curvescope list`.", autocompletion=options.studies)
     ],
     model: Annotated[
         str | None,
-        typer.Argument(help=f"{MODEL} Default: the study's own.", autocompletion=completion.models),
+        typer.Argument(help=f"{MODEL} Default: the study's own.", autocompletion=options.models),
     ] = None,
     data: Data = None,
     tokens: Tokens = None,
@@ -112,7 +112,7 @@ def run(
 
 
 def diagnose(
-    model: Annotated[str, typer.Argument(help=MODEL, autocompletion=completion.models)] = "tiny-gpt",
+    model: Annotated[str, typer.Argument(help=MODEL, autocompletion=options.models)] = "tiny-gpt",
     data: Data = None,
     lr: Annotated[float | None, typer.Option("--lr", help="The learning rate that is meant.")] = None,
     optimizer: Annotated[
@@ -167,7 +167,7 @@ def compare(
             metavar="SIDE",
             help="Models as in `run`, checkpoints as NAME@REVISION; one with several --data. Default: "
             "tiny-gpt@initial tiny-gpt@final.",
-            autocompletion=completion.sides,
+            autocompletion=options.sides,
         ),
     ] = None,
     data: Annotated[
@@ -175,7 +175,7 @@ def compare(
         typer.Option(
             "--data",
             help="Corpus (sample, python-stdlib), file, folder, or task:NAME; repeatable for one model.",
-            autocompletion=completion.data,
+            autocompletion=options.data,
         ),
     ] = None,
     tokens: Tokens = None,

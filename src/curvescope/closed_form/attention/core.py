@@ -14,8 +14,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from curvescope.closed_form.softmax.deviations import centred, masked_softmax
-from curvescope.closed_form.softmax.moments import deviations
+from curvescope.closed_form.softmax import centred, deviations, masked_softmax
 from curvescope.core.errors import UsageError
 
 AttentionKind = Literal["softmax", "linear"]

@@ -14,12 +14,11 @@ import torch
 from torch import Tensor
 
 from curvescope.closed_form.bounds.head import BlockBounds, block_bounds, upper_bounds
-from curvescope.closed_form.bounds.inputs import HeadInputs, head_inputs
 from curvescope.closed_form.bounds.operator_norms import gradient_norms
 from curvescope.closed_form.bounds.per_query import HeadFactors, HeadLocals, head_locals
-from curvescope.closed_form.bounds.sums import ROUNDING, spectral_norm
-from curvescope.closed_form.loss_curvature import squared_error
-from curvescope.closed_form.norms.derivatives import NormPoint, norm_curvature_norm, norm_point
+from curvescope.closed_form.bounds.sums import ROUNDING, HeadInputs, head_inputs, spectral_norm
+from curvescope.closed_form.norms import NormPoint, norm_curvature_norm, norm_point
+from curvescope.closed_form.objectives import squared_error
 from curvescope.core.errors import ShapeError, UsageError
 
 NAMES = ["1", "2", "Q", "K", "V"]

@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from curvescope.closed_form.bounds.inputs import head_inputs
 from curvescope.closed_form.bounds.per_query import HeadFactors, head_locals
 from curvescope.closed_form.bounds.sums import (
     ROUNDING,
+    head_inputs,
     joint_sum_bound,
     rectangular_sum_bound,
     separable_rayleigh,

@@ -16,9 +16,9 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from curvescope.closed_form.bounds.inputs import HeadInputs
-from curvescope.closed_form.loss_curvature import token_curvature
-from curvescope.closed_form.softmax.moments import deviations
+from curvescope.closed_form.bounds.sums import HeadInputs
+from curvescope.closed_form.objectives import token_curvature
+from curvescope.closed_form.softmax import deviations
 
 _MAX_ENTRIES = 1 << 22  # of one intermediate tensor
 

@@ -24,7 +24,7 @@ from curvescope.closed_form.block_matrix import BlockMatrix, Pair, symmetric
 from curvescope.closed_form.bounds.head import BlockBounds, block_bounds
 from curvescope.closed_form.bounds.sums import ROUNDING, spectral_norm
 from curvescope.closed_form.objectives import class_targets
-from curvescope.closed_form.softmax.deviations import softmax_covariance
+from curvescope.closed_form.softmax import softmax_covariance
 from curvescope.core.errors import ShapeError
 
 LOSS_CURVATURE, LOSS_SLOPE = 0.5, sqrt(2)  # ‖diag(π) − π πᵀ‖ and |π − y| are at most these

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from curvescope.closed_form.block_matrix import BlockMatrix, Pair, symmetric
 from curvescope.closed_form.ffn.layer import FeedForwardPoint, features
-from curvescope.closed_form.loss_curvature import token_curvature
+from curvescope.closed_form.objectives import token_curvature
 from curvescope.core.errors import UsageError
 from curvescope.core.parts import Part, check_part
 

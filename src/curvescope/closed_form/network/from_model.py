@@ -16,11 +16,13 @@ import torch
 from torch import Tensor
 
 from curvescope.closed_form.attention.model_layer import (
+    as_transformer,
     attention_blocks,
     attention_curvature,
     attention_moments,
+    check_lengths,
+    make_problem,
 )
-from curvescope.closed_form.attention.rest import as_transformer, check_lengths, make_problem
 from curvescope.closed_form.network.block import Architecture
 from curvescope.closed_form.network.stack import StackCurvature, stack_tape
 from curvescope.closed_form.objectives import Objective

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from curvescope.closed_form.softmax.third import cumulants
+from curvescope.closed_form.softmax import cumulants
 from curvescope.closed_form.spectra.reduction import (
     ExactSpectrum,
     ProductBulk,

@@ -10,17 +10,15 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from curvescope.core import notebook
 from curvescope.core.blocks import ParamSpace, by_role
 from curvescope.core.errors import ShapeError, UsageError
-from curvescope.core.operator.checks import check_alike, number
 from curvescope.core.operator.index import Index, named_rows, positions
 from curvescope.core.operator.kinds import as_columns, in_kind, named
 from curvescope.core.ranks.spread import Pieces
@@ -237,6 +235,8 @@ class LinearOperator(ABC):
 
     def _repr_html_(self) -> str:
         """For a notebook: shape, kind, what it is made of, and its rows by role; no product is taken."""
+        from curvescope.viz import notebook
+
         made_of = {name: part for name, part in vars(self).items() if isinstance(part, LinearOperator)}
         space = named(self, "space")
         return notebook.box(
@@ -456,3 +456,36 @@ def _name(made: LinearOperator, *, rows: LinearOperator, columns: LinearOperator
     for side, source in (("space", rows), ("columns", columns)):
         if (space := named(source, side)) is not None:
             setattr(made, side, space)
+
+
+def check_square_symmetric(A: LinearOperator, what: str) -> None:
+    """Raise unless A is square and declared symmetric."""
+    if A.shape[0] != A.shape[1] or not A.symmetric:
+        raise UsageError(
+            f"{what} needs a symmetric operator, got {A!r} with symmetric={A.symmetric}",
+            hint="a block with the same rows and columns, op.block(name), is symmetric",
+        )
+
+
+def number(factor: Any) -> float:
+    """A finite real number."""
+    found = math.nan
+    if not isinstance(factor, complex | str) and not (isinstance(factor, Tensor) and factor.is_complex()):
+        with suppress(TypeError, ValueError, RuntimeError):
+            found = float(factor)
+    if not math.isfinite(found):
+        got = f"a tensor of {tuple(factor.shape)}" if isinstance(factor, Tensor) else repr(factor)
+        raise UsageError(
+            f"expected a finite real number to multiply an operator with, got {got}",
+            hint="A @ B multiplies operators, Diagonal(d) @ A scales rows",
+        )
+    return found
+
+
+def check_alike(A: LinearOperator, B: LinearOperator, verb: str) -> None:
+    """Raise unless both have one dtype and one kind of device."""
+    if A.dtype != B.dtype or A.device.type != B.device.type:
+        raise ShapeError(
+            f"cannot {verb} operators of {A.dtype} on {A.device} and of {B.dtype} on {B.device}",
+            hint="make both with the same dtype and device",
+        )

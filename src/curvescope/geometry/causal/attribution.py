@@ -21,10 +21,11 @@ from torch import Tensor
 
 from curvescope.core.errors import CurvescopeError, UsageError
 from curvescope.core.result import Result
-from curvescope.geometry.roles import check_vocabulary, embedding, has_lens, norm_kind, norm_of, weight
+from curvescope.geometry.roles import embedding, has_lens, norm_kind, norm_of, weight
 from curvescope.geometry.sphere import Norm, project
 from curvescope.models.capture.points import block_paths, find_point, point_names, skip_scale
 from curvescope.models.capture.spots import Seen
+from curvescope.models.forward_errors import check_vocabulary
 from curvescope.models.model import Model
 from curvescope.models.running.exchange import evaluating
 

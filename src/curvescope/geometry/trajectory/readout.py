@@ -12,10 +12,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from curvescope.geometry.roles import check_vocabulary, has_lens, norm_of, weight
+from curvescope.geometry.roles import has_lens, norm_of, weight
 from curvescope.geometry.sphere import Norm, project
 from curvescope.geometry.stream import Stream
 from curvescope.models.capture.points import block_paths
+from curvescope.models.forward_errors import check_vocabulary
 from curvescope.models.model import Model
 from curvescope.models.running.exchange import evaluating
 

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from curvescope.core.errors import ShapeError, UsageError
 from curvescope.core.parts import LossPart as Part
-from curvescope.core.tensors.targets import IGNORED
+from curvescope.core.tensors import IGNORED
 from curvescope.kernels.autograd import Function
 from curvescope.kernels.backends import (
     Backend,

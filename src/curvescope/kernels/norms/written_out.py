@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from curvescope.core.errors import CurvescopeError
-from curvescope.core.tensors.graph import nodes
+from curvescope.core.tensors import nodes
 
 FUSED = ("LayerNormBackward", "BatchNormBackward", "RmsNormBackward", "GroupNormBackward")
 

@@ -15,8 +15,8 @@ from curvescope.core.blocks import Block, whole
 from curvescope.core.errors import CurvescopeError, UsageError, near_misses
 from curvescope.models.model import Model
 from curvescope.models.running.standins import ZOO
+from curvescope.models.zoo import BUNDLED, REVISIONS
 from curvescope.models.zoo.mlp import MLP, MLPConfig
-from curvescope.models.zoo.names import BUNDLED, REVISIONS
 from curvescope.models.zoo.transformer import Transformer, TransformerConfig
 from curvescope.tokenizers import BPETokenizer
 

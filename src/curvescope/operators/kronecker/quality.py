@@ -28,7 +28,7 @@ from curvescope.operators.kronecker.cotangents import Kind
 from curvescope.operators.kronecker.layers import Layer
 from curvescope.operators.kronecker.spectral import Spectrum, with_values
 from curvescope.problem import Problem
-from curvescope.viz import kronecker as viz
+from curvescope.viz import estimates as viz
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -27,7 +27,7 @@ from torch.overrides import TorchFunctionMode
 from curvescope.core.blocks import ParamSpace
 from curvescope.core.progress import track
 from curvescope.core.seeds import generator
-from curvescope.core.tensors.trees import tree_map
+from curvescope.core.tensors import tree_map
 from curvescope.data.batches import Batch
 from curvescope.engines.run import PlainRunner
 from curvescope.engines.vjp import gradient, linearise, pull

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from curvescope.core.blocks import Block, ParamSpace
 from curvescope.core.errors import ShapeError, UsageError, near_misses
 from curvescope.core.seeds import probes
-from curvescope.models.choice.params import Params
+from curvescope.models.choice import Params
 from curvescope.models.model import Model
 from curvescope.problem import Problem
 

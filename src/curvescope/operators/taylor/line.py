@@ -13,7 +13,7 @@ from curvescope.core.errors import CurvescopeError, UsageError
 from curvescope.core.progress import track
 from curvescope.core.result import Result
 from curvescope.engines import EngineName
-from curvescope.models.choice.params import Params
+from curvescope.models.choice import Params
 from curvescope.operators.curvature import Hessian
 from curvescope.operators.taylor.directions import (
     Direction,

@@ -1,6 +1,6 @@
 """'Traveling Words' (Molina 2023), on any model with a token vocabulary.
 
-Every figure is a module of this package, imported when it is asked for. The full text of the paper was not
+The module `figures` has all figures and is imported when one is asked for. The full text of the paper was not
 at hand when this was written, only its abstract and its public reviews: claims are those that these two
 state, in words, and no number of the paper is quoted. `reference/` holds numbers of our own for GPT-2.
 """

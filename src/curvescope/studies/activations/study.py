@@ -22,13 +22,12 @@ from curvescope.models.model import Model
 from curvescope.runs.contents import fingerprint
 from curvescope.runs.shown import Line, Shown
 from curvescope.runs.work import Piece, State, work_through
-from curvescope.studies.activations.measure import Matrix, TokenCurvature, token_curvature, token_names
+from curvescope.studies.activations.analysis import Matrix, TokenCurvature, token_curvature, token_names
 from curvescope.studies.setting import ModelOnData, make_problem, notes_of
 from curvescope.viz.writers import visible
 
 if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.figure import Figure
+    pass
 
 SHARE = 0.01  # of λ_max, that a residual may be for a reader not to be told
 
@@ -104,24 +103,6 @@ class Activations(Shown):
             f"{rounded(medians[steep])}{spread}. At {negative:.0%} of all tokens and points it bends "
             "down more than up."
         )
-
-    def captions(self) -> dict[str, str]:
-        """What each figure and table shows."""
-        from curvescope.studies.activations import words
-
-        return words.captions(self)
-
-    def tables(self) -> dict[str, pd.DataFrame]:
-        """Every token at every point, and the points."""
-        from curvescope.studies.activations import tables
-
-        return tables.make(self)
-
-    def figures(self) -> dict[str, Figure]:
-        """Figures by name; drawing computes nothing."""
-        from curvescope.studies.activations import figures
-
-        return figures.draw(self)
 
 
 def run(cfg: Config, *, progress: Progress | None = None, state: State | None = None) -> Activations:

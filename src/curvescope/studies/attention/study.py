@@ -34,8 +34,8 @@ from curvescope.studies.attention.contenders import (
     draw,
 )
 from curvescope.studies.attention.cost import Cell, Cost, Timed
-from curvescope.studies.hvp.measure import timed
-from curvescope.studies.preflight.meter import Meter
+from curvescope.studies.hvp.study import timed
+from curvescope.studies.preflight.measurements import Meter
 
 Mask = Literal["none", "causal", "boolean", "additive"]
 MASKS: tuple[Mask, ...] = ("none", "causal", "boolean", "additive")

@@ -39,7 +39,6 @@ from curvescope.viz.writers import write_all
 
 if TYPE_CHECKING:
     import pandas as pd
-    from matplotlib.figure import Figure
 
 NUM_OUTLIERS = 5
 
@@ -156,12 +155,6 @@ class LayerNorms(Shown):
     def files(self) -> dict[str, str]:
         """The tables in other formats."""
         return write_all(self.tables(), self.captions())
-
-    def figures(self) -> dict[str, Figure]:
-        """Figures by name; drawing computes nothing."""
-        from curvescope.studies.layernorm import figures
-
-        return figures.draw(self)
 
 
 def run(cfg: Config, *, progress: Progress | None = None, state: State | None = None) -> LayerNorms:

@@ -19,18 +19,23 @@ from curvescope.core.config import as_tuples, at_least, setting
 from curvescope.core.errors import UsageError, near_misses
 from curvescope.core.progress import Progress
 from curvescope.core.result import Result
-from curvescope.runs.shown import Claim, Line, Shown
+from curvescope.runs.shown import Shown
 from curvescope.runs.work import Piece, State, work_through
-from curvescope.studies.optimisers import claims, tables, words
-from curvescope.studies.optimisers.arenas import ARENAS, BUDGETS
-from curvescope.studies.optimisers.arenas import arena as make_arena
-from curvescope.studies.optimisers.contenders import CONTENDERS
-from curvescope.studies.optimisers.course import Course, run_course
-from curvescope.studies.optimisers.tuning import SHARE, Search, begin, go_on
+from curvescope.studies.optimisers.analysis import (
+    ARENAS,
+    BUDGETS,
+    CONTENDERS,
+    SHARE,
+    Course,
+    Search,
+    begin,
+    go_on,
+    make_arena,
+    run_course,
+)
 
 if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.figure import Figure
+    pass
 
 TUNING = 0  # the seed of the trials, before those of the runs
 BY_PAIR = ("trials", "courses", "searches")
@@ -96,28 +101,6 @@ class Compared(Shown):
         if search := self.searches.get(f"{arena}/{optimiser}"):
             return not search.inside
         return self.rate(arena, optimiser) in (min(self.rates), max(self.rates))
-
-    def claims(self) -> list[Claim]:
-        """Who is ahead of AdamW, and where."""
-        return claims.judge(self)
-
-    def summary(self) -> list[Line]:
-        """The numbers to look at first: label, value, words."""
-        return words.summary(self)
-
-    def captions(self) -> dict[str, str]:
-        """What each figure and table shows."""
-        return words.captions(self)
-
-    def tables(self) -> dict[str, pd.DataFrame]:
-        """Ends of runs, differences, trials, and every look."""
-        return tables.frames(self)
-
-    def figures(self) -> dict[str, Figure]:
-        """Figures by name; drawing computes nothing."""
-        from curvescope.studies.optimisers import figures
-
-        return figures.draw(self)
 
 
 def run(cfg: Config, *, progress: Progress | None = None, state: State | None = None) -> Compared:

@@ -17,25 +17,24 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from curvescope.algorithms import BlockMap, block_map
-from curvescope.algorithms.blocks.ends import Ends, extreme_ends
+from curvescope.algorithms.blocks.probes import Ends, extreme_ends
 from curvescope.core.config import as_tuples, at_least, setting
 from curvescope.core.errors import UsageError
 from curvescope.core.operator import LinearOperator
 from curvescope.core.progress import Progress
-from curvescope.models.sources import outside_blocks
+from curvescope.models.sources import find_sources, outside_blocks
 from curvescope.operators import GGN, Hessian, Sources
 from curvescope.problem import Problem
 from curvescope.runs.contents import fingerprint
-from curvescope.runs.shown import Line, Shown
+from curvescope.runs.shown import Shown
+from curvescope.runs.study import Cost, Plan, Step
 from curvescope.runs.work import Finished, Piece, State, work_through
-from curvescope.studies.propagation import scenes, words
-from curvescope.studies.propagation.shares import HESSIAN, OUTER, Shares, measure_shares
+from curvescope.studies.common.planning import PlannedMatrix, probed
+from curvescope.studies.propagation.analysis import HESSIAN, OUTER, TOGETHER, Shares, measure_shares
 from curvescope.studies.setting import ModelOnData, make_problem, notes_of
-from curvescope.viz.interactive import Scene
 
 if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.figure import Figure
+    pass
 
 NAMED = 3  # blocks outside of layers whose names are written out
 LAYER = re.compile(r"L(\d+)\.(.+)")
@@ -104,35 +103,6 @@ class Propagation(Shown):
         if name in self.ends and not self.shares.is_zero(name):
             return self.ends[name].low, self.ends[name].high
         return low - low_error, top + error
-
-    def summary(self) -> list[Line]:
-        """The numbers to look at first: label, value, words."""
-        return words.summary(self)
-
-    def opening(self) -> str:
-        """What these numbers say."""
-        return words.opening(self)
-
-    def captions(self) -> dict[str, str]:
-        """What each figure and table shows."""
-        return words.captions(self)
-
-    def tables(self) -> dict[str, pd.DataFrame]:
-        """One row for H, one for the GGN and one for each source; and the map of layers."""
-        import pandas as pd
-
-        found = {"sources": pd.DataFrame([words.row(self, name) for name in self.shares.names])}
-        return found | ({"coupling": self.coupling.to_frame()} if self.coupling is not None else {})
-
-    def figures(self) -> dict[str, Figure]:
-        """Figures by name; drawing computes nothing."""
-        from curvescope.studies.propagation import figures
-
-        return figures.draw(self)
-
-    def scenes(self) -> dict[str, Scene]:
-        """Scenes by name, with switches."""
-        return scenes.scenes(self)
 
 
 def run(cfg: Config, *, progress: Progress | None = None, state: State | None = None) -> Propagation:
@@ -235,3 +205,60 @@ def _result(
         outside=[name for name in outside_blocks(problem.model) if name in varying],
         notes=notes,
     )
+
+
+# ------------------------------------------------------------------------------------------------------- plan
+
+SOURCE = 1.0  # products of the Hessian that one of a single source takes
+EACH = 0.1  # and what each adds when all of them are asked for at once
+
+
+def cost(cfg: Config, problem: Problem) -> Cost:
+    """Shares of all sources together, eigenvalues of each, and the map."""
+    count, size = len(find_sources(problem.model)) + 1, problem.space().size
+    exact = size <= cfg.max_exact
+    vectors = size if exact else cfg.num_probes
+    layers, asked = len(layer_slices(problem)), asked_ends(cfg, problem)
+    coupling = cfg.num_map_probes * layers
+    steps = cfg.num_steps * (len(asked) + (TWICE - 1) * (HESSIAN in asked))
+    products = vectors * (2 + SOURCE + EACH * count) + SOURCE * steps + coupling
+    return Cost(1 + len(asked) + (coupling > 0 and layers > 1), products)
+
+
+def steps(cfg: Config, problem: Problem) -> list[Step]:
+    """The same step by step."""
+    size, layers = problem.space().size, layer_slices(problem)
+    exact = size <= cfg.max_exact
+    vectors, columns = (size, size) if exact else (cfg.num_probes, max(1, TOGETHER // size))
+    found = [
+        Step(f"shares, {name}", kind, vectors, columns=min(columns, vectors), made=1)
+        for name, kind in (("H", "hessian"), ("GGN", "ggn"), ("sources", "sources"))
+    ]
+    kinds = {HESSIAN: "hessian", OUTER: "ggn"}
+    for name in asked_ends(cfg, problem):
+        count = cfg.num_steps * (TWICE if name == HESSIAN else 1)
+        found.append(Step(f"eigenvalues of {name}", kinds.get(name, "source"), count, basis=count + 1))
+    if cfg.num_map_probes and len(layers) > 1:
+        found.append(
+            probed("couplings", PlannedMatrix(problem, "hessian"), cfg.num_map_probes, times=len(layers))
+        )
+    return found
+
+
+def blocks(cfg: Config) -> tuple[str, ...]:
+    """The parameters of a product: all."""
+    return ("*",)
+
+
+PLAN = Plan(
+    blocks,
+    cost,
+    (
+        {"tokens": 128},
+        {"tokens": 64, "num_probes": 6},
+        {"tokens": 64, "num_probes": 4, "num_steps": 6, "num_map_probes": 1},
+        {"tokens": 32, "num_probes": 4, "num_steps": 4, "num_map_probes": 1},
+        {"tokens": 32, "num_probes": 2, "num_steps": 0, "num_map_probes": 0},
+    ),
+    steps,
+)

@@ -18,20 +18,24 @@ from curvescope.core.config import as_tuples, at_least, setting
 from curvescope.core.errors import UsageError
 from curvescope.core.progress import Progress
 from curvescope.runs.contents import fingerprint
-from curvescope.runs.shown import Claim, Line, Shown
+from curvescope.runs.shown import Shown
 from curvescope.runs.work import State, work_through
-from curvescope.studies.prune import claims, tables, words
-from curvescope.studies.prune.heads import Heads, layers_with_heads
-from curvescope.studies.prune.minimum import Minimum
-from curvescope.studies.prune.pieces import BlockWork, heads_piece
-from curvescope.studies.prune.removals import Samples, Sets
-from curvescope.studies.prune.surgeons import DENSE, PRODUCTS
+from curvescope.studies.common.weight_changes import HELD_OUT, Halves, head_block, make_halves
+from curvescope.studies.prune.analysis import (
+    DENSE,
+    PRODUCTS,
+    BlockWork,
+    Heads,
+    Minimum,
+    Samples,
+    Sets,
+    heads_piece,
+    layers_with_heads,
+)
 from curvescope.studies.setting import ModelOnData, notes_of
-from curvescope.studies.weight_changes import HELD_OUT, Halves, head_block, make_halves
 
 if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.figure import Figure
+    pass
 
 HEAD = 1  # of the last layer, where no block is asked for
 
@@ -94,28 +98,6 @@ class Pruned(Shown):
     heads: dict[str, Heads]  # by layer, "L0"
     draws: int
     seed: int
-
-    def claims(self) -> list[Claim]:
-        """What is said about saliencies, next to what was measured."""
-        return claims.judge(self)
-
-    def summary(self) -> list[Line]:
-        """The numbers to look at first: label, value, words."""
-        return words.summary(self)
-
-    def captions(self) -> dict[str, str]:
-        """What each figure and table shows."""
-        return words.captions(self)
-
-    def tables(self) -> dict[str, pd.DataFrame]:
-        """Sets by method, samples, rank correlations, heads."""
-        return tables.frames(self)
-
-    def figures(self) -> dict[str, Figure]:
-        """Figures by name; drawing computes nothing."""
-        from curvescope.studies.prune import figures
-
-        return figures.draw(self)
 
 
 def run(cfg: Config, *, progress: Progress | None = None, state: State | None = None) -> Pruned:

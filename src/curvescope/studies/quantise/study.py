@@ -21,10 +21,10 @@ from curvescope.core.errors import UsageError
 from curvescope.core.progress import Progress
 from curvescope.operators import GGN
 from curvescope.runs.contents import fingerprint
-from curvescope.runs.shown import Claim, Line, Shown
+from curvescope.runs.shown import Shown
 from curvescope.runs.work import Piece, State, work_through
-from curvescope.studies.quantise import claims, tables, words
-from curvescope.studies.quantise.rounding import (
+from curvescope.studies.common.weight_changes import HELD_OUT, Halves, head_block, make_halves
+from curvescope.studies.quantise.analysis import (
     INPUTS,
     NEAREST,
     OWN,
@@ -35,11 +35,9 @@ from curvescope.studies.quantise.rounding import (
     nearest,
 )
 from curvescope.studies.setting import ModelOnData, notes_of
-from curvescope.studies.weight_changes import HELD_OUT, Halves, head_block, make_halves
 
 if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.figure import Figure
+    pass
 
 ALL = "all"
 HEAD = 0  # of the last layer, where no small block is asked for
@@ -91,28 +89,6 @@ class Quantised(Shown):
     exact: dict[str, Roundings]
     draws: int
     seed: int
-
-    def claims(self) -> list[Claim]:
-        """What is said about rounding, next to what was measured."""
-        return claims.judge(self)
-
-    def summary(self) -> list[Line]:
-        """The numbers to look at first: label, value, words."""
-        return words.summary(self)
-
-    def captions(self) -> dict[str, str]:
-        """What each figure and table shows."""
-        return words.captions(self)
-
-    def tables(self) -> dict[str, pd.DataFrame]:
-        """The sensitivity of every block, rank correlations."""
-        return tables.frames(self)
-
-    def figures(self) -> dict[str, Figure]:
-        """Figures by name; drawing computes nothing."""
-        from curvescope.studies.quantise import figures
-
-        return figures.draw(self)
 
 
 def run(cfg: Config, *, progress: Progress | None = None, state: State | None = None) -> Quantised:

@@ -29,13 +29,12 @@ from curvescope.models.model import Model
 from curvescope.runs.contents import fingerprint
 from curvescope.runs.shown import Line, Scene, Shown
 from curvescope.runs.work import Piece, State, work_through
+from curvescope.studies import traveling_words
 from curvescope.studies.setting import TASK, TokenModelOnData, load_token_model, read_data, short_notes
-from curvescope.studies.traveling_words import choices
 from curvescope.viz.writers import write_all
 
 if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.figure import Figure
+    pass
 
 PROMPT = "To kill two birds with one stone"
 PROMPT_WORDS = 8  # of a text of a person's own
@@ -154,21 +153,9 @@ class Trajectory(Shown):
             "tokens": "The prompt's tokens: where they should go and what the lens reads at the end.",
         }
 
-    def tables(self) -> dict[str, pd.DataFrame]:
-        """Along the depth, the changes, the shares, and the prompt's tokens."""
-        from curvescope.studies.trajectory import tables
-
-        return tables.make(self)
-
     def files(self) -> dict[str, str]:
         """The tables in other formats."""
         return write_all(self.tables(), self.captions())
-
-    def figures(self) -> dict[str, Figure]:
-        """Figures by name; drawing computes nothing."""
-        from curvescope.studies.trajectory import figures
-
-        return figures.draw(self)
 
     def scenes(self) -> dict[str, Scene]:
         """Figures to turn in a browser, as plotly's JSON."""
@@ -229,7 +216,7 @@ def _picture_apart(cfg: Config, model: Model, path: Path) -> Projection:
     points = norm(stream(model, ids[None].to(model.device)).points[0].double().cpu()).numpy()  # (T, N, d)
     groups = [E[ids].numpy(), *(points[:, n] for n in range(points.shape[1]))]
     found = project_apart(
-        E[: choices.FITTED_ROWS].numpy(),
+        E[: traveling_words.FITTED_ROWS].numpy(),
         groups,
         seed=cfg.seed,
         neighbours=cfg.neighbours,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from curvescope.algorithms.blocks.ends import extreme_ends
+from curvescope.algorithms.blocks.probes import extreme_ends
 from curvescope.algorithms.estimates.ranks import Correlation, difference, mean_within, rank_correlation
 from curvescope.core.config import as_tuples, at_least, setting
 from curvescope.core.progress import Progress
@@ -24,16 +24,14 @@ from curvescope.models.model import Model
 from curvescope.operators import Hessian
 from curvescope.problem import Problem
 from curvescope.runs.contents import fingerprint
-from curvescope.runs.shown import Claim, Line, Shown
+from curvescope.runs.shown import Shown
 from curvescope.runs.work import Piece, State, work_through
 from curvescope.studies.checkpoints import MEANING, load_checkpoints
 from curvescope.studies.setting import ModelOnData, make_problem, notes_of
-from curvescope.studies.weight_norms import claims, words
-from curvescope.studies.weight_norms.random_models import ROLES, RandomModels, measure_random
+from curvescope.studies.weight_norms.analysis import ROLES, RandomModels, measure_random
 
 if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.figure import Figure
+    pass
 
 FAMILIES = ("pre", "none")  # where the norms of random models stand
 KINDS = ("spectral", "frobenius")
@@ -84,28 +82,6 @@ class WeightNorms(Shown):
     def correlation(self, where: str, role: str, kind: str) -> Correlation:
         """Of λ_max with the norms of a role."""
         return self.correlations[f"{where}.{role}.{kind}"]
-
-    def claims(self) -> list[Claim]:
-        """What is said about λ_max and norms of weights, next to what was measured."""
-        return claims.judge(self)
-
-    def summary(self) -> list[Line]:
-        """The numbers to look at first: label, value, words."""
-        return words.summary(self)
-
-    def captions(self) -> dict[str, str]:
-        """What each figure and table shows."""
-        return words.captions(self)
-
-    def tables(self) -> dict[str, pd.DataFrame]:
-        """Correlations, blocks at checkpoints, random models."""
-        return words.tables(self)
-
-    def figures(self) -> dict[str, Figure]:
-        """Figures by name; drawing computes nothing."""
-        from curvescope.studies.weight_norms import figures
-
-        return figures.draw(self)
 
 
 def run(cfg: Config, *, progress: Progress | None = None, state: State | None = None) -> WeightNorms:
