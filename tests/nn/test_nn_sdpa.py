@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import sdpa_grid
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+from torch.func import grad, hessian, jacfwd, jacrev, jvp, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
 
+import curvescope as cs
+from curvescope.core.errors import CurvescopeError, ShapeError, UsageError
 from curvescope.kernels.attention import sdpa as entry
+from curvescope.kernels.attention import third_order
+from curvescope.nn.functional import RelativeBias
 
 ALL = sdpa_grid.cases(2400)
 FEW = 200
@@ -21,7 +32,7 @@ def path(request, monkeypatch) -> str:
 
 
 def draw(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def qkv(B=2, H=2, Lq=5, Lk=7, d=4, dv=3) -> list[Tensor]:
@@ -44,3 +55,359 @@ def check(cases: list[sdpa_grid.Case]) -> None:
     errors = {str(case): sdpa_grid.error(case) for case in cases}
     bounds = {str(case): sdpa_grid.BOUND[case.dtype] for case in cases}
     assert {name: e for name, e in errors.items() if not e <= bounds[name]} == {}
+
+
+MASKS = {
+    "none": {},
+    "causal": {"is_causal": True},
+    "bool": {"attn_mask": draw(5, 6, seed=7) > -0.5},
+    "bool, empty row": {"attn_mask": torch.arange(5)[:, None].ne(2).expand(5, 6)},
+    "additive, -inf": {"attn_mask": draw(5, 6, seed=8).masked_fill(draw(5, 6, seed=9) > 0.8, -torch.inf)},
+    "key lengths": {"key_lengths": torch.tensor([3])},
+    "window": {"window": 2},
+    "dropout": {"dropout_p": 0.4},
+}
+TRAINED = {"attn_mask": (1, 2, 5, 6), "score_bias": (2, 1, 6), "relative": (2, 10)}
+
+
+@pytest.mark.parametrize("mask", [*MASKS, *TRAINED])
+def test_second_derivatives_are_finite_differences_of_first_ones(mask, path):
+    x = qkv(B=1, H=2, Lq=5, Lk=6, d=2, dv=1)
+    if mask in TRAINED:
+        x.append(draw(*TRAINED[mask], seed=5).requires_grad_())
+
+    def f(q, k, v, *trained):
+        torch.manual_seed(0)
+        named = dict(MASKS.get(mask, {}))
+        if mask in TRAINED:
+            name = "score_bias" if mask == "relative" else mask
+            named[name] = RelativeBias(trained[0]) if mask == "relative" else trained[0]
+        return cs.sdpa(q, k, v, **named)
+
+    how = {"check_fwd_over_rev": True, "check_rev_over_rev": True, "fast_mode": True}
+    assert torch.autograd.gradcheck(f, x, check_forward_ad=True, fast_mode=True)
+    assert torch.autograd.gradgradcheck(f, x, **how)
+
+
+@pytest.mark.parametrize("mask", ["causal", "relative"])
+def test_batches_of_cotangents_and_tangents(mask, monkeypatch):
+    monkeypatch.setattr(entry, "PATH", "kernels")
+    x = qkv(B=1, H=1, Lq=3, Lk=3, d=2, dv=1)
+    x += [draw(1, 5, seed=5).requires_grad_()] if mask == "relative" else []
+
+    def f(q, k, v, *table):
+        return cs.sdpa(q, k, v, is_causal=not table, score_bias=RelativeBias(*table) if table else None)
+
+    batched = {"check_batched_grad": True}
+    assert torch.autograd.gradcheck(f, x, check_forward_ad=True, check_batched_forward_grad=True, **batched)
+    assert torch.autograd.gradgradcheck(f, x, check_fwd_over_rev=True, check_rev_over_rev=True, **batched)
+
+
+SHAPES = {
+    "two axes": ((4, 3), (5, 3), (5, 2)),
+    "three axes": ((2, 4, 3), (2, 5, 3), (2, 5, 2)),
+    "five axes": ((2, 3, 2, 4, 3), (2, 3, 2, 5, 3), (2, 3, 2, 5, 2)),
+    "broadcast batch": ((2, 1, 4, 3), (1, 3, 5, 3), (2, 3, 5, 2)),
+    "no queries": ((2, 2, 0, 3), (2, 2, 5, 3), (2, 2, 5, 2)),
+    "no keys": ((2, 2, 4, 3), (2, 2, 0, 3), (2, 2, 0, 2)),
+    "no batch": ((0, 2, 4, 3), (0, 2, 5, 3), (0, 2, 5, 2)),
+    "no values": ((2, 2, 4, 3), (2, 2, 5, 3), (2, 2, 5, 0)),
+}
+
+
+def torchs(*args, **named) -> Tensor:
+    """PyTorch's plain attention: the definition of the semantics."""
+    with sdpa_kernel(SDPBackend.MATH):
+        return F.scaled_dot_product_attention(*args, **named)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_shapes_are_those_of_pytorch(shape, causal, path):
+    x = [draw(*s, seed=i).requires_grad_() for i, s in enumerate(SHAPES[shape])]
+    found, want = cs.sdpa(*x, is_causal=causal), torchs(*x, is_causal=causal)
+    torch.testing.assert_close(found, want)
+    given = torch.autograd.grad(found.sum(), x), torch.autograd.grad(want.sum(), x)
+    torch.testing.assert_close(*given)
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [(), (6,), (1, 6), (5, 1), (5, 6), (2, 5, 6), (1, 1, 6), (3, 1, 5, 6), (3, 2, 1, 6), (1, 2, 5, 1)],
+)
+@pytest.mark.parametrize("kind", ["bool", "additive", "trained"])
+def test_masks_broadcast_as_in_pytorch(shape, kind, path):
+    x = qkv(B=3, H=2, Lq=5, Lk=6)
+    mask = draw(*shape, seed=4) if kind != "bool" else draw(*shape, seed=4) > -0.7
+    inputs = x + ([mask.requires_grad_()] if kind == "trained" else [])
+    found, want = (f(*x, mask) for f in (cs.sdpa, torchs))
+    torch.testing.assert_close(found, want)
+    given = [torch.autograd.grad(y, inputs, draw(*y.shape, seed=5)) for y in (found, want)]
+    torch.testing.assert_close(*given)
+
+
+def test_a_mask_of_five_axes(path):
+    x = [draw(2, 3, 2, 4, 3, seed=i).requires_grad_() for i in range(3)]
+    for shape in [(2, 1, 1, 4, 4), (3, 1, 4, 4), (3, 2, 1, 4)]:
+        mask = draw(*shape, seed=4).requires_grad_()
+        found, want = (torch.autograd.grad(f(*x, mask).sin().sum(), [*x, mask]) for f in (cs.sdpa, torchs))
+        torch.testing.assert_close(found, want)
+
+
+def test_rows_without_a_key_are_zero_and_so_are_their_derivatives(path):
+    x, do = qkv(Lq=4, Lk=4), draw(2, 2, 4, 3, seed=5).requires_grad_()
+    hidden = torch.ones(4, 4, dtype=torch.bool)
+    hidden[1] = False
+    for mask in (hidden, torch.zeros(4, 4).double().masked_fill(~hidden, -torch.inf)):
+        o = cs.sdpa(*x, mask)
+        assert not o[:, :, 1].any()
+        assert torch.equal(o[:, :, 1], torchs(*x, mask)[:, :, 1])
+        first = torch.autograd.grad(o, x, do, create_graph=True)
+        second = torch.autograd.grad([t.sin().sum() for t in first], [*x, do])
+        assert all(t.isfinite().all() for t in (*first, *second))
+        assert not any(t[:, :, 1].any() for t in (first[0], second[0], second[3]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_dropout_draws_what_pytorch_draws(dtype, path):
+    x = [t.detach().to(dtype).requires_grad_() for t in qkv()]
+    results = []
+    for f in (cs.sdpa, torchs):
+        torch.manual_seed(3)
+        results.append(f(*x, dropout_p=0.5))
+    torch.testing.assert_close(*results)
+    torch.testing.assert_close(*(torch.autograd.grad(y.sin().sum(), x) for y in results))
+
+
+def test_everything_may_be_dropped(path):
+    x = qkv()
+    o = cs.sdpa(*x, dropout_p=1.0)
+    assert not o.any()
+    assert not any(t.any() for t in torch.autograd.grad(o.sum(), x))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast_computes_in_its_own_precision(dtype, path):
+    x = [t.detach().float().requires_grad_() for t in qkv()]
+    with torch.autocast("cpu", dtype=dtype):
+        o = cs.sdpa(*x, is_causal=True)
+        want = torchs(*x, is_causal=True)
+        first = torch.autograd.grad(o.float().sin().sum(), x, create_graph=True)
+        second = torch.autograd.grad(first[0].square().sum(), x)
+    assert o.dtype == want.dtype == dtype
+    torch.testing.assert_close(o, want, rtol=2e-2, atol=2e-2)
+    assert all(t.dtype == torch.float32 for t in (*first, *second))
+    exact = torch.autograd.grad(torchs(*x, is_causal=True).sin().sum(), x, create_graph=True)
+    torch.testing.assert_close(first, exact, rtol=5e-2, atol=5e-2)
+    torch.testing.assert_close(second, torch.autograd.grad(exact[0].square().sum(), x), rtol=8e-2, atol=8e-2)
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpoints_draw_the_same_dropout_again(reentrant, path):
+    x = qkv()
+
+    def loss(*x):
+        return cs.sdpa(*x, dropout_p=0.5).sin().sum()
+
+    results = []
+    for f in (loss, lambda *x: checkpoint(loss, *x, use_reentrant=reentrant)):
+        torch.manual_seed(1)
+        results.append(torch.autograd.grad(f(*x), x) if not reentrant else _grads(f(*x), x))
+    torch.testing.assert_close(*results)
+
+
+def _grads(loss: Tensor, x: list[Tensor]) -> tuple[Tensor, ...]:
+    for t in x:
+        t.grad = None
+    loss.backward()
+    return tuple(t.grad for t in x)
+
+
+def test_a_double_backward_goes_through_a_checkpoint(path):
+    x = qkv()
+
+    def penalty(f):
+        first = torch.autograd.grad(f(*x).sin().sum(), x, create_graph=True)
+        return torch.autograd.grad(sum(t.square().sum() for t in first), x)
+
+    plain = penalty(lambda *x: cs.sdpa(*x, is_causal=True))
+    again = penalty(lambda *x: checkpoint(lambda *x: cs.sdpa(*x, is_causal=True), *x, use_reentrant=False))
+    torch.testing.assert_close(again, plain)
+
+
+def third(third_order: str) -> tuple[Tensor, ...]:
+    x, g = qkv(B=1, H=1, Lq=3, Lk=4), [draw(*t.shape, seed=9) for t in qkv(B=1, H=1, Lq=3, Lk=4)]
+    first = torch.autograd.grad(
+        cs.sdpa(*x, is_causal=True, third_order=third_order).sin().sum(), x, create_graph=True
+    )
+    second = torch.autograd.grad(first, x, g, create_graph=True)
+    return torch.autograd.grad([t.sin().sum() for t in second], x)
+
+
+def test_third_derivatives_are_plain_and_warn_once(monkeypatch):
+    monkeypatch.setattr(entry, "PATH", "plain")
+    want = third("error")
+    monkeypatch.setattr(entry, "PATH", "kernels")
+    monkeypatch.setattr(third_order, "_warned", set())
+    with pytest.warns(UserWarning, match="third derivative"):
+        found = third("warn")
+    with warnings.catch_warnings(action="error"):
+        third("warn")
+    torch.testing.assert_close(found, want)
+    with pytest.raises(CurvescopeError, match="third derivative"):
+        third("error")
+    monkeypatch.setattr(entry, "PATH", "auto")
+    torch.testing.assert_close(third("error"), want)
+
+
+THIRD = {
+    "grad of hessian": lambda f: grad(lambda a: hessian(f)(a).sin().sum()),
+    "jvp of jvp of grad": lambda f: lambda a: jvp(lambda b: jvp(grad(f), (b,), (a,))[1], (a,), (a,))[1],
+    "jvp of jvp of jvp": lambda f: (
+        lambda a: jvp(lambda b: jvp(lambda c: jvp(f, (c,), (a,))[1], (b,), (a,))[1], (a,), (a,))[1]
+    ),
+    "grad of jvp of jvp": lambda f: grad(
+        lambda a: jvp(lambda b: jvp(f, (b,), (torch.ones(2, dtype=a.dtype),))[1], (a,), (a,))[1]
+    ),
+    "jacfwd thrice": lambda f: jacfwd(jacfwd(jacfwd(f))),
+    "jacrev thrice": lambda f: jacrev(jacrev(jacrev(f))),
+}
+
+
+@pytest.mark.filterwarnings("ignore:a third derivative")
+@pytest.mark.parametrize("extra", ["causal", "relative"])
+@pytest.mark.parametrize("name", THIRD)
+def test_third_derivatives_in_every_mode(name, extra, monkeypatch):
+    x, g = qkv(B=1, H=2, Lq=3, Lk=4), [draw(*t.shape, seed=9) for t in qkv(B=1, H=2, Lq=3, Lk=4)]
+    x, along = [t.detach() for t in x], draw(2, 6, seed=3)
+
+    def f(a):
+        table = RelativeBias(a[0] * along) if extra == "relative" else None
+        o = cs.sdpa(*(t + a[i % 2] * s for i, (t, s) in enumerate(zip(x, g, strict=True))), score_bias=table)
+        return o.sin().sum()
+
+    results = []
+    for way in ("kernels", "plain"):
+        monkeypatch.setattr(entry, "PATH", way)
+        results.append(THIRD[name](f)(torch.tensor([0.3, -0.2], dtype=torch.float64)))
+    torch.testing.assert_close(*results)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("mask", ["causal", "trained", "dropout"])
+def test_compile_keeps_one_graph(mask, backend, path):
+    x = [*qkv(Lq=6, Lk=6), draw(6, 6, seed=6).requires_grad_()]
+    options = {"is_causal": mask == "causal", "dropout_p": 0.5 * (mask == "dropout")}
+
+    def loss(q, k, v, bias):
+        o = cs.sdpa(q, k, v, bias if mask == "trained" else None, **options)
+        return o.sin().sum() + bias.square().sum()
+
+    torch._dynamo.reset()
+    results = []
+    for f in (loss, torch.compile(loss, fullgraph=True, backend=backend)):
+        torch.manual_seed(2)
+        first = torch.autograd.grad(f(*x), x, create_graph=backend == "eager")
+        results.append(first)
+        if backend == "eager":  # AOTAutograd, behind all others, has no double backward
+            results[-1] += torch.autograd.grad(sum(t.square().sum() for t in first), x)
+    torch.testing.assert_close(*results)
+
+
+@pytest.mark.parametrize("name", ["jvp", "grad of grad", "jvp of grad"])
+def test_transforms_inside_of_compile(name, path):
+    x = tuple(t.detach() for t in qkv())
+
+    def f(*x):
+        return cs.sdpa(*x).sin().sum()
+
+    made = {
+        "jvp": lambda *x: jvp(f, x, x)[1],
+        "grad of grad": grad(lambda *x: grad(f)(*x).square().sum()),
+        "jvp of grad": lambda *x: jvp(grad(f), x, x)[1],
+    }[name]
+    torch._dynamo.reset()
+    torch.testing.assert_close(torch.compile(made, fullgraph=True, backend="aot_eager")(*x), made(*x))
+
+
+def test_operators_pass_the_checks_of_pytorch():
+    q, k, v = qkv(B=1, H=2, Lq=3, Lk=4)
+    bias = draw(1, 2, 3, 4, seed=4).requires_grad_()
+    options = (None, False, None, 0.5, 0.0)
+    given = q, k, v, bias, None, None, None
+    torch.library.opcheck(torch.ops.curvescope.attention, (*given, *options))
+    o, lse = (t.detach() for t in torch.ops.curvescope.attention(*given, *options))
+    do = draw(*o.shape, seed=6).requires_grad_()
+    wants = [True, False]
+    torch.library.opcheck(torch.ops.curvescope.attention_backward, (*given, o, lse, do, *options, wants))
+
+
+def test_per_example_derivatives_by_vmap_have_their_own_bias(path):
+    x, bias = [t.detach() for t in qkv(B=4, H=2, Lq=5, Lk=6)], draw(5, 6, seed=8)
+
+    def loss(q, k, v, bias):
+        return cs.sdpa(q, k, v, bias).sin().sum()
+
+    found = vmap(grad(loss, argnums=3), in_dims=(0, 0, 0, None))(*x, bias)
+    want = torch.stack([grad(loss, argnums=3)(*(t[i] for t in x), bias) for i in range(4)])
+    torch.testing.assert_close(found, want)
+
+
+def test_a_mask_and_lengths_may_be_batched_by_vmap(path):
+    x = [t.detach() for t in qkv(B=3, H=2, Lq=5, Lk=6)]
+    mask, lengths = draw(3, 2, 5, 6, seed=8) > 0, torch.tensor([6, 2, 4])
+    found = vmap(lambda q, k, v, m, n: cs.sdpa(q, k, v, m, key_lengths=n))(*x, mask, lengths)
+    torch.testing.assert_close(found, cs.sdpa(*x, mask, key_lengths=lengths))
+
+
+def test_grouped_heads_may_differ_for_keys_and_values(path):
+    q, k, v = draw(2, 6, 4, 3), draw(2, 3, 5, 3, seed=1), draw(2, 2, 5, 3, seed=2)
+    x = [t.requires_grad_() for t in (q, k, v)]
+    found, want = (torch.autograd.grad(f(*x, enable_gqa=True).sin().sum(), x) for f in (cs.sdpa, torchs))
+    torch.testing.assert_close(found, want)
+
+
+def test_long_sequences_never_hold_all_scores(monkeypatch):
+    """4,096 queries and keys: scores would be 64 MiB, and no single tensor that is made has 8."""
+    x = [draw(1, 1, 4096, 8, seed=i).float().requires_grad_() for i in range(3)]
+    table = draw(1, 8191, seed=4).float().requires_grad_()
+    with Largest() as made:
+        o = cs.sdpa(*x, is_causal=True, score_bias=RelativeBias(table))
+        first = torch.autograd.grad(o.sum(), [*x, table], create_graph=True)
+        torch.autograd.grad(first[0].sum() + first[3].sum(), [*x, table])
+        jvp(lambda *x: jvp(cs.sdpa, x, x)[1], tuple(t.detach() for t in x), tuple(t.detach() for t in x))
+    assert made.bytes < 8 << 20
+
+
+class Largest(TorchDispatchMode):
+    """The largest tensor that an operation makes."""
+
+    bytes = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        found = func(*args, **(kwargs or {}))
+        for t in torch.utils._pytree.tree_leaves(found):
+            if isinstance(t, Tensor) and t._base is None:
+                self.bytes = max(self.bytes, t.untyped_storage().nbytes())
+        return found
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "match"),
+    [
+        ({"third_order": "no"}, UsageError, "'no'"),
+        ({"dropout_p": 1.5}, UsageError, "1.5"),
+        ({"window": 0}, UsageError, "window"),
+        ({"is_causal": True, "attn_mask": torch.zeros(5, 7)}, RuntimeError, "is_causal"),
+        ({"attn_mask": torch.zeros(3, 4)}, ShapeError, r"\(3, 4\)"),
+        ({"score_bias": RelativeBias(torch.zeros(1, 3))}, ShapeError, r"\(1, 3\)"),
+        ({"key_lengths": torch.tensor([0.5, 1.0])}, ShapeError, "float"),
+        ({"key": torch.zeros(2, 2, 7, 9).double()}, ShapeError, "9"),
+        ({"key": torch.zeros(2, 2, 7, 4)}, ShapeError, "float32"),
+        ({"query": torch.zeros(4).double()}, ShapeError, r"\(4,\)"),
+    ],
+)
+def test_calls_that_do_not_fit_say_so(change, error, match):
+    named = dict(zip(("query", "key", "value"), qkv(), strict=True))
+    with pytest.raises(error, match=match):
+        cs.sdpa(**(named | change))

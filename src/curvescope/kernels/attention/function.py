@@ -169,7 +169,7 @@ class Attention(Function):
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Tensor | None) -> tuple[Tensor, None, None]:
-        found = below(AttentionTangent.apply, *ctx.saved_tensors, *tangents[:5], ctx.options)
+        found = below(apply, AttentionTangent, *ctx.saved_tensors, *tangents[:5], ctx.options)
         return found[0], None, None
 
     @staticmethod
@@ -226,9 +226,9 @@ class AttentionBackward(Function):
             found: Any = (None,) * (3 + sum(wants))
             if any(t is not None for t in moved):
                 needs = (True, True, True, *wants, False)
-                found = AttentionSecond.apply(*ten, do, dS, *moved, options, needs)
+                found = apply(AttentionSecond, *ten, do, dS, *moved, options, needs)
             if turned is not None:
-                linear = AttentionBackward.apply(*ten, turned, options, False, wants)[:-1]
+                linear = apply(AttentionBackward, *ten, turned, options, False, wants)[:-1]
                 found = [y if x is None else x + y for x, y in zip(found, linear, strict=True)]
             return tuple(found)
 
@@ -294,13 +294,13 @@ class AttentionTangent(Function):
             if any(x is not None for x in s):
                 if _several(t):
                     each = [
-                        AttentionSecondTangent.apply(*ten, *_entry(t, j), *s, options)[0] for j in _range(t)
+                        apply(AttentionSecondTangent, *ten, *_entry(t, j), *s, options)[0] for j in _range(t)
                     ]
                     found = torch.stack(each)
                 else:
-                    found = AttentionSecondTangent.apply(*ten, *t, *s, options)[0]
+                    found = apply(AttentionSecondTangent, *ten, *t, *s, options)[0]
             if any(x is not None for x in dt):
-                linear = AttentionTangent.apply(*ten, *dt, options)[0]
+                linear = apply(AttentionTangent, *ten, *dt, options)[0]
                 found = linear if found is None else found + linear
             return (found,)
 

@@ -66,7 +66,8 @@ def attention_backward(*args: Any) -> tuple[Tensor, ...]:
 
 @attention_backward.register_fake
 def _(*args: Any) -> tuple[Tensor, ...]:
-    return tuple(_like(x, want) for x, want in zip(args[:5], (True, True, True, *args[15]), strict=True))
+    wants = True, True, True, *args[15]
+    return tuple(_like(x, want, args[0]) for x, want in zip(args[:5], wants, strict=True))
 
 
 @custom_op(
@@ -84,15 +85,13 @@ def attention_second(*args: Any) -> tuple[Tensor, ...]:
 
 @attention_second.register_fake
 def _(*args: Any) -> tuple[Tensor, ...]:
-    return tuple(_like(x, need) for x, need in zip((*args[:5], args[9]), args[20], strict=True))
+    return tuple(_like(x, need, args[0]) for x, need in zip((*args[:5], args[9]), args[20], strict=True))
 
 
-def _like(x: Tensor | None, wanted: bool) -> Tensor:
-    return (
-        torch.empty_like(x, memory_format=torch.contiguous_format)
-        if wanted and x is not None
-        else torch.empty(0)
-    )
+def _like(x: Tensor | None, wanted: bool, q: Tensor) -> Tensor:
+    if not wanted or x is None:
+        return q.new_empty(0)
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
 def _in_place(found: Any, flags: Any, like: Tensor) -> tuple[Tensor, ...]:
