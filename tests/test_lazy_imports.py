@@ -64,7 +64,7 @@ def reason(here: str, names: list[str]) -> str:
         return "commands"
     if names[0].startswith("curvescope.distributed."):
         return "ranks"
-    if names[0].startswith("curvescope.viz") or last <= {"figures", "tables", "words"}:
+    if names[0].startswith("curvescope.viz") or last <= {"figures", "tables", "view", "words"}:
         return "pictures"
     if here == "curvescope.nn.dropin":
         return "models"

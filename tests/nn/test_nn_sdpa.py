@@ -256,6 +256,8 @@ def test_third_derivatives_are_plain_and_warn_once(monkeypatch):
     torch.testing.assert_close(found, want)
     with pytest.raises(CurvescopeError, match="third derivative"):
         third("error")
+    monkeypatch.setattr(entry, "PATH", "auto")
+    torch.testing.assert_close(third("error"), want)
 
 
 THIRD = {
@@ -396,6 +398,7 @@ class Largest(TorchDispatchMode):
         ({"third_order": "no"}, UsageError, "'no'"),
         ({"dropout_p": 1.5}, UsageError, "1.5"),
         ({"window": 0}, UsageError, "window"),
+        ({"is_causal": True, "attn_mask": torch.zeros(5, 7)}, RuntimeError, "is_causal"),
         ({"attn_mask": torch.zeros(3, 4)}, ShapeError, r"\(3, 4\)"),
         ({"score_bias": RelativeBias(torch.zeros(1, 3))}, ShapeError, r"\(1, 3\)"),
         ({"key_lengths": torch.tensor([0.5, 1.0])}, ShapeError, "float"),

@@ -13,10 +13,10 @@ import torch
 import curvescope as cs
 import oracles
 from curvescope.studies import find, gap
-from curvescope.studies.checkpoints import checkpoint_names, load_checkpoints
 from curvescope.studies.gap.analysis import ALL, Effort, measure_draws, measure_pair, with_targets
 from curvescope.studies.gap.study import chosen_blocks
 from curvescope.studies.gap.view import off, whole
+from curvescope.studies.setting import checkpoint_names, load_checkpoints
 from scenes import checked
 
 WRITTEN = gap.Config(max_exact=500, num_draws=4, num_density_probes=2, blocks=("L*.W_V",))

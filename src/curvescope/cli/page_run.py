@@ -104,7 +104,7 @@ def _check_unused(given: Settings, wish: Wish) -> None:
 
 def _run(model: str, given: Settings, wish: Wish) -> Made:
     """Run what the sections need."""
-    from curvescope.studies.suited import unsuited
+    from curvescope.studies.several import unsuited
 
     profile = wish.profile or "quick"
     if profile not in PROFILES:

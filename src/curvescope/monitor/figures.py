@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from curvescope.monitor.telling.words import ceiling, is_near
+from curvescope.monitor.telling import ceiling, is_near
 from curvescope.viz.history import line, panels, positive, step_map
 from curvescope.viz.interactive import Scene
 from curvescope.viz.scenes import Cell, Curve, curves, grid_map, said, switched

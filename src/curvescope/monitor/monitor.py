@@ -28,9 +28,7 @@ from curvescope.monitor.memory import Memory
 from curvescope.monitor.progress import MeasurementProgress
 from curvescope.monitor.quiet import settled, unseen
 from curvescope.monitor.result import Monitored
-from curvescope.monitor.telling.ending import end_of
-from curvescope.monitor.telling.notes import Notes
-from curvescope.monitor.telling.words import skipping
+from curvescope.monitor.telling import Notes, end_of, skipping
 from curvescope.monitor.wrapped import load_inner
 from curvescope.monitor.writers import Writer, open_writers
 from curvescope.problem import Problem

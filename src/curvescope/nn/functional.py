@@ -67,8 +67,9 @@ def scaled_dot_product_attention(
             `RelativeBias` needs memory linear in the length.
         window: Query i sees only keys with |i − j| < window, of those that the other arguments leave.
         key_lengths: (...,) whole numbers; keys at and after this position are not seen.
-        third_order: "warn" computes derivatives of order three and more by plain operations, in memory
-            quadratic in the length, and warns once; "error" raises.
+        third_order: Where the sequence is long enough for the kernels, "warn" computes derivatives of order
+            three and more by plain operations, in memory quadratic in the length, and warns once; "error"
+            raises.
 
     Returns:
         (..., H, Lq, d_v).

@@ -25,8 +25,47 @@ from curvescope.models.forward_errors import check_vocabulary, check_weights
 from curvescope.models.hf.module import MIXTURE
 from curvescope.models.load import as_device, load
 from curvescope.models.model import Model
+from curvescope.models.zoo import BUNDLED, REVISIONS
 from curvescope.problem import Problem
 from curvescope.tokenizers import as_tokenizer, load_tokenizer
+
+NOW = "now"  # the checkpoint of a model that has no others
+OF_CHECKPOINTS = "revisions of a bundled model, or folders of the same shape; by default all that are bundled"
+
+
+def checkpoint_names(cfg: ModelOnData, asked: tuple[str, ...]) -> tuple[str, ...]:
+    """Those asked for, or all that are bundled; one name for a model that has none."""
+    if asked:
+        return tuple(dict.fromkeys(asked))
+    bundled = cfg.model in BUNDLED and cfg.revision is None
+    return REVISIONS if bundled else (cfg.revision or NOW,)
+
+
+def load_checkpoints(cfg: ModelOnData, asked: tuple[str, ...], model: Model) -> dict[str, Model]:
+    """The models by name, in their order; `model`, that of the settings, where there are no others."""
+    found = {}
+    for name in checkpoint_names(cfg, asked):
+        if cfg.model in BUNDLED and name in REVISIONS:
+            found[name] = load_model(replace(cfg, revision=name))
+        else:
+            found[name] = load_model(replace(cfg, model=name, revision=None)) if asked else model
+        check_alike(name, found[name], model)
+    return found
+
+
+def check_alike(name: str, found: Model, model: Model) -> None:
+    """Raise unless a checkpoint has the model's parameters, by name and shape."""
+    wanted, there = (
+        {name: tuple(p.shape) for name, p in m.module.named_parameters()} for m in (model, found)
+    )
+    if there == wanted:
+        return
+    first = next(k for k in wanted | there if wanted.get(k) != there.get(k))
+    raise UsageError(
+        f"expected checkpoints of {model.name!r}, got {name!r}, which is another model: {first} is "
+        f"{there.get(first, 'not there')}, not {wanted.get(first, 'there')}"
+    )
+
 
 TASK = "task:"
 SHORT_TEXT = 100_000  # characters; a longer text has tokens enough for any study's own number

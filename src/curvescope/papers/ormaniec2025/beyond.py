@@ -26,7 +26,7 @@ from curvescope.models.load import load
 from curvescope.models.model import Model
 from curvescope.models.zoo.transformer import Transformer, TransformerConfig
 from curvescope.operators import GGN, FunctionalHessian
-from curvescope.papers.common import FigureConfig, logarithmic
+from curvescope.papers.common import FigureConfig
 from curvescope.papers.ormaniec2025.growth import TITLES
 from curvescope.papers.ormaniec2025.growth_exponents import fit
 from curvescope.papers.ormaniec2025.growth_sweeps import PARTS
@@ -278,8 +278,8 @@ def _exponents(result: Beyond) -> Figure:
     top = float(np.abs(known).max(initial=1.0))
     for ax, part, values in zip(axes, PARTS, result.exponents, strict=True):
         ax.imshow(values, cmap="RdBu_r", vmin=-top, vmax=top)
-        ax.set_xticks(range(len(names)), names, rotation=90, fontsize=8)
-        ax.set_yticks(range(len(names)), names, fontsize=8)
+        ax.set_xticks(range(len(names)), names, rotation=90)
+        ax.set_yticks(range(len(names)), names)
         ax.set_title(TITLES[part], fontsize=11)
         if len(names) <= MANY:
             for i, j in np.argwhere(np.isfinite(values)):
@@ -300,13 +300,13 @@ def _curves(result: Beyond) -> Figure:
             good = values > 0
             if good.any():
                 ax.plot(result.sigma[good], values[good], color=colors[i], lw=1.4, marker=".", label=name)
-        logarithmic(ax, grid=False)
+        ax.set(xscale="log", yscale="log")
         ax.axvline(1, color="0.4", lw=0.8, ls=":")
         ax.set_title(TITLES[part], fontsize=11)
         ax.set_xlabel("scale σ of the embeddings")
     axes[0].set_ylabel("‖block‖ F")
     handles, labels = axes[2].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside right center", frameon=False, fontsize=8)
+    figure.legend(handles, labels, loc="outside right center")
     return figure
 
 

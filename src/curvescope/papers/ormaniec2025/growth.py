@@ -21,7 +21,7 @@ from curvescope.core.config import setting
 from curvescope.core.errors import UsageError
 from curvescope.core.progress import Progress
 from curvescope.core.result import Result
-from curvescope.papers.common import AUTHORS_CODE, FigureConfig, plain
+from curvescope.papers.common import AUTHORS_CODE, FigureConfig
 from curvescope.papers.ormaniec2025.growth_exponents import Slope, laws, published_curves, slopes
 from curvescope.papers.ormaniec2025.growth_sweeps import (
     EXPERIMENTS,
@@ -449,9 +449,7 @@ def panel(ax: Axes, sweep: Sweep, block: str, part: str) -> None:
     if len(shown) < depth:
         ax.plot([], [], color="white", label=f"{depth - 1} (exactly 0)")
     if depth > 1:
-        ax.legend(
-            title="layer", frameon=False, fontsize=8, title_fontsize=8, loc="upper left", handlelength=1.2
-        )
+        ax.legend(title="layer", fontsize=8, title_fontsize=8, loc="upper left", handlelength=1.2)
 
 
 def _line(ax: Axes, sweep: Sweep, curve: tuple[str, str, int], fade: float) -> None:
@@ -480,8 +478,7 @@ def _dots(ax: Axes, sweep: Sweep, curve: tuple[str, str, int], fade: float) -> N
 def _scales(ax: Axes, experiment: Experiment) -> None:
     logarithmic = experiment.grid.startswith("log")
     if logarithmic:
-        ax.set_xscale("log")
-        ax.set_yscale("log")
+        ax.set(xscale="log", yscale="log")
         low, high = experiment.sigmas[0], experiment.sigmas[-1]
         ax.set_xlim(low * (low / high) ** 0.03, high * (high / low) ** 0.03)
     else:
@@ -489,7 +486,6 @@ def _scales(ax: Axes, experiment: Experiment) -> None:
     ax.set_xticks(TICKS[experiment.grid], [f"{tick:g}" for tick in TICKS[experiment.grid]])
     ax.minorticks_off()
     ax.axvline(1, color="0.4", lw=0.8, ls=":")
-    plain(ax, grid=False)
 
 
 def _limits(ax: Axes, sweep: Sweep, block: str, part: str, shown: list[int]) -> None:
@@ -550,7 +546,7 @@ def _key(figure: Figure, color: str) -> None:
         [], [], color=color, marker="o", mfc="white", ms=4, ls="", label="published: mean ± standard error"
     )
     gray = Line2D([], [], color="0.5", alpha=0.5, lw=0.8, ls="--", label="claimed slope")
-    figure.legend(handles=[ours, dots, gray], loc="outside lower center", ncols=3, frameon=False, fontsize=9)
+    figure.legend(handles=[ours, dots, gray], loc="outside lower center", ncols=3, fontsize=9)
 
 
 def _note(ax: Axes, text: str, *, at: tuple[float, float]) -> None:

@@ -21,7 +21,6 @@ from curvescope.papers.common import (
     DIFFERS,
     FigureConfig,
     as_printed,
-    plain,
     published_table,
     within,
 )
@@ -246,7 +245,7 @@ def _classical(result: Histograms) -> Figure:
         _outline(ax, block)
         _mark_median(ax, result.of("softmax", block))
         _style(ax, block)
-        ax.legend(frameon=False, fontsize=10, loc="upper left")
+        ax.legend(fontsize=10, loc="upper left")
     axes[-1].set_xlabel("|entry| of the Hessian block")
     figure.supylabel("number of entries", fontsize=11)
     return figure
@@ -265,8 +264,8 @@ def _linear(result: Histograms) -> Figure:
     low, high = zip(*(ax.get_xlim() for ax in axes), strict=True)
     for ax in axes:
         ax.set_xlim(min(low), max(high))
-    axes[0].legend(frameon=False, fontsize=10, loc="upper left")
-    axes[1].legend(frameon=False, fontsize=10, loc="upper right")
+    axes[0].legend(fontsize=10, loc="upper left")
+    axes[1].legend(fontsize=10, loc="upper right")
     axes[0].set_ylabel("number of entries")
     return figure
 
@@ -295,7 +294,6 @@ def _mark_median(ax: Axes, bars: Bars) -> None:
 def _style(ax: Axes, block: str) -> None:
     ax.set_xscale("log")
     ax.set_title(block, fontsize=12, loc="left", color=COLORS[block])
-    plain(ax, grid=False)
     ax.margins(x=0.02)
 
 

@@ -384,9 +384,7 @@ def _curves(found: Convergence) -> Figure:
         ax.plot([], [], color="0.3", lw=1, ls=":", label="control")
         if family != "E8":
             ax.plot([], [], color="0.3", lw=0.7, ls="--", label="mean |l − mean| / k")
-        ax.set_xscale("log")
-        ax.set_yscale("log")
-        ax.set_xlabel("pictures k")
+        ax.set(xscale="log", yscale="log", xlabel="pictures k")
         ax.set_title(title, fontsize=10)
         ax.legend(fontsize=7, loc="lower left")
     axes[0].set_ylabel("mean |L$_{k+1}$ − L$_k$|, smoothed")
@@ -420,7 +418,7 @@ def _widths(found: Convergence) -> Figure:
     ax.set_yscale("log")
     ax.set_xlabel("width h")
     ax.set_title("mean |l − mean|, the limit of k|L$_{k+1}$ − L$_k$|", fontsize=10)
-    ax.legend(fontsize=8)
+    ax.legend()
     return figure
 
 

@@ -20,7 +20,7 @@ from curvescope.core.progress import Progress
 from curvescope.core.result import Result
 from curvescope.models.zoo import REVISIONS
 from curvescope.operators import Hessian
-from curvescope.papers.common import FigureConfig, Judged, decided, logarithmic, plain
+from curvescope.papers.common import FigureConfig, Judged, decided
 from curvescope.papers.petrov2025 import propagation_models as variants
 from curvescope.papers.petrov2025.propagation_models import COMPONENTS, NORMS, SIGMAS
 from curvescope.runs.shown import FAILS, HOLDS, OPEN, Claim, Line, Origin, Shown
@@ -370,12 +370,13 @@ def _depth(result: Sweeps) -> Figure:
             ends = np.array([m.ends_of(HESSIAN) for m in models])
             axes[1].errorbar(result.depths, ends[:, 0], yerr=ends[:, 1], **style)
     for ax, title in zip(axes, ("‖H‖", "λ_max", ""), strict=True):
-        logarithmic(ax)
+        ax.set(xscale="log", yscale="log")
+        ax.grid(visible=True)
         ax.set_xscale("log", base=2)
         ax.set_xticks(result.depths, [str(d) for d in result.depths])
         ax.set_xlabel("layers")
-        ax.set_title(title, fontsize=10, loc="left")
-    axes[0].legend(fontsize=8, frameon=False)
+        ax.set_title(title)
+    axes[0].legend()
     _kinds_over_depth(axes[2], result)
     return figure
 
@@ -394,8 +395,8 @@ def _kinds_over_depth(ax: Axes, result: Sweeps) -> None:
         style = {"ms": 3.5, "lw": 1, "color": color, "label": kind}
         ax.errorbar(result.depths, shares, yerr=np.nan_to_num(halves), fmt="--o" if i > 5 else "-o", **style)
     ax.axhline(0, color="0.6", lw=0.6)
-    ax.set_title("shares of ‖H‖², pre-norm: together 1", fontsize=10, loc="left")
-    ax.legend(fontsize=7, frameon=False, ncols=2)
+    ax.set_title("shares of ‖H‖², pre-norm: together 1")
+    ax.legend(fontsize=7, ncols=2)
 
 
 def _share(one: Propagation, kind: str) -> Number:
@@ -413,10 +414,11 @@ def _sigma(result: Sweeps) -> Figure:
         ax.plot(SIGMAS, sizes, "o", ms=4, color=PALETTE[0], label="source L0.ln1" if not seed else None)
     first = result.measured[f"sigma.{SIGMAS[0]:g}.0"].shares.norm("L0.ln1").value
     ax.plot(SIGMAS, [first / s**2 for s in SIGMAS], lw=1, color="0.5", label="1/σ²")
-    logarithmic(ax)
+    ax.set(xscale="log", yscale="log")
+    ax.grid(visible=True)
     ax.set_xlabel("standard deviation σ of the embeddings")
     ax.set_ylabel("Frobenius norm")
-    ax.legend(fontsize=8, frameon=False)
+    ax.legend()
     return figure
 
 
@@ -434,10 +436,10 @@ def _components(result: Sweeps) -> Figure:
             label = f"after {steps} steps" if steps else "at initialization"
             ax.plot(rows[column], y + 0.12 - 0.24 * i, "o", ms=5, color=PALETTE[i], label=label)
         ax.set_xscale("log" if min(table[column]) > 0 else "symlog")
-        ax.set_title(title, fontsize=10, loc="left")
-        plain(ax)
+        ax.set_title(title)
+        ax.grid(visible=True)
     axes[0].set_yticks(y, list(COMPONENTS), fontsize=9)
-    axes[0].legend(fontsize=8, frameon=False)
+    axes[0].legend()
     return figure
 
 
@@ -459,17 +461,17 @@ def _training(result: Sweeps) -> Figure:
     for name, style in ((HESSIAN, "-"), (OUTER, "--")):
         axes[0].plot(x, [m.shares.norm(name).value for m in models], style, lw=1.2, color="0.4", label=name)
     axes[0].set_yscale("log")
-    axes[0].set_title("Frobenius norm, sources of a kind in quadrature", fontsize=10, loc="left")
-    axes[0].legend(fontsize=7, frameon=False, ncols=2)
+    axes[0].set_title("Frobenius norm, sources of a kind in quadrature")
+    axes[0].legend(fontsize=7, ncols=2)
     ends = np.array([m.ends_of(HESSIAN) for m in models])
     axes[1].errorbar(x, ends[:, 0], yerr=ends[:, 1], fmt="-o", ms=4, lw=1, color=PALETTE[1], label="λ_max")
     axes[1].errorbar(x, -ends[:, 2], yerr=ends[:, 3], fmt="-o", ms=4, lw=1, color=PALETTE[0], label="−λ_min")
     axes[1].set_yscale("log")
-    axes[1].set_title("extreme eigenvalues of H", fontsize=10, loc="left")
-    axes[1].legend(fontsize=8, frameon=False)
+    axes[1].set_title("extreme eigenvalues of H")
+    axes[1].legend()
     for ax in axes:
         ax.set_xticks(x, REVISIONS)
-        plain(ax)
+        ax.grid(visible=True)
     return figure
 
 

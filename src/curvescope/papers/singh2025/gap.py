@@ -25,7 +25,7 @@ from curvescope.data.batches import Batches
 from curvescope.models.load import load
 from curvescope.models.zoo.mlp import MLP, MLPConfig
 from curvescope.models.zoo.transformer import Transformer, TransformerConfig
-from curvescope.papers.common import OURS, FigureConfig, Judged, decided, plain, prefixed
+from curvescope.papers.common import OURS, FigureConfig, Judged, decided, prefixed
 from curvescope.papers.singh2025 import SLIDES
 from curvescope.problem import Problem
 from curvescope.runs.shown import FAILS, HOLDS, OPEN, Claim, Line, Origin, Shown
@@ -354,19 +354,19 @@ def _families(result: Gaps) -> Figure:
             _missed(left, result, family, task, color)
             _against_loss(middle, result, family, task, color)
             _distances(right, result, family, task, color)
-        left.set_title(f"{LOSS[task]}: λ_max that the GGN misses", fontsize=10, loc="left")
+        left.set_title(f"{LOSS[task]}: λ_max that the GGN misses")
         left.set(yscale="log", ylabel="|1 − λ_max(H_o)/λ_max(H)|")
         left.set_xticks(range(len(result.steps)), [str(step) for step in result.steps])
         left.set_xlabel("steps")
         middle.set(xscale="log", yscale="log", xlabel="loss", ylabel="‖H_f‖/‖H‖")
-        middle.set_title("functional share against the loss", fontsize=10, loc="left")
+        middle.set_title("functional share against the loss")
         right.set(xscale="log", yscale="log", xlabel="functional share", ylabel="W₁ / (‖H‖/√n)")
-        right.set_title("distance of the spectra, and its bound", fontsize=10, loc="left")
+        right.set_title("distance of the spectra, and its bound")
         ends = np.array(right.get_xlim())
         right.plot(ends, ends, lw=0.8, color="0.5", label="bound")
         for ax in (left, middle, right):
-            ax.legend(fontsize=8, frameon=False)
-            plain(ax)
+            ax.legend()
+            ax.grid(visible=True)
     return figure
 
 

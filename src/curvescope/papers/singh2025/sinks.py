@@ -14,7 +14,7 @@ from curvescope.core.progress import Progress
 from curvescope.data.tasks.random_sequences import markov
 from curvescope.models.load import load
 from curvescope.models.zoo.transformer import Transformer, TransformerConfig
-from curvescope.papers.common import OURS, FigureConfig, Judged, decided, plain
+from curvescope.papers.common import OURS, FigureConfig, Judged, decided
 from curvescope.papers.singh2025 import SLIDES
 from curvescope.problem import Problem
 from curvescope.runs.shown import FAILS, HOLDS, OPEN, Claim, Line, Shown
@@ -330,10 +330,9 @@ def _bias(result: SinkCases) -> Figure:
         ax.set_xticks([0, 1, 2, 4, 8], ["0", "1", "2", "4", "8"])
         ax.set_xlim(-0.2, 11)
         ax.set_xlabel("bias at the first key")
-        ax.set_title(f"{title}, times", fontsize=10, loc="left")
+        ax.set_title(f"{title}, times")
         few_ticks(ax)
-        plain(ax, grid=False)
-    axes[0].legend(fontsize=7, frameon=False)
+    axes[0].legend(fontsize=7)
     return figure
 
 

@@ -55,8 +55,7 @@ from curvescope.monitor.result import Monitored
 from curvescope.operators import Hessian
 from curvescope.problem import Problem
 from curvescope.runs.contents import fingerprint
-from curvescope.studies.checkpoints import check_alike
-from curvescope.studies.setting import TASK, load_model, make_batches, make_problem
+from curvescope.studies.setting import TASK, check_alike, load_model, make_batches, make_problem
 
 if TYPE_CHECKING:
     from curvescope.studies.dynamics.study import Config

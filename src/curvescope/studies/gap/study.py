@@ -22,7 +22,6 @@ from curvescope.runs.contents import fingerprint
 from curvescope.runs.shown import Shown
 from curvescope.runs.study import Cost, Plan, Step
 from curvescope.runs.work import Finished, Piece, State, work_through
-from curvescope.studies.checkpoints import MEANING, checkpoint_names, load_checkpoints
 from curvescope.studies.common.planning import PlannedMatrix, planned_own_probes, together
 from curvescope.studies.gap.analysis import (
     ALL,
@@ -36,7 +35,14 @@ from curvescope.studies.gap.analysis import (
     measure_pair,
     with_targets,
 )
-from curvescope.studies.setting import ModelOnData, make_problem, notes_of
+from curvescope.studies.setting import (
+    OF_CHECKPOINTS,
+    ModelOnData,
+    checkpoint_names,
+    load_checkpoints,
+    make_problem,
+    notes_of,
+)
 
 if TYPE_CHECKING:
     pass
@@ -49,7 +55,7 @@ class Config(ModelOnData):
     """What to look at and how hard. The defaults take about a minute on a CPU."""
 
     tokens: int = setting(128, "of a text; labeled texts and images: ⌈tokens / seq_len⌉ of them")
-    checkpoints: tuple[str, ...] = setting((), MEANING)
+    checkpoints: tuple[str, ...] = setting((), OF_CHECKPOINTS)
     blocks: tuple[str, ...] = setting((), "globs, each a block of its own; by default L*.W_Q, … that exist")
     apart: bool = setting(False, "every block that a glob matches by itself, not all of them together")
     num_probes: int = setting(4, "random vectors of traces and norms")

@@ -26,8 +26,7 @@ from curvescope.runs.contents import fingerprint
 from curvescope.runs.shown import Shown
 from curvescope.runs.study import Cost, Plan, Step
 from curvescope.runs.work import Finished, State, work_through
-from curvescope.studies.checkpoints import load_checkpoints
-from curvescope.studies.setting import ModelOnData, make_problem, notes_of
+from curvescope.studies.setting import ModelOnData, load_checkpoints, make_problem, notes_of
 from curvescope.studies.taylor import analysis
 from curvescope.studies.taylor.analysis import Descent, Settled
 

@@ -26,8 +26,7 @@ from curvescope.problem import Problem
 from curvescope.runs.contents import fingerprint
 from curvescope.runs.shown import Shown
 from curvescope.runs.work import Piece, State, work_through
-from curvescope.studies.checkpoints import MEANING, load_checkpoints
-from curvescope.studies.setting import ModelOnData, make_problem, notes_of
+from curvescope.studies.setting import OF_CHECKPOINTS, ModelOnData, load_checkpoints, make_problem, notes_of
 from curvescope.studies.weight_norms.analysis import ROLES, RandomModels, measure_random
 
 if TYPE_CHECKING:
@@ -42,7 +41,7 @@ class Config(ModelOnData):
     """What to look at and how hard. The defaults take about a minute on a CPU."""
 
     tokens: int = setting(128, "of a text; labeled texts and images: ⌈tokens / seq_len⌉ of them")
-    checkpoints: tuple[str, ...] = setting((), MEANING)
+    checkpoints: tuple[str, ...] = setting((), OF_CHECKPOINTS)
     blocks: tuple[str, ...] = setting(("L*.W_*",), "globs: the weight matrices")
     num_steps: int = setting(8, "Lanczos steps for λ_max of a block")
     num_models: int = setting(96, "random models with norms, and as many without; 0: none")

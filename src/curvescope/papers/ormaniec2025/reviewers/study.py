@@ -17,7 +17,6 @@ import numpy as np
 
 from curvescope.core.progress import Progress
 from curvescope.core.result import Result
-from curvescope.papers.common import logarithmic, plain
 from curvescope.papers.ormaniec2025.reviewers import orders, softmax
 from curvescope.papers.ormaniec2025.reviewers.answers import (
     Answer,
@@ -234,14 +233,14 @@ def _merged(result: Reviewers) -> Figure:
             losses = result.of(Trained)[f"merged.{how}"].best()[way]
             band(ax, np.arange(1, losses.shape[-1] + 1), losses, linear=True, color=PALETTE[way], label=words)
     for ax, how in zip(axes[1:], RATES, strict=True):
-        ax.set_title(f"loss, {how}", fontsize=10, loc="left")
-        ax.set_xscale("log")
-        ax.set_xlabel("step")
-        plain(ax)
-    logarithmic(axes[0])
-    axes[0].set_title("−λ_min(H)/λ_max(H_o)", fontsize=10, loc="left")
+        ax.set_title(f"loss, {how}")
+        ax.set(xscale="log", xlabel="step")
+        ax.grid(visible=True)
+    axes[0].set(xscale="log", yscale="log")
+    axes[0].grid(visible=True)
+    axes[0].set_title("−λ_min(H)/λ_max(H_o)")
     axes[0].set_xlabel("σ")
-    axes[0].legend(fontsize=8, frameon=False)
+    axes[0].legend()
     return figure
 
 
@@ -256,12 +255,13 @@ def _softmax(result: Reviewers) -> Figure:
             color = (*PALETTE, "0.35")[i]
             style = {"color": color, "label": f"({block[0]}, {block[1]})", "marker": "o", "ms": 3.5}
             band(ax, heads.temperatures, ratios, **style)
-        logarithmic(ax)
+        ax.set(xscale="log", yscale="log")
+        ax.grid(visible=True)
         ax.axhline(1, color="0.4", lw=0.8, ls=":")
-        ax.set_title(title, fontsize=10, loc="left")
+        ax.set_title(title)
         ax.set_xlabel("temperature τ")
     axes[0].set_ylabel("‖H(block)‖ with softmax / without")
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right center", fontsize=8, frameon=False)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right center")
     return figure
 
 
@@ -284,11 +284,11 @@ def _depth(result: Reviewers) -> Figure:
                     color=ROLE_COLORS[role],
                     label=role if not row and block[1] == "0" else "",
                 )
-        ax.set_title(f"exponents of ‖{part}‖", fontsize=10, loc="left")
+        ax.set_title(f"exponents of ‖{part}‖")
         ax.set_xlabel("power of σ")
-        plain(ax)
+        ax.grid(visible=True)
     axes[0].set_yticks([-row for row in range(len(orders.DEPTH_CASES))], list(orders.DEPTH_CASES), fontsize=9)
-    axes[1].legend(fontsize=8, frameon=False, loc="upper right")
+    axes[1].legend(loc="upper right")
     return figure
 
 
@@ -303,10 +303,11 @@ def _dropped(result: Reviewers) -> Figure:
             band(ax, found.sigma, curves, color=color, label=case, ls=dashes, zorder=above)
     titles = "‖∂ℓ/∂F‖ of a term", "‖H_f(W_Q)‖/σ⁵: level where the order holds"
     for ax, title in zip(axes, titles, strict=True):
-        logarithmic(ax)
-        ax.set_title(title, fontsize=10, loc="left")
+        ax.set(xscale="log", yscale="log")
+        ax.grid(visible=True)
+        ax.set_title(title)
         ax.set_xlabel("σ")
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right center", fontsize=8, frameon=False)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right center")
     return figure
 
 
@@ -322,13 +323,13 @@ def _architectures(result: Reviewers) -> Figure:
             places = np.arange(len(one.blocks)) + 0.2 * (i - 0.5)
             dots(ax, means, places, color=PALETTE[i], label=part, upright=True)
         labels = [block.removeprefix("L0.") for block in one.blocks]
-        ax.set_xticks(range(len(labels)), labels, fontsize=8)
+        ax.set_xticks(range(len(labels)), labels)
         ax.set_xlim(-0.6, len(labels) - 0.4)
         ax.set_title(f"{name}\n{sum(one.sizes)} parameters", fontsize=9)
-        plain(ax)
+        ax.grid(visible=True)
     axes[0].set_ylabel("power of σ")
     axes[0].set_ylim(0, 6.6)
-    axes[0].legend(fontsize=8, frameon=False, loc="upper right")
+    axes[0].legend(loc="upper right")
     return figure
 
 
@@ -343,12 +344,12 @@ def _regimes(result: Reviewers) -> Figure:
             label, dashes = block.removeprefix("L0."), "--" if i % 2 else "-"
             band(ax, middle[known], slopes[:, known], linear=True, color=PALETTE[i], label=label, ls=dashes)
         ax.set_xscale("log")
-        ax.set_title(case, fontsize=10, loc="left")
+        ax.set_title(case)
         ax.set_xlabel("σ")
         ax.axhline(0, color="0.6", lw=0.6)
         ax.axvline(1, color="0.4", lw=0.8, ls=":")
-        ax.legend(fontsize=8, frameon=False, loc="lower left", ncols=2)
-        plain(ax)
+        ax.legend(loc="lower left", ncols=2)
+        ax.grid(visible=True)
     axes[0].set_ylabel("local slope of ‖H‖")
     axes[0].set_ylim(-8, 8)
     return figure
@@ -363,11 +364,12 @@ def _gradient(result: Reviewers) -> Figure:
             curves = found.curve(part, f"L0.{role}")
             label, ls = f"{role}: σ$^{{{slope:.1f}}}$", "--" if role in ("W_K", "W_O") else "-"
             band(ax, found.sigma, curves, color=ROLE_COLORS[role], label=label, ls=ls)
-        logarithmic(ax)
+        ax.set(xscale="log", yscale="log")
+        ax.grid(visible=True)
         ax.set_ylim(found.curve(part, "L0.W_Q")[:, 0].min() / 10, 1e6)
         ax.axvline(1, color="0.4", lw=0.8, ls=":")
-        ax.set_title("gradient" if part == "gradient" else f"${part}$", fontsize=10, loc="left")
+        ax.set_title("gradient" if part == "gradient" else f"${part}$")
         ax.set_xlabel("σ")
-        ax.legend(fontsize=8, frameon=False, loc="upper left")
+        ax.legend(loc="upper left")
     axes[0].set_ylabel("norm of the block")
     return figure

@@ -16,7 +16,7 @@ import numpy as np
 from curvescope.closed_form.bounds import growth
 from curvescope.core.parts import HALVES, SYMBOLS
 from curvescope.core.progress import Progress
-from curvescope.papers.common import FigureConfig, plain
+from curvescope.papers.common import FigureConfig
 from curvescope.papers.ormaniec2025.statements import architecture, heads
 from curvescope.papers.ormaniec2025.statements.heads import FAILS, OURS, VERDICTS, Group
 from curvescope.runs.shown import Claim, Line, Shown
@@ -138,7 +138,6 @@ def _groups(num_heads: int, num_models: int, device: str) -> dict[str, Callable[
 
 
 def _plain(ax: Axes) -> None:
-    plain(ax, grid=False)
     ax.tick_params(labelsize=9)
 
 
@@ -187,7 +186,7 @@ def _norms(ax: Axes, curves: dict[str, np.ndarray], part: str, pairs: Sequence[s
             f"σ$^{power}$", (sigma[4], values[4]), xytext=(-8, 7), textcoords="offset points", fontsize=10,
             color="0.2",
         )  # fmt: skip
-    ax.legend(frameon=False, fontsize=9, ncols=2, loc="upper left")
+    ax.legend(fontsize=9, ncols=2, loc="upper left")
     ax.set_ylim(1e-12, 1e8)
     _plain(ax)
 
@@ -263,7 +262,7 @@ def _softmax(result: Statements) -> Figure:
     _guide(axes[0], sigma, float(np.median(found["softmax"][:, 0])), -4)
     axes[0].set_title("W_V against W_Q: softmax makes the difference", fontsize=11, loc="left")
     axes[0].set(xlabel="scale σ of the tokens", ylabel="‖H_o(V, V)‖ / ‖H_o(Q, Q)‖")
-    axes[0].legend(frameon=False, fontsize=10)
+    axes[0].legend(fontsize=10)
     found = result.groups["parameterization"].curves
     sigma = found["sigma"]
     for words, color, power in (("W_Q and W_K", "#d95f02", -3), ("one W_QK", "#1b6ca8", -1)):
@@ -272,7 +271,7 @@ def _softmax(result: Statements) -> Figure:
         _guide(axes[1], sigma, float(np.median(found[words][:, 0])), power)
     axes[1].set_title("two matrices are more indefinite than one", fontsize=11, loc="left")
     axes[1].set(xlabel="scale σ of the tokens", ylabel="−λ_min(H) / λ_max(H_o)")
-    axes[1].legend(frameon=False, fontsize=10)
+    axes[1].legend(fontsize=10)
     _entries(axes[2], result.groups["softmax"].curves)
     for ax in axes:
         _plain(ax)
@@ -317,7 +316,7 @@ def _depth(result: Statements) -> Figure:
             label=f"{kind}, depth {depth}",
         )  # fmt: skip
     axes[0].set_ylim(1e-30, 1e30)
-    axes[0].legend(frameon=False, fontsize=8.5, loc="upper left")
+    axes[0].legend(fontsize=8.5, loc="upper left")
     axes[0].set_title("growth with depth", fontsize=11, loc="left")
     axes[0].set(xlabel="scale σ of the tokens", ylabel="‖H_o‖ of the first layer, 1 at σ = 1")
     curves = result.groups["pre_norm"].curves
@@ -332,7 +331,7 @@ def _depth(result: Statements) -> Figure:
         ax.set_ylim(1e-12, 1e4)
         ax.set_title(f"Pre-LN: {weight}, one layer", fontsize=11, loc="left")
         ax.set(xlabel="scale σ of the tokens", ylabel="Frobenius norm")
-        ax.legend(frameon=False, fontsize=9, loc="lower right")
+        ax.legend(fontsize=9, loc="lower right")
     for ax in axes:
         _plain(ax)
     return figure

@@ -1,13 +1,26 @@
-"""The words of what a monitor has seen."""
+"""What a monitored run says of itself: in numbers, in notes, at its end.
+
+Where the loop of a monitor stands, whether or not something was measured there.
+
+step       the last that the loop told of
+seconds    since the start, of all processes
+share      of them that was spent measuring
+skipped    measurements that came due and were not made, to keep the budget
+next_step  at which the one that waits would be affordable, at the pace of the loop; only where one waits
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 
 from curvescope.core.numbers import plural, rounded, with_error
+from curvescope.monitor.budget import Budget
+from curvescope.monitor.look import PARTS
 from curvescope.runs.shown import Line
 
 if TYPE_CHECKING:
@@ -186,3 +199,63 @@ def captions(result: Monitored) -> dict[str, str]:
         "history": "One row a measurement; empty where the budget left a part out.",
         "blocks": "One row a block and measurement.",
     }
+
+
+COUNTED = re.compile(r"(.*\bin )(\d+)( entries\b.*)", re.S)
+FEW = 4  # counts that are listed one by one
+
+
+@final
+class Notes:
+    """Notes in the order in which they came.
+
+    Args:
+        texts: those that are there from the beginning.
+    """
+
+    def __init__(self, texts: Sequence[str] = ()):
+        self._found: dict[tuple[str, str], list[tuple[str, int]]] = {(text, ""): [] for text in texts}
+
+    def add(self, text: str, step: int) -> None:
+        """A note of a step; "in 5 entries" is put together with what other steps say of the same."""
+        if parts := COUNTED.fullmatch(text):
+            self._found.setdefault((parts[1], parts[3]), []).append((parts[2], step))
+        else:
+            self._found.setdefault((text, ""), [])
+
+    def all(self) -> list[str]:
+        """One sentence each."""
+        return [f"{before}{_counts(counts)}{after}" for (before, after), counts in self._found.items()]
+
+
+def _counts(counts: Sequence[tuple[str, int]]) -> str:
+    """`186 (step 0), 11 (step 50)`; of many the first and the last."""
+    said = [f"{count} (step {step})" for count, step in counts]
+    if len(said) <= FEW:
+        return ", ".join(said)
+    return f"{said[0]} to {said[-1]}, at {len(said)} measurements,"
+
+
+def end_of(step: int, rows: Sequence[Mapping[str, Any]], budget: Budget, waiting: int) -> dict[str, float]:
+    """The numbers above.
+
+    Args:
+        step: the last.
+        rows: of the history, with what each of them skipped.
+        waiting: skipped since the last row, the one that is due now among them.
+    """
+    before = sum(row["skipped"] for row in rows if not math.isnan(row["skipped"]))
+    found = {
+        "step": step,
+        "seconds": budget.elapsed,
+        "share": budget.share,
+        "skipped": int(before) + waiting,
+    }
+    if waiting and rows and step > rows[0]["step"]:
+        first = rows[0]
+        measuring = budget.spent - first["share"] * first["seconds"]
+        pace = (budget.elapsed - first["seconds"] - measuring) / (step - first["step"])  # seconds of a step
+        wait = budget.ready_at(PARTS[0]) - budget.elapsed
+        if pace > 0:
+            found["next_step"] = step + max(1, math.ceil(wait / pace))
+    return found
