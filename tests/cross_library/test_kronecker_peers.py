@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import curvescope as cs
+from curvescope.core.blocks import ParamSpace
 from oracles import drawn, relative_error
 
 pytestmark = pytest.mark.cross_library
@@ -72,17 +73,16 @@ def curvlinops_dense(
     module: nn.Module,
     problem: cs.Problem,
     data: Any,
-    blocks: list[str],
+    space: ParamSpace,
     kind: str,
     **settings: Any,
 ) -> Tensor:
-    """The peer's matrix in the order of our vectors; its labels are our draws."""
+    """The peer's matrix in the order of vectors over `space`; its labels are our draws."""
     peer = pytest.importorskip("curvlinops")
     loss = nn.CrossEntropyLoss() if problem.loss.name == "cross_entropy" else nn.MSELoss()
     tokens = isinstance(module, Attention) and not module.pooled
     network = ClassesFirst(module) if tokens and problem.loss.name == "cross_entropy" else module
     parameters = dict(module.named_parameters())
-    space = problem.space(*blocks)
     K = getattr(peer, operator)(
         network,
         loss,
@@ -126,7 +126,7 @@ def test_kfac_is_that_of_curvlinops(name: str, loss: str, kind: str, sharing: st
         module,
         problem,
         data,
-        [block.name for block in ours.space],
+        ours.space,
         kind,
         mc_samples=samples,
         kfac_approx=sharing,
@@ -144,7 +144,8 @@ def test_ekfac_is_that_of_curvlinops(name: str, loss: str, kind: str, sharing: s
     module, problem, data = make_problem(name, loss)
     samples = 2 if kind == "mc" else 1
     # Gradients of keys add up to zero over a sequence, so that a factor is zero, and every basis its own.
-    blocks = [name for name in problem.model.blocks if not (sharing == "reduce" and name.startswith("k."))]
+    left_out = "k." if sharing == "reduce" else "no module"
+    blocks = [block.name for block in problem.space() if not block.parameter.startswith(left_out)]
     ours = cs.EKFAC(
         problem, *blocks, kind=kind, sharing=sharing, bias=bias, terms="together", num_samples=samples
     )
@@ -153,7 +154,7 @@ def test_ekfac_is_that_of_curvlinops(name: str, loss: str, kind: str, sharing: s
         module,
         problem,
         data,
-        [block.name for block in ours.space],
+        ours.space,
         kind,
         mc_samples=samples,
         kfac_approx=sharing,
