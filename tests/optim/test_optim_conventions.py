@@ -190,7 +190,7 @@ def test_other_precisions_are_refused(name, dtype):
 def test_parameters_may_come_by_name(name):
     """As a dictionary, which is how a model of this package has them."""
     nets = [network(), network()]
-    for net, given in zip(nets, (nets[0].parameters(), cs.load(nets[1]).parameters), strict=True):
+    for net, given in zip(nets, (nets[0].parameters(), cs.load(nets[1]).parameters()), strict=True):
         opt = OPTIMIZERS[name](given)
         opt.step(closure_for(name, net))
     assert torch.equal(weights(nets[0]), weights(nets[1]))

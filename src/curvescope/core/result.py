@@ -8,8 +8,9 @@ import re
 import sys
 import zipfile
 import zlib
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass, fields
 from importlib import import_module
+from inspect import signature
 from pathlib import Path
 from typing import IO, Any, Self
 
@@ -248,7 +249,7 @@ def _unpack(value: Any, arrays: dict[str, np.ndarray]) -> Any:
         cls = result_class(value["@class"])
         written: dict[str, Any] = value["fields"]
         saved = {RENAMED_FIELDS.get(name, name): item for name, item in written.items()}
-        known = {f.name: f.default is MISSING and f.default_factory is MISSING for f in fields(cls)}
+        known = {p.name: p.default is p.empty for p in signature(cls).parameters.values()}
         if saved.keys() - known or any(needed and name not in saved for name, needed in known.items()):
             raise CurvescopeError(
                 f"expected a {cls.__name__} with the fields {', '.join(known)}, found {', '.join(saved)}",
