@@ -74,7 +74,7 @@ def masked_lm_data(
     if special.mask is None:
         raise UsageError(
             "masked-LM batches need a tokenizer with a mask token, this one has none",
-            hint="a causal model reads text by cs.text",
+            hint="a causal model reads text by cs.text_data",
         )
     length = body_length(model, seq_len, special)
     ids = torch.tensor(
