@@ -16,8 +16,8 @@ from torch.utils.checkpoint import checkpoint
 
 import curvescope as cs
 from curvescope.core.errors import CurvescopeError, ShapeError, UsageError
+from curvescope.kernels import backends
 from curvescope.kernels.attention import sdpa as entry
-from curvescope.kernels.attention import third_order
 from curvescope.nn.functional import RelativeBias
 
 ALL = sdpa_grid.cases(2400)
@@ -248,7 +248,7 @@ def test_third_derivatives_are_plain_and_warn_once(monkeypatch):
     monkeypatch.setattr(entry, "PATH", "plain")
     want = third("error")
     monkeypatch.setattr(entry, "PATH", "kernels")
-    monkeypatch.setattr(third_order, "_warned", set())
+    monkeypatch.setattr(backends, "_warned", set())
     with pytest.warns(UserWarning, match="third derivative"):
         found = third("warn")
     with warnings.catch_warnings(action="error"):
