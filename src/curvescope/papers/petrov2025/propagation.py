@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from curvescope.studies.propagation import Propagation
-
 
 ZERO = 1e-12  # of the largest: an eigenvalue or a block that is below it is rounding
 ARTICLE: Origin = ("article", "article")

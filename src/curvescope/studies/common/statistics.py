@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -33,6 +33,20 @@ Statistic = Callable[[np.ndarray, np.ndarray], np.ndarray]
 Families = Mapping[str, Sequence[Mapping[str, float]]]
 """By family of models, the numbers of each run by what is said about them."""
 OURS: Origin = ("ours", "ours")
+
+
+class Bounded(Protocol):
+    """A number with an interval."""
+
+    @property
+    def low(self) -> float:
+        """Its lower end."""
+        ...
+
+    @property
+    def high(self) -> float:
+        """Its upper end."""
+        ...
 
 
 class Interval(NamedTuple):
@@ -175,9 +189,10 @@ def crossed_bootstrap(
     """
     source = np.random.default_rng(seed & 0xFFFFFFFF)
     drawn = {axis: source.integers(0, y.shape[axis], (draws, y.shape[axis])) for axis in axes}
+    rows = {axis: drawn.get(axis, np.arange(size)[None]) for axis, size in enumerate(y.shape)}
     some = tuple(
-        drawn.get(axis, np.arange(size)[None]).reshape(-1, *(size if i == axis else 1 for i in range(y.ndim)))
-        for axis, size in enumerate(y.shape)
+        index.reshape(-1, *(size if i == axis else 1 for i, size in enumerate(y.shape)))
+        for axis, index in rows.items()
     )
     samples = statistic(x[some], y[some])
     known = samples[np.isfinite(samples)]
@@ -233,22 +248,22 @@ def exponent_interval(x: np.ndarray, curves: np.ndarray) -> Interval:
 # --------------------------------------------------------------------------------------------------- verdicts
 
 
-def above(one: Interval | Correlation, than: float = 0.0) -> str:
+def above(one: Bounded, than: float = 0.0) -> str:
     """Verdict that a number is above another: open while its interval holds that."""
     return HOLDS if one.low > than else FAILS if one.high < than else OPEN
 
 
-def below(one: Interval | Correlation, than: float = 0.0) -> str:
+def below(one: Bounded, than: float = 0.0) -> str:
     """Verdict that a number is below another: open while its interval holds that."""
     return HOLDS if one.high < than else FAILS if one.low > than else OPEN
 
 
-def all_above(several: Iterable[Interval | Correlation], than: float = 0.0) -> str:
+def all_above(several: Iterable[Bounded], than: float = 0.0) -> str:
     """Verdict that all numbers are above another: fails if one is surely not."""
     return _of_all([above(one, than) for one in several])
 
 
-def all_below(several: Iterable[Interval | Correlation], than: float = 0.0) -> str:
+def all_below(several: Iterable[Bounded], than: float = 0.0) -> str:
     """Verdict that all numbers are below another: fails if one is surely not."""
     return _of_all([below(one, than) for one in several])
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from curvescope.studies.heads.study import joined
 from curvescope.viz import geometry as viz
 from curvescope.viz.interactive import Scene
 from curvescope.viz.scenes import Cell, grid_map, switched
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from curvescope.geometry.attention.directions import Directions, HeadDirections
-    from curvescope.studies.heads.study import Heads, joined
+    from curvescope.studies.heads.study import Heads
 
 BEST = 30  # pairs of heads in the table of compositions
 
