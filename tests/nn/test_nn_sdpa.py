@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import warnings
+from pathlib import Path
 
 import pytest
 import sdpa_grid
@@ -411,3 +414,10 @@ def test_calls_that_do_not_fit_say_so(change, error, match):
     named = dict(zip(("query", "key", "value"), qkv(), strict=True))
     with pytest.raises(error, match=match):
         cs.sdpa(**(named | change))
+
+
+def test_two_ranks_have_the_gradients_of_one():
+    script = Path(__file__).parent / "sdpa_ranks.py"
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120)
+    lines = done.stdout.splitlines()
+    assert lines == ["ddp False 4 True", "ddp True 4 True", "fsdp2 False 4 True"], done.stderr
