@@ -14,6 +14,7 @@ sums over tokens. Between two directions only x, g and three numbers per token a
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -26,12 +27,14 @@ from curvescope.kernels.backends import (
     Tensors,
     forward_mode,
     launch,
+    plain_second,
     recorded,
     refuse_batched,
     refuse_third,
     transformed,
     use_triton,
 )
+from curvescope.kernels.norms.written_out import plain_layer_norm, plain_rms_norm
 from curvescope.kernels.tensors import given, plus, widen
 
 MAX_WIDTH = 16384  # of a row in Triton
@@ -46,6 +49,7 @@ class Form(NamedTuple):
     offset: float
     second_order: bool
     triton: bool
+    third_order: bool = False  # whether plain operations take over where a third derivative is recorded
 
 
 @unseen
@@ -56,14 +60,16 @@ def layer_norm(
     eps: float = 1e-5,
     *,
     second_order: bool = True,
+    third_order: bool = False,
     backend: Backend = "auto",
 ) -> Tensor:
     """γ ∘ (x − ⟨x⟩)/√(var x + ε) + β over the last axis.
 
     With `second_order=False` the backward records only the derivative in its cotangent (u ↦ Jᵀu, from which
-    J v comes), and keeps nothing for the second derivative in x and γ.
+    J v comes), and keeps nothing for the second derivative in x and γ. With `third_order` plain operations
+    take over where a third derivative is recorded, which is an error otherwise.
     """
-    form = Form(True, eps, 0.0, second_order, _in_triton(backend, x, weight, bias))
+    form = Form(True, eps, 0.0, second_order, _in_triton(backend, x, weight, bias), third_order)
     return _normalize(x, weight, bias, form)
 
 
@@ -75,13 +81,14 @@ def rms_norm(
     *,
     offset: float = 0.0,
     second_order: bool = True,
+    third_order: bool = False,
     backend: Backend = "auto",
 ) -> Tensor:
-    """(offset + γ) ∘ x/√(⟨x²⟩ + ε) over the last axis; `second_order` as in `layer_norm`.
+    """(offset + γ) ∘ x/√(⟨x²⟩ + ε) over the last axis; `second_order` and `third_order` as in `layer_norm`.
 
     Without γ the gain is one, whatever the offset.
     """
-    form = Form(False, eps, offset, second_order, _in_triton(backend, x, weight))
+    form = Form(False, eps, offset, second_order, _in_triton(backend, x, weight), third_order)
     return _normalize(x, weight, None, form)
 
 
@@ -164,10 +171,16 @@ class _NormGradient(Function):
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor | None) -> Any:
-        refuse_third()
         directions = cotangents[:3]
         if all(t is None for t in directions):
             return (None,) * 7
+        if ctx.form.third_order and recorded() and not transformed():
+            x, _, _, weight, dy, _ = ctx.saved_tensors
+            bias = x.new_zeros(x.shape[-1:]) if directions[2] is not None else None
+            value = _plain(ctx.form)
+            of_dy, of_x, of_w, _ = plain_second("a norm", value, (x, weight, bias), dy, directions)
+            return of_dy, of_x, of_w, *(None,) * 4
+        refuse_third()
         found = _run_second(ctx.form, ctx.needs_input_grad[:3], ctx.saved_tensors, directions)
         return *found, None, None, None, None
 
@@ -186,6 +199,17 @@ class _NormGradient(Function):
         shapes = (x.shape, x.shape[-1:], x.shape[-1:])
         full = zip(found, needs, shapes, strict=True)
         return *(x.new_zeros(shape) if t is None and n else t for t, n, shape in full), None
+
+
+def _plain(form: Form) -> Callable[..., Tensor]:
+    """The norm in plain arithmetic, of x, γ and β."""
+
+    def value(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+        if form.center:
+            return plain_layer_norm(x, x.shape[-1:], weight, bias, form.eps)
+        return plain_rms_norm(x, x.shape[-1:], _gain(form, weight), form.eps)
+
+    return value
 
 
 def _run_first(

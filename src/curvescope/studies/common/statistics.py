@@ -35,6 +35,20 @@ Families = Mapping[str, Sequence[Mapping[str, float]]]
 OURS: Origin = ("ours", "ours")
 
 
+class Bounded(Protocol):
+    """A number with an interval."""
+
+    @property
+    def low(self) -> float:
+        """Its lower end."""
+        ...
+
+    @property
+    def high(self) -> float:
+        """Its upper end."""
+        ...
+
+
 class Interval(NamedTuple):
     """A number and its 95 % interval; the ends are nan where nothing is known of its error."""
 
@@ -53,16 +67,6 @@ class Interval(NamedTuple):
     def words(self) -> str:
         """`+0.12 [+0.05, +0.19]`."""
         return f"{self.value:+.3g} [{self.low:+.3g}, {self.high:+.3g}]"
-
-
-class WithInterval(Protocol):
-    """Any number with the ends of its 95 % interval."""
-
-    @property
-    def low(self) -> float: ...
-
-    @property
-    def high(self) -> float: ...
 
 
 # ------------------------------------------------------------------------------------------------------ means
@@ -184,12 +188,11 @@ def crossed_bootstrap(
         groups: Stated in the result: what the interval is over.
     """
     source = np.random.default_rng(seed & 0xFFFFFFFF)
-    index = [np.arange(size)[None] for size in y.shape]
-    for axis in axes:
-        index[axis] = source.integers(0, y.shape[axis], (draws, y.shape[axis]))
+    drawn = {axis: source.integers(0, y.shape[axis], (draws, y.shape[axis])) for axis in axes}
+    rows = {axis: drawn.get(axis, np.arange(size)[None]) for axis, size in enumerate(y.shape)}
     some = tuple(
-        rows.reshape(-1, *(size if i == axis else 1 for i in range(y.ndim)))
-        for axis, (rows, size) in enumerate(zip(index, y.shape, strict=True))
+        index.reshape(-1, *(size if i == axis else 1 for i, size in enumerate(y.shape)))
+        for axis, index in rows.items()
     )
     samples = statistic(x[some], y[some])
     known = samples[np.isfinite(samples)]
@@ -245,22 +248,22 @@ def exponent_interval(x: np.ndarray, curves: np.ndarray) -> Interval:
 # --------------------------------------------------------------------------------------------------- verdicts
 
 
-def above(one: WithInterval, than: float = 0.0) -> str:
+def above(one: Bounded, than: float = 0.0) -> str:
     """Verdict that a number is above another: open while its interval holds that."""
     return HOLDS if one.low > than else FAILS if one.high < than else OPEN
 
 
-def below(one: WithInterval, than: float = 0.0) -> str:
+def below(one: Bounded, than: float = 0.0) -> str:
     """Verdict that a number is below another: open while its interval holds that."""
     return HOLDS if one.high < than else FAILS if one.low > than else OPEN
 
 
-def all_above(several: Iterable[WithInterval], than: float = 0.0) -> str:
+def all_above(several: Iterable[Bounded], than: float = 0.0) -> str:
     """Verdict that all numbers are above another: fails if one is surely not."""
     return _of_all([above(one, than) for one in several])
 
 
-def all_below(several: Iterable[WithInterval], than: float = 0.0) -> str:
+def all_below(several: Iterable[Bounded], than: float = 0.0) -> str:
     """Verdict that all numbers are below another: fails if one is surely not."""
     return _of_all([below(one, than) for one in several])
 

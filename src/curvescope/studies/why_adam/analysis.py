@@ -60,7 +60,7 @@ from torch.func import functional_call, grad, jvp, vjp, vmap
 
 from curvescope.algorithms.blocks.heterogeneity import spectra_divergence
 from curvescope.algorithms.estimates.ranks import FEWEST, Correlation, spearman
-from curvescope.core.config import Config
+from curvescope.core.config import Config as BaseConfig
 from curvescope.core.result import Result
 from curvescope.core.seeds import generator
 from curvescope.data.tasks.algorithmic import VOCAB_SIZE, addition
@@ -110,7 +110,7 @@ def pairs(factor: str, names: list[str]) -> list[tuple[str, str]]:
 
 
 @dataclass(frozen=True)
-class Size(Config):
+class Size(BaseConfig):
     """What all networks of a run have in common."""
 
     width: int = 16  # of the stream, and half of a hidden layer
