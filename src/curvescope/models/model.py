@@ -82,7 +82,7 @@ class Model:
 
     def parameters(self) -> Iterator[Tensor]:
         """The tensors of `named_parameters`."""
-        return (p for _, p in self.named_parameters())
+        return iter(dict(self.named_parameters()).values())
 
     def get_parameter(self, name: str) -> Tensor:
         """One parameter by its name, as in torch."""
