@@ -19,7 +19,7 @@ from torch import Tensor
 
 import curvescope as cs
 from curvescope.geometry import HeadDirections, decode_heads
-from curvescope.studies.traveling_words import choices
+from curvescope.studies import traveling_words
 
 K = 5
 FULL = {"d_model": 768, "n_heads": 12, "vocab_size": 50257}
@@ -95,7 +95,7 @@ def measure(model: cs.Model, *, rounds: int) -> dict[str, Any]:
     """Seconds of both ways, round after round, and whether they find the same tokens."""
     original, num_heads = Original(model), model.facts["n_heads"]
     decode_heads(model, 0, k=1, num=1)  # what is loaded at the first call is nobody's time
-    theirs = decode_heads(model, 0, k=K, num=None, **choices.DIRECTIONS)
+    theirs = decode_heads(model, 0, k=K, num=None, **traveling_words.DIRECTIONS)
     times: dict[str, list[float]] = {"ours_s": [], "ours_cpu_s": [], "original_s": [], "original_cpu_s": []}
     same = []
     for i in range(rounds):
@@ -130,7 +130,7 @@ def draw(found: dict[str, Any]) -> Any:
     names = ["low rank, chunked top-k", "full SVD, full sort"]
     ax.barh(names, [statistics.median(found[key]) for key in ("ours_s", "original_s")])
     ax.set(xlabel="seconds for all heads of a block", xscale="log")
-    ax.axvline(ASKED["seconds"], color="grey", lw=0.8, ls=":")
+    ax.axvline(ASKED["seconds"], color="gray", lw=0.8, ls=":")
     return figure
 
 

@@ -23,7 +23,7 @@ import torch
 import curvescope as cs
 from curvescope.engines.reference_forward import few_positions
 from curvescope.runs.folder import environment
-from curvescope.studies.hvp.models import build
+from curvescope.studies.hvp.analysis import build
 
 ROUNDS = 15
 WARM = 20  # products before: the recording of a product, and its check, come after some of them

@@ -28,14 +28,13 @@ import pandas as pd
 import torch
 
 from curvescope.core.result import Result
+from curvescope.runs.disk.durable import write_figures, write_tables
 from curvescope.runs.folder import environment
 from curvescope.runs.verified.checks import Verification
 from curvescope.runs.work import Place
-from curvescope.runs.writing import write_figures, write_tables
 from curvescope.studies import hvp
-from curvescope.studies.hvp import committed
-from curvescope.studies.hvp.contenders import CONTENDERS, PACKAGES
-from curvescope.studies.hvp.models import SHAPES, build
+from curvescope.studies.hvp import study
+from curvescope.studies.hvp.analysis import CONTENDERS, PACKAGES, SHAPES, build
 
 OURS = ("hessian", "ggn", "functional")
 PEERS = ("eigenthings", "eigenthings ggn", "curvlinops", "curvlinops ggn", "PyHessian")
@@ -125,8 +124,8 @@ def measure(name: str, folder: Path, *, record: bool) -> None:
     for note in found.notes:
         print(f"  note: {note}", flush=True)
     if record:
-        count = committed.record(found, torch.__version__)
-        print(f"  {count} figures are in {committed.FILE.name} now", flush=True)
+        count = study.record(found, torch.__version__)
+        print(f"  {count} figures are in {study.FILE.name} now", flush=True)
     write_figures(found, folder)
     if name in CPU:
         turns = pd.DataFrame(take_turns(cfg))

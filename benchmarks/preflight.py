@@ -81,7 +81,7 @@ def carry_out(case: str, device: str) -> dict[str, float]:
     import torch
 
     from curvescope.studies import find, folder
-    from curvescope.studies.preflight.meter import Meter
+    from curvescope.studies.preflight.measurements import Meter
 
     with tempfile.TemporaryDirectory() as out:
         name, settings = settings_of(case, device, Path(out))

@@ -36,8 +36,7 @@ import curvescope as cs
 from curvescope.core.seeds import generator
 from curvescope.data.batches import Batch, Batches
 from curvescope.engines.replay.cpu import WARM
-from curvescope.studies.hvp.contenders import gradient
-from curvescope.studies.hvp.models import SHAPES, build
+from curvescope.studies.hvp.analysis import SHAPES, build, gradient
 
 _aten: Any = torch.ops.aten
 MATRICES = {_aten.mm, _aten.addmm, _aten.bmm, _aten.baddbmm, _aten.mv, _aten.addmv}

@@ -31,7 +31,7 @@ from curvescope.algorithms.checks import GIB
 from curvescope.algorithms.spectra.krylov import Recurrence
 from curvescope.kernels import projection
 from curvescope.runs.folder import environment
-from curvescope.studies.hvp.models import GPT2
+from curvescope.studies.hvp.analysis import GPT2
 
 
 @dataclass(frozen=True)

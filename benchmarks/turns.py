@@ -30,14 +30,18 @@ def works() -> dict[str, Callable[[], object]]:
 
     import curvescope as cs
     from curvescope.closed_form import attention
-    from curvescope.closed_form.loss_curvature import squared_error
+    from curvescope.closed_form.objectives import squared_error
 
     torch.manual_seed(0)
     module = GPT2LMHeadModel(GPT2Config(n_layer=4, n_embd=128, n_head=4, vocab_size=1024, n_positions=128))
     tokens = torch.randint(0, 1024, (2, 8, 128))
     problem = cs.Problem(cs.load(module), (tokens[0], tokens[1]))
     found: dict[str, Callable[[], object]] = {}
-    for name, make in {"Hessian": cs.Hessian, "GGN": cs.GGN, "functional part": cs.Functional}.items():
+    for name, make in {
+        "Hessian": cs.Hessian,
+        "GGN": cs.GGN,
+        "functional Hessian": cs.FunctionalHessian,
+    }.items():
         op = make(problem)
         v = torch.randn(op.shape[0])
         found[f"{name} @ v"] = lambda op=op, v=v: op @ v

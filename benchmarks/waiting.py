@@ -26,7 +26,7 @@ import curvescope as cs
 from curvescope.engines import batch_products
 from curvescope.engines.replay import cpu
 from curvescope.kernels import substitute
-from curvescope.studies.hvp.models import GPT2
+from curvescope.studies.hvp.analysis import GPT2
 
 
 class Made(TorchDispatchMode):

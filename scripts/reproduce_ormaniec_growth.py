@@ -14,7 +14,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 
-from curvescope.papers.ormaniec2025.growth import study as growth
+from curvescope.papers.ormaniec2025 import growth
 from curvescope.runs.pieces import Pieces
 
 

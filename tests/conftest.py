@@ -68,11 +68,21 @@ def interruptible() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def early_recordings() -> Iterator[None]:
+def early_recordings() -> Iterator[int]:
     """Products are recorded at the third, so that tests of few products are tests of replays too."""
+    from curvescope.engines.replay import cpu
+
+    shipped = cpu.WARM
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("curvescope.engines.replay.cpu.WARM", 2)
-        yield
+        patch.setattr(cpu, "WARM", 2)
+        yield shipped
+
+
+@pytest.fixture
+def shipped_threshold(early_recordings: int, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Products are recorded when a user's are: after so many directions, which is the value."""
+    monkeypatch.setattr("curvescope.engines.replay.cpu.WARM", early_recordings)
+    return early_recordings
 
 
 @pytest.fixture
@@ -85,8 +95,8 @@ def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module")
 def few_sequences() -> Iterator[None]:
     """Studies of a task have eight sequences of it, to the end of a module that holds on any data."""
-    from curvescope.data.tasks import task
+    from curvescope.data.tasks import task_data
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("curvescope.data.tasks.task", partial(task, num_sequences=8))
+        patch.setattr("curvescope.data.tasks.task_data", partial(task_data, num_sequences=8))
         yield

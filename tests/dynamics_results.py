@@ -15,7 +15,7 @@ from curvescope.core.numbers import plural
 from curvescope.papers import all_claims
 from curvescope.runs.shown import FAILS, HOLDS, OPEN
 from curvescope.studies.dynamics import Dynamics
-from curvescope.studies.dynamics.tables import alarm_rows
+from curvescope.studies.dynamics.view import alarm_rows
 
 DATA = Path(__file__).parent / "studies" / "data" / "dynamics"
 PAGE = Path(__file__).parents[1] / "docs" / "dynamics.md"

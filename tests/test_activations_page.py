@@ -11,8 +11,8 @@ import torch
 
 import curvescope as cs
 from curvescope.models.capture.points import find_point
-from curvescope.studies.activations import words as of_activations
-from curvescope.studies.causal import words as of_causal
+from curvescope.studies.activations import view as of_activations
+from curvescope.studies.causal import view as of_causal
 
 DOCS = Path(__file__).parent.parent / "docs"
 PAGE = (DOCS / "activations.md").read_text(encoding="utf-8")

@@ -19,6 +19,7 @@ HOMES = [
     "studies/blocks",
     "kernels/activations",
     "papers/ormaniec2025",
+    "papers/molina2023",
 ]
 
 

@@ -9,29 +9,29 @@ from typing import Any
 
 import pytest
 
-from curvescope.studies.diagnose.checks import limits
-from curvescope.studies.diagnose.checks.all import CHECKS
+from curvescope.studies.diagnose import checks
+from curvescope.studies.diagnose.checks import CHECKS
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "diagnose.md").read_text(encoding="utf-8")
 RESULTS = ROOT / "benchmarks" / "results" / "diagnosis"
 LIMITS = {
-    "negative_curvature": f"{limits.NEGATIVE:g}",
-    "condition": f"{limits.CONDITION:g}",
-    "confidence": f"{limits.CONFIDENT:g}",
-    "uneven_layers": f"{limits.UNEVEN:g}",
-    "flat_blocks": f"below {limits.FLAT:g}",
-    "norm_placement": f"{limits.GROWTH:g}",
-    "embedding_scale": f"{limits.EMBEDDED_HIGH:g}, or below {limits.EMBEDDED_LOW:g}",
-    "sharp_sequences": f"{limits.SHARP:g}",
-    "steep_sequences": f"{limits.STEEP:g}",
-    "duplicates": f"{limits.COPIES:g}",
-    "batch_choice": f"{limits.BATCH:g}",
-    "saturated_attention": f"{limits.SATURATED:g}",
-    "sinks": f"{limits.MASS:g}",
-    "dead_heads": f"{limits.DEAD:g}",
-    "learning_rate": f"{limits.RATE:g}",
-    "block_learning_rate": f"{limits.RATE:g}",
+    "negative_curvature": f"{checks.NEGATIVE:g}",
+    "condition": f"{checks.CONDITION:g}",
+    "confidence": f"{checks.CONFIDENT:g}",
+    "uneven_layers": f"{checks.UNEVEN:g}",
+    "flat_blocks": f"below {checks.FLAT:g}",
+    "norm_placement": f"{checks.GROWTH:g}",
+    "embedding_scale": f"{checks.EMBEDDED_HIGH:g}, or below {checks.EMBEDDED_LOW:g}",
+    "sharp_sequences": f"{checks.SHARP:g}",
+    "steep_sequences": f"{checks.STEEP:g}",
+    "duplicates": f"{checks.COPIES:g}",
+    "batch_choice": f"{checks.BATCH:g}",
+    "saturated_attention": f"{checks.SATURATED:g}",
+    "sinks": f"{checks.MASS:g}",
+    "dead_heads": f"{checks.DEAD:g}",
+    "learning_rate": f"{checks.RATE:g}",
+    "block_learning_rate": f"{checks.RATE:g}",
 }
 
 
@@ -45,7 +45,7 @@ def test_the_limits_are_those_of_the_checks():
         re.findall(r"^\| `(\w+)` \| [^|]+ \| ([^|]+) \| (?:fault|warning|note) \|$", PAGE, flags=re.M)
     )
     assert set(told) == set(CHECKS) == set(LIMITS)
-    written = {name: limit.replace("0.0001", f"{limits.FLAT:g}") for name, limit in told.items()}
+    written = {name: limit.replace("0.0001", f"{checks.FLAT:g}") for name, limit in told.items()}
     assert written == LIMITS
 
 

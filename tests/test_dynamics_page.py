@@ -11,7 +11,7 @@ import pytest
 
 import dynamics_results
 from curvescope.studies.dynamics import EXPERIMENTS, Config
-from curvescope.studies.dynamics.spikes import SIGNALS
+from curvescope.studies.dynamics.analysis import SIGNALS
 
 PAGE = (Path(__file__).parent.parent / "docs" / "dynamics.md").read_text(encoding="utf-8")
 

@@ -7,8 +7,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from curvescope.studies.factors import Config, words
-from curvescope.studies.factors.matrices import APPROXIMATIONS
+from curvescope.studies.factors import Config, view
+from curvescope.studies.factors.analysis import APPROXIMATIONS
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "guides" / "factors.md").read_text(encoding="utf-8")
@@ -28,7 +28,7 @@ def test_its_tables_are_those_of_the_stored_run():
     """`benchmarks/results/factors/default.json` has tables of one run with the default settings."""
     rows = re.findall(r"^\| (.+?) \| (.+?) \| (holds|fails|not decided) \|$", PAGE, flags=re.M)
     assert rows == [(claim["claim"], claim["measured"], claim["verdict"]) for claim in STORED["claims"]]
-    for row in STORED["optimisers"]:
+    for row in STORED["optimizers"]:
         cells = [row["approximation"], f"{row['frobenius']:.2f}", f"{row['angle']:.0f}°"]
         cells += [f"{row['divergence']:.2f}", f"{row['lost']:.2f}", f"{row['angle_hessian']:.0f}°"]
         cells += [f"{row['lr']:.2g}", f"{row['damping']:g}"]
@@ -44,7 +44,7 @@ def test_every_approximation_is_explained():
 
 
 def test_the_tables_it_names_have_captions_and_its_figures_are_there():
-    source = Path(words.__file__).read_text(encoding="utf-8")
+    source = Path(view.__file__).read_text(encoding="utf-8")
     for name in re.findall(r"`(\w+)\.csv`", PAGE):
         assert f'"{name}": ' in source, name
     shown = re.findall(r"\]\(\.\./(images/[\w-]+\.png)\)", PAGE)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from commands import call
-from curvescope.studies.influence import words
+from curvescope.studies.influence import view
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "guides" / "influence.md").read_text(encoding="utf-8")
@@ -34,7 +34,7 @@ def test_its_table_is_that_of_the_stored_run():
 
 
 def test_the_tables_it_names_have_captions():
-    source = Path(words.__file__).read_text(encoding="utf-8")
+    source = Path(view.__file__).read_text(encoding="utf-8")
     for name in re.findall(r"`(\w+)\.csv`", PAGE):
         assert f'"{name}": ' in source or f'["{name}"]' in source, name
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from curvescope.studies.landscape import words
+from curvescope.studies.landscape import view
 
 PAGE = (Path(__file__).parent.parent / "docs" / "landscape.md").read_text(encoding="utf-8")
 
@@ -19,10 +19,10 @@ def test_the_examples_run():
         exec(compile(code, "docs/landscape.md", "exec"), space)
     assert space["norms"].shape == space["traces"].values.shape == (4,)
     assert not space["traces"].exact
-    assert space["mean"] == pytest.approx(space["problem"].value(), rel=1e-5)
+    assert space["mean"] == pytest.approx(space["problem"].loss_value(), rel=1e-5)
 
 
 def test_the_tables_it_names_have_captions():
-    source = Path(words.__file__).read_text(encoding="utf-8")
+    source = Path(view.__file__).read_text(encoding="utf-8")
     for name in re.findall(r"`(\w+)\.csv`", PAGE):
         assert f'"{name}": ' in source, name

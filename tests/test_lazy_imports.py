@@ -62,8 +62,12 @@ def reason(here: str, names: list[str]) -> str:
         return "Triton"
     if here.startswith("curvescope.cli."):
         return "commands"
-    if names[0].startswith("curvescope.viz") or last <= {"figures", "tables", "words"}:
+    if names[0].startswith("curvescope.distributed."):
+        return "ranks"
+    if names[0].startswith("curvescope.viz") or last <= {"figures", "tables", "view", "words"}:
         return "pictures"
+    if here == "curvescope.nn.dropin":
+        return "models"
     if here in READERS:
         return "torch"
     return f"{here} imports {names} in a function, for no reason that is known"

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import curvescope as cs
-from curvescope.core.notebook import LIMIT
+from curvescope.viz.notebook import LIMIT
 from synthetic_runs import HOSTILE, Synthetic
 
 

@@ -11,7 +11,7 @@ import singh_results
 from curvescope.papers import all_claims, figures_of
 from curvescope.runs.shown import Shown
 from curvescope.studies import STUDIES
-from curvescope.studies.exact_spectra import words
+from curvescope.studies.exact_spectra import view
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "singh2025.md").read_text(encoding="utf-8")
@@ -39,7 +39,7 @@ def test_a_claim_of_ours_is_not_said_to_be_the_paper_s(results: dict[str, Shown]
 
 
 def test_its_commands_tables_and_settings_exist():
-    source = Path(words.__file__).read_text(encoding="utf-8")
+    source = Path(view.__file__).read_text(encoding="utf-8")
     for name in re.findall(r"`(\w+)\.csv`", PAGE):
         assert f'"{name}": ' in source, name
     assert set(re.findall(r"curvescope run (\w+)", PAGE)) <= set(STUDIES)

@@ -9,7 +9,7 @@ from typing import Any
 import matplotlib as mpl
 import pytest
 
-from curvescope.studies.taylor import words
+from curvescope.studies.taylor import view
 
 DOCS = Path(__file__).parent.parent / "docs"
 PAGE = (DOCS / "taylor.md").read_text(encoding="utf-8")
@@ -33,7 +33,7 @@ def test_the_examples_run():
 
 
 def test_the_tables_it_names_have_captions():
-    source = Path(words.__file__).read_text(encoding="utf-8")
+    source = Path(view.__file__).read_text(encoding="utf-8")
     for name in re.findall(r"`(\w+)\.csv`", PAGE):
         assert f'"{name}": ' in source or f'["{name}"]' in source, name
 

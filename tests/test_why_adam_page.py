@@ -7,9 +7,9 @@ import re
 from pathlib import Path
 
 import guides
-from curvescope.studies.why_adam import words
-from curvescope.studies.why_adam.networks import CHOICES
-from curvescope.studies.why_adam.settings import PROFILES
+from curvescope.studies.why_adam import view
+from curvescope.studies.why_adam.analysis import CHOICES
+from curvescope.studies.why_adam.study import PROFILES
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "guides" / "why_adam.md").read_text(encoding="utf-8")
@@ -65,7 +65,7 @@ def test_it_says_what_the_scales_are():
 
 
 def test_the_tables_and_figures_it_names_are_there():
-    source = Path(words.__file__).read_text(encoding="utf-8")
+    source = Path(view.__file__).read_text(encoding="utf-8")
     for name in set(re.findall(r"`(\w+)\.csv`", PAGE)) - {"claims"}:
         assert f'"{name}": ' in source, name
     shown = re.findall(r"\]\(\.\./(images/[\w-]+\.png)\)", PAGE)

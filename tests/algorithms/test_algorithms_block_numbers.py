@@ -9,8 +9,7 @@ import pytest
 import torch
 from algorithms_known import uniform, with_spectrum
 
-from curvescope.algorithms.blocks.ends import extreme_ends
-from curvescope.algorithms.blocks.probes import own_probes
+from curvescope.algorithms.blocks.probes import extreme_ends, own_probes
 from curvescope.core.errors import UsageError
 from curvescope.core.operator import Matrix
 from selection import some

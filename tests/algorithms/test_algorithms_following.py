@@ -5,8 +5,7 @@ import pytest
 import torch
 
 import curvescope as cs
-from curvescope.algorithms.spectra.following import follow_ends
-from curvescope.algorithms.spectra.projected import Outside, ratio_and_stderr
+from curvescope.algorithms.spectra.following import Outside, follow_ends, ratio_and_stderr
 from curvescope.core.seeds import probes
 
 

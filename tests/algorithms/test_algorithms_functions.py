@@ -10,7 +10,7 @@ import torch
 from algorithms_known import Counting, uniform, with_spectrum
 
 from curvescope.algorithms import FunctionTrace, logdet, trace_function
-from curvescope.algorithms.functions.rules import gauss, radau
+from curvescope.algorithms.estimates.trace_function import gauss, radau
 from curvescope.core.errors import CurvescopeError, UsageError
 from curvescope.core.operator import Matrix
 from curvescope.core.seeds import probes

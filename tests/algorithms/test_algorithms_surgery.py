@@ -6,15 +6,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from curvescope.algorithms.surgery.compensation import compensated
-from curvescope.algorithms.surgery.grids import Grid, grid
-from curvescope.algorithms.surgery.matrix_free import remove_by_products
+from curvescope.algorithms.surgery.grids import Grid, compensated, grid
 from curvescope.algorithms.surgery.removal import (
     AT_ONCE,
     damped_inverse,
     diagonal_saliencies,
     eliminate,
     remove,
+    remove_by_products,
     saliencies,
 )
 from curvescope.core.errors import ShapeError, UsageError

@@ -11,7 +11,7 @@ from algorithms_known import uniform, with_spectrum
 from scipy.stats import wasserstein_distance
 
 import curvescope as cs
-from curvescope.algorithms.estimates.jackknife import jackknife, ratio_of_norms
+from curvescope.algorithms.estimates.intervals import jackknife, ratio_of_norms
 from curvescope.algorithms.spectra.wasserstein import point_distance, wasserstein
 from curvescope.core.operator import Matrix
 

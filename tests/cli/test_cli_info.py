@@ -60,7 +60,7 @@ SOME = ("--data", "task:addition", "--set", "num_steps=4", "--set", "num_probes=
 
 @pytest.mark.usefixtures("few_sequences")
 def test_a_plan_says_what_a_run_takes(tied, capsys, monkeypatch):
-    monkeypatch.setattr("curvescope.studies.preflight.measure.PATIENCE", 0.1)
+    monkeypatch.setattr("curvescope.studies.preflight.measurements.PATIENCE", 0.1)
     code, out, err = call("info", tied, "--plan", "spectrum", *SOME, capsys=capsys)
     assert code == 0
     said = [line.split(":")[0] for line in out.splitlines()]

@@ -12,8 +12,8 @@ import time
 import pytest
 
 from commands import call
-from curvescope.cli.watch import run as watch_run
-from curvescope.cli.watch.view import sparkline, verdict
+from curvescope.cli import watch as watch_run
+from curvescope.cli.watch import sparkline, verdict
 from histories import add, begin, row
 
 

@@ -11,7 +11,7 @@ from torch.func import grad, jacfwd
 from curvescope.closed_form.attention.layer import rope_table
 from curvescope.closed_form.attention.multihead import multihead_curvature
 from curvescope.closed_form.attention.one_head import AttentionCurvature, curvature, merged_curvature
-from curvescope.closed_form.loss_curvature import cross_entropy, squared_error
+from curvescope.closed_form.objectives import cross_entropy, squared_error
 from curvescope.core.seeds import generator
 
 

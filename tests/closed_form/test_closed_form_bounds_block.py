@@ -8,8 +8,8 @@ from torch.autograd.functional import jacobian
 
 from curvescope.closed_form.bounds.block import block_forward, theorem6_corrected
 from curvescope.closed_form.bounds.operator_norms import head_curvature_norms
+from curvescope.closed_form.printed.block_theorems import head, head_second_derivatives
 from curvescope.closed_form.printed.bounds import layernorm_norms_as_printed, theorem6_as_printed
-from curvescope.closed_form.printed.head_theorems import head, head_second_derivatives
 from curvescope.core.errors import ShapeError, UsageError
 from curvescope.core.seeds import generator
 from oracles import normal, whole_number
@@ -101,7 +101,7 @@ def test_printed_estimate_of_the_ffn_mixed_derivative_fails_without_second_layer
 
 
 def test_printed_norm_estimates_need_the_standard_deviation():
-    """With the least norm of a centred row, as the lemma says, the estimate of the Jacobian fails."""
+    """With the least norm of a centered row, as the lemma says, the estimate of the Jacobian fails."""
     source = generator(61)
     X = normal(source, 1, 12)
     truth = float(1 / X.std(1, correction=0).min())

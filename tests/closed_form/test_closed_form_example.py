@@ -13,7 +13,7 @@ def example():
     from curvescope.closed_form.network.from_model import attention_curvature
 
     model = cs.load("tiny-gpt")
-    batch = cs.text("sample", model, tokens=16, seq_len=8)
+    batch = cs.text_data("sample", model, tokens=16, seq_len=8)
     head = attention_curvature(model, batch, layer=0, head=0)
     split = block_split(head, "QKV")
     axes = split.plot()
@@ -51,7 +51,7 @@ def test_a_figure_marks_what_was_not_computed():
     matplotlib.use("Agg", force=True)
     import matplotlib.pyplot as plt
 
-    from curvescope.viz.attention import block_split
+    from curvescope.viz.matrix import block_split
 
     values = np.array([[1.0, 0.0, np.nan], [0.0, 1e-3, np.nan], [np.nan, np.nan, np.nan]])
     figure, axes = plt.subplots(1, 2)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from curvescope.closed_form import attention
-from curvescope.closed_form.loss_curvature import squared_error
+from curvescope.closed_form.objectives import squared_error
 from curvescope.closed_form.printed.kronecker import (
     Theorem,
     commutation,

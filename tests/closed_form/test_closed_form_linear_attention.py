@@ -5,7 +5,7 @@ import torch
 
 from curvescope.closed_form import attention
 from curvescope.closed_form.attention import linear as linear_attention
-from curvescope.closed_form.loss_curvature import squared_error
+from curvescope.closed_form.objectives import squared_error
 from curvescope.core.errors import ShapeError
 from curvescope.core.seeds import generator
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.func import grad, jacfwd
 
-from curvescope.closed_form.loss_curvature import cross_entropy, squared_error
+from curvescope.closed_form.objectives import cross_entropy, squared_error
 from curvescope.core.errors import ShapeError
 from curvescope.core.seeds import generator
 

@@ -7,7 +7,7 @@ import torch
 from torch.autograd.functional import hessian, jacobian
 
 from curvescope.closed_form import norms
-from curvescope.closed_form.printed import norm_theorems
+from curvescope.closed_form.printed import block_theorems
 from curvescope.core.errors import ShapeError, UsageError
 from curvescope.core.seeds import generator
 from selection import a_half, a_third, some
@@ -172,8 +172,8 @@ def test_theorems_2_and_3(L, d):
     X, n = stacked(L, d), L * d
     J = jacobian(layernorm, X).reshape(n, n)
     H = jacobian(lambda X: jacobian(layernorm, X, create_graph=True), X).reshape(n * n, n)
-    close(norm_theorems.layernorm_jacobian_theorem2(X), J)
-    close(norm_theorems.layernorm_second_derivative_theorem3(X), H)
+    close(block_theorems.layernorm_jacobian_theorem2(X), J)
+    close(block_theorems.layernorm_second_derivative_theorem3(X), H)
     per_token = norms.norm_second_derivative(norms.norm_point(X))
     blocks = H.reshape(L, d, L, d, L, d)
     for i in range(L):
@@ -182,11 +182,11 @@ def test_theorems_2_and_3(L, d):
 
 def test_theorem_3_as_printed_is_wrong():
     X = stacked(3, 3)
-    right = norm_theorems.layernorm_second_derivative_theorem3(X)
-    printed = norm_theorems.layernorm_second_derivative_theorem3_as_printed(X)
+    right = block_theorems.layernorm_second_derivative_theorem3(X)
+    printed = block_theorems.layernorm_second_derivative_theorem3_as_printed(X)
     assert float((printed - right).norm() / right.norm()) > 1
     with pytest.raises(ShapeError, match="square"):
-        norm_theorems.layernorm_second_derivative_theorem3_as_printed(stacked(2, 3))
+        block_theorems.layernorm_second_derivative_theorem3_as_printed(stacked(2, 3))
 
 
 def test_jacobian_without_the_variance_term_is_wrong():
@@ -195,11 +195,11 @@ def test_jacobian_without_the_variance_term_is_wrong():
     X = stacked(L, d)
     J = jacobian(layernorm, X).reshape(L * d, L * d)
     at = norms.norm_point(X)
-    centring = torch.eye(d, dtype=X.dtype) - 1 / d
-    stub = torch.block_diag(*[centring / s for s in at.sigma])
+    centering = torch.eye(d, dtype=X.dtype) - 1 / d
+    stub = torch.block_diag(*[centering / s for s in at.sigma])
     assert float(torch.linalg.matrix_norm(stub - J, 2) / torch.linalg.matrix_norm(J, 2)) > 0.5
     assert int(torch.linalg.matrix_rank(stub)) == L * (d - 1)
-    assert int(torch.linalg.matrix_rank(norm_theorems.layernorm_jacobian_theorem2(X))) == L * (d - 2)
+    assert int(torch.linalg.matrix_rank(block_theorems.layernorm_jacobian_theorem2(X))) == L * (d - 2)
 
 
 def test_errors_say_what_to_do():
@@ -210,4 +210,4 @@ def test_errors_say_what_to_do():
     with pytest.raises(UsageError, match="eps ≥ 0"):
         norms.norm_point(torch.ones(3), eps=-1.0)
     with pytest.raises(UsageError, match="variance"):
-        norm_theorems.layernorm_jacobian_theorem2(torch.ones(2, 3, dtype=torch.float64))
+        block_theorems.layernorm_jacobian_theorem2(torch.ones(2, 3, dtype=torch.float64))

@@ -12,7 +12,7 @@ from curvescope.closed_form.bounds.relu_network import (
     measured_network_bounds,
     relu_network_point,
 )
-from curvescope.closed_form.printed.precursor import precursor_as_printed
+from curvescope.closed_form.printed.bounds import precursor_as_printed
 from curvescope.core.errors import ShapeError, UsageError
 from curvescope.core.seeds import generator
 from oracles import normal

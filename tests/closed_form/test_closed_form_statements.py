@@ -11,14 +11,13 @@ import torch
 from curvescope.closed_form import attention
 from curvescope.closed_form.bounds import growth
 from curvescope.closed_form.bounds.operator_norms import attention_norm_bounds
-from curvescope.closed_form.norms.derivatives import norm_curvature_supremum, norm_point
+from curvescope.closed_form.norms import norm_curvature_supremum, norm_point
 from curvescope.closed_form.printed import block_theorems
-from curvescope.closed_form.printed.kronecker import Theorem, softmax_derivatives
-from curvescope.closed_form.printed.norm_theorems import (
+from curvescope.closed_form.printed.block_theorems import (
     layernorm_jacobian_theorem2,
     layernorm_second_derivative_theorem3,
 )
-from curvescope.closed_form.printed.vec_rules import kron, kron_derivatives
+from curvescope.closed_form.printed.kronecker import Theorem, kron, kron_derivatives, softmax_derivatives
 from curvescope.closed_form.spectra.one_dimensional import attention_1d_spectrum
 from curvescope.core.seeds import generator
 
@@ -40,7 +39,7 @@ def norm(M):
 
 
 def test_the_mixed_term_has_one_possible_bracket():
-    """[R … S] ⊗ I_{d_K}, not R … (S ⊗ I_{d_K}): the latter does not fit its left neighbour."""
+    """[R … S] ⊗ I_{d_K}, not R … (S ⊗ I_{d_K}): the latter does not fit its left neighbor."""
     at = head(0)
     lifted, S, eye = kron(at.Z1, torch.eye(3).double()), at.S(3), torch.eye(2).double()
     assert (lifted @ S).shape == (36, 3)
@@ -110,7 +109,7 @@ def test_exponents_of_the_data_bound_the_blocks_at_every_scale(part):
             assert bound[place] <= at_one[place] * largest * (1 + 1e-9)
             if len(exponents) == 1:
                 assert bound[place] == pytest.approx(at_one[place] * largest, rel=1e-9)
-            block = truth.dense((one, two), part).flatten(0, 1).flatten(1)
+            block = truth.to_dense((one, two), part).flatten(0, 1).flatten(1)
             assert norm(block) <= bound[place] * (1 + 1e-9)
 
 

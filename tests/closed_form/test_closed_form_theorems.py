@@ -7,9 +7,9 @@ from torch.autograd.functional import hessian, jacobian
 from curvescope.closed_form.network.block import Architecture, block_tape
 from curvescope.closed_form.network.stack import StackCurvature
 from curvescope.closed_form.objectives import squared_error_objective
+from curvescope.closed_form.printed import block_theorems as heads
 from curvescope.closed_form.printed import block_theorems as theorems
-from curvescope.closed_form.printed import head_theorems as heads
-from curvescope.closed_form.printed.vec_rules import (
+from curvescope.closed_form.printed.kronecker import (
     commutation,
     diagonal_derivative,
     kron,

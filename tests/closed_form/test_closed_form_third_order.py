@@ -5,8 +5,7 @@ import torch
 from torch.func import jvp
 
 from curvescope.closed_form import norms
-from curvescope.closed_form.norms import third as norm_third
-from curvescope.closed_form.softmax import third
+from curvescope.closed_form import softmax as soft
 from curvescope.core.errors import ShapeError
 from curvescope.core.seeds import generator
 from selection import a_half, a_third
@@ -62,7 +61,7 @@ def test_norm_along_directions(kind, d, eps):
         return written_out(x, kind=kind, eps=eps)
 
     close(norms.norm_second_along(at, u, v), along(f, (u,), (v,))(x), size)
-    close(norm_third.norm_third_along(at, u, v, w), along(f, (u,), (v,), (w,))(x), size)
+    close(norms.norm_third_along(at, u, v, w), along(f, (u,), (v,), (w,))(x), size)
 
 
 @pytest.mark.parametrize(("kind", "d", "eps"), a_third(CASES, shift=1))
@@ -75,33 +74,33 @@ def test_norm_with_a_moving_gain_and_a_cotangent(kind, d, eps):
     def f(x, gamma):
         return written_out(x, gamma, 0.4, kind=kind, eps=eps)
 
-    found = norm_third.norm_third_derivative(at, dx, gamma=gamma, dgamma=dgamma)
+    found = norms.norm_third_derivative(at, dx, gamma=gamma, dgamma=dgamma)
     close(found, along(f, delta, delta, delta)(x, gamma), 30 * size)
-    still = norm_third.norm_third_derivative(at, dx, gamma=gamma)
+    still = norms.norm_third_derivative(at, dx, gamma=gamma)
     close(still, along(lambda x: f(x, gamma), (dx,), (dx,), (dx,))(x), 30 * size)
     leaves = x.clone().requires_grad_(), gamma.expand_as(x).clone().requires_grad_()
     s = (g * along(f, (dx, dgamma.expand_as(x)), (dx, dgamma.expand_as(x)))(*leaves)).sum()
     expected = torch.autograd.grad(s, leaves)
     for one, two in zip(
-        norm_third.norm_third_product(at, g, dx, gamma=gamma, dgamma=dgamma), expected, strict=True
+        norms.norm_third_product(at, g, dx, gamma=gamma, dgamma=dgamma), expected, strict=True
     ):
         close(one, two, 30 * size)
-    no_gain = norm_third.norm_third_product(at, g, dx, gamma=gamma)[0]
-    close(no_gain, norm_third.norm_third_along(at, dx, dx, gamma * g), size)
+    no_gain = norms.norm_third_product(at, g, dx, gamma=gamma)[0]
+    close(no_gain, norms.norm_third_along(at, dx, dx, gamma * g), size)
 
 
 @pytest.mark.parametrize(("kind", "d", "eps"), CASES)
 def test_norm_tensor_is_every_contraction_and_symmetric(kind, d, eps):
     _, at, scale, (u, v, w, *_) = norm_case(kind, d, eps)
-    T = norm_third.norm_third_tensor(at)
+    T = norms.norm_third_tensor(at)
     assert T.shape == (3, d, d, d, d)
     for order in ((0, 2, 1, 3, 4), (0, 1, 3, 2, 4), (0, 1, 2, 4, 3)):
         close(T.permute(order), T, scale)
     size = 10 * scale * float(u.abs().max() * v.abs().max() * w.abs().max())
     found = torch.einsum("nabce,nb,nc,ne->na", T, u, v, w)
-    close(norm_third.norm_third_along(at, u, v, w), found, size)
+    close(norms.norm_third_along(at, u, v, w), found, size)
     (gamma,) = draw(1, d, stream=2)
-    close(norm_third.norm_third_tensor(at, gamma), gamma[:, None, None, None] * T, scale)
+    close(norms.norm_third_tensor(at, gamma), gamma[:, None, None, None] * T, scale)
 
 
 @pytest.mark.parametrize("kind", ["layernorm", "rmsnorm"])
@@ -110,20 +109,20 @@ def test_norm_is_homogeneous_without_eps(kind):
     x, u, v, w = draw(4, 2, 6)
     at = norms.norm_point(x, kind=kind)
     expected = -2 * norms.norm_second_along(at, u, v)
-    close(norm_third.norm_third_along(at, x, u, v), expected, 10 * float(expected.abs().max()))
-    far = norm_third.norm_third_along(norms.norm_point(10 * x, kind=kind), u, v, w)
-    near = norm_third.norm_third_along(at, u, v, w)
+    close(norms.norm_third_along(at, x, u, v), expected, 10 * float(expected.abs().max()))
+    far = norms.norm_third_along(norms.norm_point(10 * x, kind=kind), u, v, w)
+    near = norms.norm_third_along(at, u, v, w)
     close(1000 * far, near, 10 * float(near.abs().max()))
 
 
 @pytest.mark.parametrize(("kind", "d", "eps"), a_half(CASES, shift=0))
 def test_norm_supremum_is_attained_and_never_exceeded(kind, d, eps):
     _, at, _, _ = norm_case(kind, d, eps)
-    bound, slack = norm_third.norm_third_supremum(at), 1e-12 * at.sigma[:, 0] ** -3
+    bound, slack = norms.norm_third_supremum(at), 1e-12 * at.sigma[:, 0] ** -3
     for trial in range(20):
         u, v, w = (r / r.norm(dim=-1, keepdim=True) for r in draw(3, 3, d, stream=trial + 5))
         for three in ((u, v, w), (u, u, v), (u, u, u)):
-            assert bool((norm_third.norm_third_along(at, *three).norm(dim=-1) <= bound + slack).all())
+            assert bool((norms.norm_third_along(at, *three).norm(dim=-1) <= bound + slack).all())
     (u,) = draw(1, 3, d, stream=3)
     u = norms.project(u, kind)
     if at.multiplicity:
@@ -134,7 +133,7 @@ def test_norm_supremum_is_attained_and_never_exceeded(kind, d, eps):
         assert not bound.any()
         return
     u = u / u.norm(dim=-1, keepdim=True)
-    assert bool(((norm_third.norm_third_along(at, u, u, u).norm(dim=-1) - bound).abs() <= slack).all())
+    assert bool(((norms.norm_third_along(at, u, u, u).norm(dim=-1) - bound).abs() <= slack).all())
 
 
 def probabilities(*shape, sharp=1.0):
@@ -154,25 +153,25 @@ def test_softmax_and_logsumexp_along_directions(sharp):
     def log_sum(z):
         return z.exp().sum(-1).log()
 
-    close(third.softmax_second_along(p, u, v), along(softmax, *directions[:2])(z), 10)
-    close(third.softmax_third_along(p, u, v, w), along(softmax, *directions[:3])(z), 100)
-    close(third.logsumexp_third(p, u, v, w), along(log_sum, *directions[:3])(z), 100)
-    close(third.logsumexp_fourth(p, u, v, w, q), along(log_sum, *directions)(z), 1000)
+    close(soft.softmax_second_along(p, u, v), along(softmax, *directions[:2])(z), 10)
+    close(soft.softmax_third_along(p, u, v, w), along(softmax, *directions[:3])(z), 100)
+    close(soft.logsumexp_third(p, u, v, w), along(log_sum, *directions[:3])(z), 100)
+    close(soft.logsumexp_fourth(p, u, v, w, q), along(log_sum, *directions)(z), 1000)
     leaf = z.clone().requires_grad_()
     s = (g * along(softmax, (u,), (v,))(leaf)).sum()
-    close(third.softmax_third_along(p, u, v, g), torch.autograd.grad(s, leaf)[0], 100)
-    found = third.cumulants(p, u)
+    close(soft.softmax_third_along(p, u, v, g), torch.autograd.grad(s, leaf)[0], 100)
+    found = soft.cumulants(p, u)
     for k, name in enumerate(("mean", "variance", "third", "fourth"), start=1):
         close(getattr(found, name), along(log_sum, *[(u,)] * k)(z), 1000)
-    close(found.third, third.logsumexp_third(p, u, u, u), 100)
-    close(found.fourth, third.logsumexp_fourth(p, u, u, u, u), 1000)
+    close(found.third, soft.logsumexp_third(p, u, u, u), 100)
+    close(found.fourth, soft.logsumexp_fourth(p, u, u, u, u), 1000)
 
 
 def test_softmax_tensors_hold_every_contraction():
     p, _, (u, v, w, q, _) = probabilities(2, 4)
-    T3, T4 = third.logsumexp_third_tensor(p), third.softmax_third_tensor(p)
-    close(torch.einsum("nabc,na,nb,nc->n", T3, u, v, w), third.logsumexp_third(p, u, v, w), 10)
-    close(torch.einsum("nabce,na,nb,nc,ne->n", T4, u, v, w, q), third.logsumexp_fourth(p, u, v, w, q), 100)
+    T3, T4 = soft.logsumexp_third_tensor(p), soft.softmax_third_tensor(p)
+    close(torch.einsum("nabc,na,nb,nc->n", T3, u, v, w), soft.logsumexp_third(p, u, v, w), 10)
+    close(torch.einsum("nabce,na,nb,nc,ne->n", T4, u, v, w, q), soft.logsumexp_fourth(p, u, v, w, q), 100)
     for T in (T3, T4):
         close(T.transpose(1, -1), T, 1.0)
         close(T.transpose(1, 2), T, 1.0)
@@ -184,7 +183,7 @@ def test_cumulants_keep_their_digits(q):
     """Outcomes 1 and 0, far from the origin: κ₃ = q(1−q)(1−2q), κ₄ = q(1−q)(1−6q(1−q)) to the last digits."""
     q = torch.tensor(q, dtype=torch.float64)
     p, u = torch.stack([q, 1 - q]), torch.tensor([1.0, 0.0], dtype=torch.float64) + 2.0**30
-    found, v = third.cumulants(p, u), q * (1 - q)
+    found, v = soft.cumulants(p, u), q * (1 - q)
     assert abs(float(found.variance / v - 1)) < 1e-12
     assert abs(float(found.third / (v * (1 - 2 * q)) - 1)) < 1e-12
     assert abs(float(found.fourth / (v * (1 - 6 * v)) - 1)) < 1e-12
@@ -193,4 +192,4 @@ def test_cumulants_keep_their_digits(q):
 def test_wrong_widths_are_refused():
     p, _, (u, *_) = probabilities(2, 4)
     with pytest.raises(ShapeError, match="over 4 entries"):
-        third.cumulants(p, u[:, :3])
+        soft.cumulants(p, u[:, :3])

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from curvescope.core.tensors.graph import nodes, once_differentiable_node
+from curvescope.core.tensors import nodes, once_differentiable_node
 
 
 def decorated(function):

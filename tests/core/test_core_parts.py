@@ -4,7 +4,7 @@ import pytest
 
 from curvescope.core import parts
 from curvescope.core.errors import UsageError
-from curvescope.core.tensors.targets import IGNORED
+from curvescope.core.tensors import IGNORED
 from curvescope.data import batches
 from curvescope.losses import cross_entropy
 

@@ -151,10 +151,10 @@ def test_another_class_or_schema_is_refused(tmp_path):
         Tree.load(folder)
     text = (folder / "result.json").read_text()
     (folder / "result.json").write_text(text.replace('"schema": 1', '"schema": 9'))
-    with pytest.raises(CurvescopeError, match=r"expected schema 1 in .*, found 9"):
+    with pytest.raises(CurvescopeError, match="found 9"):
         Leaf.load(folder)
     (folder / "result.json").write_text(text.replace("Leaf", "Unheard"))
-    with pytest.raises(CurvescopeError, match=r"no result class is called .*Unheard.*import the module"):
+    with pytest.raises(CurvescopeError, match="Unheard"):
         Result.load(folder)
 
 

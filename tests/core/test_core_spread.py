@@ -7,8 +7,8 @@ import torch
 
 from curvescope.core.blocks import Block, ParamSpace, whole
 from curvescope.core.errors import UsageError
-from curvescope.core.ranks.local_blocks import local_block
 from curvescope.core.ranks.spread import Pieces, Spread
+from curvescope.distributed.sharding import local_block
 
 SHAPES = {
     "plain": (7, 3),

@@ -17,11 +17,11 @@ from curvescope.core.operator import LinearOperator
 from curvescope.core.ranks import everyone, in_step, place
 from curvescope.core.seeds import probes
 from curvescope.distributed import shard
-from curvescope.distributed.loading import spread_out
+from curvescope.distributed.sharding import spread_out
 from curvescope.models.running.weights import gathering
 from curvescope.runs.contents import fingerprint
 from curvescope.runs.pieces import Pieces
-from curvescope.runs.ranks.in_pieces import InPieces
+from curvescope.runs.ranks.shared import InPieces
 
 NAME = "hessian.density"
 

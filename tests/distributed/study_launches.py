@@ -6,11 +6,15 @@ import json
 import os
 import signal
 import socket
+import traceback
 from collections.abc import Callable
 from contextlib import redirect_stdout, suppress
 from functools import partial
 from pathlib import Path
 from types import ModuleType
+from typing import Any
+
+from torch import Tensor
 
 import curvescope.studies.blocks
 import curvescope.studies.spectrum  # noqa: F401
@@ -96,8 +100,13 @@ def fails_alone() -> None:
 
 def wrong() -> None:
     """The rank's pieces of products are wrong."""
-    own = Hessian._sum
-    Hessian._sum = lambda *given: own(*given) * 1.01  # pyright: ignore[reportAttributeAccessIssue]
+    own = Hessian.undivided
+
+    def scaled(*given: Any) -> tuple[Tensor, float]:
+        total, num_terms = own(*given)
+        return total * 1.01, num_terms
+
+    Hessian.undivided = scaled
 
 
 def killed() -> None:
@@ -130,9 +139,13 @@ def launch(
                 file = os.open(folder / f"{name}.{rank}.{kind}", os.O_CREAT | os.O_WRONLY)
                 os.dup2(file, number)
             os.environ.update(environment(rank, ranks, port), CURVESCOPE_PATIENCE="3")
-            if trouble is not None and rank == ranks - 1:
-                trouble()
-            main(words)
+            try:
+                if trouble is not None and rank == ranks - 1:
+                    trouble()
+                main(words)
+            except Exception:  # a rank that went on as the parent would launch everything again
+                traceback.print_exc()
+                os._exit(70)
             os._exit(0)
         children.append(child)
     codes = [os.waitstatus_to_exitcode(os.waitpid(child, os.WUNTRACED)[1]) for child in children[:-1]]
@@ -159,7 +172,7 @@ def here(folder: Path, name: str, words: list[str]) -> dict[str, object]:
 
 def launch_shards(folder: Path, words: Callable[[str, str], list[str]], model: str) -> dict[str, object]:
     """Those that spread the model."""
-    lost = at_sum(12, killed, Hessian, "_sum")  # inside of a piece of several products
+    lost = at_sum(12, killed, Hessian, "undivided")  # inside of a piece of several products
     sets = [word for name, value in BLOCKS.items() for word in ("--set", f"{name}={value}")]
     data = [model, "--data", "task:addition", "--parallel", "shards", "--out"]
     blocks = ["run", "blocks", *sets, *data]
@@ -181,7 +194,7 @@ def launch_shards(folder: Path, words: Callable[[str, str], list[str]], model: s
 def launch_all(folder: Path) -> None:
     """Every launch, into `launches.json`: its exit codes, and what ranks printed on stdout and stderr."""
     run_folder.write_figures = lambda *given: None  # pyright: ignore[reportAttributeAccessIssue]
-    tasks.task = partial(tasks.task, num_sequences=8)  # pyright: ignore[reportAttributeAccessIssue]
+    tasks.task_data = partial(tasks.task_data, num_sequences=8)  # pyright: ignore[reportAttributeAccessIssue]
     model = folder / "small.toml"
     model.write_text(SMALL, encoding="utf-8")
     sets = [word for name, value in SETTINGS.items() for word in ("--set", f"{name}={value}")]

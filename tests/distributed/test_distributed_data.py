@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import curvescope as cs
-from curvescope.distributed.shares import cuts, share, taken
+from curvescope.distributed.division import cuts, share, taken
 
 DIFFERENT = (
     "CurvescopeError the ranks do not have the same model: parameters, buffers, or other numbers differ "

@@ -14,13 +14,13 @@ from curvescope.engines.checkpoint import checkpointed
 from curvescope.engines.recompute_check import Repeats
 from curvescope.models.running.exchange import exchanged
 from curvescope.models.sources import repeated_layers
-from curvescope.studies.hvp.models import GPT2
+from curvescope.studies.hvp.analysis import GPT2
 from selection import pairs
 
 MAKERS = {
     "hessian": cs.Hessian,
     "ggn": cs.GGN,
-    "functional": cs.Functional,
+    "functional": cs.FunctionalHessian,
     "empirical": cs.EmpiricalFisher,
     "mc": cs.MonteCarloFisher,
 }

@@ -52,9 +52,12 @@ def test_a_padding_row_is_a_constant_where_it_is_looked_up(tied):
     want = fixed_row_hessian(m, problem.space())
     assert want[:4].any() == tied  # its use as an output is a variable
     for engine in ENGINES:
-        found = cs.Hessian(problem, engine=engine).dense()
+        found = cs.Hessian(problem, engine=engine).to_dense()
         assert relative_error(found, want) < 1e-12
-        parts = cs.GGN(problem, engine=engine).dense() + cs.Functional(problem, engine=engine).dense()
+        parts = (
+            cs.GGN(problem, engine=engine).to_dense()
+            + cs.FunctionalHessian(problem, engine=engine).to_dense()
+        )
         assert relative_error(parts, want) < 1e-12
     assert any("row 0 of e is no variable" in note for note in problem.notes)
 
@@ -99,3 +102,79 @@ def test_weights_that_change_outside_the_few_positions_are_refused_too():
     H = cs.Hessian(cs.Problem(m, (IDS, TARGETS)))
     with pytest.raises(cs.CurvescopeError, match="let nothing write to the model"):
         H @ torch.ones(H.shape[1], dtype=torch.float64)
+
+
+class Scaled(nn.Module):
+    """A table that is looked up with an option of its own."""
+
+    def __init__(self, option: str, *, bag: bool = False) -> None:
+        super().__init__()
+        self.option, self.bag = option, bag
+        self.e, self.o = nn.Parameter(torch.randn(7, 4)), nn.Linear(4, 7)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.bag:
+            h = F.embedding_bag(x.reshape(-1, 1), self.e, mode="sum", **{self.option: True})
+            return self.o(torch.tanh(h).reshape(*x.shape, 4))
+        return self.o(torch.tanh(F.embedding(x, self.e, **{self.option: True})))
+
+
+ASKED = {
+    "gradient": lambda problem: problem.gradient(),
+    "Hessian": lambda problem: cs.Hessian(problem).to_dense(),
+    "GGN": lambda problem: cs.GGN(problem).to_dense(),
+    "Fisher": lambda problem: cs.EmpiricalFisher(problem).to_dense(),
+    "diagonal": lambda problem: cs.exact_diagonal(cs.GGN(problem)),
+    "samples": lambda problem: cs.per_sample(problem).gradients(),
+    "KFAC": cs.KFAC,
+}
+
+
+@pytest.mark.parametrize("asked", ASKED)
+@pytest.mark.parametrize("bag", [False, True])
+@pytest.mark.parametrize("option", ["scale_grad_by_freq", "sparse"])
+def test_gradients_that_a_function_scales_or_makes_sparse_are_refused(option, bag, asked):
+    problem = cs.Problem(drawn(lambda: Scaled(option, bag=bag).double()), (IDS, TARGETS))
+    with pytest.raises(cs.UsageError, match=f"{option}=True"):
+        ASKED[asked](problem)
+
+
+class Rewrites(nn.Module):
+    """Writes to a tensor in its forward pass, and uses it: a constant, or keys as in the first Llama."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way, self.e, self.l, self.o = way, nn.Embedding(7, 4), nn.Linear(4, 4), nn.Linear(4, 7)
+        self.register_buffer("scale", torch.zeros(4))
+        self.keys = torch.zeros(4, 4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.l(self.e(x))
+        if self.way == "constant":
+            return self.o(torch.tanh(h * self.get_buffer("scale").fill_(1.3)))
+        self.keys = self.keys.to(h)
+        self.keys[: len(x), : x.shape[1]] = h
+        return self.o(torch.tanh(self.keys[: len(x), : x.shape[1]]))
+
+    def by_hand(self, x: Tensor) -> Tensor:
+        h = self.l(self.e(x))
+        return self.o(torch.tanh(1.3 * h if self.way == "constant" else h))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("way", ["constant", "keys"])
+def test_tensors_that_a_forward_pass_rewrites(way, engine):
+    m = drawn(lambda: Rewrites(way).double())
+    problem = cs.Problem(m, [(IDS[:1], TARGETS[:1]), (IDS[1:], TARGETS[1:])])
+    H, into = cs.Hessian(problem, engine=engine), list(m.parameters())
+    loss = F.cross_entropy(m.by_hand(IDS).reshape(-1, 7), TARGETS.reshape(-1))
+    g = torch.cat([part.flatten() for part in torch.autograd.grad(loss, into, create_graph=True)])
+    rows = [torch.autograd.grad(each, into, retain_graph=True, materialize_grads=True) for each in g]
+    truth = torch.stack([torch.cat([part.flatten() for part in row]) for row in rows])
+    assert relative_error(problem.gradient(), g.detach()) < 1e-12
+    assert relative_error(H.to_dense(), truth) < 1e-12
+    values = cs.eigsh(H, k=2, tol=1e-8).values
+    assert values[0] == pytest.approx(torch.linalg.eigvalsh(truth)[-1].item(), rel=1e-6)
+    G = cs.GGN(problem, engine=engine)
+    diagonal = cs.exact_diagonal(G, way="outputs").values
+    assert relative_error(diagonal, G.to_dense().diagonal()) < 1e-12

@@ -9,7 +9,7 @@ from torch import nn
 import curvescope as cs
 from curvescope.engines import batch_products
 from curvescope.kernels import substitute
-from curvescope.studies.hvp.models import GPT2
+from curvescope.studies.hvp.analysis import GPT2
 
 
 @pytest.fixture(autouse=True)
@@ -46,7 +46,7 @@ def problems():
     yield "normed", cs.Problem(Normed().double(), (x, y))
 
 
-@pytest.mark.parametrize("operator", [cs.Hessian, cs.GGN, cs.Functional])
+@pytest.mark.parametrize("operator", [cs.Hessian, cs.GGN, cs.FunctionalHessian])
 @pytest.mark.parametrize(("name", "problem"), list(problems()), ids=lambda x: x if isinstance(x, str) else "")
 def test_products_are_those_of_autograd(name, problem, operator):
     ours, theirs = operator(problem, engine="fast"), operator(problem, engine="autograd")

@@ -13,7 +13,7 @@ from curvescope.geometry import Norm, decode_heads, heads, reference, rows_refer
 from curvescope.geometry.attention.directions import Directions
 from curvescope.geometry.vocabulary.decode import GROUP, SPARE
 from curvescope.geometry.vocabulary.references import Reference
-from curvescope.studies.traveling_words import choices
+from curvescope.studies import traveling_words
 from curvescope.tokenizers import ByteTokenizer, CharTokenizer
 
 
@@ -111,7 +111,7 @@ def test_references_are_what_they_say():
     scaled = U * p["ln_f.g"]
     want = scaled - scaled.mean(1, keepdim=True)
     torch.testing.assert_close(reference(model, "logit").rows(every), want)
-    torch.testing.assert_close(reference(model, "logit", centred=True).rows(every), want - want.mean(0))
+    torch.testing.assert_close(reference(model, "logit", centered=True).rows(every), want - want.mean(0))
     inner = reference(model, "normed", norm="ln_f", which="output").rows(every)
     torch.testing.assert_close(inner, ln(U, (6,), p["ln_f.g"], p["ln_f.b"], eps=1e-5))
     with pytest.raises(CurvescopeError, match="role of a norm"):
@@ -229,7 +229,7 @@ def test_a_planted_head_is_read_exactly():
 
 def test_one_side_of_the_raw_matrices():
     model = cs.load(transformer(vocab_size=11, d_model=6, n_layers=2))
-    found = decode_heads(model, 1, k=3, num=2, **choices.DIRECTIONS)
+    found = decode_heads(model, 1, k=3, num=2, **traveling_words.DIRECTIONS)
     assert found.qk.left.ids.shape == (4, 1, 3)
     assert not found.folded
     assert found.query_bias is not None
@@ -261,7 +261,7 @@ def test_sides_are_ordered_by_their_tokens():
     assert (right[:, 0].mean(-1) >= right[:, 1].mean(-1) - 1e-12).all()
     dense = heads(model, 0)[0].vo
     column = dense.right[:, 0] * int(found.vo.sign[0])
-    rows = reference(model, "logit", centred=True).rows(slice(None))
+    rows = reference(model, "logit", centered=True).rows(slice(None))
     assert found.vo.right.ids[0, 0].tolist() == dense_order((rows @ column)[None], 3)[0].tolist()
 
 

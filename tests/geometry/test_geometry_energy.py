@@ -10,7 +10,7 @@ import curvescope as cs
 from cases import transformer
 from curvescope.core.errors import CurvescopeError
 from curvescope.geometry import activation_energy, heads
-from curvescope.geometry.attention.check import sphere_input
+from curvescope.geometry.attention.energy import sphere_input
 from curvescope.models.capture import capture
 
 IDS = torch.randint(0, 11, (6, 5), generator=torch.Generator().manual_seed(0))

@@ -35,4 +35,4 @@ def test_options_that_are_named_exist():
         known = inspect.signature(getattr(geometry, line[1])).parameters
         assert names
         assert set(names) <= set(known), line
-    assert (Path(curvescope.__file__).parent / "studies/traveling_words/choices.py").exists()
+    assert (Path(curvescope.__file__).parent / "studies/traveling_words.py").exists()

@@ -11,7 +11,7 @@ from cases import transformer
 from curvescope.core.errors import UsageError
 from curvescope.geometry import heads, probe_keys, probe_values, represent
 from curvescope.models.capture import capture
-from curvescope.studies.traveling_words import choices
+from curvescope.studies import traveling_words
 from curvescope.tokenizers import CharTokenizer
 
 V, D = 12, 16
@@ -65,7 +65,7 @@ def test_the_bias_of_queries_decides_and_can_be_left_out():
         p["L0.b_Q"][3] = 1000.0  # every query now looks for the key of coordinate 3
     found = probe_keys(model, 0, ["a", "b"], k=1, tokenizer=LETTERS)
     assert found.ids[:, 0, 0].tolist() == [int(PARTNER[3])] * 2
-    old = probe_keys(model, 0, ["a", "b"], k=1, tokenizer=LETTERS, how="raw", **choices.KEYS)
+    old = probe_keys(model, 0, ["a", "b"], k=1, tokenizer=LETTERS, how="raw", **traveling_words.KEYS)
     assert old.ids[:, 0, 0].tolist() == PARTNER[:2].tolist()
 
 
@@ -121,14 +121,14 @@ def test_post_norm_models_are_read_behind_their_norm():
 def test_the_output_bias_in_every_state_and_whole_lengths():
     model = cs.load(transformer(vocab_size=9, d_model=8, n_heads=2, n_layers=2))
     p = {name: tensor.detach() for name, tensor in model.module.named_parameters()}
-    found = probe_values(model, 1, [1, 4], k=9, num_random=20, how="raw", **choices.VALUES)
+    found = probe_values(model, 1, [1, 4], k=9, num_random=20, how="raw", **traveling_words.VALUES)
     E = p["E"][[1, 4]]
     q = torch.nn.functional.layer_norm(E, (8,), p["L1.ln1.g"], p["L1.ln1.b"], eps=1e-5)
     update = (q @ p["L1.W_V"][:, :4] + p["L1.b_V"][:4]) @ p["L1.W_O"][:4]
     state = E + update + p["L1.b_O"]
     want = torch.nn.functional.layer_norm(state, (8,), p["ln_f.g"], p["ln_f.b"], eps=1e-5) @ p["U"]
     np.testing.assert_allclose(found.scores[:, 0], want.sort(dim=1, descending=True).values, atol=1e-12)
-    whole = choices.whole_lengths(found)
+    whole = traveling_words.whole_lengths(found)
     np.testing.assert_array_equal(whole.norms[:, 0], update.norm(dim=1).trunc().numpy())
     np.testing.assert_allclose(found.norms[:, 0], update.norm(dim=1))
     with pytest.raises(UsageError, match="sum or every"):

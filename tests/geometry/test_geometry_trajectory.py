@@ -14,9 +14,8 @@ import curvescope as cs
 from curvescope.core.errors import UsageError
 from curvescope.data.batches import IGNORED, Batches
 from curvescope.geometry.stream import stream
-from curvescope.geometry.trajectory import metrics
-from curvescope.geometry.trajectory.average import average, curve
-from curvescope.geometry.trajectory.paths import follow, trajectories
+from curvescope.geometry.trajectory import paths
+from curvescope.geometry.trajectory.paths import average, curve, follow, trajectories
 from curvescope.geometry.trajectory.readout import readout
 from curvescope.tokenizers import CharTokenizer
 
@@ -27,18 +26,18 @@ def test_turns_are_known_on_a_few_paths():
     e = torch.eye(3, dtype=torch.float64)
     angles = torch.tensor([0.0, 0.3, 1.0, 1.2]).double()
     circle = torch.stack([angles.cos(), angles.sin(), 0 * angles], -1)
-    straight = metrics.turning(circle)
+    straight = paths.turning(circle)
     torch.testing.assert_close(straight[1:-1], torch.zeros(2).double(), atol=1e-6, rtol=0)
     assert straight[[0, -1]].isnan().all()
-    assert float(metrics.turning(torch.stack([e[0], e[1], e[2]]))[1]) == pytest.approx(90)
-    assert float(metrics.turning(torch.stack([e[0], e[1], e[0]]))[1]) == pytest.approx(180)
-    assert math.isnan(metrics.turning(torch.stack([e[0], e[0], e[1]]))[1])  # no step, no direction
+    assert float(paths.turning(torch.stack([e[0], e[1], e[2]]))[1]) == pytest.approx(90)
+    assert float(paths.turning(torch.stack([e[0], e[1], e[0]]))[1]) == pytest.approx(180)
+    assert math.isnan(paths.turning(torch.stack([e[0], e[0], e[1]]))[1])  # no step, no direction
 
 
 def test_path_numbers_by_brute_force():
     x = torch.randn(4, 7, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     u = x / x.norm(dim=-1, keepdim=True)
-    found = {name: value.numpy() for name, value in metrics.path_numbers(x, u).items()}
+    found = {name: value.numpy() for name, value in paths.path_numbers(x, u).items()}
     n = u.numpy()
     for i in range(4):
         length = 0.0
@@ -58,8 +57,8 @@ def test_lens_numbers_by_brute_force():
     logits = torch.randn(3, 4, V, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     logits[1, 2, 5] = -torch.inf  # ruled out
     target, current = torch.tensor([4, 0, 7]), torch.tensor([1, 2, 7])
-    logp = metrics.log_probabilities(logits)
-    found = metrics.lens_numbers(logp, target, current) | metrics.distribution_numbers(logp)
+    logp = paths.log_probabilities(logits)
+    found = paths.lens_numbers(logp, target, current) | paths.distribution_numbers(logp)
     for i in range(3):
         last = np.exp(logits[i, -1].numpy())
         last /= last.sum()
@@ -83,7 +82,7 @@ def test_lens_numbers_by_brute_force():
 
 def test_shares_of_a_step_sum_to_one():
     x = torch.randn(5, 7, 6, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
-    found = metrics.shares(x, centre=True)
+    found = paths.shares(x, center=True)
     c = x - x.mean(-1, keepdim=True)
     for block in range(3):
         a, m = c[:, 2 * block + 1] - c[:, 2 * block], c[:, 2 * block + 2] - c[:, 2 * block + 1]
@@ -104,13 +103,13 @@ def test_numbers_do_not_change_when_states_are_rescaled(name):
     y = x * (1 + 5 * scale)[..., None]
     target = torch.arange(T)
     for a, b in ((x, y),):
-        one, two = (metrics.path_numbers(p, read.unit(p)) for p in (a, b))
+        one, two = (paths.path_numbers(p, read.unit(p)) for p in (a, b))
         assert not torch.allclose(one.pop("norm"), two.pop("norm"))
-        one |= metrics.target_numbers(read.unit(a), read.token(target))
-        two |= metrics.target_numbers(read.unit(b), read.token(target))
+        one |= paths.target_numbers(read.unit(a), read.token(target))
+        two |= paths.target_numbers(read.unit(b), read.token(target))
         with torch.no_grad():
-            one |= metrics.lens_numbers(metrics.log_probabilities(read.logits(a)), target, None)
-            two |= metrics.lens_numbers(metrics.log_probabilities(read.logits(b)), target, None)
+            one |= paths.lens_numbers(paths.log_probabilities(read.logits(a)), target, None)
+            two |= paths.lens_numbers(paths.log_probabilities(read.logits(b)), target, None)
         for key in one:
             torch.testing.assert_close(one[key], two[key], atol=2e-6, rtol=0, equal_nan=True)
 
@@ -192,11 +191,11 @@ def test_equal_targets_leave_nothing_beyond_the_baseline():
 
 def test_a_model_that_was_trained_goes_to_the_next_token():
     model = cs.load("tiny-gpt")
-    found = trajectories(model, cs.text("sample", model, tokens=512, seq_len=64))
+    found = trajectories(model, cs.text_data("sample", model, tokens=512, seq_len=64))
     c = found.curves["angle_target"]
     assert c.change < -5 * c.change_stderr
     fresh = cs.load("tiny-gpt", revision="initial")
-    c = trajectories(fresh, cs.text("sample", fresh, tokens=512, seq_len=64)).curves["angle_target"]
+    c = trajectories(fresh, cs.text_data("sample", fresh, tokens=512, seq_len=64)).curves["angle_target"]
     assert abs(c.change) < 5 * c.change_stderr + 0.2
 
 

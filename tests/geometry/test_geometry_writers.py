@@ -23,9 +23,9 @@ from curvescope.geometry import probe_keys, probe_values
 from curvescope.geometry.attention.directions import decode_heads
 from curvescope.geometry.embeddings import distances, extremes, token_scores
 from curvescope.models.zoo.folder import zoo_model
-from curvescope.studies.traveling_words import choices, texts
+from curvescope.studies import traveling_words
 from curvescope.tokenizers import CharTokenizer
-from curvescope.viz import latex, writers
+from curvescope.viz import writers
 
 NASTY = [
     r"\alpha", "50%_&#{x}~^$", "a--b,,c", "''``", "\n", "\t\r", "\x00\x1b", " lead", "trail ", "  ", "",
@@ -77,18 +77,18 @@ def read_latex(source: str) -> str:
 @pytest.mark.parametrize("text", NASTY)
 @pytest.mark.parametrize("spaces", [False, True])
 def test_latex_gives_back_the_text(text, spaces):
-    assert read_latex(latex.escape(text, spaces=spaces)) == text
+    assert read_latex(writers.escape(text, spaces=spaces)) == text
 
 
 @settings(max_examples=300, deadline=None)
 @given(st.text())
 def test_latex_gives_back_any_text(text):
-    assert read_latex(latex.escape(text, spaces=True)) == text
+    assert read_latex(writers.escape(text, spaces=True)) == text
 
 
 def test_a_code_cannot_be_taken_for_text():
-    assert latex.escape("\n") != latex.escape("\\n")
-    assert latex.escape("\\n") == r"\textbackslash{}n"
+    assert writers.escape("\n") != writers.escape("\\n")
+    assert writers.escape("\\n") == r"\textbackslash{}n"
 
 
 def frame() -> pd.DataFrame:
@@ -118,7 +118,7 @@ def test_tables_have_as_many_cells_as_columns_and_labels_occur_once():
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="needs pdflatex")
 def test_latex_compiles(tmp_path):
     tables = {"nasty": frame(), "long": pd.concat([frame()] * 3)}
-    text = writers.write_all(tables, {"nasty": f"{''.join(latex.MATH)} 100 % & more"}, tokens=["tok_en"])
+    text = writers.write_all(tables, {"nasty": f"{''.join(writers.MATH)} 100 % & more"}, tokens=["tok_en"])
     (tmp_path / "tables.tex").write_text(text["tables.tex"], encoding="ascii")
     strict = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "tables.tex"]
     done = subprocess.run(strict, cwd=tmp_path, capture_output=True, text=True, errors="replace", check=False)
@@ -193,20 +193,22 @@ def planted() -> cs.Model:
             values |= {f"L{i}.W_Q": Q, f"L{i}.W_K": one, f"L{i}.W_V": shift, f"L{i}.W_O": one}
             values |= {f"L{i}.b_Q": one[2], f"L{i}.b_K": one[4]}
         for name, value in values.items():
-            model.parameters[name].copy_(value)
+            model.get_parameter(name).copy_(value)
     return zoo_model(model.module, name="planted", tokenizer=CharTokenizer(ALPHABET))  # pyright: ignore
 
 
 def test_logs_of_keys_byte_for_byte():
-    found = [probe_keys(planted(), layer, ["a", "d"], k=1, how="raw", **choices.KEYS) for layer in (0, 1)]
+    found = [
+        probe_keys(planted(), layer, ["a", "d"], k=1, how="raw", **traveling_words.KEYS) for layer in (0, 1)
+    ]
     block = "Query: a\nKeys:\n\tHead 0: ['b']\n\nQuery: d\nKeys:\n\tHead 0: ['c']\n\n"
-    assert texts.keys_text(found) == f"=== block 0 ===\n{block}=== block 1 ===\n{block}"
+    assert traveling_words.keys_text(found) == f"=== block 0 ===\n{block}=== block 1 ===\n{block}"
 
 
 def test_logs_of_values_byte_for_byte():
     """|n(e)| = √6, five times that is 12.2, cut to 12; e = 10 stays smaller in the logits than 12.2."""
-    found = probe_values(planted(), 0, ["a", "f"], k=1, how="raw", **choices.VALUES)
-    found = choices.whole_lengths(found)
+    found = probe_values(planted(), 0, ["a", "f"], k=1, how="raw", **traveling_words.VALUES)
+    found = traveling_words.whole_lengths(found)
     lines = [
         "=== block 0 ===",
         "Key: a",
@@ -221,17 +223,17 @@ def test_logs_of_values_byte_for_byte():
         "",
         "",
     ]
-    assert texts.values_text([found]) == "\n".join(lines)
+    assert traveling_words.values_text([found]) == "\n".join(lines)
 
 
 def test_logs_of_singular_vectors_byte_for_byte():
-    found = decode_heads(planted(), 1, k=1, num=3, **choices.DIRECTIONS)
+    found = decode_heads(planted(), 1, k=1, num=3, **traveling_words.DIRECTIONS)
     size = [s / 6**0.5 for s in SCALE[:3]]
     qk = ["", "=== Top singular values for block 1 - head 0 ===", "Left:"]
     qk += [f"[{i}] ['{letter}'] [{s:.2f}]" for i, (letter, s) in enumerate(zip("abc", size, strict=True))]
     qk += ["Right:"]
     qk += [f"[{i}] ['{letter}'] [{s:.2f}]" for i, (letter, s) in enumerate(zip("bad", size, strict=True))]
-    assert texts.svd_text([found], "qk") == "\n".join([*qk, ""])
+    assert traveling_words.svd_text([found], "qk") == "\n".join([*qk, ""])
     vo = ["", "=== Top singular values for block 1 - head 0 ===", "Left:"]
     vo += [
         f"[{i}] ['{letter}'] [{s:.2f}]" for i, (letter, s) in enumerate(zip("abc", SCALE[:3], strict=True))
@@ -240,23 +242,23 @@ def test_logs_of_singular_vectors_byte_for_byte():
     vo += [
         f"[{i}] ['{letter}'] [{s:.2f}]" for i, (letter, s) in enumerate(zip("bcd", SCALE[:3], strict=True))
     ]
-    assert texts.svd_text([found], "vo") == "\n".join([*vo, ""])
+    assert traveling_words.svd_text([found], "vo") == "\n".join([*vo, ""])
 
 
 def test_latex_of_singular_vectors_has_the_old_columns_and_labels_of_its_own():
-    found = [decode_heads(planted(), layer, k=1, num=2, **choices.DIRECTIONS) for layer in (0, 1)]
-    text = "\n".join(texts.svd_latex(layer, name) for layer in found for name in ("qk", "vo"))
+    found = [decode_heads(planted(), layer, k=1, num=2, **traveling_words.DIRECTIONS) for layer in (0, 1)]
+    text = "\n".join(traveling_words.svd_latex(layer, name) for layer in found for name in ("qk", "vo"))
     labels = re.findall(r"\\label\{([^}]*)\}", text)
     assert len(labels) == len(set(labels)) == 4
     assert r"Rank & Top-3 Left Words & Top-3 Right Words \\" in text
     assert "Left and Right Singular Vectors at Layer 1 - Head 0" in text
-    assert "\n0 & a & b \\\\\n" in texts.svd_latex(found[1], "qk")
+    assert "\n0 & a & b \\\\\n" in traveling_words.svd_latex(found[1], "qk")
     assert _balanced(text)
 
 
 def test_logs_of_biases():
-    found = decode_heads(planted(), 0, k=1, **choices.DIRECTIONS)
-    text = texts.bias_text([found])
+    found = decode_heads(planted(), 0, k=1, **traveling_words.DIRECTIONS)
+    text = traveling_words.bias_text([found])
     avoided = [found.query_bias.text[0][1], found.key_bias.text[0][1]]  # pyright: ignore
     lines = [
         "Block 0 - Head: 0",
@@ -266,12 +268,14 @@ def test_logs_of_biases():
     lines += [f"[-] Query: {avoided[0]}", f"[-] Key: {avoided[1]}", "", ""]
     assert text == "\n".join(lines)
     with pytest.raises(UsageError, match="query_bias=True"):
-        texts.bias_text([decode_heads(planted(), 0, k=1)])
+        traveling_words.bias_text([decode_heads(planted(), 0, k=1)])
 
 
 def test_text_of_the_embedding_tables():
-    scores = token_scores(planted(), **choices.SCORES)
-    text = texts.embedding_text(distances(planted(), **choices.DISTANCES), extremes(scores, k=1))
+    scores = token_scores(planted(), **traveling_words.SCORES)
+    text = traveling_words.embedding_text(
+        distances(planted(), **traveling_words.DISTANCES), extremes(scores, k=1)
+    )
     lines = text.splitlines()
     assert lines[0] == "Avg. Norm: 10.000"
     assert lines[1].split() == [
@@ -288,4 +292,4 @@ def test_text_of_the_embedding_tables():
 
 def test_an_unknown_circuit_is_refused():
     with pytest.raises(UsageError, match="qk or vo"):
-        texts.svd_text([decode_heads(planted(), 0, k=1, **choices.DIRECTIONS)], "ov")
+        traveling_words.svd_text([decode_heads(planted(), 0, k=1, **traveling_words.DIRECTIONS)], "ov")

@@ -8,9 +8,15 @@ import pytest
 import torch
 from torch import nn
 
-from curvescope.models.running import exchange, interrupts
-from curvescope.models.running.exchange import Change, evaluating, exchanged, locked, parameters_at
-from curvescope.models.running.interrupts import uninterrupted
+from curvescope.models.running import exchange
+from curvescope.models.running.exchange import (
+    Change,
+    evaluating,
+    exchanged,
+    locked,
+    parameters_at,
+    uninterrupted,
+)
 
 
 def test_a_place_is_put_back_in_whatever_order_blocks_are_left():
@@ -168,7 +174,7 @@ def test_a_lock_that_was_taken_when_an_interrupt_came_is_let_go(monkeypatch):
 @pytest.mark.usefixtures("interruptible")
 def test_frozen_parameters_are_frozen_again_after_an_interrupt():
     frozen = [Interrupting(None) for _ in range(3)]
-    block = interrupts.thawed(frozen)
+    block = exchange.thawed(frozen)
     block.__enter__()
     assert not any(p.frozen for p in frozen)
     with pytest.raises(KeyboardInterrupt):

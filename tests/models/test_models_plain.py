@@ -130,19 +130,19 @@ def test_other_checkpoints_and_passes_without_a_graph_are_not():
 def test_weight_norm_of_the_whole_matrix_is_right():
     net = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(3, 4), dim=None), nn.Tanh()).double()
     x = torch.linspace(-1, 1, 12, dtype=torch.float64).view(4, 3)
-    H = cs.Hessian(cs.Problem(net, (x, torch.ones(4, 4, dtype=torch.float64)), loss="mse")).dense()
+    H = cs.Hessian(cs.Problem(net, (x, torch.ones(4, 4, dtype=torch.float64)), loss="mse")).to_dense()
     torch.testing.assert_close(H, H.T, rtol=0, atol=1e-12)
 
 
 class Distances(nn.Module):
-    """How far rows are from centres: an operation of torch's without a second derivative."""
+    """How far rows are from centers: an operation of torch's without a second derivative."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.centres = nn.Parameter(torch.eye(2, 3))
+        self.centers = nn.Parameter(torch.eye(2, 3))
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.cdist(x, self.centres)
+        return torch.cdist(x, self.centers)
 
 
 @pytest.mark.parametrize("make", [lambda: nn.Sequential(nn.Linear(3, 2), nn.Hardsigmoid()), Distances])
@@ -170,3 +170,33 @@ def test_uninitialized_lazy_layer_is_named() -> None:
         cs.load(lazy)
     lazy(torch.zeros(1, 2, dtype=torch.long))
     assert cs.load(lazy).num_parameters == 45
+
+
+class Odd(nn.Module):
+    """Parameters without axes and without entries beside ordinary ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.temperature, self.nothing = nn.Parameter(torch.tensor(0.7)), nn.Parameter(torch.zeros(0))
+        self.first, self.last = nn.Linear(3, 4), nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(torch.tanh(self.first(x) * self.temperature))
+
+
+def test_parameters_without_axes_or_entries():
+    torch.manual_seed(0)
+    module = Odd().double()
+    x, y = torch.randn(4, 3, dtype=torch.float64), torch.tensor([0, 1, 2, 0])
+    problem = cs.Problem(module, (x, y))
+    assert problem.space().size == torch.nn.utils.parameters_to_vector(module.parameters()).numel()
+    assert next(block.name for block in problem.space()) == "temperature"
+    G = cs.GGN(problem)
+    assert list(cs.exact_diagonal(G).to_frame()["entries"]) == [1, 12, 4, 12, 3]
+    K = cs.KFAC(problem)
+    assert "temperature" in K.left_out
+    assert K.shape[0] == 12 + 4 + 12 + 3
+    numbers = cs.CurvatureMonitor(module, (x, y), budget=1.0, raise_errors=True).step(0)
+    assert numbers is not None
+    assert numbers["trace_low"] < numbers["trace_high"]
+    assert len(cs.block_density(cs.Hessian(problem))) == 5

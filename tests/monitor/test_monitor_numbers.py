@@ -12,8 +12,7 @@ from monitor_loops import PROBE, fit, seed_everything, tiny
 import curvescope as cs
 from curvescope.algorithms.columns import mean_and_stderr
 from curvescope.algorithms.estimates.intervals import mean_interval
-from curvescope.algorithms.spectra.following import follow_ends
-from curvescope.algorithms.spectra.projected import Outside
+from curvescope.algorithms.spectra.following import Outside, follow_ends
 from curvescope.core.seeds import probes
 from curvescope.monitor.look import gap_interval
 
@@ -23,9 +22,9 @@ class Dense:
 
     def __init__(self, module, optimizer):
         problem = cs.Problem(module, PROBE)
-        self.H, self.G = cs.Hessian(problem).dense(), cs.GGN(problem).dense()
+        self.H, self.G = cs.Hessian(problem).to_dense(), cs.GGN(problem).to_dense()
         self.values, self.vectors = torch.linalg.eigh(self.H)
-        self.g, self.loss = problem.gradient(), problem.value()
+        self.g, self.loss = problem.gradient(), problem.loss_value()
         self.slices = problem.space().slices
         self.sharpness = cs.preconditioned_sharpness(cs.Hessian(problem), optimizer)
 
@@ -95,9 +94,9 @@ def test_intervals_of_eight_probes_hold(trained):
     module = tiny()
     fit(module, torch.optim.Adam(module.parameters(), lr=0.02), steps=range(trained))
     problem = cs.Problem(module, PROBE)
-    H, G = cs.Hessian(problem), cs.GGN(problem).dense()
+    H, G = cs.Hessian(problem), cs.GGN(problem).to_dense()
     subspace = follow_ends(H, None, problem.gradient()[None], top=3).subspace
-    H = H.dense()
+    H = H.to_dense()
     trace, gap = float(H.trace()), float((H - G).norm() / H.norm())
     held = []
     for seed in range(600):

@@ -18,8 +18,8 @@ def draw(*shape: int, seed: int = 0) -> Tensor:
 
 
 def layer_norm(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
-    centred = x - x.mean(-1, keepdim=True)
-    return centred / (centred.square().mean(-1, keepdim=True) + 1e-3).sqrt() * w + b
+    centered = x - x.mean(-1, keepdim=True)
+    return centered / (centered.square().mean(-1, keepdim=True) + 1e-3).sqrt() * w + b
 
 
 def rms_norm(x: Tensor, w: Tensor) -> Tensor:

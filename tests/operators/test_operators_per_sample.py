@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -41,7 +43,7 @@ def check(samples: PerSample, alone: list[cs.Problem], V: Tensor, part: Part) ->
     """Losses, gradients and products of each, and their weighted sums."""
     problem, shares = samples.problem, torch.as_tensor(samples.shares)
     assert samples.num_samples == len(alone)
-    assert abs(samples.losses() - np.array([one.value() for one in alone])).max() < EXACT
+    assert abs(samples.losses() - np.array([one.loss_value() for one in alone])).max() < EXACT
     gradients = samples.gradients()
     assert relative_error(gradients, torch.stack([one.gradient() for one in alone])) < EXACT
     products = samples.products(V, part)
@@ -111,7 +113,7 @@ def test_terms_of_a_mean_over_entries():
     V = found.probe(1)
     total = torch.einsum("s,snk->nk", torch.as_tensor(samples.shares), samples.products(V))
     assert relative_error(total, cs.Hessian(found.problem) @ V) < EXACT
-    assert samples.losses() @ samples.shares == pytest.approx(found.problem.value(), abs=EXACT)
+    assert samples.losses() @ samples.shares == pytest.approx(found.problem.loss_value(), abs=EXACT)
 
 
 def test_blocks_own_vectors_and_cuts_of_the_samples():
@@ -186,8 +188,8 @@ def test_modules_that_cannot_be_batched_are_taken_one_by_one(make: type[nn.Modul
 
 def test_losses_at_other_parameters():
     found = bench("plain-normed-mlp")
-    moved = {name: 1.1 * p.detach() for name, p in found.problem.parameters.items()}
-    there = [one.at(moved).value() for one in singles(found.problem)]
+    moved = {name: 1.1 * p.detach() for name, p in found.problem.named_parameters()}
+    there = [one.at(moved).loss_value() for one in singles(found.problem)]
     assert abs(cs.per_sample(found.problem).losses(moved) - np.array(there)).max() < EXACT
     elsewhere = cs.per_sample(found.problem.at(moved))
     assert abs(elsewhere.losses() - np.array(there)).max() < EXACT
@@ -256,6 +258,7 @@ class Lookup(nn.Module):
         )
         self.W = nn.Parameter(torch.randn(3, 3, generator=source, dtype=torch.float64))
         self.register_buffer("seen", torch.zeros(5, dtype=torch.float64))
+        self.register_buffer("kept", torch.zeros(4, 3, 3, dtype=torch.float64))
 
     def forward(self, x: Tensor) -> Tensor:
         if self.kind == "operator":
@@ -264,14 +267,17 @@ class Lookup(nn.Module):
             h = torch.embedding(self.E, x, 0)
         elif self.kind == "bag":
             h = F.embedding_bag(x.reshape(-1, 1), self.E, mode="sum", padding_idx=0).reshape(*x.shape, 3)
-        elif self.kind == "frequency":
-            h = F.embedding(x, self.E, scale_grad_by_freq=True)
         else:
             h = F.embedding(x, self.E, padding_idx=-5)
         if self.kind == "several":
             h = h + F.embedding(x, self.P, padding_idx=3)
         if self.kind == "buffer":
-            self.get_buffer("seen").fill_(1.0)
+            h = h * self.get_buffer("seen").fill_(1.3)[:3]
+        if self.kind == "cache":  # as the first Llama kept its keys
+            self.get_buffer("kept")[: len(x), : x.shape[-1]] = h
+            h = self.get_buffer("kept")[: len(x), : x.shape[-1]]
+        if self.kind == "sparse":
+            h = torch.stack([(torch.eye(3, dtype=h.dtype).to_sparse() @ row.T).T for row in h])
         if self.kind == "branch" and bool((x < 5).all()):
             h = 2 * h
         if self.kind == "dropout":
@@ -289,8 +295,8 @@ def by_hand(model: nn.Module, x: Tensor, y: Tensor, v: Tensor) -> tuple[Tensor, 
     return flat.detach(), torch.cat([part.flatten() for part in second])
 
 
-KINDS = ["function", "torch", "operator", "several", "buffer", "branch", "dropout"]
-FIRST_ORDER = ["bag", "frequency"]  # PyTorch has no second derivative of the first
+KINDS = ["function", "torch", "operator", "several", "buffer", "cache", "sparse", "branch", "dropout"]
+FIRST_ORDER = ["bag"]  # PyTorch has no second derivative of it
 PLACES = {"last": [3], "first": [0], "all": [0, 1, 2, 3], "none": []}
 
 
@@ -313,7 +319,8 @@ def test_samples_are_those_of_a_loop_wherever_padding_is(kind: str, place: str):
         g = torch.stack([torch.cat([part.flatten() for part in one]) for one in truth])
         assert relative_error(samples.gradients(), g) < EXACT
         return
-    hand = [by_hand(model, a, b, v) for a, b in zip(x, y, strict=True)]
+    model.get_buffer("kept").detach_()
+    hand = [by_hand(copy.deepcopy(model), a, b, v) for a, b in zip(x, y, strict=True)]
     assert relative_error(samples.gradients(), torch.stack([g for g, _ in hand])) < EXACT
     assert relative_error(samples.products(v[:, None])[..., 0], torch.stack([h for _, h in hand])) < EXACT
 
@@ -331,6 +338,6 @@ def test_exact_diagonals_leave_the_padding_row_out(make: type):
     nn.init.normal_(model[0].weight, generator=torch.Generator().manual_seed(0))  # pyright: ignore
     op = make(cs.Problem(model, (x, y)))
     values = torch.as_tensor(cs.exact_diagonal(op, way="outputs").values)
-    assert relative_error(values, op.dense().diagonal()) < EXACT
+    assert relative_error(values, op.to_dense().diagonal()) < EXACT
     if make is cs.GGN:
         assert not cs.diagonal(op, method="roots", num_probes=2).values[:3].any()

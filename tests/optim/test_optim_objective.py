@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from optimisers_known import OPTIMISERS, closure_for, data, network
+from optimizers_known import OPTIMIZERS, closure_for, data, network
 from torch import nn
 
 import curvescope as cs
 from curvescope import optim
 from curvescope.core.errors import CurvescopeError, UsageError
-from curvescope.optim.diagonals import diagonal_of
+from curvescope.optim.base import diagonal_of
 from curvescope.optim.objective import Objective, StepCurvature, flatten
 
 NET = network()
@@ -116,12 +116,12 @@ CLIPS = {
 
 
 @pytest.mark.parametrize("kind", CLIPS)
-@pytest.mark.parametrize("name", OPTIMISERS)
+@pytest.mark.parametrize("name", OPTIMIZERS)
 def test_hooks_on_gradients_are_refused(name, kind):
     """They would act on curvature too: a clamp makes most of it zero."""
     net = network()
     handles = [CLIPS[kind](p) for p in net.parameters()]
-    opt, closure = OPTIMISERS[name](net.parameters()), closure_for(name, net)
+    opt, closure = OPTIMIZERS[name](net.parameters()), closure_for(name, net)
     with pytest.raises(UsageError, match="hook on its gradient"):
         opt.step(closure)
     for handle in handles:
@@ -131,10 +131,10 @@ def test_hooks_on_gradients_are_refused(name, kind):
 
 def test_operators_do_not_see_hooks():
     clipped = network()
-    before = cs.Hessian(cs.Problem(clipped, [data()])).dense()
+    before = cs.Hessian(cs.Problem(clipped, [data()])).to_dense()
     for p in clipped.parameters():
         CLIPS["hook"](p)
-    torch.testing.assert_close(cs.Hessian(cs.Problem(clipped, [data()])).dense(), before)
+    torch.testing.assert_close(cs.Hessian(cs.Problem(clipped, [data()])).to_dense(), before)
 
 
 @dataclass
@@ -238,3 +238,78 @@ def test_a_function_with_one_derivative_is_refused():
     x = nn.Parameter(torch.ones(2, dtype=torch.float64))
     with pytest.raises(CurvescopeError, match="without a second derivative"):
         optim.HutchinsonAdam([x]).step(lambda: Square.apply(x).sum())
+
+
+class Sine(torch.autograd.Function):
+    """sin, with a backward that is right, and differentiable if its subclass makes it so."""
+
+    @staticmethod
+    def forward(ctx, x):
+        c = x.cos()
+        ctx.save_for_backward(x, c)
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * ctx.saved_tensors[1]  # a constant for autograd
+
+
+class RightSine(Sine):
+    @staticmethod
+    def backward(ctx, g):
+        return g * ctx.saved_tensors[0].cos()
+
+
+def sines(function):
+    """An embedding with a padding row that occurs, and one of the functions."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Embedding(5, 3, padding_idx=0), nn.Linear(3, 3), nn.Linear(3, 5)).double()
+    nn.init.normal_(net[0].weight)
+    x, y = torch.tensor([0, 1, 2, 3]), torch.tensor([1, 2, 0, 4])
+
+    def closure():
+        z = net[2](function(net[1](net[0](x))))
+        return nn.functional.cross_entropy(z, y), z
+
+    return net, closure
+
+
+MAKE = {
+    "newton": lambda p: optim.NewtonCG(p, curvature="hessian"),
+    "sharpness": optim.SharpnessGD,
+    "clipped": optim.ClippedNewton,
+    "hutchinson": optim.HutchinsonAdam,
+}
+
+
+@pytest.mark.parametrize("kind", MAKE)
+def test_steps_with_wrong_second_derivatives_are_refused_each_time(kind):
+    net, closure = sines(Sine.apply)
+    opt, before = MAKE[kind](net.parameters()), [p.detach().clone() for p in net.parameters()]
+    for _ in range(2):
+        with pytest.raises(CurvescopeError, match="Sine"):
+            opt.step(closure)
+    assert all(torch.equal(p, was) for p, was in zip(net.parameters(), before, strict=True))
+
+
+@pytest.mark.parametrize("kind", MAKE)
+def test_steps_with_right_functions_are_those_without(kind):
+    (net, closure), (plain, other) = sines(RightSine.apply), sines(torch.sin)
+    for module, loss in ((net, closure), (plain, other)):
+        opt = MAKE[kind](module.parameters())
+        for _ in range(2):
+            opt.step(loss)
+    for p, q in zip(net.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-9, atol=1e-12)
+
+
+def test_backward_hooks_of_modules_are_refused():
+    net, _ = sines(torch.sin)
+    net[1].register_full_backward_hook(lambda module, into, out: tuple(2 * g for g in into))
+
+    def hooked():
+        x, y = torch.tensor([0, 1, 2, 3]), torch.tensor([1, 2, 0, 4])
+        return nn.functional.cross_entropy(net(x).tanh(), y)
+
+    with pytest.raises(CurvescopeError, match="differ from a finite difference"):
+        optim.SharpnessGD(net.parameters()).step(hooked)

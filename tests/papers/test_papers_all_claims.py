@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from curvescope.papers import all_claims
-from curvescope.papers.claims import Claim
+from curvescope.papers.common import Claim
 from curvescope.runs.shown import Shown
 
 

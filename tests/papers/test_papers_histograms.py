@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from curvescope.core.result import Result
-from curvescope.data.tasks import task
-from curvescope.papers.ormaniec2025.histograms import study as histograms
+from curvescope.data.tasks import task_data
+from curvescope.papers.common import published_table
+from curvescope.papers.ormaniec2025 import histograms
 
 COLUMNS = ["attention", "block", "bin", "edge_lo", "edge_hi", "count"]
 
@@ -17,7 +18,7 @@ PARTS = {("softmax", "L0.W_Q"): ("H", "H_o", "H_f"), ("linear", "L0.W_Q"): ("H",
 def result():
     """The parts that are published or known, from the same sums in one batch, which changes no product."""
     with pytest.MonkeyPatch.context() as patch:
-        batches = task("addition", draw_size=8, sum_to_nine="coin")
+        batches = task_data("addition", draw_size=8, sum_to_nine="coin")
         patch.setattr(histograms, "histogram_data", lambda: batches)
         measured = [
             histograms.measure(attention, block, parts=PARTS.get((attention, block), ("H",)))
@@ -31,13 +32,13 @@ def test_bars_are_the_published_ones(result):
     """78 bars; one count may differ by one, an entry that float32 put on the other side of an edge."""
     frame = result.tables()["histograms"]
     off = 0
-    for row in histograms.published():
+    for row in published_table("ormaniec2025", "histograms"):
         ours = frame[(frame["attention"] == row["attention"]) & (frame["block"] == row["block"])]
         (bar,) = ours[ours["bin"] == int(row["bin"])].itertuples()
         assert bar.edge_lo == pytest.approx(float(row["edge_lo"]), rel=1e-5)
         assert bar.edge_hi == pytest.approx(float(row["edge_hi"]), rel=1e-5)
         off += abs(bar.count - int(row["count"]))
-    assert len(histograms.published()) == 29 + 49
+    assert [len(histograms.published(block)) for block in ("L0.W_Q", "L0.W_V")] == [29, 49]
     assert off <= 1
 
 

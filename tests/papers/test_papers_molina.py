@@ -12,8 +12,7 @@ from matplotlib import pyplot as plt
 
 import curvescope as cs
 from curvescope.papers.molina2023 import FIGURES
-from curvescope.papers.molina2023.heads import compare_spectra, reference
-from curvescope.papers.molina2023.setting import is_gpt2, with_model
+from curvescope.papers.molina2023.figures import compare_spectra, is_gpt2, reference, with_model
 from curvescope.papers.reproduce import reproduce
 from curvescope.report import write_page
 from curvescope.studies import trajectory
@@ -55,11 +54,11 @@ def test_the_paper_runs_on_a_given_model_and_says_which(figures, tmp_path):
 
 def test_the_default_model_is_named(monkeypatch):
     cfg = trajectory.Config(model="auto")
-    monkeypatch.setattr("curvescope.papers.molina2023.setting._is_cached", lambda name: False)
+    monkeypatch.setattr("curvescope.papers.molina2023.figures._is_cached", lambda name: False)
     chosen, why = with_model(cfg)
     assert chosen.model == "tiny-gpt"
     assert "not in the local cache" in why
-    monkeypatch.setattr("curvescope.papers.molina2023.setting._is_cached", lambda name: name == "gpt2")
+    monkeypatch.setattr("curvescope.papers.molina2023.figures._is_cached", lambda name: name == "gpt2")
     assert with_model(cfg)[0].model == "gpt2"
 
 
@@ -90,7 +89,7 @@ def test_spectra_are_compared_with_the_reference(monkeypatch):
         }
         for raw, fold in zip(heads(model, 0, folded=False), heads(model, 0), strict=True)
     ]
-    where = "curvescope.papers.molina2023.heads.reference"
+    where = "curvescope.papers.molina2023.figures.reference"
     monkeypatch.setattr(where, lambda: {"blocks": {"0": own}})
     assert compare_spectra(model)[0][-1] == "agrees"
     own[2]["vo_folded"][1] += 0.01

@@ -10,11 +10,10 @@ import torch
 from curvescope.core.errors import UsageError
 from curvescope.core.result import Result
 from curvescope.core.seeds import generator, probes
-from curvescope.papers.ormaniec2025.growth import slopes
-from curvescope.papers.ormaniec2025.growth import study as growth
-from curvescope.papers.ormaniec2025.growth.points import estimate
-from curvescope.papers.ormaniec2025.growth.published import published_curves
-from curvescope.papers.ormaniec2025.growth.settings import EXPERIMENTS, Law
+from curvescope.papers.ormaniec2025 import growth
+from curvescope.papers.ormaniec2025 import growth_exponents as slopes
+from curvescope.papers.ormaniec2025.growth_exponents import Law, published_curves
+from curvescope.papers.ormaniec2025.growth_sweeps import EXPERIMENTS, estimate
 
 CHEAP = ("mlp_L2", "linattn_none_mse_log_short_L1")
 

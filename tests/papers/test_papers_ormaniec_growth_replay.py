@@ -7,12 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from curvescope.papers.ormaniec2025.growth import streams
-from curvescope.papers.ormaniec2025.growth import study as growth
-from curvescope.papers.ormaniec2025.growth.draws import Source, sweep_tokens
-from curvescope.papers.ormaniec2025.growth.points import measure
-from curvescope.papers.ormaniec2025.growth.published import published_curves
-from curvescope.papers.ormaniec2025.growth.settings import EXPERIMENTS
+from curvescope.papers.ormaniec2025 import growth
+from curvescope.papers.ormaniec2025 import growth_sweeps as streams
+from curvescope.papers.ormaniec2025.growth_exponents import published_curves
+from curvescope.papers.ormaniec2025.growth_sweeps import EXPERIMENTS, Source, measure, sweep_tokens
 
 REFERENCE = Path(__file__).parent / "data" / "ormaniec_exact_norms.csv"
 

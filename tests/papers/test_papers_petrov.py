@@ -7,7 +7,7 @@ import pytest
 from curvescope.cli import main
 from curvescope.core.errors import UsageError
 from curvescope.papers import figures_of, find_figure
-from curvescope.papers.petrov2025 import landscape
+from curvescope.papers.petrov2025.figures import LandscapeConfig
 from curvescope.papers.reproduce import reproduce
 from curvescope.studies import STUDIES, find
 
@@ -39,6 +39,6 @@ def test_data_of_the_whole_paper_is_refused(tmp_path):
 
 
 def test_the_profiles_of_the_landscape_differ_in_size():
-    quick, full = (landscape.Config(profile=p).of_study() for p in ("quick", "full"))
+    quick, full = (LandscapeConfig(profile=p).of_study() for p in ("quick", "full"))
     assert (quick.tokens, full.tokens) == (8192, 65536)
     assert full.num_orders > quick.num_orders

@@ -7,10 +7,9 @@ import pytest
 
 from curvescope.papers import figures_of, find_figure
 from curvescope.papers.petrov2025 import bounds as figure
-from curvescope.papers.petrov2025.bounds import claims, study
 from curvescope.studies import bounds
-from curvescope.studies.bounds import words
-from curvescope.studies.bounds.comparisons import Comparisons, Row, joined, tagged
+from curvescope.studies.bounds import analysis
+from curvescope.studies.bounds.analysis import Comparisons, Row, joined, tagged
 
 SMALL = bounds.Config(
     num_seeds=1,
@@ -35,7 +34,7 @@ FALSE = {
     "curvature of LayerNorm",
     "ξ_21",
     "Φ of W_V with W_Q or W_K",
-    "precursor, Gauss–Newton part",
+    "precursor, GGN",
     "precursor, Hessian",
 }
 SOMETIMES = {"M of the appendix covers VK", "Φ_QK and Φ_KQ"}  # violated by few instances
@@ -44,16 +43,16 @@ SOMETIMES = {"M of the appendix covers VK", "Φ_QK and Φ_KQ"}  # violated by fe
 @pytest.fixture(scope="module")
 def result() -> figure.ClaimedBounds:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(study.PROFILES, "quick", SMALL)
+        patch.setitem(figure.PROFILES, "quick", SMALL)
         return figure.run(figure.Config())
 
 
 def test_verdicts_are_those_of_the_theory(result: figure.ClaimedBounds):
     found = {claim.claim: claim for claim in result.claims()}
-    assert len(found) == len(claims.STATED) >= 30
+    assert len(found) == len(figure.STATED) >= 30
     for name, claim in found.items():
         if name not in SOMETIMES:
-            assert claim.verdict == (claims.CORRECTED if name in FALSE else claims.HOLDS), claim
+            assert claim.verdict == (figure.CORRECTED if name in FALSE else figure.HOLDS), claim
         assert claim.published
         assert claim.source
         assert claim.measured.startswith("violated ")
@@ -64,18 +63,18 @@ def test_verdicts_are_those_of_the_theory(result: figure.ClaimedBounds):
 
 def _found(rows: list[Row]) -> bounds.Bounds:
     none = tagged("", "", 0.0, {})
-    return bounds.Bounds(1, none, tagged(words.HEAD, words.WEIGHTS, 1.0, {0: rows}))
+    return bounds.Bounds(1, none, tagged(analysis.HEAD, analysis.WEIGHTS, 1.0, {0: rows}))
 
 
 @pytest.mark.parametrize(
     ("printed", "repaired", "verdict"),
-    [(2.0, 3.0, claims.HOLDS), (0.5, 3.0, claims.CORRECTED), (0.5, 0.6, claims.FAILS)],
+    [(2.0, 3.0, figure.HOLDS), (0.5, 3.0, figure.CORRECTED), (0.5, 0.6, figure.FAILS)],
 )
 def test_a_verdict_follows_from_the_numbers(printed: float, repaired: float, verdict: str):
-    (one,) = (one for one in claims.STATED if one.claim == "slope of the softmax")
+    (one,) = (one for one in figure.STATED if one.claim == "slope of the softmax")
     rows = [Row("‖∂A/∂T‖", "Theorem 1", 1.0, printed), Row("‖∂A/∂T‖", "repaired", 1.0, repaired)]
-    assert claims._verdict(one, _found(rows)).verdict == verdict
-    assert claims._verdict(one._replace(fix=None), _found(rows)).verdict in (claims.HOLDS, claims.FAILS)
+    assert figure._verdict(one, _found(rows)).verdict == verdict
+    assert figure._verdict(one._replace(fix=None), _found(rows)).verdict in (figure.HOLDS, figure.FAILS)
 
 
 def test_the_figure_shows_what_the_study_does(result: figure.ClaimedBounds, tmp_path):
@@ -87,7 +86,7 @@ def test_the_figure_shows_what_the_study_does(result: figure.ClaimedBounds, tmp_
 
 
 def test_profiles_differ_in_how_much_is_tried():
-    quick, full = study.PROFILES["quick"], study.PROFILES["full"]
+    quick, full = figure.PROFILES["quick"], figure.PROFILES["full"]
     assert full.num_seeds > quick.num_seeds
     assert set(full.weight_scales) > set(quick.weight_scales)
 

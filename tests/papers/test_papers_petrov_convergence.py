@@ -10,19 +10,19 @@ import torch
 
 from curvescope.core.errors import CurvescopeError
 from curvescope.papers.petrov2025 import convergence as figure
-from curvescope.papers.petrov2025.convergence import claims, experiments, networks, study, training
-from curvescope.papers.petrov2025.convergence.training import Fit
-from curvescope.studies.landscape.growth import growth
+from curvescope.papers.petrov2025 import convergence_networks as networks
+from curvescope.papers.petrov2025.convergence_networks import Fit
+from curvescope.studies.landscape.analysis import growth
 
 SHAPE = (1, 1, 8, 8)
 
 
-def made_up(family: str, spread: float, *, width: int = 0, hidden: int = 0, note: str = "") -> study.Curve:
+def made_up(family: str, spread: float, *, width: int = 0, hidden: int = 0, note: str = "") -> figure.Curve:
     """A curve of lognormal losses."""
     losses = np.random.default_rng(0).lognormal(0, 1, 60) * spread
-    found = study.thin(growth(losses, num_orders=20, seed=1))
+    found = figure.thin(growth(losses, num_orders=20, seed=1))
     name = f"a network with changes of rank {width}"
-    return study.Curve(family, name, "digits", 10, 5, 0.9, 1, width, hidden, losses, found, note)
+    return figure.Curve(family, name, "digits", 10, 5, 0.9, 1, width, hidden, losses, found, note)
 
 
 def sweep(power: float, ratio: float) -> figure.Convergence:
@@ -41,22 +41,22 @@ def test_verdicts_follow_the_numbers():
     one, other = ({c.claim: c for c in sweep(*args).claims()} for args in ((0.5, 0.5), (-0.5, 2.0)))
     assert len(one) == 9
     expected = {
-        "E4: |L_{k+1} − L_k| of a ViT falls as 1/k": (claims.TAUTOLOGY, claims.TAUTOLOGY),
-        "E7: the curve of rank 16 ends below that of rank 8": (claims.HOLDS, claims.FAILS),
-        "E8: it grows with the width h, as the bound does": (claims.HOLDS, claims.FAILS),
-        "slopes are those of independent numbers": (claims.HOLDS, claims.HOLDS),
+        "E4: |L_{k+1} − L_k| of a ViT falls as 1/k": (figure.TAUTOLOGY, figure.TAUTOLOGY),
+        "E7: the curve of rank 16 ends below that of rank 8": (figure.HOLDS, figure.FAILS),
+        "E8: it grows with the width h, as the bound does": (figure.HOLDS, figure.FAILS),
+        "slopes are those of independent numbers": (figure.HOLDS, figure.HOLDS),
     }
     for claim, verdicts in expected.items():
         assert (one[claim].verdict, other[claim].verdict) == verdicts, claim
-    assert sum(c.verdict == claims.OTHERS for c in one.values()) == 2  # heights of other pictures
+    assert sum(c.verdict == figure.OTHERS for c in one.values()) == 2  # heights of other pictures
     assert {c.whose for c in one.values()} == {"paper", "ours"}
 
 
 def test_a_height_is_compared_where_the_pictures_are_the_published_ones():
     curve = replace(made_up("E7", 1.0), pictures="mnist")
-    near = claims._height(curve, 100, curve.deviation / 100, claims.E7)
-    far = claims._height(curve, 100, curve.deviation, claims.E7)
-    assert (near.verdict, far.verdict) == (claims.HOLDS, claims.FAILS)
+    near = figure._height(curve, 100, curve.deviation / 100, figure.E7)
+    far = figure._height(curve, 100, curve.deviation, figure.E7)
+    assert (near.verdict, far.verdict) == (figure.HOLDS, figure.FAILS)
 
 
 def test_low_rank_changes_are_of_low_rank_and_all_else_stays():
@@ -66,7 +66,7 @@ def test_low_rank_changes_are_of_low_rank_and_all_else_stays():
     expected = body(images).detach()
     adapted = networks.adapt(body, 3, seed=0)
     torch.testing.assert_close(adapted(images), expected)  # B is zero at first
-    training.fit(adapted, images, classes, Fit(2, 16, 1e-2), seed=0)
+    networks.fit(adapted, images, classes, Fit(2, 16, 1e-2), seed=0)
     for layer in ("L0", "L1"):
         part = adapted.get_submodule(layer)
         for name in ("W_Q", "W_V"):
@@ -93,24 +93,24 @@ def test_a_model_of_the_hub_is_adapted_in_queries_and_values():
 
 
 def test_published_pictures_that_cannot_be_read_give_way_to_digits(monkeypatch: pytest.MonkeyPatch):
-    real = study.pictures
+    real = figure.pictures
 
     def offline(name: str, **options: object):
         if name != "digits":
             raise CurvescopeError(f"could not read the pictures {name!r}: no network")
         return real(name, **options)
 
-    monkeypatch.setattr(study, "pictures", offline)
-    data, name, note = study.Shelf(figure.Config(profile="full")).take("mnist", 4166)
+    monkeypatch.setattr(figure, "pictures", offline)
+    data, name, note = figure.Shelf(figure.Config(profile="full")).take("mnist", 4166)
     assert name == "digits"
     assert "no network" in note
     assert data.images.dtype == torch.float32
     with pytest.raises(CurvescopeError, match="no network"):
-        study.Shelf(figure.Config(pictures="mnist")).take("mnist", 10)
+        figure.Shelf(figure.Config(pictures="mnist")).take("mnist", 10)
 
 
 def test_the_profiles_have_the_published_experiments():
-    quick, full = experiments.experiments("quick"), experiments.experiments("full")
+    quick, full = networks.experiments("quick"), networks.experiments("full")
     assert (
         {one.family for one in quick.values()} == {one.family for one in full.values()} == {"E4", "E7", "E8"}
     )
@@ -123,15 +123,15 @@ def test_the_profiles_have_the_published_experiments():
 
 @pytest.mark.usefixtures("unrendered")
 def test_a_run_on_a_few_pictures(monkeypatch: pytest.MonkeyPatch, tmp_path):
-    real = study.pictures
-    monkeypatch.setattr(study, "pictures", lambda name, num, seed: real(name, num=80, seed=seed))
+    real = figure.pictures
+    monkeypatch.setattr(figure, "pictures", lambda name, num, seed: real(name, num=80, seed=seed))
     short = {
         name: one._replace(how=Fit(1), group=min(one.group, 4))
-        for name, one in experiments.experiments("quick").items()
+        for name, one in networks.experiments("quick").items()
         if one.family != "E8" or one.width == 4
     }
-    monkeypatch.setattr(study, "experiments", lambda profile: short)
-    monkeypatch.setattr(experiments, "SMALL", {"width": 8, "layers": 1, "patch": 2})
+    monkeypatch.setattr(figure, "experiments", lambda profile: short)
+    monkeypatch.setattr(networks, "SMALL", {"width": 8, "layers": 1, "patch": 2})
     result = figure.run(figure.Config(num_orders=5))
     assert set(result.curves) == set(short)
     assert result.curves["E7.rank8"].num_trained < result.curves["E7.rank8"].num_parameters
@@ -143,7 +143,7 @@ def test_a_run_on_a_few_pictures(monkeypatch: pytest.MonkeyPatch, tmp_path):
 
 def test_groups_are_means_of_all_pictures_but_the_last_few():
     losses = np.arange(11.0)
-    found = study.grouped(losses, 2, 0)
+    found = figure.grouped(losses, 2, 0)
     assert len(found) == 5
     assert abs(found.sum() * 2 - losses.sum()) <= 10
-    np.testing.assert_array_equal(study.grouped(losses, 1, 0), losses)
+    np.testing.assert_array_equal(figure.grouped(losses, 1, 0), losses)

@@ -13,9 +13,8 @@ from curvescope.cli import main
 from curvescope.core.errors import CurvescopeError, UsageError
 from curvescope.core.result import Result
 from curvescope.papers import PAPERS, all_claims, find_figure
-from curvescope.papers.claims import Claim, as_printed, like, within
+from curvescope.papers.common import Claim, FigureConfig, as_printed, like, within
 from curvescope.papers.reproduce import redraw, reproduce
-from curvescope.papers.setting import FigureConfig
 from curvescope.report import write_page
 from curvescope.runs.shown import Shown
 from curvescope.runs.study import Study

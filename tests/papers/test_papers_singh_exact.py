@@ -9,13 +9,13 @@ import pytest
 
 from curvescope.core.errors import UsageError
 from curvescope.papers import PAPERS, figures_of, find_figure
+from curvescope.papers.common import OURS
+from curvescope.papers.singh2025 import SLIDES
 from curvescope.papers.singh2025 import exact_spectra as figure
-from curvescope.papers.singh2025 import rules
-from curvescope.papers.singh2025.exact_spectra import claims, pairs
 from curvescope.runs import shown
 from curvescope.studies import exact_spectra
-from curvescope.studies.exact_spectra import bundled, gauss_newton, ladder, sweeps
-from curvescope.studies.exact_spectra.cases import compare
+from curvescope.studies.exact_spectra import analysis, study
+from curvescope.studies.exact_spectra.analysis import compare
 from curvescope.viz.interactive import scene
 
 KEPT = ("linear network", "ReLU network", "1-D attention", "d = 2, d_K = 8, W_O", "d = d_K = 4")
@@ -25,12 +25,12 @@ EXPECTED = {
     "spectrum of ReLU network": shown.HOLDS,
     "outlier activations": shown.HOLDS,
     "a bias shrinks the bulk": shown.HOLDS,
-    "a bias grows the outliers": rules.CONDITIONS,
+    "a bias grows the outliers": figure.CONDITIONS,
     "the bulk is paired": shown.HOLDS,
     "H_f is paired, linear network": shown.HOLDS,
     "H_f is paired, ReLU network": shown.HOLDS,
     "H_f is paired, 1-D attention": shown.FAILS,
-    "pairs survive d > 1": rules.CONDITIONS,
+    "pairs survive d > 1": figure.CONDITIONS,
     "exact pairs as assumptions are dropped": shown.HOLDS,
 }
 
@@ -38,51 +38,51 @@ EXPECTED = {
 @pytest.fixture(scope="module")
 def measured() -> exact_spectra.ExactSpectra:
     """Few draws; the last rung is written down."""
-    rungs = [ladder.climb(name, num_draws=4, seed=0) for name in (ladder.CONTROL, *KEPT)]
-    last = {name: [0.0, 0.1, 0.0] for name in ladder.QUANTITIES}
-    last[ladder.EXACT] = [0.0, 0.0, 0.0]
+    rungs = [study.climb(name, num_draws=4, seed=0) for name in (study.CONTROL, *KEPT)]
+    last = {name: [0.0, 0.1, 0.0] for name in study.QUANTITIES}
+    last[study.EXACT] = [0.0, 0.0, 0.0]
     real = [
-        ladder.tagged(bundled.rung_name(revision, part), {ladder.OUTLIERS: [value]})
-        for part in bundled.PARTS
+        study.tagged(study.rung_name(revision, part), {study.OUTLIERS: [value]})
+        for part in study.PARTS
         for revision, value in (("initial", 0.99), ("final", 0.5))
     ]
     return exact_spectra.ExactSpectra(
         spectra=compare(0, d_K=3, num_tokens=4),
-        sweeps=sweeps.joined([sweeps.sweep(name, d_K=4, seeds=range(4)) for name in sweeps.AXES]),
-        gaps=gauss_newton.joined(
-            [gauss_newton.measure("scalars", 1.0, rho, num_draws=40, seed=0) for rho in (0.1, 1.0)]
+        sweeps=study.sweep_joined([study.sweep(name, d_K=4, seeds=range(4)) for name in study.AXES]),
+        gaps=analysis.joined(
+            [analysis.measure("scalars", 1.0, rho, num_draws=40, seed=0) for rho in (0.1, 1.0)]
         ),
-        pairings=ladder.joined([*rungs, ladder.tagged(pairs.LAST, last), *real]),
+        pairings=study.ladder_joined([*rungs, study.tagged(figure.LAST, last), *real]),
     )
 
 
 def test_verdicts_are_those_of_the_theory(measured: exact_spectra.ExactSpectra):
-    found = {claim.claim: claim for claim in claims.verdicts(measured)}
+    found = {claim.claim: claim for claim in figure.ClaimedSpectra(measured).claims()}
     assert len(found) >= 25
     for name, verdict in EXPECTED.items():
         assert found[name].verdict == verdict, found[name]
     assert found["λ_max of the GGN, scalars"].measured == "worse in 2 of 2 settings, better in 0"
     assert found["λ_max of the GGN and the loss"].verdict == shown.HOLDS
-    assert found["outliers of tiny-gpt, one layer"].verdict == rules.CONDITIONS
+    assert found["outliers of tiny-gpt, one layer"].verdict == figure.CONDITIONS
     assert found["outliers of tiny-gpt, one layer"].measured.endswith("initial only")
     for claim in found.values():
-        assert (claim.source, claim.whose) in (rules.SLIDES, rules.OURS)
+        assert (claim.source, claim.whose) in (SLIDES, OURS)
 
 
 def test_a_wrong_eigenvalue_fails(measured: exact_spectra.ExactSpectra):
     spectra = measured.spectra
     wrong = np.where(np.array(spectra.case) == "linear network, generic", 1.001, 1) * spectra.closed_form
-    found = claims.verdicts(replace(measured, spectra=replace(spectra, closed_form=wrong)))
+    found = figure.ClaimedSpectra(replace(measured, spectra=replace(spectra, closed_form=wrong))).claims()
     assert [claim.verdict for claim in found[:3]] == [shown.HOLDS, shown.FAILS, shown.HOLDS]
 
 
 @pytest.mark.parametrize(("sign", "verdict"), [(1, shown.HOLDS), (-1, shown.FAILS)])
 def test_who_is_worse_is_read_from_the_draws(measured: exact_spectra.ExactSpectra, sign: int, verdict: str):
     gaps = measured.gaps
-    worse = np.array(gaps.kind) == (gauss_newton.ATTENTION if sign > 0 else gauss_newton.MLP)
+    worse = np.array(gaps.kind) == (analysis.GAUSS_NEWTON_ATTENTION if sign > 0 else analysis.MLP)
     noise = np.random.default_rng(0).uniform(0.9, 1.1, len(worse))
     moved = replace(gaps, ggn_lambda_max=gaps.lambda_max * (1 + np.where(worse, 0.5, 0.1) * noise))
-    found = {claim.claim: claim for claim in claims.verdicts(replace(measured, gaps=moved))}
+    found = {claim.claim: claim for claim in figure.ClaimedSpectra(replace(measured, gaps=moved)).claims()}
     assert found["λ_max of the GGN, scalars"].verdict == verdict
 
 

@@ -9,10 +9,9 @@ import pytest
 
 from curvescope.core.errors import UsageError
 from curvescope.papers import figures_of, find_figure
-from curvescope.papers.singh2025.sinks import Config, SinkCases
-from curvescope.papers.singh2025.sinks.cases import CASES, INITIAL, TRAINED
+from curvescope.papers.singh2025.sinks import CASES, INITIAL, TRAINED, Config, SinkCases
 from curvescope.studies.sinks import Blocks, Heads, Lines, Moved, Sinks, measure
-from curvescope.studies.sinks.ways import HOWS, UNCHANGED
+from curvescope.studies.sinks.analysis import HOWS, UNCHANGED
 
 STRENGTHS = {"bias": 8.0, "gated": 0.9}
 

@@ -7,12 +7,9 @@ import pytest
 
 from curvescope.closed_form.bounds import growth
 from curvescope.papers.ormaniec2025.histograms import Bars
-from curvescope.papers.ormaniec2025.statements import data as statements_data
-from curvescope.papers.ormaniec2025.statements import depth as statements_depth
-from curvescope.papers.ormaniec2025.statements import softmax as statements_softmax
+from curvescope.papers.ormaniec2025.statements import architecture, heads
 from curvescope.papers.ormaniec2025.statements import study as statements
-from curvescope.papers.ormaniec2025.statements import weights as statements_weights
-from curvescope.papers.ormaniec2025.statements.rows import (
+from curvescope.papers.ormaniec2025.statements.heads import (
     CORRECTED,
     FAILS,
     HOLDS,
@@ -36,10 +33,10 @@ def result():
         patch.setitem(statements.NUM_HEADS, "quick", 2)
         patch.setitem(statements.NUM_MODELS, "quick", 1)
         for name in ("SIGMA", "WIDE"):
-            patch.setattr(statements_depth, name, np.logspace(-1, 1, 2))
-        patch.setattr(statements_data, "GRID", np.logspace(-2, 1, 7))
-        patch.setattr(statements_softmax, "GRID", np.logspace(-2, 0.7, 5))
-        patch.setattr(statements_softmax, "measure", entries)
+            patch.setattr(architecture, name, np.logspace(-1, 1, 2))
+        patch.setattr(heads, "GRID", np.logspace(-2, 1, 7))
+        patch.setattr(architecture, "GRID", np.logspace(-2, 0.7, 5))
+        patch.setattr(architecture, "measure", entries)
         return statements.run(statements.Config())
 
 
@@ -81,7 +78,7 @@ def test_every_row_has_numbers_and_a_verdict(result):
         ("‖H_f(Q, V)‖ grows as σ^3", 3, 3, SLOPE),
         ("H_f(V, V) is O(1)", 0, 0, HOLDS),
         ("slope of ‖H_o(Q, Q)‖ at σ²Δ = 12 is -42", -42, -42, HOLDS),
-        ("‖H_o(V, V)‖ of centred tokens grows as σ^6", 6, 6, HOLDS),
+        ("‖H_o(V, V)‖ of centered tokens grows as σ^6", 6, 6, HOLDS),
         ("‖H_o(V, V)‖/‖H_o(Q, Q)‖ goes as σ^-4 with softmax attention", -4, -4, HOLDS),
         ("−λ_min(H)/λ_max(H_o) over W_Q and W_K goes as σ^-3", -3, -3, HOLDS),
         ("−λ_min(H)/λ_max(H_o) over one W_QK goes as σ^-1", -1, -1, HOLDS),
@@ -133,23 +130,23 @@ def test_verdicts_follow_from_numbers():
 
 def test_a_wrong_table_of_exponents_fails(monkeypatch):
     """The verdict is of the numbers: another claim, and it falls."""
-    monkeypatch.setattr(statements_data, "GRID", np.logspace(-2, 1, 7))
+    monkeypatch.setattr(heads, "GRID", np.logspace(-2, 1, 7))
     monkeypatch.setattr(growth, "DATA", growth.DATA_LINEAR)
-    verdicts = {r.statement: r.verdict for r in statements_data.growth_in_data(1).rows}
+    verdicts = {r.statement: r.verdict for r in heads.growth_in_data(1).rows}
     assert verdicts["‖H_o(V, V)‖ grows as σ^6"] == FAILS
     assert verdicts["‖H_o(Q, Q)‖ grows as σ^6"] == SLOPE
     assert verdicts["H_f(Q, Q) is O(1)"] == FAILS
     swapped = {1: growth.WEIGHTS_K, 2: growth.WEIGHTS_Q, 3: growth.WEIGHTS_V}
-    monkeypatch.setattr(statements_weights, "TABLES", swapped)
-    assert FAILS in {r.verdict for r in statements_weights.growth_in_weights(1).rows}
+    monkeypatch.setattr(heads, "TABLES", swapped)
+    assert FAILS in {r.verdict for r in heads.growth_in_weights(1).rows}
 
 
 def test_merged_and_classical_curvature_by_hand():
     """The share of negative curvature from an automatic Hessian of the loss itself."""
     import torch
 
-    head = statements_softmax.make_head(3)
-    X, B = 0.5 * head.X, statements_softmax.B
+    head = architecture.make_head(3)
+    X, B = 0.5 * head.X, architecture.B
 
     def loss(W_Q, W_K):
         A = torch.softmax(X @ W_Q @ W_K.T @ X.T / 3**0.5, -1)
@@ -158,9 +155,9 @@ def test_merged_and_classical_curvature_by_hand():
 
     H = torch.autograd.functional.hessian(loss, (head.W_Q, head.W_K))
     H = torch.cat([torch.cat([b.reshape(12, 12) for b in line], 1) for line in H])
-    outer = statements_softmax._matrix(statements_softmax._head(head, "softmax", 0.5), ("Q", "K"), "outer")
+    outer = architecture._matrix(architecture._head(head, "softmax", 0.5), ("Q", "K"), "outer")
     want = float(-torch.linalg.eigvalsh(H)[0] / torch.linalg.eigvalsh(outer)[-1])
-    assert statements_softmax._classical(head, 0.5) == pytest.approx(want, rel=1e-9)
+    assert architecture._classical(head, 0.5) == pytest.approx(want, rel=1e-9)
 
 
 def test_figures_draw_what_is_stored(result, tmp_path):
@@ -175,8 +172,8 @@ def test_figures_draw_what_is_stored(result, tmp_path):
 
 def test_an_asymptotic_law_is_judged_where_it_is_one():
     small, large = np.array([0.01, 0.02]), np.array([0.01, 3.0])
-    assert statements_data._asymptotic(small, large)[0] == HOLDS
-    verdict, note = statements_data._asymptotic(large, small)
+    assert heads._asymptotic(small, large)[0] == HOLDS
+    verdict, note = heads._asymptotic(large, small)
     assert verdict == CORRECTED
     assert "1 of 2 heads, off by up to 3" in note
-    assert statements_data._asymptotic(large, large)[0] == FAILS
+    assert heads._asymptotic(large, large)[0] == FAILS

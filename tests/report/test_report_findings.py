@@ -1,11 +1,11 @@
-"""Findings come first on a page: a level in word, symbol and colour, a number, links to the evidence."""
+"""Findings come first on a page: a level in word, symbol and color, a number, links to the evidence."""
 
 import pytest
 
-from curvescope.report.pieces.findings import RESTS_ON, findings
+from curvescope.report.pieces.cards import RESTS_ON, findings
 from curvescope.report.sections import SECTIONS
 from curvescope.studies import folder
-from curvescope.studies.diagnose.checks.all import CHECKS
+from curvescope.studies.diagnose.checks import CHECKS
 from curvescope.studies.diagnose.study import Diagnosis
 from drawings import unrendered
 from synthetic_runs import Page, made, make_run

@@ -5,12 +5,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from curvescope.runs.shown import FAILS, HOLDS, Claim, Shown
-from curvescope.studies.blocks import words as blocks
-from curvescope.studies.dynamics import words as dynamics
-from curvescope.studies.propagation import words as propagation
-from curvescope.studies.propagation.shares import Number
-from curvescope.studies.spectrum import words as spectrum
+from curvescope.runs.shown import FAILS, HOLDS, Claim, of_verdicts
+from curvescope.studies.blocks import view as blocks
+from curvescope.studies.dynamics import view as dynamics
+from curvescope.studies.propagation import view as propagation
+from curvescope.studies.propagation.analysis import Number
+from curvescope.studies.spectrum import view as spectrum
 
 
 def part(values, trace, *, psd=False, converged=True):
@@ -30,7 +30,7 @@ def parts(**changes):
 def test_spectra_tell_ends_trace_and_parts():
     assert spectrum.opening(parts()) == (
         "The Hessian's eigenvalues reach from -781.2 to 1,940, and its trace is 21,800 ± 1,000, 11 times the "
-        "largest. The GGN alone reaches 1,819, the functional part 1,307 in size, which brings every "
+        "largest. The GGN alone reaches 1,819, the functional Hessian 1,307 in size, which brings every "
         "negative one."
     )
 
@@ -128,4 +128,4 @@ def test_checkpoints_tell_a_peak_between_their_ends():
 )
 def test_claims_introduce_a_result_without_words_of_its_own(verdicts, said):
     claims = [Claim("c", "p", "m", verdict) for verdict in verdicts]
-    assert Shown.opening(SimpleNamespace(claims=lambda: claims)) == said
+    assert of_verdicts(SimpleNamespace(claims=lambda: claims)) == said

@@ -11,10 +11,9 @@ import curvescope as cs
 from cases import transformer
 from curvescope.models.description import describe, telling_facts
 from curvescope.report import write_page
-from curvescope.report.pieces.levels import BAD, GOOD, OPEN, PART, verdict
+from curvescope.report.parts import BAD, GOOD, OPEN, PART, still, verdict
 from curvescope.report.pieces.methods import errors_in, run_command, time_of
 from curvescope.report.pieces.pictures import as_json
-from curvescope.report.pieces.stills import still
 from curvescope.report.reading import begun
 from curvescope.studies import find
 from synthetic_runs import SCENE, SVG, Page, Synthetic, made, make_run

@@ -4,7 +4,7 @@ import math
 
 import pandas as pd
 
-from curvescope.report.pieces.levels import GOOD
+from curvescope.report.parts import GOOD
 from curvescope.report.pieces.tables import table
 from curvescope.report.reading import link
 from curvescope.viz.scenes import estimated

@@ -12,7 +12,7 @@ from curvescope.core.errors import CurvescopeError, UsageError
 from curvescope.core.result import Result
 from curvescope.engines import SecondDerivative
 from curvescope.operators import Hessian
-from curvescope.runs.disk.place import check_writable
+from curvescope.runs.disk.durable import check_writable
 from curvescope.runs.folder import Stopped
 from curvescope.runs.listing import list_runs
 from curvescope.studies import folder

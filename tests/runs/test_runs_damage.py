@@ -18,8 +18,7 @@ from curvescope.core.operator import Matrix
 from curvescope.core.progress import listening
 from curvescope.core.result import Result
 from curvescope.runs.disk import durable
-from curvescope.runs.disk.durable import Pace, sync_tree, write_whole
-from curvescope.runs.disk.place import full_disk_said
+from curvescope.runs.disk.durable import Pace, full_disk_said, sync_tree, write_whole
 from curvescope.runs.folder import RunFolder
 from curvescope.runs.pieces import SUMS, Pieces
 from curvescope.runs.work import Piece, work_through

@@ -9,11 +9,14 @@ from torch.autograd.functional import hessian as autodiff_hessian
 
 import curvescope as cs
 from curvescope.closed_form.bounds.block import theorem6_corrected
-from curvescope.closed_form.printed.bounds import theorem1_as_printed, theorem6_as_printed
-from curvescope.closed_form.printed.precursor import precursor_as_printed
+from curvescope.closed_form.printed.bounds import (
+    precursor_as_printed,
+    theorem1_as_printed,
+    theorem6_as_printed,
+)
 from curvescope.studies import bounds, find
-from curvescope.studies.bounds import instances, measures, words
-from curvescope.studies.bounds.comparisons import Row, slack, tagged
+from curvescope.studies.bounds import analysis
+from curvescope.studies.bounds.analysis import Row, slack, tagged
 
 SMALL = bounds.Config(
     num_seeds=2,
@@ -47,14 +50,14 @@ def dense_norm(loss, *weights):
     return float(torch.linalg.matrix_norm(torch.cat([torch.cat(row, 1) for row in rows]), ord=2))
 
 
-def normalised(R):
+def normalized(R):
     R = R - R.mean(1, keepdim=True)
     return R / R.square().mean(1, keepdim=True).sqrt()
 
 
 def through(X, W_Q, W_K, W_V, W_1, W_2):
-    Y = normalised(X + torch.softmax(X @ W_Q @ (X @ W_K).mT / W_Q.shape[1] ** 0.5, 1) @ X @ W_V)
-    return normalised(Y + torch.relu(Y @ W_1) @ W_2)
+    Y = normalized(X + torch.softmax(X @ W_Q @ (X @ W_K).mT / W_Q.shape[1] ** 0.5, 1) @ X @ W_V)
+    return normalized(Y + torch.relu(Y @ W_1) @ W_2)
 
 
 def the_row(found: bounds.Comparisons, scale: float, seed: int) -> tuple[float, float]:
@@ -64,7 +67,7 @@ def the_row(found: bounds.Comparisons, scale: float, seed: int) -> tuple[float, 
 
 def test_no_corrected_bound_is_violated(result: bounds.Bounds):
     for found in (result.bounds, result.estimates):
-        corrected = found.chosen(bound=[*measures.CORRECTED, "repaired", "lemma, σ of its proof"])
+        corrected = found.chosen(bound=[*analysis.CORRECTED, "repaired", "lemma, σ of its proof"])
         assert len(corrected.true) > 50
         assert not corrected.violated.any()
         assert np.isfinite(corrected.value).all()
@@ -76,65 +79,67 @@ def test_printed_bounds_are_violated_where_they_should(result: bounds.Bounds):
         assert len(chosen.true)
         return chosen.violated
 
-    keyless = result.bounds.chosen(instance=words.KEYLESS)
-    for bound in (measures.THEOREM_1, measures.APPENDIX):
-        assert not fails(result.bounds, instance=words.HEAD, bound=bound).any()
+    keyless = result.bounds.chosen(instance=analysis.KEYLESS)
+    for bound in (analysis.THEOREM_1, analysis.APPENDIX):
+        assert not fails(result.bounds, instance=analysis.HEAD, bound=bound).any()
         chosen = keyless.chosen(bound=bound)
         assert np.array_equal(chosen.violated, chosen.scale == 1000)
-        assert fails(result.estimates, instance=words.KEYLESS, quantity="‖H_KK‖", bound=bound).any()
-    sharp = result.estimates.chosen(instance=words.CLUSTERS, bound=measures.THEOREM_1)
+        assert fails(result.estimates, instance=analysis.KEYLESS, quantity="‖H_KK‖", bound=bound).any()
+    sharp = result.estimates.chosen(instance=analysis.CLUSTERS, bound=analysis.THEOREM_1)
     for quantity in ("‖∂A/∂T‖", "‖Z_1‖"):
         one = sharp.chosen(quantity=quantity)
         assert one.ratio.min() < 1 / 7
-    assert not fails(result.bounds, bound=measures.THEOREM_6).any()
-    assert fails(result.estimates, instance=words.CLOSING, quantity="‖ξ_21‖", bound=measures.THEOREM_6).all()
-    assert fails(result.estimates, instance=words.ROW, bound="lemma, literal σ").any()
-    one, two = (result.bounds.chosen(instance=words.network(n), bound=measures.PRECURSOR) for n in (1, 2))
+    assert not fails(result.bounds, bound=analysis.THEOREM_6).any()
+    assert fails(
+        result.estimates, instance=analysis.CLOSING, quantity="‖ξ_21‖", bound=analysis.THEOREM_6
+    ).all()
+    assert fails(result.estimates, instance=analysis.ROW, bound="lemma, literal σ").any()
+    one, two = (result.bounds.chosen(instance=analysis.network(n), bound=analysis.PRECURSOR) for n in (1, 2))
     assert one.violated[one.scale == 0.1].all()
     active = (two.scale == 0.1) & (two.true > 0)
     assert two.violated[active & (np.array(two.quantity) == "‖H‖")].all()
 
 
 def test_the_table_is_what_direct_calls_give(result: bounds.Bounds):
-    head = instances.random_head(SMALL.sizes, 1, weight_scale=2.0)
+    head = analysis.random_head(SMALL.sizes, 1, weight_scale=2.0)
 
     def head_loss(W_Q, W_K, W_V):
         return ((head._replace(W_Q=W_Q, W_K=W_K, W_V=W_V).output - head.target) ** 2).mean()
 
-    found = result.bounds.chosen(instance=words.HEAD, varied=words.WEIGHTS, bound=measures.THEOREM_1)
+    found = result.bounds.chosen(instance=analysis.HEAD, varied=analysis.WEIGHTS, bound=analysis.THEOREM_1)
     expected = dense_norm(head_loss, *head[1:4]), theorem1_as_printed(*head).value
     np.testing.assert_allclose(the_row(found, 2.0, 1), expected, rtol=1e-9)
 
-    block = instances.random_block(SMALL.sizes, 0, data_scale=3.0)
+    block = analysis.random_block(SMALL.sizes, 0, data_scale=3.0)
     true = dense_norm(lambda *W: ((through(block.X, *W) - block.target) ** 2).mean(), *block[1:6])
-    found = result.bounds.chosen(instance=words.BLOCK, varied=words.DATA)
+    found = result.bounds.chosen(instance=analysis.BLOCK, varied=analysis.DATA)
     for bound, value in (
-        (measures.THEOREM_6, theorem6_as_printed(*block).value),
-        (measures.MEASURED, theorem6_corrected(*block[:6], target=block.target).whole),
+        (analysis.THEOREM_6, theorem6_as_printed(*block).value),
+        (analysis.MEASURED, theorem6_corrected(*block[:6], target=block.target).whole),
     ):
         np.testing.assert_allclose(the_row(found.chosen(bound=bound), 3.0, 0), (true, value), rtol=1e-9)
 
-    network = instances.random_network(SMALL.sizes, 1, num_layers=2, weight_scale=2.0)
-    found = result.bounds.chosen(instance=words.network(2), quantity="‖H‖", bound=measures.PRECURSOR)
+    network = analysis.random_network(SMALL.sizes, 1, num_layers=2, weight_scale=2.0)
+    found = result.bounds.chosen(instance=analysis.network(2), quantity="‖H‖", bound=analysis.PRECURSOR)
     assert the_row(found, 2.0, 1)[1] == precursor_as_printed(network.x, network.weights)
 
 
 def test_a_stack_is_measured_and_each_of_its_blocks_bounded(result: bounds.Bounds):
-    first, second = instances.random_stack(SMALL.sizes, 0, depth=2)
+    first, second = analysis.random_stack(SMALL.sizes, 0, depth=2)
 
     def loss(*W):
         return ((through(through(first.X, *W[:5]), *W[5:]) - first.target) ** 2).mean()
 
     weights = [*first[1:6], *second[1:6]]
-    stack = result.bounds.chosen(instance=words.STACK)
-    whole = stack.chosen(bound=measures.NONE)
+    stack = result.bounds.chosen(instance=analysis.STACK)
+    whole = stack.chosen(bound=analysis.NONE)
     assert np.isnan(whole.value).all()
     assert not whole.violated.any()
     np.testing.assert_allclose(the_row(whole, 2.0, 0)[0], dense_norm(loss, *weights), rtol=1e-9)
     alone = dense_norm(lambda *W: loss(*W, *weights[5:]), *weights[:5])
     found = stack.chosen(quantity="‖H_00‖")
     np.testing.assert_allclose(the_row(found, 2.0, 0)[0], alone, rtol=1e-9)
-    assert found.chosen(bound=measures.MEASURED).ratio.min() > 1
+    assert found.chosen(bound=analysis.MEASURED).ratio.min() > 1
 
 
 def test_slack_counts_violations_and_leaves_zeros_out():
@@ -157,7 +162,7 @@ def test_tables_figures_and_words_belong_together(result: bounds.Bounds, tmp_pat
     )
     lines = {label: value for label, value, _ in result.summary()}
     assert lines["certified"].startswith("violated 0 of")
-    assert lines[measures.THEOREM_1].startswith("violated 2 of")
+    assert lines[analysis.THEOREM_1].startswith("violated 2 of")
     again = bounds.Bounds.load(result.save(tmp_path))
     assert again.tables()["slack"].equals(tables["slack"])
 

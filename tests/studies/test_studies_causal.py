@@ -11,10 +11,9 @@ import torch
 
 import curvescope as cs
 from commands import call
-from curvescope.geometry.causal.decoded import direct_change
-from curvescope.geometry.causal.directions import layer_directions
+from curvescope.geometry.causal.decoded import direct_change, layer_directions
 from curvescope.studies import causal, find
-from curvescope.studies.causal.measure import measure_layer, measure_parts
+from curvescope.studies.causal.analysis import measure_layer, measure_parts
 from curvescope.studies.causal.study import agreement
 from oracles import transformer
 from selection import some

@@ -17,9 +17,9 @@ from curvescope.core.result import Result
 from curvescope.operators import GGN, Hessian
 from curvescope.studies import find
 from curvescope.studies.compare import Comparison, Config, run
-from curvescope.studies.compare.quantities import EQUAL, LARGER, OPEN, QUANTITIES, SMALLER, Estimate
-from curvescope.studies.compare.settings import split
-from curvescope.studies.compare.words import changed
+from curvescope.studies.compare.analysis import EQUAL, LARGER, OPEN, QUANTITIES, SMALLER, Estimate
+from curvescope.studies.compare.study import split
+from curvescope.studies.compare.view import changed
 from curvescope.studies.setting import make_problem
 
 SMALL = "n_layers = {}\nd_model = 4\nn_heads = 1\nd_ff = 0\nvocab_size = 12\nn_ctx = 18\nnorm = {!r}\n"
@@ -44,7 +44,7 @@ def compared(models, few_sequences):
 
 
 def dense(cfg, side, kind, *blocks):
-    return kind(make_problem(cfg.asked()[side].cfg), *blocks).dense()
+    return kind(make_problem(cfg.asked()[side].cfg), *blocks).to_dense()
 
 
 def test_differences_are_those_of_dense_matrices(compared):
@@ -53,7 +53,7 @@ def test_differences_are_those_of_dense_matrices(compared):
     for side in range(2):
         H, G = dense(cfg, side, Hessian), dense(cfg, side, GGN)
         h, g = torch.linalg.eigvalsh(H), torch.linalg.eigvalsh(G)
-        loss = make_problem(cfg.asked()[side].cfg).value()
+        loss = make_problem(cfg.asked()[side].cfg).loss_value()
         share, gap = (H - G).norm() / H.norm(), 1 - g[-1] / h[-1]
         values.append([loss, h[-1], h[0], H.trace(), H.norm(), g[-1], G.trace(), share, gap])
     expected = np.array(values, dtype=float)
@@ -149,7 +149,7 @@ def test_one_model_on_two_data_sets(tmp_path):
          "num_probes": 2, "num_steps": 2, "num_block_probes": 2, "num_block_steps": 2}
     )  # fmt: skip
     found = run(cfg)
-    losses = [make_problem(asked.cfg).value() for asked in cfg.asked()]
+    losses = [make_problem(asked.cfg).loss_value() for asked in cfg.asked()]
     assert found.difference(1, "loss").value == pytest.approx(losses[1] - losses[0])
     assert [side.name for side in found.sides] == ["a.txt", "b.txt"]
     assert found.subjects() == ["tiny-gpt on a.txt", "tiny-gpt on b.txt"]

@@ -12,7 +12,7 @@ import torch
 from diagnose_cases import CFG, problem
 
 import curvescope as cs
-from curvescope.studies.diagnose.optimizer import adam_sharpness
+from curvescope.studies.diagnose.measurements import adam_sharpness
 
 
 @pytest.fixture(scope="module")

@@ -10,12 +10,18 @@ from torch.autograd.functional import hessian as autodiff_hessian
 import curvescope as cs
 from curvescope.core.seeds import generator
 from curvescope.studies import exact_spectra, find
-from curvescope.studies.exact_spectra import bundled, gauss_newton, ladder, sweeps
-from curvescope.studies.exact_spectra.cases import compare
-from curvescope.studies.exact_spectra.dense import both_parts, hessians
-from curvescope.studies.exact_spectra.intervals import median, median_difference
-from curvescope.studies.exact_spectra.pairing import condition_number, exactly_paired, outliers, pairing
-from curvescope.studies.exact_spectra.small_models import attend, squared_error
+from curvescope.studies.exact_spectra import analysis, study
+from curvescope.studies.exact_spectra.analysis import (
+    attend,
+    both_parts,
+    compare,
+    condition_number,
+    exactly_paired,
+    hessians,
+    outliers,
+    pairing,
+    squared_error,
+)
 from oracles import normal
 
 SMALL = exact_spectra.Config(
@@ -33,11 +39,11 @@ def state() -> dict:
 @pytest.fixture(scope="module")
 def result(state: dict) -> exact_spectra.ExactSpectra:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gauss_newton, "SCALES", (1.0,))
-        patch.delitem(gauss_newton.MATCHES, "block")
-        kept = {name: draw for name, draw in ladder.rungs().items() if name not in LONG}
-        patch.setattr(ladder, "rungs", lambda: kept)
-        patch.setattr(sweeps, "VALUES", {name: values[::6] for name, values in sweeps.VALUES.items()})
+        patch.setattr(analysis, "SCALES", (1.0,))
+        patch.delitem(analysis.MATCHES, "block")
+        kept = {name: draw for name, draw in study.rungs().items() if name not in LONG}
+        patch.setattr(study, "rungs", lambda: kept)
+        patch.setattr(study, "VALUES", {name: values[::6] for name, values in study.VALUES.items()})
         return exact_spectra.run(SMALL, state=state)
 
 
@@ -79,60 +85,50 @@ def test_measures_of_pairing():
     assert np.isnan(condition_number(np.zeros(2)))
 
 
-def test_an_interval_holds_the_median_of_its_draws():
-    draws = np.random.default_rng(0).normal(size=200)
-    found = median(np.append(draws, np.nan))
-    assert found.low < 0 < found.high
-    assert found.value == np.median(draws)
-    apart = median_difference(draws + 1, draws)
-    assert apart.low < 1 < apart.high
-    assert np.isnan(median(np.full(3, np.nan)).value)
-
-
 def test_what_is_compared_has_as_many_parameters():
-    for attention, mlp in gauss_newton.MATCHES.values():
+    for attention, mlp in analysis.MATCHES.values():
         assert attention.num_parameters == mlp.num_parameters
-        assert (attention.kind, mlp.kind) == (gauss_newton.ATTENTION, gauss_newton.MLP)
+        assert (attention.kind, mlp.kind) == (analysis.GAUSS_NEWTON_ATTENTION, analysis.MLP)
 
 
 def test_pairs_are_exact_where_they_must_be_and_nowhere_else(result: exact_spectra.ExactSpectra):
     found = result.pairings
     for rung in ("linear network", "ReLU network"):
-        np.testing.assert_allclose(found.of(rung, ladder.FUNCTIONAL), 1, atol=1e-9)
-    m = ladder.NUM_UNITS
-    np.testing.assert_allclose(found.of("1-D attention", ladder.EXACT), 2 * (m - 1) / (2 * m + 1))
-    np.testing.assert_allclose(found.of("1-D attention", ladder.EXACT_QUERY_KEY), (m - 1) / m)
+        np.testing.assert_allclose(found.of(rung, study.FUNCTIONAL), 1, atol=1e-9)
+    m = study.NUM_UNITS
+    np.testing.assert_allclose(found.of("1-D attention", study.EXACT), 2 * (m - 1) / (2 * m + 1))
+    np.testing.assert_allclose(found.of("1-D attention", study.EXACT_QUERY_KEY), (m - 1) / m)
     # ±σ_i(Γ), i = 1, 2, each d_K − 2d + 1 times, of queries and keys and of values and outputs
-    np.testing.assert_allclose(found.of("d = 2, d_K = 8, W_O", ladder.EXACT), 2 * 4 * (m - 4 + 1) / (8 * m))
-    assert not found.of("d = d_K = 4", ladder.EXACT).any()
-    assert (found.of("d = d_K = 4", ladder.FUNCTIONAL) > 0.5).all()
-    assert not found.of(ladder.CONTROL, ladder.EXACT).any()
-    skipped, plain = (found.of(rung, ladder.ALL) for rung in ("+ skip", "d = 4, two heads"))
+    np.testing.assert_allclose(found.of("d = 2, d_K = 8, W_O", study.EXACT), 2 * 4 * (m - 4 + 1) / (8 * m))
+    assert not found.of("d = d_K = 4", study.EXACT).any()
+    assert (found.of("d = d_K = 4", study.FUNCTIONAL) > 0.5).all()
+    assert not found.of(study.CONTROL, study.EXACT).any()
+    skipped, plain = (found.of(rung, study.ALL) for rung in ("+ skip", "d = 4, two heads"))
     np.testing.assert_allclose(skipped, plain)  # a skip around one layer is no function of its weights
 
 
 def test_the_last_rung_reads_tokens_and_has_cross_entropy():
-    drawn = ladder.rungs()["+ tokens, cross-entropy"](3, 0)
+    drawn = study.rungs()["+ tokens, cross-entropy"](3, 0)
     f, losses = drawn.outputs(drawn.theta), drawn.loss(drawn.outputs(drawn.theta))
-    assert f.shape == (3, ladder.NUM_TOKENS * ladder.VOCABULARY)
+    assert f.shape == (3, study.LADDER_NUM_TOKENS * study.VOCABULARY)
     alone = drawn.outputs(drawn.theta[[1, 1, 1]])[1]
     torch.testing.assert_close(alone, f[1])
     uniform = drawn.loss(torch.zeros_like(f))
-    np.testing.assert_allclose(uniform, np.log(ladder.VOCABULARY))
+    np.testing.assert_allclose(uniform, np.log(study.VOCABULARY))
     assert losses.shape == (3,)
     assert int(drawn.query_key.sum()) == 2 * 2 * 16
 
 
 def test_sweeps_are_exact_spectra_of_what_they_say(result: exact_spectra.ExactSpectra):
-    queries, keys = (result.sweeps.of(name) for name in (sweeps.NORM_Q, sweeps.NORM_K))
+    queries, keys = (result.sweeps.of(name) for name in (study.NORM_Q, study.NORM_K))
     np.testing.assert_allclose(queries.condition, keys.condition)
-    zero = result.sweeps.of(sweeps.BIAS)
+    zero = result.sweeps.of(study.BIAS)
     start = zero.value == 0
-    both = result.sweeps.of(sweeps.TARGET)
+    both = result.sweeps.of(study.TARGET)
     np.testing.assert_allclose(zero.outlier_high[start], both.outlier_high[both.value == 1])
     assert (zero.first_mass[~start] > zero.first_mass[start].max()).all()
-    one = sweeps.Setting(norm_Q=3.0, norm_K=0.5, angle=40.0)
-    w_Q, w_K, _ = sweeps._weights(one, 4)
+    one = study.Setting(norm_Q=3.0, norm_K=0.5, angle=40.0)
+    w_Q, w_K, _ = study._sweep_weights(one, 4)
     assert float(w_Q @ w_K) == pytest.approx(1.5 * np.cos(np.radians(40)))
     assert (float(w_Q.norm()), float(w_K.norm())) == pytest.approx((3.0, 0.5))
 
@@ -157,17 +153,17 @@ def test_a_stopped_run_goes_on_with_the_same_numbers(result: exact_spectra.Exact
     again = exact_spectra.run(SMALL, progress=lambda what, *_: calls.append(what), state=kept)
     assert calls == missing
     np.testing.assert_array_equal(again.spectra.numerical, result.spectra.numerical)
-    for quantity in (ladder.ALL, ladder.EXACT):
+    for quantity in (study.ALL, study.EXACT):
         found = (one.pairings.of("1-D attention", quantity) for one in (again, result))
         np.testing.assert_array_equal(*found)
 
 
 @pytest.mark.slow
 def test_a_part_of_the_bundled_model(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(bundled.PARTS, "one head's W_Q, W_K", "L1.h0.b_[QV]")
-    found = bundled.climb_bundled("initial", "one head's W_Q, W_K", num_tokens=32, seed=0)
-    H = cs.Hessian(cs.Problem(*bundled.bundled("initial", 32)), "L1.h0.b_[QV]")
-    expected = pairing(torch.linalg.eigvalsh(H.dense().double()).numpy(), ends=3)
+    monkeypatch.setitem(study.PARTS, "one head's W_Q, W_K", "L1.h0.b_[QV]")
+    found = study.climb_bundled("initial", "one head's W_Q, W_K", num_tokens=32, seed=0)
+    H = cs.Hessian(cs.Problem(*study.bundled("initial", 32)), "L1.h0.b_[QV]")
+    expected = pairing(torch.linalg.eigvalsh(H.to_dense().double()).numpy(), ends=3)
     assert found.value[0] == pytest.approx(expected, abs=0.01)
 
 

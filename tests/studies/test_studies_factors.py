@@ -16,8 +16,8 @@ from curvescope.core.errors import UsageError
 from curvescope.core.result import Result
 from curvescope.runs.shown import FAILS, HOLDS, OPEN
 from curvescope.studies import factors
-from curvescope.studies.factors import ahead, claims, correlations, descent, distances, matrices
-from curvescope.studies.factors.setting import make_problem
+from curvescope.studies.factors import analysis, view
+from curvescope.studies.factors.study import make_problem
 
 CFG = factors.Config(
     width=4, sequences=2, seeds=2, checkpoints=(0, 4), steps=2, every=2, trials=2, dampings=(1.0,), draws=50,
@@ -33,12 +33,12 @@ def problem():
 @pytest.fixture(scope="module")
 def exact(problem):
     """The GGN and the Hessian, from products."""
-    return cs.GGN(problem).in_blocks().dense(), cs.Hessian(problem).in_blocks().dense()
+    return cs.GGN(problem).in_blocks().to_dense(), cs.Hessian(problem).in_blocks().to_dense()
 
 
 def own_vector(problem):
     """The parameters, one block after the other as everywhere in this study."""
-    return problem.space(*BLOCKS).gather({name: p.detach() for name, p in problem.parameters.items()})
+    return problem.space(*BLOCKS).gather({name: p.detach() for name, p in problem.named_parameters()})
 
 
 def at(problem, theta):
@@ -50,53 +50,53 @@ def test_the_full_profile_is_a_larger_network():
     assert make_problem(cfg, 0).space().size == 2592 > 2 * make_problem(factors.Config(), 0).space().size
 
 
-def dense(A: matrices.Blocked) -> torch.Tensor:
+def dense(A: analysis.Blocked) -> torch.Tensor:
     return torch.block_diag(*A.parts)
 
 
 def test_every_parameter_has_factors(problem):
     K = cs.KFAC(problem, kind="ggn")
-    assert [layer.name for layer in K.layers] == list(matrices.places(problem)) == BLOCKS
+    assert [layer.name for layer in K.layers] == list(analysis.places(problem)) == BLOCKS
     assert K.left_out == {}
-    assert K.space.size == problem.space().size == sum(p.numel() for p in problem.parameters.values())
+    assert K.space.size == problem.space().size == sum(p.numel() for p in problem.parameters())
 
 
 def test_exact_matrices_are_those_of_the_operators(problem, exact):
-    rows, loss = matrices.ggn_rows(problem), matrices.Loss(problem)
+    rows, loss = analysis.ggn_rows(problem), analysis.Loss(problem)
     theta = own_vector(problem)
     torch.testing.assert_close(rows.T @ rows, exact[0], rtol=1e-9, atol=1e-12)
     torch.testing.assert_close(loss.hessian(theta), exact[1], rtol=1e-9, atol=1e-12)
     value, g = loss.gradient(theta)
     torch.testing.assert_close(g, problem.gradient(*BLOCKS))
-    assert value == pytest.approx(problem.value()) == loss.value(theta)
+    assert value == pytest.approx(problem.loss_value()) == loss.value(theta)
 
 
 def test_approximations_are_those_of_the_operators(problem, exact):
-    G, slices = exact[0], matrices.places(problem).values()
+    G, slices = exact[0], analysis.places(problem).values()
     cut = torch.block_diag(*(G[s, s] for s in slices))
     mean = G.trace() / len(G)
     expected = {
         "identity": mean * torch.eye(len(G), dtype=G.dtype),
         "diagonal": G.diagonal().diag(),
-        "kfac": cs.KFAC(problem, kind="ggn").in_blocks().dense(),
-        "ekfac": cs.EKFAC(problem, kind="ggn").in_blocks().dense(),
-        "shampoo": cs.Shampoo(problem, kind="ggn").in_blocks().dense(),
-        "shampoo-squared": cs.Shampoo(problem, kind="ggn", exponent=1.0).in_blocks().dense(),
+        "kfac": cs.KFAC(problem, kind="ggn").in_blocks().to_dense(),
+        "ekfac": cs.EKFAC(problem, kind="ggn").in_blocks().to_dense(),
+        "shampoo": cs.Shampoo(problem, kind="ggn").in_blocks().to_dense(),
+        "shampoo-squared": cs.Shampoo(problem, kind="ggn", exponent=1.0).in_blocks().to_dense(),
         "block-diagonal": cut,
         "ggn": G,
     }
-    assert list(expected) == list(matrices.APPROXIMATIONS)
-    rows = matrices.ggn_rows(problem)
+    assert list(expected) == list(analysis.APPROXIMATIONS)
+    rows = analysis.ggn_rows(problem)
     for name, wanted in expected.items():
         for known in (None, rows):
-            A = matrices.approximation(name, problem, known)
+            A = analysis.approximation(name, problem, known)
             torch.testing.assert_close(dense(A), wanted, rtol=1e-8, atol=1e-11)
         assert float(A.mean_diagonal) == pytest.approx(float(wanted.trace()) / len(G))
         one = list(slices)[3]
         torch.testing.assert_close(A.block(one).parts[0], wanted[one, one], rtol=1e-8, atol=1e-11)
 
 
-def random_matrices(seed: int = 0) -> tuple[matrices.Blocked, torch.Tensor, torch.Tensor, torch.Tensor]:
+def random_matrices(seed: int = 0) -> tuple[analysis.Blocked, torch.Tensor, torch.Tensor, torch.Tensor]:
     """A block-diagonal A, a positive B, any symmetric H, and a vector."""
     source = torch.Generator().manual_seed(seed)
 
@@ -105,7 +105,7 @@ def random_matrices(seed: int = 0) -> tuple[matrices.Blocked, torch.Tensor, torc
 
     parts = [X @ X.T for X in (draw(3, 3), draw(4, 2))]
     X, Y = draw(7, 7), draw(7, 7)
-    return matrices.Blocked([slice(0, 3), slice(3, 7)], parts), X @ X.T, Y + Y.T, draw(7)
+    return analysis.Blocked([slice(0, 3), slice(3, 7)], parts), X @ X.T, Y + Y.T, draw(7)
 
 
 def test_distances_are_those_of_brute_force():
@@ -131,93 +131,93 @@ def test_distances_are_those_of_brute_force():
         float((whole - H).norm() / H.norm()),
         degrees(H),
     ]
-    found = distances.distances(A, distances.target(B, d), H, g, d)
+    found = analysis.distances(A, analysis.target(B, d), H, g, d)
     np.testing.assert_allclose(found, expected, rtol=1e-6)
-    assert len(found) == len(distances.MEASURES)
+    assert len(found) == len(analysis.MEASURES)
     inside = float(B[:3, :3].norm() ** 2 + B[3:, 3:].norm() ** 2)
-    assert distances.between(B, A.slices) == pytest.approx(1 - inside / float(B.norm() ** 2))
+    assert analysis.between(B, A.slices) == pytest.approx(1 - inside / float(B.norm() ** 2))
 
 
 def test_a_matrix_is_no_distance_from_itself_and_scale_is_not_seen():
     A, B, H, g = random_matrices(1)
-    own = distances.distances(matrices.whole(B), distances.target(B, 0.1), H, g, 0.1)
+    own = analysis.distances(analysis.whole(B), analysis.target(B, 0.1), H, g, 0.1)
     np.testing.assert_allclose(own[:4], 0, atol=1e-5)
-    large = matrices.Blocked(A.slices, [100 * part for part in A.parts])
-    one, other = (distances.distances(X, distances.target(B, 0.1), H, g, 0.1) for X in (A, large))
+    large = analysis.Blocked(A.slices, [100 * part for part in A.parts])
+    one, other = (analysis.distances(X, analysis.target(B, 0.1), H, g, 0.1) for X in (A, large))
     np.testing.assert_allclose(one[[1, 2, 3, 5]], other[[1, 2, 3, 5]], rtol=1e-9)
     assert other[0] > 2 * one[0]
 
 
 def test_a_step_is_that_of_a_dense_solve(problem, exact):
     theta = own_vector(problem)
-    found = descent.descend(problem, "kfac", rate=0.1, damping=0.5, steps=1, every=1)
+    found = analysis.descend(problem, "kfac", rate=0.1, damping=0.5, steps=1, every=1)
     K = cs.KFAC(problem, kind="ggn").in_blocks()
     alpha = 0.5 * K.trace() / len(theta)
     moved = theta - 0.1 * torch.linalg.solve(
-        K.dense() + alpha * torch.eye(len(theta), dtype=theta.dtype), problem.gradient(*BLOCKS)
+        K.to_dense() + alpha * torch.eye(len(theta), dtype=theta.dtype), problem.gradient(*BLOCKS)
     )
-    assert found.loss == pytest.approx([problem.value(), at(problem, moved).value()])
-    plain = descent.descend(problem, "identity", rate=0.1, damping=0.5, steps=1, every=1)
-    assert plain.final == pytest.approx(at(problem, theta - 0.1 * problem.gradient(*BLOCKS)).value())
+    assert found.loss == pytest.approx([problem.loss_value(), at(problem, moved).loss_value()])
+    plain = analysis.descend(problem, "identity", rate=0.1, damping=0.5, steps=1, every=1)
+    assert plain.final == pytest.approx(at(problem, theta - 0.1 * problem.gradient(*BLOCKS)).loss_value())
 
 
 def test_curvature_is_made_anew_every_few_steps(problem, monkeypatch):
     made = []
-    original = descent.approximation
+    original = analysis.approximation
     monkeypatch.setattr(
-        descent, "approximation", lambda name, at: made.append(at.value()) or original(name, at)
+        analysis, "approximation", lambda name, at: made.append(at.loss_value()) or original(name, at)
     )
-    found = descent.descend(problem, "diagonal", rate=0.1, damping=1.0, steps=5, every=2)
+    found = analysis.descend(problem, "diagonal", rate=0.1, damping=1.0, steps=5, every=2)
     assert made == pytest.approx(found.loss[[0, 2, 4]])
-    lost = descent.descend(problem, "identity", rate=1e9, damping=1.0, steps=3, every=2)
+    lost = analysis.descend(problem, "identity", rate=1e9, damping=1.0, steps=3, every=2)
     assert math.isinf(lost.final)
 
 
 def test_the_best_step_is_the_best_of_its_lengths(problem, exact):
-    loss, g = matrices.Loss(problem), problem.gradient(*BLOCKS)
+    loss, g = analysis.Loss(problem), problem.gradient(*BLOCKS)
     theta = own_vector(problem)
-    A = matrices.approximation("diagonal", problem)
-    found = descent.best_step(loss, theta, A, exact[0], g, (1.0, 0.1))
+    A = analysis.approximation("diagonal", problem)
+    found = analysis.best_step(loss, theta, A, exact[0], g, (1.0, 0.1))
     least = math.inf
     for damping in (1.0, 0.1):
         D = dense(A).diagonal()
         d = g / (D + damping * D.mean())
         unit = g @ d / (d @ exact[0] @ d)
-        least = min(least, *(at(problem, theta - t * unit * d).value() for t in descent.LENGTHS))
-    assert found == pytest.approx(problem.value() - least)
+        least = min(least, *(at(problem, theta - t * unit * d).loss_value() for t in analysis.LENGTHS))
+    assert found == pytest.approx(problem.loss_value() - least)
     assert found > 0
 
 
-def test_the_search_goes_down_to_where_no_neighbour_is_better():
+def test_the_search_goes_down_to_where_no_neighbor_is_better():
     def bowl(cell):
         return (cell[0] - 2) ** 2 + (cell[1] + 1) ** 2
 
-    tried, settled = descent.search(bowl, 30, both=True)
-    assert (descent.lowest(tried), settled) == ((2, -1), True)
+    tried, settled = analysis.search(bowl, 30, both=True)
+    assert (analysis.lowest(tried), settled) == ((2, -1), True)
     assert all(
         cell in tried for cell in ((1, -1), (3, -1), (2, 0), (2, -2))
     )  # looked at on all sides of the best
-    tried, settled = descent.search(bowl, 4, both=True)
+    tried, settled = analysis.search(bowl, 4, both=True)
     assert (len(tried), settled) == (4, False)
-    tried, settled = descent.search(lambda cell: -cell[0], 100, both=False)
-    assert (descent.lowest(tried), settled) == ((descent.FARTHEST[0], 0), False)
+    tried, settled = analysis.search(lambda cell: -cell[0], 100, both=False)
+    assert (analysis.lowest(tried), settled) == ((analysis.FARTHEST[0], 0), False)
     assert all(cell[1] == 0 for cell in tried)
-    tried, settled = descent.search(
+    tried, settled = analysis.search(
         lambda cell: math.inf if cell[0] > -3 else float(cell[0] ** 2), 40, both=False
     )
-    assert (descent.lowest(tried), settled) == ((-3, 0), True)
+    assert (analysis.lowest(tried), settled) == ((-3, 0), True)
 
 
 def test_correlations_know_planted_orders():
     source = np.random.default_rng(0)
     y = source.normal(size=(3, 4, 8))
-    same = correlations.over_methods(y**3, y, draws=60, seed=0)
+    same = analysis.over_methods(y**3, y, draws=60, seed=0)
     assert (same.value, same.low, same.high) == pytest.approx((1, 1, 1))
     noise = source.normal(size=y.shape)
-    nothing = correlations.over_methods(noise, y, draws=60, seed=0)
+    nothing = analysis.over_methods(noise, y, draws=60, seed=0)
     assert nothing.low < 0 < nothing.high
-    assert correlations.gain(y, noise, y, draws=60, seed=0).low > 0
-    one = correlations.over_methods(y[:, :1], y[:, :1], draws=60, seed=0)
+    assert analysis.gain(y, noise, y, draws=60, seed=0).low > 0
+    one = analysis.over_methods(y[:, :1], y[:, :1], draws=60, seed=0)
     assert one.value == pytest.approx(1)
 
 
@@ -280,7 +280,7 @@ def test_verdicts_follow_the_numbers(measured):
         found, loss=np.ones((5, 3)), whole=distance, parts=parts, decrease=1 - distance[:, :, 0],
         between=np.full((5, 3, 2), 0.7) + noise[..., None], courses=distance[:, 0, 0, :, None],
     )  # fmt: skip
-    assert verdict(right, "the angle from the GGN predicts the optimiser's loss") == HOLDS
+    assert verdict(right, "the angle from the GGN predicts the optimizer's loss") == HOLDS
     assert verdict(right, "the lost decrease predicts the best single step") == HOLDS
     better = "the lost decrease predicts the best single step better than the relative error from the GGN"
     assert verdict(right, better) == OPEN
@@ -291,15 +291,15 @@ def test_verdicts_follow_the_numbers(measured):
     assert verdict(right, f"shampoo-squared {further}") == FAILS
     assert right.opening().startswith("Over 8 approximations, the best single step follows the angle")
     wrong = replace(right, decrease=-right.decrease, courses=-right.courses, between=1 - right.between)
-    assert verdict(wrong, "the angle from the GGN predicts the optimiser's loss") == FAILS
+    assert verdict(wrong, "the angle from the GGN predicts the optimizer's loss") == FAILS
     assert verdict(wrong, "the lost decrease predicts the best single step") == FAILS
-    assert "the optimiser's loss goes against the angle from the GGN (ρ = -1.00" in wrong.opening()
+    assert "the optimizer's loss goes against the angle from the GGN (ρ = -1.00" in wrong.opening()
     assert verdict(wrong, "most of the GGN lies between blocks") == FAILS
     mixed = np.random.default_rng(0).normal(size=right.courses.shape)
     assert (
-        verdict(replace(right, courses=mixed), "the angle from the GGN predicts the optimiser's loss") == OPEN
+        verdict(replace(right, courses=mixed), "the angle from the GGN predicts the optimizer's loss") == OPEN
     )
-    assert math.isnan(claims.mean_of(np.array([1.0, math.inf])).high)
+    assert math.isnan(view.mean_of(np.array([1.0, math.inf])).high)
 
 
 def test_it_is_shown(measured, tmp_path):
@@ -310,7 +310,7 @@ def test_it_is_shown(measured, tmp_path):
     assert len(tables["whole"]) == 2 * 2 * 8
     assert len(tables["parts"]) == 2 * 8 * 8
     assert len(tables["correlations"]) == 6 * 2
-    assert list(tables["optimisers"]["approximation"]) == found.approximations
+    assert list(tables["optimizers"]["approximation"]) == found.approximations
     assert tables["trials"]["chosen"].sum() == 8
     assert {claim.verdict for claim in found.claims()} <= {HOLDS, FAILS, OPEN}
     assert len(found.summary()) == 1 + 8 + 8 + len(found.notes) + len(found.claims())
@@ -319,14 +319,14 @@ def test_it_is_shown(measured, tmp_path):
     plt.close("all")
 
 
-def test_without_optimisers_single_steps_are_left(measured):
+def test_without_optimizers_single_steps_are_left(measured):
     mpl.use("Agg")
     state = {name: one for name, one in measured[2].items() if "descent" not in name and "tuning" not in name}
     found = factors.run(replace(CFG, steps=0), state=state)
     assert found.tuned == []
-    assert "optimisers" not in found.tables()
+    assert "optimizers" not in found.tables()
     assert set(found.captions()) == set(found.figures()) | set(found.tables())
-    assert not any("optimiser" in claim.claim for claim in found.claims())
+    assert not any("optimizer" in claim.claim for claim in found.claims())
     import matplotlib.pyplot as plt
 
     plt.close("all")
@@ -341,10 +341,12 @@ def test_what_comes_behind_is_begun_ahead(monkeypatch):
             asked.append((count, method.get_start_method()))
             super().__init__(1)
 
-    monkeypatch.setattr(ahead, "ProcessPoolExecutor", Pool)
+    monkeypatch.setattr(analysis, "ProcessPoolExecutor", Pool)
     done = []
-    with ahead.Workers(2) as workers:
-        calls = ahead.Ahead(lambda item, *needed: done.append(item) or (item, needed), [1, 2, 3, 4], workers)
+    with analysis.Workers(2) as workers:
+        calls = analysis.Ahead(
+            lambda item, *needed: done.append(item) or (item, needed), [1, 2, 3, 4], workers
+        )
         assert calls.take(2, "x") == (2, ("x",))
         assert calls.take(3, "x") == (3, ("x",))
         assert calls.take(4, "x") == (4, ("x",))

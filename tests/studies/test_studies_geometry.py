@@ -21,10 +21,10 @@ from curvescope.cli import main
 from curvescope.core.errors import MissingExtra, UsageError
 from curvescope.core.result import Result
 from curvescope.report import write_page
-from curvescope.runs.writing import write_figures, write_tables
+from curvescope.runs.disk.durable import write_figures, write_tables
 from curvescope.studies import find, folder
 from curvescope.studies import trajectory as trajectory_study
-from curvescope.studies.trajectory import figures
+from curvescope.studies.trajectory import view
 from drawings import sketched, unrendered
 from saved_models import save_family
 from scenes import checked
@@ -112,7 +112,7 @@ def test_the_same_seed_gives_the_same_figures(done, tmp_path):
     drawn = []
     for found in (result, again):
         with sketched(), plt.rc_context({"svg.hashsalt": "curvescope", "svg.fonttype": "path"}):
-            figures._grid(found).savefig(tmp_path / "grid.svg", metadata={"Date": None})
+            view._grid(found).savefig(tmp_path / "grid.svg", metadata={"Date": None})
         drawn.append((tmp_path / "grid.svg").read_bytes())
     assert drawn[0] == drawn[1]
 
@@ -145,7 +145,7 @@ def test_a_model_without_biases_says_so_and_lists_no_preferred_tokens(model_fold
     assert "key_bias" not in tables
     assert not {"|k₀|", "bias share"} & set(tables["heads"].columns)
     assert "bias" not in found.captions()["scores"]
-    assert len(found.figures()["scores"].axes) == 3 * 2  # each with its colour bar
+    assert len(found.figures()["scores"].axes) == 3 * 2  # each with its color bar
     scores = checked(found)["scores"]["variants"]
     assert list(scores) == ["QK rank", "VO rank", "copying"]
     copying = [layer.copying for layer in found.layers]

@@ -11,9 +11,16 @@ import torch
 
 import curvescope as cs
 from curvescope.studies import hvp
-from curvescope.studies.hvp import committed, measure, models
-from curvescope.studies.hvp.contenders import CHECKPOINTED, CONTENDERS, PACKAGES
-from curvescope.studies.hvp.models import SHAPES, build, logits, plain_attention
+from curvescope.studies.hvp import analysis, study
+from curvescope.studies.hvp.analysis import (
+    CHECKPOINTED,
+    CONTENDERS,
+    PACKAGES,
+    SHAPES,
+    build,
+    logits,
+    plain_attention,
+)
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 TINY = {"batch_size": 2, "seq_len": 8, "rounds": 2}
@@ -82,11 +89,11 @@ def test_products_in_a_row_and_with_columns_are_ours_alone(cost):
 
 
 def test_large_models_are_compared_with_float64_on_two_layers(monkeypatch):
-    monkeypatch.setattr(measure, "LARGE", 0)
+    monkeypatch.setattr(study, "LARGE", 0)
     monkeypatch.setitem(SHAPES, "small", (3, 16, 4, 64))
     made = []
-    monkeypatch.setattr(measure, "exact_product", lambda matrix, module, *rest: made.append(module))
-    monkeypatch.setattr(measure, "distance", lambda *given: 0.5)
+    monkeypatch.setattr(study, "exact_product", lambda matrix, module, *rest: made.append(module))
+    monkeypatch.setattr(study, "distance", lambda *given: 0.5)
     found = hvp.run(hvp.Config(**TINY, contenders=CHECKPOINTED))
     assert [len(module.h) for module in made] == [2, 2]
     m = found.of("ggn checkpoint")
@@ -116,29 +123,27 @@ def test_one_that_fails_does_not_stop_the_others(monkeypatch):
 def test_what_was_committed_stands_beside_and_what_got_worse_is_told(cost, tmp_path, monkeypatch, caplog):
     path = tmp_path / "figures.json"
     card = replace(cost, device="A card", measured=[replace(m, peak=2.0**30) for m in cost.measured])
-    assert committed.known(card, path) == []
-    assert committed.record(card, "2.0", path) == 5
-    committed.record(card, "2.1", path)  # in their places
-    known = committed.known(card, path)
+    assert study.known(card, path) == []
+    assert study.record(card, "2.0", path) == 5
+    study.record(card, "2.1", path)  # in their places
+    known = study.known(card, path)
     assert [k.contender for k in known] == [m.name for m in card.measured]
     assert known[1].torch == "2.1"
     assert known[1].gradients == pytest.approx(card.ratio("hessian")[0], rel=1e-3)
     same = replace(card, committed=known)
-    assert committed.compared(same) == []
+    assert study.compared(same) == []
     assert "committed: " in str(same.summary())
     assert "committed_gradients" in same.tables()["costs"]
     m = card.of("hessian")
     slow = replace(m, seconds=[1.2 * s for s in m.seconds], peak=1.2 * m.peak)
     worse = replace(same, measured=[slow if x is m else x for x in card.measured])
-    time, memory = committed.compared(worse)
+    time, memory = study.compared(worse)
     assert time.startswith("hessian takes")
     assert "20 % more than the committed" in time
     assert "1.20 GiB" in memory
-    assert (
-        committed.compared(replace(worse, device="cpu")) == []
-    )  # a CPU's margin is 25 %, its memory is unknown
+    assert study.compared(replace(worse, device="cpu")) == []  # a CPU's margin is 25 %, its memory is unknown
 
-    monkeypatch.setattr(committed, "known", lambda cost: known)
+    monkeypatch.setattr(study, "known", lambda cost: known)
     with caplog.at_level(logging.WARNING, logger="curvescope"):
         assert hvp.study._beside_committed(worse, None).notes == [time, memory]
     assert time in caplog.text
@@ -147,21 +152,21 @@ def test_what_was_committed_stands_beside_and_what_got_worse_is_told(cost, tmp_p
 def test_the_figures_of_the_package_are_those_of_the_stored_run():
     with (RESULTS / "hvp-h200" / "costs.csv").open(encoding="utf-8") as file:
         rows = {row["contender"]: row for row in csv.DictReader(file)}
-    found = [e for e in committed.read() if (e["device"], e["torch"]) == ("NVIDIA H200", "2.11")]
+    found = [e for e in study.read() if (e["device"], e["torch"]) == ("NVIDIA H200", "2.11")]
     for entry in found:
         if (entry["model"], entry["size"], entry["tokens"]) == ("gpt2", "124M", "8 × 1024"):
             row = rows[entry["contender"]]
             assert entry["gradients"] == pytest.approx(float(row["gradients"]), rel=1e-3)
             assert entry["peak_GiB"] == pytest.approx(float(row["peak_GiB"]), rel=1e-3)
-    keys = [tuple(entry[name] for name in committed.KEYS) for entry in committed.read()]
+    keys = [tuple(entry[name] for name in study.KEYS) for entry in study.read()]
     assert len(set(keys)) == len(keys) > 0
 
 
 def test_the_largest_model_is_a_llama_in_bfloat16_made_where_it_is_used(monkeypatch):
     pytest.importorskip("transformers")
     monkeypatch.setitem(SHAPES, "8B", (3, 32, 4, 64))
-    monkeypatch.setitem(models.LLAMA_8B, "num_key_value_heads", 2)
-    monkeypatch.setitem(models.LLAMA_8B, "intermediate_size", 48)
+    monkeypatch.setitem(analysis.LLAMA_8B, "num_key_value_heads", 2)
+    monkeypatch.setitem(analysis.LLAMA_8B, "intermediate_size", 48)
     module = build("llama", "8B", 16, layers=2, device="meta")
     assert {p.dtype for p in module.parameters()} == {torch.bfloat16}
     assert {p.device.type for p in module.parameters()} == {"meta"}
@@ -172,14 +177,14 @@ def test_the_largest_model_is_a_llama_in_bfloat16_made_where_it_is_used(monkeypa
     again, seeded = (build("llama", "8B", 16, seed=1) for _ in range(2))
     for a, b in zip(again.parameters(), seeded.parameters(), strict=True):
         assert torch.equal(a, b)
-    assert all(t.dtype == torch.float32 for t in measure.draw(again, 0))
+    assert all(t.dtype == torch.float32 for t in study.draw(again, 0))
 
 
 def test_products_of_a_model_in_bfloat16_are_compared_with_float64_of_its_weights(monkeypatch):
     pytest.importorskip("transformers")
     monkeypatch.setitem(SHAPES, "8B", (3, 32, 4, 64))
-    monkeypatch.setitem(models.LLAMA_8B, "num_key_value_heads", 2)
-    monkeypatch.setattr(measure, "LARGE", 0)
+    monkeypatch.setitem(analysis.LLAMA_8B, "num_key_value_heads", 2)
+    monkeypatch.setattr(study, "LARGE", 0)
     found = hvp.run(hvp.Config(**TINY, model="llama", size="8B"))
     assert [m.name for m in found.measured] == ["gradient", *CHECKPOINTED]
     for name in CHECKPOINTED:
@@ -192,7 +197,7 @@ def test_products_of_a_model_in_bfloat16_are_compared_with_float64_of_its_weight
 
 
 def test_a_library_that_is_not_there_is_named(monkeypatch):
-    monkeypatch.setattr(measure, "find_spec", lambda name: None)
+    monkeypatch.setattr(study, "find_spec", lambda name: None)
     found = hvp.run(hvp.Config(**TINY, contenders=("eigenthings",)))
     assert found.of("eigenthings").note == "hessian_eigenthings is not installed"
     assert found.of("eigenthings").seconds == []

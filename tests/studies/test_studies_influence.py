@@ -17,10 +17,11 @@ from curvescope.core.errors import CurvescopeError, UsageError
 from curvescope.core.operator import Matrix
 from curvescope.core.result import Result
 from curvescope.data.corpora import read_source
-from curvescope.models.zoo import MLPConfig, TransformerConfig
+from curvescope.models.zoo.mlp import MLPConfig
+from curvescope.models.zoo.transformer import TransformerConfig
 from curvescope.studies import influence
-from curvescope.studies.influence import claims, correlations, queries, retraining
-from curvescope.studies.influence.tables import says, short
+from curvescope.studies.influence import analysis, view
+from curvescope.studies.influence.view import says, short
 
 SMALL = TransformerConfig(n_layers=1, d_model=4, n_heads=2, d_ff=4, n_ctx=5, vocab_size=6, init="scaled")
 
@@ -42,10 +43,10 @@ def problems(batch_size: int | None = None) -> tuple[cs.Problem, cs.Problem]:
 
 
 def dense_scores(train: cs.Problem, query: cs.Problem, blocks: tuple[str, ...], damping: float) -> np.ndarray:
-    """(N_i/N) ∇ℓ_qᵀ (G + δ I)⁻¹ ∇ℓ_i with everything written out."""
+    """(N_i/N) ∇ℓ_qᵀ (H_o + δ I)⁻¹ ∇ℓ_i with everything written out."""
     x, y = (torch.cat([getattr(b, name) for b in train.batches]) for name in ("inputs", "targets"))
     alone = [cs.Problem(train.model, (x[i : i + 1], y[i : i + 1])) for i in range(len(x))]
-    G = cs.GGN(train, *blocks).dense()
+    G = cs.GGN(train, *blocks).to_dense()
     inverse = torch.linalg.inv(G + damping * torch.eye(len(G), dtype=G.dtype))
     q = query.gradient(*blocks)
     return (
@@ -64,7 +65,7 @@ def test_scores_are_those_of_a_dense_inverse(blocks):
         )
     assert found.converged.all()
     assert found.shares.sum() == pytest.approx(1)
-    assert found.query_loss == query.value()
+    assert found.query_loss == query.loss_value()
 
 
 def test_the_bound_covers_a_system_that_was_stopped_early():
@@ -102,7 +103,7 @@ def test_linear_regression_has_a_closed_form():
     """θ₋ᵢ − θ = (N_i/N) A⁻¹ ∇ℓ_i / (1 − h_i), h_i = (N_i/N) tr(A⁻¹ ∇²ℓ_i): the score lacks leverage alone."""
     train, query, x, y = linear("mse", 1)
     ridge, X, Y, N = 0.1, x[:-1], y[:-1, 0], 12
-    curved = float(cs.Hessian(train).dense()[0, 0] / (X[:, 0] ** 2).mean())  # of a squared error
+    curved = float(cs.Hessian(train).to_dense()[0, 0] / (X[:, 0] ** 2).mean())  # of a squared error
 
     def fitted(kept: list[int]) -> torch.Tensor:
         A = curved * X[kept].T @ X[kept] / N + ridge * torch.eye(3, dtype=X.dtype)
@@ -111,7 +112,7 @@ def test_linear_regression_has_a_closed_form():
     theta = fitted(list(range(N)))
     at, asked = train.at(theta), query.at(theta)
     found = influence.score(at, asked, dampings=[ridge]).values[0]
-    A = cs.Hessian(at).dense() + ridge * torch.eye(3, dtype=X.dtype)
+    A = cs.Hessian(at).to_dense() + ridge * torch.eye(3, dtype=X.dtype)
     for i in range(N):
         moved = fitted([j for j in range(N) if j != i]) - theta
         leverage = curved * float(X[i] @ torch.linalg.solve(A, X[i])) / N
@@ -129,14 +130,14 @@ def test_logistic_regression_moves_at_the_rate_of_the_score():
         for _ in range(7):
             whole, one = train.at(theta), single[i].at(theta)
             g = whole.gradient() - epsilon / 12 * one.gradient() + ridge * theta
-            H = cs.Hessian(whole).dense() - epsilon / 12 * cs.Hessian(one).dense() + ridge * eye
+            H = cs.Hessian(whole).to_dense() - epsilon / 12 * cs.Hessian(one).to_dense() + ridge * eye
             theta = theta - torch.linalg.solve(H, g)
         return theta
 
     best = minimum(0, 0.0)
     found = influence.score(train.at(best), query.at(best), dampings=[ridge]).values[0]
     for i in (0, 5):
-        ends = [query.at(minimum(i, sign * step)).value() for sign in (1, -1)]
+        ends = [query.at(minimum(i, sign * step)).loss_value() for sign in (1, -1)]
         assert (ends[0] - ends[1]) / (2 * step) == pytest.approx(found[i], rel=1e-4)
 
 
@@ -147,43 +148,43 @@ def case():
     source = torch.Generator().manual_seed(1)
     x = torch.randn(44, 3, generator=source, dtype=torch.float64)
     whole = cs.Problem(model, (x, (x[:, 0] * x[:, 1] + 0.3 * x[:, 2] > 0).long()))
-    return retraining.Case(*queries.held_out(whole, 4), 0.02)
+    return analysis.Case(*analysis.held_out(whole, 4), 0.02)
 
 
 def test_the_hessian_predicts_retraining(case):
-    before = {name: p.detach().clone() for name, p in case.problem.model.parameters.items()}
-    minimum = retraining.minimise(case, case.start, steps=50)
+    before = {name: p.detach().clone() for name, p in case.problem.model.named_parameters()}
+    minimum = analysis.minimize(case, case.start, steps=50)
     theta = torch.as_tensor(minimum.theta)
     here = case.problem.at(theta)
-    assert minimum.objective == pytest.approx(here.value() + 0.01 * float(theta @ theta))
+    assert minimum.objective == pytest.approx(here.loss_value() + 0.01 * float(theta @ theta))
     assert float((here.gradient() + 0.02 * theta).norm()) == pytest.approx(
         minimum.gradient_norm, rel=1e-3, abs=1e-12
     )
     assert minimum.gradient_norm < 1e-6
-    predicted = retraining.predict(case, minimum)
-    each = [retraining.leave_out(case, minimum, i) for i in range(0, 40, 5)]
+    predicted = analysis.predict(case, minimum)
+    each = [analysis.leave_out(case, minimum, i) for i in range(0, 40, 5)]
     measured = np.stack([one.near for one in each], axis=1)
     same = [one for one in each if one.objective[0] == pytest.approx(one.objective[1], abs=1e-8)]
     assert len(same) >= 4
     for one in same:
         np.testing.assert_allclose(one.near, one.again, atol=1e-4)
-    for method, least in ((retraining.HESSIAN, 0.95), (retraining.GGN_NAME, 0.8)):
-        rho = correlations.over_queries(predicted.values[method][:, ::5], measured, draws=200, seed=0)
+    for method, least in ((analysis.HESSIAN, 0.95), (analysis.GGN_NAME, 0.8)):
+        rho = analysis.over_queries(predicted.values[method][:, ::5], measured, draws=200, seed=0)
         assert rho.value > least
-    assert all(torch.equal(before[name], p) for name, p in case.problem.model.parameters.items())
+    assert all(torch.equal(before[name], p) for name, p in case.problem.model.named_parameters())
 
 
 def test_predictions_are_the_scores_of_the_study(case):
-    minimum = retraining.minimise(case, case.start, steps=50)
+    minimum = analysis.minimize(case, case.start, steps=50)
     theta = torch.as_tensor(minimum.theta)
-    found = retraining.predict(case, minimum)
+    found = analysis.predict(case, minimum)
     one = influence.score(case.problem.at(theta), case.queries[1].at(theta), dampings=[0.02])
-    np.testing.assert_allclose(found.values[retraining.GGN_NAME][1], one.values[0], rtol=1e-5, atol=1e-12)
+    np.testing.assert_allclose(found.values[analysis.GGN_NAME][1], one.values[0], rtol=1e-5, atol=1e-12)
 
 
 def test_small_models_are_at_a_minimum_of_their_own_data():
-    for name in retraining.CASES:
-        made = retraining.make_case(name, 3, 0)
+    for name in analysis.CASES:
+        made = analysis.make_case(name, 3, 0)
         assert len(made.queries) == 3
         assert len(made.problem.batches) == 1
         x = made.problem.batches[0].inputs
@@ -196,49 +197,46 @@ def test_small_models_are_at_a_minimum_of_their_own_data():
 def test_correlations_know_planted_orders():
     source = np.random.default_rng(0)
     measured = source.normal(size=(4, 30))
-    right = correlations.over_queries(measured**3, measured, draws=200, seed=0)
+    right = analysis.over_queries(measured**3, measured, draws=200, seed=0)
     assert (right.value, right.low, right.high) == pytest.approx((1, 1, 1))
     noise = source.normal(size=(4, 30))
-    nothing = correlations.over_queries(noise, measured, draws=200, seed=0)
+    nothing = analysis.over_queries(noise, measured, draws=200, seed=0)
     assert nothing.low < 0 < nothing.high
-    assert correlations.gain(measured, noise, measured, draws=200, seed=0).low > 0
-    assert correlations.slope(measured / 2, measured, draws=200, seed=0).value == pytest.approx(2)
-    assert claims._ranks("", right).verdict == claims.HOLDS
-    assert claims._ranks("", nothing).verdict == claims.OPEN
+    assert analysis.gain(measured, noise, measured, draws=200, seed=0).low > 0
+    assert analysis.slope(measured / 2, measured, draws=200, seed=0).value == pytest.approx(2)
+    assert view._ranks("", right).verdict == view.HOLDS
+    assert view._ranks("", nothing).verdict == view.OPEN
+    assert view._alike("", analysis.gain(measured, noise, measured, draws=200, seed=0)).verdict == view.FAILS
     assert (
-        claims._alike("", correlations.gain(measured, noise, measured, draws=200, seed=0)).verdict
-        == claims.FAILS
-    )
-    assert (
-        claims._size("", correlations.slope(measured / 2, measured, draws=200, seed=0), measured.size).verdict
-        == claims.FAILS
+        view._size("", analysis.slope(measured / 2, measured, draws=200, seed=0), measured.size).verdict
+        == view.FAILS
     )
 
 
 @pytest.fixture(scope="module")
 def bundled():
     model = cs.load("tiny-gpt")
-    return cs.Problem(model, cs.text("sample", model, tokens=32, seq_len=16))
+    return cs.Problem(model, cs.text_data("sample", model, tokens=32, seq_len=16))
 
 
 def test_a_query_is_the_loss_of_its_words_or_of_those_behind_an_arrow(bundled):
     encode = bundled.model.tokenizer.encode
-    whole, part = queries.asked(bundled, ("def run(self)", "def run=>(self)"))
+    whole, part = analysis.asked(bundled, ("def run(self)", "def run=>(self)"))
     assert whole.num_terms == len(encode("def run(self)")) - 1
     assert part.num_terms == len(encode("(self)"))
     ids = encode("def run") + encode("(self)")
     log_p = bundled.model.module(torch.tensor([ids[:-1]])).log_softmax(-1)[0].detach()
     counted = range(len(encode("def run")) - 1, len(ids) - 1)
-    assert part.value() == pytest.approx(
+    assert part.loss_value() == pytest.approx(
         -float(np.mean([float(log_p[t, ids[t + 1]]) for t in counted])), rel=1e-4
     )
-    assert queries.read(part, "query") == ["def run(self)"]
+    assert analysis.read(part, "query") == ["def run(self)"]
 
 
 @pytest.mark.parametrize("text", ["", "=>word", "words=>", "a=>b=>c", "x" * 4000])
 def test_a_query_that_asks_nothing_is_one_sentence(bundled, text):
     with pytest.raises(UsageError, match="expected a query of"):
-        queries.asked(bundled, (text,))
+        analysis.asked(bundled, (text,))
 
 
 def test_bad_calls_are_sentences():
@@ -248,9 +246,9 @@ def test_bad_calls_are_sentences():
     with pytest.raises(UsageError, match="a query of the same model"):
         influence.score(train, problems()[1], dampings=[1.0])
     with pytest.raises(UsageError, match="model of the next token that reads text"):
-        queries.asked(train, ("a",))
+        analysis.asked(train, ("a",))
     with pytest.raises(UsageError, match="more sequences than the 9"):
-        queries.held_out(train, 9)
+        analysis.held_out(train, 9)
     with pytest.raises(UsageError, match="cases: expected MLP, Transformer, got 'CNN'"):
         influence.Config(cases=("CNN",))
 
@@ -295,24 +293,24 @@ def test_cells_without_any_change_are_left_out_and_counted():
     source = np.random.default_rng(0)
     predicted = source.normal(size=(3, 6))
     measured = predicted * (1 + 0.1 * source.normal(size=(3, 6)))
-    whole = correlations.slope(predicted, measured, draws=50, seed=0)
+    whole = analysis.slope(predicted, measured, draws=50, seed=0)
     assert whole.value == pytest.approx(np.median(measured / predicted))
     predicted[0, 0] = measured[0, 0] = 0
-    found = correlations.slope(predicted, measured, draws=50, seed=0)
+    found = analysis.slope(predicted, measured, draws=50, seed=0)
     others = np.ones((3, 6), bool)
     others[0, 0] = False
     assert found.value == pytest.approx(np.median(measured[others] / predicted[others]))
     assert found.low <= found.value <= found.high
     assert (found.count, whole.count) == (17, 18)
-    assert claims._size("", found, 18).measured.endswith("1 of 18 without any change")
-    nothing = correlations.slope(0 * predicted, 0 * measured, draws=50, seed=0)
+    assert view._size("", found, 18).measured.endswith("1 of 18 without any change")
+    nothing = analysis.slope(0 * predicted, 0 * measured, draws=50, seed=0)
     assert np.isnan([nothing.value, nothing.low, nothing.high]).all()
 
 
 def test_a_size_that_is_not_known_decides_nothing():
     one = Correlation(float("nan"), 0.9, 1.1, 18, 6)
-    assert claims._size("", one, 18).verdict == "not decided"
-    assert claims._size("", replace(one, value=1.0), 18).verdict == "holds"
+    assert view._size("", one, 18).verdict == "not decided"
+    assert view._size("", replace(one, value=1.0), 18).verdict == "holds"
 
 
 def test_words_of_a_score():
@@ -339,7 +337,7 @@ def measured(tmp_path_factory):
             raise KeyboardInterrupt
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(retraining, "EVALUATIONS", 30)
+        patch.setattr(analysis, "EVALUATIONS", 30)
         with pytest.raises(KeyboardInterrupt):
             influence.run(cfg, state=state, progress=stop)
         found = influence.run(cfg, state=state, progress=lambda what, *_: begun.append(what))

@@ -11,9 +11,9 @@ from matplotlib import pyplot as plt
 import curvescope as cs
 from curvescope.closed_form.landscape import three_terms
 from curvescope.core.errors import UsageError
-from curvescope.runs.writing import write_tables
+from curvescope.runs.disk.durable import write_tables
 from curvescope.studies import landscape
-from curvescope.studies.landscape import budget, claims, growth, moments, points, tables
+from curvescope.studies.landscape import analysis, view
 from curvescope.studies.setting import make_problem
 
 TOML = """
@@ -59,7 +59,7 @@ def measured(cfg):
     result = landscape.run(cfg, state=state)
     problem = make_problem(cfg)
     chosen = np.random.default_rng([cfg.seed, 0]).permutation(problem.batches.num_sequences)[: cfg.num_curved]
-    samples = cs.per_sample(points.subset(problem, np.sort(chosen)), *cfg.blocks)
+    samples = cs.per_sample(analysis.subset(problem, np.sort(chosen)), *cfg.blocks)
     n = samples.space.size
     H = samples.products(torch.eye(n, dtype=torch.float64)).numpy()
     return result, state, samples.losses(), samples.gradients().numpy(), H
@@ -84,7 +84,7 @@ def test_small_is_exact(measured):
 
 
 def test_the_law_meets_the_simulation(measured):
-    rows = tables.three_terms(measured[0])
+    rows = view.three_terms(measured[0])
     assert all(row["within error"] for row in rows)
     assert rows[0]["z"] == 0
     assert rows[-1]["± direct"] > 0
@@ -94,15 +94,15 @@ def test_the_law_meets_the_simulation(measured):
 
 def test_probes_agree_with_the_exact_law_within_their_error(measured, cfg):
     _, _, losses, g, H = measured
-    exact = moments.Hessians(np.diagonal(H, axis1=1, axis2=2), (H**2).sum(1), (H.mean(0) ** 2).sum(0), True)
-    gradients = moments.Gradients(
+    exact = analysis.Hessians(np.diagonal(H, axis1=1, axis2=2), (H**2).sum(1), (H.mean(0) ** 2).sum(0), True)
+    gradients = analysis.Gradients(
         np.linalg.norm(g, axis=1), float((g.mean(0) ** 2).sum()), np.array([]), g[:0]
     )
     V = np.random.default_rng(5).choice([-1.0, 1.0], size=(H.shape[1], 40))
     HV = H @ V
-    probed = moments.Hessians((HV * V).sum(1), (HV**2).sum(1), (HV.mean(0) ** 2).sum(0), False)
+    probed = analysis.Hessians((HV * V).sum(1), (HV**2).sum(1), (HV.mean(0) ** 2).sum(0), False)
     s = 1.0  # where all terms count
-    truth, found = (moments.law(s, losses, gradients, h) for h in (exact, probed))
+    truth, found = (analysis.law(s, losses, gradients, h) for h in (exact, probed))
     for a, b, error in zip(truth.terms, found.terms, found.errors, strict=True):
         assert abs(a - b) <= 4 * error + 1e-12
     assert abs(truth.terms.total - found.terms.total) <= 4 * found.total_error
@@ -112,13 +112,13 @@ def test_probes_agree_with_the_exact_law_within_their_error(measured, cfg):
 def test_gradients_of_subsets_and_spectral_norms(measured):
     result, _, losses, g, H = measured
     np.testing.assert_allclose(result.gradients.covariance, g.var(0).sum(), rtol=1e-10)
-    assert all(abs(row["z"]) < 6 for row in tables.assumption1(result))  # of six subsets
+    assert all(abs(row["z"]) < 6 for row in view.assumption1(result))  # of six subsets
     norms = np.abs(np.linalg.eigvalsh(H)).max(1)
     found = result.curvature.norms
     assert (found.here <= norms[found.samples] * (1 + 1e-9)).all()
     assert (found.here >= 0.9 * norms[found.samples]).all()
     assert found.ball == pytest.approx(np.sqrt(2 * losses.max() / found.here.max()))
-    for row in tables.theorem7(result):
+    for row in view.theorem7(result):
         assert row["violations rigorous"] == 0
         assert row["slack printed"] >= 1
 
@@ -137,22 +137,22 @@ def test_the_subspace_has_the_samples_own_coefficients(measured):
 
 def test_growth_is_that_of_any_numbers():
     losses = np.random.default_rng(0).exponential(size=300) + 0.5
-    found = growth.growth(losses, num_orders=150, seed=1)
+    found = analysis.growth(losses, num_orders=150, seed=1)
     np.testing.assert_allclose(found.law, np.sqrt(losses.var(ddof=1) / (found.k * (found.k + 1))))
     for curve in (found.model, found.control):
         assert abs(curve.slope[0] - found.law_slope) < 0.05
         assert curve.early[0] > -0.3, "smoothing makes a plateau of both"
         assert curve.late[0] < -1.5, "and a cliff behind it"
-    assert claims.overlap(found.model.slope, found.control.slope)
+    assert view.overlap(found.model.slope, found.control.slope)
     value, low, high = found.model.ratio
     assert abs(value - 1) < (high - low)
-    steps = growth.increments(losses)
+    steps = analysis.increments(losses)
     assert (steps**2 * found.k * (found.k + 1)).mean() == pytest.approx(losses.var(ddof=1))  # in any order
 
 
 def test_a_budget_is_right_where_the_halves_are_alike_and_says_when_it_cannot_be_checked():
     losses = np.random.default_rng(1).normal(3.0, 1.0, size=400)
-    found = budget.budget(losses, (0.05, 0.0001), seed=0)
+    found = analysis.budget(losses, (0.05, 0.0001), seed=0)
     assert found.low[0] <= 20 <= found.high[0]  # √1/0.05
     assert found.held_low[0] <= found.held_out[0] <= found.held_high[0]
     assert found.verdicts == ["met", "not checked: too few samples"]
@@ -162,13 +162,13 @@ def test_claims_have_verdicts_that_follow_from_numbers(measured):
     result = measured[0]
     found = {claim.claim: claim for claim in result.claims()}
     assert len(found) == len(result.claims()) >= 12
-    assert found["Assumption 1: ∇L_k(w*) = 0 for all k"].verdict == claims.FAILS
-    assert found["the Hessian rules the convergence that was plotted, at w*"].verdict == claims.FAILS
-    assert found["around w* the law has three terms"].verdict == claims.HOLDS
+    assert found["Assumption 1: ∇L_k(w*) = 0 for all k"].verdict == view.FAILS
+    assert found["the Hessian rules the convergence that was plotted, at w*"].verdict == view.FAILS
+    assert found["around w* the law has three terms"].verdict == view.HOLDS
     wrong = result.laws.terms * np.array([1.0, 1.0, 1.0]) + 1.0
     broken = replace(result, laws=replace(result.laws, terms=wrong))
     changed = {claim.claim: claim.verdict for claim in broken.claims()}
-    assert changed["around w* the law has three terms"] == claims.FAILS
+    assert changed["around w* the law has three terms"] == view.FAILS
     captions = result.captions()
     assert set(result.tables()) | set(result.figures()) <= set(captions)
     plt.close("all")

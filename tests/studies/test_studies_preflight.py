@@ -7,25 +7,40 @@ import torch
 
 from curvescope.core.errors import CurvescopeError
 from curvescope.operators.base import CurvatureOperator
-from curvescope.runs.plan import Step
+from curvescope.runs.study import Step
 from curvescope.studies import STUDIES, find, folder
 from curvescope.studies.fitting import Timer
-from curvescope.studies.preflight import forecast, words
-from curvescope.studies.preflight.advice import advice
-from curvescope.studies.preflight.bench import Bench, Kind, Taken
-from curvescope.studies.preflight.cut import Cut, cuts, part, scores, slower, whole, work
-from curvescope.studies.preflight.forecast import Forecast, steps_of
-from curvescope.studies.preflight.measure import Around, Measured, Point, _grown, check_room
-from curvescope.studies.preflight.meter import Meter
-from curvescope.studies.preflight.predict import (
+from curvescope.studies.preflight import forecast, view
+from curvescope.studies.preflight.measurements import (
+    Around,
+    Bench,
+    Cut,
+    Kind,
+    Measured,
+    Meter,
+    Point,
+    Taken,
+    _grown,
+    check_room,
+    cuts,
+    part,
+    scores,
+    slower,
+    whole,
+    work,
+)
+from curvescope.studies.preflight.prediction import (
     AROUND,
     BUFFERS,
     DRAWN,
     FIGURES,
     MARGIN,
+    Forecast,
+    advice,
     kinds_of,
     predict,
     sampled,
+    steps_of,
 )
 from curvescope.studies.setting import make_problem
 from curvescope.tokenizers import ByteTokenizer
@@ -162,17 +177,17 @@ def foretold(tmp_path_factory):
     path.write_text(SMALL, encoding="utf-8")
     settings = {"model": str(path), "data": "task:addition", "dtype": "float64", **FEW}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("curvescope.studies.preflight.measure.PATIENCE", 0.1)
+        patch.setattr("curvescope.studies.preflight.measurements.PATIENCE", 0.1)
         return forecast("spectrum", find("spectrum"), find("spectrum").Config.from_dict(settings))
 
 
 def test_a_forecast_in_words(foretold):
-    said = "\n".join(words.lines(foretold))
+    said = "\n".join(view.lines(foretold))
     for word in ("parameters: ", "attention: our fused kernel", "float64: ", "dropout: none", "it fits: "):
         assert word in said
     assert "tied weights: the unembedding is the embedding" in said
     assert "12 of" not in said
-    data = words.as_dict(foretold)
+    data = view.as_dict(foretold)
     assert data["fits"] is True
     assert data["seconds"] == pytest.approx(sum(s["seconds"] for s in data["stages"]) + AROUND)
     assert 0 < data["memory_bytes"] < data["base_bytes"] + data["free_bytes"]
@@ -181,7 +196,7 @@ def test_a_forecast_in_words(foretold):
 def test_why_attention_is_plain(small):
     cfg = find("spectrum").Config.from_dict({**small, **FEW, "engine": "autograd"})
     found = forecast("spectrum", find("spectrum"), cfg)
-    assert words.attention(found).endswith("engine=autograd was asked for")
+    assert view.attention(found).endswith("engine=autograd was asked for")
 
 
 def scarce(found: Forecast, *, vectors: int, passing: int, free: int, columns: int = 1) -> Forecast:
@@ -229,8 +244,8 @@ def test_a_product_that_does_not_fit_is_tried_on_fewer_sequences(small, monkeypa
         return take(self, kind, *args, **kwargs)
 
     monkeypatch.setattr(Bench, "take", scarce_memory)
-    monkeypatch.setattr("curvescope.studies.preflight.measure.PATIENCE", 1e3)
-    monkeypatch.setattr("curvescope.studies.preflight.measure.ENOUGH", 0)
+    monkeypatch.setattr("curvescope.studies.preflight.measurements.PATIENCE", 1e3)
+    monkeypatch.setattr("curvescope.studies.preflight.measurements.ENOUGH", 0)
     assert forecast("spectrum", find("spectrum"), cfg).measured.cut.sequences == 2
     assert max(tried) == 8
     monkeypatch.setattr(Bench, "take", lambda *args, **kwargs: (_ for _ in ()).throw(torch.OutOfMemoryError))
@@ -291,10 +306,10 @@ def test_a_slow_product_is_measured_on_the_first_tokens(long, monkeypatch):
     kind, taken = next(iter(found.measured.taken.items()))
     assert (kind.name, kind.columns) == ("hessian", 1)
     assert taken.seconds == pytest.approx(0.3 + 0.01 * 2 * 256 * (1 + 256 / 96))
-    assert "measured on the first 128 of 256 tokens of one sequence, of 2 sequences" in words.measured_on(
+    assert "measured on the first 128 of 256 tokens of one sequence, of 2 sequences" in view.measured_on(
         found
     )
-    assert words.as_dict(found)["measured_tokens"] == 128
+    assert view.as_dict(found)["measured_tokens"] == 128
 
 
 def test_parts_of_a_batch_go_from_all_to_the_first_tokens(long):
@@ -333,7 +348,7 @@ def test_over_a_day_is_said_with_what_to_change(foretold):
     assert "over a day" in said
     assert "num_probes (2)" in said
     assert "--budget 1h" in said
-    assert "time: about 400 days" in "\n".join(words.taking(slow))
+    assert "time: about 400 days" in "\n".join(view.taking(slow))
     assert "over a day" not in "\n".join(advice(foretold))
 
 

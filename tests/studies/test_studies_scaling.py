@@ -9,9 +9,14 @@ import pytest
 
 import curvescope as cs
 from curvescope.studies import find, scaling
-from curvescope.studies.scaling.cell import Place, measure_cell
-from curvescope.studies.scaling.laws import fit_law
-from curvescope.studies.scaling.needed import differences, plan_data, variance_interval
+from curvescope.studies.common.statistics import variance_interval
+from curvescope.studies.scaling.analysis import (
+    Place,
+    differences,
+    fit_law,
+    measure_cell,
+    plan_data,
+)
 
 TINY = {"widths": (2, 4), "sequences": (2, 4), "seeds": 1, "steps": 3, "held_out": 8, "fresh": 64}
 TINY |= {"num_probes": 2, "num_steps": 2, "draws": 50, "measured": 4, "tolerance": 0.2}
@@ -150,7 +155,7 @@ def test_the_study_is_found_and_refuses_bad_settings():
 
 
 def test_the_figure_of_the_paper_asks_the_study():
-    from curvescope.papers.petrov2025.scaling import Config
+    from curvescope.papers.petrov2025.figures import ScalingConfig as Config
 
     assert Config().of_study() == scaling.Config(seeds=2)
     assert Config(profile="full").of_study() == scaling.Config(seeds=5)

@@ -15,7 +15,7 @@ from curvescope.core.errors import CurvescopeError, UsageError
 from curvescope.core.result import Result
 from curvescope.studies import taylor
 from curvescope.studies.setting import make_problem
-from curvescope.studies.taylor import descent
+from curvescope.studies.taylor import analysis
 from scenes import checked
 
 TOML = """
@@ -72,25 +72,25 @@ def test_directions_are_what_they_are_called(measured):
 
 def test_eigenvectors_point_downhill(cfg, monkeypatch):
     """Whichever sign the eigensolver gives."""
-    problem, own = make_problem(cfg), descent.eigsh
+    problem, own = make_problem(cfg), analysis.eigsh
     g = problem.gradient()
-    found = [descent.top_pairs(problem, 2, 0).vectors]
+    found = [analysis.top_pairs(problem, 2, 0).vectors]
     monkeypatch.setattr(
-        descent, "eigsh", lambda *given, **how: replace(pairs := own(*given, **how), vectors=-pairs.vectors)
+        analysis, "eigsh", lambda *given, **how: replace(pairs := own(*given, **how), vectors=-pairs.vectors)
     )
-    found.append(descent.top_pairs(problem, 2, 0).vectors)
+    found.append(analysis.top_pairs(problem, 2, 0).vectors)
     assert (g @ found[0] < 0).all()
     np.testing.assert_array_equal(found[0], found[1])
 
 
 def test_descent_is_plain_gradient_descent(measured):
     found, _, problem = measured
-    theta = problem.space().gather({k: p.detach() for k, p in problem.parameters.items()})
+    theta = problem.space().gather({k: p.detach() for k, p in problem.named_parameters()})
     one = found.descents[1]
     assert one.learning_rate == pytest.approx(0.95 * 2 / found.sharpest[0])
     for k in range(3):
         here = problem.at(theta)
-        assert found.loss + one.change[k] == pytest.approx(here.value())
+        assert found.loss + one.change[k] == pytest.approx(here.loss_value())
         assert one.gradient_norm[k] == pytest.approx(float(here.gradient().norm()))
         theta = theta - one.learning_rate * here.gradient()
     assert found.predicted.gradient_norm[1, 0] == pytest.approx(one.gradient_norm[0])
@@ -158,16 +158,16 @@ def test_the_way_to_a_checkpoint_ends_there():
     model = make_problem(cfg).model
     other = taylor.study.other_point(cfg, model)
     middle = cs.load("tiny-gpt", revision="middle", dtype="float64")
-    assert all(torch.equal(p, middle.parameters[name]) for name, p in other.parameters.items())
+    assert all(torch.equal(p, middle.get_parameter(name)) for name, p in other.named_parameters())
     assert taylor.study.other_point(replace(cfg, towards="none"), model) is None
     early = taylor.study.other_point(replace(cfg, revision="middle"), model)
-    assert not torch.equal(early.parameters["E"], middle.parameters["E"])
+    assert not torch.equal(early.get_parameter("E"), middle.get_parameter("E"))
 
 
 def test_no_ceiling_is_one_sentence():
     flat = cs.eigsh(cs.Matrix(-torch.eye(3, dtype=torch.float64)), 1)
     with pytest.raises(CurvescopeError, match="λ_max is -1, so gradient descent has no ceiling here"):
-        descent.ceiling(flat)
+        analysis.ceiling(flat)
 
 
 def test_descent_that_leaves_the_numbers_ends_there():
@@ -180,7 +180,7 @@ def test_descent_that_leaves_the_numbers_ends_there():
     problem = cs.Problem(Power(), [batch], loss_fn=lambda model, batch: (model.w**6).sum())
     pairs = cs.eigsh(cs.Hessian(problem), 1)
     start = torch.tensor([4.0], dtype=torch.float64)
-    found = descent.descend(problem, start, pairs, 1.05, 30)
+    found = analysis.descend(problem, start, pairs, 1.05, 30)
     assert found.diverged
     assert 1 < found.num_finite < 31
     assert np.isnan(found.change[-1])

@@ -9,17 +9,17 @@ import torch
 import curvescope as cs
 from curvescope.core.errors import UsageError
 from curvescope.data.batches import Batches
-from curvescope.studies.prune import Config
-from curvescope.studies.weight_changes import (
+from curvescope.studies.common.statistics import mean_interval
+from curvescope.studies.common.weight_changes import (
     Effects,
     Halves,
     effects,
     head_block,
     make_halves,
     moved_parameters,
-    over_sequences,
     weights,
 )
+from curvescope.studies.prune import Config
 
 SMALL = cs.TransformerConfig(n_layers=1, d_model=6, n_heads=2, d_ff=8, n_ctx=4, vocab_size=7, seed=3)
 
@@ -41,12 +41,12 @@ def test_effects_are_those_of_the_problem():
     deltas = [0.1 * torch.randn(36, generator=source, dtype=torch.float64) for _ in range(2)]
     before = weights(both.problem, "*")
     found = effects(both, block, deltas)
-    g, H = both.problem.gradient(block), cs.Hessian(both.problem, block).dense()
+    g, H = both.problem.gradient(block), cs.Hessian(both.problem, block).to_dense()
     for k, delta in enumerate(deltas):
         assert found.first[k].mean() == pytest.approx(float(g @ delta), rel=1e-9)
         assert found.second[k].mean() == pytest.approx(float(delta @ H @ delta) / 2, rel=1e-9)
         for problem, values in ((both.problem, found.measured), (both.held_out, found.held_out)):
-            moved = problem.at(moved_parameters(problem, block, delta)).value() - problem.value()
+            moved = problem.at(moved_parameters(problem, block, delta)).loss_value() - problem.loss_value()
             assert values[k].mean() == pytest.approx(moved, rel=1e-9)
     np.testing.assert_allclose(found.predicted, found.first + found.second)
     assert found.some(slice(1, 2)).held_out.shape == (1, 3)
@@ -61,7 +61,7 @@ def test_data_are_cut_by_sequences_and_none_is_in_both_parts():
     found = make_halves(Config(tokens=80, seq_len=8, batch_size=3, held_out=0.3), 0.3)
     kept, others = (_inputs(p.batches) for p in found)
     assert (len(kept), len(others)) == (7, 3)
-    whole = cs.text("sample", found.problem.model, tokens=80, seq_len=8)
+    whole = cs.text_data("sample", found.problem.model, tokens=80, seq_len=8)
     torch.testing.assert_close(torch.cat([kept, others]), _inputs(whole))
     with pytest.raises(UsageError, match="held_out"):
         make_halves(Config(), 1.0)
@@ -77,35 +77,6 @@ def test_a_head_is_chosen_where_there_are_heads():
     assert len(net.blocks[head_block(net, 0)].shape) == 2
 
 
-def test_intervals_over_sequences_are_student_s():
-    found = over_sequences(np.array([1.0, 2.0, 3.0]))
-    assert found.value == 2
-    assert found.high - 2 == pytest.approx(4.302653 / np.sqrt(3), rel=1e-6)
-    assert np.isnan(over_sequences(np.array([1.0])).low)
-
-
-def test_sequences_of_unequal_length_that_change_alike_leave_nothing_open():
-    counted = np.array([1.0, 2, 3, 5, 8, 13])
-    shares = counted / counted.mean()
-    found = over_sequences(shares * 0.5, shares)
-    assert found == pytest.approx((0.5, 0.5, 0.5), abs=1e-12)
-    d = np.array([0.1, 0.4, 0.2, 0.3, 0.5, 0.2])
-    m = (counted * d).sum() / counted.sum()
-    half = 2.570582 * (counted * (d - m) / counted.mean()).std(ddof=1) / np.sqrt(6)
-    assert over_sequences(shares * d, shares) == pytest.approx((m, m - half, m + half), rel=1e-6)
-
-
-def test_intervals_of_a_ratio_cover_what_they_should():
-    source, inside = np.random.default_rng(0), np.zeros(2)
-    for _ in range(600):
-        counted = source.integers(1, 11, 20).astype(float)
-        shares = counted / counted.mean()
-        values = shares * (0.5 / counted + 0.001 * source.normal(size=20))
-        for i, found in enumerate((over_sequences(values, shares), over_sequences(values))):
-            inside[i] += found.low <= 0.5 / 5.5 <= found.high
-    assert inside[0] > 0.91 * 600 > inside[1]
-
-
 def test_effects_keep_the_shares_of_their_sequences(tmp_path):
     both = halves()
     found = effects(both, "L0.b_O", [torch.full((6,), 0.1, dtype=torch.float64)] * 2)
@@ -114,7 +85,7 @@ def test_effects_keep_the_shares_of_their_sequences(tmp_path):
     np.testing.assert_allclose(found.shares, [4 * n / 14 for n in (2, 4, 4, 4)])
     np.testing.assert_allclose(found.held_shares, [1, 1, 1])
     one = found.some(slice(1, 2))
-    assert one.interval("measured", 0) == over_sequences(found.measured[1], found.shares)
-    assert one.interval("held_out", 0) == over_sequences(found.held_out[1])
+    assert one.interval("measured", 0) == mean_interval(found.measured[1], found.shares)
+    assert one.interval("held_out", 0) == mean_interval(found.held_out[1])
     Effects(found.first, found.second, found.measured, found.held_out).save(tmp_path / "equal")
-    assert Effects.load(tmp_path / "equal").interval("measured", 0) == over_sequences(found.measured[0])
+    assert Effects.load(tmp_path / "equal").interval("measured", 0) == mean_interval(found.measured[0])

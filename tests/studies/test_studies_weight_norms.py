@@ -12,10 +12,10 @@ from scipy.stats import spearmanr
 import curvescope as cs
 from curvescope.algorithms.estimates.ranks import difference, mean_within, rank_correlation, spearman
 from curvescope.studies import find, weight_norms
-from curvescope.studies.weight_norms import random_models
+from curvescope.studies.weight_norms import analysis
 from curvescope.studies.weight_norms.study import TrainedBlocks, WeightNorms, correlate
 
-BLOCKS = [f"L{i}.{role}" for i in range(4) for role in random_models.ROLES]
+BLOCKS = [f"L{i}.{role}" for i in range(4) for role in analysis.ROLES]
 
 
 def planted(power: float, *, over_time: float = 1.0, count: int = 60) -> WeightNorms:
@@ -85,14 +85,14 @@ def test_verdicts_follow_the_numbers():
 
 
 def test_random_models_have_independent_norms_of_their_own():
-    found = random_models.measure_random("pre", count=4, num_steps=10, seed=0)
+    found = analysis.measure_random("pre", count=4, num_steps=10, seed=0)
     ratio = found.frobenius / found.spectral
     assert ((ratio >= 1 - 1e-9) & (ratio <= math.sqrt(8) + 1e-9)).all()
     assert ratio.std() > 0.2  # they are not each other in another unit
-    problem = random_models.random_problem("pre", seed=0, index=3)
+    problem = analysis.random_problem("pre", seed=0, index=3)
     W = dict(problem.model.module.named_parameters())["L0.W_K"].detach()
     assert math.isclose(found.spectral[3, 1], float(torch.linalg.svdvals(W)[0]), rel_tol=1e-10)
-    values = torch.linalg.eigvalsh(cs.Hessian(problem).dense())
+    values = torch.linalg.eigvalsh(cs.Hessian(problem).to_dense())
     assert abs(found.lambda_max[3] - float(values[-1])) <= found.error[3] + 1e-8 * float(values[-1])
 
 
@@ -101,7 +101,7 @@ def test_blocks_at_a_checkpoint_are_measured_there():
     cfg = weight_norms.Config(**asked, num_models=0, num_steps=6, draws=50)
     result = weight_norms.run(cfg)
     assert result.blocks == ["L0.W_Q"]  # a bias is no matrix
-    W = cs.load("tiny-gpt", revision="early").parameters["L0.W_Q"].detach()
+    W = cs.load("tiny-gpt", revision="early").get_parameter("L0.W_Q").detach()
     assert math.isclose(
         result.trained["early"].spectral[0], float(torch.linalg.matrix_norm(W, 2)), rel_tol=1e-5
     )

@@ -7,13 +7,18 @@ import math
 import numpy as np
 import pytest
 
-from curvescope.algorithms.estimates.intervals import student
 from curvescope.runs.shown import FAILS, HOLDS, OPEN
+from curvescope.studies.common.statistics import Interval, above, contrast
 from curvescope.studies.why_adam import WhyAdam
-from curvescope.studies.why_adam.comparison import contrast, correlation, together, verdict
-from curvescope.studies.why_adam.networks import CHOICES
-from curvescope.studies.why_adam.tuning import Tuned, log_ratio
-from curvescope.studies.why_adam.work import MOMENTS, Measured
+from curvescope.studies.why_adam.analysis import (
+    CHOICES,
+    MOMENTS,
+    Measured,
+    Tuned,
+    correlation,
+    log_ratio,
+    together,
+)
 
 S = 5
 
@@ -24,9 +29,9 @@ def made(gap: dict[str, float], heterogeneity: dict[str, float], noise: float = 
     runs, curvature = {}, {}
     for name, value in gap.items():
         loss = {"adam": np.ones(S), "sgd": 10 ** (value + noise * source.standard_normal(S))}
-        for optimiser, final in loss.items():
+        for optimizer, final in loss.items():
             course = np.broadcast_to(final[:, None, None], (S, 1, 5))
-            runs[f"{name}/{optimiser}"] = Tuned(
+            runs[f"{name}/{optimizer}"] = Tuned(
                 np.array([0.1]), course, np.zeros(S, dtype=int), False, np.zeros(0)
             )
         seen = heterogeneity[name] + noise * source.standard_normal((len(MOMENTS), S, 3))
@@ -94,48 +99,22 @@ def test_what_pairs_disagree_on_is_decided_of_them_and_not_of_others():
     assert found["merging queries and keys narrows the gap, of others too"] == OPEN
 
 
-def test_the_interval_counts_configurations_and_seeds():
-    source = np.random.default_rng(2)
-    values = source.standard_normal((4, S)) + source.standard_normal((4, 1))
-    mean, low, high = contrast(values)
-    variance = values.mean(1).var(ddof=1) / 4 + values.mean(0).var(ddof=1) / S
-    assert (mean, high - mean, mean - low) == pytest.approx(
-        (values.mean(), *[student(3) * math.sqrt(variance)] * 2)
-    )
-    one = contrast(values[:1])
-    assert one[2] - one[0] == pytest.approx(student(S - 1) * values[0].std(ddof=1) / math.sqrt(S))
-    less = contrast(values[:2], values[2:])
-    assert less[0] == pytest.approx(values[:2].mean() - values[2:].mean())
-
-
-def test_the_interval_covers():
-    """Of effects of configurations, of seeds and of both, as often as it says or more."""
-    source, inside = np.random.default_rng(0), 0
-    for _ in range(400):
-        values = (
-            source.standard_normal((4, S)) + source.standard_normal((4, 1)) + source.standard_normal((1, S))
-        )
-        _, low, high = contrast(values)
-        inside += low <= 0 <= high
-    assert inside / 400 >= 0.94
-
-
 def test_correlations_of_nothing_are_seldom_decided():
     source, decided = np.random.default_rng(0), 0
     for i in range(100):
         x, y = (source.standard_normal((8, 1)) + 0.3 * source.standard_normal((8, S)) for _ in range(2))
         found = correlation(x, y, draws=200, seed=i)
-        decided += verdict(found.low, found.high) != OPEN
+        decided += above(found) != OPEN
     assert decided <= 9  # 5 are expected of an interval of 95 %
 
 
 def test_divergence_is_not_decided():
     assert log_ratio(np.array([math.inf, 1.0]), np.array([1.0, 1.0])).tolist() == [math.inf, 0.0]
-    mean, low, high = contrast(np.array([[math.inf, 1.0, 2.0]]))
-    assert mean == math.inf
-    assert verdict(low, high) == OPEN
+    lost = contrast(np.array([[math.inf, 1.0, 2.0]]))
+    assert lost.value == math.inf
+    assert above(lost) == OPEN
     both = contrast(np.array([[math.nan, 1.0, 2.0]]))
-    assert verdict(*both[1:]) == OPEN
+    assert above(both) == OPEN
     x = np.arange(12.0)[:, None] + np.zeros((12, S))
     y = x.copy()
     y[0] = math.nan
@@ -144,7 +123,7 @@ def test_divergence_is_not_decided():
 
 
 def test_two_changes_go_together_where_both_are_decided():
-    up, down, open_ = (1.0, 0.5, 1.5), (-1.0, -1.5, -0.5), (0.1, -1.0, 1.0)
+    up, down, open_ = Interval(1.0, 0.5, 1.5), Interval(-1.0, -1.5, -0.5), Interval(0.1, -1.0, 1.0)
     assert together(up, up) == together(down, down) == HOLDS
     assert together(up, down) == FAILS
     assert together(up, open_) == OPEN

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from curvescope.viz import style
-from curvescope.viz.scenes import density, parts
+from curvescope.viz.scenes import density
+from curvescope.viz.scenes.curves import symbols
 from curvescope.viz.style import LOOKS
 from curvescope.viz.trajectory import path_scene
 
@@ -53,6 +54,6 @@ def test_paths_are_drawn_one_at_a_time_or_all():
 
 
 def test_subscripts_are_set():
-    assert parts.symbols("λ_max of ‖·‖_F, L0.W_F") == "λ<sub>max</sub> of ‖·‖<sub>F</sub>, L0.W_F"
+    assert symbols("λ_max of ‖·‖_F, L0.W_F") == "λ<sub>max</sub> of ‖·‖<sub>F</sub>, L0.W_F"
     assert style.symbols("λ_min of H") == r"$\lambda_{\mathrm{min}}$ of H"
     assert style.symbols("λ_max of the token $") == "λ_max of the token $"

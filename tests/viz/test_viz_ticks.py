@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from matplotlib import pyplot as plt
 
-from curvescope.viz.ticks import around_zero, plain_numbers
+from curvescope.viz.style import around_zero, plain_numbers
 
 
 def test_a_short_axis_has_plain_numbers_and_a_long_one_powers():

@@ -3,22 +3,25 @@
 They take an operator and nothing about networks, and return frozen results that say how sure they are.
 """
 
+from curvescope.algorithms.blocks.block_norms import BlockNorms, block_norms
 from curvescope.algorithms.blocks.equal import EqualBlocks, equal_blocks
-from curvescope.algorithms.blocks.norm_map import BlockMap, block_map
 from curvescope.algorithms.estimates.diagonal import DiagonalEstimate, diagonal
 from curvescope.algorithms.estimates.norms import FrobeniusNorm, SpectralNorm, frobenius_norm, spectral_norm
 from curvescope.algorithms.estimates.trace import BlockTraces, TraceEstimate, block_traces, trace
-from curvescope.algorithms.functions.trace_function import FunctionTrace, logdet, trace_function
-from curvescope.algorithms.spectra.deflation import deflate
+from curvescope.algorithms.estimates.trace_function import FunctionTrace, logdet, trace_function
 from curvescope.algorithms.spectra.density import SpectralDensity, block_density, spectral_density
-from curvescope.algorithms.spectra.lanczos import Eigenpairs, Tridiagonals, eigsh, lanczos
-from curvescope.algorithms.stability.quadratic import QuadraticDescent, quadratic_descent
-from curvescope.algorithms.stability.sharpness import Sharpness, preconditioned_sharpness
+from curvescope.algorithms.spectra.lanczos import Eigenpairs, Tridiagonals, deflate, eigsh, lanczos
+from curvescope.algorithms.stability.sharpness import (
+    QuadraticDescent,
+    Sharpness,
+    preconditioned_sharpness,
+    quadratic_descent,
+)
 from curvescope.algorithms.systems.inverse import Inverse, inverse
 from curvescope.algorithms.systems.solve import Solution, solve
 
 __all__ = [
-    "BlockMap",
+    "BlockNorms",
     "BlockTraces",
     "DiagonalEstimate",
     "Eigenpairs",
@@ -34,7 +37,7 @@ __all__ = [
     "TraceEstimate",
     "Tridiagonals",
     "block_density",
-    "block_map",
+    "block_norms",
     "block_traces",
     "deflate",
     "diagonal",

@@ -7,6 +7,12 @@ A float64 copy of a part would cost more than twice the time. Squares of float32
 beyond 1e±19: callers bring vectors near one (`vectors.comfortable`), `norms` takes any.
 
 Sums end in `add_up`, which knows whether vectors are spread over ranks.
+
+Which matrices are zero but for rounding.
+
+An operator that is zero is not, in products that round: the key bias of attention, which the softmax does
+not see, comes out as some matrix whose size says nothing. Rounding has no reason to be symmetric, so a matrix
+that differs from its transpose by a good part of itself is rounding, and is said to be zero.
 """
 
 from __future__ import annotations
@@ -94,7 +100,7 @@ def norms(x: Tensor, *, dim: int | None = None) -> Tensor:
     """Euclidean norms along `dim`, or of all of x, of any size; in x's dtype.
 
     A float32 sum of squares on a CPU is wrong by 2e-4 for vectors of half a million entries that differ in
-    size, and a Lanczos basis normalised with it is not orthonormal.
+    size, and a Lanczos basis normalized with it is not orthonormal.
     """
     if dim is None:
         return norms(x.reshape(-1, 1), dim=0)[0]
@@ -124,3 +130,16 @@ def gram(rows: Tensor, others: Tensor) -> np.ndarray:
     for p in parts(rows.shape[1], rows.device, width=rows.shape[0]):
         total += rows[:, p].to(wide) @ others[:, p].to(wide).T
     return to_numpy(add_up(total))
+
+
+UNEVEN = 0.05  # not symmetric: 0.2 to 0.6 of a matrix of rounding, less than 1e-6 of one that is there
+
+
+def is_rounding(A: np.ndarray, asymmetry: float) -> bool:
+    """Whether a matrix that should be symmetric is mostly rounding, by ‖A − Aᵀ‖_F / 2."""
+    return asymmetry > 0 and asymmetry >= UNEVEN * length(A)
+
+
+def length(A: np.ndarray) -> float:
+    """‖A‖_F, where squares of the entries may be out of range."""
+    return math.hypot(*A.ravel().tolist())

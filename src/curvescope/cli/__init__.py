@@ -14,8 +14,7 @@ import typer
 
 from curvescope.cli.app import app
 from curvescope.cli.commands.ranks import complain, over_ranks
-from curvescope.cli.typed.line import go_on, remember
-from curvescope.cli.typed.refused import REFUSED, in_our_words
+from curvescope.cli.typed.line import REFUSED, go_on, in_our_words, remember
 from curvescope.core.errors import CurvescopeError
 
 __all__ = ["main"]

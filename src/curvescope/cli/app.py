@@ -10,9 +10,8 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from curvescope import __version__
-from curvescope.cli.commands import names, pages, papers, studies
-from curvescope.cli.typed.options import EVERYWHERE
-from curvescope.cli.typed.settable import Settable
+from curvescope.cli.commands import names, pages, studies
+from curvescope.cli.typed.options import EVERYWHERE, Settable
 from curvescope.core.errors import UsageError, near_misses
 from curvescope.studies import STUDIES
 
@@ -81,6 +80,6 @@ _add(studies.run, cls=Settable)
 _add(studies.compare, cls=Settable)
 _add(pages.runs)
 _add(pages.watch)
-_add(papers.reproduce, cls=Settable)
+_add(pages.reproduce, cls=Settable)
 _add(studies.bench, cls=Settable)
 _add(names.doctor)

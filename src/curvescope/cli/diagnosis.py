@@ -13,8 +13,7 @@ from curvescope.core.config import Settings
 from curvescope.core.errors import UsageError
 from curvescope.runs.listing import read_run
 from curvescope.studies.diagnose import Diagnosis, Finding
-from curvescope.studies.diagnose.tables import finding_row
-from curvescope.studies.diagnose.words import verdict
+from curvescope.studies.diagnose.view import finding_row, verdict
 
 WIDTH = 100  # of a line, in characters
 INDENT = " " * 4

@@ -6,7 +6,7 @@ import shlex
 import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import typer
 
@@ -15,21 +15,20 @@ from curvescope.cli.study_run import say_how_to_go_on
 from curvescope.cli.typed.asking import choose_device
 from curvescope.cli.typed.line import wants_traceback
 from curvescope.cli.watching import watched
-from curvescope.core.config import Settings
+from curvescope.core.config import Config, Settings
 from curvescope.core.errors import CurvescopeError, UsageError
-from curvescope.core.numbers import duration
-from curvescope.models.zoo.names import BUNDLED
+from curvescope.core.numbers import data_size, duration
+from curvescope.models.zoo import BUNDLED
 from curvescope.report import write_page
 from curvescope.report.choice import choose as choose_runs
 from curvescope.report.papers import is_reproduction
 from curvescope.report.wanted import AROUND, FULL, choose
-from curvescope.runs.disk.place import check_writable
+from curvescope.runs.disk.durable import check_writable
 from curvescope.runs.folder import CONFIG
+from curvescope.runs.listing import RunInfo, list_runs, read_run, remove_runs
 from curvescope.runs.pieces import RESULT
+from curvescope.studies import STUDIES, find
 from curvescope.studies.several import Made, Wanted, run_all
-
-if TYPE_CHECKING:
-    from curvescope.runs.listing import RunInfo
 
 MODELS = ("config.json", "adapter_config.json", "ckpt.pt", "model.safetensors")
 """A folder that has one of these holds a model."""
@@ -105,7 +104,7 @@ def _check_unused(given: Settings, wish: Wish) -> None:
 
 def _run(model: str, given: Settings, wish: Wish) -> Made:
     """Run what the sections need."""
-    from curvescope.studies.suited import unsuited
+    from curvescope.studies.several import unsuited
 
     profile = wish.profile or "quick"
     if profile not in PROFILES:
@@ -213,3 +212,67 @@ def _finishing(run: RunInfo) -> str:
     return shlex.join(
         ["curvescope", "run", run.study, "--config", str(run.path / CONFIG), "--out", str(root)]
     )
+
+
+WIDTH = 60  # of the settings in short
+NONE = "–"
+
+
+def show_runs(out: Path, *, as_json: bool) -> None:
+    """Print every run folder: study, model, data, settings that are not the study's own, date, size."""
+    runs = [*list_runs(out, depth=1), *list_runs(out)]  # those that were watched, and those of studies
+    if as_json:
+        printing.as_json([_run_as_dict(run) for run in runs])
+        return
+    if not runs:
+        typer.echo(f"no runs in {out}", err=True)
+        return
+    rows = [
+        [
+            str(run.path),
+            run.model or NONE,
+            run.data or NONE,
+            f"{run.begun:%Y-%m-%d %H:%M}",
+            data_size(run.size),
+            "yes" if run.finished else "no",
+            _short(run),
+        ]
+        for run in runs
+    ]
+    header = ["folder", "model", "data", "begun", "size", "finished", "settings"]
+    printing.table(header, rows, right=(4,))
+
+
+def ask_and_remove(paths: list[Path], *, sure: bool) -> None:
+    """Remove run folders, after a question unless `sure`."""
+    runs = [read_run(path) for path in paths]
+    for run in runs:
+        state = "" if run.finished else ", not finished"
+        typer.echo(f"{run.path}: {run.study} of {run.model or NONE}, {data_size(run.size)}{state}", err=True)
+    if not sure and not typer.confirm(
+        f"remove {len(runs)} run folder{'s' if len(runs) > 1 else ''}?", err=True
+    ):
+        raise UsageError("nothing was removed")
+    remove_runs(paths)
+    typer.echo(f"removed {len(runs)}", err=True)
+
+
+def _short(run: RunInfo) -> str:
+    """What differs from the study's own settings."""
+    own = (find(run.study).Config if run.study in STUDIES else Config)().to_dict()
+    other = [f"{k}={printing.setting(v)}" for k, v in run.settings.items() if own.get(k) != v]
+    text = " ".join(other)
+    return text if len(text) <= WIDTH else f"{text[: WIDTH - 1]}…"
+
+
+def _run_as_dict(run: RunInfo) -> dict[str, object]:
+    return {
+        "folder": str(run.path),
+        "study": run.study,
+        "model": run.model,
+        "data": run.data,
+        "settings": dict(run.settings),
+        "begun": run.begun.isoformat(timespec="seconds"),
+        "bytes": run.size,
+        "finished": run.finished,
+    }

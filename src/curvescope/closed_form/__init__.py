@@ -11,24 +11,17 @@
     printed     what papers print: Kronecker forms, theorems and bounds, as stated and put right
 
 Everything here is written out, and nothing knows the matrix-free operators, so that each can be the
-other's oracle. The one exception is `attention.rest`: what a layer sees of the network behind it is
+other's oracle. The one exception is `attention.model_layer`: what a layer sees of the network behind it is
 differentiated by machine.
 """
 
-import sys
 from importlib import import_module
 from pkgutil import iter_modules
 from types import ModuleType
 
-from curvescope.closed_form import flat_names
-
-flat_names.register(__name__)
-
 
 def __getattr__(name: str) -> ModuleType:
     """`closed_form.attention` and so on, imported when first used."""
-    if name in flat_names.NAMES:
-        return sys.modules[f"{__name__}.{name}"]
     if name in __dir__():
         return import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -4,26 +4,42 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import sys
 import zipfile
 import zlib
-from contextlib import suppress
 from dataclasses import dataclass, fields
 from importlib import import_module
+from inspect import signature
 from pathlib import Path
 from typing import IO, Any, Self
 
 import numpy as np
 
-from curvescope.core import notebook
 from curvescope.core.errors import CurvescopeError
-from curvescope.core.moved import HOMES, SAVED_NAMES
 from curvescope.core.numbers import with_error
 
 SCHEMA = 1
 NOT_FINITE = "not_finite"
 """In result.json: JSON pointers (RFC 6901) to each null that stands for NaN, Infinity or -Infinity."""
 FEW = 6  # entries that are printed
+SOURCE = Path(__file__).parents[1]
+RENAMED = {
+    "curvescope.studies.blocks_heterogeneity.Heterogeneity": "curvescope.algorithms.Heterogeneity",
+    "curvescope.studies.blocks_probes.OwnProbes": "curvescope.algorithms.OwnProbes",
+    "curvescope.studies.weight_norms.ranks.Correlation": "curvescope.algorithms.Correlation",
+    "curvescope.algorithms.block_map.BlockMap": "curvescope.algorithms.BlockNorms",
+    "curvescope.operators.taylor.line.Line": "curvescope.operators.LossLine",
+    "curvescope.operators.taylor.plane.Plane": "curvescope.operators.LossPlane",
+    "curvescope.studies.optimisers.course.Course": "curvescope.studies.optimizers.Course",
+    "curvescope.studies.optimisers.study.Compared": "curvescope.studies.optimizers.Compared",
+    "curvescope.studies.optimisers.tuning.Search": "curvescope.studies.optimizers.Search",
+    "curvescope.studies.quantise.rounding.Roundings": "curvescope.studies.quantize.Roundings",
+    "curvescope.studies.quantise.study.Quantised": "curvescope.studies.quantize.Quantized",
+}
+"""Saved names of classes that have moved to another package or have another name: their name now."""
+RENAMED_FIELDS = {"centre": "center", "centred": "centered", "normalise": "normalize"}
+"""Name of a field in older results: its name now."""
 _CLASSES: dict[str, type[Result]] = {}
 
 
@@ -56,6 +72,8 @@ class Result:
 
     def _repr_html_(self) -> str:
         """For a notebook: its numbers, the beginning of its table or its fields, and its figure."""
+        from curvescope.viz import notebook
+
         own: Any = self
         parts = [lambda: notebook.facts(_numbers(self))]
         if hasattr(self, "to_frame"):
@@ -228,22 +246,50 @@ def _unpack(value: Any, arrays: dict[str, np.ndarray]) -> Any:
 
         return torch.from_numpy(arrays[value["@tensor"]])
     if "@class" in value:
-        cls = _class(value["@class"])
-        return cls(**{name: _unpack(item, arrays) for name, item in value["fields"].items()})
+        cls = result_class(value["@class"])
+        written: dict[str, Any] = value["fields"]
+        saved = {RENAMED_FIELDS.get(name, name): item for name, item in written.items()}
+        known = {p.name: p.default is p.empty for p in signature(cls).parameters.values()}
+        if saved.keys() - known or any(needed and name not in saved for name, needed in known.items()):
+            raise CurvescopeError(
+                f"expected a {cls.__name__} with the fields {', '.join(known)}, found {', '.join(saved)}",
+                hint="another version wrote it: run it again",
+            )
+        return cls(**{name: _unpack(item, arrays) for name, item in saved.items()})
     return {key: _unpack(item, arrays) for key, item in value.items()}
 
 
 def saved_name(cls: type[Result]) -> str:
-    """The name of a class in saved results: that of its module and itself when it was first saved."""
-    name = f"{cls.__module__}.{cls.__qualname__}"
-    return SAVED_NAMES.get(name, name)
+    """Name of a class in saved results: of our own its package and name, so that files may move inside it."""
+    package = cls.__module__.split(".")
+    if package[0] == "curvescope":
+        package = package[: {"studies": 3, "papers": 4}.get(package[1], 2)]
+    return ".".join([*package, cls.__qualname__])
 
 
-def _class(name: str) -> type[Result]:
-    """A result class by its saved name; one of this package is imported if need be, nothing else is."""
-    if name not in _CLASSES and name.startswith("curvescope."):
-        with suppress(ImportError):  # another version wrote it: said below
-            import_module(HOMES.get(name, name.rpartition(".")[0]))
-    if name not in _CLASSES:
-        raise CurvescopeError(f"no result class is called {name}", hint="import the module that defines it")
-    return _CLASSES[name]
+def result_class(name: str) -> type[Result]:
+    """Result class of a saved name; modules of this package that define it are imported, nothing else is."""
+    name = RENAMED.get(name, name)
+    if name in _CLASSES:
+        return _CLASSES[name]
+    package, _, short = name.rpartition(".")
+    ours = package.startswith("curvescope.")
+    parts = package.split(".")[1:] if ours else []
+    while parts:  # in the files of its package, then in those of the packages around
+        found = [getattr(import_module(module), short) for module in _defining(parts, short)]
+        results = [cls for cls in found if issubclass(cls, Result)]
+        if len(results) == 1:
+            return results[0]
+        parts.pop()
+    fix = "another version wrote it: run it again" if ours else "import the module that defines it"
+    raise CurvescopeError(f"this version has no result class {name}", hint=fix)
+
+
+def _defining(parts: list[str], short: str) -> list[str]:
+    """Modules of a package that define a class of this name."""
+    place = SOURCE.joinpath(*parts)
+    file = place.with_suffix(".py")
+    files = [file] if file.is_file() else sorted(place.rglob("*.py"))
+    defining = [f for f in files if re.search(rf"^class {short}\(", f.read_text(encoding="utf-8"), re.M)]
+    names = [".".join(f.relative_to(SOURCE.parent).with_suffix("").parts) for f in defining]
+    return [name.removesuffix(".__init__") for name in names]

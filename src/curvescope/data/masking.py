@@ -12,8 +12,10 @@ from torch import Tensor
 
 from curvescope.core.errors import UsageError
 from curvescope.core.seeds import generator
-from curvescope.data.batches import IGNORED, Batches
+from curvescope.core.tensors import IGNORED
+from curvescope.data.batches import Batches
 from curvescope.data.corpora import MAX_BYTES, read_source
+from curvescope.data.text import windows
 from curvescope.tokenizers import Tokenizer, as_tokenizer
 
 
@@ -32,7 +34,7 @@ class SpecialTokens:
         return (self.first is not None) + (self.last is not None)
 
 
-def masked_lm(
+def masked_lm_data(
     source: str | Path,
     model: Any,
     *,
@@ -55,7 +57,7 @@ def masked_lm(
 
     Example:
         >>> model = cs.load("bert-base-uncased")
-        >>> problem = cs.Problem(model, cs.masked_lm("notes.txt", model, tokens=2048, seq_len=128))
+        >>> problem = cs.Problem(model, cs.masked_lm_data("notes.txt", model, tokens=2048, seq_len=128))
 
     Args:
         source: a corpus, a file, a folder, or "hf:NAME".
@@ -72,7 +74,7 @@ def masked_lm(
     if special.mask is None:
         raise UsageError(
             "masked-LM batches need a tokenizer with a mask token, this one has none",
-            hint="a causal model reads text by cs.text",
+            hint="a causal model reads text by cs.text_data",
         )
     length = body_length(model, seq_len, special)
     ids = torch.tensor(
@@ -172,3 +174,36 @@ def body_length(model: Any, seq_len: int, special: SpecialTokens) -> int:
             f"first and last token, got {seq_len}"
         )
     return seq_len - special.num_frame
+
+
+def continuation(
+    source: str | Path,
+    model: Any,
+    *,
+    tokens: int = 4096,
+    seq_len: int = 64,
+    batch_size: int = 8,
+    seed: int = 0,
+    max_bytes: int | None = MAX_BYTES,
+) -> Batches:
+    """A sample of a text in windows of L = `seq_len` tokens: inputs are the first ⌊L/2⌋, labels the others.
+
+    Windows are chosen as `windows` says. `tokens` labels count, and those beyond are −100.
+    """
+    half = seq_len // 2
+    if half < 1 or tokens < 1:
+        raise UsageError(f"expected seq_len ≥ 2 and tokens ≥ 1, got {seq_len} and {tokens}")
+    count = -(-tokens // (seq_len - half))
+    content = read_source(source, max_bytes=max_bytes)
+    ids = torch.tensor(tokenizer_of(model).encode(content), dtype=torch.int64)
+    if len(ids) <= count * seq_len:
+        raise UsageError(
+            f"expected a text of at least {count * seq_len + 1} tokens for {tokens} labels, got {len(ids)}",
+            hint="half of a text is read, half of it predicted",
+        )
+    rows, _ = windows(ids, tokens=count * seq_len, seq_len=seq_len, seed=seed)
+    labels = rows[:, half:].clone()
+    labels.flatten()[tokens:] = IGNORED
+    return Batches.from_tensors(
+        {"input_ids": rows[:, :half].clone()}, labels, batch_size=batch_size, name=f"text:{source}"
+    )

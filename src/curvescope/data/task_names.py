@@ -19,34 +19,40 @@ _ROOM = "curvescope.data.tasks"
 TASKS: dict[str, TaskName] = {
     "addition": TaskName(
         "x + y = z digit by digit, 12 tokens; the answer counts (Ormaniec et al. 2025)",
-        f"{_ROOM}.addition",
+        f"{_ROOM}.algorithmic",
         "addition",
     ),
     "modular_addition": TaskName(
         "a b = with the answer (a + b) mod p, all p² pairs or a fraction of them",
-        f"{_ROOM}.modular",
+        f"{_ROOM}.algorithmic",
         "modular_addition",
     ),
     "copy": TaskName(
-        "a random word, a separator, the word again; the second copy counts", f"{_ROOM}.recall", "copy"
+        "a random word, a separator, the word again; the second copy counts", f"{_ROOM}.algorithmic", "copy"
     ),
     "induction": TaskName(
-        "… A B … A with the answer B: what followed the last letter before", f"{_ROOM}.recall", "induction"
+        "… A B … A with the answer B: what followed the last letter before",
+        f"{_ROOM}.algorithmic",
+        "induction",
     ),
     "sorting": TaskName(
-        "random letters, then the same letters sorted; the sorted part counts", f"{_ROOM}.sorting", "sorting"
+        "random letters, then the same letters sorted; the sorted part counts",
+        f"{_ROOM}.algorithmic",
+        "sorting",
     ),
     "markov": TaskName(
-        "a Markov chain whose entropy rate, the least possible loss, is known", f"{_ROOM}.markov", "markov"
+        "a Markov chain whose entropy rate, the least possible loss, is known",
+        f"{_ROOM}.random_sequences",
+        "markov",
     ),
     "gaussian_regression": TaskName(
         "Gaussian sequences X with real targets: a linear map of X, or pure noise",
-        f"{_ROOM}.regression",
+        f"{_ROOM}.random_sequences",
         "gaussian_regression",
     ),
     "digits": TaskName(
         "8×8 images of handwritten digits, 10 classes (scikit-learn, no download)",
-        f"{_ROOM}.digits",
+        f"{_ROOM}.pictures",
         "digits",
     ),
 }

@@ -15,9 +15,8 @@ from curvescope.core.errors import UsageError
 from curvescope.core.operator import LinearOperator
 from curvescope.core.ranks import everyone, in_step, place, together
 from curvescope.core.seeds import Probe
-from curvescope.distributed.asked import Asked, asked
-from curvescope.distributed.sums import add_over_ranks, done_by_all, frozen_on_all, state_words
-from curvescope.models.choice.params import Params
+from curvescope.distributed.sums import Asked, add_over_ranks, asked, done_by_all, frozen_on_all, state_words
+from curvescope.models.choice import Params
 from curvescope.operators import Jacobian, MonteCarloFisher
 from curvescope.operators.base import CurvatureOperator
 from curvescope.operators.diagonals import (
@@ -28,6 +27,7 @@ from curvescope.operators.diagonals import (
     diagonal_result,
     exact_diagonal,
 )
+from curvescope.problem import Problem
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -81,10 +81,9 @@ class DataParallel(LinearOperator):
         by_rows = isinstance(op, Jacobian)
         self.shape = (sum(heights) if by_rows else op.shape[0], op.shape[1])
 
-    @property
-    def parameters(self) -> Any:
-        """The model's own parameters by name."""
-        return self.problem.model.parameters
+    def named_parameters(self) -> Iterator[tuple[str, Any]]:
+        """The model's own parameters with their names."""
+        return self.problem.model.named_parameters()
 
     def block(self, rows: Params, columns: Params | None = None) -> Self:
         """The operator between blocks, as that of a single process has it; a Jacobian's columns."""
@@ -102,7 +101,7 @@ class DataParallel(LinearOperator):
         return self if own is self.op else type(self)(own, group=self.group)
 
     def random_squares(self, count: int, *, probe: Probe, seed: int, at_once: int) -> Iterator[Tensor]:
-        """Columns (n, k) whose mean is the diagonal of a GGN, without products; see `operators.draws`."""
+        """Columns (n, k) whose mean is the diagonal of a GGN, without products; see `operators.curvature`."""
         squares = getattr(self.op, "random_squares", None)
         if squares is None or (self.problem.batches.share is None and self._ranks > 1):
             raise UsageError(
@@ -230,3 +229,29 @@ class DataParallel(LinearOperator):
     def _agree(self) -> None:
         """Raise unless all ranks have the same model."""
         done_by_all(lambda: (True, 0.0, self._state()), device=self.device, group=self.group)
+
+
+def value_and_gradient(
+    problem: Problem, *patterns: Params, group: ProcessGroup | None = None
+) -> tuple[float, Tensor]:
+    """L(θ) = (1/N) Σ_ranks Σ_t w_t ℓ_t and its gradient, (n,), the same on every rank; all of them call it.
+
+    Args:
+        problem: Of this rank's share, as `DataParallel` takes it.
+        patterns: Blocks of the gradient, by default all that varies.
+        group: The ranks, by default all there are.
+    """
+    batches, space = problem.batches, problem.space(*patterns)
+
+    def own() -> tuple[tuple[Tensor, Tensor], float, list[int]]:
+        words, N = state_words(problem, data=False), problem.num_terms
+        value = torch.zeros(1, dtype=torch.float64)
+        if (batches.share is not None and batches.share.empty) or N == 0:
+            return (value, torch.zeros(space.size, dtype=problem.dtype, device=problem.device)), 0.0, words
+        found, gradient = problem.value_and_gradient(*patterns)
+        return (value + found * N, gradient * N), N, words
+
+    (value, gradient), N = done_by_all(own, device=problem.device, group=group)
+    N = N if problem.loss.divided else 1.0
+    total = add_over_ranks(value.to(problem.device), group)
+    return float(total) / N, add_over_ranks(gradient, group) / N

@@ -8,14 +8,22 @@ all are equal if and only if
 
 by Cauchy and Schwarz. Whole numbers below 2²⁰ and their sums are exact in float64 for 8192 ranks. Of vectors
 that each has computed for itself one number is compared up to rounding (`asked`).
+
+What ranks ask for, in a few words and one number, so that they notice if it is not the same product.
+
+The words are of the operator and of the shapes, and have to be equal. Vectors that every rank has computed
+for itself may differ by rounding, so of these one number is compared: s = ⟨r, V⟩ / ‖V‖ for fixed random signs
+r, which is of size 1 and differs by about ‖V − V′‖ / ‖V‖.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, TypeVar
+from functools import cache
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -23,14 +31,62 @@ from torch import Tensor
 
 from curvescope.core.errors import CurvescopeError
 from curvescope.core.ranks import everyone, group_in_step, in_step, together
+from curvescope.core.seeds import generator
 from curvescope.core.threads import own_threads, same_threads
-from curvescope.distributed.asked import Asked
 from curvescope.engines import Engine
 from curvescope.engines.tensor_digest import digest
 from curvescope.problem import Problem
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
+
+SIGNS = 2**12
+
+
+class Asked(NamedTuple):
+    """A product that is asked for; the others ask for the same."""
+
+    words: str
+    vectors: float  # s
+
+
+def asked(op: Any, V: Tensor, *spaces: Any) -> Asked:
+    """What an operator is asked for: its product with V between these spaces."""
+    shift = getattr(op, "shift", None)
+    words = (
+        type(op).__name__,
+        tuple(V.shape),
+        str(V.dtype),
+        tuple(tuple(block.name for block in space) for space in spaces),
+        None if shift is None else (shift.uniform, {k: _plain(w) for k, w in shift.weights.items()}),
+        op.problem.loss.name,
+        {name: _plain(value) for name, value in op.problem.loss.options.items()},
+        getattr(op, "source", None),
+        getattr(op, "seed", None),
+    )
+    return Asked(repr(words), seen(V))
+
+
+def seen(V: Tensor) -> float:
+    """⟨r, V⟩ / ‖V‖ for signs r that repeat along V; 2 where V is not finite, 0 where it is zero."""
+    flat = V.reshape(-1)
+    signs = _signs(V.device, V.dtype)
+    whole = flat.numel() // SIGNS * SIGNS
+    total = (flat[:whole].view(-1, SIGNS) @ signs).sum(dtype=torch.float64)
+    total = total + (flat[whole:] @ signs[: flat.numel() - whole]).double()
+    size = torch.linalg.vector_norm(flat, dtype=torch.float64)
+    found = float(total / size) if float(size) else 0.0
+    return found if math.isfinite(found) else 2.0
+
+
+def _plain(weight: Any) -> Any:
+    return float(weight.double().sum()) if isinstance(weight, Tensor) else weight
+
+
+@cache
+def _signs(device: torch.device, dtype: torch.dtype) -> Tensor:
+    return (2 * torch.randint(2, (SIGNS,), generator=generator(0)) - 1).to(device, dtype)
+
 
 T = TypeVar("T")
 WORDS, BITS = 4, 20

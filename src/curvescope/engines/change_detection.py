@@ -21,6 +21,7 @@ from curvescope.core.errors import CurvescopeError
 from curvescope.engines.kernel_validation import Known, forget_known, known, modes
 from curvescope.engines.reference_forward import Few, alike, few_positions
 from curvescope.engines.tensor_digest import digest, same
+from curvescope.models.running.exchange import note_rewritten
 from curvescope.problem import Problem
 
 MOST = 20_000  # objects that are searched for tensors of a loss
@@ -61,7 +62,16 @@ class ChangeDetector:
             self._few = few_positions(self._problem)
             after = _versions(self._tensors_by_slot())
             self._written |= {slot for slot, version in before.items() if after.get(slot) != version}
+            self._note_written()
         return self._few
+
+    def _note_written(self) -> None:
+        """Tell whoever runs the module which tensors it writes to."""
+        parts = {id(part): part for part in self._problem.model.module.modules()}
+        for number, attribute, key in self._written:
+            name = key if attribute == "_buffers" else attribute
+            if number in parts and (attribute == "_buffers" or key is None):
+                note_rewritten(parts[number], name)
 
     def look(self) -> Known | None:
         """Return what is known of the model, or None if all tensors have the versions of the last look."""
@@ -74,24 +84,24 @@ class ChangeDetector:
         self._few, self._fresh, self._digests = None, True, None
         few, held = self.few, self._tensors_by_slot()
         self._slots = tuple(slot for slot in held if slot not in self._written)
-        model, own = problem.model, {id(p) for p in problem.model.parameters.values()}
+        model, own = problem.model, {id(p) for p in problem.model.parameters()}
         others = tensors_in(problem.loss, model.call, model.output, model.options)
         self._outside = [t for t in others if id(t) not in own]
-        self._recognise(few)
+        self._recognize(few)
         self._versions = self._all_versions()
         return self.known
 
     def validated_anew(self) -> Known:
         """What is known of the model, found out again because kernels that fitted it do not any more."""
         forget_known(self._problem.model)
-        return self._recognise(self.few)
+        return self._recognize(self.few)
 
     def recomputing(self) -> Known:
         """What is known of the model with layers that are computed again, from here on."""
         self._checkpoint = True
-        return self._recognise(self.few)
+        return self._recognize(self.few)
 
-    def _recognise(self, few: Few) -> Known:
+    def _recognize(self, few: Few) -> Known:
         numbers = digest(self._other_tensors())
         self.known, self.compared = known(
             self._problem, few, numbers, engine=self._engine, checkpoint=self._checkpoint
@@ -171,7 +181,7 @@ class ChangeDetector:
         return [t for batch in self._problem.batches for t in batch.tensors()]
 
     def _parameters(self) -> list[Tensor]:
-        return [*self._problem.model.parameters.values(), *self._problem.point.values()]
+        return [*self._problem.model.parameters(), *self._problem.point.values()]
 
     def _all_digests(self) -> tuple[Digest, Digest, Digest]:
         return tuple(map(digest, (self._parameters(), self._other_tensors(), self._data())))  # pyright: ignore[reportReturnType]

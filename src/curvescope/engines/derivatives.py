@@ -17,7 +17,7 @@ from torch import Tensor
 
 from curvescope.core.errors import CurvescopeError
 from curvescope.core.seeds import generator
-from curvescope.core.tensors.graph import custom_functions
+from curvescope.core.tensors import constant_rows, custom_functions
 from curvescope.data.batches import Batch
 from curvescope.engines import batch_products
 from curvescope.engines.memory import free_bytes
@@ -74,6 +74,20 @@ def compare_derivatives(problem: Problem, few: Batch, names: Sequence[str] | Non
         return Derivatives()
 
 
+def movable(problem: Problem, batch: Batch) -> Leaves:
+    """1 for each entry of each parameter that a finite difference may move, 0 in rows of padding.
+
+    PyTorch holds the row of an embedding's `padding_idx` constant where it is looked up.
+    """
+    leaves, s = _scalar(problem, batch)
+    names = {id(leaf): name for name, leaf in leaves.items()}
+    found = {name: torch.ones(leaf.shape).to(leaf.detach()) for name, leaf in leaves.items()}
+    for leaf, row in constant_rows(s):
+        if id(leaf) in names:
+            found[names[id(leaf)]][row] = 0
+    return found
+
+
 def _scalar(problem: Problem, batch: Batch) -> tuple[Leaves, Tensor]:
     """The loss summed over a batch, as a function of leaves for all parameters."""
     runner = PlainRunner(problem, checkpoint=problem.model.releases)
@@ -83,13 +97,13 @@ def _scalar(problem: Problem, batch: Batch) -> tuple[Leaves, Tensor]:
         return problem.loss.sum(z, batch.targets, batch.weights)
 
     with differentiating():
-        return problem.differentiable(tuple(problem.model.parameters), scalar, lambda s: [s])
+        return problem.differentiable(tuple(dict(problem.model.named_parameters())), scalar, lambda s: [s])
 
 
 def _widened(problem: Problem, few: Batch) -> tuple[Problem, Batch]:
     """The problem of a few positions in float64, if a copy fits and the module runs in it; else as it is."""
     model = problem.model
-    size = 8 * sum(p.numel() for p in model.parameters.values())
+    size = 8 * sum(p.numel() for p in model.parameters())
     if problem.dtype == torch.float64 or model.widening is not None or 4 * size > free_bytes(problem.device):
         return problem, few
     try:
@@ -105,13 +119,18 @@ def _widened(problem: Problem, few: Batch) -> tuple[Problem, Batch]:
 
 
 def _compared(problem: Problem, batch: Batch, functions: str) -> Derivatives:
-    names, runner = tuple(problem.model.parameters), PlainRunner(problem, checkpoint=problem.model.releases)
-    source, own = generator(0), {name: p.detach() for name, p in problem.parameters.items()}
+    names, runner = (
+        tuple(dict(problem.model.named_parameters())),
+        PlainRunner(problem, checkpoint=problem.model.releases),
+    )
+    source, own = generator(0), {name: p.detach() for name, p in problem.named_parameters()}
     # each parameter moves in proportion to its size, and one that is zero by a unit
+    moves = movable(problem, batch)
     v = [
         torch.randn(p.shape, generator=source).to(p.device, problem.dtype)
         * (float(p.float().square().mean().sqrt()) or 1.0)
-        for p in own.values()
+        * moves[name]
+        for name, p in own.items()
     ]
 
     def at(step: float) -> Problem:
@@ -127,14 +146,14 @@ def _compared(problem: Problem, batch: Batch, functions: str) -> Derivatives:
         slopes = lambda step: _gradient(at(step), batch)  # noqa: E731
         slopes(STEPS[torch.float64][0])  # raises if the module holds a parameter in a second way
         directions = [d[None] for d in v]
-        graph = batch_products.linearised(problem, runner, batch, (), names, lazy=False)
-        first = _error([Jv[0] for Jv in graph.push(directions, 1)], outputs, problem.dtype)
+        graph = batch_products.linearized(problem, runner, batch, (), names, lazy=False)
+        first = difference_error([Jv[0] for Jv in graph.push(directions, 1)], outputs, problem.dtype)
         if first is not None:
             return Derivatives(_words(functions, "J v", first, "the derivative of its forward", problem))
         work = batch_products.second_derivative(problem, runner, batch, "hessian", names, names)
         found = batch_products.results(work, directions, 1, len(names))
         product = [torch.zeros_like(d) if x is None else x[0] for x, d in zip(found, v, strict=True)]
-        second = _error(product, slopes, problem.dtype)
+        second = difference_error(product, slopes, problem.dtype)
     if second is None:
         return Derivatives()
     return Derivatives(second=_words(functions, "H v", second, "differentiable itself", problem))
@@ -153,7 +172,9 @@ def _gradient(problem: Problem, batch: Batch) -> Tensors:
     return torch.autograd.grad(s, into, allow_unused=True, materialize_grads=True)
 
 
-def _error(product: Tensors, values: Callable[[float], Tensors], dtype: torch.dtype) -> float | None:
+def difference_error(
+    product: Tensors, values: Callable[[float], Tensors], dtype: torch.dtype
+) -> float | None:
     """Relative distance of a product from a finite difference, or None if it is no larger than expected.
 
     A difference counts only if the one of half the step agrees with it: it is not trusted across a kink, or

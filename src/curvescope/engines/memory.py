@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 
 from curvescope.core.errors import CurvescopeError
 from curvescope.core.numbers import data_size, plural
-from curvescope.core.tensors.memory import free_bytes
+from curvescope.core.tensors import free_bytes
 from curvescope.data.batches import Batch
 from curvescope.models.running.held import DispatchMode
 from curvescope.problem import Problem
@@ -38,14 +38,21 @@ class _CountBytes(DispatchMode):
         given = {_memory(item) for item in tree_leaves((args, kwargs)) if isinstance(item, Tensor)}
         for item in result if isinstance(result, tuple | list) else (result,):
             if isinstance(item, Tensor):
-                size = min(item.numel() * item.element_size(), item.untyped_storage().nbytes())
+                size = _own_bytes(item)
                 self.bytes += size
                 self.own += 0 if _memory(item) in given else size
         return result
 
 
 def _memory(tensor: Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
+    return tensor.untyped_storage().data_ptr() if tensor.layout == torch.strided else id(tensor)
+
+
+def _own_bytes(tensor: Tensor) -> int:
+    """Size of a tensor's entries; of a sparse one those that are not zero."""
+    if tensor.layout != torch.strided:
+        return tensor._nnz() * tensor.element_size()
+    return min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
 
 
 def result_bytes(call: Callable[[], T], *, views: bool = True) -> tuple[T, int]:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from curvescope.core.errors import CurvescopeError, UsageError
-from curvescope.core.tensors.graph import leaves_of
+from curvescope.core.tensors import leaves_of
 from curvescope.engines.tensor_digest import weighted_sum
 from curvescope.models.model import Model
 

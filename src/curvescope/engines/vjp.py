@@ -18,8 +18,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
 from curvescope.core.errors import CurvescopeError
-from curvescope.core.tensors.adding import take_each
-from curvescope.core.tensors.graph import once_differentiable_node
+from curvescope.core.tensors import once_differentiable_node, take_each
 from curvescope.models.running.eager import gradient_edge, without_tensor_hooks
 
 Source = Tensor | GradientEdge
@@ -29,7 +28,7 @@ Receive = Callable[[int, Tensor], object]
 
 
 @dataclass(frozen=True)
-class Linearised:
+class Linearized:
     """Outputs, and Jᵀu as a function of cotangents u: one tensor z, or what a linear head makes it from."""
 
     leaves: Mapping[str, Tensor]
@@ -49,9 +48,9 @@ class Linearised:
         )
 
 
-def linearise(
+def linearize(
     leaves: Mapping[str, Tensor], outputs: tuple[Tensor | None, ...], columns: Sequence[str]
-) -> Linearised:
+) -> Linearized:
     """Outputs of leaves, to be pushed along the columns and pulled back."""
     moving = [x for x in outputs if x is not None and x.requires_grad]
     for x in moving:
@@ -61,7 +60,7 @@ def linearise(
     pulled: Sequence[Source | None] = [None] * len(wanted)
     if moving and wanted:
         pulled = _derivative_edges(moving, wanted, [u[id(x)] for x in moving])
-    return Linearised(leaves, outputs, tuple(u.get(id(x)) for x in outputs), pulled)
+    return Linearized(leaves, outputs, tuple(u.get(id(x)) for x in outputs), pulled)
 
 
 def gradient(s: Tensor, wanted: list[Tensor]) -> Sequence[Tensor | None]:

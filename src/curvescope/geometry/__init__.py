@@ -9,8 +9,7 @@ steer(problem, "L3.mid", direction)       # what the loss and the logits do alon
 logit_attribution(model, ids)             # what every head and layer adds to a logit
 """
 
-from curvescope.geometry.attention.check import HeadCheck, check_heads
-from curvescope.geometry.attention.circuits import Circuit, circuits
+from curvescope.geometry.attention.circuits import Circuit, Rotary, circuits, rotary_of
 from curvescope.geometry.attention.composition import (
     Composition,
     composition,
@@ -25,13 +24,11 @@ from curvescope.geometry.attention.directions import (
     decode_heads,
     spectra,
 )
-from curvescope.geometry.attention.energy import Energy, activation_energy
+from curvescope.geometry.attention.energy import Energy, HeadCheck, activation_energy, check_heads
 from curvescope.geometry.attention.heads import heads
-from curvescope.geometry.attention.rotary import Rotary, rotary_of
 from curvescope.geometry.attention.selectable import Hull, Selectable, hull_vertices, selectable_keys
 from curvescope.geometry.causal.attribution import Attribution, logit_attribution
-from curvescope.geometry.causal.decoded import decode_at
-from curvescope.geometry.causal.directions import Direction, layer_directions
+from curvescope.geometry.causal.decoded import Direction, decode_at, layer_directions
 from curvescope.geometry.causal.steering import Effect, ablate, intervene, steer
 from curvescope.geometry.embeddings import (
     Distances,
@@ -42,9 +39,7 @@ from curvescope.geometry.embeddings import (
     token_scores,
 )
 from curvescope.geometry.factored import Factored
-from curvescope.geometry.probes.keys import KeyProbe, probe_keys
-from curvescope.geometry.probes.lens import LogitLens, logit_lens
-from curvescope.geometry.probes.values import ValueProbe, probe_values
+from curvescope.geometry.probes import KeyProbe, LogitLens, ValueProbe, logit_lens, probe_keys, probe_values
 from curvescope.geometry.roles import norm_of
 from curvescope.geometry.sphere import (
     Ellipsoid,
@@ -52,7 +47,7 @@ from curvescope.geometry.sphere import (
     attainable,
     ellipsoid,
     fold,
-    normalise,
+    normalize,
     project,
     radius,
     support,
@@ -114,7 +109,7 @@ __all__ = [
     "logit_attribution",
     "logit_lens",
     "norm_of",
-    "normalise",
+    "normalize",
     "probe_keys",
     "probe_values",
     "project",

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from curvescope.core.errors import UsageError, near_misses
 from curvescope.geometry.sphere import Norm, NormKind
+from curvescope.models.forward_errors import check_vocabulary
 from curvescope.models.model import Model
 
 Which = Literal["input", "output"]
@@ -91,16 +92,6 @@ def read_norm(model: Model, layer: int) -> tuple[Norm, str]:
     else:
         norm, read = Norm("none"), "attention reads the stream itself"
     return norm, f"not foldable: post-norm, {read}"
-
-
-def check_vocabulary(model: Model) -> None:
-    """Raise unless the model reads tokens."""
-    tokens = model.facts.get("inputs", "tokens") == "tokens" and model.facts.get("vocab_size")
-    if not tokens or "E" not in model.blocks:
-        raise UsageError(
-            f"expected a model with a token vocabulary, got {model.name!r}, which reads no tokens",
-            hint="language models and text encoders have one",
-        )
 
 
 def embedding(model: Model, which: Which = "input") -> Tensor:

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from curvescope.core.errors import ShapeError, UsageError
-from curvescope.core.tensors.targets import IGNORED
+from curvescope.core.tensors import IGNORED
 from curvescope.kernels.cross_entropy import HeadCurvature, cross_entropy_head
 from curvescope.kernels.head import LinearHead
 from curvescope.losses import softmax

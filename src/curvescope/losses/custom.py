@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from curvescope.core.errors import ShapeError, UsageError
-from curvescope.core.tensors.trees import Tree
+from curvescope.core.tensors import Tree
 from curvescope.losses.base import Loss, expand_weights
 
 SumFunction = Callable[[Tensor, Tree, Tensor | None], Tensor]
@@ -126,7 +126,7 @@ class ModelLoss(Loss):
         return float(len(targets)) if weights is None else float(weights.sum(dtype=torch.float64))
 
     def gradient(self, outputs: Tensor, targets: Tree, weights: Tensor | None) -> NoReturn:
-        raise unsplit("the functional part")
+        raise unsplit("the functional Hessian")
 
     def hessian_product(
         self, outputs: Tensor, targets: Tree, weights: Tensor | None, direction: Tensor

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from curvescope.core.blocks import Block, by_role
-from curvescope.models.choice.choosing import frozen, notes_of
+from curvescope.models.choice import frozen, notes_of
 from curvescope.models.model import Model
 
 PRECISION = {

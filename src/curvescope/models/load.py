@@ -15,13 +15,11 @@ from torch import nn
 
 from curvescope.core.errors import MissingExtra, UsageError, warn
 from curvescope.models.adapters import lens
-from curvescope.models.hf import lora
+from curvescope.models.hf import source
 from curvescope.models.hf import source as hf
-from curvescope.models.hf.experts import with_routing
-from curvescope.models.hf.module import adapt, is_transformers
+from curvescope.models.hf.module import adapt, is_transformers, with_routing
 from curvescope.models.model import Model
-from curvescope.models.nanogpt.checkpoint import read_nanogpt
-from curvescope.models.nanogpt.module import adapt_nanogpt, is_nanogpt
+from curvescope.models.nanogpt import adapt_nanogpt, is_nanogpt, read_nanogpt
 from curvescope.models.plain import check_initialized, mode_notes, plain_model
 from curvescope.models.roles import with_roles
 from curvescope.models.running.calling import Output
@@ -29,9 +27,9 @@ from curvescope.models.running.eager import original
 from curvescope.models.running.function import FunctionModule, function_module, is_function
 from curvescope.models.running.weights.widening import HALVES, Widening, is_half, said
 from curvescope.models.sources import repeated_layers
+from curvescope.models.zoo import BUNDLED
 from curvescope.models.zoo import folder as zoo
 from curvescope.models.zoo.mlp import MLP, MLPConfig
-from curvescope.models.zoo.names import BUNDLED
 from curvescope.models.zoo.transformer import Transformer, TransformerConfig
 
 LOG = logging.getLogger("curvescope")
@@ -98,7 +96,7 @@ def _widened(model: Model) -> Model:
     """The model with weights that stay in half precision, and are widened where they are used."""
     if model.widening is not None:
         return model
-    note = said(model.parameters)
+    note = said(dict(model.named_parameters()))
     if model.name not in _told:
         LOG.warning("%s: %s", model.name, note)
         _told.add(model.name)
@@ -131,7 +129,7 @@ def _moved(model: Model, device: torch.device, dtype: torch.dtype, *, own: bool)
 def _changed(model: Model, kinds: set[torch.dtype], dtype: torch.dtype, *, own: bool) -> Iterator[str]:
     """What a reader should know of a model that is moved into another type, or to another device."""
     if dtype in HALVES and any(kind.itemsize > dtype.itemsize for kind in kinds):
-        wide = {n: p.detach() for n, p in model.parameters.items() if p.is_floating_point()}
+        wide = {n: p.detach() for n, p in model.named_parameters() if p.is_floating_point()}
         gap = sum(float((p - p.to(dtype).to(p)).double().square().sum()) for p in wide.values())
         size = sum(float(p.double().square().sum()) for p in wide.values())
         name = str(dtype).removeprefix("torch.")
@@ -200,8 +198,8 @@ def _read_path(path: Path, dtype: torch.dtype) -> Model:
         return zoo.read_folder(path)
     if (path / "config.json").exists():
         return hf.read_hf_folder(path, dtype=dtype)
-    if (path / lora.CONFIG).exists():
-        return lora.read_lora(path, dtype=dtype)
+    if (path / source.CONFIG).exists():
+        return source.read_lora(path, dtype=dtype)
     if (path / "ckpt.pt").exists():
         return read_nanogpt(path / "ckpt.pt")
     raise UsageError(

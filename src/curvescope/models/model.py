@@ -10,22 +10,27 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from curvescope.core import notebook
 from curvescope.core.blocks import Block, ParamSpace, by_role, whole
-from curvescope.core.errors import UsageError
+from curvescope.core.errors import UsageError, near_misses
 from curvescope.core.ranks.spread import Pieces, Spread
 from curvescope.models.adapters.table import Place
-from curvescope.models.choice.params import Params, words_of
-from curvescope.models.choice.selecting import select
-from curvescope.models.running.attention.slow_path import slow_path
+from curvescope.models.choice import Params, select, words_of
 from curvescope.models.running.calling import Call, Output, call_module, read_output
 from curvescope.models.running.double import exact
-from curvescope.models.running.eager import eager
-from curvescope.models.running.exchange import Change, evaluating, exchanged, locked, parameters_at
+from curvescope.models.running.eager import eager, slow_path
+from curvescope.models.running.exchange import (
+    Change,
+    evaluating,
+    exchanged,
+    locked,
+    parameters_at,
+    rewritten,
+)
 from curvescope.models.running.standins import GENERIC, Standin
 from curvescope.models.running.torch_checkpoints import passing_through
 from curvescope.models.running.weights.gathering import Sharding
 from curvescope.models.running.weights.widening import WIDE, Widening
+from curvescope.viz import notebook
 
 
 def no_settings(module: nn.Module) -> list[Change]:
@@ -70,11 +75,21 @@ class Model:
     sharding: Sharding | None = None
     widening: Widening | None = None
 
-    @property
-    def parameters(self) -> dict[str, Tensor]:
-        """Parameters by name, each once; of those that are spread over ranks, this rank's pieces."""
+    def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
+        """Parameters with their names, each once; if they are sharded, the pieces of this rank."""
         named: dict[str, Tensor] = dict(self.module.named_parameters())
-        return named if self.sharding is None else self.sharding.pieces(named)
+        return iter((named if self.sharding is None else self.sharding.pieces(named)).items())
+
+    def parameters(self) -> Iterator[Tensor]:
+        """The tensors of `named_parameters`."""
+        return iter(dict(self.named_parameters()).values())
+
+    def get_parameter(self, name: str) -> Tensor:
+        """One parameter by its name, as in torch."""
+        named = dict(self.named_parameters())
+        if name not in named:
+            raise UsageError(f"{self.name} has no parameter {name!r}", hint=near_misses(name, list(named)))
+        return named[name]
 
     @property
     def num_parameters(self) -> int:
@@ -100,13 +115,13 @@ class Model:
         """Vectors over blocks, one after the other; without patterns, or for "*", over all in torch's order.
 
         Args:
-            patterns: Globs, regular expressions, names, modules, parameters (`models.choice.params`).
+            patterns: Globs, regular expressions, names, modules, parameters (`models.choice`).
             first: Names of blocks; a pattern looks among these, and only where none matches among all.
         """
         words = list(words_of(patterns or (EVERYTHING,), self.module, self.name))
         chosen = select(words, self.blocks, self.heads, first=first)
         names = {block.parameter for block in chosen}
-        shapes = {name: tuple(p.shape) for name, p in self.parameters.items() if name in names}
+        shapes = {name: tuple(p.shape) for name, p in self.named_parameters() if name in names}
         covered = self._covered(chosen) if words == [EVERYTHING] else frozenset[str]()
         return ParamSpace(tuple(chosen), shapes, self.dtype, self.device, covered)
 
@@ -132,7 +147,8 @@ class Model:
         call their functions, and neither backward hooks nor `torch.compile` take part (`eager`).
         """
         attention = [] if as_it_is else self.attention(self.module)
-        all_changes = [*self.settings(self.module), *attention, *self.gathered(), *changes]
+        written = rewritten(self.module, copied=not as_it_is)
+        all_changes = [*self.settings(self.module), *attention, *written, *self.gathered(), *changes]
         with (
             locked(self.module),
             slow_path(self.module),
@@ -156,7 +172,7 @@ class Model:
             return self.widening.changes(self.module)
         if self.sharding is None:
             return []
-        pieces = {name: piece.detach() for name, piece in self.parameters.items()}
+        pieces = {name: piece.detach() for name, piece in self.named_parameters()}
         return [*self.sharding.changes(self.module), *parameters_at(self.module, pieces)]
 
     def whole(self, part: nn.Module) -> AbstractContextManager[None]:

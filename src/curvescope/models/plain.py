@@ -13,8 +13,7 @@ from torch.nn.parameter import is_lazy
 from curvescope.core.blocks import Block
 from curvescope.core.errors import UsageError
 from curvescope.models.adapters.build import cut_block, rest
-from curvescope.models.adapters.layers import Layer, find_layers
-from curvescope.models.adapters.stems import find_stem, own_stem
+from curvescope.models.adapters.layers import Layer, find_layers, find_stem, own_stem
 from curvescope.models.model import Model
 from curvescope.models.running.weights.widening import is_half
 
@@ -132,7 +131,7 @@ def _check_values(key: str, p: Tensor) -> None:
         )
     if not p.is_floating_point():
         raise UsageError(
-            f"expected real parameters, {key!r} is {p.dtype}", hint="quantised weights have no Hessian"
+            f"expected real parameters, {key!r} is {p.dtype}", hint="quantized weights have no Hessian"
         )
 
 

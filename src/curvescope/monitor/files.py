@@ -21,12 +21,11 @@ import tomli_w
 from curvescope import __version__
 from curvescope.core.errors import CurvescopeError, UsageError
 from curvescope.monitor.columns import BLOCK_COLUMNS, COLUMNS, TEXT
-from curvescope.runs.disk.place import check_writable
+from curvescope.runs.disk.durable import check_writable, write_figures, write_tables
 from curvescope.runs.folder import CONFIG, STATE, environment
 from curvescope.runs.growing import BLOCKS, HISTORY, SETTINGS
 from curvescope.runs.pieces import RESULT, Pieces
 from curvescope.runs.shown import Shown
-from curvescope.runs.writing import write_figures, write_tables
 
 ACCOUNT = "account.json"
 STUDY = "monitor"

@@ -16,8 +16,7 @@ from curvescope.algorithms.checks import check_count, check_number
 from curvescope.algorithms.recording import recording
 from curvescope.core.errors import UsageError, near_misses, warn
 from curvescope.core.threads import thread_slowdown
-from curvescope.models.choice.choosing import frozen
-from curvescope.models.choice.params import Params
+from curvescope.models.choice import Params, frozen
 from curvescope.models.description import describe
 from curvescope.models.running.calling import Output
 from curvescope.monitor.budget import MARGIN, Budget, Clock
@@ -29,9 +28,7 @@ from curvescope.monitor.memory import Memory
 from curvescope.monitor.progress import MeasurementProgress
 from curvescope.monitor.quiet import settled, unseen
 from curvescope.monitor.result import Monitored
-from curvescope.monitor.telling.ending import end_of
-from curvescope.monitor.telling.notes import Notes
-from curvescope.monitor.telling.words import skipping
+from curvescope.monitor.telling import Notes, end_of, skipping
 from curvescope.monitor.wrapped import load_inner
 from curvescope.monitor.writers import Writer, open_writers
 from curvescope.problem import Problem
@@ -410,7 +407,7 @@ class CurvatureMonitor:
     def _open(self, folder: Path) -> Files:
         """The folder, and what a run that was killed left there."""
         problem = self._problem
-        shapes = {name: tuple(p.shape) for name, p in self._model.parameters.items()}
+        shapes = {name: tuple(p.shape) for name, p in self._model.named_parameters()}
         settings = {
             "loss": problem.loss.name,
             "every": self.every,

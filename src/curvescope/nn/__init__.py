@@ -1,6 +1,20 @@
-"""Functions of torch.nn.functional that can be differentiated in every way; imports torch alone."""
+"""Functions of torch.nn.functional, and whole models, with every second derivative; imports torch alone."""
 
 from curvescope.nn import functional
+from curvescope.nn.dropin import (
+    Replacements,
+    make_twice_differentiable,
+    replacements,
+    twice_differentiable,
+)
 from curvescope.nn.functional import RelativeBias, scaled_dot_product_attention
 
-__all__ = ["RelativeBias", "functional", "scaled_dot_product_attention"]
+__all__ = [
+    "RelativeBias",
+    "Replacements",
+    "functional",
+    "make_twice_differentiable",
+    "replacements",
+    "scaled_dot_product_attention",
+    "twice_differentiable",
+]

@@ -2,10 +2,22 @@
 
 With outputs z(θ), loss L = (1/N) Σ_t w_t ℓ_t(z) and J = ∂z/∂θ:
 
-    Hessian     H   = ∇²L = GGN + Functional
-    GGN         H_o = (1/N) Jᵀ (∂²ℓ/∂z²) J
-    Functional  H_f = (1/N) Σ_i (∂ℓ/∂z_i) ∇²z_i
-    Fishers         = (1/N) Σ_t w_t g_t g_tᵀ, g_t = ∇ℓ_t at the data's targets or at drawn ones
+    Hessian            H   = ∇²L = H_o + H_f
+    GGN                H_o = (1/N) Jᵀ (∂²ℓ/∂z²) J
+    FunctionalHessian  H_f = (1/N) Σ_i (∂ℓ/∂z_i) ∇²z_i
+    Fishers            (1/N) Σ_t w_t g_t g_tᵀ, g_t = ∇ℓ_t at the data's targets or at drawn ones
+
+The diagonal of the GGN as a mean of squares, from a random root of the loss in the outputs.
+
+Let M_x be the second derivative of a sequence's loss in its outputs and ε independent signs, or Gaussian.
+With M_x = R Rᵀ (`Loss.root`), g_x = R ε has the covariance M_x, so
+
+    diag(GGN) = E (1/N) Σ_x (J_xᵀ g_x)²:
+
+one reverse pass for each sequence and draw, and no product. The square of aᵀε has a relative variance of at
+most 2, whatever a is: so has every entry of the diagonal, and K sequences that matter alike make it 2/K.
+(Classes drawn from the model, as in a Monte-Carlo Fisher, have the same expectation, but a relative variance
+of 1/p where an entry depends on a class of small probability p.)
 """
 
 from __future__ import annotations
@@ -16,16 +28,17 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
+from curvescope.core.blocks import ParamSpace
 from curvescope.core.errors import UsageError
 from curvescope.core.parts import MATRIX_SYMBOLS
-from curvescope.core.seeds import Probe, generator
+from curvescope.core.seeds import Probe, generator, probes
 from curvescope.data.batches import Batch
 from curvescope.engines import EngineName, GaussNewton, Sandwich, SecondDerivative
 from curvescope.losses import Loss
-from curvescope.models.choice.params import Params
-from curvescope.operators.base import CurvatureOperator
-from curvescope.operators.draws import random_squares
-from curvescope.operators.shift import WeightDecay
+from curvescope.models.choice import Params
+from curvescope.operators.base import CurvatureOperator, WeightDecay
+from curvescope.operators.samples.per_sample import PerSample
+from curvescope.operators.samples.stacked import Graph
 from curvescope.problem import Problem
 
 
@@ -40,8 +53,8 @@ class Hessian(CurvatureOperator):
         return SecondDerivative("hessian")
 
 
-class Functional(CurvatureOperator):
-    """The functional part, computed directly: the Hessian of ⟨G, z(θ)⟩ with G = ∂ℓ/∂z held fixed."""
+class FunctionalHessian(CurvatureOperator):
+    """The functional Hessian, computed directly: the Hessian of ⟨G, z(θ)⟩ with G = ∂ℓ/∂z held fixed."""
 
     @property
     def form(self) -> SecondDerivative:
@@ -50,7 +63,7 @@ class Functional(CurvatureOperator):
 
 
 class GGN(CurvatureOperator):
-    """The generalised Gauss-Newton matrix, the outer-product part: Jᵀ (∂²ℓ/∂z²) J.
+    """The generalized Gauss-Newton matrix H_o = Jᵀ (∂²ℓ/∂z²) J.
 
     Positive semi-definite where the loss is convex in the outputs, as those of this package are.
     """
@@ -165,10 +178,53 @@ def sampled_targets(loss: Loss, z: Tensor, batch: Batch, first: int, sample: int
 
 
 OPERATORS: Mapping[str, type[CurvatureOperator]] = MappingProxyType(
-    {"hessian": Hessian, "ggn": GGN, "functional": Functional}
+    {"hessian": Hessian, "ggn": GGN, "functional": FunctionalHessian}
 )
 """The Hessian and its parts by their names in `core/parts.py`."""
 BY_SYMBOL: Mapping[str, type[CurvatureOperator]] = MappingProxyType(
     {MATRIX_SYMBOLS[name]: operator for name, operator in OPERATORS.items()}
 )
 """The same by H, H_o and H_f."""
+
+
+BLOCK_BYTES = {"cpu": 8 * 2**20, "cuda": 2**30}  # of the gradients of several sequences and draws
+
+
+def random_squares(
+    problem: Problem, space: ParamSpace, count: int, *, probe: Probe, seed: int, at_once: int
+) -> Iterator[Tensor]:
+    """(1/N) Σ_x (J_xᵀ g_x)² of draws 0, …, count − 1 as columns (n, k), `at_once` of them at a time.
+
+    What is drawn for a sequence depends on the seed, its place in the data and the draw alone.
+    """
+    samples = PerSample(problem, space, "sequence", _chunk(space, at_once))
+    shares, sequences = torch.as_tensor(samples.shares), samples.sequences
+    batches = problem.batches
+    first = batches.first_sequence
+    total = batches.num_sequences if batches.share is None else batches.share.total
+
+    def squares(graph: Graph, rows: slice, draws: range, group: int) -> Tensor:
+        z = graph.outputs.detach()
+        numbers = [first + int(x) for x in sequences[rows]]
+        where = {"kind": probe, "seed": seed, "dtype": z.dtype, "device": z.device}
+        own = [
+            torch.cat([probes(z[0].numel(), 1, first=s * total + x, **where).T for x in numbers])
+            for s in draws
+        ]
+        noise, batch = torch.stack(own).reshape(-1, *z.shape), graph.batch
+        R = problem.loss.root(z, batch.targets, batch.weights, noise)
+        return graph.pulled(R, group).square_()
+
+    with samples.frozen():
+        for start in range(0, count, at_once):
+            draws = range(start, min(start + at_once, count))
+            sums = torch.zeros(space.size, len(draws), dtype=space.dtype, device=space.device)
+            for rows, found in samples.stream("roots", lambda g, r, group, d=draws: squares(g, r, d, group)):
+                sums += torch.einsum("b,bnk->nk", shares[rows].to(found), found)
+            yield sums
+
+
+def _chunk(space: ParamSpace, at_once: int) -> int:
+    """Sequences at a time."""
+    entry = torch.finfo(space.dtype).bits // 8
+    return max(1, BLOCK_BYTES.get(space.device.type, 2**30) // (entry * space.size * at_once))

@@ -1,24 +1,38 @@
-"""What the optimisers of this room share: torch.optim's interface, and how a step gets its curvature.
+"""What the optimizers of this room share: torch.optim's interface, and how a step gets its curvature.
 
 `opt.step(closure)` calls the closure, which returns the loss *with its graph*: no `zero_grad`, no `backward`.
 The gradient and all products are derivatives of that loss, so one batch defines a step. `.grad` is neither
 read nor written. Settings lie in `param_groups`, everything else in `state`, so that `state_dict`,
-`copy.deepcopy` and pickles carry all of an optimiser.
+`copy.deepcopy` and pickles carry all of an optimizer.
+
+Random estimates of a diagonal of curvature, from the loss of one step.
+
+    hutchinson   z ⊙ (H z), z of random signs: its mean is diag H (Bekas et al., 2007)
+    ggn          z ⊙ (G z), with the GGN, of which no entry of the mean is negative
+    bartlett     N ĝ ⊙ ĝ, ĝ the gradient of the mean loss of N terms at targets drawn from the model: its mean
+                 is diag G for a log-likelihood whose terms weigh 0 or 1 (Liu et al., 2024, algorithm 2)
+
+On a matrix that is diagonal the first two are exact with one vector z.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, ClassVar, Literal, final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 from curvescope.core.errors import ShapeError, UsageError
+from curvescope.core.seeds import generator, probes
+from curvescope.core.tensors import custom_functions
 from curvescope.kernels.substitute import PlainAttention
-from curvescope.optim.objective import Closure, Objective
-from curvescope.optim.replay import Replay
+from curvescope.optim.objective import Closure, Made, Objective, refuse_wrong_functions, unflatten
 
 WORK = "work"
 COUNTED = ("steps", "losses", "gradients", "products", "block_products")
@@ -27,7 +41,7 @@ PRECISIONS = (torch.float32, torch.float64)
 
 
 class CurvatureOptimizer(torch.optim.Optimizer, ABC):
-    """An optimiser that asks the closure's loss for curvature.
+    """An optimizer that asks the closure's loss for curvature.
 
     `work` counts what all steps have cost so far. A loss is one forward pass, a gradient one backward pass. A
     product is backward passes through the graph of the gradient, or through those of Jᵀu, the loss and Jᵀ.
@@ -36,6 +50,7 @@ class CurvatureOptimizer(torch.optim.Optimizer, ABC):
 
     kept: ClassVar[frozenset[str]]  # names of what is in the state of a parameter
     added: ClassVar[frozenset[str]] = frozenset()  # settings that older states do not have
+    _compared: Collection[tuple[str, ...]] = frozenset()  # names of custom functions with right products
 
     def __init__(self, params: Params, settings: dict[str, Any]):
         """A dictionary of parameters by name, as a `cs.Model` has it, is as good as the list."""
@@ -82,7 +97,7 @@ class CurvatureOptimizer(torch.optim.Optimizer, ABC):
 
         Args:
             closure: Returns the loss with its graph, (loss, outputs), something that has a `loss`, or a
-                `cs.Problem`; it is called again where an optimiser compares losses, with the random numbers
+                `cs.Problem`; it is called again where an optimizer compares losses, with the random numbers
                 that torch drew the first time, and has to mean the same batch then.
 
         Returns:
@@ -95,15 +110,26 @@ class CurvatureOptimizer(torch.optim.Optimizer, ABC):
             )
         parameters = self.trained()
         if not parameters:
-            raise UsageError("all parameters of the optimiser are frozen")
+            raise UsageError("all parameters of the optimizer are frozen")
         again = Replay(closure, parameters[0].device)
         with torch.enable_grad(), PlainAttention():  # the one that has a second derivative
             self.count("losses")
             objective = Objective(again(), parameters, self.count)
+            self._check_functions(objective, again)
         with torch.no_grad():
             self._move(objective, again)
         self.count("steps")
         return objective.loss.detach()
+
+    def _check_functions(self, objective: Objective, closure: Closure) -> None:
+        """Have custom functions in a loss compared with finite differences before their first product."""
+        names = tuple(custom_functions(objective.loss))
+
+        def check() -> None:
+            refuse_wrong_functions(objective, closure, names)
+            self._compared = {*self._compared, names}
+
+        objective.check = check if names and names not in self._compared else None
 
     @abstractmethod
     def _move(self, objective: Objective, closure: Closure) -> None:
@@ -123,7 +149,7 @@ class CurvatureOptimizer(torch.optim.Optimizer, ABC):
             )
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As in torch.optim, of an optimiser of this class."""
+        """As in torch.optim, of an optimizer of this class."""
         settings = [self.defaults.keys() - group.keys() - self.added for group in state_dict["param_groups"]]
         states = [s.keys() - self.kept for key, s in state_dict["state"].items() if isinstance(key, int)]
         missing, foreign = sorted(set().union(*settings)), sorted(set().union(*states))
@@ -153,3 +179,98 @@ def check_betas(betas: tuple[float, float]) -> None:
     """Raise unless both lie in [0, 1)."""
     if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
         raise UsageError(f"expected two betas in [0, 1), got {betas!r}")
+
+
+@final
+class Replay:
+    """A closure. Its second call draws what torch's generators drew in the first, and they go on from there.
+
+    Batch norm learns its running statistics in the first call alone. Random numbers of Python and NumPy, of
+    generators of one's own, and batches that a closure fetches are as they come.
+    """
+
+    def __init__(self, closure: Closure, device: torch.device):
+        self._closure = closure
+        self._generators = _generators(device)
+        self._states: list[Tensor] | None = None
+
+    def __call__(self) -> Made:
+        now = [g.get_state() for g in self._generators]
+        if self._states is None:
+            self._states = now
+            return self._closure()
+        try:
+            self._set(self._states)
+            with kept_statistics():
+                return self._closure()
+        finally:
+            self._set(now)
+
+    def _set(self, states: list[Tensor]) -> None:
+        for each, state in zip(self._generators, states, strict=True):
+            each.set_state(state)
+
+
+def _generators(device: torch.device) -> list[torch.Generator]:
+    """Torch's own, of the CPU and of a GPU."""
+    found = [torch.default_generator]
+    if device.type == "cuda":
+        at = torch.cuda.current_device() if device.index is None else device.index
+        found.append(torch.cuda.default_generators[at])
+    return found
+
+
+@contextmanager
+def kept_statistics() -> Iterator[None]:
+    """Running statistics of every normalization that is called inside are, after it, as they were."""
+    before: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def remember(module: nn.Module, _: Any) -> None:
+        if isinstance(module, _NormBase) and module.training:
+            before.update({id(b): (b, b.clone()) for b in module.buffers() if id(b) not in before})
+
+    handle = register_module_forward_pre_hook(remember)
+    try:
+        yield
+    finally:
+        handle.remove()
+        for buffer, was in before.values():
+            buffer.copy_(was)
+
+
+Estimate = Literal["hutchinson", "ggn", "bartlett"]
+
+
+def diagonal_of(
+    objective: Objective, estimate: Estimate, *, num_probes: int, seed: int, step: int
+) -> list[Tensor]:
+    """A mean over draws that depend on (seed, step) alone; the gradient's graph has to be there."""
+    draw = _bartlett if estimate == "bartlett" else partial(_signs, estimate)
+    found = [draw(objective, seed, i) for i in range(step * num_probes, (step + 1) * num_probes)]
+    return [torch.stack(parts).mean(0) for parts in zip(*found, strict=True)]
+
+
+def _signs(estimate: Estimate, objective: Objective, seed: int, draw: int) -> list[Tensor]:
+    parameters = objective.parameters
+    n, first = sum(p.numel() for p in parameters), parameters[0]
+    z = unflatten(
+        probes(n, 1, seed=seed, first=draw, dtype=first.dtype, device=first.device)[:, 0], parameters
+    )
+    image = objective.product(z, "ggn" if estimate == "ggn" else "hessian")
+    return [a * b for a, b in zip(z, image, strict=True)]
+
+
+def _bartlett(objective: Objective, seed: int, draw: int) -> list[Tensor]:
+    problem = objective.problem
+    if problem is None:
+        raise UsageError(
+            "estimate='bartlett' draws targets from the model, for which it needs the loss and its terms",
+            hint="return a cs.Problem from the closure, or use estimate='ggn'",
+        )
+    with torch.enable_grad():
+        sums = []
+        for i, (z, batch) in enumerate(zip(objective.outputs, problem.placed_batches("draws"), strict=True)):
+            targets = problem.loss.sample_targets(z.detach(), batch.targets, generator(seed, draw, i))
+            sums.append(problem.loss.sum(z, targets, batch.weights))
+        loss = torch.stack(sums).sum() / problem.num_terms
+    return [g.square() * problem.num_terms for g in objective.drawn_gradient(loss)]

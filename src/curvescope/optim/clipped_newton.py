@@ -5,8 +5,14 @@ from __future__ import annotations
 from typing import final, get_args
 
 from curvescope.core.errors import UsageError
-from curvescope.optim.base import CurvatureOptimizer, Params, check_betas, check_settings
-from curvescope.optim.diagonals import Estimate, diagonal_of
+from curvescope.optim.base import (
+    CurvatureOptimizer,
+    Estimate,
+    Params,
+    check_betas,
+    check_settings,
+    diagonal_of,
+)
 from curvescope.optim.objective import Closure, Objective
 
 MEAN, DIAGONAL = "mean", "diagonal"

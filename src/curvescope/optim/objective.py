@@ -1,4 +1,4 @@
-"""What one step minimises: a loss with its graph, its gradient, and products with its curvature.
+"""What one step minimizes: a loss with its graph, its gradient, and products with its curvature.
 
 With L(θ) the loss that a closure returned, z the outputs it was made of and J = ∂z/∂θ:
 
@@ -17,8 +17,11 @@ from torch import Tensor
 
 from curvescope.core.errors import CurvescopeError, UsageError
 from curvescope.core.operator import LinearOperator
-from curvescope.core.tensors.graph import leaves_of
+from curvescope.core.seeds import generator
+from curvescope.core.tensors import constant_rows, leaves_of
+from curvescope.engines.derivatives import difference_error
 from curvescope.engines.vjp import refuse_once_differentiable
+from curvescope.kernels.substitute import PlainAttention
 from curvescope.problem import Problem
 
 Curvature = Literal["hessian", "ggn"]
@@ -76,11 +79,11 @@ def _words(made: object) -> str:
 class Objective:
     """A loss at the parameters of a step. Vectors are lists of tensors, one for each parameter.
 
-    `parameters` are those of the optimiser that are in the graph of the loss.
+    `parameters` are those of the optimizer that are in the graph of the loss.
 
     Args:
         made: What the closure returned.
-        parameters: Those that the optimiser trains.
+        parameters: Those that the optimizer trains.
         count: Called with "gradients", "products" or "block_products" whenever one is taken.
     """
 
@@ -99,8 +102,9 @@ class Objective:
         used = {id(leaf) for leaf in leaves_of(self.loss)} | {id(self.loss)}  # it may be a parameter itself
         self.parameters = [p for p in parameters if id(p) in used]
         if not self.parameters:
-            raise UsageError("the loss depends on none of the optimiser's parameters")
+            raise UsageError("the loss depends on none of the optimizer's parameters")
         _refuse_hooks(self.parameters)
+        self.check: Callable[[], None] | None = None  # called once, before the first product
         self._gradient: list[Tensor] = []
         self._along: tuple[list[Tensor], list[Tensor], list[Tensor]] | None = None
 
@@ -113,7 +117,7 @@ class Objective:
         return [g.detach() for g in self._gradient]
 
     def product(self, v: Sequence[Tensor], curvature: Curvature = "hessian") -> list[Tensor]:
-        """∇²L v, or that of the generalised Gauss-Newton matrix."""
+        """∇²L v, or that of the generalized Gauss-Newton matrix."""
         self._count("products")
         return self._ggn(v) if curvature == "ggn" else self._hessian(v, range(len(self.parameters)))
 
@@ -128,6 +132,9 @@ class Objective:
         return _grad([loss], self.parameters)
 
     def _hessian(self, v: Sequence[Tensor], at: Sequence[int]) -> list[Tensor]:
+        check, self.check = self.check, None
+        if check is not None:
+            check()
         parameters = [self.parameters[i] for i in at]
         bent = [(self._gradient[i], u) for i, u in zip(at, v, strict=True) if self._gradient[i].requires_grad]
         if not bent:
@@ -154,6 +161,44 @@ class Objective:
         ends, directions = zip(*bent, strict=True)
         HJv = _grad(ends, self.outputs, directions)
         return _grad(self.outputs, self.parameters, HJv)
+
+
+def refuse_wrong_functions(objective: Objective, closure: Closure, names: Sequence[str]) -> None:
+    """Raise if custom functions, or backward hooks of modules, make Hessian products wrong.
+
+    One product is compared with finite differences of the gradient.
+
+    Args:
+        objective: The loss of this step.
+        closure: Makes it again, at parameters that were moved.
+        names: Of the custom functions in its graph.
+    """
+    parameters, source = objective.parameters, generator(0)
+    own = [p.detach().clone() for p in parameters]
+    v = [torch.randn(p.shape, generator=source).to(p) * (float(p.square().mean().sqrt()) or 1.0) for p in own]
+    at = {id(p): d for p, d in zip(parameters, v, strict=True)}
+    for leaf, row in constant_rows(objective.loss):
+        if id(leaf) in at:
+            at[id(leaf)][row] = 0
+    product = objective._hessian(v, range(len(v)))
+
+    def slopes(step: float) -> list[Tensor]:
+        try:
+            for p, x, d in zip(parameters, own, v, strict=True):
+                p.data.copy_(x + step * d)  # unseen by autograd: the graph of this step is used later
+            with torch.enable_grad(), PlainAttention():
+                return _grad([parts_of(closure()).loss], parameters, retain_graph=False)
+        finally:
+            for p, x in zip(parameters, own, strict=True):
+                p.data.copy_(x)
+
+    error = difference_error(product, slopes, own[0].dtype)
+    if error is not None:
+        raise CurvescopeError(
+            f"the loss of the closure uses {', '.join(names)}: expected H v, got products that differ from a "
+            f"finite difference by {error:.1%}",
+            hint="write a backward that is differentiable itself; remove backward hooks of modules",
+        )
 
 
 @final

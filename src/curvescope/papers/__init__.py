@@ -1,9 +1,10 @@
 """Papers: their figures and tables measured again, published next to measured. Imports none of them.
 
 A paper is a package here with `FIGURES` and `MORE`, a line on each, and may have `UNCLEAR`: names of
-settings that it refuses, with what to say instead. A figure is a module in it, and all that
-a study is: a frozen `Config` and `run(cfg, *, progress=None, state=None) -> Shown`. Its result has `claims`
-too, and `reproduce` writes everything into one folder.
+settings that it refuses, with what to say instead. A figure is all that a study is: a frozen `Config` and
+`run(cfg, *, progress=None, state=None) -> Shown`, called `STUDY` in a module of the figure's name. Figures
+that are studies with settings of their own are together in the module `figures`, as its `STUDIES`. Results
+have `claims` too, and `reproduce` writes everything into one folder.
 """
 
 from __future__ import annotations
@@ -69,4 +70,10 @@ def find_figure(paper: str, figure: str) -> Study[Config]:
         raise UsageError(
             f"expected a figure of {paper}, got {figure!r}", hint=near_misses(figure, list(known))
         )
-    return study_in(f"curvescope.papers.{paper}.{figure}")
+    package = f"curvescope.papers.{paper}"
+    try:
+        return study_in(f"{package}.{figure}")
+    except ModuleNotFoundError as error:
+        if error.name != f"{package}.{figure}":  # something that the figure imports
+            raise
+    return import_module(f"{package}.figures").STUDIES[figure]

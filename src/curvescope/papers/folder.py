@@ -22,14 +22,12 @@ from curvescope.core.config import Config
 from curvescope.core.errors import CurvescopeError, MissingExtra, UsageError
 from curvescope.core.result import UnreadableResult, strict_json
 from curvescope.papers import PAPERS
-from curvescope.runs.disk.durable import sync, sync_tree, write_whole
-from curvescope.runs.disk.place import check_writable
+from curvescope.runs.disk.durable import check_distinct, check_writable, sync, sync_tree, write_whole
 from curvescope.runs.folder import STATE, AlreadyFinished, Say, digest_of, environment
 from curvescope.runs.pieces import RESULT, Pieces
 from curvescope.runs.shown import Shown
 from curvescope.runs.verified.checks import Verification, name_of
 from curvescope.runs.work import Place
-from curvescope.runs.writing import check_distinct
 
 SETTINGS, ARRAYS = "settings.json", "arrays.npz"
 ALL_CLAIMS = "all_claims"  # the table of all figures

@@ -12,7 +12,7 @@ from curvescope.core.errors import CurvescopeError, UsageError, near_misses
 from curvescope.core.progress import Progress
 from curvescope.papers import all_claims, check_settings, figures_of, find_figure
 from curvescope.papers.folder import FigureFolder, check_folder, load_result, publish, read_settings
-from curvescope.runs.disk.place import full_disk_said
+from curvescope.runs.disk.durable import full_disk_said
 from curvescope.runs.folder import STATE, AlreadyFinished, Say
 from curvescope.runs.shown import Shown
 

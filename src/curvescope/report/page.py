@@ -15,16 +15,13 @@ from curvescope.core.errors import UsageError
 from curvescope.report.entries import command_of, entries, texts
 from curvescope.report.glossary import Term, used_in
 from curvescope.report.papers import is_reproduction, paper_entries, written
-from curvescope.report.parts import Card, Cell, Entry, Section, Table
-from curvescope.report.pieces.cards import cards
-from curvescope.report.pieces.findings import findings
+from curvescope.report.parts import Card, Cell, Entry, Section, Table, largest
+from curvescope.report.pieces.cards import cards, chosen_small, errors_told, findings
 from curvescope.report.pieces.pictures import library
-from curvescope.report.pieces.stills import largest
-from curvescope.report.pieces.told import chosen_small, errors_told
 from curvescope.report.reading import Read, Sheet, read, told_apart
 from curvescope.report.sections import SECTIONS, rank
 from curvescope.studies.diagnose.study import Diagnosis
-from curvescope.studies.diagnose.words import verdict
+from curvescope.studies.diagnose.view import verdict
 
 if TYPE_CHECKING:
     from jinja2 import Environment

@@ -11,8 +11,7 @@ from curvescope.core.errors import UsageError
 from curvescope.core.numbers import duration
 from curvescope.papers import all_claims, figures_of, find_figure
 from curvescope.papers import folder as reproduction
-from curvescope.report.parts import Entry, Methods, Tally
-from curvescope.report.pieces.levels import VERDICTS, verdict
+from curvescope.report.parts import VERDICTS, Entry, Methods, Tally, verdict
 from curvescope.report.pieces.methods import methods, reproduce_command
 from curvescope.report.pieces.pictures import pictures
 from curvescope.report.pieces.tables import table

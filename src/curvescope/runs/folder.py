@@ -30,12 +30,11 @@ from curvescope.core.config import Config, Plain
 from curvescope.core.result import UnreadableResult
 from curvescope.models.description import Description
 from curvescope.runs.contents import Fingerprint
-from curvescope.runs.disk.durable import sync, sync_tree
+from curvescope.runs.disk.durable import sync, sync_tree, write_figures, write_tables
 from curvescope.runs.pieces import RESULT, STATE, Pieces
 from curvescope.runs.shown import Shown
 from curvescope.runs.verified import checks
 from curvescope.runs.work import Place
-from curvescope.runs.writing import write_figures, write_tables
 
 CONFIG, ASKED = "config.toml", "asked.toml"
 DAMAGED = ".damaged"  # behind the name of a result that cannot be read, and of its folder

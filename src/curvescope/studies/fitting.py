@@ -21,12 +21,11 @@ from curvescope.core.errors import UsageError
 from curvescope.core.numbers import duration, short_duration
 from curvescope.core.seeds import probes
 from curvescope.models.model import Model
-from curvescope.models.zoo.names import BUNDLED
+from curvescope.models.zoo import BUNDLED
 from curvescope.operators import Hessian
 from curvescope.problem import Problem
-from curvescope.runs.plan import Cost, Plan
-from curvescope.runs.study import Study
-from curvescope.studies.preflight.cut import cuts, part, shortest, whole, work
+from curvescope.runs.study import Cost, Plan, Study
+from curvescope.studies.preflight.measurements import cuts, part, shortest, whole, work
 from curvescope.studies.setting import TASK, ModelOnData, make_problem
 
 QUICK, USUAL = 60.0, 180.0  # seconds

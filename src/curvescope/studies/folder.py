@@ -14,7 +14,7 @@ from curvescope.core.config import Config, Plain, Settings
 from curvescope.core.errors import CurvescopeError, UsageError
 from curvescope.core.progress import Progress
 from curvescope.core.ranks import alone, everyone, from_first, spreading, together
-from curvescope.runs.disk.place import check_writable, full_disk_said
+from curvescope.runs.disk.durable import check_writable, full_disk_said
 from curvescope.runs.folder import (
     ASKED,
     CONFIG,
@@ -167,7 +167,7 @@ def _foretold(name: str, study: Study[Config], fitted: Fitted) -> str:
     """Words on a configuration; of one that may take more than LONG also what it is expected to take."""
     if fitted.seconds <= LONG:
         return fitted.words
-    from curvescope.studies.preflight import forecast, words
+    from curvescope.studies.preflight import forecast, view
 
     try:
         found = forecast(name, study, fitted.cfg, model=fitted.model)
@@ -175,7 +175,7 @@ def _foretold(name: str, study: Study[Config], fitted: Fitted) -> str:
         return f"{fitted.words}\nno forecast: {error.message}"
     if found is None or found.prediction.seconds <= LONG:
         return fitted.words
-    return "\n".join(filter(None, [fitted.choice, *words.lines(found)]))
+    return "\n".join(filter(None, [fitted.choice, *view.lines(found)]))
 
 
 def load(path: str | Path) -> tuple[dict[str, Plain | list[Plain]], Shown]:

@@ -14,22 +14,58 @@ import torch
 from curvescope.core.config import Config, setting
 from curvescope.core.errors import UsageError
 from curvescope.core.ranks import spreading
+from curvescope.data import denoising
 from curvescope.data.batches import IGNORED, Batches
-from curvescope.data.continuation import continuation
 from curvescope.data.corpora import CORPORA, read_source
-from curvescope.data.corrupted import denoising
-from curvescope.data.labels import classification, images, num_sequences, read_labelled, sample
-from curvescope.data.masking import masked_lm
+from curvescope.data.labels import classification_data, image_data, num_sequences, read_labeled, sample
+from curvescope.data.masking import continuation, masked_lm_data
 from curvescope.data.tasks import task_from_text
-from curvescope.data.text import text
-from curvescope.distributed.loading import spread_out
-from curvescope.geometry.roles import check_vocabulary
-from curvescope.models.finite import check_weights
-from curvescope.models.hf.experts import MIXTURE
+from curvescope.data.text import text_data
+from curvescope.models.forward_errors import check_vocabulary, check_weights
+from curvescope.models.hf.module import MIXTURE
 from curvescope.models.load import as_device, load
 from curvescope.models.model import Model
+from curvescope.models.zoo import BUNDLED, REVISIONS
 from curvescope.problem import Problem
 from curvescope.tokenizers import as_tokenizer, load_tokenizer
+
+NOW = "now"  # the checkpoint of a model that has no others
+OF_CHECKPOINTS = "revisions of a bundled model, or folders of the same shape; by default all that are bundled"
+
+
+def checkpoint_names(cfg: ModelOnData, asked: tuple[str, ...]) -> tuple[str, ...]:
+    """Those asked for, or all that are bundled; one name for a model that has none."""
+    if asked:
+        return tuple(dict.fromkeys(asked))
+    bundled = cfg.model in BUNDLED and cfg.revision is None
+    return REVISIONS if bundled else (cfg.revision or NOW,)
+
+
+def load_checkpoints(cfg: ModelOnData, asked: tuple[str, ...], model: Model) -> dict[str, Model]:
+    """The models by name, in their order; `model`, that of the settings, where there are no others."""
+    found = {}
+    for name in checkpoint_names(cfg, asked):
+        if cfg.model in BUNDLED and name in REVISIONS:
+            found[name] = load_model(replace(cfg, revision=name))
+        else:
+            found[name] = load_model(replace(cfg, model=name, revision=None)) if asked else model
+        check_alike(name, found[name], model)
+    return found
+
+
+def check_alike(name: str, found: Model, model: Model) -> None:
+    """Raise unless a checkpoint has the model's parameters, by name and shape."""
+    wanted, there = (
+        {name: tuple(p.shape) for name, p in m.module.named_parameters()} for m in (model, found)
+    )
+    if there == wanted:
+        return
+    first = next(k for k in wanted | there if wanted.get(k) != there.get(k))
+    raise UsageError(
+        f"expected checkpoints of {model.name!r}, got {name!r}, which is another model: {first} is "
+        f"{there.get(first, 'not there')}, not {wanted.get(first, 'there')}"
+    )
+
 
 TASK = "task:"
 SHORT_TEXT = 100_000  # characters; a longer text has tokens enough for any study's own number
@@ -48,7 +84,7 @@ class ModelOnData(Config):
     model: str = setting("tiny-gpt", "a bundled name, a folder, a hub id, a checkpoint or a TOML file")
     revision: str | None = setting(None, "a training checkpoint of a bundled model")
     data: str = setting("sample", "a corpus, a file, a folder, task:NAME or task:NAME?OPTION=VALUE")
-    tokens: int = setting(512, "of a text; labelled texts and images: ⌈tokens / seq_len⌉ of them")
+    tokens: int = setting(512, "of a text; labeled texts and images: ⌈tokens / seq_len⌉ of them")
     seq_len: int = setting(64, "tokens of one sequence")
     batch_size: int = setting(8, "sequences of one batch; changes no number beyond rounding")
     loss: str = setting(
@@ -79,6 +115,8 @@ def make_problem(cfg: ModelOnData, model: Model | None = None) -> Problem:
 def load_model(cfg: ModelOnData | TokenModel) -> Model:
     """The model, with another tokenizer where one is given; spread over ranks where these cut models."""
     if spreading():
+        from curvescope.distributed.sharding import spread_out
+
         device = as_device(cfg.device)
         model = spread_out(load(cfg.model, revision=cfg.revision, dtype=cfg.dtype, device="cpu"), device)
     else:
@@ -136,7 +174,7 @@ def sequences_there(cfg: ModelOnData, model: Model) -> int | None:
 
 
 def make_batches(cfg: ModelOnData, model: Model) -> Batches:
-    """A task, or what the model was made for: text, masked or cut in two, labelled texts or images.
+    """A task, or what the model was made for: text, masked or cut in two, labeled texts or images.
 
     A model without a head gets a part of these hidden, and its own hidden states on the whole as targets.
     """
@@ -145,18 +183,18 @@ def make_batches(cfg: ModelOnData, model: Model) -> Batches:
     kind = kind_of(model)
     _check(cfg, model, kind)
     if kind == denoising.FEATURES:
-        return denoising.denoising(
+        return denoising.denoising_data(
             cfg.data, model, tokens=cfg.tokens, seq_len=cfg.seq_len, batch_size=cfg.batch_size, seed=cfg.seed
         )
     if kind == "image-classification":
         count = num_sequences(cfg.tokens, cfg.seq_len)
-        return images(model, count, cfg.seed, batch_size=cfg.batch_size)
+        return image_data(model, count, cfg.seed, batch_size=cfg.batch_size)
     if kind == "classification":
-        texts, labels = read_labelled(cfg.data)
+        texts, labels = read_labeled(cfg.data)
         chosen = sample(len(texts), num_sequences(cfg.tokens, cfg.seq_len), seed=cfg.seed)
         texts, labels = [texts[i] for i in chosen], [labels[i] for i in chosen]
-        return classification(texts, labels, model, seq_len=cfg.seq_len, batch_size=cfg.batch_size)
-    make = {"masked-lm": masked_lm, PAIRED: continuation}.get(kind, text)
+        return classification_data(texts, labels, model, seq_len=cfg.seq_len, batch_size=cfg.batch_size)
+    make = {"masked-lm": masked_lm_data, PAIRED: continuation}.get(kind, text_data)
     tokens = taken_tokens(cfg, model)
     return make(cfg.data, model, tokens=tokens, seq_len=cfg.seq_len, batch_size=cfg.batch_size, seed=cfg.seed)
 
@@ -257,8 +295,8 @@ def read_data(cfg: TokenModelOnData, model: Model) -> Batches:
         "seed": cfg.seed,
     }
     if model.facts.get("task") == "masked-lm":
-        return masked_lm(cfg.data, model, **options)
-    found = text(cfg.data, model, **options)
+        return masked_lm_data(cfg.data, model, **options)
+    found = text_data(cfg.data, model, **options)
     if model.facts.get("causal", True):
         return found
     inputs = torch.cat([batch.inputs for batch in found])  # pyright: ignore[reportCallIssue, reportArgumentType]

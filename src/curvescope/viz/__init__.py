@@ -1,5 +1,5 @@
 """Drawing: arrays in, matplotlib Axes out. Nothing here computes, and matplotlib is imported on first use."""
 
-from curvescope.viz import attention, blocks, spectrum, style
+from curvescope.viz import blocks, matrix, spectrum, style
 
-__all__ = ["attention", "blocks", "spectrum", "style"]
+__all__ = ["blocks", "matrix", "spectrum", "style"]

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from curvescope.core.parts import MATRICES
 from curvescope.viz import style
+from curvescope.viz.blocks import LABEL, PALETTE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 POINTS = 2000  # of a sorted curve: more cannot be told apart on a screen
 
@@ -64,3 +68,89 @@ def entries(ax: Axes | None, values: np.ndarray, *, label: str) -> Axes:
 
 def _axes(ax: Axes | None) -> Axes:
     return style.axes((5, 3.2)) if ax is None else ax
+
+
+OURS, OTHERS = style.BLUE, "0.72"
+_OWN = ("gradient", *MATRICES)
+
+
+def bars(
+    names: Sequence[str], ratios: Sequence[tuple[float, float, float]], memory: Sequence[float] | None
+) -> Figure:
+    """Horizontal bars of time in gradients (median, with a line from least to most), and of peak GiB.
+
+    Names of our own contenders begin with gradient or the name of a matrix. Memory that is nan has no bar.
+    """
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(
+        1, 1 if memory is None else 2, figsize=(8, 0.45 * len(names) + 1.4), sharey=True, squeeze=False
+    )
+    colors = [OURS if name.replace(",", "").split()[0] in _OWN else OTHERS for name in names]
+    rows = range(len(names))
+    left = axes[0, 0]
+    left.barh(rows, [m for m, _, _ in ratios], color=colors)
+    left.hlines(rows, [low for _, low, _ in ratios], [high for _, _, high in ratios], color="black", lw=1)
+    left.set_yticks(rows, names)
+    left.invert_yaxis()
+    left.set_xlabel("time of one product, in gradients")
+    left.axvline(1, color="black", lw=0.6, ls=":")
+    for row, (median, _, high) in zip(rows, ratios, strict=True):
+        left.annotate(
+            f"{median:.2f}", (max(median, high), row), (4, 0), textcoords="offset points", va="center"
+        )
+    left.margins(x=0.12)
+    if memory is not None:
+        right = axes[0, 1]
+        right.barh(rows, memory, color=colors)
+        right.set_xlabel("peak memory, GiB")
+        right.margins(x=0.15)
+        for row, amount in zip(rows, memory, strict=True):
+            if amount == amount:
+                right.annotate(
+                    f"{amount:.1f}", (amount, row), (4, 0), textcoords="offset points", va="center"
+                )
+    for axis in axes.flat:
+        axis.spines[["top", "right"]].set_visible(False)
+    figure.tight_layout()
+    return figure
+
+
+def quality(
+    layers: Sequence[str],
+    methods: Sequence[str],
+    error: np.ndarray,
+    lambda_max: np.ndarray,
+    cosine: np.ndarray,
+    cosine_gradient: np.ndarray,
+) -> Figure:
+    """Relative error, ratio of the largest eigenvalues and cosine of the steps: (methods, layers) each.
+
+    Args:
+        layers: Their names.
+        methods: Their names.
+        error: ‖K − H_o‖ / ‖H_o‖.
+        lambda_max: λ_max(K) / λ_max(H_o).
+        cosine: Of the preconditioned gradients.
+        cosine_gradient: (layers,) of the plain gradient, as gray lines.
+    """
+    import matplotlib.pyplot as plt
+
+    width = max(2.0 + 0.22 * len(layers), 5.5)
+    fig, axes = plt.subplots(3, 1, figsize=(width, 6.4), sharex=True, layout="constrained")
+    x, step = np.arange(len(layers)), 0.6 / max(len(methods), 1)
+    labels = ("‖K − H_o‖ / ‖H_o‖", "λ_max(K) / λ_max(H_o)", "cosine with (H_o + δ)⁻¹ g")
+    for ax, values, label in zip(axes, (error, lambda_max, cosine), labels, strict=True):
+        for i, method in enumerate(methods):
+            shift = step * (i - (len(methods) - 1) / 2)
+            ax.plot(x + shift, values[i], "o", ms=4, color=PALETTE[i % len(PALETTE)], label=method)
+        ax.set_ylabel(label, fontsize=LABEL)
+        ax.tick_params(labelsize=LABEL)
+        ax.grid(axis="y", lw=0.3, color="0.9")
+        ax.spines[["top", "right"]].set_visible(False)
+    axes[1].axhline(1.0, color="0.6", lw=0.6)
+    axes[2].plot(x, cosine_gradient, "_", ms=28, color="0.5", label="gradient itself")
+    axes[2].set_xticks(x, layers, rotation=90 if len(layers) > 6 else 0)
+    handles, names = axes[2].get_legend_handles_labels()
+    fig.legend(handles, names, fontsize=LABEL, ncols=3, loc="outside upper center", frameon=False)
+    return fig

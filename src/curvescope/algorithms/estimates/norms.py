@@ -17,8 +17,7 @@ from curvescope.algorithms.checks import (
     relative_tolerance,
 )
 from curvescope.algorithms.columns import column_dots, gather_samples, norms, probe_batches
-from curvescope.algorithms.estimates.intervals import ENOUGH
-from curvescope.algorithms.estimates.mean_square import column_norms, mean_square
+from curvescope.algorithms.estimates.intervals import ENOUGH, column_norms, mean_square
 from curvescope.algorithms.spectra.lanczos import eigsh
 from curvescope.core.operator import FunctionOperator, LinearOperator
 from curvescope.core.result import Result

@@ -21,10 +21,14 @@ from curvescope.algorithms.columns import (
     probe_batches,
     to_numpy,
 )
-from curvescope.algorithms.estimates.intervals import ENOUGH, form_interval, mean_interval
-from curvescope.algorithms.estimates.mean_square import column_norms, mean_square
-from curvescope.algorithms.estimates.sketch import range_sketch, small_matrices
-from curvescope.algorithms.estimates.xtrace import leave_one_out
+from curvescope.algorithms.estimates.intervals import (
+    ENOUGH,
+    column_norms,
+    form_interval,
+    mean_interval,
+    mean_square,
+)
+from curvescope.algorithms.estimates.xtrace import leave_one_out, range_sketch, small_matrices
 from curvescope.algorithms.sums import add_up
 from curvescope.core.operator import LinearOperator
 from curvescope.core.result import Result
@@ -254,7 +258,7 @@ def _hutchinson(
 
 def _exact(op: LinearOperator, count: int, method: Method, kind: Probe, seed: int) -> TraceEstimate:
     """Trace of the operator written out, as `count` equal samples."""
-    n, value = op.shape[0], float(np.trace(to_numpy(op.dense(chunk=columns_at_once(op)))))
+    n, value = op.shape[0], float(np.trace(to_numpy(op.to_dense(chunk=columns_at_once(op)))))
     return TraceEstimate(value, 0.0, np.full(count, value), n, method, kind, seed, low=value, high=value)
 
 

@@ -25,8 +25,7 @@ import torch
 from torch import Tensor
 
 from curvescope.algorithms.columns import column_blocks, summing_dtype
-from curvescope.algorithms.estimates.sketch import range_sketch
-from curvescope.algorithms.estimates.xtrace import left_out
+from curvescope.algorithms.estimates.xtrace import left_out, range_sketch
 from curvescope.algorithms.sums import parts
 from curvescope.algorithms.vectors import columns_of, fresh
 from curvescope.core.operator import LinearOperator
@@ -40,7 +39,7 @@ def leave_one_out(op: LinearOperator, count: int, *, kind: Probe, seed: int) -> 
 
     The norm of row k is the root mean square over i of entry k of (I − Qᵢ Qᵢᵀ) A ωᵢ = γᵢ pᵢ.
     """
-    n, eps = op.here[0], torch.finfo(op.dtype).eps
+    n, eps = op.local_shape[0], torch.finfo(op.dtype).eps
     Q, R, _, scale = range_sketch(op, count, kind=kind, seed=seed)
     Z = fresh(op, n, count)
     for block in column_blocks(op, count):

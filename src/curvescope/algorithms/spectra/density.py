@@ -22,14 +22,6 @@ from curvescope.algorithms.checks import (
 )
 from curvescope.algorithms.columns import mean_and_stderr
 from curvescope.algorithms.estimates.intervals import positive_interval, student
-from curvescope.algorithms.spectra.broadening import (
-    GRID_POINTS,
-    broadened,
-    check_grid,
-    check_range,
-    default_width,
-    even_grid,
-)
 from curvescope.algorithms.spectra.distribution import (
     Cumulative,
     Outliers,
@@ -38,7 +30,16 @@ from curvescope.algorithms.spectra.distribution import (
     outliers,
     share_within,
 )
-from curvescope.algorithms.spectra.log_density import LogDensity, log_density
+from curvescope.algorithms.spectra.log_density import (
+    GRID_POINTS,
+    LogDensity,
+    broadened,
+    check_grid,
+    check_range,
+    default_width,
+    even_grid,
+    log_density,
+)
 from curvescope.algorithms.spectra.quadrature import Measure, exact_measures, lanczos_measures
 from curvescope.core.errors import UsageError
 from curvescope.core.operator import LinearOperator
@@ -251,8 +252,8 @@ def spectral_density(
         grid: points, or how many, evenly over the range of the nodes with five widths on either side;
             1024 by default.
         width: standard deviation of the Gaussian; by default the range of the nodes over `num_steps`,
-            about the distance of neighbouring nodes.
-        reorthogonalize: keep each probe's basis of num_steps + 1 vectors and orthogonalise against all of
+            about the distance of neighboring nodes.
+        reorthogonalize: keep each probe's basis of num_steps + 1 vectors and orthogonalize against all of
             it; without, two vectors suffice and eigenvalues found early get several nodes.
         max_gib: memory of the device for bases; probes that do not fit run one group after the other. By
             default 8, and for a single probe that takes more, on a card, half of what is free.

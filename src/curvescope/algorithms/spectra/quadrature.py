@@ -17,9 +17,8 @@ from torch import Tensor
 from curvescope.algorithms.bases import TOGETHER_GIB, Where, placed
 from curvescope.algorithms.checks import GIB, block_pieces, block_sizes
 from curvescope.algorithms.columns import columns_at_once
-from curvescope.algorithms.rounding import is_rounding, length
 from curvescope.algorithms.spectra.krylov import Recurrence, Tridiagonals
-from curvescope.algorithms.sums import add_up, to_numpy
+from curvescope.algorithms.sums import add_up, is_rounding, length, to_numpy
 from curvescope.algorithms.vectors import check_finite
 from curvescope.core.operator import LinearOperator
 from curvescope.core.progress import track
@@ -64,7 +63,7 @@ def exact_measures(op: LinearOperator, blocks: Mapping[str, slice]) -> dict[str,
     width = columns_at_once(op)
     for start in track(range(0, len(units), width), "small blocks"):
         batch = units[start : start + width]
-        columns = torch.zeros(op.here[1], len(batch), dtype=op.dtype, device=op.device)
+        columns = torch.zeros(op.local_shape[1], len(batch), dtype=op.dtype, device=op.device)
         for column, (name, i) in enumerate(batch):
             columns[blocks[name], column] = (own[name] == i).to(op.device, op.dtype)
         product = op @ columns
@@ -165,7 +164,7 @@ def _buffer(op: LinearOperator, group: list[Job]) -> Tensor | None:
     total = sum(job.count for job in group)
     if total == 1 and block_sizes(op, {group[0].name: group[0].rows})[group[0].name] == op.shape[1]:
         return None
-    return torch.zeros(op.here[1], total, dtype=op.dtype, device=op.device)
+    return torch.zeros(op.local_shape[1], total, dtype=op.dtype, device=op.device)
 
 
 def _advance(

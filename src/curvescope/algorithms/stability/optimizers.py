@@ -1,26 +1,74 @@
 """What PyTorch's optimizers do to a gradient, from their settings and their state.
 
     SGD       P = I                                          g = 1 − dampening
-    RMSprop   P = √v + ε, centred: √(v − m²) + ε              g = 1
+    RMSprop   P = √v + ε, centered: √(v − m²) + ε              g = 1
     Adam(W)   P = (1 − β₁ᵗ) (√(v / (1 − β₂ᵗ)) + ε)             g = 1 − β₁, momentum β₁
 
 with v the running mean of squared gradients as it is now. Where groups have learning rates of their own, P is
 divided by their share of the largest one. An entry whose v is zero never had a gradient: it stays where
 it is, and its row of P^(−½) is zero. All other optimizers of torch are refused by name.
+
+Descent on a quadratic with a fixed preconditioner, and the learning rate up to which it is stable.
+
+A step of an optimizer with a fixed preconditioner P on ½ θᵀ H θ, in coordinates where S = P^(−½) H P^(−½):
+
+    heavy ball   θ' = θ − η m',               m' = β m + g S θ        η λ_max(S) < 2 (1 + β) / g
+    Nesterov     θ' = θ − η S θ − η β m',     m' = β m + S θ          η λ_max(S) < 2 (1 + β) / (1 + 2 β)
+    decoupled    θ' = (I − η W) θ − η m',     m' = β m + g S θ        the first, with S + (1 + β)/g · W
+
+where g = 1 for sums of gradients, and 1 − β for running means; W is a diagonal weight decay. A mode zᵗ x of
+the first and the last has z² − z b + c = 0 with b = xᵀ((1 + β) I − η W − η g S) x and c = β (1 − η xᵀ W x)
+for a unit vector x, so that |z| < 1 for all modes if |b| < 1 + c for all x, and the bound is where z = −1.
+Directions of negative curvature grow at any η.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from curvescope.algorithms.stability.descent import Descent
 from curvescope.core.blocks import ParamSpace
 from curvescope.core.errors import UsageError
-from curvescope.core.operator import Diagonal
+from curvescope.core.operator import Diagonal, LinearOperator
+
+
+@dataclass(frozen=True)
+class Descent:
+    """An optimizer as the recurrence above."""
+
+    name: str
+    inverse_root: LinearOperator | None  # P^(−½), or None for the identity
+    learning_rate: float | None = None  # η: the largest one, where parameters have several
+    momentum: float = 0.0  # β
+    nesterov: bool = False
+    gain: float = 1.0  # g
+    coupled: Tensor | None = None  # (n,) weight decay that is part of the gradient: added to H
+    decoupled: Tensor | None = None  # (n,) weight decay beside it, over the largest learning rate
+    assumed: list[str] = field(default_factory=list)
+
+    @property
+    def threshold(self) -> float:
+        """c of η λ_max < c."""
+        if self.nesterov:
+            return 2 * (1 + self.momentum) / (1 + 2 * self.momentum)
+        return 2 * (1 + self.momentum) / self.gain
+
+    @property
+    def formula(self) -> str:
+        """The bound in words."""
+        if self.momentum == 0 and self.gain == 1:
+            return "2 / λ_max"
+        if self.nesterov:
+            return "2 (1 + β) / ((1 + 2 β) λ_max)"
+        if self.gain == 1:
+            return "2 (1 + β) / λ_max"
+        mean = self.gain == 1 - self.momentum
+        return "2 (1 + β) / ((1 − β) λ_max)" if mean else "2 (1 + β) / ((1 − dampening) λ_max)"
+
 
 Group = Mapping[str, Any]
 Denominator = Callable[[Group, Mapping[str, Any]], Tensor]
@@ -40,7 +88,7 @@ def read_optimizer(
         )
     groups = _groups(optimizer, parameters, space)
     if any(group.get("maximize") for group in groups.values()):
-        raise UsageError("expected an optimizer that minimises, got maximize=True")
+        raise UsageError("expected an optimizer that minimizes, got maximize=True")
     largest = max(float(group["lr"]) for group in groups.values())
     if largest <= 0:
         raise UsageError(f"expected a learning rate above 0, got {largest:g}")
@@ -54,13 +102,13 @@ def _groups(
 ) -> dict[str, Group]:
     """The group of each parameter of the space."""
     of = {id(p): group for group in optimizer.param_groups for p in group["params"]}
-    for name in space.parameters:
+    for name in space.parameter_names:
         if id(parameters[name]) not in of:
             raise UsageError(
                 f"{type(optimizer).__name__} does not train {name}, which is part of the operator",
                 hint="choose the blocks that it trains, or make it of the parameters of this model",
             )
-    return {name: of[id(parameters[name])] for name in space.parameters}
+    return {name: of[id(parameters[name])] for name in space.parameter_names}
 
 
 def _assumed(
@@ -117,7 +165,7 @@ class _Reading:
             .detach()
             .expand(space.shapes[name])
             .contiguous()
-            for name in space.parameters
+            for name in space.parameter_names
         }
         return space.gather(tree)
 

@@ -1,8 +1,15 @@
-"""Linear systems (A + λ I) x = b, by products alone."""
+"""Linear systems (A + λ I) x = b, by products alone.
+
+Neumann's series, A⁻¹ b = s Σ_j (I − s A)ʲ b, on several right-hand sides in lock step.
+
+Its partial sums are the steps of Richardson's iteration x + s M (b − A x), with a preconditioner M or none.
+They converge where all eigenvalues of s M A lie between 0 and 2.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal, get_args
@@ -22,16 +29,22 @@ from curvescope.algorithms.checks import (
     relative_tolerance,
 )
 from curvescope.algorithms.spectra.krylov import lanczos
-from curvescope.algorithms.sums import norms, to_numpy
-from curvescope.algorithms.systems.iterations import Multiply, Stop, conjugate_gradients
-from curvescope.algorithms.systems.lsmr import LEAST_SQUARES, least_squares
-from curvescope.algorithms.systems.minres import minimal_residuals
-from curvescope.algorithms.systems.neumann import neumann_series
-from curvescope.algorithms.systems.rounds import Iteration, Refined, System, refined, rescale
-from curvescope.algorithms.vectors import columns_of, comfortable, on_all
+from curvescope.algorithms.sums import column_dots, norms, to_numpy
+from curvescope.algorithms.systems.iterations import (
+    LEAST_SQUARES,
+    Multiply,
+    Stop,
+    conjugate_gradients,
+    descend,
+    distance,
+    least_squares,
+    minimal_residuals,
+)
+from curvescope.algorithms.vectors import check_finite, columns_of, comfortable, on_all
 from curvescope.core.errors import ShapeError, UsageError
 from curvescope.core.operator import LinearOperator, Vector, as_columns
 from curvescope.core.operator.kinds import is_single, like
+from curvescope.core.progress import track
 from curvescope.core.result import Result
 from curvescope.core.seeds import probes
 
@@ -198,7 +211,7 @@ def _check_preconditioner(op: LinearOperator, M: LinearOperator | None, method: 
     n = op.shape[1]
     if (
         M.shape != (n, n)
-        or M.here != (op.here[1], op.here[1])
+        or M.local_shape != (op.local_shape[1], op.local_shape[1])
         or M.dtype != op.dtype
         or M.device.type != op.device.type
     ):
@@ -220,3 +233,121 @@ def _least_squares(system: System, found: Refined, tol: float, used: int) -> tup
     """Whether every column that is no solution has ‖Aᵀ r‖ ≤ tol ‖A‖ ‖r‖, as measured; products used."""
     slope, left = to_numpy(norms(system.transposed(found.R), dim=0)), to_numpy(norms(found.R, dim=0))
     return bool(((slope <= tol * found.size * left) | (found.residual <= tol)).all()), used + 1
+
+
+GROWN = 1e3  # times its start: a residual that large diverges
+
+
+def neumann_series(
+    product: Multiply,
+    B: Tensor,
+    target: Tensor,
+    limit: int,
+    precondition: Multiply | None = None,
+    *,
+    scale: Callable[[], float],
+) -> tuple[Tensor, Stop, int]:
+    """Terms of the series until ‖r‖ ≤ target (k,): x, why it stopped, products used.
+
+    Args:
+        scale: s, asked for when the first product is known.
+    """
+    X, R, used = torch.zeros_like(B), B.clone(), 0
+    rest = column_dots(R, R).sqrt()
+    first = rest
+    for _ in track(range(limit), "Neumann series"):
+        grown = ~(rest <= GROWN * first)
+        active = (rest > target) & ~grown
+        if bool(grown.any()) or not bool(active.any()):
+            break
+        Z = R.clone() if precondition is None else precondition(R)
+        AZ = product(Z)
+        used += 1
+        step = torch.where(active, scale(), torch.zeros_like(rest))
+        rest = torch.where(active, descend(X, R, Z, AZ, step).sqrt(), rest)
+    diverged = bool((~(rest <= first)).any())
+    reason = "the series diverges: eigenvalues of scale times the operator are not all between 0 and 2"
+    return X, Stop(reason if diverged else ""), used
+
+
+ROUNDS = 10  # solves, each for the residual that the last one left
+GAIN = 0.9  # a round must bring some residual below this multiple of itself
+
+
+def rescale(x: Tensor, factor: float, other: float, tol: float) -> bool:
+    """x · factor · other, in place: whether it can be written down, up to the tolerance, in x's dtype."""
+    if factor == other == 1.0:
+        return True
+    first, second = sorted((factor, other))  # what makes x smaller goes first
+    before = x.clone()
+    x.mul_(first).mul_(second)
+    back = x.div(second).div_(first)
+    finite = on_all(bool(torch.isfinite(x).all()), x.device)
+    return finite and bool(norms(back - before) <= tol * norms(before))
+
+
+class System:
+    """Products with f (A + λ I), where f is a power of two that brings the first of them near one."""
+
+    def __init__(self, op: LinearOperator, damping: float):
+        self.op, self.damping, self.factor = op, damping, 0.0
+
+    def __call__(self, V: Tensor) -> Tensor:
+        return self._near_one(self.op @ V, V)
+
+    def transposed(self, U: Tensor) -> Tensor:
+        """f (Aᵀ + λ I) U."""
+        return self._near_one(self.op.T @ U, U)
+
+    def _near_one(self, product: Tensor, V: Tensor) -> Tensor:
+        if self.damping:
+            product = torch.add(product, V, alpha=self.damping)
+        if self.factor == 0.0:
+            self.factor = comfortable(product)
+        return product if self.factor in (0.0, 1.0) else product * self.factor
+
+
+Iteration = Callable[[Multiply, Tensor, Tensor, int], tuple[Tensor, Stop, int]]
+
+
+@dataclass(frozen=True)
+class Refined:
+    """What the rounds came to."""
+
+    X: Tensor  # (n, k)
+    R: Tensor  # (m, k) B − A X
+    residual: np.ndarray  # (k,) relative
+    reason: str
+    used: int  # products
+    size: float  # of the operator, as the iteration found it
+
+
+def refined(iterate: Iteration, system: System, B: Tensor, tol: float, limit: int) -> Refined:
+    """Solve, measure the residual, and solve again for it."""
+    sizes = norms(B, dim=0)
+    safe = torch.where(sizes > 0, sizes, 1)
+    X, R, used = B.new_zeros(system.op.local_shape[1], B.shape[1]), B, 0
+    residual, reason, size = to_numpy(sizes / safe), f"stopped at max_products = {limit}", 0.0
+    for turn in range(ROUNDS):
+        if (residual <= tol).all() or used + 2 > limit:
+            break
+        step, stop, spent = iterate(system, R, 0.5 * tol * sizes, limit - used - 1)
+        if turn > 0:
+            step.add_(X)
+        new_R = torch.empty_like(B)
+        new_residual = to_numpy(distance(B, system(step), out=new_R) / safe)
+        check_finite(new_residual)
+        used, size = used + spent + 1, max(size, stop.size)
+        # the first x is kept even if its residual is not below that of zero: CG reduces another norm
+        better = (new_residual < residual) | (turn == 0)
+        gained = (new_residual < GAIN * residual).any() or used + 2 > limit
+        if better.all():
+            X, R = step, new_R
+        else:
+            keep = torch.as_tensor(better).to(B.device)
+            X, R = torch.where(keep, step, X), torch.where(keep, new_R, R)
+        residual = np.where(better, new_residual, residual)
+        if stop.reason or not gained:
+            reason = stop.reason or f"rounding keeps the residual above tol = {tol:g}"
+            break
+    return Refined(X, R, residual, reason, used, size)

@@ -6,27 +6,32 @@ from typing import Annotated
 
 import typer
 
-from curvescope.cli.typed import completion
+from curvescope.cli import printing
+from curvescope.cli.typed import options
 from curvescope.cli.typed.options import (
     MODEL,
     AsJson,
     Blocks,
     Budget,
-    Checkpoints,
     ConfigFile,
-    Data,
-    Device,
-    Dtype,
     Profile,
-    Query,
     Quiet,
     Revision,
-    Seed,
     Set,
-    Tokenizer,
-    Tokens,
+    declares,
 )
 from curvescope.core.config import Value
+from curvescope.data.corpora import CORPORA
+from curvescope.data.task_names import TASKS
+from curvescope.models.zoo import BUNDLED
+from curvescope.papers import PAPERS
+from curvescope.studies import STUDIES
+
+LOSSES = {
+    "cross_entropy": "a term is one target that counts",
+    "mse": "squared error in the theory's normalization; a term is one sequence",
+    "mse_mean": "squared error as a plain mean; a term is one entry",
+}
 
 
 def list_names(json: AsJson = False) -> None:
@@ -34,13 +39,27 @@ def list_names(json: AsJson = False) -> None:
 
     Examples: curvescope list; curvescope list --json
     """
-    from curvescope.cli import catalogue
+    groups = {
+        "studies": STUDIES,
+        "papers": {name: paper.words for name, paper in PAPERS.items()},
+        "models": BUNDLED,
+        "corpora": CORPORA,
+        "tasks": {name: entry.description for name, entry in TASKS.items()},
+        "losses": LOSSES,
+    }
+    if json:
+        printing.as_json(groups)
+        return
+    for title, names in groups.items():
+        typer.echo(f"{title}")
+        for name, words in names.items():
+            typer.echo(f"  {name:<20} {words}")
+    typer.echo("\nsettings of a study, with defaults and meaning: curvescope run STUDY --settings")
 
-    catalogue.show(as_json=json)
 
-
+@declares("data tokens tokenizer dtype device checkpoints query seed")
 def info(
-    model: Annotated[str, typer.Argument(help=MODEL, autocompletion=completion.models)],
+    model: Annotated[str, typer.Argument(help=MODEL, autocompletion=options.models)],
     revision: Revision = None,
     heads: Annotated[
         bool, typer.Option("--heads/--no-heads", help="List the blocks of single heads too.")
@@ -51,23 +70,17 @@ def info(
         typer.Option(
             "--plan",
             help="A study: how long it would take here, with its options as in `run`, and how much memory.",
-            autocompletion=completion.studies,
+            autocompletion=options.studies,
         ),
     ] = None,
-    data: Data = None,
-    tokens: Tokens = None,
-    tokenizer: Tokenizer = None,
-    dtype: Dtype = None,
-    device: Device = None,
-    checkpoints: Checkpoints = None,
-    query: Query = None,
-    seed: Seed = None,
     config: ConfigFile = None,
     set: Set = None,
     profile: Profile = None,
     budget: Budget = None,
     json: AsJson = False,
     quiet: Quiet = False,
+    *,
+    given: dict[str, Value],
 ) -> None:
     """What a model is made of: roles, blocks, parameters, what was switched, what to know about it.
 
@@ -78,29 +91,17 @@ def info(
     Examples: curvescope info tiny-gpt --revision early; curvescope info tiny-gpt --blocks 'L0.h*.W_Q';
     curvescope info tiny-gpt --plan spectrum --tokens 128
     """
-    from curvescope.cli.info import model as model_info
-    from curvescope.cli.info import plan as plan_info
-    from curvescope.cli.typed.asking import split
+    from curvescope.cli import model_info
     from curvescope.studies.folder import Limit
 
-    of_study: dict[str, Value] = {
-        "data": data,
-        "tokens": tokens,
-        "tokenizer": tokenizer,
-        "dtype": dtype,
-        "device": device,
-        "checkpoints": split(checkpoints),
-        "query": query,
-        "seed": seed,
-    }
     if plan is None:
         others = {"config": config and str(config), "set": set, "profile": profile, "budget": budget}
-        plan_info.refuse_options({**of_study, **others})
-        model_info.show(model, revision=revision, heads=heads, blocks=blocks or (), as_json=json)
+        model_info.refuse_options({**given, **others})
+        model_info.show_model(model, revision=revision, heads=heads, blocks=blocks or (), as_json=json)
         return
-    given = {"model": model, "revision": revision, "blocks": blocks, **of_study}
+    given |= {"model": model, "revision": revision, "blocks": blocks}
     limit = Limit(profile, budget)
-    plan_info.show(plan, config, set or [], given, limit=limit, quiet=quiet, as_json=json)
+    model_info.show_plan(plan, config, set or [], given, limit=limit, quiet=quiet, as_json=json)
 
 
 def doctor(json: AsJson = False) -> None:

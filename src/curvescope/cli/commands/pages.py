@@ -7,25 +7,22 @@ from typing import Annotated
 
 import typer
 
-from curvescope.cli.typed import completion
+from curvescope.cli.typed import options
 from curvescope.cli.typed.options import (
     AsJson,
-    Checkpoints,
-    Data,
     Device,
-    Dtype,
     Force,
     Out,
     Profile,
     Quiet,
-    Revision,
-    Seed,
-    Tokenizer,
-    Tokens,
+    Set,
+    Settings,
+    declares,
 )
 from curvescope.core.config import Value
 
 
+@declares("data tokens tokenizer revision checkpoints dtype device seed")
 def report(
     what: Annotated[
         list[str] | None,
@@ -33,24 +30,16 @@ def report(
             metavar="MODEL|RUNS",
             help="A model as in `run`, which is looked at first; or run folders, or folders of them, which "
             "are shown as they are. Default: tiny-gpt.",
-            autocompletion=completion.models,
+            autocompletion=options.models,
         ),
     ] = None,
-    data: Data = None,
-    tokens: Tokens = None,
-    tokenizer: Tokenizer = None,
-    revision: Revision = None,
-    checkpoints: Checkpoints = None,
-    dtype: Dtype = None,
-    device: Device = None,
-    seed: Seed = None,
     profile: Profile = None,
     sections: Annotated[
         list[str] | None,
         typer.Option(
             "--sections",
             help="Sections of the page or studies: spectra,heads; repeatable. Default: all of the profile.",
-            autocompletion=completion.sections,
+            autocompletion=options.sections,
         ),
     ] = None,
     force: Force = False,
@@ -59,6 +48,8 @@ def report(
     json: AsJson = False,
     out: Out = Path("runs"),
     quiet: Quiet = False,
+    *,
+    given: dict[str, Value],
 ) -> None:
     """One self-contained HTML page of a model, or of run folders.
 
@@ -72,16 +63,6 @@ def report(
     from curvescope.cli import page_run
     from curvescope.cli.typed.asking import split
 
-    given: dict[str, Value] = {
-        "data": data,
-        "tokens": tokens,
-        "tokenizer": tokenizer,
-        "revision": revision,
-        "checkpoints": split(checkpoints),
-        "dtype": dtype,
-        "device": device,
-        "seed": seed,
-    }
     wish = page_run.Wish(page, out, profile, split(sections), force, quiet, json, open)
     page_run.show(what or [], given, wish)
 
@@ -99,7 +80,7 @@ def runs(
 
     Examples: curvescope runs; curvescope runs --remove runs/spectrum/20260101-120000-0123abcd
     """
-    from curvescope.cli import runs_list
+    from curvescope.cli import page_run
     from curvescope.core.errors import UsageError
 
     if others and not remove:
@@ -107,9 +88,9 @@ def runs(
             f"expected --remove before {others[0]}", hint=f"curvescope runs --remove {others[0]}"
         )
     if remove:
-        runs_list.remove([*remove, *(others or [])], sure=yes)
+        page_run.ask_and_remove([*remove, *(others or [])], sure=yes)
     else:
-        runs_list.show(out, as_json=json)
+        page_run.show_runs(out, as_json=json)
 
 
 def watch(
@@ -124,6 +105,65 @@ def watch(
 
     Examples: curvescope watch runs/mine; curvescope watch runs/mine --once; curvescope watch runs/mine > log
     """
-    from curvescope.cli.watch import run as watch_run
+    from curvescope.cli import watch as watch_run
 
     watch_run.show(run, once=once, as_json=json)
+
+
+def reproduce(
+    paper: Annotated[
+        str, typer.Argument(help="Name of a paper: see `curvescope list`.", autocompletion=options.papers)
+    ],
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            help="For a paper that is measured on any model: the same as in `run`.",
+            autocompletion=options.models,
+        ),
+    ] = None,
+    figure: Annotated[
+        list[str] | None, typer.Option("--figure", help="One of its figures; repeatable. All by default.")
+    ] = None,
+    profile: Profile = None,
+    replay: Annotated[
+        bool, typer.Option("--replay", help="The paper's own random numbers, where they can be had.")
+    ] = False,
+    experiment: Annotated[
+        list[str] | None,
+        typer.Option("--experiment", help="Glob over the experiments of a figure; repeatable."),
+    ] = None,
+    device: Device = None,
+    set: Set = None,
+    settings: Settings = False,
+    draw: Annotated[bool, typer.Option("--draw", help="Draw stored results again; compute nothing.")] = False,
+    force: Force = False,
+    json: AsJson = False,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Folder for the files; default reproductions/PAPER.")
+    ] = None,
+    quiet: Quiet = False,
+) -> None:
+    """Measure a paper's figures again: pictures, tables and arrays, published next to measured.
+
+    A run that was stopped goes on where it was when the same command is given again, and figures that are
+    finished are read. `curvescope reproduce PAPER --settings` lists what can be set.
+
+    Examples: curvescope reproduce ormaniec2025 --figure heatmap; curvescope reproduce ormaniec2025 --draw;
+    curvescope reproduce molina2023 tiny-gpt
+    """
+    from curvescope.cli import reproduce as command
+
+    if settings:
+        command.show_settings(paper, figure or [])
+        return
+    command.check_model(paper, figure or [], model, draw=draw)
+
+    given: dict[str, Value] = {
+        "profile": profile,
+        "replay": replay or None,
+        "device": device,
+        "experiments": experiment,
+        "model": model,
+    }
+    how = {"out": out, "draw": draw, "quiet": quiet, "force": force, "as_json": json}
+    command.show(paper, figure or [], set or [], given, **how)

@@ -1,4 +1,11 @@
-"""The Hessian of an attention layer in its weights, block by block, dense or without forming a block."""
+"""The Hessian of an attention layer in its weights, block by block, dense or without forming a block.
+
+The Hessian of an attention layer times a direction, from scratch: no moments, no blocks.
+
+One forward pass with tangents, then one backward pass: H_o pulls B dF back, the functional Hessian
+differentiates the pull-back of a fixed G. What happens between queries, keys, values and the heads' outputs
+is in `core`; here are the projections around it, with rotations and shared heads.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +16,17 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from curvescope.closed_form.attention import products as attention_products
+from curvescope.closed_form.attention.core import (
+    CorePoint,
+    Triple,
+    core_curve,
+    core_push,
+    core_vjp,
+    merge_heads,
+)
+from curvescope.closed_form.attention.head import Head, Jacobian, outer_term
 from curvescope.closed_form.attention.layer import ROLE, AttentionLayer
-from curvescope.closed_form.attention.sums.head import Head, Jacobian
-from curvescope.closed_form.attention.sums.outer import outer_term
-from curvescope.closed_form.attention.sums.terms import Term, dense_sum, frobenius_squared
+from curvescope.closed_form.attention.terms import Term, dense_sum, frobenius_squared
 from curvescope.closed_form.block_matrix import BlockMatrix, slices
 from curvescope.core.errors import ShapeError, UsageError, near_misses
 from curvescope.core.parts import Part, check_part
@@ -26,7 +39,7 @@ ORDER = "QKVO"
 class Split:
     """A block H[a, c, b, e] = ∂²ℓ/∂W_ac ∂W'_be in two parts; `.reshape(W.numel(), W'.numel())` is the matrix.
 
-    `outer` is JᵀBJ (generalised Gauss–Newton), `functional` is Σ_iv G_iv ∂²F_iv.
+    `outer` is JᵀBJ (generalized Gauss–Newton), `functional` is Σ_iv G_iv ∂²F_iv.
     """
 
     outer: Tensor
@@ -47,7 +60,7 @@ class AttentionCurvature:
     """∂²ℓ of an attention layer in its weights, H = JᵀBJ + Σ G ∂²F.
 
     A block is named by two weights, ("Q", "K"), and a part of it by "outer", "functional" or "total". Only
-    `dense`, `split`, `blocks` and `hessian` form a block; the others work with sums over queries of small
+    `to_dense`, `split`, `blocks` and `hessian` form a block; the others work with sums over queries of small
     matrices, which are kept once made. `product` needs neither.
     """
 
@@ -63,7 +76,7 @@ class AttentionCurvature:
         """The query heads."""
         return [Head(self.layer, index) for index in range(self.layer.num_heads)]
 
-    def dense(self, pair: Pair, part: Part = "total") -> Tensor:
+    def to_dense(self, pair: Pair, part: Part = "total") -> Tensor:
         """The block as an array [a, c, b, e], in any memory order; one that is zero takes no memory."""
         one, two = self._check(pair)
         pieces = list(self._pieces(pair, part))
@@ -129,11 +142,11 @@ class AttentionCurvature:
             self._check((name, name))
             if V.shape != self.shapes[name]:
                 raise ShapeError(f"expected direction {name} of {self.shapes[name]}, got {tuple(V.shape)}")
-        return attention_products.product(self.layer, directions, part=part)
+        return product(self.layer, directions, part=part)
 
     def split(self, pair: Pair) -> Split:
         """Both parts of a block, dense."""
-        return Split(self.dense(pair, "outer"), self.dense(pair, "functional"))
+        return Split(self.to_dense(pair, "outer"), self.to_dense(pair, "functional"))
 
     def blocks(self) -> dict[Pair, Split]:
         """Every block, dense; of two different weights also with the weights exchanged, as a view."""
@@ -151,7 +164,7 @@ class AttentionCurvature:
         H, place = self.layer.G.new_empty(sum(sizes.values()), sum(sizes.values())), slices(sizes)
         for i, one in enumerate(self.names):
             for two in self.names[i:]:
-                here, block = H[place[one], place[two]], self.dense((one, two), part)
+                here, block = H[place[one], place[two]], self.to_dense((one, two), part)
                 here.unflatten(1, block.shape[2:]).unflatten(0, block.shape[:2]).copy_(block)
                 if one != two:
                     H[place[two], place[one]] = here.T
@@ -183,7 +196,7 @@ class AttentionCurvature:
         return found
 
     def _pieces(self, pair: Pair, part: Part) -> Iterator[tuple[int, int, list[Term]]]:
-        """Terms of all pairs of places; heads meet in the outer part only."""
+        """Terms of all pairs of places; heads meet in H_o only."""
         for i in range(self._layout(pair[0])[1]):
             for j in range(self._layout(pair[1])[1]):
                 terms = self.terms(pair, part, slots=(i, j))
@@ -226,3 +239,65 @@ class AttentionCurvature:
                 hint="both weights must have the same shape, cut into heads in the same way",
             )
         return pair
+
+
+def product(
+    layer: AttentionLayer, directions: Mapping[str, Tensor], *, part: str = "total"
+) -> dict[str, Tensor]:
+    """H times a direction, JᵀBJ times it, or (ΣG∂²F) times it: matrices by name, for every weight."""
+    check_part(part)
+    at = CorePoint(layer.q, layer.k, layer.v, layer.A, layer.slope, layer.scale, layer.kind == "softmax")
+    moved = core_push(at, _projections(layer, directions))
+    U = torch.zeros_like(layer.G)
+    if part != "functional":
+        U = layer.curve_loss(_output_tangent(layer, directions, moved.dO)[..., None])[..., 0]
+    dG = layer.pull_output(U, layer.weights.get("O"))
+    if part == "outer":
+        return _collect(layer, core_vjp(at, dG)) | _output_weights(layer, U, None)
+    if "O" in directions:
+        dG = dG + layer.pull_output(layer.G, directions["O"])
+    found = core_curve(at, layer.G_heads, moved, dG)
+    return _collect(layer, found) | _output_weights(layer, U, moved.dO)
+
+
+def _projections(layer: AttentionLayer, directions: Mapping[str, Tensor]) -> Triple:
+    """Tangents of rotated queries, rotated keys and values."""
+    dq, dk, dv = (layer.project(role, directions) for role in "QKV")
+    return (
+        torch.zeros_like(layer.q) if dq is None else layer.rotate_queries(dq),
+        torch.zeros_like(layer.k) if dk is None else layer.rotate_keys(dk),
+        torch.zeros_like(layer.v) if dv is None else dv,
+    )
+
+
+def _output_tangent(layer: AttentionLayer, directions: Mapping[str, Tensor], dO: Tensor) -> Tensor:
+    """dF = Σ_h dO_h W_O^h + O_h dW_O^h + db_O: (n, L, o)."""
+    W_O = layer.weights.get("O")
+    dF = dO[:, 0] if W_O is None else merge_heads(dO) @ W_O
+    if "O" in directions:
+        dF = dF + merge_heads(layer.heads_out) @ directions["O"]
+    return dF + directions["b_O"] if "b_O" in directions else dF
+
+
+def _output_weights(layer: AttentionLayer, U: Tensor, dO: Tensor | None) -> dict[str, Tensor]:
+    """Σ O_hᵀ U + dO_hᵀ G for W_O and Σ U for b_O, those of them that are there."""
+    found = {"b_O": U.sum((0, 1))[None], "O": merge_heads(layer.heads_out).flatten(0, 1).T @ U.flatten(0, 1)}
+    if dO is not None:
+        found["O"] = found["O"] + merge_heads(dO).flatten(0, 1).T @ layer.G.flatten(0, 1)
+    return {name: found[name] for name in layer.weights if name in found}
+
+
+def _collect(layer: AttentionLayer, cotangents: Triple) -> dict[str, Tensor]:
+    """featureᵀ · cotangent for each weight, heads that share keys and values added."""
+    hq, hk, hv = cotangents
+    share = (layer.num_kv_heads, layer.num_heads // layer.num_kv_heads)
+    by_role = {
+        "Q": layer.rotate_queries(hq, back=True),
+        "K": layer.rotate_keys(hk, back=True).unflatten(1, share).sum(2),
+        "V": hv.unflatten(1, share).sum(2),
+    }
+    return {
+        name: layer.feature(name).flatten(0, 1).T @ merge_heads(by_role[ROLE[name]]).flatten(0, 1)
+        for name in layer.weights
+        if ROLE[name] != "O"
+    }

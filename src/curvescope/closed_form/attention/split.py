@@ -39,7 +39,7 @@ class BlockSplit(Result):
 
     def plot(self, axes: Sequence[Axes] | None = None) -> Sequence[Axes]:
         """Three heat maps side by side: total, outer, functional."""
-        from curvescope.viz.attention import block_split
+        from curvescope.viz.matrix import block_split
 
         panels = {"total": self.total, "outer": self.outer, "functional": self.functional}
         label = "|entry|" if self.resolution == "entries" else "norm over the stream's index"

@@ -14,12 +14,11 @@ import torch
 from torch import Tensor
 
 from curvescope.closed_form.bounds.head import BlockBounds, block_bounds, upper_bounds
-from curvescope.closed_form.bounds.inputs import HeadInputs, head_inputs
 from curvescope.closed_form.bounds.operator_norms import gradient_norms
 from curvescope.closed_form.bounds.per_query import HeadFactors, HeadLocals, head_locals
-from curvescope.closed_form.bounds.sums import ROUNDING, spectral_norm
-from curvescope.closed_form.loss_curvature import squared_error
-from curvescope.closed_form.norms.derivatives import NormPoint, norm_curvature_norm, norm_point
+from curvescope.closed_form.bounds.sums import ROUNDING, HeadInputs, head_inputs, spectral_norm
+from curvescope.closed_form.norms import NormPoint, norm_curvature_norm, norm_point
+from curvescope.closed_form.objectives import squared_error
 from curvescope.core.errors import ShapeError, UsageError
 
 NAMES = ["1", "2", "Q", "K", "V"]
@@ -57,7 +56,7 @@ class _Norms:
     B: Tensor  # (5,) ‖∂S/∂W_i‖
     F: Tensor  # (3,) ‖∂F/∂W_k‖
     Y: Tensor  # (3,) ‖∂Y/∂W_k‖
-    attention: Tensor  # (3, 3) bounds of the functional part of the attention
+    attention: Tensor  # (3, 3) bounds of the functional Hessian of the attention
     bend_S: Tensor  # largest norm of the second norm's second derivative against the loss gradient
     bend_R: Tensor  # the same of the first norm
 

@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from curvescope.closed_form.bounds.inputs import head_inputs
 from curvescope.closed_form.bounds.per_query import HeadFactors, head_locals
 from curvescope.closed_form.bounds.sums import (
     ROUNDING,
+    head_inputs,
     joint_sum_bound,
     rectangular_sum_bound,
     separable_rayleigh,
@@ -82,7 +82,7 @@ def attention_bounds(
         W_V: (d, d_V).
         G: gradient of the loss in F, shaped as F.
         B: Hessian of the loss in F: c for c I, or (…, L, d_V, d_V), one symmetric matrix for each token.
-        part: the Hessian, its Gauss–Newton part JᵀBJ, or the functional part.
+        part: the Hessian, its GGN JᵀBJ, or the functional Hessian.
         mask: (L, L), True where a query may look; or numbers added to the scores.
         scale: s; 1/√d_K by default.
         lower: also give lower bounds.

@@ -14,10 +14,15 @@ import torch
 from torch import Tensor
 
 from curvescope.closed_form.bounds.head import NAMES, BlockBounds, block_bounds
-from curvescope.closed_form.bounds.inputs import HeadInputs, head_inputs
 from curvescope.closed_form.bounds.per_query import HeadLocals, head_locals
-from curvescope.closed_form.bounds.sums import ROUNDING, spectral_norm, symmetric_sum_bound
-from curvescope.closed_form.loss_curvature import squared_error, token_curvature
+from curvescope.closed_form.bounds.sums import (
+    ROUNDING,
+    HeadInputs,
+    head_inputs,
+    spectral_norm,
+    symmetric_sum_bound,
+)
+from curvescope.closed_form.objectives import squared_error, token_curvature
 from curvescope.core.errors import ShapeError
 
 

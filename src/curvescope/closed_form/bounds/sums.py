@@ -11,6 +11,56 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from curvescope.closed_form.attention.core import CorePoint, core_point
+from curvescope.closed_form.attention.layer import check_loss, check_weights
+from curvescope.core.errors import ShapeError, UsageError
+
+
+@dataclass(frozen=True)
+class HeadInputs:
+    """Tokens and weights of one softmax head F = softmax(s X W_Q W_Kᵀ Xᵀ) X W_V, in float64."""
+
+    X: Tensor  # (L, d), or (n, L, d) for a batch
+    W_Q: Tensor  # (d, d_K)
+    W_K: Tensor  # (d, d_K)
+    W_V: Tensor  # (d, d_V)
+    scale: float  # s
+    mask: Tensor | None = None  # (L, L), True where a query may look; or numbers added to the scores
+
+    def core(self) -> CorePoint:
+        """Attention with the tokens themselves as values."""
+        boolean = self.mask is not None and self.mask.dtype == torch.bool
+        hidden, bias = (self.mask, None) if boolean else (None, self.mask)
+        q, k = self.X @ self.W_Q, self.X @ self.W_K
+        return core_point(q, k, self.X, scale=self.scale, mask=hidden, bias=bias)
+
+    def check(self, G: Tensor) -> None:
+        """Raise unless everything is finite and fits together and to the gradient G (…, L, d_V)."""
+        if self.X.ndim not in (2, 3):
+            raise ShapeError(f"expected X of shape (L, d) or (n, L, d), got {tuple(self.X.shape)}")
+        named = {"Q": self.W_Q, "K": self.W_K, "V": self.W_V}
+        X, G = (tensor if self.X.ndim == 3 else tensor[None] for tensor in (self.X, G))
+        check_weights(X, X, X, named, 1, 1)
+        check_loss(X, named, G, 0.0)
+        for name, tensor in (("X", X), *named.items(), ("G", G)):
+            if not bool(torch.isfinite(tensor).all()):
+                raise UsageError(f"expected finite numbers in {name}, got inf or nan")
+
+
+def head_inputs(
+    X: Tensor,
+    W_Q: Tensor,
+    W_K: Tensor,
+    W_V: Tensor,
+    *,
+    scale: float | None = None,
+    mask: Tensor | None = None,
+) -> HeadInputs:
+    """The inputs in float64; s = 1/√d_K unless given."""
+    s = W_Q.shape[1] ** -0.5 if scale is None else scale
+    return HeadInputs(X.double(), W_Q.double(), W_K.double(), W_V.double(), s, mask)
+
+
 ROUNDING = 1e-12  # relative widening of a bound
 POWERS = (0.25, 0.5, 0.75, 1.0)  # of the weighted family
 _FLOOR = 1e-8  # relative: added to a weight matrix so that its negative powers exist
@@ -38,7 +88,7 @@ def symmetric_sum_bound(U: Tensor, C: Tensor) -> Tensor:
     weighted family ‖S‖ᵖ ‖Σ μ_i u_i u_iᵀ‖, μ_i = ‖S^{−p/2}|C_i|S^{−p/2}‖, and ‖R‖ᵖ ‖Σ ν_i |C_i|‖,
     ν_i = u_iᵀ R^{−p} u_i. |C| is the matrix absolute value.
     """
-    U, C, scale = _normalised(U, C)
+    U, C, scale = _normalized(U, C)
     if scale == 0:
         return scale
     values, vectors = torch.linalg.eigh(C)
@@ -150,7 +200,7 @@ def _frobenius(U: Tensor, W: Tensor, N: Tensor) -> Tensor:
     return (terms.sum().clamp(min=0) + 8 * flat.shape[1] * _EPS * terms.abs().sum()).sqrt()
 
 
-def _normalised(U: Tensor, C: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _normalized(U: Tensor, C: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Unit rows, their squared lengths moved into C, and the largest entry of that taken out."""
     C, scale = _scaled(C * (U * U).sum(1)[:, None, None])
     return unit_rows(U), C, scale

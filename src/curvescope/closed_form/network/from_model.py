@@ -16,11 +16,13 @@ import torch
 from torch import Tensor
 
 from curvescope.closed_form.attention.model_layer import (
+    as_transformer,
     attention_blocks,
     attention_curvature,
     attention_moments,
+    check_lengths,
+    make_problem,
 )
-from curvescope.closed_form.attention.rest import as_transformer, check_lengths, make_problem
 from curvescope.closed_form.network.block import Architecture
 from curvescope.closed_form.network.stack import StackCurvature, stack_tape
 from curvescope.closed_form.objectives import Objective
@@ -49,7 +51,7 @@ def stack_curvature(model: Any, batch: Any, loss: str | Loss = "cross_entropy") 
     arch, parts = architecture(cfg), list(problem.placed_batches("stack curvature"))
     inputs = [_stream_inputs(part.inputs, cfg) for part in parts]
     check_lengths(inputs)
-    tape = stack_tape(problem.model.parameters, torch.cat(inputs), arch)
+    tape = stack_tape(dict(problem.model.named_parameters()), torch.cat(inputs), arch)
     return StackCurvature(tape, lambda z: _objective(problem, parts, z))
 
 

@@ -3,7 +3,7 @@
 A primitive is x₊ = f(x; θ) at given x and θ, with J = ∂f/∂(x, θ) and K(g) = ∇²⟨g, f⟩ over (x, θ). A tape is a
 list of primitives, each applied to the output of the one before, with skip connections:
 v_{t+1} = f_t(v_t; θ_t) + c v_skip. It knows tangents, cotangents and second-order products; what needs dense
-matrices is in `curvescope.closed_form.network.assembly`.
+matrices is in `curvescope.closed_form.network.stack`.
 """
 
 from __future__ import annotations

@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 
 from curvescope.closed_form.block_matrix import INPUT, Pair
-from curvescope.closed_form.ffn.activations import activation
-from curvescope.closed_form.ffn.layer import ffn_curvature, ffn_jacobian, ffn_output, ffn_point
+from curvescope.closed_form.ffn.layer import activation, ffn_curvature, ffn_jacobian, ffn_output, ffn_point
 from curvescope.closed_form.network.primitives import Primitive, Tree, choose, rows
-from curvescope.closed_form.norms.derivatives import (
+from curvescope.closed_form.norms import (
     NormKind,
     norm_curvature,
     norm_curvature_product,

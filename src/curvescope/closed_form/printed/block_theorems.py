@@ -3,6 +3,18 @@
 Y = LN(X + F(X)), Z = LN(S) with S = Y + ReLU(Y W_1) W_2, F one attention head; no biases, γ = 1, β = 0,
 ε = 0. These matrices are huge and here to be compared with: `curvescope.closed_form.network.stack` computes
 the same contracted.
+
+Theorems 2 and 3 of petrov2025 (arXiv 2510.16927): LayerNorm of a whole matrix in Kronecker form.
+
+X is L × d, LN(X) = P M with M = X − X 11ᵀ/d, P = D⁻¹, D = diag(σ) and σ_i the standard deviation of row i;
+no ε, γ or β. Matrices are flattened row by row, ∂F/∂X is ∂vec_r F/∂vec_r(X)ᵀ. These forms are large and here
+to be compared with; `curvescope.closed_form.norms` holds the ones to compute with.
+
+First and second derivatives of one attention head in Kronecker form, as petrov2025 needs them.
+
+F = A X W_V, A = softmax(X W_Q W_Kᵀ Xᵀ/√d_K), X of L × d, W_Q and W_K of d × d_K, W_V of d × d; no mask, no
+bias. Second derivatives are ∂vec_r(∂F/∂W)/∂vec_r(W′)ᵀ: (L d · entries of W, entries of W′). Z_1, Z_2, U and S
+are those of `curvescope.closed_form.printed.kronecker`.
 """
 
 from __future__ import annotations
@@ -15,21 +27,67 @@ import torch
 from torch import Tensor
 
 from curvescope.closed_form.block_matrix import Pair
-from curvescope.closed_form.norms.derivatives import norm_output, norm_point
-from curvescope.closed_form.printed.head_theorems import (
-    NAMES,
-    exchanged,
-    head,
-    head_jacobians,
-    head_output,
-    head_second_derivatives,
+from curvescope.closed_form.norms import norm_output, norm_point
+from curvescope.closed_form.printed.kronecker import (
+    Theorem,
+    commutation,
+    diagonal_derivative,
+    eye,
+    kron,
+    kron_derivatives,
 )
-from curvescope.closed_form.printed.kronecker import Theorem
-from curvescope.closed_form.printed.norm_theorems import (
-    layernorm_jacobian_theorem2,
-    layernorm_second_derivative_theorem3,
-)
-from curvescope.closed_form.printed.vec_rules import commutation, eye, kron, kron_derivatives
+from curvescope.core.errors import ShapeError, UsageError
+
+NAMES = ("W_Q", "W_K", "W_V")
+
+
+def head(X: Tensor, params: Mapping[str, Tensor]) -> Theorem:
+    """The head with W_Q, W_K, W_V at tokens X (L, d)."""
+    W_Q, W_K, W_V = (params[name] for name in NAMES)
+    return Theorem(X, W_Q, W_K, W_V, torch.zeros(len(X), W_V.shape[1]).to(X))
+
+
+def head_output(at: Theorem) -> Tensor:
+    """F = A X W_V: (L, d)."""
+    return at.A @ at.X @ at.W_V
+
+
+def head_jacobians(at: Theorem) -> dict[str, Tensor]:
+    """G_V = A X ⊗ I_d and G_Q, G_K = (I_L ⊗ W_Vᵀ) Z_1 U/√d_K: (L d, entries)."""
+    L, d, k, _ = at.sizes
+    outer = kron(eye(L, at.X), at.W_V.T) / k**0.5
+    found = {f"W_{role}": outer @ at.Z1 @ at.U[role] for role in "QK"}
+    return found | {"W_V": kron(at.A @ at.X, eye(d, at.X))}
+
+
+def head_key_jacobian_as_printed(at: Theorem) -> Tensor:
+    """G_K with K_{d,d_K} in place of K_{d_K,d}, as in the proof of Theorem 4; wrong unless d = d_K."""
+    L, d, k, _ = at.sizes
+    U = kron(at.W_Q, eye(d, at.X)) @ commutation(d, k, at.X)
+    return kron(eye(L, at.X), at.W_V.T) @ at.Z1 @ U / k**0.5
+
+
+def head_second_derivatives(at: Theorem) -> dict[Pair, Tensor]:
+    """Φ = ∂²F/∂W∂W′ for all nine pairs; the paper prints QQ, VQ and QK.
+
+    Formulas as in `Theorem.second_derivatives`; the other order of a pair is a permutation of rows.
+    """
+    found = {(f"W_{a}", f"W_{b}"): H for (a, b), H in at.second_derivatives().items()}
+    turned = {(b, a): exchanged(H, at.X.numel()) for (a, b), H in found.items() if a != b}
+    return found | turned
+
+
+def head_second_derivatives_as_printed(at: Theorem) -> dict[Pair, Tensor]:
+    """Φ as in the paper's lemma, which keeps the loss's factor 2/(L d) (its I_{d_V} read as I_L); wrong."""
+    L, d, _, _ = at.sizes
+    return {pair: 2 / (L * d) * block for pair, block in head_second_derivatives(at).items()}
+
+
+def exchanged(block: Tensor, num_outputs: int) -> Tensor:
+    """∂²F/∂W′∂W from ∂²F/∂W∂W′: rows ((f, w), w′) become ((f, w′), w)."""
+    three = block.reshape(num_outputs, -1, block.shape[1])
+    return three.transpose(1, 2).reshape(-1, three.shape[1])
+
 
 WEIGHTS = ("W_1", "W_2", *NAMES)
 
@@ -191,3 +249,104 @@ def _xi_attention(block: PostNormBlock) -> dict[Pair, Tensor]:
         inner = kron(I_n, F[a].T) @ H_Y @ F[b] + kron(J_Y, I_a) @ second
         found[a, b] = kron(block.J_SY, I_a) @ inner
     return found
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """What the proofs name: LN(X) = P M, ∂P/∂X = A_1 B_1/√d, B_1 = E A_2 N."""
+
+    M: Tensor  # (L, d)
+    P: Tensor  # (L, L)
+    G: Tensor  # ∂M/∂X, (Ld, Ld)
+    E: Tensor  # ∂diag(v)/∂v, (L², L)
+    A_1: Tensor  # ∂D⁻¹/∂D = −D⁻¹ ⊗ D⁻ᵀ, (L², L²)
+    A_2: Tensor  # diag⁻¹((M∘M 1)^½), (L, L)
+    N: Tensor  # (I ⊗ 1ᵀ) diag(vec_r M) G, (L, Ld)
+
+    @property
+    def B_1(self) -> Tensor:
+        return self.E @ self.A_2 @ self.N
+
+    @property
+    def dP(self) -> Tensor:
+        """∂P/∂X, (L², Ld)."""
+        return self.A_1 @ self.B_1 / self.M.shape[1] ** 0.5
+
+
+def layernorm_jacobian_theorem2(X: Tensor) -> Tensor:
+    """∂LN/∂X = (P ⊗ I_d) G + (I_L ⊗ Mᵀ) ∂P/∂X: (Ld, Ld). Correct as printed.
+
+    The second term is the derivative of the variance; without it the rank is L(d − 1), not L(d − 2).
+    """
+    parts = _parts(X)
+    L, d = X.shape
+    I_L, I_d = eye(L, X), eye(d, X)
+    return kron(parts.P, I_d) @ parts.G + kron(I_L, parts.M.T) @ parts.dP
+
+
+def layernorm_second_derivative_theorem3(X: Tensor) -> Tensor:
+    """∂²LN/∂X² = ∂vec_r(∂LN/∂X)/∂vec_r(X)ᵀ: (L²d², Ld).
+
+    (I ⊗ Gᵀ) ∂(P ⊗ I_d)/∂X + ((I_L ⊗ Mᵀ) ⊗ I) ∂²P/∂X² + (I ⊗ (∂P/∂X)ᵀ) ∂(I_L ⊗ Mᵀ)/∂X, with the ingredients of
+    the proof put right: ∂(P ⊗ I_d)/∂X has K_{d,L} and vec_r I_d, both terms of ∂²P/∂X² carry 1/√d,
+    ∂D/∂X = B_1/√d, and ∂A_2/∂X = (∂P/∂X)/√d is supplied.
+    """
+    return _second_derivative(X, printed=False)
+
+
+def layernorm_second_derivative_theorem3_as_printed(X: Tensor) -> Tensor:
+    """Theorem 3 with the proof's ingredients as printed; it is wrong, and defined for L = d only.
+
+    Printed: 1/√d in front of the first term of ∂²P/∂X² alone, ∂D/∂X = B_1, and K_{L,L} with vec_r I_L in
+    ∂(P ⊗ I_d)/∂X, which has the right shape only if L = d.
+    """
+    if X.shape[0] != X.shape[1]:
+        raise ShapeError(
+            f"the printed form is conformable for a square X only, got {tuple(X.shape)}",
+            hint="layernorm_second_derivative_theorem3 is the corrected form, for any shape",
+        )
+    return _second_derivative(X, printed=True)
+
+
+def _second_derivative(X: Tensor, *, printed: bool) -> Tensor:
+    parts = _parts(X)
+    L, d = X.shape
+    I_n = eye(L * d, X)
+    first = kron(I_n, parts.G.T) @ kron_derivatives(parts.P, eye(d, X))[0] @ parts.dP
+    second = kron(eye(L, X), parts.M.T, I_n) @ _second_of_inverse(parts, printed=printed)
+    rows = kron_derivatives(eye(L, X), parts.M.T)[1] @ commutation(d, L, X) @ parts.G  # ∂(I_L ⊗ Mᵀ)/∂X
+    return first + second + kron(I_n, parts.dP.T) @ rows
+
+
+def _second_of_inverse(parts: _Parts, *, printed: bool) -> Tensor:
+    """∂²P/∂X² = [(A_1 ⊗ I) ∂B_1/∂X + (I ⊗ B_1ᵀ) ∂A_1/∂X]/√d: (L³d, Ld)."""
+    L, d = parts.M.shape
+    I_L, I_n = eye(L, parts.M), eye(L * d, parts.M)
+    ones = torch.ones(1, d, dtype=parts.M.dtype, device=parts.M.device)
+    dN = kron(I_L, ones, parts.G.T) @ diagonal_derivative(L * d, parts.M) @ parts.G
+    dA_2 = parts.dP / d**0.5
+    dB_1 = kron(parts.E, I_n) @ (kron(parts.A_2, I_n) @ dN + kron(I_L, parts.N.T) @ dA_2)
+
+    dD = parts.B_1 if printed else parts.B_1 / d**0.5
+    left, right = kron_derivatives(parts.P, parts.P.T)
+    dA_1 = -(left + right @ commutation(L, L, parts.M)) @ parts.A_1 @ dD
+
+    tail = kron(eye(L * L, parts.M), parts.B_1.T) @ dA_1
+    return kron(parts.A_1, I_n) @ dB_1 / d**0.5 + (tail if printed else tail / d**0.5)
+
+
+def _parts(X: Tensor) -> _Parts:
+    if X.dim() != 2:
+        raise ShapeError(f"expected one matrix of tokens (L, d), got {tuple(X.shape)}")
+    L, d = X.shape
+    M = X - X.mean(1, keepdim=True)
+    lengths = M.square().sum(1).sqrt()
+    if not bool((lengths > 0).all()):
+        raise UsageError("a row of X has no variance; the theorems assume that every row has")
+    ones = torch.ones(d, d, dtype=X.dtype, device=X.device) / d
+    G = eye(L * d, X) - kron(eye(L, X), ones)
+    P = torch.diag(d**0.5 / lengths)
+    column = torch.ones(1, d, dtype=X.dtype, device=X.device)
+    N = kron(eye(L, X), column) @ torch.diag(M.reshape(-1)) @ G
+    A_1 = -kron(P, P.T)
+    return _Parts(M=M, P=P, G=G, E=diagonal_derivative(L, X), A_1=A_1, A_2=torch.diag(1 / lengths), N=N)

@@ -3,10 +3,16 @@
 They are kept to be compared with, not to be relied on: Theorem 1 is false (`bounds.operator_norms` says why),
 some of the estimates behind Theorem 6 are, and where they hold they are loose by many orders of magnitude.
 The setting is the paper's: one head, d_V = d, squared error ‖· − target‖_F²/(Ld), no mask, no ε.
+
+The bound of arXiv 2409.11995, the precursor of petrov2025, exactly as it is printed.
+
+It is kept to be compared with: for ‖W‖ < 1 it is false, and it is a bound of the GGN only
+(`bounds.relu_network` says why and has the corrected ones).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import sqrt
 from typing import Literal
@@ -115,7 +121,7 @@ def layernorm_norms_as_printed(
     """The paper's estimates of ‖∂LN/∂X‖ and ‖∂²LN/∂X²‖ for X (m, n).
 
     1/σ + ‖X‖²/(√n σ³) and ‖X‖/σ³ (1 + √(m/n)) + ‖X‖²/(√n σ³) + 3‖X‖³/(n σ⁵). The lemma defines σ as the
-    least norm of a centred row ("row_norm"), its proof uses the least standard deviation ("std"); with the
+    least norm of a centered row ("row_norm"), its proof uses the least standard deviation ("std"); with the
     former both estimates can fail. `norm` stands in for ‖X‖.
     """
     if sigma not in ("row_norm", "std"):
@@ -159,3 +165,24 @@ def _check(X: Tensor, W_Q: Tensor, W_K: Tensor, W_V: Tensor, target: Tensor) -> 
             hint="the theorems have d_V = d",
         )
     return X.shape[0], d, W_Q.shape[1]
+
+
+WeightNorm = Literal["spectral", "entries"]
+
+
+def precursor_as_printed(x: Tensor, weights: Sequence[Tensor], *, norm: WeightNorm = "spectral") -> float:
+    """‖H‖ ≤ n √2 M_x² M_W^{2n} + √2 M_W² (M_W^{2n} − 1)/(M_W² − 1) for n layers without biases.
+
+    M_x = |x| and M_W is the largest norm of a weight ("spectral", the theorem), or the width h times the
+    largest entry ("entries", the lemma that makes it grow as n (hM)^{2n}). The second summand has the form of
+    a contribution of biases.
+    """
+    if norm not in ("spectral", "entries"):
+        raise UsageError(f"expected norm 'spectral' or 'entries', got {norm!r}")
+    if norm == "spectral":
+        largest = max(float(spectral_norm(W.double())) for W in weights)
+    else:
+        largest = max(max(W.shape) for W in weights) * max(float(W.abs().max()) for W in weights)
+    n, square, size = len(weights), largest**2, float(x.double().norm())
+    geometric = sum(square**power for power in range(n))  # (M^{2n} − 1)/(M² − 1), at M = 1 too
+    return sqrt(2) * (n * size**2 * square**n + square * geometric)

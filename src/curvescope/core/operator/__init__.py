@@ -7,8 +7,8 @@ from curvescope.core.operator.base import (
     Selection,
     Sum,
     Transpose,
+    check_square_symmetric,
 )
-from curvescope.core.operator.checks import check_square_symmetric
 from curvescope.core.operator.kinds import Vector, as_columns, check_vector
 from curvescope.core.operator.matrices import Diagonal, FunctionOperator, Identity, LowRank, Matrix
 

@@ -1,4 +1,4 @@
-"""Labelled pictures to train on: scikit-learn's digits, and others through the package `datasets`.
+"""Labeled pictures to train on: scikit-learn's digits, and others through the package `datasets`.
 
 Those are known by name (MNIST, Fashion-MNIST, CIFAR-10, CIFAR-100: read from the hub, or from its cache where
 there is no network), or lie in a folder that `Dataset.save_to_disk` wrote.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -17,7 +17,36 @@ from torch import Tensor
 from curvescope.core.errors import CurvescopeError, MissingExtra, UsageError, near_misses
 from curvescope.core.requirements import how_to_install
 from curvescope.core.seeds import generator
-from curvescope.data.tasks.digits import digits
+from curvescope.data.batches import Batches
+from curvescope.data.tasks.checks import check_choice, check_counts
+
+Dtype = Literal["float32", "float64"]
+
+
+def digits(
+    *,
+    num_sequences: int | None = None,
+    seed: int = 0,
+    batch_size: int | None = None,
+    dtype: Dtype = "float64",
+) -> Batches:
+    """Images (n, 1, 8, 8) with gray values k/16 in [0, 1], and classes (n,) from 0 to 9.
+
+    Construction: a randperm with `seed` of scikit-learn's 1797 images (`load_digits`); the first
+    `num_sequences` of it (None: all), so that more images extend a smaller choice.
+    """
+    from sklearn.datasets import load_digits
+
+    check_choice("dtype", dtype, get_args(Dtype))
+    images, classes = load_digits(return_X_y=True)
+    num_sequences = len(images) if num_sequences is None else num_sequences
+    check_counts(num_sequences=num_sequences)
+    if num_sequences > len(images):
+        raise UsageError(f"expected num_sequences of at most {len(images)}, got {num_sequences}")
+    chosen = torch.randperm(len(images), generator=generator(seed))[:num_sequences]
+    X = torch.as_tensor(images, dtype=getattr(torch, dtype)).reshape(-1, 1, 8, 8) / 16
+    y = torch.as_tensor(classes, dtype=torch.int64)
+    return Batches.from_tensors(X[chosen], y[chosen], batch_size=batch_size, name="digits")
 
 
 class Source(NamedTuple):

@@ -1,6 +1,6 @@
 """One attention head as two low-rank matrices: what its queries look for in keys, what its values write.
 
-With the norm before attention folded in, Ŵ = P Γ W and b̂ = b + β W (see `sphere`), and n the normalised
+With the norm before attention folded in, Ŵ = P Γ W and b̂ = b + β W (see `sphere`), and n the normalized
 stream, the score of query i and key j is
 
     s_ij = scale (n_i Ŵ_Q Ŵ_Kᵀ n_jᵀ + b̂_Q Ŵ_Kᵀ n_jᵀ) + what does not depend on j,
@@ -18,10 +18,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from curvescope.core.errors import ShapeError
-from curvescope.geometry.attention.rotary import Rotary
+from curvescope.core.errors import ShapeError, UsageError
 from curvescope.geometry.factored import Factored
 from curvescope.geometry.sphere import NormKind, fold, project
+from curvescope.models.model import Model
+from curvescope.models.zoo.transformer import Transformer
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,7 +178,7 @@ class Circuit:
         return (s if seen is None else s.masked_fill(~seen, -torch.inf)).softmax(-1)
 
     def output(self, n: Tensor, *, seen: Tensor | None = None) -> Tensor:
-        """What the head adds to the stream (…, T, d), without b_O, for normalised rows n (…, T, d)."""
+        """What the head adds to the stream (…, T, d), without b_O, for normalized rows n (…, T, d)."""
         return self.pattern(n, seen=seen) @ self.values(n)
 
     def _queries(self, n: Tensor, *, bias: bool = True) -> Tensor:
@@ -213,7 +214,7 @@ def circuits(
 ) -> Circuit:
     """The circuits of one head from its matrices, which act from the right.
 
-    Folded, every input matrix becomes P Γ W and its bias b + β W; `.qk` and `.vo` then act on normalised
+    Folded, every input matrix becomes P Γ W and its bias b + β W; `.qk` and `.vo` then act on normalized
     streams n(x). Not folded, they act on what the norm returns, and γ and β are not used.
 
     Args:
@@ -278,3 +279,80 @@ def _precision(W: Tensor) -> float:
     """Machine precision of entries that are kept in less than float64, else 0."""
     short = W.is_floating_point() and W.dtype != torch.float64
     return torch.finfo(W.dtype).eps if short else 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class Rotary:
+    """Rotation of the first 2 f coordinates of a query or key, f = len(frequencies), by position × frequency.
+
+    Coordinate j is paired with j + f (`half`, Llama and NeoX) or 2j with 2j + 1 (`adjacent`, GPT-J). `factor`
+    multiplies the rotated coordinates (scaled RoPE).
+    """
+
+    frequencies: Tensor  # (f,) radians per position
+    pairs: Literal["half", "adjacent"] = "half"
+    factor: float = 1.0
+
+    def apply(self, x: Tensor, positions: Tensor) -> Tensor:
+        """x (…, T, h) turned by the angles of positions (T,)."""
+        angle = positions.to(self.frequencies)[:, None] * self.frequencies
+        cos, sin, f = angle.cos() * self.factor, angle.sin() * self.factor, len(self.frequencies)
+        turned, rest = x[..., : 2 * f], x[..., 2 * f :]
+        if self.pairs == "half":
+            a, b = turned[..., :f], turned[..., f:]
+            turned = torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
+        else:
+            a, b = turned[..., 0::2], turned[..., 1::2]
+            turned = torch.stack([a * cos - b * sin, b * cos + a * sin], dim=-1).flatten(-2)
+        return torch.cat([turned, rest], dim=-1)
+
+    def matrix(self, offset: float, size: int) -> Tensor:
+        """R(Δ) (h, h) with q_i · k_j after rotation = q R(Δ) kᵀ, where Δ = i − j and q, k are rows.
+
+        R(Δ) turns the query by Δ positions; what is not rotated stays; `factor` enters squared.
+        """
+        plain = Rotary(self.frequencies, self.pairs)
+        eye = torch.eye(size, dtype=self.frequencies.dtype, device=self.frequencies.device)
+        R = plain.apply(eye, torch.full((size,), float(offset)).to(eye))
+        turned = 2 * len(self.frequencies)
+        R[:turned, :turned] *= self.factor**2
+        return R
+
+
+def rotary_of(model: Model, layer: int) -> Rotary | None:
+    """The rotation that a layer applies to queries and keys; None where positions are otherwise."""
+    if model.facts.get("positions") != "rope":
+        return None
+    k = model.facts["d_head"]
+    if isinstance(model.module, Transformer):
+        exponent = -torch.arange(0, k, 2, dtype=torch.float64) / k
+        return Rotary(model.module.cfg.rope_base**exponent)
+    if model.facts.get("kind") == "hooked_transformer":
+        return _hooked(model, layer)
+    return _hugging_face(model, layer)
+
+
+def _hooked(model: Model, layer: int) -> Rotary:
+    """TransformerLens keeps sines and cosines; those of position 1 are the frequencies."""
+    attention: Any = model.module.get_submodule(f"blocks.{layer}.attn")
+    adjacent, size = bool(attention.cfg.rotary_adjacent_pairs), attention.cfg.rotary_dim
+    if attention.rotary_cos.shape[0] < 2:
+        return Rotary(torch.zeros(size // 2, dtype=torch.float64), "adjacent" if adjacent else "half")
+    angle = torch.atan2(attention.rotary_sin[1].double(), attention.rotary_cos[1].double()).cpu()
+    return Rotary(angle[0::2], "adjacent") if adjacent else Rotary(angle[: size // 2])
+
+
+def _hugging_face(model: Model, layer: int) -> Rotary:
+    """The buffer of frequencies of a transformers module; Gemma 3 has one per kind of layer."""
+    kinds = getattr(getattr(model.module, "config", None), "layer_types", None)
+    front = "" if not kinds else f"{kinds[layer]}_"
+    for prefix in (front, ""):
+        for module in model.module.modules():
+            found = getattr(module, f"{prefix}inv_freq", None)
+            if isinstance(found, Tensor):
+                factor = float(getattr(module, f"{prefix}attention_scaling", 1.0))
+                return Rotary(found.detach().double().cpu(), "half", factor)
+    raise UsageError(
+        f"expected the frequencies of rotary positions in {model.name!r}, found none",
+        hint="give the matrices to curvescope.geometry.attention.circuits yourself",
+    )

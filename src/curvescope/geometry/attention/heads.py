@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from curvescope.geometry.attention.circuits import Circuit, circuits
-from curvescope.geometry.attention.rotary import rotary_of
+from curvescope.geometry.attention.circuits import Circuit, circuits, rotary_of
 from curvescope.geometry.factored import factor_all
 from curvescope.geometry.roles import check_layer, norm_of, read_norm, weight
 from curvescope.models.model import Model

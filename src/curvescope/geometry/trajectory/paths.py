@@ -2,10 +2,16 @@
 
 `trajectories` averages over a data set and sets every quantity that has a target token beside the same with
 shuffled targets; `follow` keeps every token of one prompt.
+
+Numbers along a path of states: angles on the sphere, path length, turning, and what the lens reads.
+
+Angles are in degrees. Where states are normalized before they are read, all of them are unchanged when a
+state is multiplied by a positive number.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,13 +24,170 @@ from curvescope.core.progress import track
 from curvescope.core.result import Result
 from curvescope.core.seeds import generator
 from curvescope.data.batches import IGNORED, Batch, Batches
-from curvescope.geometry.roles import check_vocabulary
 from curvescope.geometry.stream import Stream, stream
-from curvescope.geometry.trajectory import metrics
-from curvescope.geometry.trajectory.average import Curve, curve
 from curvescope.geometry.trajectory.readout import Readout, readout
 from curvescope.geometry.vocabulary.names import names_of
+from curvescope.models.forward_errors import check_vocabulary
 from curvescope.models.model import Model
+
+
+@dataclass(frozen=True)
+class Curve(Result):
+    """One quantity along the depth, averaged over tokens.
+
+    Where the quantity has a target token, `shuffled` is the same with the targets of other tokens, `excess`
+    the mean of real − shuffled, token by token, and `change` the excess at the last point less that at the
+    first; `falling` is the share of tokens whose own change is negative.
+    """
+
+    mean: np.ndarray  # (N,)
+    stderr: np.ndarray
+    shuffled: np.ndarray | None = None
+    shuffled_stderr: np.ndarray | None = None
+    excess: np.ndarray | None = None
+    excess_stderr: np.ndarray | None = None
+    change: float = np.nan
+    change_stderr: float = np.nan
+    falling: float = np.nan
+
+
+def curve(values: np.ndarray, sequence: np.ndarray, shuffled: np.ndarray | None = None) -> Curve:
+    """The curve of values (M, N) of M tokens; `sequence` (M,) numbers the sequence of each."""
+    mean, stderr = average(values, sequence)
+    if shuffled is None:
+        return Curve(mean, stderr)
+    excess = values - shuffled
+    change = excess[:, -1] - excess[:, 0]
+    total, total_stderr = average(change[:, None], sequence)
+    return Curve(
+        mean,
+        stderr,
+        *average(shuffled, sequence),
+        *average(excess, sequence),
+        change=float(total[0]),
+        change_stderr=float(total_stderr[0]),
+        falling=float((change < 0).mean()),
+    )
+
+
+def average(values: np.ndarray, sequence: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mean over tokens of (M, N) and its standard error (N,), entries that are NaN left out.
+
+    The error treats sequences as the independent units: with residual sums r_s of m sequences,
+    SE² = m / (m − 1) · Σ_s r_s² / count². A single sequence falls back on its tokens as units.
+    """
+    counted = np.isfinite(values)
+    count = counted.sum(0)
+    clean = np.where(counted, values, 0.0)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        mean = clean.sum(0) / count
+        units = np.unique(sequence, return_inverse=True)[1]
+        if units.max(initial=0) == 0:
+            units = np.arange(len(values))
+        m = int(units.max(initial=0)) + 1
+        residuals = np.zeros((m, values.shape[1]))
+        np.add.at(residuals, units, np.where(counted, values - mean, 0.0))
+        stderr = np.sqrt(m / (m - 1) * (residuals**2).sum(0)) / count if m > 1 else np.full(len(mean), np.nan)
+    return mean, stderr
+
+
+DEGREES = 180 / math.pi
+
+
+def angle(a: Tensor, b: Tensor) -> Tensor:
+    """Degrees between unit vectors in the last axis: 2 atan2(|a − b|, |a + b|), good near 0 and 180 too."""
+    return 2 * torch.atan2((a - b).norm(dim=-1), (a + b).norm(dim=-1)) * DEGREES
+
+
+def path_numbers(points: Tensor, unit: Tensor) -> dict[str, Tensor]:
+    """Geometry of paths (…, N, d) on the sphere, each entry (…, N).
+
+    `norm` |x| of the points; of the unit states `unit`: `angle_start`, `angle_end` to the first and last one,
+    `cos_start`, `cos_end`; `step` from the point before (0 at the first), `length` the sum of steps so far,
+    `turn` the angle between the arriving and the leaving great circle (NaN at both ends, and where a step is
+    zero).
+    """
+    first, last = unit[..., :1, :], unit[..., -1:, :]
+    step = torch.nn.functional.pad(angle(unit[..., 1:, :], unit[..., :-1, :]), (1, 0))
+    return {
+        "norm": points.norm(dim=-1),
+        "angle_start": angle(unit, first.expand_as(unit)),
+        "cos_start": (unit * first).sum(-1),
+        "angle_end": angle(unit, last.expand_as(unit)),
+        "cos_end": (unit * last).sum(-1),
+        "step": step,
+        "length": step.cumsum(-1),
+        "turn": turning(unit),
+    }
+
+
+def turning(unit: Tensor) -> Tensor:
+    """Angle by which a path of unit vectors (…, N, d) turns at each point: 0 goes straight on, 180 back."""
+    here, before, after = unit[..., 1:-1, :], unit[..., :-2, :], unit[..., 2:, :]
+    arriving, leaving = -_towards(here, before), _towards(here, after)
+    inner = angle(arriving, leaving)  # NaN where there is no direction
+    return torch.nn.functional.pad(inner, (1, 1), value=math.nan)
+
+
+def target_numbers(unit: Tensor, tokens: Tensor) -> dict[str, Tensor]:
+    """`angle_target` and `cos_target` (…, N) of unit states (…, N, d) to unit directions (…, d) of tokens."""
+    aimed = tokens.unsqueeze(-2).expand_as(unit)
+    return {"angle_target": angle(unit, aimed), "cos_target": (unit * aimed).sum(-1)}
+
+
+def shares(points: Tensor, *, center: bool) -> dict[str, Tensor]:
+    """How attention and feed-forward divide each block's step, from points (…, 2L + 1, d): entries (…, L).
+
+    With the step Δ = a + m of a block (centered where the norms center): `attention_share` = ⟨a, Δ⟩ / |Δ|²,
+    which with the feed-forward's sums to 1, and the lengths `attention_norm` |a| and `ff_norm` |m|.
+    """
+    x = points - points.mean(-1, keepdim=True) if center else points
+    a, m = x[..., 1::2, :] - x[..., :-1:2, :], x[..., 2::2, :] - x[..., 1::2, :]
+    whole = a + m
+    return {
+        "attention_share": (a * whole).sum(-1) / whole.square().sum(-1),
+        "attention_norm": a.norm(dim=-1),
+        "ff_norm": m.norm(dim=-1),
+    }
+
+
+def log_probabilities(logits: Tensor) -> Tensor:
+    """log softmax in the last axis; −inf (a token is ruled out) becomes a number, so that 0 log 0 = 0."""
+    return logits.clamp_min(-1e30).log_softmax(-1)
+
+
+def lens_numbers(logp: Tensor, targets: Tensor, current: Tensor | None) -> dict[str, Tensor]:
+    """What the lens says of a target along paths, from log-probabilities (…, N, V), each entry (…, N).
+
+    `logp_target` log p(target); `log_rank`, the logarithm of 1 + the number of more probable tokens; `top1`
+    whether that rank is 1; `gain` = log p(target) − log p(current). `targets` and `current` are (…,).
+    """
+    aimed = _pick(logp, targets)
+    rank = 1 + (logp > aimed.unsqueeze(-1)).sum(-1, dtype=torch.int32)
+    found = {"logp_target": aimed, "log_rank": rank.to(logp.dtype).log(), "top1": (rank == 1).to(logp.dtype)}
+    return found if current is None else found | {"gain": aimed - _pick(logp, current)}
+
+
+def distribution_numbers(logp: Tensor) -> dict[str, Tensor]:
+    """`entropy` of the lens in nats, and `kl_end` = KL(p_last ‖ p_here), from log-probabilities (…, N, V)."""
+    p = logp.exp()
+    entropy = -(p * logp).sum(-1)
+    cross = -(logp @ p[..., -1, :, None]).squeeze(-1)
+    return {"entropy": entropy, "kl_end": (cross - entropy[..., -1:]).clamp_min(0)}
+
+
+def _pick(logp: Tensor, ids: Tensor) -> Tensor:
+    """logp[…, n, ids[…]] for every n."""
+    index = ids[..., None, None].expand(*logp.shape[:-1], 1)
+    return logp.gather(-1, index).squeeze(-1)
+
+
+def _towards(here: Tensor, there: Tensor) -> Tensor:
+    """Unit tangent at `here` of the great circle to `there`; NaN where they are the same or opposite."""
+    v = there - (here * there).sum(-1, keepdim=True) * here
+    size = v.norm(dim=-1, keepdim=True)
+    return torch.where(size > 10 * torch.finfo(v.dtype).eps, v / size, math.nan)
+
 
 MAX_LOGITS = 2**23
 """Logits that are in memory at a time."""
@@ -120,7 +283,7 @@ def follow(model: Model, prompt: str | Sequence[int]) -> Path:
         if causal and name in values:
             values[name][-1] = np.nan  # the last token has no next one
     reads = _reads(read, seen.points[0])
-    shares = metrics.shares(points, centre=read.centre)
+    along = shares(points, center=read.center)
     return Path(
         model=model.name,
         prompt=prompt if isinstance(prompt, str) else " ".join(map(str, prompt)),
@@ -128,7 +291,7 @@ def follow(model: Model, prompt: str | Sequence[int]) -> Path:
         ids=np.array(ids),
         names=list(seen.names),
         values=values,
-        shares={name: found.cpu().numpy() for name, found in shares.items()},
+        shares={name: found.cpu().numpy() for name, found in along.items()},
         states=read.unit(points).cpu().numpy(),
         words=read.token(inputs[0]).double().cpu().numpy(),
         reads_id=reads[0],
@@ -147,7 +310,7 @@ def _batch_numbers(
     current = ids[counted] if model.facts.get("causal", True) else None
     points = states.double()
     found = _point_numbers(read, points, states, batch.targets[counted], current, shuffled.to(model.device))
-    for name, value in metrics.shares(points, centre=read.centre).items():
+    for name, value in shares(points, center=read.center).items():
         found[f"share.{name}"] = value.cpu().numpy()
     return found
 
@@ -157,10 +320,10 @@ def _point_numbers(
 ) -> dict[str, np.ndarray]:
     """Numbers of m paths: with `targets` (m,), and as `shuffled.…` the mean over the rows of `shuffled`."""
     unit = read.unit(points)
-    found = metrics.path_numbers(points, unit)
+    found = path_numbers(points, unit)
     if read.U.shape[0] == points.shape[-1]:
-        found |= metrics.target_numbers(unit, read.token(targets).double())
-        others = [metrics.target_numbers(unit, read.token(row).double()) for row in shuffled]
+        found |= target_numbers(unit, read.token(targets).double())
+        others = [target_numbers(unit, read.token(row).double()) for row in shuffled]
         found |= {f"shuffled.{k}": torch.stack([o[k] for o in others]).mean(0) for k in others[0]}
     if read.has_logits:
         rows = max(1, MAX_LOGITS // (points.shape[1] * read.vocabulary))
@@ -177,9 +340,9 @@ def _lens(
     read: Readout, states: Tensor, targets: Tensor, current: Tensor | None, shuffled: Tensor
 ) -> dict[str, Tensor]:
     with torch.no_grad():
-        logp = metrics.log_probabilities(read.logits(states))
-    found = metrics.lens_numbers(logp, targets, current) | metrics.distribution_numbers(logp)
-    others = [metrics.lens_numbers(logp, row, current) for row in shuffled]
+        logp = log_probabilities(read.logits(states))
+    found = lens_numbers(logp, targets, current) | distribution_numbers(logp)
+    others = [lens_numbers(logp, row, current) for row in shuffled]
     return found | {f"shuffled.{k}": torch.stack([o[k] for o in others]).mean(0) for k in others[0]}
 
 

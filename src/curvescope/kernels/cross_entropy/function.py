@@ -8,7 +8,7 @@ With D = p − q, dh = w∘(D W), dW = Dᵀ(w∘h), db = Dᵀ w. For cotangents 
     ż = gh Wᵀ + h gWᵀ + gb,     Ż = p∘(ż − p·ż),
     hh = w∘(Ż W + D gW),        hW = Żᵀ(w∘h) + Dᵀ(w∘gh),        hb = Żᵀ w.
 
-The terms with Ż are the Gauss-Newton part (in the outputs), those with D the functional one. The weights
+The terms with Ż are the GGN (in the outputs), those with D the functional one. The weights
 stand at h, where they cost nothing, not at the logits. No more than two slices of logits exist at any
 time; on a CPU a third one is kept where it is all of them.
 """
@@ -24,7 +24,7 @@ from torch import Tensor
 
 from curvescope.core.errors import ShapeError, UsageError
 from curvescope.core.parts import LossPart as Part
-from curvescope.core.tensors.targets import IGNORED
+from curvescope.core.tensors import IGNORED
 from curvescope.kernels.autograd import Function
 from curvescope.kernels.backends import (
     Backend,
@@ -82,7 +82,7 @@ def cross_entropy_head(
 
 
 class HeadCurvature:
-    """The Gauss-Newton matrix of the head at h, W, b; what does not depend on a direction is made once."""
+    """The GGN of the head at h, W, b; what does not depend on a direction is made once."""
 
     def __init__(
         self,

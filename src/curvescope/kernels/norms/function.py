@@ -44,7 +44,7 @@ _LAYER_NORM = torch.ops.aten.native_layer_norm_backward
 class Form(NamedTuple):
     """Which norm, and how it is run."""
 
-    centre: bool
+    center: bool
     eps: float
     offset: float
     second_order: bool
@@ -70,7 +70,7 @@ def layer_norm(
     take over where a third derivative is recorded, which is an error otherwise.
     """
     form = Form(True, eps, 0.0, second_order, _in_triton(backend, x, weight, bias), third_order)
-    return _normalise(x, weight, bias, form)
+    return _normalize(x, weight, bias, form)
 
 
 @unseen
@@ -89,14 +89,14 @@ def rms_norm(
     Without γ the gain is one, whatever the offset.
     """
     form = Form(False, eps, offset, second_order, _in_triton(backend, x, weight), third_order)
-    return _normalise(x, weight, None, form)
+    return _normalize(x, weight, None, form)
 
 
 def _in_triton(backend: Backend, x: Tensor, *others: Tensor | None) -> bool:
     return use_triton(backend, x, *others) and (backend == "triton" or x.shape[-1] <= MAX_WIDTH)
 
 
-def _normalise(x: Tensor, weight: Tensor | None, bias: Tensor | None, form: Form) -> Tensor:
+def _normalize(x: Tensor, weight: Tensor | None, bias: Tensor | None, form: Form) -> Tensor:
     for name, t in (("weight", weight), ("bias", bias)):
         if t is not None and t.shape != x.shape[-1:]:
             raise ShapeError(f"expected a {name} of {tuple(x.shape[-1:])}, got {tuple(t.shape)}")
@@ -205,7 +205,7 @@ def _plain(form: Form) -> Callable[..., Tensor]:
     """The norm in plain arithmetic, of x, γ and β."""
 
     def value(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-        if form.centre:
+        if form.center:
             return plain_layer_norm(x, x.shape[-1:], weight, bias, form.eps)
         return plain_rms_norm(x, x.shape[-1:], _gain(form, weight), form.eps)
 
@@ -243,7 +243,7 @@ def _run_second(form: Form, needs: Any, constants: Tensors, directions: Tensors)
 def _forward(form: Form, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> tuple[Tensor, ...]:
     d, wide = x.shape[-1], widen(x)
     gain, shift = (None if t is None else widen(t) for t in (weight, bias))
-    if form.centre:
+    if form.center:
         y, mean, rstd = torch.native_layer_norm(wide, [d], gain, shift, form.eps)
         return y.to(x.dtype), mean, rstd
     rstd = torch.rsqrt(wide.square().mean(-1, keepdim=True) + form.eps)
@@ -256,8 +256,8 @@ def _first(form: Form, needs: Any, keep: bool, constants: Tensors, directions: T
     (x, mean, rstd, weight), g = _rows(*(constants[i] for i in (0, 2, 3, 1))), widen(given(directions[0]))
     shape, dtype = g.shape, given(constants[0]).dtype
     gain, g = _gain(form, weight), g.reshape(shape[0], -1, shape[-1])
-    fused = form.centre and shape[0] == 1
-    x_hat = _normalised(form, x, mean, rstd) if keep or not fused else None
+    fused = form.center and shape[0] == 1
+    x_hat = _normalized(form, x, mean, rstd) if keep or not fused else None
     c = row_mean(given(x_hat) * g, gain).reshape(*shape[:-1], 1) if keep else None
     if fused:
         mask = [bool(n) for n in needs]
@@ -280,7 +280,7 @@ def _second(form: Form, needs: Any, constants: Tensors, directions: Tensors) -> 
     s, t = (None if v is None else v[:, None] for v in (s, t))
     if k == 1:
         u, s, t = (None if v is None else v[0] for v in (u, s, t))
-    x_hat, gain = _normalised(form, x, mean, rstd), _gain(form, weight)
+    x_hat, gain = _normalized(form, x, mean, rstd), _gain(form, weight)
     along = Ju = None
     if u is not None:
         along = (x_hat * u).mean(-1, keepdim=True)
@@ -338,16 +338,16 @@ def _pull(
     form: Form, v: Tensor, x: Tensor, x_hat: Tensor, mean: Tensor, rstd: Tensor, along: Tensor | None = None
 ) -> Tensor:
     """J v, with ⟨x̂v⟩ if it is known; for one direction of a layer norm torch has a kernel."""
-    if form.centre and v.ndim == 2:
+    if form.center and v.ndim == 2:
         return _LAYER_NORM(v, x, [x.shape[-1]], mean, rstd, None, None, [True, False, False])[0]
     along = (x_hat * v).mean(-1, keepdim=True) if along is None else along
     Jv = (v * rstd).addcmul_(x_hat, -rstd * along)
-    return Jv.sub_(rstd * v.mean(-1, keepdim=True)) if form.centre else Jv
+    return Jv.sub_(rstd * v.mean(-1, keepdim=True)) if form.center else Jv
 
 
-def _normalised(form: Form, x: Tensor, mean: Tensor, rstd: Tensor) -> Tensor:
+def _normalized(form: Form, x: Tensor, mean: Tensor, rstd: Tensor) -> Tensor:
     """x̂."""
-    return (x - mean).mul_(rstd) if form.centre else x * rstd
+    return (x - mean).mul_(rstd) if form.center else x * rstd
 
 
 def _gain(form: Form, weight: Tensor | None) -> Tensor | None:

@@ -78,7 +78,8 @@ def _lora_named(others: Mapping[str, Block], blocks: Mapping[str, Block]) -> dic
 
 def rest(module: nn.Module, taken: set[str]) -> dict[str, Block]:
     """The parameters that are not `taken`, whole, under their own names and in their own layout."""
-    return {key: whole(key, key, p.shape) for key, p in module.named_parameters() if key not in taken}
+    left = {key: p for key, p in module.named_parameters() if key not in taken and p.numel()}
+    return {key: whole(key, key, p.shape) for key, p in left.items()}
 
 
 def plain_name(name: str) -> str:

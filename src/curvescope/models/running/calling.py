@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from curvescope.core.errors import ShapeError, UsageError, warn
-from curvescope.core.tensors.graph import leaves_of
+from curvescope.core.tensors import leaves_of
 from curvescope.kernels.norms.written_out import refuse_fused_norms, written_out_norms
 
 Call = Callable[[nn.Module, Any, Mapping[str, Any]], Any]

@@ -8,16 +8,17 @@ turns with a module and with every module that shares a part with it.
 
 from __future__ import annotations
 
+import signal
+import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import count
 from threading import RLock, local
+from types import FrameType
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, ref
 
 from torch import Tensor, nn
-
-from curvescope.models.running.interrupts import uninterrupted
 
 PATIENCE = 0.1  # seconds: Ctrl-C is heard after that where a thread waits for another
 _ABSENT = object()
@@ -25,6 +26,7 @@ _alone = RLock()
 _mine = local()  # the modules that this thread holds
 _numbers = count()
 _locks: WeakKeyDictionary[nn.Module, tuple[int, Any]] = WeakKeyDictionary()
+_written_to: WeakKeyDictionary[nn.Module, set[str]] = WeakKeyDictionary()
 
 
 class Change(NamedTuple):
@@ -101,6 +103,27 @@ def parameters_at(module: nn.Module, values: Mapping[str, Tensor]) -> list[Chang
     ]
     recurrent = [part for part in module.modules() if isinstance(part, nn.RNNBase)]
     return changes + [change for part in recurrent for change in _listed(part, new)]
+
+
+def note_rewritten(part: nn.Module, name: str) -> None:
+    """Note a buffer, or a tensor in an attribute, that a submodule writes to in its forward pass."""
+    _written_to.setdefault(part, set()).add(name)
+
+
+def rewritten(module: nn.Module, *, copied: bool) -> list[Change]:
+    """The tensors that a forward pass writes to, without the graph of the pass before.
+
+    Args:
+        module: The user's.
+        copied: Copies in their place, so that the graph of each pass keeps its own numbers.
+    """
+    found = []
+    for part in module.modules() if _written_to else ():
+        for name in _written_to.get(part, ()):
+            holder = part._buffers if name in part._buffers else vars(part)
+            if isinstance(value := holder.get(name), Tensor):
+                found.append(Change(holder, name, value.detach().clone() if copied else value.detach()))
+    return found
 
 
 def _listed(part: nn.RNNBase, new: Mapping[int, Tensor]) -> list[Change]:
@@ -180,3 +203,43 @@ def _take_back(owner: object, changes: list[Change]) -> None:
             if not place.layers:
                 del _places[id(holder), name]
         changes.clear()
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Ctrl-C is heard at the end of the block; only what takes no time belongs inside.
+
+    Signals reach the main thread alone, so elsewhere there is nothing to do.
+    """
+    handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(handler):
+        yield
+        return
+    heard: list[tuple[int, FrameType | None]] = []
+    signal.signal(signal.SIGINT, lambda number, frame: heard.append((number, frame)))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    if heard:
+        handler(*heard[0])
+
+
+@contextmanager
+def thawed(frozen: list[Tensor]) -> Iterator[None]:
+    """Frozen parameters are seen in a graph that is made inside, and frozen again after interrupts too."""
+    try:
+        for p in frozen:
+            p.requires_grad_(True)
+        yield
+    finally:
+        try:
+            _freeze(frozen)
+        finally:  # again, for an interrupt that came before the first had begun
+            _freeze(frozen)
+
+
+def _freeze(parameters: list[Tensor]) -> None:
+    with uninterrupted():
+        for p in parameters:
+            p.requires_grad_(False)

@@ -15,8 +15,8 @@ from curvescope.core.blocks import Block, whole
 from curvescope.core.errors import CurvescopeError, UsageError, near_misses
 from curvescope.models.model import Model
 from curvescope.models.running.standins import ZOO
+from curvescope.models.zoo import BUNDLED, REVISIONS
 from curvescope.models.zoo.mlp import MLP, MLPConfig
-from curvescope.models.zoo.names import BUNDLED, REVISIONS
 from curvescope.models.zoo.transformer import Transformer, TransformerConfig
 from curvescope.tokenizers import BPETokenizer
 
@@ -89,7 +89,7 @@ def save(model: Model, folder: str | Path) -> Path:
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     kind = "mlp" if isinstance(model.module, MLP) else "transformer"
-    weights = {key: p.detach().cpu().contiguous() for key, p in model.parameters.items()}
+    weights = {key: p.detach().cpu().contiguous() for key, p in model.named_parameters()}
     save_file(weights, folder / f"{WEIGHTS}.partial")
     (folder / f"{WEIGHTS}.partial").replace(folder / WEIGHTS)
     if model.tokenizer is not None:

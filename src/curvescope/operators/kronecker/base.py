@@ -67,7 +67,7 @@ class KroneckerOperator(KroneckerMatrix):
         self.problem, self.curvature, self.bias, self.damping = problem, curvature, bias, float(damping)
         self.engine = Engine(problem, "autograd")
         whole = problem.space(*blocks)
-        small = [b for b in whole.blocks if b.name in blocks or max(b.shape) <= MAX_SIDE]
+        small = [b for b in whole.blocks if b.name in blocks or max(b.shape, default=1) <= MAX_SIDE]
         found = self.engine.consistent(lambda: look(problem, small, curvature, joint=self.joint))
         self.layers, self.left_out = found.layers, found.left_out | _too_large(whole.blocks, small)
         _check_chosen(self.layers, self.left_out, blocks)

@@ -20,6 +20,8 @@ from curvescope.operators.kronecker.layers import (
     Found,
     Layer,
     Place,
+    Rows,
+    ask,
     block_places,
     find_layers,
     merged,
@@ -28,7 +30,6 @@ from curvescope.operators.kronecker.layers import (
     used_in_two_ways,
 )
 from curvescope.operators.kronecker.record import Recorded, Use, record
-from curvescope.operators.kronecker.sequences import Rows, ask
 from curvescope.problem import Problem
 
 Sides = dict[bool, Tensor]

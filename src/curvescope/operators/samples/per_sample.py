@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, final, get_args
+from typing import Any, Literal, NamedTuple, final, get_args
 
 import numpy as np
 import torch
@@ -29,10 +29,9 @@ from curvescope.core.seeds import Probe, probes
 from curvescope.data.batches import Batch
 from curvescope.engines import Engine
 from curvescope.engines.memory import SHARE_OF_FREE_MEMORY, free_bytes, result_bytes
-from curvescope.models.choice.params import Params
+from curvescope.models.choice import Params
 from curvescope.models.running.held import RefuseHeld
 from curvescope.operators.samples.coupled import refuse_coupled
-from curvescope.operators.samples.rows import Each, Rows, has_terms, rows_of
 from curvescope.operators.samples.stacked import Graph, Part, agrees, alone, together
 from curvescope.problem import Problem, check_finite, differentiating
 
@@ -149,13 +148,14 @@ class PerSample:
 
         Args:
             V: columns (n, k) for all samples, or (S, n, k), each sample's own.
-            part: `hessian`, or `ggn` for the Gauss-Newton matrix G_x.
+            part: `hessian`, or `ggn` for the GGN G_x.
         """
         if part not in get_args(Part):
             raise UsageError(f"expected 'hessian' or 'ggn', got {part!r}")
         self._check(V)
 
         def work(graph: Graph, rows: slice, group: int) -> Tensor:
+            self._engine.refuse_wrong(second=part == "hessian")
             return graph.products(V[rows] if V.dim() == 3 else V, part, group)
 
         yield from self.stream(f"{part} products", work, second_order=True)
@@ -198,7 +198,7 @@ class PerSample:
         if not moved or frozenset(moved) in self._reached:
             yield
             return
-        with RefuseHeld(self.problem.model.parameters, moved):
+        with RefuseHeld(dict(self.problem.model.named_parameters()), moved):
             yield
         self._reached.add(frozenset(moved))
 
@@ -320,3 +320,46 @@ def probe_columns(
 
 def _joined(parts: Iterable[Tensor]) -> np.ndarray:
     return torch.cat([part.double().cpu() for part in parts]).numpy()
+
+
+Each = Literal["sequence", "term"]
+
+
+class Rows(NamedTuple):
+    """Samples of one batch: which sequences they are, and of terms which ones of their sequence."""
+
+    sequences: Tensor  # (R,)
+    terms: Tensor | None  # (R,)
+    weights: np.ndarray  # (R,) N_x
+    divisors: np.ndarray  # (R,) the total weight of the sample's own batch, as `batch` makes it
+    shape: tuple[int, ...]  # of the terms of one sequence
+
+    def batch(self, whole: Batch, rows: slice = slice(None)) -> Batch:
+        """The samples as sequences of a batch; a term is its sequence with no other term that counts."""
+        chosen = self.sequences[rows]
+        found = whole.map(lambda t: t[chosen.to(t.device)])
+        if self.terms is None:
+            return found
+        hot = torch.nn.functional.one_hot(self.terms[rows], math.prod(self.shape))
+        return Batch(found.inputs, found.targets, hot.reshape(-1, *self.shape).to(found.targets.device))
+
+
+def has_terms(problem: Problem) -> bool:
+    """Return True if the loss is a sum over single targets, or entries, that a weight can leave out."""
+    return all(problem.loss.term_weights(b.targets, b.weights) is not None for b in problem.batches)
+
+
+def rows_of(problem: Problem, batch: Batch, each: Each) -> Rows:
+    """The samples of a batch that count."""
+    if each == "sequence":
+        ones = (batch[i : i + 1] for i in range(batch.num_sequences))
+        weights = np.array([problem.loss.total_weight(one.targets, one.weights) for one in ones])
+        kept = np.flatnonzero(weights > 0)
+        return Rows(torch.as_tensor(kept), None, weights[kept], weights[kept], ())
+    w, own = (problem.loss.term_weights(batch.targets, given) for given in (batch.weights, None))
+    assert w is not None, "checked by has_terms"
+    assert own is not None, "checked by has_terms"
+    w, own = w.double().cpu(), own.double().cpu()
+    flat = w.reshape(len(w), -1)
+    at = sequences, terms = (flat > 0).nonzero(as_tuple=True)
+    return Rows(sequences, terms, flat[at].numpy(), own.reshape(len(w), -1)[at].numpy(), tuple(w.shape[1:]))

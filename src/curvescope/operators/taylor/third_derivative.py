@@ -20,10 +20,10 @@ from torch import Tensor
 from curvescope.core.blocks import ParamSpace
 from curvescope.core.errors import CurvescopeError, ShapeError, UsageError
 from curvescope.core.result import Result
-from curvescope.core.tensors.graph import once_differentiable_node
+from curvescope.core.tensors import once_differentiable_node
 from curvescope.data.batches import Batch
 from curvescope.kernels.norms.written_out import refuse_fused_norms, written_out_norms
-from curvescope.models.choice.params import Params
+from curvescope.models.choice import Params
 from curvescope.problem import Leaves, Problem, check_finite
 
 

@@ -1,6 +1,7 @@
 """'Closing the Curvature Gap' (arXiv 2510.16927), and the article around it, in honest versions.
 
-Every figure is a folder of this package, imported when it is asked for. What is called curvature here is made
+Each figure is imported when it is asked for, from the module of its name or from `figures`. What is called
+curvature here is made
 of second derivatives.
 """
 

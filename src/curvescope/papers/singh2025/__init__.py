@@ -12,5 +12,7 @@ FIGURES = {
     "norms": "λ_max against norms of weight matrices: rank correlations, over training and random models",
     "sinks": "the spectrum as an attention sink grows, in six ways, on trained and untrained models",
 }
+SLIDES = ("slides, 'Cracking the Hessian'", "paper")
+"""Where a statement stands, and whose words it is in."""
 MORE: dict[str, str] = {}
 """Figures that the slides do not have: made only when they are asked for."""

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from curvescope.core.errors import CurvescopeError
+from curvescope.core.numbers import plural
 from curvescope.models.description import Description, telling_facts, times
-from curvescope.report.parts import Card, Cell, Table
+from curvescope.report.parts import Card, Cell, Finding, Table, heading, severity
 from curvescope.report.pieces.tables import cell
 from curvescope.report.reading import Read
+from curvescope.report.sections import SECTIONS
 from curvescope.runs.folder import MODELS
+from curvescope.studies.diagnose.study import Diagnosis
+from curvescope.studies.folder import chosen
 
 LABELS = {
     "kind": "family",
@@ -104,3 +110,97 @@ def _table(anchor: str, title: str, rows: Sequence[Mapping[str, Any]], columns: 
         share = Cell(f"{row['share']:.2%}", repr(row["share"]), number=True)
         made.append([*map(cell, front), cell(row["parameters"]), share])
     return Table(anchor, title, "", [*columns, "parameters", "share"], made)
+
+
+PROBES = re.compile(r"num_(\w+_)?probes")
+
+
+def errors_told(runs: Sequence[Read]) -> str:
+    """`Every estimate has its error …`, but for those of a single probe."""
+    single: dict[str, list[str]] = {}
+    for run in runs:
+        names = [name for name, value in run.settings.items() if PROBES.fullmatch(name) and value == 1]
+        if names:
+            single[run.study] = list(dict.fromkeys([*single.get(run.study, []), *names]))
+    each = [f"{study} (`{'`, `'.join(names)}`)" for study, names in single.items()]
+    but = f", but for those of one probe: {', '.join(each)}" if each else ""
+    return f"Every estimate has its error{but}. What did not converge says so."
+
+
+def chosen_small(runs: Sequence[Read]) -> str:
+    """Which settings were chosen to be in time, and how to have the studies' own; "" where none were."""
+    found: dict[str, list[str]] = {}
+    for run in runs:
+        small = _small(run)
+        if small:
+            found.setdefault(small, []).append(run.study)
+    if not found:
+        return ""
+    each = "; ".join(f"{', '.join(dict.fromkeys(studies))} {small}" for small, studies in found.items())
+    return f"Settings were lowered to be done in time: {each}. `--profile full` takes the studies' own."
+
+
+def _small(run: Read) -> str:
+    """`32 tokens, 1 probe`: what was lowered, the tokens and the least number of probes."""
+    try:
+        lowered = chosen(run.path)
+    except (CurvescopeError, OSError, ValueError, KeyError):  # of another version
+        return ""
+    counts = {name: value for name, value in lowered.items() if isinstance(value, int) and value > 0}
+    words = [plural(counts["tokens"], "token")] if "tokens" in counts else []
+    probes = [value for name, value in counts.items() if PROBES.fullmatch(name)]
+    words += [plural(min(probes), "probe")] if probes else []
+    words += [plural(counts["num_steps"], "step")] if "num_steps" in counts else []
+    return ", ".join(words) or ("in part" if lowered else "")
+
+
+RESTS_ON = {
+    "learning_rate": ("checks", "spectra"),
+    "block_learning_rate": ("blocks", "block-map"),
+    "negative_curvature": ("checks", "spectra"),
+    "condition": ("checks", "spectra"),
+    "confidence": ("checks", "spectra"),
+    "uneven_layers": ("layers", "block-map"),
+    "flat_blocks": ("checks", "block-map"),
+    "norm_placement": ("layers", "propagation"),
+    "embedding_scale": ("checks", "geometry"),
+    "sharp_sequences": ("sequences", ""),
+    "steep_sequences": ("sequences", ""),
+    "duplicates": ("sequences", ""),
+    "batch_choice": ("parts", ""),
+    "saturated_attention": ("heads", "geometry"),
+    "sinks": ("heads", "geometry"),
+    "dead_heads": ("heads", "geometry"),
+}
+"""Of every check, the table of the diagnosis and the section with more on it."""
+
+
+def findings(
+    found: Diagnosis, *, anchor: str, tables: Collection[str], there: Sequence[str]
+) -> list[Finding]:
+    """Every finding, worst first.
+
+    Args:
+        anchor: of the diagnosis; its tables are at `anchor-NAME`.
+        tables: names of the diagnosis' tables.
+        there: anchors of the sections that the page has.
+    """
+    made = []
+    for check in found.findings:
+        own, section = RESTS_ON.get(check.name, ("checks", ""))
+        links = [(f"{anchor}-{own}-table", f"table of {own}")] if own in tables else []
+        links += [(section, SECTIONS[section].title)] if section in there else []
+        made.append(
+            Finding(
+                heading=heading(check.name),
+                level=severity(check.severity),
+                number=check.number,
+                unit=check.unit,
+                where=check.where,
+                meaning=check.meaning,
+                advice=check.advice,
+                evidence=check.evidence,
+                links=links,
+            )
+        )
+    return made

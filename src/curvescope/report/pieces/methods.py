@@ -11,9 +11,8 @@ from typing import Any
 
 from curvescope.core.config import Config
 from curvescope.core.numbers import duration
-from curvescope.models.zoo.names import BUNDLED
-from curvescope.report.parts import Methods
-from curvescope.report.pieces.headings import heading
+from curvescope.models.zoo import BUNDLED
+from curvescope.report.parts import Methods, heading
 from curvescope.runs.folder import LOG
 from curvescope.runs.study import Study
 

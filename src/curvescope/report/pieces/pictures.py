@@ -9,9 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from curvescope.report.parts import Control, Entry, Methods, Picture
-from curvescope.report.pieces.headings import heading
-from curvescope.report.pieces.stills import still
+from curvescope.report.parts import Control, Entry, Methods, Picture, heading, still
 from curvescope.viz.interactive import Scene
 
 LONG = 30  # entries of a list that is worth telling once

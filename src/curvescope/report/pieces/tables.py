@@ -16,9 +16,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from curvescope.core.numbers import MOST_DIGITS, rounded, to_error, with_error
-from curvescope.report.parts import Cell, Table
-from curvescope.report.pieces.headings import column, heading
-from curvescope.report.pieces.levels import verdict
+from curvescope.report.parts import Cell, Table, column, heading, verdict
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -4,12 +4,20 @@ All ranks have the same pieces: those that rank 0 found, and what rank 0 made of
 later piece begins with the same bits everywhere. Products of the piece in hand are kept by rank 0 too: it
 says whether it knows one, and then every rank takes it from there, or all of them compute it. Of products
 whose vectors are spread over the ranks each keeps its piece (`in_pieces`).
+
+Products whose vectors are spread over ranks, on disk: each rank writes down the pieces that it has.
+
+`NAME.1-of-4.products` beside the finished pieces is what rank 1 of 4 knows. A product counts as known where
+all ranks know their pieces of it, for the same columns bit for bit; with another number of ranks the files
+have other names, and all is computed again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, MutableMapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
+from glob import escape
+from pathlib import Path
 from typing import final
 
 import torch
@@ -18,12 +26,11 @@ from torch import Tensor
 from curvescope.algorithms.recording import Recorder, recording
 from curvescope.core.errors import CurvescopeError
 from curvescope.core.operator import LinearOperator
-from curvescope.core.ranks import everyone, place, together
+from curvescope.core.ranks import everyone, from_first, place, together
 from curvescope.core.result import Result
-from curvescope.distributed.sums import first_of_ranks
+from curvescope.runs.disk.journal import Journal
 from curvescope.runs.folder import AlreadyFinished
-from curvescope.runs.pieces import Pieces
-from curvescope.runs.ranks.in_pieces import InPieces
+from curvescope.runs.pieces import PRODUCTS, Pieces
 from curvescope.runs.verified.checks import Verification
 from curvescope.runs.work import Place
 
@@ -156,6 +163,8 @@ COMPUTE, KNOWN = "compute", "known"
 
 def _from_first(product: Tensor) -> Tensor:
     """Rank 0's, on all ranks."""
+    from curvescope.distributed.sums import first_of_ranks
+
     if place()[0] == 0:
         everyone(KNOWN)
     return first_of_ranks(product)
@@ -174,3 +183,55 @@ class _Asked(LinearOperator):
         everyone(COMPUTE)
         self.computed = True
         return self.op._matmat(V)
+
+
+@final
+class InPieces(Recorder):
+    """The products of one piece of work; all ranks in step ask for the same ones.
+
+    Args:
+        name: Of the piece of work.
+        own: The folder of rank 0, None on the others.
+    """
+
+    def __init__(self, name: str, own: Pieces | None):
+        self._name, self._own = name, own
+        self._journal: Journal | None = None
+
+    def product(self, op: LinearOperator, V: Tensor) -> Tensor:
+        """This rank's piece of A V: what all ranks know theirs of, or what they compute."""
+        if self._journal is None:
+            self._journal = self._opened()
+        return self._journal.product(op, V)
+
+    def _opened(self) -> Journal:
+        folder, (rank, ranks) = from_first(self._folder), place()
+        path = folder / f"{self._name}.{rank}-of-{ranks}{PRODUCTS}"
+        tell = self._own.tell if self._own is not None else lambda line: None
+        agree = lambda known: all(everyone(known))  # noqa: E731
+        return Journal(path, lambda: path, tell, agree=agree, writers=ranks, run=from_first(self._run))
+
+    def _folder(self) -> Path:
+        """Where rank 0 keeps the run; it is made now."""
+        assert self._own is not None, "rank 0 has it"
+        self._own.begin()
+        return self._own.folder
+
+    def _run(self) -> str:
+        """Of which run the products are."""
+        assert self._own is not None, "rank 0 has it"
+        return self._own.run + self._own.contents
+
+    def close(self) -> None:
+        """Bring the file to the disk, and leave it."""
+        if self._journal is not None:
+            self._journal.close()
+
+    def remove(self) -> None:
+        """The piece is done: forget what this rank has, and what others left that were not as many."""
+        if self._journal is not None:
+            self._journal.remove()
+        if self._own is not None:
+            for path in self._own.folder.glob(f"{escape(self._name)}.*-of-*{PRODUCTS}"):
+                with suppress(OSError):
+                    path.unlink(missing_ok=True)

@@ -28,8 +28,19 @@ from curvescope.engines.reference_forward import few_positions
 from curvescope.operators.base import CurvatureOperator
 from curvescope.problem import Problem
 from curvescope.runs.verified.checks import Check
-from curvescope.runs.verified.plain import SEED, part_of, plain_product, plain_products
-from curvescope.runs.verified.rounding import FAR, TIMES, TOLERANCE, norm, on, own_rounding, spaced
+from curvescope.runs.verified.plain import (
+    FAR,
+    SEED,
+    TIMES,
+    TOLERANCE,
+    norm,
+    on,
+    own_rounding,
+    part_of,
+    plain_product,
+    plain_products,
+    spaced,
+)
 
 ENTRIES = {"hessian": 2**22, "ggn": 2**21, "functional": 2**21}  # of all columns together
 LEAST, MOST = 4, 64  # columns

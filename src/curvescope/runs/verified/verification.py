@@ -33,22 +33,34 @@ from torch import Tensor
 
 from curvescope.algorithms.sums import add_up, norms
 from curvescope.algorithms.vectors import columns_of
+from curvescope.core.blocks import ParamSpace
 from curvescope.core.errors import ModuleError, UsageError
-from curvescope.core.ranks import dividing, from_first
+from curvescope.core.parts import MatrixName
+from curvescope.core.ranks import dividing, from_first, place
 from curvescope.core.ranks.spread import over
 from curvescope.core.seeds import probes
+from curvescope.engines.derivatives import movable
 from curvescope.engines.memory import ran_out
+from curvescope.models.running.held import RefuseHeld
 from curvescope.operators import Hessian
 from curvescope.operators.base import CurvatureOperator
-from curvescope.problem import Problem
+from curvescope.problem import Problem, differentiating
 from curvescope.runs.model_structure import plain, structure
 from curvescope.runs.verified.checks import Check, Verification
 from curvescope.runs.verified.columns import check_columns
-from curvescope.runs.verified.differences import slope, typical
-from curvescope.runs.verified.divided import check_ranks
-from curvescope.runs.verified.forms import check_form
-from curvescope.runs.verified.plain import SEED, part_of, plain_products
-from curvescope.runs.verified.rounding import FAR, TOLERANCE, allowed_by, bare, norm, own_rounding, spaced
+from curvescope.runs.verified.plain import (
+    FAR,
+    SEED,
+    TOLERANCE,
+    allowed_by,
+    bare,
+    loss_curvature,
+    norm,
+    own_rounding,
+    part_of,
+    plain_products,
+    spaced,
+)
 
 STEP = 1e-6  # in float64, in units of the root mean square of the parameters
 NOISE, ROUNDINGS = 1e-3, 32  # in float32: what rounding may be of a difference, and of a gradient
@@ -89,17 +101,29 @@ def verify(op: CurvatureOperator) -> Verification | None:
 def _checks(op: CurvatureOperator) -> list[Check]:
     pieces = columns_of(op)
     V = probes(op.shape[0], 2, seed=SEED, dtype=op.dtype, device=op.device, pieces=pieces)
-    plain = bare(op)
+    plain, exact = bare(op), _exact(op.problem)
+    V[:, 0] *= _movable(op, exact)
     CV = plain @ V
     checks = [_symmetry(plain, V, CV)]
     if op.shift is not None:
         checks.append(_shift(op, V[:, 0], CV[:, 0]))
     if op.pieces is not None and type(op) is Hessian:
-        checks.append(_difference(plain, _exact(op.problem), V[:, 0], CV[:, 0].double()))
+        checks.append(_difference(plain, exact, V[:, 0], CV[:, 0].double()))
     elif op.pieces is None and part_of(op) is not None:
         with suppress(UsageError, ModuleError):  # of a module that cannot be moved to other parameters
-            checks += _of_part(plain, V[:, 0], CV[:, 0].double())
+            checks += _of_part(plain, exact, V[:, 0], CV[:, 0].double())
     return checks
+
+
+def _movable(op: CurvatureOperator, exact: Problem | None) -> Tensor | float:
+    """Zero in the entries that finite differences must not move, rows of padding, else 1."""
+    problem = op.problem if exact is None else exact
+    if problem.model.spread is not None or part_of(op) is None:
+        return 1.0
+    with suppress(UsageError, ModuleError):
+        one = next(iter(problem.batches)).map(problem.placed)[:1]
+        return op.space.gather(movable(problem, one)).to(op.device, op.dtype)
+    return 1.0
 
 
 def _left_out(op: CurvatureOperator, checks: list[Check]) -> tuple[str, ...]:
@@ -127,10 +151,9 @@ def short(op: CurvatureOperator) -> str:
     return hashlib.sha256(words.encode()).hexdigest()[:8]
 
 
-def _of_part(op: CurvatureOperator, v: Tensor, product: Tensor) -> list[Check]:
+def _of_part(op: CurvatureOperator, exact: Problem | None, v: Tensor, product: Tensor) -> list[Check]:
     """Finite differences, in float64 where that fits into memory, and the columns of a small model."""
     difference = _difference if part_of(op) == "hessian" else check_form
-    exact = _exact(op.problem)
     if exact is not None:
         try:
             small = op.problem.model.num_parameters <= SMALL
@@ -217,3 +240,117 @@ def _worst(found: Tensor, right: Tensor, op: CurvatureOperator) -> float:
         gap = norm((found - right)[rows])
         errors.append(gap / size if size else gap)
     return max(errors)
+
+
+def slope(problem: Problem, space: ParamSpace, v: Tensor, h: float) -> Tensor:
+    """(∇L(θ + hv) − ∇L(θ − hv)) / 2h in float64."""
+    own = space.in_blocks()
+    names = [block.name for block in own]
+    up, down = (end.gradient(*names).double() for end in _ends(problem, space, v, h))
+    return own.convert((up - down) / (2 * h), space)
+
+
+def outer_form(problem: Problem, space: ParamSpace, v: Tensor, h: float) -> float:
+    """(1/N) Σ ⟨Jv, M Jv⟩ with Jv = (z(θ + hv) − z(θ − hv)) / 2h and M of the outputs between the two."""
+    ends, total = _ends(problem, space, v, h), 0.0
+    for batch in problem.placed_batches("verification"):
+        z = []
+        for end in ends:
+            with (
+                differentiating(),
+                torch.no_grad(),
+                RefuseHeld(dict(end.model.named_parameters()), end.point),
+            ):
+                z.append(end.outputs(batch))
+        up, down = z
+        moved = (up - down) / (2 * h)
+        bent = loss_curvature(problem, batch, (up + down) / 2, moved)
+        total += float((moved.double() * bent.double()).sum())
+    return total / problem.num_terms
+
+
+def _ends(problem: Problem, space: ParamSpace, v: Tensor, h: float) -> list[Problem]:
+    tree, own = space.scatter(v), dict(problem.named_parameters())
+    return [
+        problem.at({name: (own[name] + sign * h * t).detach() for name, t in tree.items()})
+        for sign in (1, -1)
+    ]
+
+
+def typical(problem: Problem, space: ParamSpace) -> float:
+    """The root mean square of the parameters of a space; 1 where all are zero."""
+    theta = space.gather({name: problem.get_parameter(name).detach() for name in space.parameter_names})
+    return norm(theta) / max(problem.model.size_of(*space), 1) ** 0.5 or 1.0
+
+
+MOST = 8  # columns
+
+
+def check_ranks(op: CurvatureOperator) -> Check:
+    """Of one column, and of one for each rank: by sequences or by columns, as they are divided."""
+    _, ranks = place()
+    V = probes(op.shape[0], min(ranks, MOST), seed=SEED, dtype=op.dtype, device=op.device)
+    one, all_of_them = op @ V[:, :1], op @ V
+
+    def gap() -> float:
+        alone = (op @ V).double()
+        sizes = [norm(alone[:, :1]), norm(alone)]
+        gaps = [norm(one.double() - alone[:, :1]), norm(all_of_them.double() - alone)]
+        return max(g / s if s else g for g, s in zip(gaps, sizes, strict=True))
+
+    words = f"products that {ranks} ranks make together against those of one alone, relative to them"
+    return Check("ranks", from_first(gap), TOLERANCE[op.dtype], words)
+
+
+STEPS = {torch.float64: 1e-6, torch.float32: 5e-3}  # in units of the root mean square of the parameters
+OF_BOTH = 0.01  # of |vᵀHv| + |vᵀGv|: what their difference is measured by at least
+RELATIVE = "relative to the larger of it and ‖Cv‖"
+
+
+def check_form(op: CurvatureOperator, exact: Problem | None, v: Tensor, product: Tensor) -> Check:
+    """vᵀCv of the GGN or the functional Hessian, from C v in float64."""
+    kind = part_of(op)
+    assert kind is not None, "the parts of the Hessian have forms"
+    problem = op.problem if exact is None else exact
+    space, v = spaced(problem, op.space), v.to(problem.dtype)
+    form, size = float(v.double() @ product), norm(product)
+    step, limit = STEPS[problem.dtype] * typical(problem, space), TOLERANCE[op.dtype]
+    if exact is None:
+        (right, least), (twice, _) = (_right(kind, problem, space, v, h) for h in (step, 2 * step))
+        size = max(size, least)
+        allowed = min(max(4 * _off(twice, right, size), 4 * TOLERANCE[op.dtype]), FAR)
+        words = f"outputs in {v.dtype} at ±{step:.1e} and twice that, along random signs; {RELATIVE}"
+        return Check("quadratic form", _off(form, right, size), allowed, words)
+    error, right, least = torch.inf, 0.0, size
+    for h in (step, step / 10):
+        right, least = _right(kind, problem, space, v, h)
+        error = min(error, _off(form, right, max(size, least)))
+        if error <= limit:
+            break
+    else:
+        noise = norm(own_rounding(op, v[:, None].to(op.dtype), product[:, None])) / (max(size, least) or 1.0)
+        limit = allowed_by(limit, max(noise, _rounding(kind, op, v.to(op.dtype), right, max(size, least))))
+    words = f"vᵀCv from outputs in float64 at ±{step:.1e} along random signs v; {RELATIVE}"
+    return Check("quadratic form", error, limit, words)
+
+
+def _right(kind: MatrixName, problem: Problem, space: ParamSpace, v: Tensor, h: float) -> tuple[float, float]:
+    """vᵀCv, and what it is measured by at least."""
+    outer = outer_form(problem, space, v, h)
+    if kind == "ggn":
+        return outer, 0.0
+    whole = float(v.double() @ slope(problem, space, v, h))
+    return whole - outer, OF_BOTH * (abs(whole) + abs(outer))
+
+
+def _off(form: float, right: float, size: float) -> float:
+    gap, size = abs(form - right), max(abs(right), size)
+    return gap / size if size else gap
+
+
+def _rounding(kind: MatrixName, op: CurvatureOperator, v: Tensor, right: float, size: float) -> float:
+    """How far the form of plain autograd in the operator's own precision is from what is right."""
+    found = plain_products(kind, op.problem, op.space, v[:, None])
+    apart = max(norm(found[0] - other) for other in found[1:])
+    off = max(_off(float(v.double() @ x[:, 0]), right, size) for x in found)
+    return max(off, apart / size if size else apart)

@@ -22,13 +22,12 @@ from curvescope.models.model import Model
 from curvescope.runs.contents import fingerprint
 from curvescope.runs.shown import Line, Shown
 from curvescope.runs.work import Piece, State, work_through
-from curvescope.studies.activations.measure import Matrix, TokenCurvature, token_curvature, token_names
+from curvescope.studies.activations.analysis import Matrix, TokenCurvature, token_curvature, token_names
 from curvescope.studies.setting import ModelOnData, make_problem, notes_of
 from curvescope.viz.writers import visible
 
 if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.figure import Figure
+    pass
 
 SHARE = 0.01  # of λ_max, that a residual may be for a reader not to be told
 
@@ -42,7 +41,7 @@ class Config(ModelOnData):
     points: tuple[str, ...] = setting(
         (), "embed, L3.mid, L2.h1.out, a submodule, …; by default embed, the end of every layer, and final"
     )
-    matrix: Matrix = setting("hessian", "hessian, or ggn for its Gauss-Newton part")
+    matrix: Matrix = setting("hessian", "hessian, or ggn for its GGN")
     num_steps: int = setting(12, "Lanczos steps in every token's block")
     num_probes: int = setting(8, "random vectors for the traces; blocks of no more rows than both are exact")
     k: int = setting(3, "tokens on each side of the sharpest direction")
@@ -105,24 +104,6 @@ class Activations(Shown):
             "down more than up."
         )
 
-    def captions(self) -> dict[str, str]:
-        """What each figure and table shows."""
-        from curvescope.studies.activations import words
-
-        return words.captions(self)
-
-    def tables(self) -> dict[str, pd.DataFrame]:
-        """Every token at every point, and the points."""
-        from curvescope.studies.activations import tables
-
-        return tables.make(self)
-
-    def figures(self) -> dict[str, Figure]:
-        """Figures by name; drawing computes nothing."""
-        from curvescope.studies.activations import figures
-
-        return figures.draw(self)
-
 
 def run(cfg: Config, *, progress: Progress | None = None, state: State | None = None) -> Activations:
     """Measure every token at every point.
@@ -151,7 +132,7 @@ def run(cfg: Config, *, progress: Progress | None = None, state: State | None = 
         problem.model.name,
         problem.batches.name,
         cfg.matrix,
-        problem.value(),
+        problem.loss_value(),
         found,
         token_names(problem, found[0]),
         notes=notes_of(cfg, problem),

@@ -1,9 +1,8 @@
 """The blocks of a model, layer × role: trace, norms, extreme eigenvalues and density of each."""
 
 from curvescope.runs.study import Study
-from curvescope.studies.blocks.part import Part
-from curvescope.studies.blocks.plan import PLAN
-from curvescope.studies.blocks.study import Blocks, Config, run
+from curvescope.studies.blocks.analysis import Part
+from curvescope.studies.blocks.study import PLAN, Blocks, Config, run
 
 __all__ = ["STUDY", "Blocks", "Config", "Part", "run"]
 

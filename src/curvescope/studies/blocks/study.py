@@ -27,30 +27,35 @@ from curvescope.algorithms import (
     eigsh,
     spectral_density,
 )
-from curvescope.algorithms.blocks.ends import Ends, extreme_ends
 from curvescope.algorithms.blocks.heterogeneity import heterogeneity
-from curvescope.algorithms.blocks.probes import OwnProbes, own_probes
+from curvescope.algorithms.blocks.probes import Ends, OwnProbes, extreme_ends, own_probes
 from curvescope.core.blocks import Block
 from curvescope.core.config import setting
 from curvescope.core.errors import UsageError, near_misses
 from curvescope.core.parts import TITLES
 from curvescope.core.progress import Progress
 from curvescope.core.result import Result
-from curvescope.models.choice.selecting import select
+from curvescope.models.choice import select
 from curvescope.operators.base import CurvatureOperator
 from curvescope.operators.curvature import OPERATORS
 from curvescope.problem import Problem
 from curvescope.runs.contents import fingerprint
-from curvescope.runs.shown import Line, Shown
+from curvescope.runs.shown import Shown
+from curvescope.runs.study import Cost, Plan, Step
 from curvescope.runs.work import Finished, Piece, State, work_through
-from curvescope.studies.blocks import scenes, words
-from curvescope.studies.blocks.part import Part
+from curvescope.studies.blocks.analysis import Part
+from curvescope.studies.common.planning import (
+    PlannedMatrix,
+    eigenvalues,
+    lanczos,
+    planned_own_probes,
+    probed,
+    together,
+)
 from curvescope.studies.setting import ModelOnData, make_problem, notes_of
-from curvescope.viz.interactive import Scene
 
 if TYPE_CHECKING:
     import pandas as pd
-    from matplotlib.figure import Figure
 
 Globs = tuple[str, ...]
 R = TypeVar("R", bound=Result)
@@ -110,22 +115,6 @@ class Blocks(Shown):
     sizes: np.ndarray  # entries of each
     parts: dict[str, Part]
 
-    def summary(self) -> list[Line]:
-        """The numbers to look at first: label, value, words."""
-        return words.summary(self)
-
-    def opening(self) -> str:
-        """What these numbers say."""
-        return words.opening(self)
-
-    def beside(self) -> dict[str, str]:
-        """What the spectra of blocks say."""
-        return {"blocks": words.spread(self)}
-
-    def captions(self) -> dict[str, str]:
-        """What each figure and table shows."""
-        return words.captions(self)
-
     def tables(self) -> dict[str, pd.DataFrame]:
         """One table per operator, the sharpest block first, and one of divergences."""
         import pandas as pd
@@ -149,16 +138,6 @@ class Blocks(Shown):
             if part.heterogeneity is not None
         ]
         return found | ({"heterogeneity": pd.concat(pairs, ignore_index=True)} if pairs else {})
-
-    def figures(self) -> dict[str, Figure]:
-        """Figures by name; drawing computes nothing."""
-        from curvescope.studies.blocks import figures
-
-        return figures.draw(self)
-
-    def scenes(self) -> dict[str, Scene]:
-        """Scenes by name, with switches."""
-        return scenes.scenes(self)
 
 
 Measure = Callable[[CurvatureOperator], Result]
@@ -265,10 +244,84 @@ def _result(
         model=problem.model.name,
         data=problem.batches.name,
         loss_name=problem.loss.name,
-        loss=problem.value(),
+        loss=problem.loss_value(),
         num_terms=problem.num_terms,
         names=list(asked),
         sizes=np.array([problem.model.size_of(block) for block in asked.values()]),
         parts=parts,
         notes=notes,
     )
+
+
+# ------------------------------------------------------------------------------------------------------- plan
+
+OF_BLOCK = 1 / 3  # of a product of the whole operator: nothing outside the block is differentiated
+
+
+def cost(cfg: Config, problem: Problem) -> Cost:
+    """Traces and ends of all blocks together, and what each block has of its own."""
+    chosen = chosen_blocks(cfg, problem)
+    own = sum(_own(cfg, problem.model.size_of(block)) for block in chosen["norm"])
+    own += cfg.max_products * len(chosen["extremes"])
+    own += cfg.num_density_probes * cfg.num_steps * len(chosen["density"])
+    together = cfg.num_trace_probes + cfg.num_sharp_steps
+    pieces = 1 + (cfg.num_sharp_steps > 0) + sum(len(chosen[k]) for k in ("norm", "extremes", "density"))
+    num = len(cfg.operators)
+    return Cost(num * pieces, num * (together + OF_BLOCK * own))
+
+
+def _own(cfg: Config, size: int) -> int:
+    """Products of one block: its matrix where that is small, else probes and a basis."""
+    if size <= cfg.max_exact:
+        return size
+    return cfg.num_sharp_steps + (cfg.num_small_probes if size < SMALL else cfg.num_norm_probes)
+
+
+def steps(cfg: Config, problem: Problem) -> list[Step]:
+    """The same step by step."""
+    chosen, found = chosen_blocks(cfg, problem), []
+    for name in cfg.operators:
+        whole = PlannedMatrix(problem, name, cfg.blocks)
+        parts = {kind: [whole._replace(space=(b.name,)) for b in some] for kind, some in chosen.items()}
+        found.append(probed("traces", whole, cfg.num_trace_probes))
+        if cfg.num_sharp_steps:
+            found.append(lanczos("ends", whole, cfg.num_sharp_steps))
+        few = [part for part, b in zip(parts["norm"], chosen["norm"], strict=True) if b.size < SMALL]
+        many = [part for part in parts["norm"] if part not in few]
+        how = cfg.num_sharp_steps, cfg.max_exact
+        found += planned_own_probes("small blocks", few, cfg.num_small_probes, *how)
+        found += planned_own_probes("blocks", many, cfg.num_norm_probes, *how)
+        found += [
+            eigenvalues("eigenvalues", p, 1 if p.psd else 2, cfg.max_products) for p in parts["extremes"]
+        ]
+        if parts["density"]:
+            products = cfg.num_density_probes * cfg.num_steps * len(parts["density"])
+            found.append(together("densities", parts["density"], products, basis=cfg.num_steps + 1))
+    return found
+
+
+def blocks(cfg: Config) -> tuple[str, ...]:
+    """The parameters of a product."""
+    return cfg.blocks
+
+
+PLAN = Plan(
+    blocks,
+    cost,
+    (
+        {"tokens": 256, "num_trace_probes": 12, "num_norm_probes": 6, "num_sharp_steps": 10},
+        {
+            "tokens": 128, "num_trace_probes": 8, "num_norm_probes": 4, "num_small_probes": 4,
+            "num_sharp_steps": 10,
+        },
+        {
+            "tokens": 64, "num_trace_probes": 8, "num_norm_probes": 3, "num_small_probes": 3,
+            "num_sharp_steps": 8,
+        },
+        {
+            "tokens": 32, "num_trace_probes": 6, "num_norm_probes": 3, "num_small_probes": 3,
+            "num_sharp_steps": 6,
+        },
+    ),
+    steps,
+)  # fmt: skip

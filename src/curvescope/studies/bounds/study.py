@@ -18,17 +18,27 @@ from curvescope.core.config import as_tuples, at_least, setting
 from curvescope.core.errors import UsageError
 from curvescope.core.progress import Progress
 from curvescope.core.result import Result
-from curvescope.runs.shown import Line, Shown
+from curvescope.runs.shown import Shown
 from curvescope.runs.work import Piece, State, work_through
-from curvescope.studies.bounds import instances, words
-from curvescope.studies.bounds.comparisons import Comparisons, Row, joined, slack, tagged
-from curvescope.studies.bounds.estimates import block_estimates, head_estimates, norm_estimates
-from curvescope.studies.bounds.instances import Sizes
-from curvescope.studies.bounds.measures import compare_block, compare_head, compare_network, compare_stack
+from curvescope.studies.bounds import analysis
+from curvescope.studies.bounds.analysis import (
+    Comparisons,
+    Row,
+    Sizes,
+    block_estimates,
+    compare_block,
+    compare_head,
+    compare_network,
+    compare_stack,
+    head_estimates,
+    joined,
+    norm_estimates,
+    slack,
+    tagged,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
-    from matplotlib.figure import Figure
 
 SHARPNESS = (0.0, 1.0, 2.0, 3.0, 4.0)
 ROW_WIDTHS = (3, 6, 12, 24)
@@ -110,14 +120,6 @@ class Bounds(Shown):
     bounds: Comparisons
     estimates: Comparisons
 
-    def summary(self) -> list[Line]:
-        """The numbers to look at first: label, value, words."""
-        return words.summary(self)
-
-    def captions(self) -> dict[str, str]:
-        """What each figure and table shows."""
-        return words.captions(self)
-
     def tables(self) -> dict[str, pd.DataFrame]:
         """Every comparison, and the slack of every bound and estimate."""
         return {
@@ -125,12 +127,6 @@ class Bounds(Shown):
             "slack": slack(self.bounds),
             "estimates": slack(self.estimates),
         }
-
-    def figures(self) -> dict[str, Figure]:
-        """Figures by name."""
-        from curvescope.studies.bounds import figures
-
-        return figures.draw(self)
 
 
 class Kind(NamedTuple):
@@ -161,7 +157,7 @@ def run(cfg: Config, *, progress: Progress | None = None, state: State | None = 
         num_seeds=cfg.num_seeds,
         bounds=joined(one.bounds for one in tried),
         estimates=joined(one.estimates for one in tried),
-        notes=[words.NO_STACK],
+        notes=[analysis.NO_STACK],
     )
 
 
@@ -169,31 +165,33 @@ def kinds(cfg: Config) -> Iterator[Kind]:
     """All kinds of instances."""
     sizes = cfg.sizes
 
-    def head(make: Callable[..., instances.Head], name: str):
+    def head(make: Callable[..., analysis.Head], name: str):
         def tried(scale: float, seed: int) -> tuple[list[Row], list[Row]]:
             one = make(sizes, seed, **{name: scale})
             return compare_head(one), head_estimates(one)
 
         return tried
 
-    def block(make: Callable[..., instances.Block], name: str):
+    def block(make: Callable[..., analysis.Block], name: str):
         def tried(scale: float, seed: int) -> tuple[list[Row], list[Row]]:
             one = make(sizes, seed, **{name: scale})
             return compare_block(one), block_estimates(one)
 
         return tried
 
-    yield Kind(words.HEAD, words.WEIGHTS, cfg.weight_scales, head(instances.random_head, "weight_scale"))
-    yield Kind(words.HEAD, words.DATA, cfg.data_scales, head(instances.random_head, "data_scale"))
-    yield Kind(words.KEYLESS, "W_Q", cfg.query_scales, head(instances.keyless_head, "query_scale"))
-    yield Kind(words.CLUSTERS, "sharpness", SHARPNESS, _clusters, random=False)
-    yield Kind(words.BLOCK, words.WEIGHTS, cfg.weight_scales, block(instances.random_block, "weight_scale"))
-    yield Kind(words.BLOCK, words.DATA, cfg.data_scales, block(instances.random_block, "data_scale"))
-    yield Kind(words.CLOSING, "W_2", cfg.output_scales, block(instances.closing_block, "output_scale"))
-    yield Kind(words.ROW, "width", ROW_WIDTHS, _row)
-    yield Kind(words.STACK, words.DEPTH, cfg.depths, partial(_stack, sizes))
+    yield Kind(analysis.HEAD, analysis.WEIGHTS, cfg.weight_scales, head(analysis.random_head, "weight_scale"))
+    yield Kind(analysis.HEAD, analysis.DATA, cfg.data_scales, head(analysis.random_head, "data_scale"))
+    yield Kind(analysis.KEYLESS, "W_Q", cfg.query_scales, head(analysis.keyless_head, "query_scale"))
+    yield Kind(analysis.CLUSTERS, "sharpness", SHARPNESS, _clusters, random=False)
+    yield Kind(
+        analysis.BLOCK, analysis.WEIGHTS, cfg.weight_scales, block(analysis.random_block, "weight_scale")
+    )
+    yield Kind(analysis.BLOCK, analysis.DATA, cfg.data_scales, block(analysis.random_block, "data_scale"))
+    yield Kind(analysis.CLOSING, "W_2", cfg.output_scales, block(analysis.closing_block, "output_scale"))
+    yield Kind(analysis.ROW, "width", ROW_WIDTHS, _row)
+    yield Kind(analysis.STACK, analysis.DEPTH, cfg.depths, partial(_stack, sizes))
     for n in dict.fromkeys(cfg.num_layers):
-        yield Kind(words.network(n), words.WEIGHTS, cfg.weight_scales, partial(_network, sizes, n))
+        yield Kind(analysis.network(n), analysis.WEIGHTS, cfg.weight_scales, partial(_network, sizes, n))
 
 
 def _try(cfg: Config, kind: Kind, scale: float) -> Tried:
@@ -208,18 +206,18 @@ def _try(cfg: Config, kind: Kind, scale: float) -> Tried:
 
 
 def _clusters(scale: float, seed: int) -> tuple[list[Row], list[Row]]:
-    one = instances.two_clusters(sharpness=scale)
+    one = analysis.two_clusters(sharpness=scale)
     return compare_head(one), head_estimates(one)
 
 
 def _row(scale: float, seed: int) -> tuple[list[Row], list[Row]]:
-    return [], norm_estimates(instances.random_row(seed, width=int(scale)))
+    return [], norm_estimates(analysis.random_row(seed, width=int(scale)))
 
 
 def _stack(sizes: Sizes, scale: float, seed: int) -> tuple[list[Row], list[Row]]:
-    return compare_stack(instances.random_stack(sizes, seed, depth=int(scale))), []
+    return compare_stack(analysis.random_stack(sizes, seed, depth=int(scale))), []
 
 
 def _network(sizes: Sizes, num_layers: int, scale: float, seed: int) -> tuple[list[Row], list[Row]]:
-    one = instances.random_network(sizes, seed, num_layers=num_layers, weight_scale=scale)
+    one = analysis.random_network(sizes, seed, num_layers=num_layers, weight_scale=scale)
     return compare_network(one), []

@@ -18,16 +18,15 @@ from curvescope.core.config import as_tuples, at_least, setting
 from curvescope.core.errors import UsageError
 from curvescope.core.progress import Progress
 from curvescope.core.result import Result
-from curvescope.geometry.roles import check_vocabulary
+from curvescope.models.forward_errors import check_vocabulary
 from curvescope.runs.contents import fingerprint
 from curvescope.runs.shown import Line, Shown
 from curvescope.runs.work import Piece, State, work_through
-from curvescope.studies.causal.measure import Directions, Parts, measure_layer, measure_parts
+from curvescope.studies.causal.analysis import Directions, Parts, measure_layer, measure_parts
 from curvescope.studies.setting import ModelOnData, choose_layers, make_problem, notes_of
 
 if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.figure import Figure
+    pass
 
 ALPHAS = (-2.0, -1.0, -0.5, -0.1, 0.1, 0.5, 1.0, 2.0)
 
@@ -111,24 +110,6 @@ class Causal(Shown):
             f"loss changes most, by {found[most, -1]:+.3f} nats."
         )
 
-    def captions(self) -> dict[str, str]:
-        """What each figure and table shows."""
-        from curvescope.studies.causal import words
-
-        return words.captions(self)
-
-    def tables(self) -> dict[str, pd.DataFrame]:
-        """Every direction with every strength, and the parts of the logits."""
-        from curvescope.studies.causal import tables
-
-        return tables.make(self)
-
-    def figures(self) -> dict[str, Figure]:
-        """Figures by name; drawing computes nothing."""
-        from curvescope.studies.causal import figures
-
-        return figures.draw(self)
-
 
 def run(cfg: Config, *, progress: Progress | None = None, state: State | None = None) -> Causal:
     """Test the directions of every chosen layer, and take the logits apart.
@@ -157,7 +138,7 @@ def run(cfg: Config, *, progress: Progress | None = None, state: State | None = 
     return Causal(
         problem.model.name,
         problem.batches.name,
-        problem.value(),
+        problem.loss_value(),
         [done.take(Directions, f"directions of L{i}") for i in layers],
         parts,
         notes=[*notes_of(cfg, problem), *([parts.note] if parts.note else [])],

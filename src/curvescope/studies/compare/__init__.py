@@ -1,9 +1,7 @@
 """Models, checkpoints or data sets side by side: differences of their curvature, with intervals."""
 
 from curvescope.runs.study import Study
-from curvescope.studies.compare.plan import PLAN
-from curvescope.studies.compare.settings import Config
-from curvescope.studies.compare.study import Comparison, run
+from curvescope.studies.compare.study import PLAN, Comparison, Config, run
 
 __all__ = ["STUDY", "Comparison", "Config", "run"]
 

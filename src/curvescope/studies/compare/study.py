@@ -1,7 +1,7 @@
 """Models, checkpoints or data sets side by side, each against the first: how their curvature differs.
 
 Every side is measured with the same random vectors on the same sample of the data, one model in memory at a
-time: H, its Gauss-Newton part G and H_f = H − G as a whole (`gap.pair`), and every diagonal block of H that
+time: H, its GGN H_o and H_f = H − H_o as a whole (`gap.pair`), and every diagonal block of H that
 is chosen (`algorithms.blocks.probes`). Blocks are matched by name. Pieces are stored in `state` as they are
 done.
 """
@@ -9,30 +9,157 @@ done.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from fnmatch import fnmatchcase
 from functools import lru_cache, partial
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from curvescope.algorithms.blocks.probes import OwnProbes, own_probes
+from curvescope.core.config import as_tuples, at_least, setting
+from curvescope.core.errors import UsageError
 from curvescope.core.progress import Progress
 from curvescope.core.result import Result
+from curvescope.models.zoo import BUNDLED, REVISIONS
 from curvescope.operators import Hessian
 from curvescope.problem import Problem
 from curvescope.runs.contents import fingerprint
-from curvescope.runs.shown import Line, Shown
+from curvescope.runs.shown import Shown
+from curvescope.runs.study import Cost, Plan
 from curvescope.runs.work import Finished, Piece, State, work_through
-from curvescope.studies.compare import tables, words
-from curvescope.studies.compare.quantities import OF_BLOCKS, QUANTITIES, Estimate
-from curvescope.studies.compare.settings import Asked, Config
-from curvescope.studies.gap.pair import ALL, Pair, measure_pair
-from curvescope.studies.setting import make_problem, notes_of
+from curvescope.studies.compare.analysis import OF_BLOCKS, QUANTITIES, Estimate
+from curvescope.studies.gap.analysis import ALL, Effort, Pair, measure_pair
+from curvescope.studies.setting import ModelOnData, make_problem, notes_of
 
 if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.figure import Figure
+    pass
+
+MOST = 8  # blocks that are named in a note
+
+
+def comparison_notes(cfg: Config, found: Comparison, own: list[str]) -> list[str]:
+    """What a reader should know of how these were compared."""
+    said = list(own)
+    several = len(cfg.datasets) < 2
+    if several and not found.alike:
+        counts = " and ".join(f"{side.num_terms:g} ({side.name})" for side in found.sides)
+        said.append(
+            "the models read the data as different tokens or targets, so that neither losses, which are per "
+            f"term, nor what follows from them are of one scale; terms: {counts}"
+        )
+    for side, names in found.alone.items():
+        more = f" and {len(names) - MOST} more" if len(names) > MOST else ""
+        said.append(
+            f"only {side} has {', '.join(names[:MOST])}{more}: without a partner, they are not compared"
+        )
+    said.append(
+        "intervals are those of the estimates on this sample of the data; what another sample would change "
+        "is not in them (--seed draws another)"
+    )
+    return said
+
+
+AT = "@"  # between a model and its revision
+
+
+class Asked(NamedTuple):
+    """One of the things to compare: its name, and where it comes from."""
+
+    name: str
+    cfg: ModelOnData
+
+
+@dataclass(frozen=True)
+class Config(ModelOnData):
+    """Two or more models on the same data, or one model on two or more. About a minute on a CPU."""
+
+    tokens: int = setting(256, "of a text; labeled texts and images: ⌈tokens / seq_len⌉ of them")
+    models: tuple[str, ...] = setting(
+        (), "two or more, a checkpoint as NAME@REVISION; the first is what others are compared with"
+    )
+    datasets: tuple[str, ...] = setting((), "two or more for one model, in the place of data")
+    blocks: tuple[str, ...] = setting((), "globs of blocks to compare; by default the matrices")
+    num_probes: int = setting(8, "random vectors of traces and norms of the whole")
+    num_steps: int = setting(24, "Lanczos steps for both ends of the whole")
+    num_density_probes: int = setting(3, "random vectors of each density; 0: no densities")
+    num_density_steps: int = setting(20, "Lanczos steps of each of them, at least 3")
+    num_block_probes: int = setting(4, "random vectors of each block")
+    num_block_steps: int = setting(8, "Lanczos steps of each block")
+    max_exact: int = setting(64, "what has at most so many entries is written out, not estimated")
+
+    def __post_init__(self) -> None:
+        as_tuples(self, "models", "datasets", "blocks")
+        super().__post_init__()
+        at_least(self, 2, "num_probes", "num_block_probes")
+        at_least(self, 1, "num_steps", "num_block_steps")
+        at_least(self, 0, "num_density_probes", "max_exact")
+        at_least(self, 3, "num_density_steps")
+        self._check()
+        first = self.asked()[0].cfg
+        for name in ("model", "revision", "data"):  # those of the first, for whoever asks for one
+            object.__setattr__(self, name, getattr(first, name))
+
+    def _check(self) -> None:
+        own = next(field.default for field in fields(ModelOnData) if field.name == "model")
+        if len(self.models) > 1 and len(self.datasets) > 1:
+            raise UsageError("expected several models or several datasets, got several of both")
+        if self.models and self.model not in (own, split(self.models[0])[0]):
+            raise UsageError(f"expected models alone, got model={self.model!r} too", hint="leave it out")
+        doubled = [name for side in (self.models, self.datasets) for name in side if side.count(name) > 1]
+        if doubled:
+            raise UsageError(f"expected different things to compare, got {doubled[0]!r} twice")
+        if len(self.asked()) < 2:
+            raise UsageError(
+                f"expected two or more models or datasets, got {self.asked()[0].name!r} alone",
+                hint="curvescope compare tiny-gpt@initial tiny-gpt@final",
+            )
+
+    def asked(self) -> list[Asked]:
+        """Models, or data sets; of a bundled model alone, how it was before training and how it is after."""
+        plain = ModelOnData(**{field.name: getattr(self, field.name) for field in fields(ModelOnData)})
+        models = self.models
+        if not models and len(self.datasets) < 2 and self.model in BUNDLED:
+            models = tuple(f"{self.model}{AT}{revision}" for revision in (REVISIONS[0], REVISIONS[-1]))
+        if len(models) > 1:
+            data = self.datasets[0] if self.datasets else self.data
+            pairs = zip(short(models), map(split, models), strict=True)
+            return [Asked(n, replace(plain, model=m, revision=r, data=data)) for n, (m, r) in pairs]
+        model, revision = split(models[0]) if models else (self.model, self.revision)
+        one = replace(plain, model=model, revision=revision)
+        if not self.datasets:
+            return [Asked(models[0] if models else model, one)]
+        names = zip(short(self.datasets), self.datasets, strict=True)
+        return [Asked(name, replace(one, data=data)) for name, data in names]
+
+    def effort(self) -> Effort:
+        """Of the whole."""
+        return Effort(
+            self.num_probes,
+            self.num_steps,
+            self.num_density_probes,
+            self.num_density_steps,
+            self.max_exact,
+            self.seed,
+        )
+
+
+def short(names: tuple[str, ...]) -> tuple[str, ...]:
+    """The last parts of paths, where these tell them apart."""
+    last = tuple(Path(name).name or name for name in names)
+    return last if len(set(last)) == len(last) else names
+
+
+def split(name: str) -> tuple[str, str | None]:
+    """`tiny-gpt@early` is the model tiny-gpt at its revision early; a file of that name is a file."""
+    model, at, revision = name.rpartition(AT)
+    if not at or not model or not revision or Path(name).exists():
+        return name, None
+    return model, revision
+
+
+# ------------------------------------------------------------------------------------------------------ study
 
 MATRICES = ("E", "P", "L*.W_*", "U", "W_*")  # the blocks by default; all where none is there
 
@@ -84,33 +211,11 @@ class Comparison(Shown):
         """A quantity of a side over that of the first."""
         return self.sides[side].quantity(name, block).over(self.sides[0].quantity(name, block))
 
-    def summary(self) -> list[Line]:
-        """The numbers to look at first: label, value, words."""
-        return words.summary(self)
-
     def subjects(self) -> list[str]:
         """The models, or the model on each of the data sets."""
         models, data = ({getattr(side, what) for side in self.sides} for what in ("model", "data"))
         on_data = len(models) == 1 and len(data) > 1 if self.on_data is None else self.on_data
         return [f"{side.model} on {side.name}" if on_data else side.name for side in self.sides]
-
-    def opening(self) -> str:
-        """What is larger, what is smaller, what is not decided."""
-        return words.opening(self)
-
-    def captions(self) -> dict[str, str]:
-        """What each figure and table shows."""
-        return words.captions(self)
-
-    def tables(self) -> dict[str, pd.DataFrame]:
-        """Differences, sides, blocks, and blocks without a partner."""
-        return tables.of(self)
-
-    def figures(self) -> dict[str, Figure]:
-        """Figures by name; drawing computes nothing."""
-        from curvescope.studies.compare import figures
-
-        return figures.draw(self)
 
 
 class Seen(NamedTuple):
@@ -147,7 +252,7 @@ def run(cfg: Config, *, progress: Progress | None = None, state: State | None = 
     sides = [_side(one, i, found) for i, one in enumerate(seen)]
     alike = len({one.batches for one in seen}) == 1
     result = Comparison(seen[0].loss_name, sides, alike, on_data=len(cfg.datasets) > 1)
-    return replace(result, notes=words.notes(cfg, result, _notes(seen)))
+    return replace(result, notes=comparison_notes(cfg, result, _notes(seen)))
 
 
 def look(cfg: Config, asked: Asked) -> Seen:
@@ -191,7 +296,7 @@ def _pieces(cfg: Config, seen: Sequence[Seen], side: int, problem: Callable[[int
             seed=cfg.seed,
         )
 
-    found = [Piece(f"side{side}.whole", whole, f"{name}: H, GGN and functional part")]
+    found = [Piece(f"side{side}.whole", whole, f"{name}: H, GGN and functional Hessian")]
     for number, block in enumerate(seen[side].blocks):
         found.append(Piece(f"side{side}.block{number}", partial(of_block, block), f"{name}: {block}"))
     return found
@@ -214,3 +319,45 @@ def _notes(seen: Sequence[Seen]) -> list[str]:
     """Those of all sides as they are, those of some with their names."""
     shared = [note for note in seen[0].notes if all(note in one.notes for one in seen)]
     return shared + [f"{one.asked.name}: {note}" for one in seen for note in one.notes if note not in shared]
+
+
+# ------------------------------------------------------------------------------------------------------- plan
+
+OF_BLOCK = 1 / 3  # of a product of the whole operator: nothing outside the block is differentiated
+
+
+def cost(cfg: Config, problem: Problem) -> Cost:
+    """H, H_o and H_f of the whole, and H of every block, on every side."""
+    sizes = chosen_blocks(cfg, problem).values()
+    each = cfg.num_block_probes + cfg.num_block_steps
+    own = sum(size if size <= max(cfg.max_exact, each) else each for size in sizes)
+    density = cfg.num_density_probes * cfg.num_density_steps
+    whole = 3 * cfg.num_probes + 2 * (cfg.num_steps + density)
+    size = problem.model.size_of(*problem.space())
+    if size <= max(cfg.max_exact, cfg.num_probes + cfg.num_steps):
+        whole = 5 * size
+    sides = len(cfg.asked())
+    return Cost(sides * (1 + len(sizes)), sides * (whole + OF_BLOCK * own), graphs=sides * (3 + len(sizes)))
+
+
+def blocks(cfg: Config) -> tuple[str, ...]:
+    """The parameters of a product: all."""
+    return ("*",)
+
+
+PLAN = Plan(
+    blocks,
+    cost,
+    (
+        {"tokens": 128},
+        {"tokens": 128, "num_probes": 6, "num_steps": 16, "num_density_probes": 2, "num_block_probes": 3},
+        {
+            "tokens": 64, "num_probes": 4, "num_steps": 12, "num_density_probes": 2, "num_density_steps": 12,
+            "num_block_probes": 3, "num_block_steps": 6,
+        },
+        {
+            "tokens": 32, "num_probes": 3, "num_steps": 8, "num_density_probes": 0, "num_block_probes": 2,
+            "num_block_steps": 4,
+        },
+    ),
+)  # fmt: skip

@@ -1,9 +1,8 @@
 """What is wrong with a model, if anything: findings with numbers, worst first."""
 
 from curvescope.runs.study import Study
-from curvescope.studies.diagnose.finding import Finding
-from curvescope.studies.diagnose.plan import PLAN
-from curvescope.studies.diagnose.study import Config, Diagnosis, diagnose, run
+from curvescope.studies.diagnose.checks import Finding
+from curvescope.studies.diagnose.study import PLAN, Config, Diagnosis, diagnose, run
 
 __all__ = ["STUDY", "Config", "Diagnosis", "Finding", "diagnose", "run"]
 

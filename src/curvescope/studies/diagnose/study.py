@@ -18,23 +18,34 @@ from curvescope.core.errors import UsageError
 from curvescope.core.progress import Progress
 from curvescope.problem import Problem
 from curvescope.runs.contents import fingerprint
-from curvescope.runs.shown import Line, Shown
+from curvescope.runs.shown import Shown
+from curvescope.runs.study import Cost, Plan, Step
 from curvescope.runs.work import Piece, State, work_through
-from curvescope.studies.diagnose import tables, words
-from curvescope.studies.diagnose.checks.all import look
-from curvescope.studies.diagnose.checks.seen import Seen
-from curvescope.studies.diagnose.finding import Finding
-from curvescope.studies.diagnose.measured import curvature
-from curvescope.studies.diagnose.measured.curvature import BlockEnds, Effort, Parts, Rows, Whole
-from curvescope.studies.diagnose.measured.depth import Depth, measure_depth
-from curvescope.studies.diagnose.measured.heads import Heads, measure_heads
-from curvescope.studies.diagnose.measured.samples import Samples, measure_samples
-from curvescope.studies.diagnose.optimizer import adam_sharpness, sgd_sharpness
+from curvescope.studies.common.planning import PlannedMatrix, lanczos, together
+from curvescope.studies.diagnose import measurements
+from curvescope.studies.diagnose.checks import Finding, Seen, look
+from curvescope.studies.diagnose.measurements import (
+    MOST,
+    BlockEnds,
+    Depth,
+    Effort,
+    Heads,
+    Parts,
+    Rows,
+    Samples,
+    Whole,
+    adam_sharpness,
+    matrices,
+    measure_depth,
+    measure_heads,
+    measure_samples,
+    sgd_sharpness,
+)
 from curvescope.studies.setting import ModelOnData, make_problem, notes_of
+from curvescope.studies.sinks.analysis import basis_length
 
 if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.figure import Figure
+    pass
 
 
 @dataclass(frozen=True)
@@ -115,28 +126,6 @@ class Diagnosis(Shown):
         """Findings that are beyond a limit: all but the ceilings of learning rates that are told anyway."""
         return [check for check in self.findings if check.found and not math.isnan(check.limit)]
 
-    def summary(self) -> list[Line]:
-        """The numbers to look at first: label, value, words."""
-        return words.summary(self)
-
-    def opening(self) -> str:
-        """What these numbers say."""
-        return words.opening(self)
-
-    def captions(self) -> dict[str, str]:
-        """What each figure and table shows."""
-        return words.captions(self)
-
-    def tables(self) -> dict[str, pd.DataFrame]:
-        """Findings, all checks, blocks, layers, heads, sequences, parts of the data."""
-        return tables.of(self)
-
-    def figures(self) -> dict[str, Figure]:
-        """Figures by name."""
-        from curvescope.studies.diagnose import figures
-
-        return figures.draw(self)
-
 
 def run(cfg: Config, *, progress: Progress | None = None, state: State | None = None) -> Diagnosis:
     """Measure, then look.
@@ -192,9 +181,9 @@ def _pieces(problem: Problem, cfg: Config) -> list[Piece]:
     found = [
         Piece("heads", partial(measure_heads, problem), "heads"),
         Piece("depth", partial(measure_depth, problem), "the stream"),
-        Piece("whole", partial(curvature.measure_whole, problem, effort), "both ends of the spectrum"),
-        Piece("rows", partial(curvature.measure_rows, problem, effort), "curvature of all blocks"),
-        Piece("parts", partial(curvature.measure_parts, problem, effort), "parts of the data"),
+        Piece("whole", partial(measurements.measure_whole, problem, effort), "both ends of the spectrum"),
+        Piece("rows", partial(measurements.measure_rows, problem, effort), "curvature of all blocks"),
+        Piece("parts", partial(measurements.measure_parts, problem, effort), "parts of the data"),
         Piece(
             "samples",
             partial(measure_samples, problem, num_probes=cfg.num_sample_probes, seed=cfg.seed),
@@ -211,6 +200,71 @@ def _pieces(problem: Problem, cfg: Config) -> list[Piece]:
         work = partial(adam_sharpness, problem, cfg.optimizer, cfg.optimizer_state, effort, cfg.lr)
         found.append(Piece("sharpness", work, f"the sharpness that {cfg.optimizer} sees"))
     if cfg.block_steps:
-        work = partial(curvature.measure_blocks, problem, effort)
+        work = partial(measurements.measure_blocks, problem, effort)
         found.append(Piece("blocks", work, "ceilings of single blocks"))
     return found
+
+
+# ------------------------------------------------------------------------------------------------------- plan
+
+OF_BLOCK = 1 / 3  # of a product of the whole operator: nothing outside the block is differentiated
+PIECES = 7  # without that of the blocks
+SAMPLE = 3  # products that a probe takes on every sequence by itself
+
+
+def cost(cfg: Config, problem: Problem) -> Cost:
+    """Products over all tokens: those on a part of the data count as their share."""
+    count = len(matrices(problem)) if cfg.block_steps else 0
+    adam = MOST if cfg.optimizer != "sgd" else 0
+    whole = cfg.num_probes * cfg.num_steps + cfg.num_shared + cfg.part_steps + adam
+    samples = SAMPLE * cfg.num_sample_probes
+    graphs = 3 + count
+    return Cost(
+        PIECES + (cfg.block_steps > 0), whole + samples + OF_BLOCK * cfg.block_steps * count, graphs=graphs
+    )
+
+
+def steps(cfg: Config, problem: Problem) -> list[Step]:
+    """The same step by step; every piece has an operator of its own."""
+    whole, probes, length = PlannedMatrix(problem, "hessian"), cfg.num_probes, cfg.num_steps
+    basis = basis_length(whole.operator, probes, length)
+    ends = together("both ends", [whole], probes * length, columns=probes, basis=basis)
+    found = [
+        ends,
+        Step("rows of blocks", "hessian", cfg.num_shared),
+        lanczos("parts of the data", whole, cfg.part_steps),
+        Step("single sequences", "ggn", SAMPLE * cfg.num_sample_probes),
+        Step("gradients", "gradient", 3),
+    ]
+    if cfg.optimizer != "sgd":
+        found.append(Step("the sharpness that Adam sees", "hessian", MOST))
+    if cfg.block_steps:
+        parts = [whole._replace(space=(name,)) for name in matrices(problem)]
+        count = cfg.block_steps * len(parts)
+        found.append(together("ceilings of blocks", parts, count, basis=cfg.block_steps + 1))
+    return [step._replace(made=1, alone=True) for step in found]
+
+
+def blocks(cfg: Config) -> tuple[str, ...]:
+    """The parameters of a product: all."""
+    return ("*",)
+
+
+PLAN = Plan(
+    blocks,
+    cost,
+    (
+        {"block_steps": 4},
+        {"block_steps": 0},
+        {"block_steps": 0, "num_probes": 2, "num_steps": 10, "num_shared": 3, "num_sample_probes": 2},
+        {
+            "block_steps": 0, "num_probes": 2, "num_steps": 8, "num_shared": 2, "num_sample_probes": 2,
+            "part_steps": 6, "tokens": 256,
+        },
+        {
+            "block_steps": 0, "num_probes": 2, "num_steps": 8, "num_shared": 2, "num_sample_probes": 2,
+            "part_steps": 6, "tokens": 128, "seq_len": 32,
+        },
+    ),
+    steps,
+)  # fmt: skip

@@ -1,10 +1,8 @@
 """A training run as the monitor sees it: edge of stability, warm-up, spikes, grokking; checkpoints too."""
 
 from curvescope.runs.study import Study
-from curvescope.studies.dynamics.course import Course, Recipe, follow
-from curvescope.studies.dynamics.sequence import Sequence
-from curvescope.studies.dynamics.settings import EXPERIMENTS, Config
-from curvescope.studies.dynamics.study import Dynamics, run
+from curvescope.studies.dynamics.analysis import Course, Recipe, Sequence, follow
+from curvescope.studies.dynamics.study import EXPERIMENTS, Config, Dynamics, run
 
 __all__ = ["EXPERIMENTS", "STUDY", "Config", "Course", "Dynamics", "Recipe", "Sequence", "follow", "run"]
 

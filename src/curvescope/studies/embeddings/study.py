@@ -1,4 +1,4 @@
-"""The embedding of a model: how near it is to its normalised form, and which tokens are its extremes.
+"""The embedding of a model: how near it is to its normalized form, and which tokens are its extremes.
 
 By length, by length behind a norm's γ and β, and by the greatest and least logit that a token can have,
 β·u ± √d |P(γ ∘ u)|; and whether any of that follows how often a token occurs in a text.
@@ -21,13 +21,12 @@ from curvescope.models.model import Model
 from curvescope.runs.contents import fingerprint
 from curvescope.runs.shown import Line, Shown
 from curvescope.runs.work import Piece, State, work_through
+from curvescope.studies import traveling_words
 from curvescope.studies.setting import TokenModel, load_token_model
-from curvescope.studies.traveling_words import choices, texts
 from curvescope.viz.writers import visible, write_all
 
 if TYPE_CHECKING:
     import pandas as pd
-    from matplotlib.figure import Figure
 
 MAX_BYTES = 1_000_000  # of the text that tokens are counted in
 ROUNDING = 1e-10  # of 1 − cos, for embeddings in float32
@@ -152,14 +151,8 @@ class Embeddings(Shown):
         """The tables in other formats; in legacy mode as the original printed them."""
         found = write_all(self.tables(), self.captions(), tokens=("String",))
         if self.legacy:
-            found["word_embeddings.txt"] = texts.embedding_text(self.distances, self.extremes)
+            found["word_embeddings.txt"] = traveling_words.embedding_text(self.distances, self.extremes)
         return found
-
-    def figures(self) -> dict[str, Figure]:
-        """Figures by name; drawing computes nothing."""
-        from curvescope.studies.embeddings import figures
-
-        return figures.draw(self)
 
 
 def run(cfg: Config, *, progress: Progress | None = None, state: State | None = None) -> Embeddings:
@@ -174,8 +167,8 @@ def run(cfg: Config, *, progress: Progress | None = None, state: State | None = 
     of_scores: dict[str, Any] = {"norm": cfg.norm, "which": cfg.which}
     of_distances: dict[str, Any] = {"norm": cfg.norm, "which": cfg.which or "input"}
     if cfg.legacy:
-        of_scores |= {**choices.SCORES, "which": cfg.which or choices.SCORES["which"]}
-        of_distances |= choices.DISTANCES
+        of_scores |= {**traveling_words.SCORES, "which": cfg.which or traveling_words.SCORES["which"]}
+        of_distances |= traveling_words.DISTANCES
     pieces = [
         Piece("scores", partial(token_scores, model, **of_scores), "scores of the embedding"),
         Piece("distances", partial(distances, model, **of_distances), "distances of the embedding"),

@@ -4,33 +4,454 @@ Every eigenvalue in closed form stands next to that of a dense Hessian, degenera
 one thing at a time. Gauss–Newton matrices of attention are compared with those of networks without it that
 have as many parameters. The pairing of eigenvalues is followed from networks where it is exact to the bundled
 model. Nothing is trained.
+
+Paired spectra, from networks where pairs are exact to real ones: an assumption less on each rung.
+
+A rung has one or several rows: a quantity of its Hessian, of the functional Hessian, or of the part of it in
+queries and keys, over random draws of weights and data. Squared error, with targets that are outputs plus
+normal numbers; the last small network reads tokens and has cross-entropy.
+
+The last rungs: parts of the bundled model, whose Hessians are too large to be written out.
+
+λ are the three largest of each sign, by Lanczos; the whole spectrum, and with it exact pairs, is not known.
+
+How the exact spectrum of one-dimensional attention moves: one thing varied, everything else as it was.
+
+Only norms and angle of w_Q and w_K matter, not their directions. Tokens and targets are independent normal
+numbers; seeds are draws of them, the same at every value.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, fields
 from functools import partial
-from typing import TYPE_CHECKING
+from math import cos, prod, radians, sin
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+import torch
+from torch import Tensor
+
+from curvescope.algorithms import eigsh
+from curvescope.closed_form.spectra import ExactSpectrum, attention_1d_outputs, attention_1d_spectrum
 from curvescope.core.config import Config as Settings
 from curvescope.core.config import at_least, setting
 from curvescope.core.errors import UsageError
+from curvescope.core.operator import LinearOperator
 from curvescope.core.progress import Progress
+from curvescope.core.result import Result
+from curvescope.core.seeds import generator
+from curvescope.data.batches import Batches
+from curvescope.data.text import text_data
+from curvescope.models.load import load
+from curvescope.models.model import Model
+from curvescope.models.zoo.transformer import Transformer, TransformerConfig
+from curvescope.operators import FunctionalHessian, Hessian
+from curvescope.problem import Problem
 from curvescope.runs.contents import fingerprint
-from curvescope.runs.shown import Line, Shown
+from curvescope.runs.shown import Shown
 from curvescope.runs.work import Piece, State, work_through
-from curvescope.studies.exact_spectra import bundled, gauss_newton, ladder, sweeps, words
-from curvescope.studies.exact_spectra.cases import Compared, compare
-from curvescope.studies.exact_spectra.gauss_newton import Gaps
-from curvescope.studies.exact_spectra.ladder import Pairings
-from curvescope.studies.exact_spectra.sweeps import Sweeps
+from curvescope.studies.common.statistics import median_interval
+from curvescope.studies.exact_spectra import analysis
+from curvescope.studies.exact_spectra.analysis import (
+    ENDS,
+    Compared,
+    Gaps,
+    attend,
+    both_parts,
+    compare,
+    condition_number,
+    eigenvalues,
+    exactly_paired,
+    linear_network,
+    outliers,
+    pairing,
+    relu_network,
+    squared_error,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
-    from matplotlib.figure import Figure
+
+CONTROL_NOTE = (
+    "a random symmetric matrix is nearly paired too: a pairing near 1 is no evidence of structure, exact "
+    "pairs are"
+)
+
+
+ALL, OUTLIERS, EXACT = "H", "outliers of H", "exact pairs of H"
+FUNCTIONAL, EXACT_FUNCTIONAL = "H_f", "exact pairs of H_f"
+QUERY_KEY, EXACT_QUERY_KEY = "H_f, queries and keys", "exact pairs of H_f, queries and keys"
+QUANTITIES = (ALL, OUTLIERS, FUNCTIONAL, QUERY_KEY, EXACT, EXACT_FUNCTIONAL, EXACT_QUERY_KEY)
+CONTROL = "control: random symmetric matrix"
+LADDER_NUM_TOKENS, NUM_UNITS, VOCABULARY, HIDDEN = 8, 8, 8, 6
+PLAIN: dict[str, Any] = {
+    "n_layers": 1, "n_heads": 1, "n_ctx": LADDER_NUM_TOKENS, "causal": False, "norm": "none",
+    "residual": False,
+    "positions": "none", "bias_qkv": False, "bias_o": False, "bias_ff": False, "inputs": "continuous",
+    "outputs": "regression", "d_ff": 0,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Pairings(Result):
+    """Columns: a row is one quantity of one draw of one rung."""
+
+    rung: list[str]
+    quantity: list[str]
+    draw: np.ndarray
+    value: np.ndarray  # nan where the rung does not have it
+
+    def of(self, rung: str, quantity: str) -> np.ndarray:
+        """The draws of one quantity of one rung."""
+        return self.value[(np.array(self.rung) == rung) & (np.array(self.quantity) == quantity)]
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per rung: the median of every quantity over draws and the ends of its interval."""
+        import pandas as pd
+
+        rows = []
+        for rung in dict.fromkeys(self.rung):
+            row: dict[str, Any] = {"rung": rung, "draws": len(self.of(rung, self.quantity[0]))}
+            for quantity in QUANTITIES:
+                value, low, high = median_interval(self.of(rung, quantity))
+                row |= {quantity: value, f"{quantity}, low": low, f"{quantity}, high": high}
+            rows.append(row)
+        return pd.DataFrame(rows)
+
+
+class Drawn(NamedTuple):
+    """Draws of a rung: outputs of θ (R, n), the loss of outputs, θ, and what in it are queries and keys."""
+
+    outputs: Callable[[Tensor], Tensor]
+    loss: Callable[[Tensor], Tensor]
+    theta: Tensor
+    query_key: Tensor  # (n,) bool
+
+
+def rungs() -> dict[str, Callable[[int, int], Drawn]]:
+    """Every small network by name, as a function of the number of draws and the seed."""
+    block = PLAIN | {"d_model": 4, "n_heads": 2, "d_head": 2}
+    whole = block | {"residual": True, "norm": "pre", "d_ff": HIDDEN}
+    tokens = {"inputs": "tokens", "outputs": "tokens", "vocab_size": VOCABULARY, "causal": True}
+    return {
+        "linear network": partial(_scalars, linear_network, 2 * NUM_UNITS, 0),
+        "ReLU network": partial(_scalars, relu_network, 2 * NUM_UNITS, 0),
+        "1-D attention": partial(_scalars, attend, 2 * NUM_UNITS + 1, 2 * NUM_UNITS),
+        "two heads": partial(_scalars, partial(attend, heads=2), 4 * NUM_UNITS + 2, 4 * NUM_UNITS),
+        "d = 2, d_K = 8, W_O": partial(_zoo, PLAIN | {"d_model": 2, "d_head": NUM_UNITS}),
+        "d = d_K = 4": partial(_zoo, PLAIN | {"d_model": 4, "d_head": 4}),
+        "d = 4, two heads": partial(_zoo, block),
+        "+ skip": partial(_zoo, block | {"residual": True}),
+        "+ norms": partial(_zoo, block | {"residual": True, "norm": "pre"}),
+        "+ feed-forward": partial(_zoo, whole),
+        "+ depth 2": partial(_zoo, whole | {"n_layers": 2}),
+        "+ tokens, cross-entropy": partial(_zoo, whole | {"n_layers": 2} | tokens),
+    }
+
+
+def climb(rung: str, *, num_draws: int, seed: int) -> Pairings:
+    """All quantities of one rung, or of the control."""
+    if rung == CONTROL:
+        return _control(num_draws, seed)
+    drawn = rungs()[rung](num_draws, seed)
+    H, ggn = both_parts(drawn.outputs, drawn.loss, drawn.theta)
+    values: dict[str, list[float]] = {name: [] for name in QUANTITIES}
+    own = drawn.query_key
+    parts = H - ggn, (H - ggn)[:, own][:, :, own]
+    for spectrum in eigenvalues(H).numpy():
+        values[ALL].append(pairing(spectrum))
+        values[OUTLIERS].append(pairing(outliers(spectrum), ends=ENDS))
+        values[EXACT].append(exactly_paired(spectrum))
+    for part, name, exact in zip(
+        parts, (FUNCTIONAL, QUERY_KEY), (EXACT_FUNCTIONAL, EXACT_QUERY_KEY), strict=True
+    ):
+        for spectrum in eigenvalues(part).numpy():
+            values[name].append(pairing(spectrum))
+            values[exact].append(exactly_paired(spectrum))
+    return tagged(rung, values)
+
+
+def tagged(rung: str, values: dict[str, list[float]]) -> Pairings:
+    """Rows of one rung from its quantities over draws."""
+    return Pairings(
+        rung=[rung for each in values.values() for _ in each],
+        quantity=[name for name, each in values.items() for _ in each],
+        draw=np.concatenate([np.arange(len(each)) for each in values.values()]),
+        value=np.concatenate([np.array(each, dtype=float) for each in values.values()]),
+    )
+
+
+def ladder_joined(parts: list[Pairings]) -> Pairings:
+    """All rows, in order."""
+    return Pairings(
+        rung=[one for part in parts for one in part.rung],
+        quantity=[one for part in parts for one in part.quantity],
+        draw=np.concatenate([part.draw for part in parts]),
+        value=np.concatenate([part.value for part in parts]),
+    )
+
+
+def _control(num_draws: int, seed: int) -> Pairings:
+    """Independent normal entries, as many rows as 1-D attention has parameters: paired by chance alone."""
+    A = _normal(generator(seed, 4), num_draws, 2 * NUM_UNITS + 1, 2 * NUM_UNITS + 1)
+    spectra = eigenvalues(A).numpy()
+    values = {
+        ALL: [pairing(one) for one in spectra],
+        OUTLIERS: [pairing(outliers(one), ends=ENDS) for one in spectra],
+        EXACT: [exactly_paired(one) for one in spectra],
+    }
+    return tagged(CONTROL, values)
+
+
+def _scalars(
+    network: Callable[[Tensor, Tensor], Tensor], n: int, num_query_key: int, num_draws: int, seed: int
+) -> Drawn:
+    """A network on scalars: its first weights are queries and keys."""
+    source = generator(seed, 5)
+    theta, x = _normal(source, num_draws, n), _normal(source, num_draws, LADDER_NUM_TOKENS)
+
+    def outputs(theta: Tensor) -> Tensor:
+        return network(theta, x)
+
+    y = outputs(theta) + _normal(source, num_draws, LADDER_NUM_TOKENS)
+    return Drawn(outputs, partial(squared_error, y=y), theta, torch.arange(n) < num_query_key)
+
+
+def _zoo(settings: dict[str, Any], num_draws: int, seed: int) -> Drawn:
+    """A zoo Transformer with weights of standard deviation 1/√rows, and norms that scale by one."""
+    source, module = generator(seed, 6), Transformer(TransformerConfig(**settings)).double()
+    shapes = {name: p.shape for name, p in module.named_parameters()}
+    theta = torch.cat(
+        [_ladder_weights(source, name, shape, num_draws) for name, shape in shapes.items()], dim=1
+    )
+    tokens = settings["inputs"] == "tokens"
+    x = (
+        torch.randint(VOCABULARY, (num_draws, 1, LADDER_NUM_TOKENS), generator=source)
+        if tokens
+        else _normal(source, num_draws, 1, LADDER_NUM_TOKENS, settings["d_model"])
+    )
+
+    def outputs(theta: Tensor) -> Tensor:
+        pieces = theta.split([prod(shape) for shape in shapes.values()], dim=1)
+        own = {name: piece.view(-1, *shapes[name]) for name, piece in zip(shapes, pieces, strict=True)}
+        run = torch.func.vmap(lambda weights, x: torch.func.functional_call(module, weights, (x,)))
+        return run(own, x).flatten(1)
+
+    f = outputs(theta)
+    loss = (
+        partial(
+            _next_token, labels=torch.randint(VOCABULARY, (num_draws, LADDER_NUM_TOKENS), generator=source)
+        )
+        if tokens
+        else partial(squared_error, y=f + _normal(source, *f.shape))
+    )
+    own = [torch.full((prod(shape),), name.endswith(("W_Q", "W_K"))) for name, shape in shapes.items()]
+    return Drawn(outputs, loss, theta, torch.cat(own))
+
+
+def _ladder_weights(source: torch.Generator, name: str, shape: torch.Size, num_draws: int) -> Tensor:
+    """(R, entries of a parameter)."""
+    if len(shape) == 1:
+        return torch.full((num_draws, prod(shape)), 1.0 if name.endswith(".g") else 0.0).double()
+    return _normal(source, num_draws, prod(shape)) / (1.0 if name == "E" else shape[0] ** 0.5)
+
+
+def _next_token(f: Tensor, labels: Tensor) -> Tensor:
+    """Mean cross-entropy of logits (R, T V) and labels (R, T)."""
+    logits = f.view(*labels.shape, VOCABULARY)
+    each = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none")
+    return each.view(labels.shape).mean(1)
+
+
+def _normal(source: torch.Generator, *shape: int) -> Tensor:
+    return torch.randn(*shape, generator=source, dtype=torch.float64)
+
+
+# ---------------------------------------------------------------------------------------------------- bundled
+
+NAME, SEQUENCE = "tiny-gpt", 32
+PARTS = {"one head's W_Q, W_K": "L1.h0.W_[QK]", "one layer": "L1.*"}
+REVISIONS = ("initial", "final")
+TOLERANCE = 1e-2  # of the largest eigenvalue, residuals: values are good to its square
+
+
+def rung_name(revision: str, part: str) -> str:
+    """As tables have it."""
+    return f"{NAME} ({revision}), {part}"
+
+
+def bundled(revision: str, num_tokens: int) -> tuple[Model, Batches]:
+    """The bundled model at a revision, and some of the sample text."""
+    model = load(NAME, revision=revision)
+    return model, text_data("sample", model, tokens=num_tokens, seq_len=SEQUENCE)
+
+
+def climb_bundled(revision: str, part: str, *, num_tokens: int, seed: int) -> Pairings:
+    """Pairing of the outliers of the Hessian, and of the functional Hessian, of one part of the model."""
+    problem = Problem(*bundled(revision, num_tokens))
+    values = {OUTLIERS: [_ends(Hessian(problem, PARTS[part]), seed)]}
+    if part.endswith("W_K"):
+        values[QUERY_KEY] = [_ends(FunctionalHessian(problem, PARTS[part]), seed)]
+    return tagged(rung_name(revision, part), values)
+
+
+def _ends(op: LinearOperator, seed: int) -> float:
+    found = eigsh(op, 2 * ENDS, which="BE", vectors=False, seed=seed, tol=TOLERANCE)
+    return pairing(found.values, ends=ENDS) if found.converged else np.nan
+
+
+# ----------------------------------------------------------------------------------------------------- sweeps
+
+NORM_Q, NORM_K, BOTH, ANGLE = "‖w_Q‖", "‖w_K‖", "‖w_Q‖ = ‖w_K‖", "angle"
+VALUE, LENGTH, TARGET, OUTLIER = "w_V", "length", "targets", "outlier token"
+BIAS, LARGE_BIAS = "first-token bias", "first-token bias, large first token"
+LARGE = 4.0  # size of a large first token
+
+
+class Setting(NamedTuple):
+    """What is varied, with the values that everything has otherwise."""
+
+    norm_Q: float = 2.0
+    norm_K: float = 2.0
+    angle: float = 60.0  # degrees between w_Q and w_K
+    w_V: float = 1.0
+    length: int = 16
+    target: float = 1.0  # standard deviation of the targets
+    outlier: float = 1.0  # what the second token is multiplied by
+    bias: float = 0.0  # added to the scores of the first token
+    first: float | None = None  # the first token; random where it is not given
+
+
+AXES: dict[str, tuple[str, ...]] = {
+    NORM_Q: ("norm_Q",),
+    NORM_K: ("norm_K",),
+    BOTH: ("norm_Q", "norm_K"),
+    ANGLE: ("angle",),
+    VALUE: ("w_V",),
+    LENGTH: ("length",),
+    TARGET: ("target",),
+    OUTLIER: ("outlier",),
+    BIAS: ("bias",),
+    LARGE_BIAS: ("bias",),
+}
+VALUES: dict[str, tuple[float, ...]] = {
+    NORM_Q: tuple(np.geomspace(0.02, 200, 13)),
+    NORM_K: tuple(np.geomspace(0.02, 200, 13)),
+    BOTH: tuple(np.geomspace(0.02, 20, 13)),
+    ANGLE: tuple(np.linspace(0, 180, 13)),
+    VALUE: tuple(np.geomspace(0.01, 100, 13)),
+    LENGTH: (2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128),
+    TARGET: tuple(np.geomspace(0.01, 100, 13)),
+    OUTLIER: tuple(np.geomspace(1, 100, 13)),
+    BIAS: tuple(np.linspace(0, 12, 13)),
+    LARGE_BIAS: tuple(np.linspace(0, 12, 13)),
+}
+
+
+@dataclass(frozen=True)
+class Sweeps(Result):
+    """Columns: a row is one value of what is varied, with one draw of tokens and targets."""
+
+    varied: list[str]
+    value: np.ndarray
+    seed: np.ndarray
+    bulk: np.ndarray  # |b|
+    outlier_low: np.ndarray
+    outlier_mid: np.ndarray
+    outlier_high: np.ndarray
+    ggn_lambda_max: np.ndarray
+    condition: np.ndarray  # max |λ| / min |λ| over eigenvalues that are not zero
+    pairing: np.ndarray  # of the three outliers
+    first_mass: np.ndarray  # mean attention on the first token
+    loss: np.ndarray
+
+    @property
+    def size(self) -> np.ndarray:
+        """The largest |outlier|."""
+        return np.maximum(np.abs(self.outlier_low), np.abs(self.outlier_high))
+
+    def of(self, varied: str) -> Sweeps:
+        """The rows of one thing that is varied."""
+        return self._at(np.array(self.varied) == varied)
+
+    def medians(self, name: str) -> tuple[np.ndarray, np.ndarray]:
+        """Values of what is varied, and the median of a column over seeds at each."""
+        column, values = getattr(self, name), np.unique(self.value)
+        return values, np.array([np.median(column[self.value == one]) for one in values])
+
+    def _at(self, keep: np.ndarray) -> Sweeps:
+        index = np.flatnonzero(keep)
+        taken: dict[str, Any] = {
+            name: column[index] if isinstance(column, np.ndarray) else [column[i] for i in index]
+            for name, column in self._columns().items()
+        }
+        return Sweeps(**taken)
+
+    def _columns(self) -> dict[str, Any]:
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per value and seed."""
+        import pandas as pd
+
+        return pd.DataFrame(self._columns())
+
+
+def sweep(varied: str, *, d_K: int, seeds: range) -> Sweeps:
+    """One thing varied over its values, for each seed."""
+    rows = []
+    for value in VALUES[varied]:
+        one = Setting(first=LARGE if varied == LARGE_BIAS else None)
+        one = one._replace(**dict.fromkeys(AXES[varied], value))
+        rows += [(value, seed, *_measured(one, d_K, seed)) for seed in seeds]
+    columns = [np.array(column) for column in zip(*rows, strict=True)]
+    return Sweeps([varied] * len(rows), *columns)
+
+
+def sweep_joined(parts: list[Sweeps]) -> Sweeps:
+    """All rows, in order."""
+    names = [name for part in parts for name in part.varied]
+    columns = [f.name for f in fields(Sweeps)][1:]
+    return Sweeps(names, *(np.concatenate([getattr(part, name) for part in parts]) for name in columns))
+
+
+def _measured(one: Setting, d_K: int, seed: int) -> tuple[float, ...]:
+    """The columns of one row, after value and seed."""
+    source, L = generator(seed, 2), int(one.length)
+    x, y = (torch.randn(128, generator=source, dtype=torch.float64)[:L] for _ in range(2))
+    x = x * torch.where(torch.arange(L) == 1, one.outlier, 1.0)
+    x = x if one.first is None else torch.where(torch.arange(L) == 0, one.first, x)
+    w_Q, w_K, w_V = _sweep_weights(one, d_K)
+    bias = torch.where(torch.arange(L) == 0, one.bias, 0.0).double()
+    f = attention_1d_outputs(x, w_Q, w_K, w_V, score_bias=bias)
+    H, ggn = (
+        attention_1d_spectrum(x, w_Q, w_K, w_V, targets=one.target * y, score_bias=bias, part=part)
+        for part in ("hessian", "ggn")
+    )
+    scores = (w_Q @ w_K) / d_K**0.5 * torch.outer(x, x) + bias
+    mass = float(torch.softmax(scores, 1)[:, 0].mean())
+    return (*_of_spectrum(H, ggn), mass, float((f - one.target * y).square().mean()))
+
+
+def _of_spectrum(H: ExactSpectrum, ggn: ExactSpectrum) -> tuple[float, ...]:
+    values = (abs(H.bulk[0]), *H.outliers, ggn.eigenvalues[-1])
+    return (*map(float, values), condition_number(H.eigenvalues), pairing(H.outliers))
+
+
+def _sweep_weights(one: Setting, d_K: int) -> tuple[Tensor, Tensor, Tensor]:
+    """w_Q along the first axis, w_K at an angle in the plane of the first two."""
+    w_Q, w_K = torch.zeros(2, d_K, dtype=torch.float64)
+    w_Q[0] = one.norm_Q
+    w_K[0], w_K[1] = one.norm_K * cos(radians(one.angle)), one.norm_K * sin(radians(one.angle))
+    return w_Q, w_K, w_Q.new_tensor([one.w_V])
+
+
+# ------------------------------------------------------------------------------------------------------ study
 
 MOST_UNITS = 200  # d_K of a Hessian that is written out
-NUM_TOKENS = 8  # of the cases
+STUDY_NUM_TOKENS = 8  # of the cases
 
 
 @dataclass(frozen=True)
@@ -50,10 +471,8 @@ class Config(Settings):
         at_least(self, 0, "bundled_tokens")
         if self.head_size > MOST_UNITS:
             raise UsageError(f"head_size: expected at most {MOST_UNITS}, got {self.head_size}")
-        if 0 < self.bundled_tokens < bundled.SEQUENCE:
-            raise UsageError(
-                f"bundled_tokens: expected 0 or at least {bundled.SEQUENCE}, got {self.bundled_tokens}"
-            )
+        if 0 < self.bundled_tokens < SEQUENCE:
+            raise UsageError(f"bundled_tokens: expected 0 or at least {SEQUENCE}, got {self.bundled_tokens}")
 
 
 @dataclass(frozen=True)
@@ -64,14 +483,6 @@ class ExactSpectra(Shown):
     sweeps: Sweeps
     gaps: Gaps
     pairings: Pairings
-
-    def summary(self) -> list[Line]:
-        """The numbers to look at first: label, value, words."""
-        return words.summary(self)
-
-    def captions(self) -> dict[str, str]:
-        """What each figure and table shows."""
-        return words.captions(self)
 
     def tables(self) -> dict[str, pd.DataFrame]:
         """Every eigenvalue, the agreement of each case, sweeps, gaps of λ_max, and pairing."""
@@ -85,12 +496,6 @@ class ExactSpectra(Shown):
             "pairing": self.pairings.to_frame(),
         }
 
-    def figures(self) -> dict[str, Figure]:
-        """Figures by name."""
-        from curvescope.studies.exact_spectra import figures
-
-        return figures.draw(self)
-
 
 def run(cfg: Config, *, progress: Progress | None = None, state: State | None = None) -> ExactSpectra:
     """Compute everything, pieces of `state` excepted.
@@ -99,18 +504,18 @@ def run(cfg: Config, *, progress: Progress | None = None, state: State | None = 
         progress: called with (what, number, total) as each piece begins.
         state: finished pieces by name; filled as the study goes, used when it goes on.
     """
-    first = [Piece("spectra", partial(compare, cfg.seed, d_K=cfg.head_size, num_tokens=NUM_TOKENS))]
+    first = [Piece("spectra", partial(compare, cfg.seed, d_K=cfg.head_size, num_tokens=STUDY_NUM_TOKENS))]
     seeds = range(cfg.seed, cfg.seed + cfg.num_seeds)
     moved = [
-        Piece(f"sweep of {name}", partial(sweeps.sweep, name, d_K=cfg.head_size, seeds=seeds), kind="sweeps")
-        for name in sweeps.AXES
+        Piece(f"sweep of {name}", partial(sweep, name, d_K=cfg.head_size, seeds=seeds), kind="sweeps")
+        for name in AXES
     ]
     gaps = [
         Piece(
             f"λ_max of the GGN, {match}",
-            partial(gauss_newton.measure_all, match, num_draws=cfg.num_draws, seed=cfg.seed),
+            partial(analysis.measure_all, match, num_draws=cfg.num_draws, seed=cfg.seed),
         )
-        for match in gauss_newton.MATCHES
+        for match in analysis.MATCHES
     ]
     rungs = _rungs(cfg)
     found = work_through(
@@ -118,28 +523,28 @@ def run(cfg: Config, *, progress: Progress | None = None, state: State | None = 
     )
     return ExactSpectra(
         spectra=found.take(Compared, first[0].name),
-        sweeps=sweeps.joined([found.take(Sweeps, piece.name) for piece in moved]),
-        gaps=gauss_newton.joined([found.take(Gaps, piece.name) for piece in gaps]),
-        pairings=ladder.joined([found.take(Pairings, piece.name) for piece in rungs]),
-        notes=[words.CONTROL_NOTE],
+        sweeps=sweep_joined([found.take(Sweeps, piece.name) for piece in moved]),
+        gaps=analysis.joined([found.take(Gaps, piece.name) for piece in gaps]),
+        pairings=ladder_joined([found.take(Pairings, piece.name) for piece in rungs]),
+        notes=[CONTROL_NOTE],
     )
 
 
 def _rungs(cfg: Config) -> list[Piece]:
     """Small networks, the control, and parts of the bundled model."""
     small = [
-        Piece(f"pairing, {name}", partial(ladder.climb, name, num_draws=cfg.num_rung_draws, seed=cfg.seed))
-        for name in (ladder.CONTROL, *ladder.rungs())
+        Piece(f"pairing, {name}", partial(climb, name, num_draws=cfg.num_rung_draws, seed=cfg.seed))
+        for name in (CONTROL, *rungs())
     ]
     if not cfg.bundled_tokens:
         return small
     real = [
         Piece(
-            f"pairing, {bundled.rung_name(revision, part)}",
-            partial(bundled.climb_bundled, revision, part, num_tokens=cfg.bundled_tokens, seed=cfg.seed),
+            f"pairing, {rung_name(revision, part)}",
+            partial(climb_bundled, revision, part, num_tokens=cfg.bundled_tokens, seed=cfg.seed),
         )
-        for revision in bundled.REVISIONS
-        for part in bundled.PARTS
+        for revision in REVISIONS
+        for part in PARTS
     ]
     return small + real
 
@@ -148,5 +553,5 @@ def _contents(cfg: Config) -> str:
     """Of the bundled model and the sample, where they are used."""
     if not cfg.bundled_tokens:
         return ""
-    used = [bundled.bundled(revision, cfg.bundled_tokens) for revision in bundled.REVISIONS]
+    used = [bundled(revision, cfg.bundled_tokens) for revision in REVISIONS]
     return fingerprint(*(part for both in used for part in both))

@@ -1,8 +1,7 @@
 """K-FAC and its friends over training: how far from the true curvature, and what that says of a step."""
 
 from curvescope.runs.study import Study
-from curvescope.studies.factors.setting import FULL, Config
-from curvescope.studies.factors.study import Factors, run
+from curvescope.studies.factors.study import FULL, Config, Factors, run
 
 __all__ = ["STUDY", "Config", "Factors", "run"]
 

@@ -1,10 +1,8 @@
 """How well the GGN stands for the Hessian: λ_max, trace, norm and density, block by block, over training."""
 
 from curvescope.runs.study import Study
-from curvescope.studies.gap.pair import Pair
-from curvescope.studies.gap.plan import PLAN
-from curvescope.studies.gap.study import Config, Gap, measure, run
-from curvescope.studies.gap.targets import Draws
+from curvescope.studies.gap.analysis import Draws, Pair
+from curvescope.studies.gap.study import PLAN, Config, Gap, measure, run
 
 __all__ = ["STUDY", "Config", "Draws", "Gap", "Pair", "measure", "run"]
 

@@ -1,35 +1,51 @@
 """How well the GGN predicts the Hessian: λ_max, trace, norm and density, per block and over training.
 
 Every block is measured at every checkpoint (`pair`), and the whole model at the last one with other targets
-(`targets`): the loss small, large, and drawn from the model itself, where the functional part vanishes on the
-average. Checkpoints are those of a bundled model, or models of the same shape that `checkpoints` names; the
+(`targets`): the loss small, large, and drawn from the model itself, where H_f vanishes on the average.
+Checkpoints are those of a bundled model, or models of the same shape that `checkpoints` names; the
 data are the same for all. Pieces are stored in `state` as they are done.
 """
 
 from __future__ import annotations
 
 import fnmatch
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from curvescope.algorithms.columns import columns_at_once
 from curvescope.core.config import as_tuples, at_least, setting
 from curvescope.core.progress import Progress
 from curvescope.models.model import Model
 from curvescope.problem import Problem
 from curvescope.runs.contents import fingerprint
-from curvescope.runs.shown import Line, Shown
+from curvescope.runs.shown import Shown
+from curvescope.runs.study import Cost, Plan, Step
 from curvescope.runs.work import Finished, Piece, State, work_through
-from curvescope.studies.checkpoints import MEANING, load_checkpoints
-from curvescope.studies.gap import scenes, tables, words
-from curvescope.studies.gap.pair import ALL, Effort, Pair, measure_pair
-from curvescope.studies.gap.targets import KINDS, Draws, Kind, can_replace, measure_draws, with_targets
-from curvescope.studies.setting import ModelOnData, make_problem, notes_of
-from curvescope.viz.interactive import Scene
+from curvescope.studies.common.planning import PlannedMatrix, planned_own_probes, together
+from curvescope.studies.gap.analysis import (
+    ALL,
+    KINDS,
+    Draws,
+    Effort,
+    Kind,
+    Pair,
+    can_replace,
+    measure_draws,
+    measure_pair,
+    with_targets,
+)
+from curvescope.studies.setting import (
+    OF_CHECKPOINTS,
+    ModelOnData,
+    checkpoint_names,
+    load_checkpoints,
+    make_problem,
+    notes_of,
+)
 
 if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.figure import Figure
+    pass
 
 ROLES = tuple(f"L*.W_{role}" for role in "QKVO12")
 
@@ -38,8 +54,8 @@ ROLES = tuple(f"L*.W_{role}" for role in "QKVO12")
 class Config(ModelOnData):
     """What to look at and how hard. The defaults take about a minute on a CPU."""
 
-    tokens: int = setting(128, "of a text; labelled texts and images: ⌈tokens / seq_len⌉ of them")
-    checkpoints: tuple[str, ...] = setting((), MEANING)
+    tokens: int = setting(128, "of a text; labeled texts and images: ⌈tokens / seq_len⌉ of them")
+    checkpoints: tuple[str, ...] = setting((), OF_CHECKPOINTS)
     blocks: tuple[str, ...] = setting((), "globs, each a block of its own; by default L*.W_Q, … that exist")
     apart: bool = setting(False, "every block that a glob matches by itself, not all of them together")
     num_probes: int = setting(4, "random vectors of traces and norms")
@@ -66,7 +82,7 @@ class Config(ModelOnData):
 
 @dataclass(frozen=True)
 class Gap(Shown):
-    """H and G of a model's blocks over checkpoints, and of the whole with other targets."""
+    """H and H_o of a model's blocks over checkpoints, and of the whole with other targets."""
 
     model: str
     data: str
@@ -81,32 +97,6 @@ class Gap(Shown):
     def pair(self, checkpoint: str, block: str = ALL) -> Pair:
         """What was measured of a block."""
         return self.pairs[f"{checkpoint}.{block}"]
-
-    def summary(self) -> list[Line]:
-        """The numbers to look at first: label, value, words."""
-        return words.summary(self)
-
-    def opening(self) -> str:
-        """What these numbers say."""
-        return words.opening(self)
-
-    def captions(self) -> dict[str, str]:
-        """What each figure and table shows."""
-        return words.captions(self)
-
-    def tables(self) -> dict[str, pd.DataFrame]:
-        """One row per checkpoint and block; one per checkpoint; one per kind of targets."""
-        return tables.of(self)
-
-    def figures(self) -> dict[str, Figure]:
-        """Figures by name; drawing computes nothing."""
-        from curvescope.studies.gap import figures
-
-        return figures.draw(self)
-
-    def scenes(self) -> dict[str, Scene]:
-        """Scenes by name, with switches."""
-        return scenes.scenes(self)
 
 
 def run(cfg: Config, *, progress: Progress | None = None, state: State | None = None) -> Gap:
@@ -131,7 +121,7 @@ def measure(
     state: State | None = None,
 ) -> Gap:
     """The study on a problem of one's own, at the parameters of these models."""
-    at = {name: problem.at(model.parameters) for name, model in points.items()}
+    at = {name: problem.at(dict(model.named_parameters())) for name, model in points.items()}
     blocks = [ALL, *chosen_blocks(cfg, problem)]
     pieces = [
         Piece(
@@ -207,3 +197,90 @@ def _result(
         draws=found.take(Draws, "draws") if replaced else None,
         notes=notes,
     )
+
+
+# ------------------------------------------------------------------------------------------------------- plan
+
+OF_BLOCK = 0.6  # of a product of the whole operator
+
+
+def cost(cfg: Config, problem: Problem) -> Cost:
+    """Every block at every checkpoint, the whole model with other targets, and draws of targets."""
+    points = len(checkpoint_names(cfg, cfg.checkpoints))
+    blocks = [problem.model.size_of(*problem.space(block)) for block in chosen_blocks(cfg, problem)]
+    of_blocks = sum(_products(cfg, "", size) for size in blocks)
+    size = problem.model.size_of(*problem.space())
+    whole = _products(cfg, ALL, size)
+    other = len(KINDS) if replaces(cfg, problem) else 0
+    without = _products(replace(cfg, num_density_probes=0), ALL, size)
+    products = points * (OF_BLOCK * of_blocks + whole) + other * without + 2 * cfg.num_draws
+    pairs = points * (1 + len(blocks)) + other
+    return Cost(pairs + (other > 0), products, graphs=3 * pairs + cfg.num_draws)
+
+
+def _products(cfg: Config, block: str, size: int) -> int:
+    """Of H, H_o and H_f of one block."""
+    effort = cfg.effort(block)
+    if size <= effort.max_exact:
+        return 5 * size
+    density = effort.num_density_probes * effort.num_density_steps
+    return 3 * effort.num_probes + 2 * (effort.num_steps + density)
+
+
+def steps(cfg: Config, problem: Problem) -> list[Step]:
+    """The same step by step: the whole at every checkpoint, blocks, other targets, draws."""
+    points = len(checkpoint_names(cfg, cfg.checkpoints))
+    found = _pairs("the whole", cfg.effort(ALL), problem, [()], points)
+    if chosen := [(block,) for block in chosen_blocks(cfg, problem)]:
+        found += _pairs("blocks", cfg.effort(""), problem, chosen, points)
+    if replaces(cfg, problem):
+        without = cfg.effort(ALL)._replace(num_density_probes=0)
+        found += _pairs("other targets", without, problem, [()], len(KINDS))
+        draws = max(cfg.num_draws, 2)
+        found.append(Step("draws of targets", "functional", 2 * draws, columns=2, made=draws))
+    return found
+
+
+def _pairs(
+    what: str, effort: Effort, problem: Problem, spaces: list[tuple[str, ...]], times: int
+) -> list[Step]:
+    """`measure_pair` of every space, so many times."""
+    found = []
+    for kind in ("hessian", "ggn", "functional"):
+        parts = [PlannedMatrix(problem, kind, space) for space in spaces]
+        half = kind == "functional"
+        some = [] if half or not effort.num_density_probes else [_densities(what, parts, effort)]
+        some += planned_own_probes(
+            what, parts, effort.num_probes, 0 if half else effort.num_steps, effort.max_exact
+        )
+        found += [
+            step._replace(products=times * step.products, made=times if i == 0 else 0)
+            for i, step in enumerate(some)
+        ]
+    return found
+
+
+def _densities(what: str, parts: list[PlannedMatrix], effort: Effort) -> Step:
+    products = effort.num_density_probes * effort.num_density_steps * len(parts)
+    widths = [columns_at_once(part.operator) for part in parts]
+    columns = min(effort.num_density_probes, *widths)
+    basis = effort.num_density_steps + 1
+    return together(f"density of {what}", parts, products, columns=columns, basis=basis)
+
+
+def blocks(cfg: Config) -> tuple[str, ...]:
+    """The parameters of a product: all."""
+    return ("*",)
+
+
+PLAN = Plan(
+    blocks,
+    cost,
+    (
+        {"tokens": 64},
+        {"tokens": 64, "num_probes": 3, "num_density_probes": 2, "num_draws": 4},
+        {"tokens": 32, "num_probes": 3, "num_steps": 8, "num_density_probes": 2, "num_draws": 2},
+        {"tokens": 32, "num_probes": 2, "num_steps": 6, "num_density_probes": 0, "num_draws": 0},
+    ),
+    steps,
+)

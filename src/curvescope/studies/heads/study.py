@@ -24,7 +24,7 @@ from curvescope.models.model import Model
 from curvescope.runs.contents import fingerprint
 from curvescope.runs.shown import Line, Shown
 from curvescope.runs.work import Piece, State, work_through
-from curvescope.studies.heads import scenes
+from curvescope.studies import traveling_words
 from curvescope.studies.setting import (
     FEW_LAYERS,
     TokenModel,
@@ -33,13 +33,10 @@ from curvescope.studies.setting import (
     load_token_model,
     read_data,
 )
-from curvescope.studies.traveling_words import choices, texts
-from curvescope.viz.interactive import Scene
 from curvescope.viz.writers import label, visible, write_all
 
 if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.figure import Figure
+    pass
 
 KINDS: tuple[Kind, ...] = ("Q", "K", "V")
 QUICK_LAYERS = 8  # of a model whose layers are all looked at by default
@@ -162,7 +159,7 @@ class Heads(Shown):
             f"Σ|λ| of the value-output matrix (1 copies, −1 negates){bias if self.has_bias else ''}.",
             "composition": "How strongly earlier heads write what later ones read in queries, keys and "
             "values: |M₁ M₂| / (|M₁| |M₂|) in standard deviations above chance (same singular values, random "
-            "directions). Grey: not a pair.",
+            "directions). Gray: not a pair.",
             "heads": "One row per head: largest singular values, effective ranks, number of singular values "
             "for 99 % of Σ s², copying score" + (", |k₀| and the bias's share." if self.has_bias else "."),
             "qk": f"{pairs} Left is what queries have, right what keys have.{qk}",
@@ -170,32 +167,18 @@ class Heads(Shown):
             "key_bias": "Tokens whose keys every query of a head prefers (+) and avoids (−): k₀ = b̂_Q Ŵ_Kᵀ.",
         }
 
-    def tables(self) -> dict[str, pd.DataFrame]:
-        """Numbers of the heads, their directions, biases and compositions."""
-        from curvescope.studies.heads import tables
-
-        return tables.make(self)
-
     def files(self) -> dict[str, str]:
         """The tables in other formats; in legacy mode the original's logs."""
         found = write_all(self.tables(), self.captions())
         if self.legacy:
             for name in ("qk", "vo"):
-                found[f"svd_{name}_logs.txt"] = texts.svd_text(self.layers, name)
+                found[f"svd_{name}_logs.txt"] = traveling_words.svd_text(self.layers, name)
                 for layer in self.layers:
-                    found[f"svd_{name}_latex_table_layer_{layer.layer}.txt"] = texts.svd_latex(layer, name)
-            found["key_query_bias_logs.txt"] = texts.bias_text(self.layers)
+                    found[f"svd_{name}_latex_table_layer_{layer.layer}.txt"] = traveling_words.svd_latex(
+                        layer, name
+                    )
+            found["key_query_bias_logs.txt"] = traveling_words.bias_text(self.layers)
         return found
-
-    def figures(self) -> dict[str, Figure]:
-        """Figures by name; drawing computes nothing."""
-        from curvescope.studies.heads import figures
-
-        return figures.draw(self)
-
-    def scenes(self) -> dict[str, Scene]:
-        """Scenes by name, with switches."""
-        return scenes.scenes(self)
 
 
 def run(cfg: Config, *, progress: Progress | None = None, state: State | None = None) -> Heads:
@@ -207,9 +190,9 @@ def run(cfg: Config, *, progress: Progress | None = None, state: State | None = 
     """
     model = load_token_model(cfg)
     layers = choose_layers(cfg.layers, model, few=FEW_LAYERS if cfg.legacy else QUICK_LAYERS)
-    num = cfg.num or (choices.NUM_PAIRS if cfg.legacy else 3)
+    num = cfg.num or (traveling_words.NUM_PAIRS if cfg.legacy else 3)
     options: dict[str, Any] = {"k": cfg.k, "num": num, "offset": cfg.offset, "folded": cfg.folded}
-    options |= choices.DIRECTIONS if cfg.legacy else {}
+    options |= traveling_words.DIRECTIONS if cfg.legacy else {}
     pieces = [
         Piece(f"heads of L{layer}", partial(decode_heads, model, layer, **options), kind="heads")
         for layer in layers
@@ -260,7 +243,7 @@ def _energy(cfg: Config, model: Model, batches: Batches, layer: int) -> Energy:
 
 
 def _folded(cfg: Config) -> bool:
-    return choices.DIRECTIONS["folded"] if cfg.legacy else cfg.folded
+    return traveling_words.DIRECTIONS["folded"] if cfg.legacy else cfg.folded
 
 
 def _compose(cfg: Config, model: Model, i: int, j: int, kind: Kind) -> Composition:
@@ -269,6 +252,6 @@ def _compose(cfg: Config, model: Model, i: int, j: int, kind: Kind) -> Compositi
 
 
 def joined(texts_of: list[str], bytes_of: list[str]) -> str:
-    """Tokens on one line, in quotation marks; control characters, and bytes that are no UTF-8, spelt out."""
+    """Tokens on one line, in quotes; control characters, and bytes that are not UTF-8, spelled out."""
     pairs = zip(texts_of, bytes_of, strict=True)
     return " ".join(f"'{visible(label(text, raw))}'" for text, raw in pairs)

@@ -1,15 +1,28 @@
 """What a product costs: time in gradients, memory, the first call, and how far it is from float64.
 
 Same model, same tokens, same run for all: our engines and, where they are installed, other libraries.
+
+Figures that belong to the package: what products cost where they were measured last, and what got worse.
+
+`figures.json` has one entry for a device, model, size, tokens, precision and contender, null where a number
+is not known. A run on a device of that name is compared with it; `record` writes a run's own figures there.
 """
 
 from __future__ import annotations
 
+import gc
+import json
 import logging
 import math
-from dataclasses import dataclass, replace
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Literal
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -19,19 +32,530 @@ from curvescope.core.config import Config as BaseConfig
 from curvescope.core.config import setting
 from curvescope.core.errors import UsageError, near_misses
 from curvescope.core.numbers import data_size
+from curvescope.core.operator import LinearOperator
 from curvescope.core.progress import Progress
+from curvescope.core.result import Result
 from curvescope.core.seeds import generator
-from curvescope.core.tensors.memory import free_bytes
+from curvescope.core.tensors import free_bytes
 from curvescope.data.batches import Batch, Batches
+from curvescope.engines.graph_cache import forget_everything
+from curvescope.engines.replay.cpu import MANY, WARM
 from curvescope.models.load import as_device, load
 from curvescope.operators import Hessian
 from curvescope.problem import Problem
+from curvescope.runs.shown import Line, Shown
 from curvescope.runs.work import Piece, Place, State, work_through
-from curvescope.studies.hvp import committed
-from curvescope.studies.hvp.contenders import CHECKPOINTED, CONTENDERS
-from curvescope.studies.hvp.costs import Cost, Measured
-from curvescope.studies.hvp.measure import LAYERS, Bench, clean, num_parameters, precision, timed
-from curvescope.studies.hvp.models import SHAPES, build
+from curvescope.studies.hvp.analysis import (
+    CHECKPOINTED,
+    CONTENDERS,
+    PACKAGES,
+    SHAPES,
+    Product,
+    Tree,
+    build,
+    distance,
+    exact_product,
+    few,
+    gradient,
+    matrix_of,
+    own_gradient,
+)
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+nan = math.nan
+GIB = 2**30
+Ratio = tuple[float, float, float]
+"""Median, least, most."""
+
+
+@dataclass(frozen=True)
+class Columns(Result):
+    """Products with several columns at once, in a row."""
+
+    number: int
+    seconds: list[float]  # one per round, of all columns
+    unit: list[float]  # of a gradient, next to each
+    peak: float  # bytes at most
+
+    def ratio(self) -> Ratio:
+        """Time of one column in gradients."""
+        return _ratio([s / self.number for s in self.seconds], self.unit)
+
+
+@dataclass(frozen=True)
+class Measured(Result):
+    """One contender."""
+
+    name: str
+    seconds: list[float]  # one per round
+    unit: list[float]  # of a gradient, next to each; of large models the median of gradients before
+    first: float  # seconds of the first call: what is built or compiled, and one product
+    peak: float  # bytes at most after the first product, all included; nan where it is not known (CPU)
+    error: float  # ‖found − exact‖ / ‖exact‖ on a small batch, exact in float64; nan for the gradient
+    note: str = ""  # why there are no numbers, or not all
+    frozen: list[float] = field(default_factory=list)  # as `seconds`, inside `with operator.frozen()`
+    frozen_unit: list[float] = field(default_factory=list)
+    first_peak: float = nan  # as `peak`, during the first product
+    error_on: str = "the model"  # on which model the error was measured
+    columns: list[Columns] = field(default_factory=list)
+
+    def ratio(self) -> Ratio:
+        """Time in gradients, round by round."""
+        return _ratio(self.seconds, self.unit)
+
+    def frozen_ratio(self) -> Ratio:
+        """Time in gradients of products in a row; nan for what is not ours."""
+        return _ratio(self.frozen, self.frozen_unit)
+
+    def line(self) -> Line:
+        """Time in gradients, and the rest in words."""
+        if not self.seconds:
+            return (self.name, "–", self.note)
+        median, low, high = self.ratio()
+        seconds = f"{statistics.median(self.seconds):.3g} s"
+        words = [f"{low:.2f} to {high:.2f} gradients", seconds] if median == median else []
+        words += [f"frozen {self.frozen_ratio()[0]:.2f}"] if self.frozen else []
+        words += [f"{c.number} columns {c.ratio()[0]:.2f} each" for c in self.columns]
+        words += [f"first call {self.first:.1f} s"]
+        if self.peak == self.peak:
+            words += [f"peak {self.peak / GIB:.1f} GiB, at first {self.first_peak / GIB:.1f}"]
+        words += [f"error {self.error:.1e}"] if self.error == self.error else []
+        words += [self.note] if self.note else []
+        return (self.name, f"{median:.2f}×" if median == median else seconds, ", ".join(words))
+
+    def row(self) -> dict[str, Any]:
+        """A row of the table."""
+        median, low, high = self.ratio()
+        return {
+            "contender": self.name,
+            "gradients": median,
+            "low": low,
+            "high": high,
+            "frozen": self.frozen_ratio()[0],
+            "seconds": statistics.median(self.seconds) if self.seconds else nan,
+            "first_s": self.first,
+            "first_peak_GiB": self.first_peak / GIB,
+            "peak_GiB": self.peak / GIB,
+            "error": self.error,
+            "error_on": self.error_on if self.error == self.error else "",
+            "note": self.note,
+        }
+
+
+@dataclass(frozen=True)
+class Committed(Result):
+    """What the package's file of figures says of one contender on this device; nan where it says nothing."""
+
+    contender: str
+    gradients: float
+    frozen: float
+    peak_GiB: float
+    seconds: float
+    torch: str
+
+
+@dataclass(frozen=True)
+class Cost(Shown):
+    """All contenders, on one model and batch."""
+
+    model: str
+    device: str
+    num_parameters: int
+    tokens: str
+    tf32: bool
+    measured: list[Measured] = field(default_factory=list)
+    slq_seconds: float = nan
+    vector: float = nan  # bytes of one parameter vector, by which peaks can be reckoned
+    committed: list[Committed] = field(default_factory=list)
+
+    def of(self, name: str) -> Measured:
+        """The contender of that name."""
+        return next(m for m in self.measured if m.name == name)
+
+    def ratio(self, name: str) -> Ratio:
+        """Time in gradients, round by round: median, least, most."""
+        return self.of(name).ratio()
+
+    def summary(self) -> list[Line]:
+        """Each contender: time in gradients, and the rest in words; what was committed beside it."""
+        where = f"{self.num_parameters:,} parameters, {self.tokens} on {self.device}"
+        where += f", a vector {self.vector / GIB:.3g} GiB" if self.vector == self.vector else ""
+        lines = [("model", self.model, where)]
+        known = {c.contender: c for c in self.committed}
+        for m in self.measured:
+            label, value, words = m.line()
+            if m.seconds and m.name in known:
+                words = f"{words}; {_said(known[m.name])}"
+            lines.append((label, value, words))
+        if self.slq_seconds == self.slq_seconds:
+            lines.append(("SLQ 10 × 100", f"{self.slq_seconds:.0f} s", "density of the Hessian"))
+        return lines
+
+    def captions(self) -> dict[str, str]:
+        """What the figure and the tables show."""
+        where = f"{self.model}, {self.tokens}, {self.device}{', TF32' if self.tf32 else ''}"
+        return {
+            "cost": f"Time of one product in units of one gradient ({where}); "
+            "the bar is the median over rounds, the line their range. Steady: inside an algorithm, where "
+            "what is kept is checked once for all products. Columns: time of each, of so many at once.",
+            "costs": "Error: distance to the product in float64, on a small batch of the model that error_on "
+            "names. Peaks, on a GPU, are all that is allocated, during the first product and after it; "
+            "vector_GiB is one parameter vector.",
+            "columns": "Several columns at once, in a row: time of each, in gradients.",
+        }
+
+    def tables(self) -> dict[str, pd.DataFrame]:
+        """One row per contender, and one per number of columns."""
+        import pandas as pd
+
+        known = {c.contender: c for c in self.committed}
+        rows = [m.row() | {"vector_GiB": self.vector / GIB} for m in self.measured]
+        if known:
+            beside = (_beside(known.get(m.name)) for m in self.measured)
+            rows = [row | more for row, more in zip(rows, beside, strict=True)]
+        if all(m.peak != m.peak for m in self.measured):  # on a CPU
+            rows = [{k: x for k, x in row.items() if not k.endswith("peak_GiB")} for row in rows]
+        found = {"costs": pd.DataFrame(rows)}
+        several = [_several(m.name, c) for m in self.measured for c in m.columns]
+        return found | ({"columns": pd.DataFrame(several)} if several else {})
+
+    def figures(self) -> dict[str, Figure]:
+        """Bars of time, and of memory where it is known."""
+        from curvescope.viz.estimates import bars
+
+        rows: list[tuple[str, Ratio, float]] = []
+        for m in self.measured:
+            if not m.seconds:
+                continue
+            rows.append((m.name, m.ratio(), m.peak))
+            rows += [(f"{m.name}, frozen", m.frozen_ratio(), nan)] if m.frozen else []
+            rows += [(f"{m.name}, {c.number} columns, each", c.ratio(), c.peak) for c in m.columns]
+        names, ratios, peaks = zip(*rows, strict=True) if rows else ((), (), ())
+        known = any(peak == peak for peak in peaks)
+        return {"cost": bars(names, ratios, [peak / GIB for peak in peaks] if known else None)}
+
+
+def _ratio(seconds: Sequence[float], unit: Sequence[float]) -> Ratio:
+    """Round by round; nan where there is no unit."""
+    found = [a / b for a, b in zip(seconds, unit, strict=True)] if unit else []
+    return (statistics.median(found), min(found), max(found)) if found else (nan, nan, nan)
+
+
+def _said(known: Committed) -> str:
+    """A committed figure in words."""
+    words = [f"{known.gradients:.2f}×"]
+    words += [f"frozen {known.frozen:.2f}"] if known.frozen == known.frozen else []
+    words += [f"{known.peak_GiB:.1f} GiB"] if known.peak_GiB == known.peak_GiB else []
+    return f"committed: {', '.join(words)}"
+
+
+def _beside(known: Committed | None) -> dict[str, float]:
+    """Columns of what was committed."""
+    return {
+        "committed_gradients": known.gradients if known else nan,
+        "committed_peak_GiB": known.peak_GiB if known else nan,
+    }
+
+
+def _several(name: str, columns: Columns) -> dict[str, Any]:
+    median, low, high = columns.ratio()
+    return {
+        "contender": name,
+        "columns": columns.number,
+        "gradients_each": median,
+        "low": low,
+        "high": high,
+        "seconds": statistics.median(columns.seconds),
+        "peak_GiB": columns.peak / GIB,
+    }
+
+
+# ---------------------------------------------------------------------------------------------------- measure
+
+LARGE = 200e6  # parameters from which nothing is done on the whole model that takes float64 or two gradients
+OFF = "off by more than rounding"
+LAYERS = 2  # of the model that errors of large ones are measured on
+PATIENCE = 15.0  # seconds of products before those that count, at most
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A model and a batch, and what contenders share: the unit of large models, products in float64.
+
+    Args:
+        shallow: makes the model of the same shape with few layers.
+        own: whether the unit is `Problem.gradient`, because an eager gradient in float32 does not fit.
+    """
+
+    module: nn.Module
+    x: Tensor
+    y: Tensor
+    shallow: Callable[[], nn.Module]
+    own: bool
+    rounds: int
+    columns: tuple[int, ...]
+    seed: int
+    units: list[float] = field(default_factory=list)  # of a large model, measured before
+    exact: dict[str, Tree] = field(default_factory=dict)  # of a model that is not large
+
+    @property
+    def large(self) -> bool:
+        """Whether the unit is measured apart, and errors on a model with few layers."""
+        return num_parameters(self.module) > LARGE
+
+    @property
+    def _rounding(self) -> float:
+        """What rounding may leave of a product; more is a mistake of the one who makes it."""
+        high = torch.get_float32_matmul_precision() == "highest" or self.x.device.type == "cpu"
+        return 1e-4 if high and not self.own else 0.05
+
+    def unit(self) -> Product:
+        """The gradient."""
+        return (own_gradient if self.own else gradient)(self.module, self.x, self.y)
+
+    def measured(self, name: str) -> Measured:
+        """One contender, or why there are no numbers of it; nothing of it is left in memory."""
+        if name in PACKAGES and find_spec(PACKAGES[name]) is None:
+            return _failed(name, f"{PACKAGES[name]} is not installed")
+        clean()
+        try:
+            found = self._timed(name)
+        except Exception as error:  # whatever one does, the others are measured
+            return _failed(name, _words(error))
+        if name == "gradient":
+            self.units.extend([statistics.median(found.seconds)] * self.rounds if self.large else [])
+            return found
+        clean()
+        try:
+            error = self._error(name)
+            return replace(found, error=error, note=OFF if error > self._rounding else "")
+        except Exception as error:
+            return replace(found, note=f"its error was not measured: {_words(error)}")
+
+    def _timed(self, name: str) -> Measured:
+        """Times and memory; the first product is the only one that builds or compiles."""
+        device = self.x.device
+        product = self.unit() if name == "gradient" else CONTENDERS[name](self.module, self.x, self.y)
+        given = None if name == "gradient" else product.enter(draw(self.module, self.seed))
+        reset_peak(device)
+        first = timed(lambda: product.times(given), device)
+        first_peak = peak(device)
+        reset_peak(device)
+        on_cpu = product.operator is not None and device.type == "cpu"
+        _warm(lambda: product.times(given), device, WARM + 2 if on_cpu else 3)
+        most = peak(device)
+        seconds, unit = self._rounds(lambda: product.times(given), alone=name == "gradient")
+        found = Measured(name, seconds, unit, first, most, nan, first_peak=first_peak)
+        found = replace(found, error_on=f"{LAYERS} layers" if self.large else "the model")
+        if product.operator is None:
+            return found
+        with product.operator.frozen():
+            frozen, frozen_unit = self._rounds(lambda: product.times(given))
+        given = None  # its memory
+        several = [self._columns(product.operator, k) for k in self.columns if k > 1]
+        return replace(found, frozen=frozen, frozen_unit=frozen_unit, columns=several)
+
+    def _rounds(self, call: Callable[[], Any], *, alone: bool = False) -> tuple[list[float], list[float]]:
+        """Seconds of a call, round by round, and of a gradient next to each, or of those before."""
+        device = self.x.device
+        if self.large:
+            seconds = [timed(call, device) for _ in range(self.rounds)]
+            return seconds, list(seconds) if alone else list(self.units)
+        unit = self.unit()
+        pairs = [(timed(call, device), timed(lambda: unit.times(None), device)) for _ in range(self.rounds)]
+        return [a for a, _ in pairs], [b for _, b in pairs]
+
+    def _columns(self, operator: LinearOperator, k: int) -> Columns:
+        """Products with k columns, in a row."""
+        device, source = self.x.device, generator(self.seed, 3, device=self.x.device)
+        V = torch.randn(operator.shape[1], k, generator=source, device=device, dtype=operator.dtype)
+        reset_peak(device)
+        with operator.frozen():
+            _warm(lambda: operator @ V, device, MANY // k + 2 if device.type == "cpu" else 3)
+            most = peak(device)
+            seconds, unit = self._rounds(lambda: operator @ V)
+        return Columns(k, seconds, unit, most)
+
+    def _error(self, name: str) -> float:
+        """Distance to float64 on the small batch; of large models with few layers, one product at a time."""
+        module = self.shallow() if self.large else self.module
+        x, y, v = few(self.x), few(self.y), draw(module, self.seed)
+        matrix = matrix_of(name)
+        want = self.exact.get(matrix)
+        if want is None:
+            want = exact_product(matrix, module, x, y, v)
+            if not self.large:
+                self.exact[matrix] = want
+            clean()
+        return distance(name, module, x, y, v, want)
+
+
+def num_parameters(module: nn.Module) -> int:
+    """All weights, shared ones once."""
+    return sum(p.numel() for p in module.parameters())
+
+
+def draw(module: nn.Module, seed: int) -> Tree:
+    """A direction: Gaussian, in float32, drawn on the CPU, or where the weights are if they are many."""
+    params = list(module.parameters())
+    place = params[0].device if num_parameters(module) > LARGE else torch.device("cpu")
+    source = generator(seed, 2, device=place)
+    dtypes = [torch.float32 if p.dtype == torch.bfloat16 else p.dtype for p in params]
+    return [
+        torch.randn(p.shape, generator=source, device=place).to(p.device, dtype)
+        for p, dtype in zip(params, dtypes, strict=True)
+    ]
+
+
+def _failed(name: str, why: str) -> Measured:
+    return Measured(name, [], [], nan, nan, nan, why)
+
+
+def _words(error: Exception) -> str:
+    if isinstance(error, torch.OutOfMemoryError):
+        return "out of memory"
+    lines = str(error).splitlines() or [type(error).__name__]
+    return f"failed: {lines[0][:160]}"
+
+
+def _warm(call: Callable[[], Any], device: torch.device, calls: int) -> None:
+    """Products after the first, by the end of which what is recorded is recorded; two where they are long."""
+    start = time.monotonic()
+    for number in range(calls):
+        if number > 1 and time.monotonic() - start > PATIENCE:
+            return
+        timed(call, device)
+
+
+def timed(call: Callable[[], Any], device: torch.device) -> float:
+    """Seconds of a call, until the device has done it."""
+    _wait(device)
+    start = time.perf_counter()
+    found = call()
+    _wait(device)
+    seconds = time.perf_counter() - start
+    del found
+    return seconds
+
+
+def clean() -> None:
+    """Free what engines keep, what waits in circles, and what the allocator holds."""
+    forget_everything()
+    gc.collect()
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def reset_peak(device: torch.device) -> None:
+    """Peaks count from now."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def peak(device: torch.device) -> float:
+    """Bytes that were allocated at most; nan where it is not known."""
+    return float(torch.cuda.max_memory_allocated(device)) if device.type == "cuda" else nan
+
+
+@contextmanager
+def precision(*, tf32: bool) -> Iterator[None]:
+    """Matrix products in TF32, or in full float32, inside."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if tf32 else "highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+# -------------------------------------------------------------------------------------------------- committed
+
+FILE = Path(__file__).with_name("figures.json")
+MARGIN, CPU_MARGIN = 0.10, 0.25  # a CPU's clock wanders, and CPUs of one name here are many
+KEYS = ("device", "model", "size", "tokens", "tf32", "contender")
+NUMBERS = ("gradients", "frozen", "peak_GiB", "seconds")
+Entry = dict[str, Any]
+
+
+def read(path: Path = FILE) -> list[Entry]:
+    """All entries; none where there is no file."""
+    return json.loads(path.read_text(encoding="utf-8"))["entries"] if path.exists() else []
+
+
+def known(cost: Cost, path: Path = FILE) -> list[Committed]:
+    """What is committed of the contenders of a run, on the same device and work."""
+    entries = {_key(entry): entry for entry in read(path)}
+    found = [entries.get(_key(entry)) for entry in _entries(cost, "")]
+    return [
+        Committed(e["contender"], torch=e["torch"] or "", **{name: _number(e[name]) for name in NUMBERS})
+        for e in found
+        if e
+    ]
+
+
+def record(cost: Cost, torch_version: str, path: Path = FILE) -> int:
+    """Write a run's figures: new entries at the end, others in their places. How many there are of it."""
+    mine = [entry for entry in _entries(cost, torch_version) if entry["seconds"] is not None]
+    entries = {_key(entry): entry for entry in (*read(path), *mine)}
+    lines = ",\n".join(f"  {json.dumps(entry, ensure_ascii=False)}" for entry in entries.values())
+    path.write_text(f'{{"schema": 1, "entries": [\n{lines}\n]}}\n', encoding="utf-8")
+    return len(mine)
+
+
+def compared(cost: Cost) -> list[str]:
+    """What is slower or takes more memory than was committed, by more than the margin: a sentence each."""
+    on_cpu = cost.device == "cpu"
+    margin = CPU_MARGIN if on_cpu else MARGIN
+    found = []
+    for then in cost.committed:
+        m = cost.of(then.contender)
+        pairs = [("gradients", m.ratio()[0], then.gradients)]
+        pairs += [("gradients, frozen", m.frozen_ratio()[0], then.frozen)]
+        pairs += [] if on_cpu else [("GiB", m.peak / GIB, then.peak_GiB)]
+        for unit, now, before in pairs:
+            if now > before * (1 + margin):  # never where one of them is nan
+                worse = f"{100 * (now / before - 1):.0f} % more than the committed {before:.2f}"
+                version = f" (torch {then.torch})" if then.torch else ""
+                found.append(f"{m.name} takes {now:.2f} {unit}, {worse}{version}")
+    return found
+
+
+def _entries(cost: Cost, torch_version: str) -> list[Entry]:
+    model, size = cost.model.split(" ", 1)
+    work = (cost.device, model, size, cost.tokens.removesuffix(" tokens"), cost.tf32)
+    return [
+        dict(zip(KEYS, (*work, m.name), strict=True)) | _figures(m) | {"torch": torch_version}
+        for m in cost.measured
+    ]
+
+
+def _figures(m: Measured) -> Entry:
+    seconds = statistics.median(m.seconds) if m.seconds else math.nan
+    values = (m.ratio()[0], m.frozen_ratio()[0], m.peak / GIB, seconds)
+    return {
+        name: float(f"{value:.4g}") if value == value else None
+        for name, value in zip(NUMBERS, values, strict=True)
+    }
+
+
+def _key(entry: Entry) -> tuple[Any, ...]:
+    return tuple(entry[name] for name in KEYS)
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else value
+
+
+# ------------------------------------------------------------------------------------------------------ study
 
 LOG = logging.getLogger("curvescope")
 DEFAULT = ("gradient", "hessian", "ggn", "functional", "hessian autograd", "eigenthings", "curvlinops")
@@ -143,8 +667,8 @@ def _measured(bench: Bench, name: str, state: State | None) -> Measured:
 
 def _beside_committed(cost: Cost, state: State | None) -> Cost:
     """The result with what is committed for this device; a person is told of what got worse."""
-    cost = replace(cost, committed=committed.known(cost))
-    worse = committed.compared(cost)
+    cost = replace(cost, committed=known(cost))
+    worse = compared(cost)
     for line in worse if cost.device != "cpu" else []:  # on a CPU it is a note alone
         if isinstance(state, Place):
             state.warn(line)
@@ -156,7 +680,7 @@ def _beside_committed(cost: Cost, state: State | None) -> Cost:
 def _slq(module: nn.Module, x: Tensor, y: Tensor, seed: int) -> float:
     """Seconds of a density of the Hessian with 10 probes × 100 steps, everything included."""
     H = Hessian(Problem(load(module), Batches([Batch(x, y)])), engine="fast")
-    bases = 1.1 * 101 * H.shape[0] * 4 / 2**30  # of one probe, which are orthogonalised against
+    bases = 1.1 * 101 * H.shape[0] * 4 / 2**30  # of one probe, which are orthogonalized against
     return timed(
         lambda: spectral_density(H, num_probes=10, num_steps=100, seed=seed, max_gib=max(8, bases)), x.device
     )

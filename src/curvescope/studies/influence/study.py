@@ -23,29 +23,46 @@ from curvescope.core.result import Result
 from curvescope.operators import GGN
 from curvescope.problem import Problem
 from curvescope.runs.contents import fingerprint
-from curvescope.runs.shown import Claim, Line, Shown
+from curvescope.runs.shown import Shown
+from curvescope.runs.study import Cost, Plan
 from curvescope.runs.work import Finished, Piece, State, work_through
-from curvescope.studies.influence import claims, tables, words
-from curvescope.studies.influence.queries import asked, held_out, read
-from curvescope.studies.influence.retraining import (
+from curvescope.studies.influence.analysis import (
     CASES,
     STEPS,
     Case,
     LeftOut,
     Minimum,
     Predicted,
+    Scores,
+    asked,
+    held_out,
     leave_out,
     losses,
     make_case,
-    minimise,
+    minimize,
     predict,
+    read,
+    score,
 )
-from curvescope.studies.influence.scores import Scores, score
 from curvescope.studies.setting import ModelOnData, make_problem, notes_of, sequences_there
 
 if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.figure import Figure
+    pass
+
+
+def score_notes(scores: list[Scores]) -> list[str]:
+    """What a reader should know of the scores at the chosen damping."""
+    found = []
+    for i, one in enumerate(scores, start=1):
+        if not one.converged[0]:
+            found.append(f"query {i}: the linear system has not converged; ± says what that leaves open")
+        if float(np.abs(one.values[0]).max()) > one.query_loss:
+            found.append(
+                f"query {i}: the largest score is more than the query's loss, where no linear prediction "
+                "holds; its order may be read, its size not"
+            )
+    return found
+
 
 DIAGONAL = "diagonal"
 ACCURACY = 0.05  # half the interval of the mean diagonal, over the mean diagonal
@@ -58,7 +75,7 @@ OWN = ("model", "revision", "data", "query")  # settings by which something of o
 class Config(ModelOnData):
     """What to ask. The defaults take about three minutes on one core."""
 
-    tokens: int = setting(512, "of a text, in all; labelled texts and images: ⌈tokens / seq_len⌉ of them")
+    tokens: int = setting(512, "of a text, in all; labeled texts and images: ⌈tokens / seq_len⌉ of them")
     seq_len: int = setting(16, "tokens of one sequence")
     dtype: str = setting("float64", "float32 or float64")
     query: tuple[str, ...] = setting(
@@ -142,28 +159,6 @@ class Influence(Shown):
     seed: int
     mean_diagonal_interval: tuple[float, float] = (math.nan, math.nan)  # 95 %; nan in older results
 
-    def claims(self) -> list[Claim]:
-        """What is said about influence, next to what was measured."""
-        return claims.judge(self)
-
-    def summary(self) -> list[Line]:
-        """The numbers to look at first: label, value, words."""
-        return words.summary(self)
-
-    def captions(self) -> dict[str, str]:
-        """What each figure and table shows."""
-        return words.captions(self)
-
-    def tables(self) -> dict[str, pd.DataFrame]:
-        """Sequences by score, dampings, and predictions beside retraining."""
-        return tables.frames(self)
-
-    def figures(self) -> dict[str, Figure]:
-        """Figures by name; drawing computes nothing."""
-        from curvescope.studies.influence import figures
-
-        return figures.draw(self)
-
 
 def run(cfg: Config, *, progress: Progress | None = None, state: State | None = None) -> Influence:
     """Score the sequences of the data, and train small models again.
@@ -186,7 +181,7 @@ def run(cfg: Config, *, progress: Progress | None = None, state: State | None = 
     return Influence(
         model=problem.model.name,
         data=name,
-        loss=problem.value(),
+        loss=problem.loss_value(),
         blocks=list(blocks),
         num_parameters=size,
         mean_diagonal=total.value / size,
@@ -198,7 +193,7 @@ def run(cfg: Config, *, progress: Progress | None = None, state: State | None = 
         draws=cfg.draws,
         seed=cfg.seed,
         mean_diagonal_interval=(total.low / size, total.high / size),
-        notes=[*notes_of(cfg, whole), *_data_notes(cfg, whole), *words.notes(scores)],
+        notes=[*notes_of(cfg, whole), *_data_notes(cfg, whole), *score_notes(scores)],
     )
 
 
@@ -268,7 +263,7 @@ def _case_pieces(cfg: Config, name: str, case: Case) -> list[Piece]:
         return leave_out(case, minimum, sequence)
 
     minimum = f"{name}.minimum"
-    train = partial(minimise, case, case.start, steps=STEPS)
+    train = partial(minimize, case, case.start, steps=STEPS)
     pieces = [Piece(minimum, train, f"{name}: training")]
     pieces.append(Piece(f"{name}.predicted", predicted, f"{name}: predictions", needs=(minimum,)))
     for i in _removed(cfg, case).tolist():
@@ -309,3 +304,37 @@ def _comparison(cfg: Config, name: str, case: Case, found: Finished) -> Comparis
         gradient_norm=np.stack([one.gradient_norm for one in each]),
         left_out=predicted.left_out,
     )
+
+
+# ------------------------------------------------------------------------------------------------------- plan
+
+TRAINED = {"MLP": (4.0, 1.6), "Transformer": (12.0, 3.9)}  # seconds: at first, and for a sequence left out
+GRADIENT = 0.7  # in products
+
+
+def cost(cfg: Config, problem: Problem) -> Cost:
+    """Most products of the mean diagonal and of a system for each query and damping; gradients; trainings."""
+    queries, dampings = len(cfg.query) or cfg.num_queries, 1 + len(cfg.other_dampings)
+    size = problem.space(*(cfg.blocks or last_layer(problem))).size
+    diagonal = min(size, max(cfg.num_probes, MOST_PROBES))
+    products = diagonal + queries * (dampings * cfg.max_products + 2 * GRADIENT)
+    seconds = sum(first + cfg.num_removed * each for first, each in map(TRAINED.__getitem__, cfg.cases))
+    pieces = 1 + queries + len(cfg.cases) * (2 + cfg.num_removed)
+    return Cost(pieces, products, graphs=1 + queries, seconds=seconds)
+
+
+def blocks(cfg: Config) -> tuple[str, ...]:
+    """The parameters of a product."""
+    return cfg.blocks or ("*",)
+
+
+PLAN = Plan(
+    blocks,
+    cost,
+    (
+        {"max_products": 300},
+        {"max_products": 100, "num_removed": 10},
+        {"tokens": 256, "max_products": 50, "num_removed": 6, "num_queries": 1},
+        {"tokens": 128, "max_products": 20, "num_removed": 4, "num_queries": 1},
+    ),
+)

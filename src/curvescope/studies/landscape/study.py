@@ -20,26 +20,34 @@ from curvescope.core.result import Result
 from curvescope.operators.samples.per_sample import per_sample
 from curvescope.problem import Problem
 from curvescope.runs.contents import fingerprint
-from curvescope.runs.shown import Claim, Line, Shown
+from curvescope.runs.shown import Shown
+from curvescope.runs.study import Cost, Plan
 from curvescope.runs.work import Finished, Piece, State, work_through
-from curvescope.studies.landscape import claims, figures, tables, words
-from curvescope.studies.landscape.budget import Budget, budget
-from curvescope.studies.landscape.growth import Growth, growth
-from curvescope.studies.landscape.moments import (
+from curvescope.studies.landscape.analysis import (
+    Budget,
+    Direct,
+    Effort,
     Gradients,
+    Growth,
     Hessians,
+    Norms,
+    Power,
+    Subspace,
+    budget,
+    growth,
     law,
     measure_gradients,
     measure_hessians,
+    measure_norms,
+    measure_subspace,
     root_mean_square,
+    simulate,
+    subset,
 )
-from curvescope.studies.landscape.points import Direct, Norms, Power, measure_norms, simulate, subset
-from curvescope.studies.landscape.subspace import Effort, Subspace, measure_subspace
 from curvescope.studies.setting import ModelOnData, make_problem, notes_of
 
 if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.figure import Figure
+    pass
 
 FEWEST = 8  # sequences
 
@@ -48,7 +56,7 @@ FEWEST = 8  # sequences
 class Config(ModelOnData):
     """What to look at and how hard. The defaults take less than a minute on two cores."""
 
-    tokens: int = setting(8192, "of a text; labelled texts and images: ⌈tokens / seq_len⌉ of them")
+    tokens: int = setting(8192, "of a text; labeled texts and images: ⌈tokens / seq_len⌉ of them")
     seq_len: int = setting(16, "tokens of one sequence, which is a sample")
     batch_size: int = setting(64, "sequences of one batch; changes no number beyond rounding")
     blocks: tuple[str, ...] = setting(("*",), "the parameters that are moved and differentiated, by globs")
@@ -122,26 +130,6 @@ class Landscape(Shown):
     laws: Laws
     direct: list[Direct]
     subspace: Subspace
-
-    def summary(self) -> list[Line]:
-        """The numbers to look at first."""
-        return words.summary(self)
-
-    def captions(self) -> dict[str, str]:
-        """What each figure and table shows."""
-        return words.captions(self)
-
-    def claims(self) -> list[Claim]:
-        """What petrov2025 and its follow-up say, next to what was measured."""
-        return claims.claims(self)
-
-    def tables(self) -> dict[str, pd.DataFrame]:
-        """Tables by name."""
-        return tables.tables(self)
-
-    def figures(self) -> dict[str, Figure]:
-        """Figures by name; drawing computes nothing."""
-        return figures.draw(self)
 
 
 def run(cfg: Config, *, progress: Progress | None = None, state: State | None = None) -> Landscape:
@@ -231,3 +219,46 @@ def _result(cfg: Config, problem: Problem, rms: float, found: Finished) -> Lands
         subspace=found.take(Subspace, "subspace"),
         notes=notes_of(cfg, problem),
     )
+
+
+# ------------------------------------------------------------------------------------------------------- plan
+
+ALONE = 4.0  # what a sample's own product costs more than its share of a product of all of them
+POINT = 0.3  # what losses at a point cost, in products
+
+
+def cost(cfg: Config, problem: Problem) -> Cost:
+    """Products of single samples, of the mean Hessian, and losses at points, in products over all data."""
+    there = max(1, -(-cfg.tokens // cfg.seq_len))
+    share = min(1.0, cfg.num_curved / there)
+    own = cfg.num_probes + cfg.dimension + 2  # and the gradients, twice
+    points = 2 * cfg.num_pairs * (len(cfg.radii) + 1)
+    power = cfg.num_norms * cfg.num_steps * (len(cfg.radii) + 2) / max(cfg.num_curved, 1)
+    each = ALONE * (own + power) + cfg.max_products + POINT * points
+    return Cost(4 + len(cfg.radii), share * each)
+
+
+def blocks(cfg: Config) -> tuple[str, ...]:
+    """The parameters of a product."""
+    return cfg.blocks
+
+
+PLAN = Plan(
+    blocks,
+    cost,
+    (
+        {"num_curved": 32, "num_pairs": 6, "max_products": 20, "num_norms": 3},
+        {
+            "tokens": 4096, "num_curved": 24, "num_pairs": 4, "max_products": 16, "num_norms": 2,
+            "dimension": 2,
+        },
+        {
+            "tokens": 2048, "num_curved": 16, "num_pairs": 3, "num_probes": 3, "max_products": 12,
+            "num_norms": 2, "num_steps": 5, "dimension": 1,
+        },
+        {
+            "tokens": 1024, "num_curved": 8, "num_pairs": 2, "num_probes": 3, "max_products": 8,
+            "num_norms": 1, "num_steps": 4, "dimension": 1,
+        },
+    ),
+)  # fmt: skip

@@ -39,7 +39,6 @@ from curvescope.viz.writers import write_all
 
 if TYPE_CHECKING:
     import pandas as pd
-    from matplotlib.figure import Figure
 
 NUM_OUTLIERS = 5
 
@@ -157,12 +156,6 @@ class LayerNorms(Shown):
         """The tables in other formats."""
         return write_all(self.tables(), self.captions())
 
-    def figures(self) -> dict[str, Figure]:
-        """Figures by name; drawing computes nothing."""
-        from curvescope.studies.layernorm import figures
-
-        return figures.draw(self)
-
 
 def run(cfg: Config, *, progress: Progress | None = None, state: State | None = None) -> LayerNorms:
     """Measure the norms on the data, and test the keys of the chosen layers.
@@ -229,7 +222,7 @@ def _shape(model: Model, role: str, inputs: dict[str, torch.Tensor]) -> NormShap
     x = inputs[role]
     behind = model.facts.get("norm") == "post" or role == "ln_e"
     y = x if behind else norm(x)
-    beta = torch.from_numpy(shape.centre)
+    beta = torch.from_numpy(shape.center)
     size = torch.from_numpy(shape.axes[:, :2].copy())
     n = (y - beta) / norm.gamma
     length = n.norm(dim=-1) if behind else radius(x, kind=norm.kind, eps=norm.eps)

@@ -19,21 +19,19 @@ from curvescope.core.config import as_tuples, at_least, setting
 from curvescope.core.errors import UsageError
 from curvescope.core.progress import Progress
 from curvescope.data.corpora import read_source
-from curvescope.geometry.probes.keys import KeyProbe, probe_keys
-from curvescope.geometry.probes.values import ValueProbe, probe_values
+from curvescope.geometry.probes import KeyProbe, ValueProbe, probe_keys, probe_values
 from curvescope.geometry.vocabulary.representations import Representation, represent
 from curvescope.geometry.vocabulary.words import select_words
 from curvescope.models.model import Model
 from curvescope.runs.contents import fingerprint
 from curvescope.runs.shown import Line, Shown
 from curvescope.runs.work import Piece, State, work_through
+from curvescope.studies import traveling_words
 from curvescope.studies.setting import TokenModel, choose_layers, load_token_model
-from curvescope.studies.traveling_words import choices, texts
 from curvescope.viz.writers import write_all
 
 if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.figure import Figure
+    pass
 
 
 @dataclass(frozen=True)
@@ -117,12 +115,6 @@ class Probes(Shown):
             "length of the update, and the first token's logit, in standard deviations above random.",
         }
 
-    def tables(self) -> dict[str, pd.DataFrame]:
-        """The strongest words of every head; `files` has all of them."""
-        from curvescope.studies.probes import tables
-
-        return tables.make(self)
-
     def files(self) -> dict[str, str]:
         """The tables in other formats, every word and rank as CSV, and in legacy mode the original's logs."""
         import pandas as pd
@@ -132,15 +124,9 @@ class Probes(Shown):
             frames = [p.to_frame().assign(layer=p.layer) for p in probes]
             found[f"{name}_all.csv"] = pd.concat(frames, ignore_index=True).to_csv(index=False)
         if self.legacy:
-            found["common_noun_logs_qk.txt"] = texts.keys_text(self.keys)
-            found["common_noun_logs_vo.txt"] = texts.values_text(self.values)
+            found["common_noun_logs_qk.txt"] = traveling_words.keys_text(self.keys)
+            found["common_noun_logs_vo.txt"] = traveling_words.values_text(self.values)
         return found
-
-    def figures(self) -> dict[str, Figure]:
-        """Figures by name; drawing computes nothing."""
-        from curvescope.studies.probes import figures
-
-        return figures.draw(self)
 
 
 def run(cfg: Config, *, progress: Progress | None = None, state: State | None = None) -> Probes:
@@ -153,11 +139,11 @@ def run(cfg: Config, *, progress: Progress | None = None, state: State | None = 
     words = None if cfg.words is None else read_words(cfg.words)
     model = load_token_model(cfg)
     layers = choose_layers(cfg.layers, model)
-    form = choices.KEYS["form"] if cfg.legacy else "auto"
+    form = traveling_words.KEYS["form"] if cfg.legacy else "auto"
     select_words(model.tokenizer, words, form=form)  # words that do not fit are found before the work
     corpus = _corpus(cfg, model) if cfg.representation == "mean" else None
     same: dict[str, Any] = {"k": cfg.k, "num_random": cfg.num_random, "seed": cfg.seed}
-    of_keys, of_values = (choices.KEYS, choices.VALUES) if cfg.legacy else ({}, {})
+    of_keys, of_values = (traveling_words.KEYS, traveling_words.VALUES) if cfg.legacy else ({}, {})
     tokens_at = lru_cache(1)(partial(_tokens, cfg, model, corpus))  # the same for both probes
 
     def keys(layer: int) -> KeyProbe:
@@ -178,14 +164,16 @@ def run(cfg: Config, *, progress: Progress | None = None, state: State | None = 
     return Probes(
         model=model.name,
         keys=[found.take(KeyProbe, f"keys of L{layer}") for layer in layers],
-        values=[choices.whole_lengths(p) if cfg.legacy else p for p in probed],
+        values=[traveling_words.whole_lengths(p) if cfg.legacy else p for p in probed],
         legacy=cfg.legacy,
     )
 
 
 def _tokens(cfg: Config, model: Model, corpus: Tensor | None, layer: int) -> Representation:
     """Every token as the block meets it."""
-    how = choices.REPRESENTATION if cfg.legacy and cfg.representation == "auto" else cfg.representation
+    how = (
+        traveling_words.REPRESENTATION if cfg.legacy and cfg.representation == "auto" else cfg.representation
+    )
     return represent(model, layer, how=how, position=cfg.position, corpus=corpus)
 
 

@@ -1,9 +1,8 @@
 """Where curvature comes from: the Hessian as a sum over norms, attentions and feed-forward networks."""
 
 from curvescope.runs.study import Study
-from curvescope.studies.propagation.plan import PLAN
-from curvescope.studies.propagation.shares import Shares
-from curvescope.studies.propagation.study import Config, Propagation, measure, run
+from curvescope.studies.propagation.analysis import Shares
+from curvescope.studies.propagation.study import PLAN, Config, Propagation, measure, run
 
 __all__ = ["STUDY", "Config", "Propagation", "Shares", "measure", "run"]
 

@@ -1,4 +1,4 @@
-"""Where curvature comes from: H = GGN + Σ over sources, each norm, attention and feed-forward network.
+"""Where curvature comes from: H = H_o + Σ over sources, each norm, attention and feed-forward network.
 
 The split is exact (`operators.sources`), and nothing here stands for curvature that is no second derivative.
 Every source has a trace, a Frobenius norm, extreme eigenvalues and its share of ‖H‖², and layers a map of how
@@ -16,26 +16,25 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
-from curvescope.algorithms import BlockMap, block_map
-from curvescope.algorithms.blocks.ends import Ends, extreme_ends
+from curvescope.algorithms import BlockNorms, block_norms
+from curvescope.algorithms.blocks.probes import Ends, extreme_ends
 from curvescope.core.config import as_tuples, at_least, setting
 from curvescope.core.errors import UsageError
 from curvescope.core.operator import LinearOperator
 from curvescope.core.progress import Progress
-from curvescope.models.sources import outside_blocks
-from curvescope.operators import GGN, Hessian, Sources
+from curvescope.models.sources import find_sources, outside_blocks
+from curvescope.operators import GGN, FunctionalSources, Hessian
 from curvescope.problem import Problem
 from curvescope.runs.contents import fingerprint
-from curvescope.runs.shown import Line, Shown
+from curvescope.runs.shown import Shown
+from curvescope.runs.study import Cost, Plan, Step
 from curvescope.runs.work import Finished, Piece, State, work_through
-from curvescope.studies.propagation import scenes, words
-from curvescope.studies.propagation.shares import HESSIAN, OUTER, Shares, measure_shares
+from curvescope.studies.common.planning import PlannedMatrix, probed
+from curvescope.studies.propagation.analysis import HESSIAN, OUTER, TOGETHER, Shares, measure_shares
 from curvescope.studies.setting import ModelOnData, make_problem, notes_of
-from curvescope.viz.interactive import Scene
 
 if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.figure import Figure
+    pass
 
 NAMED = 3  # blocks outside of layers whose names are written out
 LAYER = re.compile(r"L(\d+)\.(.+)")
@@ -46,7 +45,7 @@ TWICE = 2  # Lanczos steps on H for one on each source: its ends are the first n
 class Config(ModelOnData):
     """What to look at and how hard. The defaults take under a minute on a CPU."""
 
-    tokens: int = setting(256, "of a text; labelled texts and images: ⌈tokens / seq_len⌉ of them")
+    tokens: int = setting(256, "of a text; labeled texts and images: ⌈tokens / seq_len⌉ of them")
     num_probes: int = setting(8, "random vectors of traces, norms and shares, which all sources see")
     num_steps: int = setting(
         8, "Lanczos steps for both ends of the GGN and each source, twice for H; 0: none"
@@ -74,7 +73,7 @@ class Propagation(Shown):
     num_parameters: int
     shares: Shares
     ends: dict[str, Ends]  # of H, the GGN and each source; empty without Lanczos steps
-    coupling: BlockMap | None  # between layers
+    coupling: BlockNorms | None  # between layers
     outside: list[str] = field(default_factory=list)  # blocks in no source; not known of older results
 
     @property
@@ -104,35 +103,6 @@ class Propagation(Shown):
         if name in self.ends and not self.shares.is_zero(name):
             return self.ends[name].low, self.ends[name].high
         return low - low_error, top + error
-
-    def summary(self) -> list[Line]:
-        """The numbers to look at first: label, value, words."""
-        return words.summary(self)
-
-    def opening(self) -> str:
-        """What these numbers say."""
-        return words.opening(self)
-
-    def captions(self) -> dict[str, str]:
-        """What each figure and table shows."""
-        return words.captions(self)
-
-    def tables(self) -> dict[str, pd.DataFrame]:
-        """One row for H, one for the GGN and one for each source; and the map of layers."""
-        import pandas as pd
-
-        found = {"sources": pd.DataFrame([words.row(self, name) for name in self.shares.names])}
-        return found | ({"coupling": self.coupling.to_frame()} if self.coupling is not None else {})
-
-    def figures(self) -> dict[str, Figure]:
-        """Figures by name; drawing computes nothing."""
-        from curvescope.studies.propagation import figures
-
-        return figures.draw(self)
-
-    def scenes(self) -> dict[str, Scene]:
-        """Scenes by name, with switches."""
-        return scenes.scenes(self)
 
 
 def run(cfg: Config, *, progress: Progress | None = None, state: State | None = None) -> Propagation:
@@ -164,7 +134,7 @@ def measure(
     coupled = cfg.num_map_probes > 0 and len(layers) > 1
     if coupled:
         probes = {"num_probes": cfg.num_map_probes, "seed": cfg.seed}
-        work = partial(block_map, operators[HESSIAN].in_blocks(), layers, **probes)
+        work = partial(block_norms, operators[HESSIAN].in_blocks(), layers, **probes)
         pieces.append(Piece("coupling", work, "couplings between layers"))
     contents = fingerprint(problem.model, problem.batches)
     found = work_through(pieces, contents=contents, progress=progress, state=state)
@@ -182,7 +152,7 @@ def _ends(operators: dict[str, LinearOperator], name: str, *, num_steps: int, se
 
 def operators_of(problem: Problem) -> dict[str, LinearOperator]:
     """H, the GGN, and every source."""
-    return {HESSIAN: Hessian(problem), OUTER: GGN(problem), **Sources(problem)}
+    return {HESSIAN: Hessian(problem), OUTER: GGN(problem), **FunctionalSources(problem)}
 
 
 def asked_ends(cfg: Config, problem: Problem) -> list[str]:
@@ -226,12 +196,69 @@ def _result(
         model=problem.model.name,
         data=problem.batches.name,
         loss_name=problem.loss.name,
-        loss=problem.value(),
+        loss=problem.loss_value(),
         num_terms=problem.num_terms,
         num_parameters=problem.space().size,
         shares=found.take(Shares, "shares"),
         ends={name: found.take(Ends, f"ends.{name}") for name in ends},
-        coupling=found.take(BlockMap, "coupling") if coupled else None,
+        coupling=found.take(BlockNorms, "coupling") if coupled else None,
         outside=[name for name in outside_blocks(problem.model) if name in varying],
         notes=notes,
     )
+
+
+# ------------------------------------------------------------------------------------------------------- plan
+
+SOURCE = 1.0  # products of the Hessian that one of a single source takes
+EACH = 0.1  # and what each adds when all of them are asked for at once
+
+
+def cost(cfg: Config, problem: Problem) -> Cost:
+    """Shares of all sources together, eigenvalues of each, and the map."""
+    count, size = len(find_sources(problem.model)) + 1, problem.space().size
+    exact = size <= cfg.max_exact
+    vectors = size if exact else cfg.num_probes
+    layers, asked = len(layer_slices(problem)), asked_ends(cfg, problem)
+    coupling = cfg.num_map_probes * layers
+    steps = cfg.num_steps * (len(asked) + (TWICE - 1) * (HESSIAN in asked))
+    products = vectors * (2 + SOURCE + EACH * count) + SOURCE * steps + coupling
+    return Cost(1 + len(asked) + (coupling > 0 and layers > 1), products)
+
+
+def steps(cfg: Config, problem: Problem) -> list[Step]:
+    """The same step by step."""
+    size, layers = problem.space().size, layer_slices(problem)
+    exact = size <= cfg.max_exact
+    vectors, columns = (size, size) if exact else (cfg.num_probes, max(1, TOGETHER // size))
+    found = [
+        Step(f"shares, {name}", kind, vectors, columns=min(columns, vectors), made=1)
+        for name, kind in (("H", "hessian"), ("GGN", "ggn"), ("sources", "sources"))
+    ]
+    kinds = {HESSIAN: "hessian", OUTER: "ggn"}
+    for name in asked_ends(cfg, problem):
+        count = cfg.num_steps * (TWICE if name == HESSIAN else 1)
+        found.append(Step(f"eigenvalues of {name}", kinds.get(name, "source"), count, basis=count + 1))
+    if cfg.num_map_probes and len(layers) > 1:
+        found.append(
+            probed("couplings", PlannedMatrix(problem, "hessian"), cfg.num_map_probes, times=len(layers))
+        )
+    return found
+
+
+def blocks(cfg: Config) -> tuple[str, ...]:
+    """The parameters of a product: all."""
+    return ("*",)
+
+
+PLAN = Plan(
+    blocks,
+    cost,
+    (
+        {"tokens": 128},
+        {"tokens": 64, "num_probes": 6},
+        {"tokens": 64, "num_probes": 4, "num_steps": 6, "num_map_probes": 1},
+        {"tokens": 32, "num_probes": 4, "num_steps": 4, "num_map_probes": 1},
+        {"tokens": 32, "num_probes": 2, "num_steps": 0, "num_map_probes": 0},
+    ),
+    steps,
+)

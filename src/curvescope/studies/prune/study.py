@@ -18,20 +18,24 @@ from curvescope.core.config import as_tuples, at_least, setting
 from curvescope.core.errors import UsageError
 from curvescope.core.progress import Progress
 from curvescope.runs.contents import fingerprint
-from curvescope.runs.shown import Claim, Line, Shown
+from curvescope.runs.shown import Shown
 from curvescope.runs.work import State, work_through
-from curvescope.studies.prune import claims, tables, words
-from curvescope.studies.prune.heads import Heads, layers_with_heads
-from curvescope.studies.prune.minimum import Minimum
-from curvescope.studies.prune.pieces import BlockWork, heads_piece
-from curvescope.studies.prune.removals import Samples, Sets
-from curvescope.studies.prune.surgeons import DENSE, PRODUCTS
+from curvescope.studies.common.weight_changes import HELD_OUT, Halves, head_block, make_halves
+from curvescope.studies.prune.analysis import (
+    DENSE,
+    PRODUCTS,
+    BlockWork,
+    Heads,
+    Minimum,
+    Samples,
+    Sets,
+    heads_piece,
+    layers_with_heads,
+)
 from curvescope.studies.setting import ModelOnData, notes_of
-from curvescope.studies.weight_changes import HELD_OUT, Halves, head_block, make_halves
 
 if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.figure import Figure
+    pass
 
 HEAD = 1  # of the last layer, where no block is asked for
 
@@ -40,7 +44,7 @@ HEAD = 1  # of the last layer, where no block is asked for
 class Config(ModelOnData):
     """What to remove. The defaults take two minutes on a CPU."""
 
-    tokens: int = setting(1280, "of a text, in all; labelled texts and images: ⌈tokens / seq_len⌉ of them")
+    tokens: int = setting(1280, "of a text, in all; labeled texts and images: ⌈tokens / seq_len⌉ of them")
     seq_len: int = setting(32, "tokens of one sequence")
     held_out: float = setting(0.8, HELD_OUT)
     dtype: str = setting("float64", "float32 or float64; a single weight moves the loss by little")
@@ -95,28 +99,6 @@ class Pruned(Shown):
     draws: int
     seed: int
 
-    def claims(self) -> list[Claim]:
-        """What is said about saliencies, next to what was measured."""
-        return claims.judge(self)
-
-    def summary(self) -> list[Line]:
-        """The numbers to look at first: label, value, words."""
-        return words.summary(self)
-
-    def captions(self) -> dict[str, str]:
-        """What each figure and table shows."""
-        return words.captions(self)
-
-    def tables(self) -> dict[str, pd.DataFrame]:
-        """Sets by method, samples, rank correlations, heads."""
-        return tables.frames(self)
-
-    def figures(self) -> dict[str, Figure]:
-        """Figures by name; drawing computes nothing."""
-        from curvescope.studies.prune import figures
-
-        return figures.draw(self)
-
 
 def run(cfg: Config, *, progress: Progress | None = None, state: State | None = None) -> Pruned:
     """Remove and measure.
@@ -137,8 +119,8 @@ def run(cfg: Config, *, progress: Progress | None = None, state: State | None = 
     return Pruned(
         model=problem.model.name,
         data=problem.batches.name,
-        loss=problem.value(),
-        held_out_loss=halves.held_out.value(),
+        loss=problem.loss_value(),
+        held_out_loss=halves.held_out.loss_value(),
         gradient_norm={work.name: float(problem.gradient(work.name).norm()) for work in works},
         minima={name: found.take(Minimum, f"minimum.{name}") for name in names} if cfg.settle else {},
         how={work.name: DENSE if work.dense else PRODUCTS for work in works},

@@ -17,20 +17,32 @@ from curvescope.core.errors import UsageError
 from curvescope.core.numbers import plural
 from curvescope.core.progress import Progress
 from curvescope.data.batches import Batches
-from curvescope.models.running.attention.attending import Attending
+from curvescope.models.running.attending import Attending
 from curvescope.problem import Problem
 from curvescope.runs.contents import fingerprint
-from curvescope.runs.shown import Line, Shown
+from curvescope.runs.shown import Shown
+from curvescope.runs.study import Cost, Plan
 from curvescope.runs.work import Finished, Piece, State, work_through
 from curvescope.studies.setting import ModelOnData, make_problem, notes_of
-from curvescope.studies.sinks import tables, words
-from curvescope.studies.sinks.heads import Heads, find_sinks
-from curvescope.studies.sinks.moved import Blocks, Effort, Moved, measure_blocks, measure_moved
-from curvescope.studies.sinks.ways import HOWS, UNCHANGED, Way, possible, reach, sink_token
+from curvescope.studies.sinks.analysis import (
+    HOWS,
+    UNCHANGED,
+    Blocks,
+    Effort,
+    Heads,
+    Moved,
+    Way,
+    find_sinks,
+    groups,
+    measure_blocks,
+    measure_moved,
+    possible,
+    reach,
+    sink_token,
+)
 
 if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.figure import Figure
+    pass
 
 
 @dataclass(frozen=True)
@@ -100,28 +112,6 @@ class Sinks(Shown):
     def last(self) -> list[Way]:
         """Each way at its largest strength."""
         return list({way.how: way for way in self.ways}.values())
-
-    def summary(self) -> list[Line]:
-        """The numbers to look at first: label, value, words."""
-        return words.summary(self)
-
-    def opening(self) -> str:
-        """What these numbers say."""
-        return words.opening(self)
-
-    def captions(self) -> dict[str, str]:
-        """What each figure and table shows."""
-        return words.captions(self)
-
-    def tables(self) -> dict[str, pd.DataFrame]:
-        """Heads, points of the stream, every way at every strength, also text by text, and blocks."""
-        return tables.of(self)
-
-    def figures(self) -> dict[str, Figure]:
-        """Figures by name."""
-        from curvescope.studies.sinks import figures
-
-        return figures.draw(self)
 
 
 def run(cfg: Config, *, progress: Progress | None = None, state: State | None = None) -> Sinks:
@@ -252,3 +242,35 @@ def cut_texts(problem: Problem, count: int) -> list[Problem]:
 
 def _words(way: Way) -> str:
     return f"{HOWS[way.how]}: {way.strength:g}" if way.strength else UNCHANGED
+
+
+# ------------------------------------------------------------------------------------------------------- plan
+
+FIRST = 1.5  # products of the whole that one on a part of the data, with its own graph, takes more
+
+
+def cost(cfg: Config, problem: Problem) -> Cost:
+    """Products over all tokens: one on a text counts as its share of them."""
+    sweep = prepare(problem, cfg, [])
+    spectra, looks = len(sweep.ways), len(sweep.last) * len(groups(problem))
+    each = cfg.num_probes * cfg.num_steps + cfg.ggn_steps + FIRST * cfg.texts
+    products = spectra * each + looks * cfg.block_steps / cfg.texts
+    return Cost(len(sweep.pieces()), products, graphs=spectra)
+
+
+def blocks(cfg: Config) -> tuple[str, ...]:
+    """The parameters of a product: all."""
+    return ("*",)
+
+
+PLAN = Plan(
+    blocks,
+    cost,
+    (
+        {"block_steps": 0},
+        {"block_steps": 0, "num_probes": 4, "num_steps": 8, "ggn_steps": 6},
+        {"block_steps": 0, "num_probes": 3, "num_steps": 8, "ggn_steps": 6, "tokens": 96},
+        {"block_steps": 0, "num_probes": 2, "num_steps": 8, "ggn_steps": 4, "tokens": 96, "texts": 2},
+        {"block_steps": 0, "num_probes": 2, "num_steps": 6, "ggn_steps": 4, "tokens": 64, "texts": 2},
+    ),
+)

@@ -1,6 +1,6 @@
 """The spectrum of a model: density, extreme eigenvalues, traces and norms of every block.
 
-For the Hessian H and its parts H = GGN + functional. Each piece is stored in `state` when it is done, so a
+For the Hessian H and its parts H = H_o + H_f. Each piece is stored in `state` when it is done, so a
 run that was stopped goes on from there and ends with the same numbers.
 """
 
@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from curvescope.algorithms import (
-    BlockMap,
+    BlockNorms,
     BlockTraces,
     Eigenpairs,
     SpectralDensity,
-    block_map,
+    block_norms,
     block_traces,
     eigsh,
     spectral_density,
@@ -35,14 +35,13 @@ from curvescope.operators.curvature import OPERATORS
 from curvescope.problem import Problem
 from curvescope.runs.contents import fingerprint
 from curvescope.runs.shown import Line, Shown
+from curvescope.runs.study import Cost, Plan, Step
 from curvescope.runs.work import Finished, Piece, State, work_through
+from curvescope.studies.common.planning import PlannedMatrix, density, eigenvalues, probed
 from curvescope.studies.setting import ModelOnData, make_problem, notes_of
-from curvescope.studies.spectrum import scenes, words
-from curvescope.viz.interactive import Scene
 
 if TYPE_CHECKING:
     import pandas as pd
-    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
@@ -72,7 +71,7 @@ class Part(Result):
     density: SpectralDensity
     extremes: Eigenpairs  # both ends, ascending; of the GGN the upper end
     traces: BlockTraces
-    map: BlockMap
+    map: BlockNorms
 
     @property
     def trace(self) -> tuple[float, float]:
@@ -106,35 +105,13 @@ class Spectrum(Shown):
             ("λ_max", rounded(ends[-1]), f"largest eigenvalue of the Hessian{unsure}"),
             ("λ_min", rounded(ends[0]), f"{abs(ends[0] / ends[-1]):.2g} of the largest, in size{unsure}"),
             ("trace", with_error(*H.trace), f"of the GGN {with_error(*G.trace)}; ± is a standard error"),
-            ("functional part", rounded(max(abs(F.extremes.values))), "its largest eigenvalue in size"),
+            ("functional Hessian", rounded(max(abs(F.extremes.values))), "its largest eigenvalue in size"),
             *(("note", "", note) for note in self.notes),
         ]
-
-    def opening(self) -> str:
-        """What these numbers say."""
-        return words.opening(self)
-
-    def beside(self) -> dict[str, str]:
-        """What the map of blocks says."""
-        return {"block-map": words.of_blocks(self)}
-
-    def captions(self) -> dict[str, str]:
-        """What each figure and table shows."""
-        return words.captions(self)
 
     def tables(self) -> dict[str, pd.DataFrame]:
         """Tables by name, for CSV files and the report."""
         return {"extremes": self._extremes(), "traces": self._traces(), "block_norms": self._norms()}
-
-    def figures(self) -> dict[str, Figure]:
-        """Figures by name; drawing computes nothing."""
-        from curvescope.studies.spectrum import figures
-
-        return figures.draw(self)
-
-    def scenes(self) -> dict[str, Scene]:
-        """Scenes by name, with switches."""
-        return scenes.scenes(self)
 
     def _extremes(self) -> pd.DataFrame:
         import pandas as pd
@@ -225,7 +202,7 @@ def _part(found: Finished, name: str) -> Part:
         density=found.take(SpectralDensity, f"{name}.density"),
         extremes=found.take(Eigenpairs, f"{name}.extremes"),
         traces=found.take(BlockTraces, f"{name}.traces"),
-        map=found.take(BlockMap, f"{name}.map"),
+        map=found.take(BlockNorms, f"{name}.map"),
     )
 
 
@@ -234,7 +211,7 @@ def _result(problem: Problem, H: CurvatureOperator, parts: dict[str, Part], note
         model=problem.model.name,
         data=problem.batches.name,
         loss_name=problem.loss.name,
-        loss=problem.value(),
+        loss=problem.loss_value(),
         gradient_norm=problem.model.norm(problem.gradient(*(block.name for block in H.space))),
         num_terms=problem.num_terms,
         num_parameters=H.shape[0],
@@ -272,8 +249,8 @@ def _extremes(op: LinearOperator, cfg: Config) -> Eigenpairs:
     return replace(found, **backwards)
 
 
-def _map(op: CurvatureOperator, cfg: Config) -> BlockMap:
-    return block_map(op, mapped(op.space.slices, cfg), num_probes=cfg.num_map_probes, seed=cfg.seed)
+def _map(op: CurvatureOperator, cfg: Config) -> BlockNorms:
+    return block_norms(op, mapped(op.space.slices, cfg), num_probes=cfg.num_map_probes, seed=cfg.seed)
 
 
 def mapped(slices: dict[str, slice], cfg: Config) -> dict[str, slice]:
@@ -284,3 +261,63 @@ def mapped(slices: dict[str, slice], cfg: Config) -> dict[str, slice]:
         if any(fnmatchcase(name, pattern) for pattern in cfg.map_blocks)
     }
     return found or slices
+
+
+# ------------------------------------------------------------------------------------------------------- plan
+
+PIECES = 4  # of each operator
+
+
+def cost(cfg: Config, problem: Problem) -> Cost:
+    """Density, eigenvalues, traces and map of every operator."""
+    columns = len(mapped(problem.space(*cfg.blocks).in_blocks().slices, cfg))
+    density = cfg.num_probes * cfg.num_steps
+    each = density + cfg.max_products + cfg.num_trace_probes + cfg.num_map_probes * columns
+    return Cost(len(OPERATORS) * PIECES, len(OPERATORS) * each)
+
+
+def steps(cfg: Config, problem: Problem) -> list[Step]:
+    """The same in the order in which it is done, of eigenvalues as many products as they usually take."""
+    columns = len(mapped(problem.space(*cfg.blocks).in_blocks().slices, cfg))
+    found = []
+    for name in OPERATORS:
+        part = PlannedMatrix(problem, name, cfg.blocks)
+        k = cfg.num_eigenvalues if part.psd else 2 * cfg.num_eigenvalues
+        found += [
+            density("density", part, cfg.num_probes, cfg.num_steps),
+            eigenvalues("eigenvalues", part, k, cfg.max_products),
+            probed("traces", part, cfg.num_trace_probes),
+            probed("block map", part, cfg.num_map_probes, times=columns),
+        ]
+    return found
+
+
+def blocks(cfg: Config) -> tuple[str, ...]:
+    """The parameters of a product."""
+    return cfg.blocks
+
+
+PLAN = Plan(
+    blocks,
+    cost,
+    (
+        {"tokens": 256, "num_probes": 3, "num_trace_probes": 24, "num_map_probes": 2, "max_products": 250},
+        {
+            "tokens": 128, "num_probes": 2, "num_steps": 30, "num_eigenvalues": 2, "num_trace_probes": 16,
+            "num_map_probes": 1, "max_products": 120,
+        },
+        {
+            "tokens": 64, "num_probes": 2, "num_steps": 20, "num_eigenvalues": 1, "num_trace_probes": 12,
+            "num_map_probes": 1, "max_products": 60,
+        },
+        {
+            "tokens": 64, "num_probes": 1, "num_steps": 20, "num_eigenvalues": 1, "num_trace_probes": 8,
+            "num_map_probes": 1, "max_products": 40,
+        },
+        {
+            "tokens": 32, "num_probes": 1, "num_steps": 16, "num_eigenvalues": 1, "num_trace_probes": 6,
+            "num_map_probes": 1, "max_products": 30,
+        },
+    ),
+    steps,
+)  # fmt: skip

@@ -19,21 +19,19 @@ from curvescope.core.errors import UsageError
 from curvescope.core.progress import Progress
 from curvescope.core.result import Result
 from curvescope.models.model import Model
-from curvescope.models.zoo.names import BUNDLED, REVISIONS
-from curvescope.operators import Line, Plane
+from curvescope.models.zoo import BUNDLED, REVISIONS
+from curvescope.operators import LossLine, LossPlane
+from curvescope.problem import Problem
 from curvescope.runs.contents import fingerprint
-from curvescope.runs.shown import Line as Said
 from curvescope.runs.shown import Shown
+from curvescope.runs.study import Cost, Plan, Step
 from curvescope.runs.work import Finished, State, work_through
-from curvescope.studies.checkpoints import load_checkpoints
-from curvescope.studies.setting import ModelOnData, make_problem, notes_of
-from curvescope.studies.taylor import scenes, tables, words, work
-from curvescope.studies.taylor.descent import Descent, Settled
-from curvescope.viz.interactive import Scene
+from curvescope.studies.setting import ModelOnData, load_checkpoints, make_problem, notes_of
+from curvescope.studies.taylor import analysis
+from curvescope.studies.taylor.analysis import Descent, Settled
 
 if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.figure import Figure
+    pass
 
 NOWHERE = "none"
 
@@ -42,7 +40,7 @@ NOWHERE = "none"
 class Config(ModelOnData):
     """What to look at and how hard. The defaults take less than a minute on a CPU."""
 
-    tokens: int = setting(128, "of a text; labelled texts and images: ⌈tokens / seq_len⌉ of them")
+    tokens: int = setting(128, "of a text; labeled texts and images: ⌈tokens / seq_len⌉ of them")
     seq_len: int = setting(32, "tokens of one sequence")
     dtype: str = setting("float64", "float32 or float64; descent near a settled point needs the latter")
     towards: str | None = setting(
@@ -84,7 +82,7 @@ class SettledPart(Result):
     loss: float
     sharpest: float  # λ_max
     residual: float
-    along: Line  # in the direction of the start
+    along: LossLine  # in the direction of the start
     predicted: QuadraticDescent
     descents: list[Descent]
 
@@ -100,37 +98,11 @@ class Taylor(Shown):
     loss: float
     sharpest: np.ndarray  # (num_top,) largest eigenvalues of the Hessian
     residuals: np.ndarray  # (num_top,) an eigenvalue lies within
-    lines: dict[str, Line]  # by direction
-    plane: Plane | None
+    lines: dict[str, LossLine]  # by direction
+    plane: LossPlane | None
     predicted: QuadraticDescent | None  # at the model, for all shares
     descents: list[Descent]
     settled: SettledPart | None
-
-    def summary(self) -> list[Said]:
-        """The numbers to look at first: label, value, words."""
-        return words.summary(self)
-
-    def opening(self) -> str:
-        """What these numbers say."""
-        return words.opening(self)
-
-    def captions(self) -> dict[str, str]:
-        """What each figure and table shows."""
-        return words.captions(self)
-
-    def tables(self) -> dict[str, pd.DataFrame]:
-        """Radii by direction, all points of the lines and the plane, all steps of the descents."""
-        return tables.make(self)
-
-    def figures(self) -> dict[str, Figure]:
-        """Figures by name; drawing computes nothing."""
-        from curvescope.studies.taylor import figures
-
-        return figures.draw(self)
-
-    def scenes(self) -> dict[str, Scene]:
-        """Scenes by name, with switches."""
-        return scenes.scenes(self)
 
 
 def run(cfg: Config, *, progress: Progress | None = None, state: State | None = None) -> Taylor:
@@ -142,11 +114,11 @@ def run(cfg: Config, *, progress: Progress | None = None, state: State | None = 
     """
     problem = make_problem(cfg)
     other = other_point(cfg, problem.model)
-    lines = work.lines(cfg, problem, other)
-    pieces = [*lines.values(), *work.descents(cfg, problem), *work.settled(cfg, problem)]
+    lines = analysis.lines(cfg, problem, other)
+    pieces = [*lines.values(), *analysis.descents(cfg, problem), *analysis.settled(cfg, problem)]
     contents = fingerprint(problem.model, problem.batches, *([] if other is None else [other]))
     found = work_through(pieces, contents=contents, progress=progress, state=state)
-    pairs = found.take(Eigenpairs, work.SHARP)
+    pairs = found.take(Eigenpairs, analysis.SHARP)
     notes = [
         *notes_of(cfg, problem),
         *([] if pairs.converged else ["the sharpest directions have not converged"]),
@@ -156,15 +128,17 @@ def run(cfg: Config, *, progress: Progress | None = None, state: State | None = 
         data=problem.batches.name,
         loss_name=problem.loss.name,
         num_parameters=problem.space().size,
-        loss=problem.value(),
+        loss=problem.loss_value(),
         sharpest=pairs.values,
         residuals=pairs.residuals,
         lines={
-            name: found.take(Line, piece.name) for name, piece in lines.items() if name not in work.NO_LINES
+            name: found.take(LossLine, piece.name)
+            for name, piece in lines.items()
+            if name not in analysis.NO_LINES
         },
-        plane=found.take(Plane, work.PLANE) if cfg.plane_points else None,
-        predicted=found.take(QuadraticDescent, work.PREDICTED) if cfg.shares else None,
-        descents=[found.take(Descent, work.descent(i)) for i in range(len(cfg.shares))],
+        plane=found.take(LossPlane, analysis.PLANE) if cfg.plane_points else None,
+        predicted=found.take(QuadraticDescent, analysis.PREDICTED) if cfg.shares else None,
+        descents=[found.take(Descent, analysis.descent(i)) for i in range(len(cfg.shares))],
         settled=_settled_part(cfg, found) if cfg.settle and cfg.shares else None,
         notes=notes,
     )
@@ -182,8 +156,8 @@ def other_point(cfg: Config, model: Model) -> Model | None:
 
 
 def _settled_part(cfg: Config, found: Finished) -> SettledPart:
-    point, pairs = found.take(Settled, work.SETTLED), found.take(Eigenpairs, work.SETTLED_SHARP)
-    along = found.take(Line, work.SETTLED_LINE)
+    point, pairs = found.take(Settled, analysis.SETTLED), found.take(Eigenpairs, analysis.SETTLED_SHARP)
+    along = found.take(LossLine, analysis.SETTLED_LINE)
     return SettledPart(
         losses=point.losses,
         reached=point.reached,
@@ -191,6 +165,63 @@ def _settled_part(cfg: Config, found: Finished) -> SettledPart:
         sharpest=float(pairs.values[0]),
         residual=float(pairs.residuals[0]),
         along=along,
-        predicted=found.take(QuadraticDescent, work.SETTLED_PREDICTED),
-        descents=[found.take(Descent, work.settled_descent(i)) for i in range(len(cfg.shares))],
+        predicted=found.take(QuadraticDescent, analysis.SETTLED_PREDICTED),
+        descents=[found.take(Descent, analysis.settled_descent(i)) for i in range(len(cfg.shares))],
     )
+
+
+# ------------------------------------------------------------------------------------------------------- plan
+
+LOSS, GRADIENT, THIRD = 0.3, 0.7, 5.0  # in products
+RADII = 35  # losses of a line besides its grid: for rounding and radii
+SHARPEST = 40  # products for the top eigenvectors
+
+
+def cost(cfg: Config, problem: Problem) -> Cost:
+    """Losses along lines and on the plane, third derivatives, Lanczos, and steps of descent."""
+    lines = 2 + cfg.update + cfg.num_top + cfg.num_random
+    each = LOSS * (cfg.num_points + RADII) + GRADIENT + 1 + THIRD * cfg.cubic
+    plane = LOSS * cfg.plane_points**2
+    step, places = LOSS + GRADIENT, 2 if cfg.settle else 1
+    taken = places * cfg.num_steps * (1 + step * len(cfg.shares)) if cfg.shares else 0.0
+    after = SHARPEST / 2 * len(cfg.shares)
+    settled = (step * cfg.fit_steps + SHARPEST + each) if cfg.settle and cfg.shares else 0.0
+    pieces = 1 + lines + bool(cfg.plane_points) + (places * (1 + len(cfg.shares)) + 3)
+    return Cost(pieces, SHARPEST + lines * each + plane + taken + after + settled)
+
+
+def steps(cfg: Config, problem: Problem) -> list[Step]:
+    """The same by what is taken: products, gradients, losses."""
+    lines = 2 + cfg.update + cfg.num_top + cfg.num_random
+    places = 2 if cfg.settle and cfg.shares else 1
+    taken = places * cfg.num_steps * len(cfg.shares)
+    fitted = cfg.fit_steps if places == 2 else 0
+    products = places * (SHARPEST + cfg.num_steps * bool(cfg.shares)) + SHARPEST / 2 * len(cfg.shares)
+    losses = (lines + places - 1) * (cfg.num_points + RADII) + cfg.plane_points**2 + taken
+    return [
+        Step("eigenvectors and predictions", "hessian", products, basis=SHARPEST),
+        Step("along lines", "hessian", (lines + places - 1) * (1 + THIRD * cfg.cubic)),
+        Step("losses", "loss", losses),
+        Step("gradients", "gradient", lines + taken + fitted),
+    ]
+
+
+def blocks(cfg: Config) -> tuple[str, ...]:
+    """The parameters of a product: all."""
+    return ("*",)
+
+
+PLAN = Plan(
+    blocks,
+    cost,
+    (
+        {"plane_points": 7, "num_points": 11},
+        {"plane_points": 7, "num_points": 11, "num_steps": 20, "num_top": 1},
+        {"plane_points": 5, "num_points": 9, "num_steps": 10, "num_top": 1, "settle": 0.0, "cubic": False},
+        {
+            "tokens": 64, "plane_points": 0, "num_points": 7, "num_steps": 5, "num_top": 1, "settle": 0.0,
+            "cubic": False, "update": False,
+        },
+    ),
+    steps,
+)  # fmt: skip

@@ -2,7 +2,7 @@
 
 from curvescope.algorithms.estimates.ranks import Correlation, rank_correlation
 from curvescope.runs.study import Study
-from curvescope.studies.weight_norms.random_models import RandomModels
+from curvescope.studies.weight_norms.analysis import RandomModels
 from curvescope.studies.weight_norms.study import Config, TrainedBlocks, WeightNorms, run
 
 __all__ = [

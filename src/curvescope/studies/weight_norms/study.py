@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from curvescope.algorithms.blocks.ends import extreme_ends
+from curvescope.algorithms.blocks.probes import extreme_ends
 from curvescope.algorithms.estimates.ranks import Correlation, difference, mean_within, rank_correlation
 from curvescope.core.config import as_tuples, at_least, setting
 from curvescope.core.progress import Progress
@@ -24,16 +24,13 @@ from curvescope.models.model import Model
 from curvescope.operators import Hessian
 from curvescope.problem import Problem
 from curvescope.runs.contents import fingerprint
-from curvescope.runs.shown import Claim, Line, Shown
+from curvescope.runs.shown import Shown
 from curvescope.runs.work import Piece, State, work_through
-from curvescope.studies.checkpoints import MEANING, load_checkpoints
-from curvescope.studies.setting import ModelOnData, make_problem, notes_of
-from curvescope.studies.weight_norms import claims, words
-from curvescope.studies.weight_norms.random_models import ROLES, RandomModels, measure_random
+from curvescope.studies.setting import OF_CHECKPOINTS, ModelOnData, load_checkpoints, make_problem, notes_of
+from curvescope.studies.weight_norms.analysis import ROLES, RandomModels, measure_random
 
 if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.figure import Figure
+    pass
 
 FAMILIES = ("pre", "none")  # where the norms of random models stand
 KINDS = ("spectral", "frobenius")
@@ -43,8 +40,8 @@ KINDS = ("spectral", "frobenius")
 class Config(ModelOnData):
     """What to look at and how hard. The defaults take about a minute on a CPU."""
 
-    tokens: int = setting(128, "of a text; labelled texts and images: ⌈tokens / seq_len⌉ of them")
-    checkpoints: tuple[str, ...] = setting((), MEANING)
+    tokens: int = setting(128, "of a text; labeled texts and images: ⌈tokens / seq_len⌉ of them")
+    checkpoints: tuple[str, ...] = setting((), OF_CHECKPOINTS)
     blocks: tuple[str, ...] = setting(("L*.W_*",), "globs: the weight matrices")
     num_steps: int = setting(8, "Lanczos steps for λ_max of a block")
     num_models: int = setting(96, "random models with norms, and as many without; 0: none")
@@ -84,28 +81,6 @@ class WeightNorms(Shown):
     def correlation(self, where: str, role: str, kind: str) -> Correlation:
         """Of λ_max with the norms of a role."""
         return self.correlations[f"{where}.{role}.{kind}"]
-
-    def claims(self) -> list[Claim]:
-        """What is said about λ_max and norms of weights, next to what was measured."""
-        return claims.judge(self)
-
-    def summary(self) -> list[Line]:
-        """The numbers to look at first: label, value, words."""
-        return words.summary(self)
-
-    def captions(self) -> dict[str, str]:
-        """What each figure and table shows."""
-        return words.captions(self)
-
-    def tables(self) -> dict[str, pd.DataFrame]:
-        """Correlations, blocks at checkpoints, random models."""
-        return words.tables(self)
-
-    def figures(self) -> dict[str, Figure]:
-        """Figures by name; drawing computes nothing."""
-        from curvescope.studies.weight_norms import figures
-
-        return figures.draw(self)
 
 
 def run(cfg: Config, *, progress: Progress | None = None, state: State | None = None) -> WeightNorms:
@@ -149,12 +124,12 @@ def _matrices(cfg: Config, problem: Problem) -> list[str]:
 
 
 def _trained(problem: Problem, model: Model, blocks: list[str], cfg: Config) -> TrainedBlocks:
-    at = problem.at(model.parameters)
+    at = problem.at(dict(model.named_parameters()))
     how: Any = {"engine": cfg.engine, "checkpoint": cfg.checkpoint}
     ends = [extreme_ends(Hessian(at, name, **how), num_steps=cfg.num_steps, seed=cfg.seed) for name in blocks]
     weights = [_weight(model, name) for name in blocks]
     return TrainedBlocks(
-        loss=at.value(),
+        loss=at.loss_value(),
         lambda_max=np.array([float(e.values[1]) for e in ends]),
         error=np.array([float(e.residuals[1]) for e in ends]),
         spectral=np.array([float(torch.linalg.matrix_norm(W, 2)) for W in weights]),
@@ -165,7 +140,7 @@ def _trained(problem: Problem, model: Model, blocks: list[str], cfg: Config) -> 
 def _weight(model: Model, name: str) -> torch.Tensor:
     """The matrix of a block, in float64."""
     block = model.blocks[name]
-    return block.take(model.parameters[block.parameter].detach()).double()
+    return block.take(model.get_parameter(block.parameter).detach()).double()
 
 
 def correlate(

@@ -1,8 +1,7 @@
 """Why Adam: the gap between tuned SGD and tuned Adam beside the heterogeneity of curvature."""
 
 from curvescope.runs.study import Study
-from curvescope.studies.why_adam.settings import Config
-from curvescope.studies.why_adam.study import WhyAdam, run
+from curvescope.studies.why_adam.study import Config, WhyAdam, run
 
 __all__ = ["STUDY", "Config", "WhyAdam", "run"]
 

@@ -3,15 +3,120 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import product
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from curvescope.core.numbers import rounded, with_error
 from curvescope.viz.interactive import Scene
-from curvescope.viz.scenes.parts import DASHES, SYMBOLS, axis, numbers, symbols
-from curvescope.viz.style import MARKS, ON_SCREEN, Look, on_screen
+from curvescope.viz.style import MARKS, ON_SCREEN, SUBSCRIPT, Look, on_screen
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+
+DASHES = {"-": "solid", "--": "dash", ":": "dot", "-.": "dashdot"}
+SYMBOLS = {"o": "circle", "s": "square", "^": "triangle-up", "D": "diamond", "v": "triangle-down"}
+
+
+def symbols(text: str) -> str:
+    """Subscripts of words as HTML: λ_max to λ<sub>max</sub>."""
+    return SUBSCRIPT.sub(r"\1<sub>\2</sub>", text)
+
+
+def switched(controls: Mapping[str, Sequence[str]], draw: Callable[..., Scene]) -> Scene:
+    """A scene with switches: `draw` is called with one choice of every control, for all combinations."""
+    made = {"|".join(chosen): draw(*chosen) for chosen in product(*controls.values())}
+    first = next(iter(made.values()))
+    if len(made) == 1:
+        return first
+    told = [{"name": name, "choices": list(choices)} for name, choices in controls.items()]
+    return {**first, "controls": told, "variants": made}
+
+
+def numbers(values: ArrayLike, digits: int = 6) -> list[float | None]:
+    """So many digits, None for what is not finite: JSON has no NaN."""
+    found = np.asarray(values, dtype=float).ravel().tolist()
+    return [float(f"{v:.{digits}g}") if math.isfinite(v) else None for v in found]
+
+
+def said(value: float, stderr: float = math.nan) -> str:
+    """A number rounded to its error, or four digits of it; a dash where there is none."""
+    if not math.isfinite(value):
+        return "–"
+    return with_error(value, stderr) if stderr > 0 else rounded(value)
+
+
+def estimated(value: float, stderr: float) -> str:
+    """An estimate with its standard error; one from a single probe has none, and two digits."""
+    if math.isnan(stderr) and math.isfinite(value):
+        return f"{rounded(value, 2)} (one probe, no error)"
+    return said(value, stderr)
+
+
+def power(value: float) -> str:
+    """A tick: 0.01, 100, 10⁵, −10⁻⁴."""
+    if value == 0:
+        return "0"
+    sign, exponent = "−" if value < 0 else "", round(math.log10(abs(value)))
+    if -3 < exponent < 4:
+        return f"{sign}{10.0**exponent:g}"
+    return f"{sign}10<sup>{str(exponent).replace('-', '−')}</sup>"
+
+
+class SignedLog(NamedTuple):
+    """x ↦ asinh(x / 2c) / ln 10: linear below c, ± log₁₀(|x| / c) far beyond it."""
+
+    linear: float
+
+    def of(self, values: ArrayLike) -> np.ndarray:
+        """Places of values on the axis."""
+        return np.arcsinh(np.asarray(values, dtype=float) / (2 * self.linear)) / math.log(10)
+
+    def ticks(self, low: float, high: float, most: int = 4) -> dict[str, Any]:
+        """Zero and powers of ten from `low` to `high`, at most so many on a side, with their true values."""
+        found = [0.0] if low <= 0 <= high else []
+        for sign, end in ((-1.0, -low), (1.0, high)):
+            if end > self.linear:
+                first, last = math.ceil(math.log10(self.linear)), math.floor(math.log10(end) + 1e-9)
+                kept = range(last, first, -max(1, math.ceil((last - first) / most)))
+                found += [sign * 10.0**e for e in kept]
+        found.sort()
+        return {"tickvals": numbers(self.of(found)), "ticktext": [power(v) for v in found]}
+
+
+def axis(title: str, **more: Any) -> dict[str, Any]:
+    """An axis with a title, a line and ticks; its margin grows with its labels."""
+    found = {"title": {"text": symbols(title)}, "automargin": True, "zeroline": False, "ticks": "outside"}
+    return {**found, "showline": True, "exponentformat": "power", **more}
+
+
+def log_axis(title: str, values: ArrayLike) -> dict[str, Any]:
+    """A logarithmic axis for these values, with ticks that do not touch; linear where one is not positive."""
+    found = np.asarray(values, dtype=float)
+    found = found[np.isfinite(found)]
+    if not found.size or found.min() <= 0:
+        return axis(title)
+    decades = math.log10(found.max() / found.min())
+    return axis(title, type="log", dtick="D2" if decades < 2.5 else max(1, round(decades / 6)))
+
+
+def named(names: Sequence[str], *, most: int, title: str = "", **more: Any) -> dict[str, Any]:
+    """An axis with a name at 0, 1, 2, …; of more than `most` every second, third, … is written."""
+    step = max(1, math.ceil(len(names) / most))
+    shown = list(range(0, len(names), step))
+    ticks = {"tickvals": shown, "ticktext": [names[i] for i in shown], "range": [-0.5, len(names) - 0.5]}
+    return axis(title, **ticks, **more) | {"ticks": "", "showgrid": False, "showline": False}
+
+
+def nothing(words: str, height: int) -> Scene:
+    """A scene that says why there is nothing in it."""
+    note = {"text": symbols(words), "xref": "paper", "yref": "paper", "x": 0.5, "y": 0.5, "showarrow": False}
+    hidden = {"visible": False}
+    return {"data": [], "layout": {"height": height, "annotations": [note], "xaxis": hidden, "yaxis": hidden}}
+
 
 DASH = ("-", "--", ":", "-.")
 
@@ -47,7 +152,7 @@ def curves(
     traces: list[Scene] = []
     for number, curve in enumerate(found):
         look = curve.look or look_of(number)
-        look = look._replace(colour=on_screen(look.colour))
+        look = look._replace(color=on_screen(look.color))
         if curve.band and curve.low is not None and curve.high is not None:
             bands += _bands(curve, curve.low, curve.high, look, positive=y.get("type") == "log")
         traces.append(_trace(curve, look))
@@ -69,8 +174,8 @@ def _trace(curve: Curve, look: Look) -> Scene:
         "type": "scatter", "mode": mode, "name": symbols(curve.name), "legendgroup": curve.of or curve.name,
         "showlegend": not curve.of,
         "x": numbers(curve.x), "y": numbers(curve.y), **_hover(curve),
-        "line": {"color": look.colour, "width": 2, "dash": DASHES.get(look.dash, "solid")},
-        "marker": {"color": look.colour, "size": 7, "symbol": SYMBOLS.get(look.mark, look.mark)},
+        "line": {"color": look.color, "width": 2, "dash": DASHES.get(look.dash, "solid")},
+        "marker": {"color": look.color, "size": 7, "symbol": SYMBOLS.get(look.mark, look.mark)},
     }  # fmt: skip
     if curve.low is not None and curve.high is not None and not curve.band:
         up, down = (np.nan_to_num(np.maximum(e, 0.0)) for e in (curve.high - curve.y, curve.y - curve.low))
@@ -100,14 +205,14 @@ def _bands(curve: Curve, low: np.ndarray, high: np.ndarray, look: Look, *, posit
         y = np.concatenate([high[part], low[part][::-1]])
         found.append({
             "type": "scatter", "mode": "lines", "x": numbers(x), "y": numbers(y), "fill": "toself",
-            "fillcolor": see_through(look.colour), "line": {"width": 0}, "hoverinfo": "skip",
+            "fillcolor": see_through(look.color), "line": {"width": 0}, "hoverinfo": "skip",
             "showlegend": False, "legendgroup": curve.of or curve.name,
             "name": f"{curve.name}, 95 % interval",
         })  # fmt: skip
     return found
 
 
-def see_through(colour: str, share: float = 0.2) -> str:
-    """`#1565a8` as an rgba colour through which others are seen."""
-    r, g, b = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
+def see_through(color: str, share: float = 0.2) -> str:
+    """`#1565a8` as an rgba color through which others are seen."""
+    r, g, b = (int(color[i : i + 2], 16) for i in (1, 3, 5))
     return f"rgba({r},{g},{b},{share:g})"

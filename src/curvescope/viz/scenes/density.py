@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from curvescope.viz.interactive import Scene
-from curvescope.viz.scenes.curves import Curve, curves
-from curvescope.viz.scenes.parts import SignedLog, axis, said, switched
+from curvescope.viz.scenes.curves import Curve, SignedLog, axis, curves, said, switched
 from curvescope.viz.style import Look
 
 AXES = ("linear", "symlog", "log")

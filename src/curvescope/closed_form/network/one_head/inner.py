@@ -26,8 +26,7 @@ from typing import Literal, TypeVar
 import torch
 from torch import Tensor
 
-from curvescope.closed_form.network.one_head.last import slope_of_outputs
-from curvescope.closed_form.network.one_head.layers import Layer, Task
+from curvescope.closed_form.network.one_head.layers import Layer, Task, slope_of_outputs
 from curvescope.core.parts import Part
 
 Block = Literal["W_Q", "W_V"]

@@ -1,21 +1,102 @@
-"""Networks that are no Transformers, of its size: (n, 9, 4) to logits (n, 9, 12), causal, without biases.
+"""What all questions are asked of: one task, one draw of embeddings per seed, small networks, their norms.
 
-Each position sees what came before it in its own way: the last six tokens side by side (MLP, gated MLP),
-convolutions, a recurrent state, a triangular matrix over positions (mixer). Weights are N(0, 1/rows).
+The task is the paper's addition, with numbers of two digits: 9 tokens, of which the three digits of the sum
+are predicted. Every network is given X = σ X₀, X₀ = E[token] + P[position] with standard normal E and P of
+width 4 (fixed, not parameters), and gives 12 logits at each position. Those that are no Transformers have its
+size and no biases, and are causal: each position sees what came before it in its own way: the last six tokens
+side by side (MLP, gated MLP), convolutions, a recurrent state, a triangular matrix over positions (mixer).
+Weights are N(0, 1/rows).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import final
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, final
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from curvescope.core.config import at_least, setting
+from curvescope.core.result import Result
 from curvescope.core.seeds import generator
-from curvescope.papers.ormaniec2025.reviewers.setting import CLASSES, TOKENS, WIDTH, transformer
+from curvescope.core.tensors import IGNORED
+from curvescope.data.batches import Batch, Batches
+from curvescope.data.tasks.algorithmic import Targets, addition
+from curvescope.losses import Loss
+from curvescope.models.load import load
+from curvescope.models.zoo.transformer import Transformer, TransformerConfig
+from curvescope.operators import GGN, FunctionalHessian
+from curvescope.papers.common import FigureConfig
+from curvescope.problem import Problem
 
+DIGITS, TOKENS, CLASSES, WIDTH = 2, 9, 12, 4
+BASE: dict[str, Any] = {
+    "n_layers": 1, "d_model": WIDTH, "n_heads": 1, "d_ff": 5, "n_ctx": TOKENS, "norm": "none",
+    "activation": "relu", "inputs": "continuous", "outputs": "regression", "n_out": CLASSES,
+    "positions": "none", "init": "scaled", "bias_qkv": False, "bias_o": False, "bias_ff": False,
+}  # fmt: skip
+SMALL = (3e-4, 1e-3, 3e-3)  # scales at which exponents for small σ are fitted
+DATA = (
+    "addition of two numbers of two digits (9 tokens, cross-entropy of the three digits of the sum, "
+    "{sequences} sequences), inputs σ(E + P) with standard normal E and P of width 4"
+)
 WINDOW = 6  # tokens that an MLP sees: both numbers and the signs, at the position that predicts first
+PARTS = ("gradient", "H_o", "H_f", "H")
+Make = Callable[[int], nn.Module]
+MakeProblem = Callable[[int, float], Problem]
+
+
+@dataclass(frozen=True)
+class Config(FigureConfig):
+    """How many networks. Quick: 5 seeds and 3 scales a decade, about two minutes; full: 20 and 6."""
+
+    seeds: int = setting(0, "networks of each kind; 0: those of the profile, 5 and 20")
+    sequences: int = setting(8, "sums of which curvature is measured")
+    scales: int = setting(0, "of six decades; 0: those of the profile, 19 and 37")
+    steps: int = setting(400, "of training, where one query-key matrix is compared with two")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(self, 0, "seeds", "scales")
+        at_least(self, 1, "sequences", "steps")
+
+    @property
+    def count(self) -> int:
+        """Seeds of each kind."""
+        return self.seeds or (5 if self.profile == "quick" else 20)
+
+    @property
+    def decades(self) -> np.ndarray:
+        """Six decades of σ."""
+        return np.logspace(-4, 2, self.scales or (19 if self.profile == "quick" else 37))
+
+
+def transformer(seed: int, **changes: Any) -> nn.Module:
+    """The zoo's Transformer of 152 parameters, or with changes to it; float64."""
+    return Transformer(TransformerConfig(**{**BASE, **changes, "seed": seed})).double()
+
+
+def addition_batch(num: int, targets: Targets = "next") -> Batch:
+    """The sums."""
+    return next(iter(addition(num_sequences=num, digits=DIGITS, targets=targets)))
+
+
+def embedded(batch: Batch, seed: int) -> Tensor:
+    """X₀ = E[token] + P[position]: (n, 9, 4), the same for every network of a seed."""
+    source = generator(seed, 1)
+    E, P = (torch.randn(rows, WIDTH, generator=source, dtype=torch.float64) for rows in (CLASSES, TOKENS))
+    assert isinstance(batch.inputs, Tensor)
+    return E[batch.inputs] + P
+
+
+def problem(
+    module: nn.Module, X: Tensor, targets: Any, weights: Tensor | None = None,
+    loss: str | Loss = "cross_entropy",
+) -> Problem:  # fmt: skip
+    """A network on these inputs and targets."""
+    return Problem(load(module), Batches([Batch(X, targets, weights)]), loss)
 
 
 def draw(seed: int) -> Callable[..., nn.Parameter]:
@@ -131,3 +212,69 @@ ARCHITECTURES: dict[str, Callable[[int], nn.Module]] = {
     "gated MLP": GatedPerceptron,
 }
 """Networks of 144 to 161 parameters, by name; each is made from a seed."""
+
+
+@dataclass(frozen=True)
+class Sweep(Result):
+    """Frobenius norms of diagonal blocks, and what the loss hands to the network's outputs F."""
+
+    blocks: list[str]  # b of them
+    sizes: list[int]  # parameters of each
+    sigma: np.ndarray  # (S,)
+    norms: np.ndarray  # (seeds, S, 4, b) in the order of PARTS
+    slope: np.ndarray  # (seeds, S) ‖∂ℓ/∂F‖ of a term, root mean square over those that count
+
+    def curve(self, part: str, block: str) -> np.ndarray:
+        """Norms of a block, (seeds, S)."""
+        return self.norms[:, :, PARTS.index(part), self.blocks.index(block)]
+
+
+def sweep(make: Make, sigma: Sequence[float] | np.ndarray, *blocks: str, seeds: int, sequences: int) -> Sweep:
+    """A network on the addition task under cross-entropy; `blocks` are globs."""
+    batch = addition_batch(sequences)
+
+    def at(seed: int, scale: float) -> Problem:
+        return problem(make(seed), scale * embedded(batch, seed), batch.targets)
+
+    return sweep_of(at, sigma, *blocks, seeds=seeds)
+
+
+def sweep_of(at: MakeProblem, sigma: Sequence[float] | np.ndarray, *blocks: str, seeds: int) -> Sweep:
+    """The problems at(seed, σ)."""
+    norms, slope, first = [], [], at(0, float(sigma[0]))
+    for seed in range(seeds):
+        found = [at(seed, float(scale)) for scale in sigma]
+        norms.append([block_norms(one, *blocks) for one in found])
+        slope.append([loss_slope(one) for one in found])
+    space = first.space(*blocks)
+    return Sweep(
+        [block.name for block in space], [block.size for block in space], np.asarray(sigma, dtype=float),
+        np.array(norms), np.array(slope),
+    )  # fmt: skip
+
+
+def block_norms(one: Problem, *blocks: str) -> np.ndarray:
+    """Of gradient, H_o, H_f and H = H_o + H_f, exactly, from matrices that are written out: (4, b)."""
+    space = one.space(*blocks).in_blocks()
+    operators = [kind(one, *blocks, engine="autograd").in_blocks() for kind in (GGN, FunctionalHessian)]
+    outer, functional = (op.to_dense() for op in operators)
+    gradient = one.space(*blocks).convert(one.gradient(*blocks), space)
+    whole = outer + functional
+    cuts = [space.slices[block.name] for block in space]
+    rows = [[float(gradient[cut].norm()) for cut in cuts]]
+    rows += [[float(H[cut, cut].norm()) for cut in cuts] for H in (outer, functional, whole)]
+    return np.array(rows)
+
+
+def loss_slope(one: Problem) -> float:
+    """‖∂ℓ/∂F‖ of a term, root mean square over the positions that count.
+
+    It is 2(F − Y) for the loss "mse_mean", and p − y for cross-entropy.
+    """
+    batch = next(iter(one.placed_batches("outputs")))
+    targets = batch.targets
+    assert isinstance(targets, Tensor)
+    with torch.no_grad():
+        G = one.loss.gradient(one.outputs(batch), targets, batch.weights)
+    counted = targets != IGNORED if batch.weights is None else batch.weights.bool()
+    return float(G[counted].square().sum(-1).mean().sqrt())

@@ -1,1 +1,0 @@
-"""Traces of functions of a symmetric operator, by stochastic Lanczos quadrature."""

@@ -1,1 +1,0 @@
-"""`curvescope watch`: a training run while it goes on."""

@@ -1,1 +1,0 @@
-"""Structures of tensors: trees of them, and the autograd graph behind one."""

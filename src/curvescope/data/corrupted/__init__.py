@@ -1,1 +1,0 @@
-"""Data with something hidden or replaced, for models that restore it."""

@@ -1,0 +1,385 @@
+"""Words as probes of heads: the keys that their queries look for, and what their values write."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import InitVar, dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from curvescope.core.errors import UsageError
+from curvescope.core.result import Result
+from curvescope.core.seeds import generator
+from curvescope.geometry.attention.circuits import Circuit
+from curvescope.geometry.attention.heads import heads
+from curvescope.geometry.roles import has_lens, norm_kind, norm_of, weight
+from curvescope.geometry.sphere import Norm
+from curvescope.geometry.vocabulary.decode import measures, rows_at, top_rows
+from curvescope.geometry.vocabulary.names import TokenNames, names_of
+from curvescope.geometry.vocabulary.references import Reference, reference, rows_reference
+from curvescope.geometry.vocabulary.representations import How, Representation, represent
+from curvescope.geometry.vocabulary.words import Form, Words, select_words
+from curvescope.models.model import Model
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Search = tuple[Reference, Tensor, Tensor]
+"""Rows to search among, directions of the words (n, d), directions of random tokens (R, d)."""
+NUMBERS = ("scores", "cosine", "fraction", "z", "percentile")
+
+
+@dataclass(frozen=True, eq=False)
+class Probing:
+    """What a probe begins with: heads, tokens as the block meets them, words and random tokens among them."""
+
+    layer: int
+    own: list[Circuit]
+    words: Words
+    tokens: Representation
+    at: Tensor  # (n,) the words' positions in tokens.ids
+    random: Tensor  # (R,)
+    names: TokenNames
+    seed: int
+    notes: list[str]
+
+    @property
+    def rows(self) -> Reference:
+        """What attention reads of every token, as its heads expect it."""
+        return self.tokens.reads(folded=self.own[0].folded)
+
+    @property
+    def head_notes(self) -> list[str]:
+        """What the matrices of the heads leave out."""
+        return [note for note in self.own[0].note.split("; ") if note]
+
+
+def begin(
+    model: Model,
+    layer: int,
+    words: Sequence[str | int] | None,
+    *,
+    tokens: Representation | None,
+    k: int,
+    num_random: int,
+    seed: int,
+    folded: bool,
+    form: Form,
+    tokenizer: Any,
+    how: How = "auto",
+    position: int = 0,
+    corpus: Tensor | None = None,
+) -> Probing:
+    """Find the words among the tokens of a block, and draw random tokens; options as in `probe_keys`."""
+    own = heads(model, layer, folded=folded)
+    source = model.tokenizer if tokenizer is None else tokenizer
+    if k < 1 or num_random < 2:
+        raise UsageError(f"expected k of at least 1 and num_random of at least 2, got {k} and {num_random}")
+    chosen = select_words(source, words, form=form)
+    if tokens is None:
+        tokens = represent(model, layer, how=how, position=position, corpus=corpus, tokenizer=source)
+    at = tokens.positions(chosen.ids)
+    notes = [chosen.note, tokens.note]
+    if bool((at < 0).any()):
+        notes.append(f"{int((at < 0).sum())} words are left out: they have no representation")
+        chosen, at = _kept(chosen, (at >= 0).numpy()), at[at >= 0]
+    if not len(at):
+        raise UsageError(
+            "expected words that have a representation, none has", hint="a larger corpus, or how='run'"
+        )
+    random = torch.randint(0, len(tokens.ids), (num_random,), generator=generator(seed))
+    notes.append(f"z and percentile are against {num_random} random tokens in the word's place")
+    return Probing(layer, own, chosen, tokens, at, random, names_of(source), seed, notes)
+
+
+def _kept(words: Words, kept: np.ndarray) -> Words:
+    own = [word for word, keep in zip(words.words, kept, strict=True) if keep]
+    gone = [word for word, keep in zip(words.words, kept, strict=True) if not keep]
+    return Words(own, words.ids[kept], [*words.dropped, *gone], words.form, words.note)
+
+
+def _nearest(searches: list[Search], k: int) -> list[Tensor]:
+    """The best rows (n, k) of every search; one go over the vocabulary where all have the same rows."""
+    rows = searches[0][0]
+    if all(keys is rows for keys, _, _ in searches):
+        at, _ = top_rows(torch.cat([v for _, v, _ in searches]), rows, k=k)
+        return list(at.split([len(v) for _, v, _ in searches]))
+    return [top_rows(v, keys, k=k)[0] for keys, v, _ in searches]
+
+
+def above(v: Tensor, random: Tensor, at: Tensor, source: Reference) -> tuple[Tensor, Tensor]:
+    """How far the scores at `at` (n, k) are above those of random directions: z and percentile.
+
+    The percentile counts scores that are equal to nine digits by half: the word itself may be drawn.
+    """
+    z, percentile = (torch.empty(at.shape, dtype=torch.float64) for _ in range(2))
+    for part, rows in rows_at(at, source):
+        own, chance = (rows * v[part, None]).sum(-1), rows @ random.T  # the bias of a row is in both
+        spread = chance.std(-1, keepdim=True)
+        spread = torch.where(spread > 0, spread, torch.full_like(spread, torch.nan))
+        beyond = (own[..., None] - chance) / spread  # how far each one is below
+        z[part] = beyond.mean(-1)
+        above, equal = beyond > 1e-9, beyond.abs() <= 1e-9
+        percentile[part] = 100 * (above.double() + 0.5 * equal.double()).mean(-1)
+    return z, percentile
+
+
+def found_by(searches: list[Search], source: Reference, probing: Probing, k: int) -> dict[str, Any]:
+    """The fields that both results share, from one search per head (axis 1); `source` has the tokens' ids."""
+    parts = []
+    for (keys, v, random), at in zip(searches, _nearest(searches, k), strict=True):
+        parts.append((at, *measures(v, at, keys), *above(v, random, at, keys)))
+    at, *numbers = (torch.stack(column, dim=1) for column in zip(*parts, strict=True))
+    ids = source.ids[at]
+    text, raw = probing.names.nested(ids)
+    return {
+        "layer": probing.layer,
+        "words": probing.words.words,
+        "word_ids": probing.words.ids,
+        "ids": ids.numpy(),
+        **{name: x.numpy() for name, x in zip(NUMBERS, numbers, strict=True)},
+        "text": text,
+        "bytes": raw,
+        "num_random": len(probing.random),
+        "seed": probing.seed,
+    }
+
+
+def frame(probe: Any, heads: list[Any]) -> pd.DataFrame:
+    """One row per word, head and rank of a probe; `heads` are the names of axis 1."""
+    import pandas as pd
+
+    rows = []
+    n, num_heads, k = probe.ids.shape
+    for w, h, r in np.ndindex(n, num_heads, k):
+        row = {"word": probe.words[w], "head": heads[h], "rank": r + 1, "id": int(probe.ids[w, h, r])}
+        row |= {"text": probe.text[w][h][r], "bytes": probe.bytes[w][h][r]}
+        for name in NUMBERS:
+            row[name.removesuffix("s")] = float(getattr(probe, name)[w, h, r])
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+@dataclass(frozen=True)
+class KeyProbe(Result):
+    """Nearest keys of every word and head: axes (words, heads, k)."""
+
+    layer: int
+    words: list[str]
+    word_ids: np.ndarray  # (n,)
+    ids: np.ndarray  # (n, H, k)
+    scores: np.ndarray  # (n, H, k) attention scores, less what does not depend on the key
+    cosine: np.ndarray  # (n, H, k)
+    fraction: np.ndarray  # (n, H, k) of the greatest score that any key could have
+    z: np.ndarray  # (n, H, k) standard deviations above the same key's scores with random query tokens
+    percentile: np.ndarray  # (n, H, k) among them, 0 to 100
+    text: list[list[list[str]]]
+    bytes: list[list[list[str]]]
+    num_random: int
+    seed: int
+    notes: list[str]  # how tokens are represented, how many words were kept, …
+    legacy: InitVar[object] = None  # of saved results, which may have it; says nothing
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per word, head and rank."""
+        return frame(self, list(range(self.ids.shape[1])))
+
+
+def probe_keys(
+    model: Model,
+    layer: int,
+    words: Sequence[str | int] | None = None,
+    *,
+    k: int = 5,
+    how: How = "auto",
+    position: int = 0,
+    corpus: Tensor | None = None,
+    tokens: Representation | None = None,
+    offset: float = 0.0,
+    num_random: int = 200,
+    seed: int = 0,
+    folded: bool = True,
+    bias: bool = True,
+    form: Form = "auto",
+    tokenizer: Any = None,
+) -> KeyProbe:
+    """The keys that a word's query scores highest, per head: scale (n_w Ŵ_Q + b̂_Q) R(Δ) Ŵ_Kᵀ · n_t.
+
+    Args:
+        words: see `select_words`; default 100 common nouns.
+        how: what stands for a token, with `position` and `corpus`: see `represent`.
+        tokens: what `represent` made for this layer, instead of these three.
+        offset: Δ of rotary positions.
+        num_random: query tokens of the baseline.
+        folded: with the norm in the matrices, see `heads`; without, they meet γ ∘ n + β.
+        bias: False leaves b_Q out.
+        form: words with or without a space before them, see `select_words`.
+    """
+    probing = begin(
+        model, layer, words, tokens=tokens, k=k, num_random=num_random, seed=seed, folded=folded,
+        form=form, tokenizer=tokenizer, how=how, position=position, corpus=corpus,
+    )  # fmt: skip
+    rows = probing.rows
+    searches = [_search(circuit, rows, probing, offset, bias=bias) for circuit in probing.own]
+    left_out = [] if bias else ["the bias of queries is left out"]
+    notes = [*probing.notes, *left_out, *probing.head_notes]
+    return KeyProbe(**found_by(searches, rows, probing, k), notes=notes)
+
+
+def _search(circuit: Circuit, rows: Reference, probing: Probing, offset: float, *, bias: bool) -> Search:
+    """What keys are, and the directions that words and random tokens look for among them.
+
+    With a norm on queries and keys, the search is among the normed keys of the head, h wide.
+    """
+    query, random = rows.rows(probing.at), rows.rows(probing.random)
+    if circuit.k_gain is None:
+        v, w = (circuit.key_direction(n, offset=offset, bias=bias) for n in (query, random))
+        return rows, v, w
+    parts = [circuit.keys(rows.rows(slice(i, i + 4096))) for i in range(0, len(rows), 4096)]
+    keys = rows_reference(torch.cat(parts), ids=rows.ids, words=f"normed keys, {rows.words}")
+    v, w = (circuit.queries(n, offset=offset, bias=bias) for n in (query, random))
+    return keys, circuit.scale * v, circuit.scale * w
+
+
+@dataclass(frozen=True, eq=False)
+class LogitLens:
+    """A norm and the rows of tokens: the logit of t at a state x is `read(x)` · row t + bias t."""
+
+    norm: Norm
+    sphere: bool  # whether rows have γ in them, and states only go to the sphere
+    tokens: Reference
+    notes: tuple[str, ...] = ()
+
+    def read(self, x: Tensor) -> Tensor:
+        """States (…, d) as the rows meet them."""
+        return self.norm.sphere(x) if self.sphere else self.norm(x)
+
+
+def logit_lens(model: Model, layer: int, *, tokenizer: Any = None) -> LogitLens:
+    """The lens of a model at the middle of a block.
+
+    Pre-norm: the final norm, and P(γ_f ∘ u_t) with the biases. Post-norm: the norm behind the block's
+    attention, and u_t itself. A head with a hidden layer of its own (masked language models) is left out.
+    """
+    tokens = reference(model, "logit", bias=True, tokenizer=tokenizer)
+    notes = []
+    if weight(model, "U") is None and model.facts.get("task", "causal-lm") == "features":
+        notes.append("no unembedding: states are compared with the input embedding")
+    if "W_mlm" in model.blocks:
+        notes.append("the lens leaves the hidden layer of the head out")
+    if has_lens(model):
+        return LogitLens(norm_of(model, "ln_f"), True, tokens, tuple(notes))
+    if norm_kind(model) != "none" and model.facts.get("norm") == "post":
+        notes.append(f"post-norm: states are read behind L{layer}.ln1")
+        return LogitLens(norm_of(model, f"L{layer}.ln1"), False, tokens, tuple(notes))
+    return LogitLens(Norm("none"), False, tokens, tuple(notes))
+
+
+def behind_attention(model: Model, layer: int, updates: Tensor) -> Tensor:
+    """Updates (c, H + 1, d), the last being the sum, as they are added to the stream.
+
+    Where the sum is normed once more (Gemma 2 and 3), every head is scaled as the sum is, so that they still
+    add up; elsewhere nothing happens, but for models that scale or lack the skip connection, which see this
+    as it is.
+    """
+    if f"L{layer}.ln1_post.g" not in model.blocks:
+        return updates
+    norm = norm_of(model, f"L{layer}.ln1_post")
+    total = updates[:, -1:]
+    scale = torch.rsqrt(total.square().mean(-1, keepdim=True) + norm.eps)
+    return updates * scale * (1.0 if norm.gamma is None else norm.gamma)
+
+
+OutputBias = Literal["sum", "every"]
+
+
+@dataclass(frozen=True)
+class ValueProbe(Result):
+    """What every word's value writes, read by the logit lens: head axis 0 … H − 1, then the layer's sum."""
+
+    layer: int
+    words: list[str]
+    word_ids: np.ndarray  # (n,)
+    ids: np.ndarray  # (n, H + 1, k)
+    scores: np.ndarray  # (n, H + 1, k) logits
+    cosine: np.ndarray  # (n, H + 1, k) of the normalized state and the token's logit direction
+    fraction: np.ndarray  # (n, H + 1, k) of the token's greatest attainable logit
+    z: np.ndarray  # (n, H + 1, k) above the same token's logits with the values of random tokens
+    percentile: np.ndarray  # (n, H + 1, k)
+    norms: np.ndarray  # (n, H + 1) length of the update
+    text: list[list[list[str]]]
+    bytes: list[list[list[str]]]
+    num_random: int
+    seed: int
+    notes: list[str]
+    legacy: InitVar[object] = None  # of saved results, which may have it; says nothing
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per word, head (or `sum`) and rank."""
+        found = frame(self, [*range(self.ids.shape[1] - 1), "sum"])
+        return found.assign(norm=np.repeat(self.norms.reshape(-1), self.ids.shape[2]))
+
+
+def probe_values(
+    model: Model,
+    layer: int,
+    words: Sequence[str | int] | None = None,
+    *,
+    k: int = 5,
+    how: How = "auto",
+    position: int = 0,
+    corpus: Tensor | None = None,
+    tokens: Representation | None = None,
+    num_random: int = 200,
+    seed: int = 0,
+    folded: bool = True,
+    output_bias: OutputBias = "sum",
+    form: Form = "auto",
+    tokenizer: Any = None,
+) -> ValueProbe:
+    """The tokens that the logit lens reads once a word's own value is added to it, per head and layer.
+
+    A head's state is x_w + n_w Ŵ_V W_O + b̂_V W_O, the layer's is x_w plus all heads and b_O, which is what
+    attention does to a sequence of that word alone. All that is not named here is as in `probe_keys`.
+
+    Args:
+        output_bias: where b_O goes: `sum` into the layer's update; `every` into the state of each head and
+            of their sum, but into no update, and without a norm that stands behind attention.
+    """
+    if output_bias not in ("sum", "every"):
+        raise UsageError(f"output_bias: expected sum or every, got {output_bias!r}")
+    probing = begin(
+        model, layer, words, tokens=tokens, k=k, num_random=num_random, seed=seed, folded=folded,
+        form=form, tokenizer=tokenizer, how=how, position=position, corpus=corpus,
+    )  # fmt: skip
+    lens = logit_lens(model, layer, tokenizer=probing.names)
+    rows = probing.rows
+    updates, states = _written(model, rows, probing, probing.at, output_bias)
+    _, others = _written(model, rows, probing, probing.random, output_bias)
+    searches = [
+        (lens.tokens, lens.read(states[:, i]), lens.read(others[:, i])) for i in range(states.shape[1])
+    ]
+    every = ["b_O is added to the state of every head"] if output_bias == "every" else []
+    return ValueProbe(
+        **found_by(searches, lens.tokens, probing, k),
+        norms=updates.norm(dim=-1).numpy(),
+        notes=[*probing.notes, *lens.notes, *every, *probing.head_notes],
+    )
+
+
+def _written(
+    model: Model, rows: Reference, probing: Probing, at: Tensor, output_bias: OutputBias
+) -> tuple[Tensor, Tensor]:
+    """Updates of every head and their sum, and the states they lead to: (c, H + 1, d) each."""
+    n, x, b_O = rows.rows(at), probing.tokens.states(at), probing.own[0].b_O
+    each = torch.stack([circuit.values(n) for circuit in probing.own], dim=1)
+    total = each.sum(1, keepdim=True)
+    updates = torch.cat([each, total], dim=1)
+    if output_bias == "every":
+        return updates, x[:, None] + updates + b_O
+    updates[:, -1] += b_O
+    updates = behind_attention(model, probing.layer, updates)
+    return updates, x[:, None] + updates

@@ -1,1 +1,0 @@
-"""nanoGPT: its checkpoints, rebuilt as zoo models, and its live modules."""

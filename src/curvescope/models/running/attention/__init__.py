@@ -1,1 +1,0 @@
-"""Attention of PyTorch and of modules: which way it is computed."""

@@ -1,0 +1,261 @@
+"""What a monitored run says of itself: in numbers, in notes, at its end.
+
+Where the loop of a monitor stands, whether or not something was measured there.
+
+step       the last that the loop told of
+seconds    since the start, of all processes
+share      of them that was spent measuring
+skipped    measurements that came due and were not made, to keep the budget
+next_step  at which the one that waits would be affordable, at the pace of the loop; only where one waits
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, final
+
+import numpy as np
+
+from curvescope.core.numbers import plural, rounded, with_error
+from curvescope.monitor.budget import Budget
+from curvescope.monitor.look import PARTS
+from curvescope.runs.shown import Line
+
+if TYPE_CHECKING:
+    from curvescope.monitor.result import Monitored
+
+FAR = 30  # times λ_max: a ceiling that is further is not drawn
+
+
+def summary(result: Monitored) -> list[Line]:
+    """The numbers to look at first."""
+    h = result.history
+    if not len(h["step"]):
+        return [("measurements", "0", "nothing was measured")]
+    count, sure = len(h["step"]), int((h["converged"] == 1).sum())
+    span = f"steps {h['step'][0]:.0f} to {h['step'][-1]:.0f}, {sure} of them converged"
+    if skipped := result.end.get("skipped"):
+        span += f"; {skipped:.0f} more that were due were skipped, to keep the budget"
+    found = [("measurements", f"{count}", span)]
+    found += [line for line in (_largest(h), _ceiling(h), _lowest(h), _trace(h), _gap(h)) if line]
+    share = f"{h['products'].sum():,.0f} products, {h['cost_seconds'].sum():.3g} s"
+    part = result.end["share"] if result.end else float(h["share"][-1])
+    found.append(("share of the time", f"{100 * part:.1f} %", f"of {100 * result.budget:g} %: {share}"))
+    return found
+
+
+def skipping(end: Mapping[str, float], made: int, budget: float) -> str:
+    """How many measurements were skipped, why, when the next would have come, and what to do."""
+    said = (
+        f"of the measurements that came due {end['skipped']:.0f} were skipped, {made} made: measuring may "
+        f"take {100 * budget:g} % of the time and took {100 * end['share']:.1f} %"
+    )
+    if "next_step" in end:
+        said += f"; the next would have come at about step {end['next_step']:,.0f}"
+    return f"{said}. A larger budget measures more often, budget=1.0 every time"
+
+
+def opening(result: Monitored) -> str:
+    """Where λ_max began, was highest and ended, and whether the optimizer crossed its threshold."""
+    h = result.history
+    known = np.flatnonzero(np.isfinite(h["lambda_max"]))
+    if not len(known):
+        return "No λ_max was measured."
+    first, last, top = int(known[0]), int(known[-1]), int(np.nanargmax(h["lambda_max"]))
+    ends = [
+        f"{with_error(h['lambda_max'][i], h['lambda_max_error'][i])} at step {h['step'][i]:.0f}"
+        for i in (first, last)
+    ]
+    said = f"λ_max goes from {ends[0]} to {ends[1]}" if last > first else f"λ_max is {ends[0]}"
+    if top not in (first, last):
+        said += f", highest at step {h['step'][top]:.0f} ({h['lambda_max'][top]:.4g})"
+    ratio, what = _ratio(h)
+    if not np.isfinite(ratio).any():
+        return f"{said}."
+    above = int((ratio > 1).sum())
+    crossed = f"at {above} of {plural(int(np.isfinite(ratio).sum()), 'measurement')}" if above else "nowhere"
+    return f"{said}. {what} is above 1, where steps on the quadratic diverge, {crossed}."
+
+
+def _ratio(h: dict[str, np.ndarray]) -> tuple[np.ndarray, str]:
+    """How near the optimizer is to its threshold, by what it sees where that is known, and its name."""
+    ratio = h["lr_sharpness"] / h["sharpness_threshold"]
+    if np.isfinite(ratio).any():
+        return ratio, "η · sharpness / threshold"
+    return h["lr_lambda_max"] / h["threshold"], "η λ_max / threshold"
+
+
+def _last(h: dict[str, np.ndarray], name: str) -> int | None:
+    """Where a column was measured last."""
+    there = np.flatnonzero(np.isfinite(h[name]))
+    return int(there[-1]) if len(there) else None
+
+
+def _largest(h: dict[str, np.ndarray]) -> Line | None:
+    i = _last(h, "lambda_max")
+    if i is None:
+        return None
+    top = int(np.nanargmax(h["lambda_max"]))
+    words = f"at step {h['step'][i]:.0f}; largest {h['lambda_max'][top]:.4g} at step {h['step'][top]:.0f}"
+    return "λ_max", with_error(h["lambda_max"][i], h["lambda_max_error"][i]), words
+
+
+def _ceiling(h: dict[str, np.ndarray]) -> Line | None:
+    """The step at which the optimizer was nearest to its threshold, or furthest beyond it."""
+    ratio, what = _ratio(h)
+    if not np.isfinite(ratio).any():
+        return None
+    top, above = int(np.nanargmax(ratio)), int((ratio > 1).sum())
+    times = f"above 1, unstable on the quadratic, at {plural(above, 'measurement')}"
+    return what, f"{ratio[top]:.3g}", f"the largest, at step {h['step'][top]:.0f}; {times}"
+
+
+def _lowest(h: dict[str, np.ndarray]) -> Line | None:
+    i = _last(h, "lambda_min")
+    if i is None:
+        return None
+    ratio = abs(h["lambda_min"][i] / h["lambda_max"][i]) if h["lambda_max"][i] else np.nan
+    return "λ_min", with_error(h["lambda_min"][i], h["lambda_min_error"][i]), f"|λ_min| / λ_max = {ratio:.2g}"
+
+
+def _trace(h: dict[str, np.ndarray]) -> Line | None:
+    i = _last(h, "trace")
+    if i is None:
+        return None
+    return "trace", rounded(float(h["trace"][i])), f"{_interval(h, 'trace', i)}at step {h['step'][i]:.0f}"
+
+
+def _gap(h: dict[str, np.ndarray]) -> Line | None:
+    i = _last(h, "ggn_gap")
+    if i is None:
+        return None
+    words = f"at step {h['step'][i]:.0f}; λ_max of the GGN {h['ggn_lambda_max'][i]:.4g}"
+    return "‖H − H_o‖ / ‖H‖", rounded(float(h["ggn_gap"][i])), _interval(h, "ggn_gap", i) + words
+
+
+def _interval(h: dict[str, np.ndarray], name: str, i: int) -> str:
+    """The 95 % interval of a number, in words; empty for a history without one."""
+    low, high = (float(h[f"{name}_{end}"][i]) for end in ("low", "high"))
+    known = np.isfinite([low, high]).all()
+    return f"95 % interval {rounded(low)} to {rounded(high)}, " if known else ""
+
+
+def ceiling(h: Mapping[str, np.ndarray]) -> np.ndarray:
+    """The λ_max (S,) above which steps on the quadratic diverge: threshold / η; nan where it has none."""
+    return h["threshold"] / np.where(h["lr"] > 0, h["lr"], np.nan)
+
+
+def is_near(h: Mapping[str, np.ndarray]) -> bool:
+    """Whether a ceiling comes near enough to be drawn with λ_max."""
+    known = np.isfinite(ceiling(h)) & np.isfinite(h["lambda_max"])
+    return bool(known.any() and (ceiling(h)[known] < FAR * np.nanmax(h["lambda_max"])).any())
+
+
+def _stability(result: Monitored, where: str) -> str:
+    """What is drawn, and why no ceiling is where there is none."""
+    h = result.history
+    said = (
+        f"λ_max of the Hessian {where}, with a band of its error, min(r, r²/gap) of the Lanczos residual r; "
+    )
+    if not len(h["step"]) or is_near(h):
+        said += "dashed: the ceiling, the threshold of the optimizer's momentum over its learning rate η."
+    elif np.isfinite(ceiling(h)).any():
+        said += (
+            f"its ceiling, the threshold over the learning rate, is more than {FAR} times it, and not drawn."
+        )
+    elif np.isfinite(h["lr"]).any():
+        said += (
+            "without a ceiling: the optimizer scales every parameter by itself, and λ_max of H has none then."
+        )
+    else:
+        said += "without a ceiling: the learning rate is not known."
+    if len(h["step"]) and not np.isfinite(h["sharpness"]).any():
+        return said
+    return (
+        f"Left: {said} Right: η times λ_max over the threshold, for the Hessian if it has one and for what "
+        "the optimizer sees, P^(−½) (H + weight decay) P^(−½) with its own diagonal P as it was then; steps "
+        "on the quadratic diverge above 1."
+    )
+
+
+def captions(result: Monitored) -> dict[str, str]:
+    """What each figure and table shows."""
+    where = f"of {result.model} on {result.num_terms:,.0f} terms of {result.data}, which stay the same"
+    known = len(result.history["step"]) and np.isfinite(ceiling(result.history)).any()
+    return {
+        "course": f"Numbers {where}, over the steps; bands are errors"
+        f"{'; of λ_max with its ceiling' if known else ''}.",
+        "stability": _stability(result, where),
+        "training": "Loss and norm of its gradient on the probe batches, in eval mode.",
+        "curvature": "Trace with its standard error over probes, exact inside the subspace of the "
+        "eigenvectors; the smallest eigenvalue; and shares: overlap of the top eigenvectors with those of "
+        "the measurement before, part of ‖∇L‖² in their span, and how far the GGN is "
+        "from the Hessian.",
+        "blocks_lambda_max": "λ_max of every block of the Hessian; a block that was not measured at a step "
+        "has the color of the last time, white before the first.",
+        "blocks_trace": "Trace of every block, from the probes of the whole; blue is below zero, red above.",
+        "history": "One row a measurement; empty where the budget left a part out.",
+        "blocks": "One row a block and measurement.",
+    }
+
+
+COUNTED = re.compile(r"(.*\bin )(\d+)( entries\b.*)", re.S)
+FEW = 4  # counts that are listed one by one
+
+
+@final
+class Notes:
+    """Notes in the order in which they came.
+
+    Args:
+        texts: those that are there from the beginning.
+    """
+
+    def __init__(self, texts: Sequence[str] = ()):
+        self._found: dict[tuple[str, str], list[tuple[str, int]]] = {(text, ""): [] for text in texts}
+
+    def add(self, text: str, step: int) -> None:
+        """A note of a step; "in 5 entries" is put together with what other steps say of the same."""
+        if parts := COUNTED.fullmatch(text):
+            self._found.setdefault((parts[1], parts[3]), []).append((parts[2], step))
+        else:
+            self._found.setdefault((text, ""), [])
+
+    def all(self) -> list[str]:
+        """One sentence each."""
+        return [f"{before}{_counts(counts)}{after}" for (before, after), counts in self._found.items()]
+
+
+def _counts(counts: Sequence[tuple[str, int]]) -> str:
+    """`186 (step 0), 11 (step 50)`; of many the first and the last."""
+    said = [f"{count} (step {step})" for count, step in counts]
+    if len(said) <= FEW:
+        return ", ".join(said)
+    return f"{said[0]} to {said[-1]}, at {len(said)} measurements,"
+
+
+def end_of(step: int, rows: Sequence[Mapping[str, Any]], budget: Budget, waiting: int) -> dict[str, float]:
+    """The numbers above.
+
+    Args:
+        step: the last.
+        rows: of the history, with what each of them skipped.
+        waiting: skipped since the last row, the one that is due now among them.
+    """
+    before = sum(row["skipped"] for row in rows if not math.isnan(row["skipped"]))
+    found = {
+        "step": step,
+        "seconds": budget.elapsed,
+        "share": budget.share,
+        "skipped": int(before) + waiting,
+    }
+    if waiting and rows and step > rows[0]["step"]:
+        first = rows[0]
+        measuring = budget.spent - first["share"] * first["seconds"]
+        pace = (budget.elapsed - first["seconds"] - measuring) / (step - first["step"])  # seconds of a step
+        wait = budget.ready_at(PARTS[0]) - budget.elapsed
+        if pace > 0:
+            found["next_step"] = step + max(1, math.ceil(wait / pace))
+    return found

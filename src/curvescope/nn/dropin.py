@@ -1,0 +1,392 @@
+"""Whole models with every derivative of order two: our functions stand in for PyTorch's while a model runs.
+
+A mode of PyTorch (`TorchFunctionMode`) sees each call of a function of torch in its thread, whatever class it
+comes from. Calls of attention, norms, activations and cross-entropy go to `curvescope.nn.functional`, and the
+batch and instance norms, whose forward mode is wrong inside another derivative, are written out. Transformers
+(Hugging Face) with an attention other than "sdpa" get ours by its name in their configuration. What has no
+counterpart is PyTorch's own, and is listed with the reason.
+"""
+
+from __future__ import annotations
+
+import dis
+import inspect
+import re
+import sys
+import types
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ContextDecorator, ExitStack
+from dataclasses import dataclass, field
+from functools import cache, partial
+from threading import local
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
+
+from curvescope.core.errors import UsageError
+from curvescope.nn import functional
+
+if TYPE_CHECKING:
+    from curvescope.nn.hf import Attention
+
+_PASSIVE = (nn.Linear, nn.Embedding, nn.Dropout, nn.Identity, nn.ModuleList, nn.ModuleDict)
+_FUNCTION = (types.FunctionType, types.BuiltinFunctionType)
+_FRAMES = 12  # between a call of torch and the module that made it
+
+
+@dataclass
+class Replacements:
+    """What `twice_differentiable` and `make_twice_differentiable` have done with a model; prints as a list.
+
+    Attributes:
+        replaced: Names of submodules, with the functions they call that are ours now.
+        kept: Names of submodules or functions that are PyTorch's own, with the reason.
+        calls: How often each function has been replaced so far, calls outside of the model included.
+    """
+
+    model: str
+    replaced: dict[str, str] = field(default_factory=dict)
+    kept: dict[str, str] = field(default_factory=dict)
+    calls: Counter[str] = field(default_factory=Counter)
+
+    def __str__(self) -> str:
+        lines = [f"{self.model}: {len(self.replaced)} replaced, {len(self.kept)} kept"]
+        for title, entries in (("replaced", self.replaced), ("kept", self.kept)):
+            lines += [f"  {title}  {names}: {words}" for names, words in _grouped(entries)]
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+
+def _grouped(entries: dict[str, str]) -> list[tuple[str, str]]:
+    """Names with their words; those that differ in a number only in one line, with their count."""
+    groups = Counter((re.sub(r"\d+", "*", name), words) for name, words in entries.items())
+    single = {(re.sub(r"\d+", "*", name), words): name for name, words in entries.items()}
+    return [(f"{key[0]} ({n})" if n > 1 else single[key], key[1]) for key, n in groups.items()]
+
+
+class twice_differentiable(ContextDecorator):
+    """Inside, a model has every derivative of order two: reverse and forward mode, in any order.
+
+    Calls of the model and of everything else in this thread are replaced, so a loss inside is too. Other
+    threads are not touched, except that a Hugging Face model with an attention other than "sdpa" computes it
+    with our functions in all threads meanwhile. A layer that is computed again by activation checkpointing
+    needs the replacement during the backward pass: call `backward` inside, or, on CUDA, where backward passes
+    have their own threads, use `make_twice_differentiable`.
+
+    Args:
+        model: The module whose parts are listed, and whose configuration is changed inside.
+
+    Yields:
+        A `Replacements`. Everything is as it was afterwards, after errors too.
+    """
+
+    def __init__(self, model: nn.Module):
+        self.model = _checked(model)
+        self._entered = local()
+
+    def __enter__(self) -> Replacements:
+        report, attention = _examined(self.model)
+        with ExitStack() as stack:
+            if attention is not None:
+                stack.enter_context(attention.exchanged())
+            stack.enter_context(Functions(report, self.model))
+            self._entered.__dict__.setdefault("stacks", []).append(stack.pop_all())
+        return report
+
+    def __exit__(self, *error: Any) -> None:
+        self._entered.stacks.pop().__exit__(*error)
+
+
+def make_twice_differentiable(model: nn.Module) -> nn.Module:
+    """The same module, which from now on has every derivative of order two in all threads.
+
+    Its class, parameters, hooks and `state_dict` stay; `forward` of each submodule becomes an attribute of
+    the instance, which is pickled and copied with it. A function that no submodule calls, such as a loss
+    outside of the model, stays PyTorch's. What `torch.utils.checkpoint` computes again has to be a submodule.
+    `curvescope.nn.replacements(model)` says what was done.
+
+    Args:
+        model: A module, changed in place.
+
+    Returns:
+        The module itself.
+    """
+    if replacements(_checked(model)) is not None:
+        return model
+    report, attention = _examined(model)
+    if attention is not None:
+        attention.exchange()
+    for part in model.modules():
+        if (part is model or not isinstance(part, _PASSIVE)) and not isinstance(part.forward, Forward):
+            vars(part)["forward"] = Forward(part, report)
+    return model
+
+
+def replacements(model: nn.Module) -> Replacements | None:
+    """What `make_twice_differentiable` has done with a model; None if it was not called with it."""
+    forward = vars(model).get("forward")
+    return forward.report if isinstance(forward, Forward) else None
+
+
+class Forward:
+    """`forward` of a module with our functions inside. It is pickled and copied with its module."""
+
+    def __init__(self, module: nn.Module, report: Replacements):
+        self.module, self.report = module, report
+        self.before = vars(module).get("forward")  # of somebody else, who had put it there
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if is_on():
+            return self._run(*args, **kwargs)
+        with Functions(self.report, self.module):
+            return self._run(*args, **kwargs)
+
+    @property
+    def _run(self) -> Callable[..., Any]:
+        return self.before or partial(type(self.module).forward, self.module)
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return inspect.signature(self._run)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        if any("transformers" in words for words in self.report.replaced.values()):
+            from curvescope.nn.hf import register
+
+            register()  # where it is unpickled, transformers may not know our attention yet
+
+
+def is_on() -> bool:
+    """Whether calls in this thread are replaced already."""
+    return any(isinstance(mode, Functions) for mode in _get_current_function_mode_stack())
+
+
+def _checked(model: Any) -> nn.Module:
+    if not isinstance(model, nn.Module):
+        raise UsageError(f"expected a torch.nn.Module, got {type(model).__name__}")
+    return model
+
+
+# -------------------------------------------------------------------------------------- calls, as they come
+
+
+class Functions(TorchFunctionMode):
+    """Our functions in the place of PyTorch's, in this thread."""
+
+    def __init__(self, report: Replacements, model: nn.Module):
+        super().__init__()
+        self.report, self.model = report, model
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _ENGINE:  # layers that are computed again in a backward pass are replaced too
+            with self:
+                return _ENGINE[func](*args, **(kwargs or {}))
+        rule = RULES.get(func)
+        if rule is None:
+            if func in KEPT:
+                self._note(func, KEPT[func])
+            return func(*args, **(kwargs or {}))
+        found = rule(*args, **(kwargs or {}))
+        if isinstance(found, str):
+            self._note(func, found)
+            return func(*args, **(kwargs or {}))
+        if not torch.compiler.is_compiling():
+            self.report.calls[func.__name__] += 1
+        return found
+
+    def _note(self, func: Any, reason: str) -> None:
+        if not torch.compiler.is_compiling():
+            self.report.kept.setdefault(_caller(self.model) or func.__name__, f"{func.__name__}: {reason}")
+
+
+def _caller(model: nn.Module) -> str | None:
+    """Name of the submodule whose method calls torch now."""
+    names = {id(part): name or type(part).__name__ for name, part in model.named_modules()}
+    frame = sys._getframe(2)
+    for _ in range(_FRAMES):
+        if frame is None:
+            return None
+        name = names.get(id(frame.f_locals.get("self")))
+        if name is not None:
+            return name
+        frame = frame.f_back
+    return None
+
+
+def _silu(input: Tensor, inplace: bool = False) -> Tensor | str:
+    return "in place it is PyTorch's own, which has every derivative" if inplace else functional.silu(input)
+
+
+def _glu(input: Tensor, dim: int = -1) -> Tensor:
+    value, gate = input.chunk(2, dim)
+    return value * gate.sigmoid()
+
+
+def _batch_norm(
+    input: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor | str:
+    if not training:
+        return "in eval mode it is affine, and PyTorch's own has every derivative"
+    axes = [0, *range(2, input.dim())]
+    return _written_out(input, axes, (running_mean, running_var), (weight, bias), momentum, eps)
+
+
+def _instance_norm(
+    input: Tensor,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor | str:
+    if not use_input_stats:
+        return "with running statistics it is affine, and PyTorch's own has every derivative"
+    axes = list(range(2, input.dim()))
+    return _written_out(input, axes, (running_mean, running_var), (weight, bias), momentum, eps)
+
+
+def _written_out(
+    x: Tensor,
+    axes: list[int],
+    running: tuple[Tensor | None, Tensor | None],
+    affine: tuple[Tensor | None, Tensor | None],
+    momentum: float,
+    eps: float,
+) -> Tensor:
+    """(x − mean)/√(var + ε) in plain operations, with running statistics as PyTorch keeps them."""
+    mean = x.mean(axes, keepdim=True)
+    centered = x - mean
+    var = centered.square().mean(axes, keepdim=True)
+    y = centered * (var + eps).rsqrt()
+    n = x.numel() / mean.numel()
+    with torch.no_grad():
+        for old, new in zip(running, (mean, var * (n / (n - 1))), strict=True):
+            if old is not None:
+                old.lerp_(new.detach().mean(0).flatten().to(old.dtype), momentum)
+    shape = (1, -1, *[1] * (x.dim() - 2))
+    weight, bias = (None if t is None else t.view(shape) for t in affine)
+    y = y if weight is None else y * weight
+    return y if bias is None else y + bias
+
+
+def _seen(function: Any, **names: Any) -> Callable[..., Any]:
+    """A function of torch that does not tell modes of its call a second time, with other values for names."""
+    space = vars(sys.modules[function.__module__]) | names
+    space |= dict.fromkeys(("has_torch_function", "has_torch_function_unary"), lambda *_: False)
+    del space["__name__"]  # TorchDynamo would take the names of the module of that name
+    ours = types.FunctionType(function.__code__, space, function.__name__, function.__defaults__)
+    ours.__kwdefaults__ = function.__kwdefaults__
+    return ours
+
+
+_ENGINE = {f: _seen(f) for f in (torch.autograd.grad, torch.autograd.backward, Tensor.backward)}
+RULES: dict[Callable[..., Any], Callable[..., Any]] = {
+    F.scaled_dot_product_attention: functional.scaled_dot_product_attention,
+    F.multi_head_attention_forward: _seen(  # weights that are asked for are made in plain operations
+        F.multi_head_attention_forward, scaled_dot_product_attention=functional.scaled_dot_product_attention
+    ),
+    F.layer_norm: functional.layer_norm,
+    F.rms_norm: functional.rms_norm,
+    F.gelu: functional.gelu,
+    F.silu: _silu,
+    F.cross_entropy: functional.cross_entropy,
+    F.glu: _glu,
+    F.batch_norm: _batch_norm,
+    F.instance_norm: _instance_norm,
+}
+"""PyTorch's functions and ours, of one signature; a sentence in place of a tensor says why it is not ours."""
+_NO_SECOND = "PyTorch has no second derivative of it"
+KEPT: dict[Callable[..., Any], str] = {
+    F.hardsigmoid: _NO_SECOND,
+    F.embedding_bag: f"{_NO_SECOND}; F.embedding and a sum have one",
+    F.grid_sample: "PyTorch has no forward mode of it",
+    F.ctc_loss: _NO_SECOND,
+    F.multi_margin_loss: _NO_SECOND,
+    torch.cdist: f"{_NO_SECOND}; the norm of differences has one",
+}
+"""Functions that are called as they are, and what they lack."""
+_FOREIGN = {
+    "flex_attention": "PyTorch's flex_attention has no second derivative and cannot be seen from outside",
+    "flash_attn_func": "flash-attn has no second derivative and cannot be seen from outside",
+    "flash_attn_varlen_func": "flash-attn has no second derivative and cannot be seen from outside",
+    "memory_efficient_attention": "xFormers has no second derivative and cannot be seen from outside",
+}
+
+
+# ---------------------------------------------------------------------------- models, before they are called
+
+
+def _examined(model: nn.Module) -> tuple[Replacements, Attention | None]:
+    """What will be replaced in a model, and the attention of what is of transformers in it."""
+    report = Replacements(type(model).__name__)
+    for name, part in model.named_modules():
+        attributes = [value for value in vars(part).values() if isinstance(value, _FUNCTION)]
+        called = dict.fromkeys([*_called(type(part)), *(f for f in attributes if f in RULES or f in KEPT)])
+        ours = [f"{f.__name__}" for f in called if f in RULES]
+        if ours:
+            report.replaced[name or type(part).__name__] = ", ".join(ours)
+        reasons = [f"{f.__name__}: {KEPT[f]}" for f in called if f in KEPT]
+        reasons += [_FOREIGN[f.__name__] for f in called if getattr(f, "__name__", "") in _FOREIGN]
+        if isinstance(part, nn.RNNBase) and any(p.is_cuda for p in part.parameters()):
+            reasons.append("cuDNN has no second derivative; torch.backends.cudnn.flags(enabled=False) has")
+        if reasons:
+            report.kept[name or type(part).__name__] = "; ".join(reasons)
+    attention = _of_transformers(model)
+    if attention is not None:
+        report.replaced |= attention.replaced
+        report.kept |= attention.kept
+    return report, attention
+
+
+@cache
+def _called(kind: type) -> tuple[Any, ...]:
+    """Functions of ours, kept ones and foreign ones that the methods of a class name."""
+    found: dict[Any, None] = {}
+    for base in kind.__mro__:
+        if base is nn.Module:
+            break
+        for name, method in vars(base).items():
+            method = inspect.unwrap(method) if callable(method) else method
+            if isinstance(method, types.FunctionType) and not name.startswith("__"):
+                found |= dict.fromkeys(_named(method))
+    return tuple(found)
+
+
+def _named(function: types.FunctionType) -> Iterator[Any]:
+    """Functions that a function's code names through its globals: `f`, `F.f`, `torch.nn.functional.f`."""
+    value: Any = None
+    for step in dis.get_instructions(function):
+        if step.opname == "LOAD_GLOBAL":
+            value = function.__globals__.get(step.argval)
+        elif step.opname in ("LOAD_ATTR", "LOAD_METHOD") and isinstance(value, types.ModuleType):
+            value = getattr(value, step.argval, None)
+        else:
+            value = None
+        if isinstance(value, types.ModuleType) or not callable(value) or isinstance(value, type):
+            continue
+        if value in RULES or value in KEPT or getattr(value, "__name__", "") in _FOREIGN:
+            yield value
+
+
+def _of_transformers(model: nn.Module) -> Attention | None:
+    """The attention of transformers' modules; None where that package was not loaded."""
+    if "transformers" not in sys.modules:
+        return None
+    from curvescope.nn.hf import examined
+
+    return examined(model)

@@ -1,0 +1,300 @@
+"""The histograms: sizes of the entries of the Hessian's W_Q and W_V blocks, with softmax and without.
+
+Bars are those of the paper: edges evenly spaced in the logarithm from max(1e-8, smallest) to the largest
+entry, 50 of them, 30 for W_Q with softmax; raw counts of all 65,536 entries; smaller ones fall outside.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, get_args
+
+import numpy as np
+
+from curvescope.core.progress import Progress
+from curvescope.core.result import Result
+from curvescope.operators.curvature import BY_SYMBOL
+from curvescope.papers.common import (
+    AGREES,
+    AUTHORS_CODE,
+    DIFFERS,
+    FigureConfig,
+    as_printed,
+    published_table,
+    within,
+)
+from curvescope.papers.ormaniec2025.small_model import IN_WORDS, Kind, histogram_data, small_problem
+from curvescope.runs.shown import Claim, Line, Shown
+from curvescope.runs.study import Study
+from curvescope.runs.work import Piece, State, work_through
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+BLOCKS = ("L0.W_V", "L0.W_Q")
+KINDS: tuple[Kind, ...] = get_args(Kind)
+SMALLEST = 1e-8
+NUM_EDGES = {("softmax", "L0.W_Q"): 30}  # 50 for the others
+CAPTIONS = {
+    "histogram_classical": "Sizes of all entries of two diagonal blocks of the exact Hessian, with softmax. "
+    "Filled: ours. Black outline: the published bars. {setting}",
+    "histogram_linear": "The same model without softmax, in front of the one with it (pale). The bars "
+    "without softmax are ours; published are those in outline. {setting}",
+    "histograms": "Bars of both figures: edges and counts.",
+    "histogram_norms": "Frobenius norms of the blocks and of their two parts, and sizes of entries.",
+}
+PUBLISHED_NORMS = {
+    ("softmax", "L0.W_Q", "H"): 2.59756894e-4,
+    ("softmax", "L0.W_V", "H"): 2.66764947e-2,
+    ("softmax", "L0.W_Q", "H_o"): 1.18092e-4,
+    ("softmax", "L0.W_Q", "H_f"): 2.63422e-4,
+}
+PUBLISHED_SIZES = {
+    "L0.W_Q": {"min": "6.57e-11", "median": "5.127e-7", "mean": "7.186e-7", "max": "9.003e-6"},
+    "L0.W_V": {"min": "7.79e-10", "median": "1.602e-5", "mean": "4.691e-5", "max": "2.320e-3"},
+}
+PUBLISHED_COUNTS = {"L0.W_Q": (644, 6259), "L0.W_V": (38, 4085)}  # below SMALLEST, the tallest bar
+MEASURES = {"min": np.min, "median": np.median, "mean": np.mean, "max": np.max}
+COLORS = {"L0.W_V": "#7570b3", "L0.W_Q": "#1b9e77"}  # the paper's
+
+
+@dataclass(frozen=True)
+class Config(FigureConfig):
+    """Nothing to choose: weights, data and bars are those of the paper."""
+
+
+@dataclass(frozen=True)
+class Bars(Result):
+    """One block of one model."""
+
+    attention: str
+    block: str
+    entries: np.ndarray  # (n,) |H_ij|, all of them
+    norms: dict[str, float]  # Frobenius, of H, H_o and H_f
+    edges: np.ndarray  # (bars + 1,)
+    counts: np.ndarray  # (bars,)
+
+
+@dataclass(frozen=True)
+class Histograms(Shown):
+    """The four blocks."""
+
+    bars: list[Bars]
+
+    def of(self, attention: str, block: str) -> Bars:
+        """One of them."""
+        return next(b for b in self.bars if (b.attention, b.block) == (attention, block))
+
+    def median_ratio(self, attention: str) -> float:
+        """How much larger the typical entry of W_V is than that of W_Q."""
+        V, Q = (np.median(self.of(attention, block).entries) for block in BLOCKS)
+        return float(V / Q)
+
+    def claims(self) -> list[Claim]:
+        """Bars one by one, norms, and the sizes that the paper's figures show."""
+        rows = [self._bars(block) for block in BLOCKS]
+        rows += [
+            within(f"‖{part}‖_F of {block}, {attention}", value, self.of(attention, block).norms[part],
+                   relative=1e-5, source=AUTHORS_CODE)
+            for (attention, block, part), value in PUBLISHED_NORMS.items()
+        ]  # fmt: skip
+        for block, sizes in PUBLISHED_SIZES.items():
+            entries = self.of("softmax", block).entries
+            rows += [
+                _size(f"{what} |entry| of {block}, softmax", what, text, entries)
+                for what, text in sizes.items()
+            ]
+            below, tallest = PUBLISHED_COUNTS[block]
+            rows.append(_count(f"entries of {block} below 1e-8, softmax", below, int((entries < 1e-8).sum())))
+            counts = self.of("softmax", block).counts
+            rows.append(_count(f"tallest bar of {block}, softmax", tallest, int(counts.max())))
+        return [*rows, *self._without_softmax()]
+
+    def _bars(self, block: str) -> Claim:
+        drawn = published(block)
+        ours = self.of("softmax", block)
+        off = np.abs(ours.counts - np.array([int(row["count"]) for row in drawn]))
+        words = f"{int((off == 0).sum())} equal" + (f", largest difference {off.max()}" if off.any() else "")
+        agrees = off.sum() <= 1  # a count that fell on the other side of an edge in float32
+        verdict = AGREES if agrees else DIFFERS
+        return Claim(f"bars of {block}, softmax", f"{len(drawn)} bars", words, verdict, AUTHORS_CODE)
+
+    def _without_softmax(self) -> list[Claim]:
+        """W_Q moves up to where W_V is, which hardly moves."""
+        softmax, linear = (self.median_ratio(kind) for kind in KINDS)
+        V, Q = (
+            float(np.median(self.of("linear", b).entries) / np.median(self.of("softmax", b).entries))
+            for b in BLOCKS
+        )
+        return [
+            Claim(
+                "median |entry| of W_V over that of W_Q, with softmax", "about 30", f"{softmax:.1f}",
+                AGREES if 20 < softmax < 45 else DIFFERS, "figure",
+            ),
+            Claim(
+                "the same without softmax", "W_Q moves up to W_V, which hardly moves",
+                f"{linear:.2f} (W_Q times {Q:.0f}, W_V times {V:.2f})",
+                AGREES if 1 / 5 < linear < 5 and Q > 5 and 1 / 3 < V < 3 else DIFFERS, "figure",
+            ),
+        ]  # fmt: skip
+
+    def summary(self) -> list[Line]:
+        """The numbers to look at first: label, value, words."""
+        return [(c.claim, c.measured, f"published {c.published}: {c.verdict}") for c in self.claims()]
+
+    def captions(self) -> dict[str, str]:
+        """What each figure and table shows."""
+        return {name: text.format(setting=IN_WORDS) for name, text in CAPTIONS.items()}
+
+    def tables(self) -> dict[str, pd.DataFrame]:
+        """Bars, and norms."""
+        import pandas as pd
+
+        bars = [
+            {
+                "attention": b.attention,
+                "block": b.block,
+                "bin": i,
+                "edge_lo": b.edges[i],
+                "edge_hi": b.edges[i + 1],
+                "count": int(count),
+            }
+            for b in self.bars
+            for i, count in enumerate(b.counts)
+        ]
+        norms = [
+            {
+                "attention": b.attention,
+                "block": b.block,
+                **b.norms,
+                **{name: float(measure(b.entries)) for name, measure in MEASURES.items()},
+            }
+            for b in self.bars
+        ]
+        return {"histograms": pd.DataFrame(bars), "histogram_norms": pd.DataFrame(norms)}
+
+    def figures(self) -> dict[str, Figure]:
+        """With softmax, one above the other; without, side by side."""
+        return {"histogram_classical": _classical(self), "histogram_linear": _linear(self)}
+
+
+def run(cfg: Config, *, progress: Progress | None = None, state: State | None = None) -> Histograms:
+    """Compute the blocks, those of `state` excepted."""
+    wanted: list[tuple[Kind, str]] = [(kind, block) for kind in KINDS for block in BLOCKS]
+    pieces = [
+        Piece(
+            f"{kind}.{block}",
+            partial(measure, kind, block, device=cfg.device),
+            f"{block} with {kind} attention",
+        )
+        for kind, block in wanted
+    ]
+    found = work_through(pieces, progress=progress, state=state)
+    return Histograms([found.take(Bars, f"{kind}.{block}") for kind, block in wanted])
+
+
+def measure(
+    attention: Kind, block: str, *, parts: tuple[str, ...] = tuple(BY_SYMBOL), device: str = "cpu"
+) -> Bars:
+    """One block of the model with this attention, exactly; norms of these parts, H among them."""
+    problem = small_problem(attention, histogram_data(), device=device)
+    dense = {name: BY_SYMBOL[name](problem, block).to_dense().cpu().numpy() for name in parts}
+    entries = np.abs(dense["H"]).ravel()
+    edges = bar_edges(entries, NUM_EDGES.get((attention, block), 50))
+    counts = np.histogram(entries, edges)[0]
+    norms = {name: float(np.linalg.norm(matrix)) for name, matrix in dense.items()}
+    return Bars(attention, block, entries, norms, edges, counts)
+
+
+def bar_edges(entries: np.ndarray, num: int) -> np.ndarray:
+    """`num` edges, evenly spaced in the logarithm; the last one is the largest entry, which counts."""
+    edges = np.logspace(np.log10(max(SMALLEST, entries.min())), np.log10(entries.max()), num)
+    edges[-1] = entries.max()  # rounding may leave it below
+    return edges
+
+
+def published(block: str) -> list[dict[str, str]]:
+    """The bars of the published figure, with softmax: edge_lo, edge_hi, count."""
+    return [row for row in published_table("ormaniec2025", "histograms") if row["block"] == block]
+
+
+def _size(claim: str, what: str, text: str, entries: np.ndarray) -> Claim:
+    """A size as printed; the smallest entry to a percent, because float32 left it no more digits."""
+    value = float(MEASURES[what](entries))
+    if what == "min":
+        return within(claim, float(text), value, relative=0.01, source=AUTHORS_CODE)
+    return as_printed(claim, text, value, source=AUTHORS_CODE)
+
+
+def _count(claim: str, published: int, measured: int) -> Claim:
+    """Counts may differ by one: an entry that fell on the other side of an edge in float32."""
+    verdict = AGREES if abs(published - measured) <= 1 else DIFFERS
+    return Claim(claim, f"{published}", f"{measured}", verdict, AUTHORS_CODE)
+
+
+def _classical(result: Histograms) -> Figure:
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(2, 1, figsize=(7, 5.4), layout="constrained", sharex=True)
+    for ax, block in zip(axes, BLOCKS, strict=True):
+        _bars(ax, result.of("softmax", block), label="measured")
+        _outline(ax, block)
+        _mark_median(ax, result.of("softmax", block))
+        _style(ax, block)
+        ax.legend(fontsize=10, loc="upper left")
+    axes[-1].set_xlabel("|entry| of the Hessian block")
+    figure.supylabel("number of entries", fontsize=11)
+    return figure
+
+
+def _linear(result: Histograms) -> Figure:
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained", sharey=True)
+    for ax, block in zip(axes, BLOCKS, strict=True):
+        _bars(ax, result.of("softmax", block), label="with softmax", alpha=0.35)
+        _bars(ax, result.of("linear", block), label="without softmax")
+        _outline(ax, block)
+        _style(ax, block)
+        ax.set_xlabel("|entry| of the Hessian block")
+    low, high = zip(*(ax.get_xlim() for ax in axes), strict=True)
+    for ax in axes:
+        ax.set_xlim(min(low), max(high))
+    axes[0].legend(fontsize=10, loc="upper left")
+    axes[1].legend(fontsize=10, loc="upper right")
+    axes[0].set_ylabel("number of entries")
+    return figure
+
+
+def _bars(ax: Axes, bars: Bars, **style: Any) -> None:
+    ax.bar(
+        bars.edges[:-1], bars.counts, np.diff(bars.edges), align="edge", color=COLORS[bars.block],
+        edgecolor="white", linewidth=0.4, **style,
+    )  # fmt: skip
+
+
+def _outline(ax: Axes, block: str) -> None:
+    """The published bars."""
+    rows = published(block)
+    edges = [float(row["edge_lo"]) for row in rows] + [float(rows[-1]["edge_hi"])]
+    ax.stairs([int(row["count"]) for row in rows], edges, color="black", lw=1.1, label="published, softmax")
+
+
+def _mark_median(ax: Axes, bars: Bars) -> None:
+    median = float(np.median(bars.entries))
+    ax.axvline(median, color="0.2", lw=1, ls="--")
+    words = f"- - median {median:.2g}, {len(bars.entries):,} entries"
+    ax.text(0.985, 0.93, words, transform=ax.transAxes, fontsize=9, color="0.25", va="top", ha="right")
+
+
+def _style(ax: Axes, block: str) -> None:
+    ax.set_xscale("log")
+    ax.set_title(block, fontsize=12, loc="left", color=COLORS[block])
+    ax.margins(x=0.02)
+
+
+STUDY = Study(Config, run)

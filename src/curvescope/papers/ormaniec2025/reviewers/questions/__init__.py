@@ -1,1 +1,0 @@
-"""The questions, a file each: what is measured, and what follows from it."""

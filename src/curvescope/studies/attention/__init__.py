@@ -1,0 +1,9 @@
+"""What attention costs that can be differentiated in every way: beside PyTorch's plain path and others."""
+
+from curvescope.runs.study import Study
+from curvescope.studies.attention.cost import Cost, Timed
+from curvescope.studies.attention.study import Config, run
+
+__all__ = ["STUDY", "Config", "Cost", "Timed", "run"]
+
+STUDY = Study(Config, run)

@@ -1,0 +1,146 @@
+"""The diagonal blocks of one operator: which estimate of a block is shown, and its row in a table."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from curvescope.algorithms import BlockTraces, Eigenpairs, SpectralDensity
+from curvescope.algorithms.blocks.heterogeneity import Heterogeneity
+from curvescope.algorithms.blocks.probes import Ends, OwnProbes
+from curvescope.core.numbers import below_noise
+from curvescope.core.result import Result
+
+
+class Sharpness(NamedTuple):
+    """The extreme eigenvalues of a block; nan where one is not known."""
+
+    largest: float
+    error: float  # there is an eigenvalue within it
+    high: float  # λ_max is at most this, 95 times in 100
+    smallest: float
+    smallest_error: float
+    low: float = math.nan  # λ_min is at least this, 95 times in 100
+
+    @property
+    def ceiling(self) -> float:
+        """2/λ_max with the upper end of λ_max where it is known: the learning rate that a block allows."""
+        top = self.largest if math.isnan(self.high) else self.high
+        return 2 / top if self.largest > 0 else math.nan
+
+
+@dataclass(frozen=True)
+class Part(Result):
+    """The diagonal blocks of one operator; what was not asked for is empty."""
+
+    traces: BlockTraces  # from shared probes
+    norms: dict[str, OwnProbes]
+    extremes: dict[str, Eigenpairs]  # lowest and highest; of a positive semi-definite operator the highest
+    densities: dict[str, SpectralDensity]
+    heterogeneity: Heterogeneity | None
+    whole: Ends | None = None  # of all blocks together; None in results of version 0.1
+
+    def trace_of(self, name: str) -> tuple[float, float, str]:
+        """Trace of a block, its standard error, and where it is from.
+
+        "exact", "own" probes of the block where it has two or more, or "shared" ones; "" for a block without
+        a trace. To take the one with the smaller error would be to believe whichever was lucky.
+        """
+        value, stderr, _, _, probes = self._chosen(name)
+        return value, stderr, probes
+
+    def trace_interval(self, name: str) -> tuple[float, float]:
+        """Ends of the 95 % interval of `trace_of`; nan from one probe."""
+        return self._chosen(name)[2:4]
+
+    def _chosen(self, name: str) -> tuple[float, float, float, float, str]:
+        own, t = self.norms.get(name), self.traces
+        shared = name in t.names
+        if own is not None and not (shared and math.isnan(own.trace_stderr)):
+            words = "exact" if own.exact else "own"
+            return own.trace, own.trace_stderr, own.trace_low, own.trace_high, words
+        if not shared:
+            return math.nan, math.nan, math.nan, math.nan, ""
+        i = t.names.index(name)
+        low, high = (float(end[i]) for end in t.interval)
+        return float(t.values[i]), float(t.stderr[i]), low, high, "shared"
+
+    def is_noise(self, name: str) -> bool:
+        """Whether the interval of the trace includes zero, or is not known."""
+        low, high = self.trace_interval(name)
+        return not (low > 0 or high < 0 or low == high)
+
+    def noise(self, name: str) -> float:
+        """Share of the trace that may be noise: half its interval over its size, at most 1."""
+        low, high = self.trace_interval(name)
+        value, half = abs(self.trace_of(name)[0]), (high - low) / 2
+        return 0.0 if half == 0 else 1.0 if math.isnan(half) or half >= value else half / value
+
+    @property
+    def trace(self) -> tuple[float, float]:
+        """Of all blocks together: estimate and standard error, summed probe by probe."""
+        total = self.traces.total
+        return total.value, total.stderr
+
+    def sharpness(self, name: str) -> Sharpness:
+        """The extreme eigenvalues of a block: as far as they were asked for, else from its Lanczos steps."""
+        if name in self.extremes and not self._is_zero(name):
+            pair = self.extremes[name]
+            both = len(pair.values) > 1
+            top, error = float(pair.values[-1]), float(pair.residuals[-1])
+            low = (float(pair.values[0]), float(pair.residuals[0])) if both else (math.nan, math.nan)
+            high, least = (top + error, low[0] - low[1]) if pair.converged else (math.nan, math.nan)
+            return Sharpness(top, error, high, *low, least)
+        own = self.norms.get(name)
+        if own is None or own.ends is None:
+            return Sharpness(*[math.nan] * 5)
+        (smallest, top), (low_error, error) = own.ends.values.tolist(), own.ends.residuals.tolist()
+        low = own.ends.low
+        if self.traces.psd and not own.exact:  # a crowd at zero, which few steps do not tell apart
+            smallest = low_error = low = math.nan
+        return Sharpness(top, error, own.ends.high, smallest, low_error, low)
+
+    def _is_zero(self, name: str) -> bool:
+        """Whether a block has no curvature, or none that rounding does not hide."""
+        own = self.norms.get(name)
+        return own is not None and own.ends is not None and not own.ends.values.any()
+
+    def ranking(self) -> list[str]:
+        """Blocks whose λ_max is known, the sharpest first."""
+        known = {name: self.sharpness(name).largest for name in dict.fromkeys([*self.norms, *self.extremes])}
+        return sorted((n for n, top in known.items() if not math.isnan(top)), key=lambda n: -known[n])
+
+    def row(self, name: str) -> dict[str, Any]:
+        """Everything that is known about one block."""
+        found = self._eigenvalues(name)
+        value, stderr, low, high, probes = self._chosen(name)
+        found |= {"trace": below_noise(value, high) if self.traces.psd else value, "± trace": stderr}
+        found |= {"trace low": low, "trace high": high, "probes": probes, "noise": self._noise(name)}
+        if name in self.norms:
+            own = self.norms[name]
+            found |= {"‖·‖ F": own.norm, "± ‖·‖ F": own.norm_stderr}
+            found |= {"‖·‖ F low": own.norm_low, "‖·‖ F high": own.norm_high}
+        return found
+
+    def _noise(self, name: str) -> float:
+        """As `noise`; nan where the trace has no interval."""
+        probes, low = self.trace_of(name)[2], self.trace_interval(name)[0]
+        return math.nan if not probes or math.isnan(low) else self.noise(name)
+
+    def _eigenvalues(self, name: str) -> dict[str, Any]:
+        s = self.sharpness(name)
+        if math.isnan(s.largest):
+            return {}
+        found: dict[str, Any] = {"λ max": s.largest, "± λ max": s.error, "λ max high": s.high}
+        found |= {"2/λ max": s.ceiling, "λ min": s.smallest, "± λ min": s.smallest_error}
+        found |= {"λ min low": s.low}
+        if name in self.extremes:
+            pair = self.extremes[name]
+            found |= {
+                "‖·‖ 2": 0.0 if self._is_zero(name) else float(np.abs(pair.values).max()),
+                "converged": "yes" if pair.converged else "no",
+            }
+        return found

@@ -1,0 +1,544 @@
+"""Tables, figures and captions of the study `blocks`, made from the arrays of its result."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from curvescope.core.numbers import LIES_BETWEEN, between, bound, plural, rounded, with_error
+from curvescope.core.parts import MATRIX_SYMBOLS, TITLES
+from curvescope.runs.shown import Line
+from curvescope.studies.blocks.analysis import Part
+from curvescope.studies.spectrum.view import CHOICES, errors, quadrature, shape
+from curvescope.viz import blocks, spectrum, style
+from curvescope.viz.interactive import Scene
+from curvescope.viz.scenes import Cell, density, estimated, grid_map, layer_map, said, switched
+from curvescope.viz.scenes.density import spectra
+from curvescope.viz.style import LOOKS
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from curvescope.algorithms import Eigenpairs
+    from curvescope.studies.blocks.study import Blocks
+
+
+def beside(result: Blocks) -> dict[str, str]:
+    """What the spectra of blocks say."""
+    return {"blocks": spread(result)}
+
+
+NAMED = 4  # blocks that a line names
+MOST_RANKED = 40  # blocks in the figure of the sharpest
+
+
+def summary(result: Blocks) -> list[Line]:
+    """The numbers to look at first: label, value, words."""
+    size = dict(zip(result.names, result.sizes.tolist(), strict=True))
+    words = f"{result.loss_name} over {result.num_terms:g} terms of {result.data}"
+    rows = [("loss", f"{result.loss:.4f}", words)]
+    for operator, part in result.parts.items():
+        rows += [*_sharpest(part, TITLES[operator]), *_traces(part, TITLES[operator], size)]
+        if part.heterogeneity is not None:
+            h = part.heterogeneity
+            words = f"bits, mean over the pairs of {plural(len(h.names), 'block')}: 0 is equal spectra, "
+            rows.append(("Jensen–Shannon", with_error(h.mean, h.mean_stderr), f"{words}1 no overlap"))
+    return [*rows, *(("note", "", note) for note in result.notes)]
+
+
+def opening(result: Blocks) -> str:
+    """Which block is sharpest, by how much, and what that allows."""
+    operator, part = next(iter(result.parts.items()))
+    order = part.ranking()
+    if not order:
+        return ""
+    values = np.array([part.sharpness(name).largest for name in order])
+    median = float(np.median(values))
+    where = f"On {result.num_terms:g} terms of {result.data}"
+    said = (
+        f"{where} {order[0]} is the sharpest block of the {TITLES[operator]}, with λ_max {rounded(values[0])}"
+    )
+    if median > 0 and len(order) > 2:
+        said += f", {rounded(values[0] / median, 2)} times that of the median of {_of_all(result, order)}"
+    said += _rivals(part, order)
+    if part.whole is not None and part.whole.values[1] > 0:
+        top, high = float(part.whole.values[1]), part.whole.high
+        said += (
+            f". Together they reach {between(top, high)}: on these terms plain gradient descent is stable up "
+            f"to a learning rate of 2/λ_max, {between(2 / high, 2 / top, 3)}"
+        )
+    return f"{said}."
+
+
+def _of_all(result: Blocks, order: list[str]) -> str:
+    """`27 of 69 blocks`, or `69 blocks` where λ_max of all is known."""
+    count, known = len(order), len(result.names)
+    return f"{count} of {known} blocks" if count < known else plural(count, "block")
+
+
+def _rivals(part: Part, order: list[str]) -> str:
+    """`; P may be sharper (858 to 921)`: blocks whose bound is above what was found of the sharpest."""
+    told = {name: part.sharpness(name) for name in order}
+    found = [name for name in order[1:] if told[name].high > told[order[0]].largest][:NAMED]
+    each = ", ".join(f"{name} ({between(told[name].largest, told[name].high)})" for name in found)
+    return f"; {each} may be sharper" if found else ""
+
+
+def spread(result: Blocks) -> str:
+    """From the least sharp block to the sharpest, and how far their spectra lie apart."""
+    operator, part = next(iter(result.parts.items()))
+    order = part.ranking()
+    if len(order) < 2:
+        return ""
+    values = [part.sharpness(name).largest for name in order]
+    said = (
+        f"λ_max of {plural(len(order), 'block')} of the {TITLES[operator]} goes from "
+        f"{rounded(values[-1], 2)} ({order[-1]}) to {rounded(values[0], 2)} ({order[0]}); its median is "
+        f"{rounded(float(np.median(values)), 2)}."
+    )
+    if part.heterogeneity is None:
+        return said
+    h = part.heterogeneity
+    return (
+        f"{said} Spectra of {len(h.names)} of them are {with_error(h.mean, h.mean_stderr)} bits apart in the "
+        "mean (Jensen–Shannon: 0 is equal, 1 no overlap)."
+    )
+
+
+def _sharpest(part: Part, title: str) -> list[Line]:
+    """Which block is sharpest, the learning rate that it allows, and how different blocks are."""
+    order = part.ranking()
+    if not order:
+        return []
+    told = {name: part.sharpness(name) for name in order}
+    each = [between(told[name].largest, told[name].high) for name in order]
+    then = ", ".join(f"{name} {value}" for name, value in zip(order[1:NAMED], each[1:], strict=False))
+    words = f"λ_max {each[0]}" + (f", then {then}" if then else "")
+    words += f"; {LIES_BETWEEN}" if " to " in words else ""
+    found = [(f"sharpest, {title}", order[0], words)]
+    if part.whole is not None and part.whole.values[1] > 0:
+        top, high = float(part.whole.values[1]), part.whole.high
+        words = (
+            "2/λ_max: beyond it gradient descent moves away from a minimum; λ_max of all blocks together is "
+            f"{between(top, high)} on these terms, and other or fewer have another ceiling; {order[0]} alone "
+            f"allows {told[order[0]].ceiling:.3g}"
+        )
+        found.append((f"learning rate below, {title}", between(2 / high, 2 / top, 3), words))
+    values = np.array([s.largest for s in told.values()])
+    median = float(np.median(values))
+    if median > 0 and len(values) > 1:
+        words = f"times: λ_max of the sharpest of {plural(len(values), 'block')} over that of the median one"
+        ratio = values.max() / median
+        found.append(
+            (f"sharpest over median, {title}", f"{ratio:,.0f}" if ratio >= 100 else f"{ratio:.3g}", words)
+        )
+    return found
+
+
+def _traces(part: Part, title: str, size: dict[str, int]) -> list[Line]:
+    """The trace of all blocks, and how many have one that is noise."""
+    names = part.traces.names
+    total = f"of {plural(len(names), 'block')} with {sum(size[n] for n in names):,} parameters"
+    found = [(f"trace, {title}", with_error(*part.trace), f"{total}; ± is a standard error")]
+    noise = [n for n in names if part.is_noise(n)]
+    share = float(np.median([part.noise(n) for n in names]))
+    if noise:
+        named = ", ".join(noise[:NAMED]) + (", …" if len(noise) > NAMED else "")
+        words = (
+            f"of {plural(len(names), 'block')} have a trace that cannot be told from zero, which its 95 % "
+            f"interval includes ({named}); λ_max is measured by itself and has no part in this"
+        )
+        if share < 1:
+            words += f"; the trace of the median block is known to within {100 * share:.0f} %"
+        found.append((f"traces within noise, {title}", str(len(noise)), words))
+    return found
+
+
+def _how_many(part: Part) -> str:
+    """`every diagonal block`, or how many of them."""
+    shown, known = min(MOST_RANKED, len(part.ranking())), len(part.ranking())
+    if known < len(part.traces.names):
+        return f"{shown} of {plural(len(part.traces.names), 'diagonal block')}"
+    return "every diagonal block" if shown == known else f"{shown} of {known} diagonal blocks"
+
+
+COLUMNS = (
+    "λ_max with its residual ‖A v − λ v‖ (±: there is an eigenvalue within that distance), the bound that it "
+    "is below 95 times in 100 (high), and 2/λ_max with that bound, the learning rate that the block alone "
+    "allows; λ_min likewise, which is above its low 95 times in 100; trace and Frobenius "
+    "norm ‖·‖_F with standard errors (±) and 95 % intervals (low, high). "
+)
+PROBES = (
+    "Probes: exact, the block was written out with one product per entry; own, from Lanczos steps and probes "
+    "of the block alone; shared, from probes of all blocks at once. Noise: half the interval of the trace "
+    "over its size; 1: all of it."
+)
+
+
+def captions(result: Blocks) -> dict[str, str]:
+    """What each figure and table shows."""
+    first = next(iter(result.parts.values()))
+    probes, steps = next((d.nodes.shape for d in first.densities.values() if not d.exact), (0, 0))
+    lanczos = f" from {plural(probes, 'probe')} of {plural(steps, 'Lanczos step')}" if probes else ""
+    found = {
+        "sharpness": f"Largest eigenvalue λ_max of {_how_many(first)}, the sharpest first; bars reach up to "
+        "the bound that holds 95 times in 100.",
+        "block_map": "Every diagonal block, layers to the right and roles downwards, those of no layer "
+        "beside them; rows without a number of the chosen quantity are left out. Colors are logarithmic, on "
+        "both sides of zero where there are both signs. Empty: not measured, or not positive.",
+        "traces": "Trace of every diagonal block: exact where it was written out, else from own probes or "
+        f"from {plural(len(first.traces.samples), 'probe')} that all blocks share (the table tells). "
+        "Hatched: the 95 % interval includes zero.",
+        "norms": "Frobenius norm of every diagonal block that was asked for.",
+        "extremes": "Extreme eigenvalues of diagonal blocks; bars are the residuals.",
+        "densities": f"Density of the eigenvalues of diagonal blocks{lanczos}, broadened by a kernel "
+        "of the width in each title; the band is a 95 % interval over probes.",
+        "heterogeneity": "Jensen–Shannon divergence between the spectra of blocks, in bits: 0 is equal, "
+        "1 is no overlap. Both spectra of a pair are broadened alike, by a quarter of the root mean "
+        "square eigenvalue of the larger one. In the table: standard error and bias over probes.",
+    }
+    return found | {operator: f"{TITLES[operator]}: {COLUMNS}{PROBES}" for operator in result.parts}
+
+
+def density_scene(result: Blocks) -> str:
+    """What the scene of densities of blocks shows."""
+    found = next(iter(result.parts.values())).densities
+    first = next((d for d in found.values() if not d.exact), next(iter(found.values())))
+    exact = "; of blocks that were written out all eigenvalues are known" if not first.exact else ""
+    what = quadrature(first, "its range over the number of steps")
+    return density.caption(f"One diagonal block at a time: {what}", errors(first) + exact)
+
+
+# ---------------------------------------------------------------------------------------------------- figures
+
+LAYER = re.compile(r"L(\d+)\.(.+)")
+DECADES = 4  # of the colors, below the largest value
+PANELS_PER_ROW = 5
+CELL = 0.5  # inches that the number of a cell takes
+Numbers = Mapping[str, tuple[float, float, float]]  # value and the ends of its interval by block
+
+
+def figures(result: Blocks) -> dict[str, Figure]:
+    """Maps of traces and norms; eigenvalues, densities and divergences where they were asked for."""
+    traces = {
+        operator: {
+            name: (part.trace_of(name)[0], *part.trace_interval(name))
+            for name in result.names
+            if part.trace_of(name)[2]
+        }
+        for operator, part in result.parts.items()
+    }
+    norms = {
+        operator: {name: (n.norm, n.norm_low, n.norm_high) for name, n in part.norms.items()}
+        for operator, part in result.parts.items()
+    }
+    first = next(iter(result.parts.values()))
+    found = {"sharpness": _sharpness(result)} if len(first.ranking()) > 1 else {}
+    found["traces"] = _maps(traces, "trace of the block", signed=True)
+    if first.norms:
+        found["norms"] = _maps(norms, "Frobenius norm of the block", signed=False)
+    if first.extremes:
+        found["extremes"] = _extremes(result)
+    if first.densities:
+        found["densities"] = _figure_densities(result)
+    if first.heterogeneity is not None:
+        found["heterogeneity"] = _figure_heterogeneity(result)
+    return found
+
+
+def _maps(numbers: Mapping[str, Numbers], label: str, *, signed: bool) -> Figure:
+    """Layer × role maps, one row of panels per operator; bars where no block belongs to a layer."""
+    import matplotlib.pyplot as plt
+
+    names = list(next(iter(numbers.values())))
+    inside = [match for name in names if (match := LAYER.fullmatch(name))]
+    if not inside:
+        figure, ax = plt.subplots(figsize=(12, 3.6), layout="constrained")
+        series = {MATRIX_SYMBOLS[o]: _columns(found, names) for o, found in numbers.items()}
+        blocks.bars(ax, names, series, label=label)
+        return figure
+    layers = sorted({int(match[1]) for match in inside})
+    roles = list(dict.fromkeys(match[2] for match in inside))
+    outside = [name for name in names if not LAYER.fullmatch(name)]
+    height = 1.3 + 0.27 * max(len(layers), 4)
+    size = (2.5 + CELL * (len(roles) + len(outside)), height * len(numbers) + 0.3)
+    ratio = [max(len(roles), 2), max(len(outside), 1)]
+    figure, axes = plt.subplots(
+        len(numbers), 2, figsize=size, layout="constrained", width_ratios=ratio, squeeze=False
+    )
+    norm = _scale([item[0] for found in numbers.values() for item in found.values()], signed)
+    for (left, right), (operator, found) in zip(axes, numbers.items(), strict=True):
+        cells = [[f"L{layer}.{role}" for role in roles] for layer in layers]
+        image = _figure_cells(left, cells, found, norm, signed)
+        left.set_xticks(range(len(roles)), roles, rotation=90)
+        left.set_yticks(range(len(layers)), [f"L{layer}" for layer in layers])
+        left.set_title(TITLES[operator], fontsize=11)
+        right.set_visible(bool(outside))
+        if outside:
+            _figure_cells(right, [outside], found, norm, signed)
+            right.set_xticks(range(len(outside)), outside, rotation=90)
+            right.set_yticks([])
+        bar = figure.colorbar(image, ax=[left, right], label=label, pad=0.01, aspect=12)
+        bar.set_ticks(blocks.color_ticks(norm), minor=False)
+        bar.minorticks_off()
+    return figure
+
+
+def _columns(found: Numbers, names: list[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    triples = np.array([found[name] for name in names], dtype=float)
+    return triples[:, 0], triples[:, 1], triples[:, 2]
+
+
+def _scale(values: list[float], signed: bool) -> Any:
+    """Colors over four decades, on both sides of zero where values have a sign."""
+    from matplotlib.colors import LogNorm, SymLogNorm
+
+    top = blocks.largest(values)
+    if signed and min(values) < 0:
+        return SymLogNorm(linthresh=top * 10.0**-DECADES, vmin=-top, vmax=top)
+    return LogNorm(vmin=top * 10.0**-DECADES, vmax=top, clip=True)
+
+
+def _figure_cells(ax: Axes, cells: list[list[str]], found: Numbers, norm: Any, signed: bool) -> Any:
+    """A heat map with its numbers; blank where there is no block, hatched where zero is not excluded."""
+    values = np.array([[found.get(name, (np.nan,))[0] for name in row] for row in cells])
+    values = values.reshape(len(cells), -1)
+    two_sided = norm.vmin < 0
+    image = ax.imshow(values, norm=norm, cmap=style.SIGNED if two_sided else style.MAP, aspect="auto")
+    for i, row in enumerate(cells):
+        for j, name in enumerate(row):
+            if name not in found:
+                continue
+            value, low, high = found[name]
+            depth = 2 * abs(float(norm(value)) - 0.5) if two_sided else float(norm(value))
+            color = "white" if depth > 0.75 else "black"
+            ax.text(j, i, blocks.cell_text(value), ha="center", va="center", fontsize=7, color=color)
+            if signed and low <= 0 <= high and low < high:
+                ax.fill_between(
+                    [j - 0.5, j + 0.5],
+                    i - 0.5,
+                    i + 0.5,
+                    facecolor="none",
+                    hatch="////",
+                    edgecolor="0.55",
+                    lw=0,
+                )
+    ax.tick_params(length=0)
+    ax.set_facecolor("0.96")
+    for side in ax.spines.values():
+        side.set_visible(False)
+    return image
+
+
+def _sharpness(result: Blocks) -> Figure:
+    """λ_max of the sharpest blocks, in the order of the first operator."""
+    import matplotlib.pyplot as plt
+
+    order = next(iter(result.parts.values())).ranking()[:MOST_RANKED]
+    series = {}
+    for operator, part in result.parts.items():
+        told = [part.sharpness(name) for name in order]
+        values = np.array([s.largest for s in told])
+        high = np.array([s.high for s in told])
+        series[TITLES[operator]] = values, values, np.where(np.isnan(high), values, high)
+    figure, ax = plt.subplots(figsize=(2.5 + 0.24 * len(order), 3.8), layout="constrained")
+    blocks.bars(ax, order, series, label="λ_max of the block")
+    return figure
+
+
+def _extremes(result: Blocks) -> Figure:
+    import matplotlib.pyplot as plt
+
+    count = len(result.parts)
+    figure, axes = plt.subplots(
+        1, count, figsize=(6.2 * count, 3.8), layout="constrained", sharey=True, squeeze=False
+    )
+    values: list[float] = []
+    for ax, (operator, part) in zip(axes[0], result.parts.items(), strict=True):
+        pairs = list(part.extremes.values())
+        ends = {"λ max": -1} | ({"λ min": 0} if all(len(pair.values) > 1 for pair in pairs) else {})
+        series = {label: _ends(pairs, i) for label, i in ends.items()}
+        values += [float(value) for found, *_ in series.values() for value in found]
+        blocks.bars(ax, list(part.extremes), series, label="eigenvalue of the block", log=False)
+        ax.set_title(TITLES[operator], fontsize=11)
+    top = blocks.largest(values)
+    smallest = min((abs(value) for value in values if abs(value) >= 1e-6 * top), default=top)
+    axes[0, 0].set_yscale("symlog", linthresh=10.0 ** np.floor(np.log10(smallest)), linscale=0.7)
+    axes[0, 0].set_ylim(3 * min(*values, 0.0), 3 * max(*values, smallest / 3))
+    return figure
+
+
+def _ends(pairs: list[Eigenpairs], i: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Eigenvalue i of each block, and the ends of value ± residual."""
+    values, residuals = (np.array([getattr(p, name)[i] for p in pairs]) for name in ("values", "residuals"))
+    return values, values - residuals, values + residuals
+
+
+def _figure_densities(result: Blocks) -> Figure:
+    """One panel per block, all operators in it."""
+    import matplotlib.pyplot as plt
+
+    names = list(next(iter(result.parts.values())).densities)
+    columns = min(len(names), PANELS_PER_ROW)
+    rows = -(-len(names) // columns)
+    figure, axes = plt.subplots(
+        rows, columns, figsize=(max(2.6 * columns, 5), 1.9 * rows + 0.5), layout="constrained", squeeze=False
+    )
+    for ax, name in zip(axes.flat, names, strict=False):
+        for operator, part in result.parts.items():
+            look = LOOKS[operator]
+            ax.set_prop_cycle(color=[look.color], linestyle=[look.dash])
+            spectrum.density(ax, *part.densities[name].band(), log_y=True)
+        widths = ", ".join(f"{part.densities[name].width:.2g}" for part in result.parts.values())
+        ax.set_title(f"{name} (width {widths})", fontsize=8)
+        ax.set(xlabel="", ylabel="")
+        ax.tick_params(labelsize=7)
+        ax.locator_params(axis="x", nbins=4)
+        ax.axvline(0, color="0.6", lw=0.5)  # after the curves, which the legend counts on
+    for ax in axes.flat[len(names) :]:
+        ax.set_visible(False)
+    figure.supxlabel("eigenvalue λ", fontsize=9)
+    figure.supylabel("density of eigenvalues", fontsize=9)
+    lines = axes.flat[0].lines[: len(result.parts)]
+    figure.legend(
+        lines,
+        [TITLES[o] for o in result.parts],
+        loc="outside upper right",
+        ncols=3,
+    )
+    return figure
+
+
+def _figure_heterogeneity(result: Blocks) -> Figure:
+    import matplotlib.pyplot as plt
+
+    parts = {o: p.heterogeneity for o, p in result.parts.items() if p.heterogeneity is not None}
+    count = max(len(h.names) for h in parts.values())
+    side = 2.0 + 0.32 * min(count, 30)
+    figure, axes = plt.subplots(
+        1, len(parts), figsize=(side * len(parts) + 1, side), layout="constrained", squeeze=False
+    )
+    top = max(float(h.divergence.max()) for h in parts.values()) or 1.0
+    image = None
+    for ax, (operator, h) in zip(axes[0], parts.items(), strict=True):
+        image = ax.imshow(h.divergence, vmin=0, vmax=top, cmap=style.MAP, interpolation="nearest")
+        small = 8 if count <= 20 else 6
+        ax.set_xticks(range(count), h.names, rotation=90, fontsize=small)
+        ax.set_yticks(range(count), h.names, fontsize=small)
+        ax.set_title(TITLES[operator], fontsize=11)
+        if count <= 14:
+            for (i, j), value in np.ndenumerate(h.divergence):
+                color = style.ink_at(image, value)
+                ax.text(j, i, blocks.cell_text(value), ha="center", va="center", fontsize=6, color=color)
+    if image is not None:
+        figure.colorbar(image, ax=list(axes[0]), label="Jensen–Shannon divergence (bits)", shrink=0.9)
+    return figure
+
+
+# ----------------------------------------------------------------------------------------------------- scenes
+
+QUANTITIES = {"norm": "‖·‖_F", "trace": "trace", "λ_max": "λ_max", "rms": "root mean square entry"}
+
+
+def scenes(result: Blocks) -> dict[str, Scene]:
+    """The map of blocks; densities and divergences where they were asked for."""
+    found = {"block_map": _map(result)}
+    first = next(iter(result.parts.values()))
+    if first.densities:
+        found["densities"] = _scene_densities(result)
+    if first.heterogeneity is not None:
+        found["heterogeneity"] = _scene_heterogeneity(result)
+    return found
+
+
+def _map(result: Blocks) -> Scene:
+    """Layers × roles; of the quantities, those that some matrix has."""
+    matrices = {CHOICES[name]: name for name in result.parts}
+    size = dict(zip(result.names, result.sizes.tolist(), strict=True))
+    rows = {q: [name for name in size if _is_known(result, q, name)] for q in QUANTITIES}
+    known = [q for q in QUANTITIES if rows[q]]
+
+    def draw(matrix: str, quantity: str) -> Scene:
+        name = matrices[matrix]
+        cells = _scene_cells(result.parts[name], quantity, size)
+        colors = "signed" if quantity in ("trace", "λ_max") else "log"
+        label = f"{QUANTITIES[quantity]}, {TITLES[name]}"
+        return layer_map(cells, label=label, colors=colors, names=rows[quantity])
+
+    return switched({"matrix": list(matrices), "quantity": known}, draw)
+
+
+def _is_known(result: Blocks, quantity: str, name: str) -> bool:
+    """Whether some matrix has the quantity of a block."""
+    return any(math.isfinite(_number(part, quantity, name, 1).value) for part in result.parts.values())
+
+
+def _scene_cells(part: Part, quantity: str, size: dict[str, int]) -> dict[str, Cell]:
+    found = {name: _number(part, quantity, name, size[name]) for name in size}
+    return {name: cell for name, cell in found.items() if math.isfinite(cell.value)}
+
+
+def _number(part: Part, quantity: str, name: str, size: int) -> Cell:
+    """A quantity of a block with its error; nan where it was not asked for."""
+    value, error, more = math.nan, math.nan, ""
+    if quantity == "trace":
+        value, error, probes = part.trace_of(name)
+        more = f"<br>{'exact' if probes == 'exact' else f'from {probes} probes'}"
+        more += "<br>not told apart from zero" if part.is_noise(name) else ""
+    elif quantity == "λ_max":
+        found = part.sharpness(name)
+        value, error = found.largest, found.error
+        more = (
+            f"<br>at most {bound(found.high, up=True)}, 95 times in 100" if math.isfinite(found.high) else ""
+        )
+    elif name in part.norms:
+        scale = size if quantity == "rms" else 1
+        value, error = part.norms[name].norm / scale, part.norms[name].norm_stderr / scale
+    number = said(value, error) if quantity == "λ_max" else estimated(value, error)
+    text = f"<b>{name}</b><br>{QUANTITIES[quantity]}: {number}{more}<br>{size:,} parameters"
+    return Cell(value, text)
+
+
+def _scene_densities(result: Blocks) -> Scene:
+    """All matrices of one block at a time; the curves and axes of a spectrum."""
+    names = list(next(iter(result.parts.values())).densities)
+    made = {
+        name: spectra([
+            shape(operator, part.densities[name], part.extremes.get(name))
+            for operator, part in result.parts.items()
+            if name in part.densities
+        ])
+        for name in names
+    }  # fmt: skip
+    inner = made[names[0]]["controls"]
+    variants = {f"{name}|{key}": v for name, one in made.items() for key, v in one["variants"].items()}
+    first = next(iter(variants.values()))
+    controls = [{"name": "block", "choices": names}, *inner]
+    return {**first, "controls": controls, "variants": variants, "caption": density_scene(result)}
+
+
+def _scene_heterogeneity(result: Blocks) -> Scene:
+    """Every pair of blocks, from 0 to 1."""
+    parts = {CHOICES[o]: p.heterogeneity for o, p in result.parts.items() if p.heterogeneity is not None}
+
+    def draw(matrix: str) -> Scene:
+        h = parts[matrix]
+        cells = [
+            [
+                Cell(float(h.divergence[i, j]), f"<b>{a}, {b}</b><br>divergence: "
+                     f"{said(float(h.divergence[i, j]), float(h.stderr[i, j]))} bits")
+                for j, b in enumerate(h.names)
+            ]
+            for i, a in enumerate(h.names)
+        ]  # fmt: skip
+        symbol = next(MATRIX_SYMBOLS[o] for o, choice in CHOICES.items() if choice == matrix)
+        label = f"Jensen–Shannon divergence (bits), {symbol}"
+        top = max(float(one.divergence.max()) for one in parts.values()) or 1.0
+        return grid_map(h.names, h.names, cells, label=label, colors="linear", limits=(0.0, top))
+
+    return switched({"matrix": list(parts)}, draw)

@@ -1,1 +1,0 @@
-"""One file for every subject that is checked: from measurements to findings."""

@@ -1,1 +1,0 @@
-"""What is measured of a model, before anything is said about it."""

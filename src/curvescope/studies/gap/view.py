@@ -1,0 +1,452 @@
+"""Tables, figures and captions of the study `gap`, made from the arrays of its result."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from curvescope.algorithms import SpectralDensity
+from curvescope.core.numbers import LIES_BETWEEN, between, plural, rounded, with_error
+from curvescope.runs.shown import Line
+from curvescope.studies.gap.analysis import Number, Pair
+from curvescope.viz import style
+from curvescope.viz.interactive import Scene
+from curvescope.viz.scenes import Cell, Curve, curves, grid_map, said, switched
+from curvescope.viz.scenes.curves import axis, log_axis, over
+from curvescope.viz.style import GRAY, LOOKS, PALETTE, Look
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from curvescope.studies.gap.study import Gap
+
+SHORT = {"hessian": "H", "ggn": "H_o", "functional": "H_f"}
+OVER_TRAINING = (
+    "checkpoint", "loss", "functional_share", "functional_share_error", "lambda_max_gap",
+    "lambda_max_gap_error", "trace_gap", "trace_gap_error", "wasserstein", "wasserstein_error",
+)  # fmt: skip
+
+
+def tables(result: Gap) -> dict[str, pd.DataFrame]:
+    """`gap` by checkpoint and block, `training` by checkpoint, `targets` by what the targets are."""
+    import pandas as pd
+
+    rows = [
+        {"checkpoint": name, **row(result.pair(name, block))}
+        for name in result.checkpoints
+        for block in result.blocks
+    ]
+    gap = pd.DataFrame(rows)
+    found = {"gap": gap, "training": gap[gap["block"] == result.blocks[0]][list(OVER_TRAINING)]}
+    if result.targets:
+        last = {"the data's own": result.pair(result.checkpoints[-1]), **result.targets}
+        found["targets"] = pd.DataFrame([{"targets": name, **row(pair)} for name, pair in last.items()])
+    return found
+
+
+def row(pair: Pair) -> dict[str, Any]:
+    """Everything that is known about one block."""
+    found: dict[str, Any] = {"block": pair.block, "parameters": pair.size, "loss": pair.loss}
+    for part in ("hessian", "ggn"):
+        value, error = pair.top(part)
+        ends = getattr(pair, part).ends
+        key = f"lambda_max_{SHORT[part]}"
+        found |= {key: value, f"{key}_error": error, f"{key}_high": ends.high}
+    found |= dict(zip(("lambda_max_gap", "lambda_max_gap_error"), pair.gap(), strict=True))
+    found |= dict(zip(("lambda_max_gap_low", "lambda_max_gap_high"), pair.gap_interval(), strict=True))
+    for part, letter in SHORT.items():
+        found |= _estimates(pair, part, letter)
+    found |= dict(zip(("trace_gap", "trace_gap_error"), pair.trace_gap(), strict=True))
+    found |= dict(zip(("functional_share", "functional_share_error"), pair.share(), strict=True))
+    found |= dict(zip(("wasserstein", "wasserstein_error"), pair.wasserstein(), strict=True))
+    if pair.distance is not None and pair.scale > 0:
+        ends = {"low": pair.distance.low, "high": pair.distance.high}
+        ends |= {name: getattr(pair.distance, name) for name in ("stderr", "least", "most", "unresolved")}
+        found |= {f"wasserstein_{name}": value / pair.scale for name, value in ends.items()}
+    return found | {"rms_eigenvalue_H": pair.scale, "method": "exact" if pair.hessian.exact else "probes"}
+
+
+def _estimates(pair: Pair, part: str, letter: str) -> dict[str, float]:
+    """Trace and Frobenius norm of one of the three, with standard errors and 95 % intervals."""
+    own = getattr(pair, part)
+    return {
+        f"trace_{letter}": own.trace,
+        f"trace_{letter}_stderr": own.trace_stderr,
+        f"trace_{letter}_low": own.trace_low,
+        f"trace_{letter}_high": own.trace_high,
+        f"frobenius_{letter}": own.norm,
+        f"frobenius_{letter}_stderr": own.norm_stderr,
+        f"frobenius_{letter}_low": own.norm_low,
+        f"frobenius_{letter}_high": own.norm_high,
+    }
+
+
+# ---------------------------------------------------------------------------------------------------- figures
+
+NAMES = {"hessian": "Hessian", "ggn": "GGN"}
+ALL, BOUND = Look("black", "-", "o"), Look(style.GRAY, "--", "s")
+
+
+def figures(result: Gap) -> dict[str, Figure]:
+    """Over training, by block, densities, other targets."""
+    found = {"over_training": _figure_over_training(result), "blocks": _figure_blocks(result)}
+    if result.pair(result.checkpoints[-1]).densities:
+        found["densities"] = _densities(result)
+    if result.targets:
+        found["other_targets"] = _figure_targets(result)
+    return found
+
+
+def _panels(rows: int, columns: int, **options: Any) -> Any:
+    import matplotlib.pyplot as plt
+
+    return plt.subplots(rows, columns, layout="constrained", squeeze=False, **options)
+
+
+def _figure_over_training(result: Gap) -> Figure:
+    figure, axes = _panels(1, 3, figsize=(12.5, 3.7))
+    pairs = [result.pair(name) for name in result.checkpoints]
+    x = np.arange(len(pairs))
+    ticks = [f"{name}\nloss {pair.loss:.2f}" for name, pair in zip(result.checkpoints, pairs, strict=True)]
+    _line(axes[0][0], x, [pair.share() for pair in pairs], ALL, "all", width=2.0)
+    for i, block in enumerate(result.blocks[1:7]):
+        shares = [result.pair(name, block).share() for name in result.checkpoints]
+        _line(axes[0][0], x, shares, style.look(i), block, width=0.9)
+    axes[0][0].set_title("functional share ‖H_f‖/‖H‖")
+    axes[0][0].set_ylim(bottom=0)
+    for part, name in NAMES.items():
+        _line(axes[0][1], x, [pair.top(part) for pair in pairs], LOOKS[part], name)
+    axes[0][1].set_title("λ_max of the whole model")
+    axes[0][1].set_yscale("log")
+    _line(axes[0][2], x, [pair.wasserstein() for pair in pairs], LOOKS["hessian"], "W₁ / (‖H‖/√n)")
+    _line(axes[0][2], x, [pair.share() for pair in pairs], BOUND, "‖H_f‖/‖H‖, which bounds W₁")
+    axes[0][2].set_title("distance of the spectra")
+    axes[0][2].set_ylim(bottom=0)
+    for ax in axes[0]:
+        ax.set_xticks(x, ticks)
+        ax.legend(fontsize=7)
+        ax.grid(visible=True)
+    return figure
+
+
+def _line(ax: Axes, x: np.ndarray, found: list[Number], look: Look, label: str, width: float = 1.4) -> None:
+    """A line with error bars; of what was not measured there is neither line nor name."""
+    values = np.array([number.value for number in found])
+    if not np.isfinite(values).any():
+        return
+    drawn = {"color": look.color, "ls": look.dash, "marker": look.mark, "ms": 3.5, "lw": width}
+    ax.errorbar(x, values, yerr=np.nan_to_num([n.error for n in found]), label=label, elinewidth=1, **drawn)
+
+
+def _figure_blocks(result: Gap) -> Figure:
+    height = 1.4 + 0.32 * len(result.blocks)
+    figure, axes = _panels(1, 2, figsize=(4.2 + 1.6 * len(result.checkpoints), height))
+    cells = [[result.pair(name, block) for name in result.checkpoints] for block in result.blocks]
+    gaps = np.array([[100 * pair.gap().value for pair in row] for row in cells])
+    shares = np.array([[pair.share().value for pair in row] for row in cells])
+    top = float(np.nanmax(np.abs(gaps), initial=1e-12))
+    limits = ({"vmin": -top, "vmax": top, "cmap": style.SIGNED}, {"vmin": 0, "cmap": style.MAP})
+    titles = {"λ_max that the GGN misses, %": "+.1f", "functional share ‖H_f‖/‖H‖": ".2f"}
+    panels = zip(axes[0], (gaps, shares), limits, titles.items(), strict=True)
+    for ax, values, options, (title, digits) in panels:
+        image = ax.imshow(np.ma.masked_invalid(values), aspect="auto", **options)
+        for (i, j), value in np.ndenumerate(values):
+            color = style.ink_at(image, value)
+            text = f"{value:{digits}}" if np.isfinite(value) else "–"
+            ax.text(j, i, text, ha="center", va="center", fontsize=8, color=color)
+        ax.set_xticks(range(len(result.checkpoints)), result.checkpoints)
+        ax.set_yticks(range(len(result.blocks)), result.blocks)
+        ax.set_title(title)
+        ax.tick_params(length=0)
+    return figure
+
+
+def _densities(result: Gap) -> Figure:
+    """Shares above |λ| on both sides of zero, on logarithmic axes: one row of panels."""
+    count = len(result.checkpoints)
+    figure, axes = _panels(1, count, figsize=(3.2 * count + 0.8, 3.4), sharey=True)
+    for ax, name in zip(axes[0], result.checkpoints, strict=True):
+        pair = result.pair(name)
+        for part, title in NAMES.items():
+            for sign, dash in ((1, "-"), (-1, ":")):
+                x, share = _tail(pair.densities[part], sign)
+                if len(x):
+                    label = f"{title}, {'λ > 0' if sign > 0 else 'λ < 0'}"
+                    ax.step(x, share, where="pre", color=LOOKS[part].color, ls=dash, lw=1.3, label=label)
+        ax.set_xscale("log")
+        ax.set_yscale("log")
+        ax.set_xlim(left=1e-4 * max(float(d.extremes[1]) for d in pair.densities.values()))
+        ax.set_xlabel("|λ|")
+        value, error = pair.wasserstein()
+        ax.set_title(f"{name}: W₁ = {value:.2f} ± {error:.2f} rms", fontsize=9)
+        ax.grid(visible=True)
+    axes[0][0].set_ylabel("share of eigenvalues beyond")
+    axes[0][0].legend(fontsize=7)
+    return figure
+
+
+def _tail(d: SpectralDensity, sign: int) -> tuple[np.ndarray, np.ndarray]:
+    """|λ| ascending, and the share of eigenvalues of this sign that are at least as far from zero."""
+    nodes, weights = sign * d.nodes.ravel(), d.weights.ravel() / len(d.nodes)
+    order = np.argsort(nodes)
+    order = order[nodes[order] > 0]
+    return nodes[order], np.cumsum(weights[order][::-1])[::-1]
+
+
+def _figure_targets(result: Gap) -> Figure:
+    figure, axes = _panels(1, 2, figsize=(9, 3.6))
+    pairs = {"own": result.pair(result.checkpoints[-1]), **result.targets}
+    left, right = axes[0]
+    for i, (name, pair) in enumerate(pairs.items()):
+        value, error = pair.share()
+        look = style.look(i)
+        left.errorbar(
+            pair.loss, value, yerr=np.nan_to_num(error), fmt=look.mark, color=look.color, label=name
+        )
+    left.set(xlabel="loss", ylabel="‖H_f‖/‖H‖")
+    left.set_ylim(bottom=0)
+    left.set_title("targets exchanged, parameters fixed")
+    left.legend()
+    if result.draws is not None:
+        counts, norms = result.draws.shrinking()
+        right.plot(counts, norms, "o", color=PALETTE[0], label="‖mean of H_f‖")
+        right.plot(counts, 1 / np.sqrt(counts), color="0.5", lw=1, label="1/√draws")
+        right.set_xscale("log", base=2)
+        right.set_yscale("log", base=2)
+        right.set_xticks(counts, [f"{count:g}" for count in counts])
+        right.set_yticks(2.0 ** -np.arange(3), ["1", "0.5", "0.25"])
+        right.set_ylim(0.9 * min(norms.min(), counts[-1] ** -0.5), 1.15)
+        right.set_xlabel("draws of targets from the model")
+        right.set_title("the functional Hessian averages out")
+        right.legend()
+    for ax in axes[0]:
+        ax.grid(visible=True)
+    return figure
+
+
+# ----------------------------------------------------------------------------------------------------- scenes
+
+SHARE, TOP, DISTANCE = "functional share", "λ_max", "distance of spectra"
+MISSED = "λ_max missed by the GGN"
+
+
+def scenes(result: Gap) -> dict[str, Scene]:
+    """Over the checkpoints, and block by block."""
+    measured = any(result.pair(name).distance is not None for name in result.checkpoints)
+    choices = [SHARE, TOP, *([DISTANCE] if measured else [])]
+    over_training = switched({"quantity": choices}, lambda chosen: _course(result, chosen))
+    blocks = switched({"quantity": [MISSED, SHARE]}, lambda chosen: _scene_blocks(result, chosen))
+    return {"over_training": over_training, "blocks": blocks}
+
+
+def _course(result: Gap, quantity: str) -> Scene:
+    pairs = [result.pair(name) for name in result.checkpoints]
+    if quantity == SHARE:
+        found = [
+            _curve(block, [result.pair(name, block).share() for name in result.checkpoints], result)
+            for block in result.blocks
+        ]
+        y = axis("functional share ‖H_f‖ / ‖H‖", rangemode="tozero")
+    elif quantity == TOP:
+        found = [
+            _curve(title, [pair.top(part) for pair in pairs], result, LOOKS[part])
+            for part, title in (("hessian", "Hessian"), ("ggn", "GGN"))
+        ]
+        y = log_axis("λ_max of the whole model", [curve.y for curve in found])
+    else:
+        gray = Look(GRAY, ":", "D")
+        found = [
+            _curve("W₁ of the spectra of H and GGN", [p.wasserstein() for p in pairs], result, LOOKS["ggn"]),
+            _curve("its bound, the functional share", [p.share() for p in pairs], result, gray),
+        ]
+        y = axis("distance, in units of ‖H‖ / √n", rangemode="tozero")
+    return curves(found, x=over(result.checkpoints, "checkpoint"), y=y)
+
+
+def _curve(name: str, found: list[Number], result: Gap, look: Look | None = None) -> Curve:
+    values, errors = (np.array([getattr(n, key) for n in found]) for key in ("value", "error"))
+    losses = [result.pair(checkpoint).loss for checkpoint in result.checkpoints]
+    words = [
+        f"<b>{name}</b>, {checkpoint}<br>{said(*number)}<br>loss {loss:.3f}"
+        for checkpoint, number, loss in zip(result.checkpoints, found, losses, strict=True)
+    ]
+    x = np.arange(len(found), dtype=float)
+    return Curve(name, x, values, words, values - errors, values + errors, look=look)
+
+
+def _scene_blocks(result: Gap, quantity: str) -> Scene:
+    def cell(block: str, checkpoint: str) -> Cell:
+        pair = result.pair(checkpoint, block)
+        if quantity == SHARE:
+            number, unit = pair.share(), ""
+        else:
+            number, unit = Number(*(100 * part for part in pair.gap())), " %"
+        return Cell(number.value, f"<b>{block}</b>, {checkpoint}<br>{quantity}: {said(*number)}{unit}")
+
+    cells = [[cell(block, name) for name in result.checkpoints] for block in result.blocks]
+    label = "functional share ‖H_f‖ / ‖H‖" if quantity == SHARE else "λ_max that the GGN misses, %"
+    colors = "linear" if quantity == SHARE else "signed linear"
+    return grid_map(result.blocks, result.checkpoints, cells, label=label, colors=colors)
+
+
+# --------------------------------------------------------------------------------------------------- captions
+
+
+def summary(result: Gap) -> list[Line]:
+    """The numbers to look at first: label, value, words."""
+    last = result.checkpoints[-1]
+    pair = result.pair(last)
+    words = f"{result.loss_name} over {result.num_terms:g} terms of {result.data}, at {last}"
+    found: list[Line] = [("loss", f"{pair.loss:.4f}", words), *whole(pair)]
+    if len(result.checkpoints) > 1:
+        found.append(_caption_over_training(result))
+    found += _caption_blocks(result, last)
+    if result.targets:
+        found.append(_caption_targets(result))
+    if result.draws is not None:
+        value, error = result.draws.expectation()
+        words = (
+            f"‖E H_f‖² / E‖H_f‖² over {plural(result.draws.gram.shape[1], 'draw')} of targets from the "
+            "model: zero in theory; ± is a standard error"
+        )
+        found.append(("functional Hessian of drawn targets", with_error(value, error), words))
+    return [*found, *(("note", "", note) for note in result.notes)]
+
+
+def opening(result: Gap) -> str:
+    """How much of the Hessian the GGN leaves out, at the last checkpoint and since the first."""
+    last = result.checkpoints[-1]
+    pair = result.pair(last)
+    said = (
+        f"The functional Hessian, which the GGN leaves out, is {with_error(*pair.share())} of ‖H‖ at {last}"
+    )
+    if np.isfinite(pair.gap().value):
+        said += f"; the GGN's λ_max is {off(*pair.gap_interval())} the Hessian's"
+    if len(result.checkpoints) == 1:
+        return f"{said}."
+    first = result.checkpoints[0]
+    return f"{said}. At {first} the share was {with_error(*result.pair(first).share())}."
+
+
+def off(low: float, high: float) -> str:
+    """`25.1 to 27.6 % below`, from both ends of 1 − λ_max(H_o)/λ_max(H)."""
+    if low < 0 < high:
+        return f"between {rounded(-100 * low, 3)} % above and {rounded(100 * high, 3)} % below"
+    near, far = sorted((abs(100 * low), abs(100 * high)))
+    return f"{between(near, far, 3)} % {'below' if high > 0 else 'above'}"
+
+
+def _percent(pair: Pair) -> str:
+    """`25.1 to 27.6 %`, where 1 − λ_max(H_o)/λ_max(H) lies."""
+    low, high = pair.gap_interval()
+    return f"{between(100 * low, 100 * high, 3)} %"
+
+
+def whole(pair: Pair) -> list[Line]:
+    """The whole model: both λ_max, norms, traces, spectra."""
+    h, g = pair.hessian.ends, pair.ggn.ends
+    assert h is not None
+    assert g is not None
+    found = [
+        (
+            "λ_max, H against H_o",
+            _percent(pair),
+            f"1 − λ_max(H_o)/λ_max(H); λ_max {between(float(h.values[1]), h.high)} and "
+            f"{between(float(g.values[1]), g.high)}; {LIES_BETWEEN}",
+        ),
+        (
+            "functional share",
+            with_error(*pair.share()),
+            f"‖H_f‖/‖H‖; norms {with_error(pair.functional.norm, pair.functional.norm_stderr)} and "
+            f"{with_error(pair.hessian.norm, pair.hessian.norm_stderr)}",
+        ),
+        (
+            "trace, H_f of H",
+            with_error(*pair.trace_gap()),
+            f"tr H_f / tr H; traces {with_error(pair.functional.trace, pair.functional.trace_stderr)} and "
+            f"{with_error(pair.hessian.trace, pair.hessian.trace_stderr)}",
+        ),
+    ]
+    if pair.distance is not None:
+        words = (
+            f"W₁ of the spectra of H and H_o in units of ‖H‖/√n = {pair.scale:.3g}, without its bias; "
+            "at most the functional share"
+        )
+        found.append(("Wasserstein distance", with_error(*pair.wasserstein()), words))
+    return found
+
+
+def _caption_over_training(result: Gap) -> Line:
+    each = [
+        f"{name} {with_error(*pair.share())} (loss {pair.loss:.2f}, λ_max gap {100 * pair.gap().value:.2g} %)"
+        for name, pair in ((name, result.pair(name)) for name in result.checkpoints)
+    ]
+    first, last = (result.pair(result.checkpoints[i]).share().value for i in (0, -1))
+    return ("share over training", f"× {last / first:.2g}", ", ".join(each))
+
+
+def _caption_blocks(result: Gap, checkpoint: str) -> list[Line]:
+    """Blocks whose λ_max the GGN misses most and least."""
+    gaps = {b: result.pair(checkpoint, b).gap() for b in result.blocks[1:]}
+    known = {b: gap for b, gap in gaps.items() if np.isfinite(gap.value)}
+    if not known:
+        return []
+    order = sorted(known, key=lambda b: -abs(known[b].value))
+    each = [f"{b} {_percent(result.pair(checkpoint, b))}" for b in order]
+    words = f"λ_max that the GGN misses at {checkpoint}: {', '.join(each[:6])}"
+    return [("worst block", order[0], words)]
+
+
+def _caption_targets(result: Gap) -> Line:
+    own = result.pair(result.checkpoints[-1])
+    each = {"own": own, **result.targets}
+    said = [f"{name} {with_error(*p.share())} (loss {p.loss:.2f})" for name, p in each.items()]
+    least = result.targets["predicted"].share().value
+    ratio = result.targets["random"].share().value / least if least > 0 else np.inf
+    words = f"times the share with random targets, of that with predicted ones: {', '.join(said)}"
+    return ("share by targets", f"{ratio:.2g}", words)
+
+
+WHAT = (
+    "H = H_o + H_f, H_o the GGN and H_f the functional Hessian. λ_max from Lanczos steps: an eigenvalue "
+    "lies within the error, and the largest is below high 95 times in 100; λ_max gap is 1 − "
+    "λ_max(H_o)/λ_max(H). Traces and Frobenius norms with standard errors and 95 % intervals over probes; "
+    "trace gap is tr H_f/tr H; functional share is ‖H_f‖/‖H‖. Wasserstein: W₁ between the spectra of H and "
+    "H_o, in units of the root mean square eigenvalue ‖H‖/√n, at most the functional share; its error is "
+    "that over probes (stderr, and a 95 % interval) and how far the last half of the Lanczos steps has "
+    "moved it (from least to most); unresolved bounds what they may leave open."
+)
+
+
+def captions(result: Gap) -> dict[str, str]:
+    """What each figure and table shows."""
+    where = "every checkpoint" if len(result.checkpoints) > 1 else "the model as it is"
+    found = {
+        "gap": f"One row per checkpoint and block; 'all' is the whole model. {WHAT}",
+        "training": f"The whole model at {where}. {WHAT}",
+        "over_training": f"Functional share, λ_max of H and H_o, and Wasserstein distance at {where}; bars "
+        "are errors over probes, of λ_max residuals, within which an eigenvalue lies.",
+        "blocks": f"By block, at {where}: how much of λ_max the GGN misses, in percent (below zero: it has "
+        "too much), and the functional share ‖H_f‖/‖H‖.",
+    }
+    if result.pair(result.checkpoints[-1]).densities:
+        found["densities"] = (
+            "Share of eigenvalues above |λ|, on either side of zero, of the Hessian and of the GGN, at "
+            f"{where}: the quadratures of all probes, not broadened. W₁ is the area between the two curves, "
+            "seen on linear axes."
+        )
+    if result.targets:
+        text = (
+            "The whole model at the last checkpoint, parameters fixed, targets exchanged: predicted are the "
+            "likeliest classes or the outputs themselves, drawn are from the model's own distribution, "
+            "random have nothing to do with the input."
+        )
+        found["targets"] = f"{text} {WHAT}"
+        found["other_targets"] = (
+            f"{text} Left: functional share against the loss. Right: the norm of the mean of H_f over draws "
+            "of targets from the model, of that of a single one; 1/√draws where its expectation is zero."
+        )
+    return found

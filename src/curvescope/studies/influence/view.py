@@ -1,0 +1,355 @@
+"""Tables, claims, figures and captions of the study `influence`, made from the arrays of its result."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from curvescope.algorithms.estimates.ranks import Correlation, spearman
+from curvescope.core.numbers import plural
+from curvescope.runs.shown import FAILS, HOLDS, OPEN, Claim, Line, Origin
+from curvescope.studies.common.statistics import above, below
+from curvescope.studies.influence.analysis import (
+    GGN_NAME,
+    GRADIENTS,
+    HESSIAN,
+    KFAC_NAME,
+    gain,
+    over_queries,
+    slope,
+)
+from curvescope.viz.style import MANY
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from curvescope.studies.influence.analysis import Scores
+    from curvescope.studies.influence.study import Comparison, Influence
+
+WIDTH = 60  # characters of a text in a table
+
+
+def tables(result: Influence) -> dict[str, pd.DataFrame]:
+    """Every table by name."""
+    import pandas as pd
+
+    found = {"sequences": pd.DataFrame(sequences(result)), "dampings": pd.DataFrame(dampings(result))}
+    if result.comparisons:
+        found["ranks"] = pd.DataFrame(ranks(result))
+        found["removed"] = pd.DataFrame(removed(result))
+        found["claims"] = pd.DataFrame(
+            [{"claim": c.claim, "measured": c.measured, "verdict": c.verdict} for c in result.claims()]
+        )
+    return found
+
+
+def short(text: str, width: int = WIDTH) -> str:
+    """A text on one line, its middle left out where it is long."""
+    line = " ".join(text.split())
+    return line if len(line) <= width else f"{line[: width // 2 - 1]}…{line[-width // 2 :]}"
+
+
+def sequences(result: Influence) -> list[dict[str, Any]]:
+    """One row per query and training sequence: the most helpful first, the most harmful last."""
+    rows = []
+    for number, scores in enumerate(result.scores):
+        order = np.argsort(-scores.values[0], kind="stable")
+        for place, i in enumerate(order, start=1):
+            rows.append(
+                {
+                    "query": number + 1,
+                    "rank": place,
+                    "score": scores.values[0, i],
+                    "±": scores.error[0, i],
+                    "says": says(scores.values[0, i], scores.error[0, i]),
+                    "sequence": int(scores.sequences[i]),
+                    "text": short(result.texts[scores.sequences[i]]),
+                }
+            )
+    return rows
+
+
+def says(score: float, error: float) -> str:
+    """Whether a sequence has helped, as far as the residual lets one say."""
+    return "not decided" if abs(score) <= error else "helped" if score > 0 else "harmed"
+
+
+def dampings(result: Influence) -> list[dict[str, Any]]:
+    """One row per query and damping: its system, and how alike its order is to that of the chosen one."""
+    return [
+        {
+            "query": number + 1,
+            "mean diagonals": unit,
+            "δ": scores.damping[d],
+            "ρ with the first": float(spearman(scores.values[0], scores.values[d])),
+            "largest |score|": float(np.abs(scores.values[d]).max()),
+            "largest ±": float(scores.error[d].max()),
+            "residual": scores.residual[d],
+            "converged": bool(scores.converged[d]),
+            "products": int(scores.num_products[d]),
+        }
+        for number, scores in enumerate(result.scores)
+        for d, unit in enumerate(result.units)
+    ]
+
+
+def ranks(result: Influence) -> list[dict[str, Any]]:
+    """One row per small model, method and way of training without a sequence."""
+    rows = []
+    for name, one in result.comparisons.items():
+        for method, predicted in one.predicted.items():
+            for trained in ("near", "again"):
+                rows.append(_rank_row(result, name, one, method, predicted, trained))
+    return rows
+
+
+def _rank_row(
+    result: Influence, name: str, one: Comparison, method: str, predicted: np.ndarray, trained: str
+) -> dict[str, Any]:
+    how: dict[str, Any] = {"draws": result.draws, "seed": result.seed}
+    measured = getattr(one, trained)
+    found, size = over_queries(predicted, measured, **how), slope(predicted, measured, **how)
+    return {
+        "model": name,
+        "method": method,
+        "trained": trained,
+        "ρ": found.value,
+        "ρ_low": found.low,
+        "ρ_high": found.high,
+        "measured/predicted": size.value,
+        "low": size.low,
+        "high": size.high,
+        "residual": one.residual.get(method, np.nan),
+    }
+
+
+def removed(result: Influence) -> list[dict[str, Any]]:
+    """One row per small model, query and sequence that was left out."""
+    rows = []
+    for name, one in result.comparisons.items():
+        for q in range(one.near.shape[0]):
+            for r, sequence in enumerate(one.removed.tolist()):
+                predicted = {method: values[q, r] for method, values in one.predicted.items()}
+                rows.append(
+                    {
+                        "model": name,
+                        "query": q + 1,
+                        "sequence": sequence,
+                        "text": one.texts[r],
+                        "near": one.near[q, r],
+                        "again": one.again[q, r],
+                        **predicted,
+                        "moved, near": one.moved[r, 0],
+                        "moved, again": one.moved[r, 1],
+                        "elsewhere": bool(one.elsewhere[r]),
+                    }
+                )
+    return rows
+
+
+# ----------------------------------------------------------------------------------------------------- claims
+
+OURS: Origin = ("ours", "ours")
+NEAR, AGAIN = "trained on from the minimum", "trained again from the same start"
+MARGIN = 0.05  # of ρ, within which two methods rank alike
+WITHIN = 1.25  # a factor within which a size is right
+
+
+def claims(result: Influence) -> list[Claim]:
+    """All claims, small model after small model."""
+    how: dict[str, Any] = {"draws": result.draws, "seed": result.seed}
+    return [claim for name, one in result.comparisons.items() for claim in _claim_case(name, one, how)]
+
+
+def _claim_case(name: str, one: Comparison, how: dict[str, Any]) -> list[Claim]:
+    exact = one.predicted[GGN_NAME]
+    found = [
+        _ranks(f"influence ranks leave-one-out, {words}: {name}", over_queries(exact, measured, **how))
+        for words, measured in ((NEAR, one.near), (AGAIN, one.again))
+    ]
+    for other, words in (
+        (GRADIENTS, "the inverse of the GGN ranks leave-one-out better than gradients alone"),
+        (None, "the Hessian's inverse ranks leave-one-out better than the GGN's"),
+    ):
+        pair = (exact, one.predicted[other]) if other else (one.predicted[HESSIAN], exact)
+        found.append(_better(f"{words}: {name}", gain(*pair, one.near, **how)))
+    lost = gain(exact, one.predicted[KFAC_NAME], one.near, **how)
+    found.append(_alike(f"K-FAC's inverse ranks leave-one-out as the exact one does: {name}", lost))
+    for method in (GGN_NAME, HESSIAN):
+        words = f"the size of the change is right with the {method}: {name}"
+        found.append(_size(words, slope(one.predicted[method], one.near, **how), one.near.size))
+    return found
+
+
+def _ranks(words: str, one: Correlation) -> Claim:
+    verdict = above(one)
+    return Claim(words, "ρ > 0", f"ρ = {one.words}", verdict, *OURS)
+
+
+def _better(words: str, one: Correlation) -> Claim:
+    verdict = above(one)
+    return Claim(words, "better", f"ρ larger by {one.words}", verdict, *OURS)
+
+
+def _alike(words: str, lost: Correlation) -> Claim:
+    """It holds if less than the margin is lost, and fails if more is; by the interval."""
+    verdict = below(lost, MARGIN)
+    return Claim(words, f"ρ smaller by less than {MARGIN:g}", f"ρ smaller by {lost.words}", verdict, *OURS)
+
+
+def _size(words: str, ratio: Correlation, cells: int) -> Claim:
+    """Of so many cells, of which those without any change are left out."""
+    inside = ratio.low > 1 / WITHIN and ratio.high < WITHIN
+    outside = ratio.high < 1 / WITHIN or ratio.low > WITHIN
+    verdict = HOLDS if inside else FAILS if outside else OPEN
+    measured = f"median of measured / predicted = {ratio.value:.2f} [{ratio.low:.2f}, {ratio.high:.2f}]"
+    measured += f", {cells - ratio.count} of {cells} without any change" if ratio.count < cells else ""
+    known = bool(np.isfinite([ratio.value, ratio.low, ratio.high]).all())
+    return Claim(words, f"within a factor of {WITHIN:g}", measured, verdict if known else OPEN, *OURS)
+
+
+# ---------------------------------------------------------------------------------------------------- figures
+
+PANELS = ((GGN_NAME, "near"), (HESSIAN, "near"), (GGN_NAME, "again"))
+TITLES = {"near": "trained on from the minimum", "again": "trained again from the start"}
+
+
+def figures(result: Influence) -> dict[str, Figure]:
+    """Scores by query, and predictions against retraining where there is any."""
+    found = {"scores": _scores(result)}
+    return found | ({"retraining": _retraining(result)} if result.comparisons else {})
+
+
+def _scores(result: Influence) -> Figure:
+    import matplotlib.pyplot as plt
+
+    count = len(result.scores)
+    figure, axes = plt.subplots(1, count, figsize=(5.2 * count, 4), layout="constrained", squeeze=False)
+    for ax, scores, query in zip(axes[0], result.scores, result.queries, strict=True):
+        order = np.argsort(-scores.values[0], kind="stable")
+        x = np.arange(1, len(order) + 1)
+        for d, unit in enumerate(result.units):
+            values, error = scores.values[d, order], scores.error[d, order]
+            label = f"δ = {unit:g} × mean diagonal"
+            ax.errorbar(x, values, error, fmt="o-" if d == 0 else ".", ms=4, lw=0.8, label=label, capsize=2)
+        ax.axhline(0, color="0.6", lw=0.8)
+        ax.set(
+            xlabel="training sequence, by score at the first δ", ylabel="predicted change of the query's loss"
+        )
+        ax.set_title(short(query, 52), fontsize=9)
+    axes[0, 0].legend()
+    return figure
+
+
+def _retraining(result: Influence) -> Figure:
+    import matplotlib.pyplot as plt
+
+    rows = len(result.comparisons)
+    figure, axes = plt.subplots(
+        rows, len(PANELS), figsize=(11.5, 3.9 * rows), layout="constrained", squeeze=False
+    )
+    for row, (name, one) in zip(axes, result.comparisons.items(), strict=True):
+        for ax, (method, trained) in zip(row, PANELS, strict=True):
+            predicted, measured = one.predicted[method], getattr(one, trained)
+            _against(ax, predicted, measured, one.elsewhere & (trained == "again"))
+            rho = over_queries(predicted, measured, draws=result.draws, seed=result.seed)
+            ax.set_title(f"{name}, {method}, {TITLES[trained]}\nρ = {rho.words}", fontsize=9)
+    axes[0, 0].legend(fontsize=7, ncols=2)
+    return figure
+
+
+def _against(ax: Axes, predicted: np.ndarray, measured: np.ndarray, elsewhere: np.ndarray) -> None:
+    """Measured against predicted, a color for each query, on axes that are linear near zero."""
+    size = np.abs(np.concatenate([predicted.ravel(), measured.ravel()]))
+    linear = 10.0 ** np.round(np.log10(np.median(size) or 1e-6))
+    end = 1.5 * float(size.max())
+    for q, (x, y) in enumerate(zip(predicted, measured, strict=True)):
+        for mark, some in (("o", ~elsewhere), ("x", elsewhere)):
+            ax.plot(x[some], y[some], mark, ms=4, alpha=0.8, color=MANY[q % len(MANY)])
+        ax.plot([], [], "o", ms=4, color=MANY[q % len(MANY)], label=f"query {q + 1}")
+    ax.plot([-end, end], [-end, end], "-", color="0.3", lw=0.8, label="equal")
+    for axis, scale, limit in (
+        (ax.xaxis, ax.set_xscale, ax.set_xlim),
+        (ax.yaxis, ax.set_yscale, ax.set_ylim),
+    ):
+        scale("symlog", linthresh=linear)
+        axis.set_ticks([t * linear for t in (-10, -1, 0, 1, 10) if abs(t) * linear <= end])
+        limit(-end, end)
+    ax.set(xlabel="predicted change", ylabel="measured change")
+
+
+# --------------------------------------------------------------------------------------------------- captions
+
+SHOWN = 3  # sequences at either end
+
+
+def summary(result: Influence) -> list[Line]:
+    """The numbers to look at first: label, value, words."""
+    where = f"{', '.join(result.blocks)}, {plural(result.num_parameters, 'parameter')}"
+    data = f"of {plural(len(result.texts), 'training sequence')} of {result.data}"
+    low, high = result.mean_diagonal_interval
+    diagonal = f"{result.mean_diagonal:.3g}" + (f" [{low:.3g}, {high:.3g}]" if high > low else "")
+    rule = f"{result.units[0]:g} × the GGN's mean diagonal, {diagonal}, over {where}"
+    found = [("loss", f"{result.loss:.4f}", data), ("δ", f"{result.scores[0].damping[0]:.3g}", rule)]
+    for i, (query, scores) in enumerate(zip(result.queries, result.scores, strict=True), start=1):
+        found += _query(f"query {i}", query, scores, result.texts)
+    found += [line for name, one in result.comparisons.items() for line in _caption_case(name, one)]
+    return [*found, *((c.verdict, "", f"{c.claim}: {c.measured}") for c in result.claims())]
+
+
+def _query(label: str, query: str, scores: Scores, texts: list[str]) -> list[Line]:
+    state = "" if scores.converged[0] else ", not converged"
+    words = f"residual {scores.residual[0]:.1e}{state}: {short(query)!r}"
+    order = np.argsort(-scores.values[0], kind="stable")
+    ends = dict.fromkeys([*order[:SHOWN].tolist(), *order[-SHOWN:].tolist()])
+    found = [(label, f"loss {scores.query_loss:.4f}", words)]
+    for i in ends:
+        value, error = float(scores.values[0, i]), float(scores.error[0, i])
+        text = repr(short(texts[scores.sequences[i]]))
+        found.append((says(value, error), f"{value:+.2e} ± {error:.0e}", text))
+    return found
+
+
+def _caption_case(name: str, one: Comparison) -> list[Line]:
+    far = int(one.elsewhere.sum())
+    words = (
+        f"{one.case}, {plural(one.num_parameters, 'parameter')}, {plural(one.num_sequences, 'sequence')}, "
+        f"‖∇F‖ at most {max(one.minimum.gradient_norm, float(one.gradient_norm.max())):.0e}; "
+        f"{far} of {plural(len(one.removed), 'training')} from the start ended at another minimum"
+    )
+    return [(name, "", words)]
+
+
+def captions(result: Influence) -> dict[str, str]:
+    """What each figure and table shows."""
+    meaning = (
+        "Score: (N_i/N) ∇ℓ_qᵀ (H_o + δ I)⁻¹ ∇ℓ_i, by which the query's loss is predicted to "
+        "change if sequence i is left out and the others weigh what they did; positive: it has helped. "
+        "± bounds what the residual of the linear system may change"
+    )
+    found = {
+        "sequences": f"Every training sequence, the most helpful first. {meaning}.",
+        "dampings": "The linear systems at all dampings, and Spearman's ρ of their scores with the first's. "
+        "δ is a multiple of the mean diagonal of the GGN: directions of less curvature move little.",
+        "scores": f"Scores of all training sequences at every damping, sorted by the first. {meaning}.",
+    }
+    if not result.comparisons:
+        return found
+    near = "near: trained on from the minimum; again: trained from the same start"
+    found["retraining"] = (
+        "Change of a query's loss without a sequence, as predicted, with the ridge as damping, "
+        f"and as found by training without it; {near}. On the line both are equal. Crosses: training again "
+        "has ended at another minimum than training on. Axes are linear near zero."
+    )
+    found["ranks"] = (
+        "Spearman's ρ over sequences, mean over queries, of predicted with measured changes; 95 % intervals "
+        f"by the bootstrap over queries and sequences. {near}. λ: the ridge of the objective, which is the "
+        "damping where none is given. measured/predicted: the median. Blocks without factors are left out of "
+        "K-FAC."
+    )
+    found["removed"] = f"Every query and sequence left out; {near}. moved: how far θ went."
+    found["claims"] = "What is said about influence, with verdicts from the intervals."
+    return found

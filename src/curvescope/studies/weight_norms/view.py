@@ -1,0 +1,253 @@
+"""Claims, figures and captions of the study `weight_norms`, made from the arrays of its result."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from curvescope.algorithms.estimates.ranks import Correlation
+from curvescope.core.numbers import plural
+from curvescope.runs.shown import FAILS, HOLDS, OPEN, Claim, Line, Origin
+from curvescope.studies.common.statistics import above
+from curvescope.studies.weight_norms.analysis import ROLES
+from curvescope.viz.blocks import PALETTE
+from curvescope.viz.style import MANY
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from curvescope.studies.weight_norms.study import WeightNorms
+
+SLIDES: Origin = ("slides, 'Cracking the Hessian'", "paper")
+OURS: Origin = ("ours", "ours")
+FAMILY = {"pre": "with norms", "none": "without norms"}
+
+
+def claims(result: WeightNorms) -> list[Claim]:
+    """All claims: over random models, then over training."""
+    found = [claim for norm in result.random for claim in _claim_random(result, norm)]
+    within = result.correlation("within", "all", "spectral")
+    found.append(
+        _claim("over training λ_max of a block follows the spectral norm of its own weights", [within], OURS)
+    )
+    pooled = result.correlation("blocks", "all", "spectral")
+    words = "over blocks and checkpoints, larger spectral norms of weights go with larger λ_max"
+    return [*found, _claim(words, [pooled], OURS)]
+
+
+def _claim_random(result: WeightNorms, norm: str) -> list[Claim]:
+    family = f"random Transformers {FAMILY[norm]}"
+
+    def of(*roles: str) -> list[Correlation]:
+        return [result.correlation(norm, role, "spectral") for role in roles]
+
+    return [
+        _claim(
+            f"λ_max follows the spectral norms of query and key weights, {family}", of("W_Q", "W_K"), SLIDES
+        ),
+        _claim(
+            f"λ_max follows the spectral norms of value and output weights, {family}", of("W_V", "W_O"), OURS
+        ),
+        _claim(f"λ_max follows the spectral norms of feed-forward weights, {family}", of("W_1", "W_2"), OURS),
+        _spectral_tells_more(result, norm, family),
+    ]
+
+
+def _claim(words: str, found: list[Correlation], origin: Origin) -> Claim:
+    """It holds if all intervals are above zero, and fails if one is below; nan decides nothing."""
+    measured = "ρ = " + ", ".join(one.words for one in found)
+    if all(one.low > 0 for one in found):
+        return Claim(words, "ρ > 0", measured, HOLDS, *origin)
+    return Claim(words, "ρ > 0", measured, FAILS if any(one.high < 0 for one in found) else OPEN, *origin)
+
+
+def _spectral_tells_more(result: WeightNorms, norm: str, family: str) -> Claim:
+    """By the role whose norms tell most of λ_max, where there is something to compare."""
+    best = max(ROLES, key=lambda role: abs(result.correlation(norm, role, "frobenius").value))
+    found = result.correlation(norm, best, "difference")
+    words = f"the spectral norm of weights tells more of λ_max than the Frobenius norm, {family}"
+    measured = f"{best}: ρ larger by {found.words}"
+    verdict = above(found)
+    return Claim(words, "more", measured, verdict, *OURS)
+
+
+# ---------------------------------------------------------------------------------------------------- figures
+
+LABELS = {"pre": "with norms", "none": "without norms"}
+MARKS = "osD^v<>P*X"
+TICKS = (0.01, 0.03, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100)
+
+
+def figures(result: WeightNorms) -> dict[str, Figure]:
+    """Blocks over training, and random models where there are any."""
+    found = {"over_training": _training(result)}
+    return found | ({"random_models": _figure_random(result)} if result.random else {})
+
+
+def _training(result: WeightNorms) -> Figure:
+    import matplotlib.pyplot as plt
+
+    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained", width_ratios=[3, 2])
+    roles = list(dict.fromkeys(name.rpartition(".")[2] for name in result.blocks))
+    sizes, tops = (
+        np.array([getattr(t, name) for t in result.trained.values()]) for name in ("spectral", "lambda_max")
+    )
+    for i, block in enumerate(result.blocks):
+        role = roles.index(block.rpartition(".")[2])
+        left.plot(sizes[:, i], tops[:, i], "-", lw=0.6, color=MANY[role % len(MANY)], alpha=0.6)
+    for j, name in enumerate(result.trained):
+        for k, role in enumerate(roles):
+            of = [i for i, block in enumerate(result.blocks) if block.rpartition(".")[2] == role]
+            mark = MARKS[j % len(MARKS)]
+            left.plot(sizes[j, of], tops[j, of], mark, ms=4.5, color=MANY[k % len(MANY)])
+        left.plot([], [], MARKS[j % len(MARKS)], color="0.4", label=name)
+    for k, role in enumerate(roles):
+        left.plot([], [], "-", color=MANY[k % len(MANY)], label=role)
+    left.set(xlabel="spectral norm ‖W‖₂ of the block's weights", ylabel="λ_max of the block")
+    _log_norms(left)
+    left.set_yscale("log" if (tops > 0).all() else "symlog")
+    left.legend(fontsize=7, ncols=2)
+    names = {"within, all": "within.all", "pooled, all": "blocks.all"} | {r: f"blocks.{r}" for r in roles}
+    _forest(right, result, names)
+    right.set_title("rank correlation of λ_max with ‖W‖")
+    left.grid(visible=True)
+    return figure
+
+
+def _forest(ax: Axes, result: WeightNorms, rows: dict[str, str]) -> None:
+    y = np.arange(len(rows))[::-1]
+    for i, (kind, label) in enumerate((("spectral", "spectral"), ("frobenius", "Frobenius"))):
+        found = [result.correlations[f"{key}.{kind}"] for key in rows.values()]
+        values = np.array([one.value for one in found])
+        ends = np.array([[one.value - one.low, one.high - one.value] for one in found]).T
+        ax.errorbar(
+            values, y + 0.13 - 0.26 * i, xerr=np.maximum(np.nan_to_num(ends), 0.0), fmt="o", ms=4, lw=1,
+            color=PALETTE[i], label=label,
+        )  # fmt: skip
+    ax.axvline(0, color="0.5", lw=0.8)
+    ax.set_yticks(y, list(rows))
+    ax.set_xlim(-1.05, 1.05)
+    ax.set_xticks([-1, -0.5, 0, 0.5, 1])
+    ax.set_xlabel("Spearman's ρ")
+    ax.legend(loc="lower left")
+    ax.grid(visible=True)
+
+
+def _figure_random(result: WeightNorms) -> Figure:
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(2, 3, figsize=(11, 6), layout="constrained", sharey=True)
+    for j, (ax, role) in enumerate(zip(axes.flat, ROLES, strict=True)):
+        for i, (norm, models) in enumerate(result.random.items()):
+            one = result.correlation(norm, role, "spectral")
+            label = f"{LABELS[norm]}: ρ = {one.words}"
+            ax.plot(models.spectral[:, j], models.lambda_max, "o", ms=3.5, color=PALETTE[i], label=label)
+        _log_norms(ax)
+        ax.set_yscale("log")
+        ax.set_title(role)
+        ax.legend(fontsize=7, loc="upper left")
+        ax.grid(visible=True)
+    low, high = axes[0][0].get_ylim()
+    axes[0][0].set_ylim(low, high * (high / low) ** 0.25)  # room for the legends
+    figure.supxlabel("spectral norm ‖W‖₂", fontsize=10)
+    figure.supylabel("λ_max of the Hessian", fontsize=10)
+    return figure
+
+
+def _log_norms(ax: Axes) -> None:
+    """A logarithmic axis of norms with a few plain numbers under it."""
+    ax.set_xscale("log")
+    low, high = ax.get_xlim()
+    ticks = [tick for tick in TICKS if low <= tick <= high]
+    ax.set_xticks(ticks, [f"{tick:g}" for tick in ticks], minor=False)
+    ax.minorticks_off()
+
+
+# --------------------------------------------------------------------------------------------------- captions
+
+WHERE = {
+    "blocks": "blocks at checkpoints, pooled",
+    "within": "each block over its checkpoints, mean over blocks",
+    "pre": "random models with norms",
+    "none": "random models without norms",
+}
+
+
+def summary(result: WeightNorms) -> list[Line]:
+    """Correlations over training, and the roles that λ_max follows over random models."""
+    found: list[Line] = []
+    for where in ("within", "blocks"):
+        one = result.correlation(where, "all", "spectral")
+        words = f"Spearman's ρ of λ_max with ‖W‖₂, {WHERE[where]}; 95 % interval"
+        known = "not known" if math.isnan(one.value) else one.words
+        words += "" if not math.isnan(one.value) else "; no block has checkpoints enough for it"
+        found.append((f"over training, {where}", known, words))
+    for norm, models in result.random.items():
+        each = {role: result.correlation(norm, role, "spectral") for role in ROLES}
+        order = sorted(each, key=lambda role: -each[role].value)
+        words = f"of {plural(len(models.lambda_max), 'model')}: " + ", ".join(
+            f"{role} {each[role].words}" for role in order
+        )
+        found.append((f"{WHERE[norm]}", f"{order[0]} first", words))
+    found += [(claim.verdict, "", f"{claim.claim}: {claim.measured}") for claim in result.claims()]
+    return [*found, *(("note", "", note) for note in result.notes)]
+
+
+def tables(result: WeightNorms) -> dict[str, pd.DataFrame]:
+    """One row per correlation; one per block and checkpoint; one per random model."""
+    import pandas as pd
+
+    norms = [_row(key, result) for key in result.correlations]
+    training = [
+        {
+            "checkpoint": name, "loss": t.loss, "block": block, "lambda_max": t.lambda_max[i],
+            "lambda_max_error": t.error[i], "spectral_norm": t.spectral[i], "frobenius_norm": t.frobenius[i],
+        }
+        for name, t in result.trained.items()
+        for i, block in enumerate(result.blocks)
+    ]  # fmt: skip
+    found = {"norms": pd.DataFrame(norms), "training": pd.DataFrame(training)}
+    random = [
+        {"norms": norm, "loss": m.loss[i], "lambda_max": m.lambda_max[i], "lambda_max_error": m.error[i]}
+        | {f"spectral_{role}": m.spectral[i, j] for j, role in enumerate(ROLES)}
+        | {f"frobenius_{role}": m.frobenius[i, j] for j, role in enumerate(ROLES)}
+        for norm, m in result.random.items()
+        for i in range(len(m.lambda_max))
+    ]
+    return found | ({"random": pd.DataFrame(random)} if random else {})
+
+
+def _row(key: str, result: WeightNorms) -> dict[str, Any]:
+    where, role, kind = key.split(".")
+    one = result.correlations[key]
+    return {
+        "over": WHERE[where], "role": role, "norm": kind, "spearman": one.value, "spearman_low": one.low,
+        "spearman_high": one.high, "rows": one.count, "drawn": one.groups,
+    }  # fmt: skip
+
+
+def captions(result: WeightNorms) -> dict[str, str]:
+    """What each figure and table shows."""
+    found = {
+        "norms": "Spearman's ρ of λ_max with norms of weight matrices, and its 95 % interval by the "
+        "bootstrap over what is independent (drawn): blocks, each with all its checkpoints, or models; "
+        "difference: ρ with the spectral norm less that with the Frobenius norm. "
+        "Over training: λ_max of the block's own part of the Hessian. Over random models: λ_max of the "
+        "whole Hessian.",
+        "training": "λ_max of each weight matrix's block of the Hessian, within the error an eigenvalue, "
+        "beside the spectral and the Frobenius norm of the matrix.",
+        "over_training": f"λ_max of blocks against ‖W‖₂ at {plural(len(result.trained), 'checkpoint')}, a "
+        "line for each block: left all, right the rank correlations by role.",
+    }
+    if result.random:
+        found["random"] = (
+            "Random Transformers of one layer: each weight matrix has random singular vectors, a Frobenius "
+            "norm log-uniform over a factor of 16 and singular values that fall as i^(−a), a uniform up to "
+            "2, all drawn independently."
+        )
+        found["random_models"] = found["random"] + " λ_max of the whole Hessian against ‖W‖₂, role by role."
+    return found
