@@ -189,7 +189,7 @@ def crossed_bootstrap(
     """
     source = np.random.default_rng(seed & 0xFFFFFFFF)
     drawn = {axis: source.integers(0, y.shape[axis], (draws, y.shape[axis])) for axis in axes}
-    rows = {axis: drawn.get(axis, np.arange(size)[None]) for axis, size in enumerate(y.shape)}
+    rows = {axis: np.arange(size)[None] for axis, size in enumerate(y.shape)} | drawn
     some = tuple(
         index.reshape(-1, *(size if i == axis else 1 for i, size in enumerate(y.shape)))
         for axis, index in rows.items()
